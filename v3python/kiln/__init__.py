@@ -1,0 +1,1 @@
+"""Kiln: an ahead-of-time kernel build farm and packager."""

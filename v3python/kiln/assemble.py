@@ -1,0 +1,137 @@
+"""Images to packs and tables: what the farm gave is judged, put into its slots, and handed to the writers."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from kiln import generate, judge, native, pack, plan
+from kiln import targets as target_table
+from kiln.errors import BuildFailed, EnvironmentProblem
+from kiln.farm import Failure
+from kiln.pack import KernelSlots, Pack, Slot
+from kiln.recipe_model import Recipe
+from kiln.store import Store, StoredImage
+from kiln.targets import Target
+
+NO_KEY = "0" * 64  # of a slot that this build has no variant for
+
+# What a waiver is about: the variant itself. A worker that the machine killed says nothing of it.
+WAIVABLE = ("compile", "timeout")
+
+
+@dataclass(frozen=True)
+class Harvest:
+    """What the farm gave and the judge let pass.
+
+    Attributes:
+        images: by variant name.
+        missing: by variant name the reason why a waived variant has none.
+        keys: of all variants, by name.
+    """
+
+    images: Mapping[str, StoredImage]
+    missing: Mapping[str, str]
+    keys: Mapping[str, str]
+
+
+def judge_all(
+    variants: Sequence[plan.Variant], outcomes: Mapping[str, StoredImage | Failure], keys: Mapping[str, str]
+) -> Harvest:
+    """Every image against its target's limits.
+
+    Raises:
+        BuildFailed: variants failed or are unfit that no recipe waives; names each, its reason and its log.
+    """
+    images, missing, failed = {}, {}, []
+    for variant in variants:
+        outcome = outcomes[variant.name]
+        waivable = True
+        if isinstance(outcome, Failure):
+            reason = outcome.message + (f" (log: {outcome.log})" if outcome.log else "")
+            waivable = outcome.kind in WAIVABLE
+        else:
+            target = target_table.by_name(variant.target)
+            verdict = judge.verdict(outcome.info, target, variant.parameter_count, variant.spill_allowance)
+            reason = "its image " + "; it ".join(verdict) if verdict else ""
+        if not reason:
+            images[variant.name] = outcome
+        elif waivable and variant.waiver is not None:
+            missing[variant.name] = variant.waiver
+        else:
+            failed.append(f"  {variant.name}: {reason}")
+    if failed:
+        raise BuildFailed("\n".join([f"{len(failed)} of {len(variants)} variants failed:", *failed]))
+    return Harvest(images, missing, keys)
+
+
+def pack_of(
+    target: Target, the_plan: plan.Plan, harvest: Harvest, store: Store, version: str, with_ptx: bool, folder: Path
+) -> Path:
+    """The pack of a target, in `folder` under the digest of all that its bytes depend on.
+
+    Raises:
+        EnvironmentProblem: it cannot be written.
+    """
+    kernels = [_slots(kernel, the_plan, harvest, with_ptx) for kernel in the_plan.kernels if kernel.target == target]
+    infos = {image.digest: image.info for image in harvest.images.values()}
+    inputs = [
+        hashlib.sha256(Path(pack.__file__).read_bytes()).hexdigest(),
+        importlib.metadata.version("zstandard"),
+        version,
+        [astuple(kernel) for kernel in kernels],
+        [astuple(infos[slot.image]) for kernel in kernels for slot in kernel.slots if slot.image],
+    ]
+    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    path = folder / f"{target.vendor}-{target.name}-{digest}.pack"
+    if not path.is_file():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            pack.write_pack(path, target.name, version, kernels, infos.__getitem__, store.read)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def family_of(
+    recipe: Recipe, the_plan: plan.Plan, harvest: Harvest | None, indexes: Mapping[str, Pack], version: str
+) -> native.FamilySources:
+    """The sources of a family's library. Without images the look-up counts on every variant that no recipe waives."""
+    tables = []
+    for kernel in the_plan.kernels:
+        if kernel.family == recipe.family:
+            available = {
+                v.slot
+                for v in the_plan.variants_of(kernel)
+                if (v.waiver is None if harvest is None else v.name in harvest.images)
+            }
+            tables.append(generate.KernelTables(kernel, plan.lookup(kernel, available)))
+    digests = {name: index.index_digest for name, index in indexes.items()}
+    source = generate.family_source(recipe, tables, the_plan.targets, digests, version)
+    return native.FamilySources(recipe.family, source, recipe.native.sources, recipe.native.headers)
+
+
+def _slots(kernel: plan.KernelPlan, the_plan: plan.Plan, harvest: Harvest, with_ptx: bool) -> KernelSlots:
+    slots = [Slot(NO_KEY, reason=kernel.absent.get(number)) for number in range(kernel.slots)]
+    for variant in the_plan.variants_of(kernel):
+        image = harvest.images.get(variant.name)
+        slots[variant.slot] = Slot(
+            key=harvest.keys[variant.name],
+            image=image.digest if image else None,
+            ptx=image.ptx if image and with_ptx else None,
+            reason=None if image else harvest.missing[variant.name],
+        )
+    return KernelSlots(
+        family=kernel.family,
+        operation=kernel.operation,
+        kernel=kernel.kernel.name,
+        functionals=tuple(functional.name for functional in kernel.functionals),
+        configurations=tuple(configuration.name for configuration in kernel.configurations),
+        specializations=tuple(specialization.name for specialization in kernel.kernel.specializations),
+        layout=kernel.layout,
+        slots=tuple(slots),
+    )

@@ -1,0 +1,159 @@
+"""The order of a build: plan, farm, judge, pack, generate, native, release. Each step is a module of its own.
+
+A step whose inputs are those of the last time finds its result under the digest of its inputs and does nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kiln import (
+    assemble,
+    farm,
+    lock,
+    machine,
+    manifest,
+    native,
+    notices,
+    pack,
+    package,
+    plan,
+    recipe,
+    release,
+    toolchain,
+)
+from kiln import targets as target_table
+from kiln.options import Options
+from kiln.progress import Progress, make_progress, spell_seconds
+from kiln.store import Store, StoredImage
+from kiln.toolchain import Toolchain
+
+
+def build(options: Options) -> Path:
+    """Builds a release; returns the tarball's path.
+
+    Raises:
+        KilnError: bad input, or a step that failed; there is no tarball then.
+    """
+    with make_progress(log_json=options.log_json) as progress:
+        return _build(options, progress)
+
+
+def _build(options: Options, progress: Progress) -> Path:
+    release.withdraw(options.output, options.version)
+    if options.clean:
+        shutil.rmtree(options.workspace / "build", ignore_errors=True)
+        if options.store == options.workspace / "store":  # a shared store is not ours to empty
+            shutil.rmtree(options.store, ignore_errors=True)
+    the_plan = make_plan(options)
+    toolchains = {t.name: toolchain.find_toolchain(options.site_of(t.name)) for t in options.targets}
+    store = Store(options.store, warn=progress.message)
+    packs: dict[str, Path] = {}
+    harvest = None
+    if not options.no_image:
+        with store.in_use():
+            harvest = _harvest(the_plan, toolchains, store, options, progress)
+            folder = options.workspace / "build/packs"
+            packs = {
+                t.name: assemble.pack_of(t, the_plan, harvest, store, options.version, options.ptx, folder)
+                for t in options.targets
+            }
+    progress.message("linking the libraries")
+    compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
+    sources = options.cache / lock.read_lock(options.input / lock.LOCK_NAME).source_of("zstandard").name
+    indexes = {name: pack.read_pack(path) for name, path in packs.items()}
+    header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
+    families = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
+    libraries = native.build_libraries(
+        options.source,
+        native.extract_zstd(sources, options.workspace / "build/zstd"),
+        header,
+        families,
+        compiler,
+        options.workspace / "build/lib",
+        options.jobs or machine.usable_cpus(),
+    )
+    stage = options.workspace / "build/stage/kiln"
+    release.lay_out(
+        release.Contents(
+            version=options.version,
+            libraries=libraries,
+            families=[family.name for family in families],
+            packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
+            headers=_headers(options.source, header, families),
+            templates=options.source / "cmake",
+            notices=notices.collect(options.source, options.site, sources),
+        ),
+        stage,
+    )
+    document = manifest.make_manifest(
+        manifest.Inputs(
+            version=options.version,
+            profile=options.profile,
+            selection=_selection(options),
+            ptx=options.ptx,
+            source=manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches),
+            tools=_tools(compiler),
+            targets=options.targets,
+            toolchains=toolchains,
+            packs=indexes,
+            waivers=manifest.summarize_waivers(the_plan.variants, harvest.missing if harvest else {}),
+            verifications=manifest.load_verifications(options.source / "docs/measurements/verified"),
+        ),
+        stage,
+        release.PLATFORM,
+    )
+    (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
+    (stage / manifest.PATH).write_bytes(manifest.encode(document))
+    return release.make_release(stage, options.output, options.version)
+
+
+def make_plan(options: Options) -> plan.Plan:
+    """The plan of a build: the tree's own recipes and those that were named."""
+    recipes = [recipe.load(path) for path in recipe_paths(options.source, options.recipes)]
+    return plan.make_plan(recipes, options.targets, options.profile, options.selection, options.source / "tuning")
+
+
+def recipe_paths(source: Path, others: Sequence[Path]) -> list[Path]:
+    """The recipes of the source tree, then others."""
+    return [*sorted((source / "tritonsrc").glob("*/recipe.yaml")), *others]
+
+
+def _harvest(
+    the_plan: plan.Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+) -> assemble.Harvest:
+    """All images, compiled where the store has none: one run of the farm for each Triton."""
+    outcomes: dict[str, StoredImage | farm.Failure] = {}
+    keys: dict[str, str] = {}
+    farm_options = farm.FarmOptions(options.workspace / "logs", jobs=options.jobs, timeout=options.job_timeout)
+    for chain in dict.fromkeys(toolchains.values()):
+        variants = [v for v in the_plan.variants if toolchains[v.target] == chain]
+        keys |= {v.name: v.spec.key(chain.identity) for v in variants}
+        result = farm.run(variants, chain, store, farm_options, progress)
+        outcomes |= result.outcomes
+        progress.message(
+            f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
+            f"{spell_seconds(result.wall_seconds)} with {result.jobs} workers"
+        )
+    return assemble.judge_all(the_plan.variants, outcomes, keys)
+
+
+def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:
+    """The public headers by their path below include/: the core's, and those of the families that are built."""
+    paths = [source / "include/kiln" / name for name in native.CORE_HEADERS]
+    paths += [header for family in families for header in family.headers]
+    return {f"kiln/{path.name}": path for path in paths} | {"kiln/version.h": version_header}
+
+
+def _selection(options: Options) -> str:
+    return ";".join(f"{name}={','.join(values)}" for name, values in options.selection)
+
+
+def _tools(compiler: native.Compiler) -> tuple[manifest.Tool, ...]:
+    """What made bytes of the release besides Triton."""
+    packages = [manifest.Tool(name=n, version=importlib.metadata.version(n)) for n in ("zstandard", "deflate")]
+    return (manifest.Tool(name="compiler", version=compiler.identity), *packages)

@@ -1,0 +1,31 @@
+"""`kiln clean`: removes what builds made in a workspace, and nothing else that lies there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from kiln.errors import EnvironmentProblem
+from kiln.front import workspace
+
+EXAMPLE = """
+kiln clean workspace              all of it: the next build begins anew
+kiln clean workspace --keep store venv
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workspace", type=Path, help="as build.sh was given it")
+    parser.add_argument("--keep", nargs="+", choices=workspace.KEPT, default=[], metavar="NAME", help="leave these")
+    parser.add_argument("--json", action="store_true", help="print what was removed as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    path = arguments.workspace.absolute()
+    if not workspace.is_workspace(path):
+        raise EnvironmentProblem(f"{path} is no workspace of a build; give the folder that build.sh was given")
+    with workspace.locked(path, lambda text: None, wait=False):
+        removed = workspace.clean_workspace(path, arguments.keep)
+    print(json.dumps(removed) if arguments.json else f"{path}: removed {', '.join(removed) or 'nothing'}")
+    return 0

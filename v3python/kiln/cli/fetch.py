@@ -1,0 +1,94 @@
+"""`kiln fetch`: fills the download cache from the toolchain's lock, checks it, and carries it in one file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from kiln import bundle, fetch, progress
+from kiln.errors import ToolchainError, UsageError
+from kiln.lock import LOCK_NAME, check_python, read_lock, running_python
+from kiln.registry import Registry, read_configuration
+from kiln.relock import relock
+
+EXAMPLE = """
+kiln fetch                              fill input/cache/ for the Python that runs
+kiln fetch --python 3.12                for another one, that of a container say
+kiln fetch --verify                     read every byte; exit code 5 if anything is missing or wrong
+kiln fetch --bundle toolchain.tar       one file with the lock and the cache
+kiln fetch --unbundle toolchain.tar     the other way round, on another machine
+kiln fetch --relock                     look up the lock's packages again, after a change of version
+"""
+
+_INPUT = Path(__file__).resolve().parents[3] / "input"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input", type=Path, default=_INPUT, metavar="FOLDER", help="with the lock; default: input/")
+    parser.add_argument(
+        "--python", action="append", metavar="X.Y", help="fetch for this Python, or for `all`; may be given repeatedly"
+    )
+    parser.add_argument("--triton-source", action="store_true", help="also what Triton is built from source with")
+    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="files at once (default 4)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--verify", action="store_true", help="fetch nothing: check every byte of the cache")
+    what.add_argument("--bundle", type=Path, metavar="FILE", help="fetch, then pack lock and cache into FILE")
+    what.add_argument("--unbundle", type=Path, metavar="FILE", help="unpack FILE into the cache")
+    what.add_argument("--relock", action="store_true", help="write the lock anew from the registry")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    folder, cache = arguments.input, arguments.input / "cache"
+    if arguments.parallel < 1:
+        raise UsageError(f"--parallel {arguments.parallel} cannot be; right is a number from 1 on")
+    shown = progress.make_progress()
+    if arguments.unbundle:
+        names = bundle.read_bundle(arguments.unbundle, folder, shown)
+        return _tell(arguments, f"{len(names)} files unpacked into {cache}", unpacked=names)
+    if arguments.relock:
+        lock = relock(folder, _registry())
+        return _tell(arguments, f"{folder / LOCK_NAME}: {len(lock.every_file())} files", files=len(lock.every_file()))
+    lock = read_lock(folder / LOCK_NAME)
+    asked = arguments.python or [running_python()]
+    pythons = list(lock.pythons) if "all" in asked else [check_python(lock, python) for python in asked]
+    uses = ("front", "build", "override", *(("triton-source",) if arguments.triton_source else ()))
+    files = lock.wanted(pythons, uses)
+    if arguments.verify:
+        return _verify(arguments, fetch.verify_cache(lock, files, cache, shown), cache)
+    names = fetch.fetch_files(lock, files, cache, _registry, shown, parallel=arguments.parallel)
+    if arguments.bundle:
+        bundle.write_bundle(arguments.bundle, folder, lock, files, shown)
+    here = f"{len(names)} files fetched, {len(files) - len(names)} were there: {cache}"
+    made = f"; {arguments.bundle} made" if arguments.bundle else ""
+    return _tell(arguments, here + made, fetched=names, bundle=str(arguments.bundle) if arguments.bundle else None)
+
+
+def _registry() -> Registry:
+    bundle_of_certificates = os.environ.get("KILN_CA_BUNDLE")
+    return Registry(read_configuration(Path(bundle_of_certificates) if bundle_of_certificates else None))
+
+
+def _verify(arguments: argparse.Namespace, verdict: fetch.Verdict, cache: Path) -> int:
+    lines = [
+        *(f"missing  {name}" for name in verdict.missing),
+        *(f"corrupt  {problem}" for problem in verdict.corrupt),
+        *(f"unknown  {name}" for name in verdict.unknown),
+    ]
+    text = "\n".join(lines) or f"{cache} is complete and right"
+    _tell(
+        arguments,
+        text,
+        good=verdict.good,
+        missing=verdict.missing,
+        corrupt=verdict.corrupt,
+        unknown=verdict.unknown,
+    )
+    return 0 if verdict.good else ToolchainError.exit_code
+
+
+def _tell(arguments: argparse.Namespace, text: str, **fields: object) -> int:
+    print(json.dumps(fields, indent=2) if arguments.json else text)
+    return 0

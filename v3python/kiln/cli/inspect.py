@@ -1,0 +1,192 @@
+"""`kiln inspect`: what is in a tarball, an unpacked release, a pack or an image; whether it is whole.
+
+Runs on machines with no more than Python, pyelftools and zstandard: `PYTHONPATH=v3python python3 -m kiln inspect ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kiln import inspect, verify
+from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln.inspect import ImageFile, PackFile, Release
+from kiln.tables import plural, quantity, span, table
+
+EXAMPLE = """\
+kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --verify
+kiln inspect kiln/lib/kiln.images/nvidia-sm_90.pack
+kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --html release.html"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", nargs="?", help="a release's tarball, an unpacked release, a pack, or an image")
+    parser.add_argument(
+        "--verify", action="store_true", help="check every digest and every image; exit code 6 if wrong"
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a page with pictures of what is in it")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a release's manifest")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.schema:
+        try:
+            from kiln import manifest  # the only thing here that needs more than is said above
+        except ImportError as error:
+            raise EnvironmentProblem("--schema needs a build's environment: <workspace>/venv/bin/python") from error
+
+        print(json.dumps(manifest.schema(), indent=2))
+        return 0
+    if not arguments.artifact:
+        raise UsageError("nothing to inspect; give a tarball, an unpacked release, a pack or an image")
+    artifact = inspect.open_artifact(Path(arguments.artifact))
+    report = verify.verify(artifact) if arguments.verify else None
+    if arguments.html:
+        _write_page(artifact, Path(arguments.html))
+    if arguments.json:
+        document = _document(artifact)
+        if report:
+            document["verified"] = asdict(report)
+        print(json.dumps(document, indent=1))
+    else:
+        print(describe(artifact))
+        if report and not report.problems:
+            print(f"\nwhole: {_counts(report)} checked")
+            print("".join(f"note: {note}\n" for note in report.notes), end="")
+    if report and report.problems:
+        sentences = "; ".join(report.problems[:20])
+        more = f"; and {len(report.problems) - 20} more" if len(report.problems) > 20 else ""
+        raise ArtifactError(f"{arguments.artifact} is not what it should be: {sentences}{more}")
+    return 0
+
+
+def describe(artifact: Release | PackFile | ImageFile) -> str:
+    """What an artifact is and holds, as text."""
+    if isinstance(artifact, Release):
+        return _describe_release(artifact)
+    if isinstance(artifact, PackFile):
+        return _describe_pack(artifact)
+    facts = inspect.facts_of(artifact)
+    parameters = facts.pop("parameters", None) or facts.pop("arguments", ())
+    lines = [f"{name.replace('_', ' '):24} {value}" for name, value in facts.items()]
+    lines.append("")
+    right = ("OFFSET", "SIZE")
+    lines.append(table(("OFFSET", "SIZE", "KIND"), [(p["offset"], p["size"], p["kind"]) for p in parameters], right))
+    return "\n".join(lines)
+
+
+def _describe_release(release: Release) -> str:
+    manifest = release.manifest
+    source, files = manifest["source"], manifest["files"]
+    rows = inspect.variants_of(release)
+    size = sum(row.get("bytes", 0) for row in files)
+    asked = manifest["profile"] + (f", {manifest['selection']}" if manifest["selection"] else "")
+    lines = [
+        f"kiln {manifest['kiln']} for {manifest['platform']}, profile {asked}{', with PTX' if manifest['ptx'] else ''}",
+        f"source      {source['commit']}{', dirty' if source['dirty'] else ''}"
+        + (f", patches {source['patches'][:12]}" if source.get("patches") else ""),
+        f"contents    {quantity(size)} in {plural(len(files), 'file')}"
+        + ("" if release.is_folder else f"; the tarball: {quantity(release.path.stat().st_size)}"),
+        f"tools       {inspect.tools_of(release)}",
+        "",
+        _targets_table(manifest, rows),
+        "",
+        *(f"{target['name']:11} {target['verified']}" for target in manifest["targets"]),
+    ]
+    if manifest["waivers"]:
+        lines += ["", "waivers"]
+        for waiver in manifest["waivers"]:
+            use = f"{waiver['missing']} of {plural(waiver['covers'], 'variant')} missing"
+            lines.append(f"  {waiver['kernel']}: {waiver['reason']} ({use})")
+    return "\n".join(lines)
+
+
+def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    sizes = {row["path"]: row.get("bytes", 0) for row in manifest["files"]}
+    header = ("TARGET", "PACK", "IMAGES", "RAW", "VARIANTS", "MISSING", "REGISTERS", "SHARED", "SPILLS", "ABI", "PTX",
+              "DRIVER")  # fmt: skip
+    lines = []
+    for target in manifest["targets"]:
+        images = _images(row for row in rows if row["target"] == target["name"])
+        stored = sizes.get(f"{inspect.IMAGES}/{target.get('pack')}")
+        spilling = [image["spills"] for image in images if image["spills"]]
+        lines.append(
+            (
+                target["name"],
+                "-" if stored is None else quantity(stored),
+                target["images"],
+                quantity(sum(image["bytes"] for image in images)),
+                target["variants"],
+                target["unavailable"],
+                span(image["registers"] for image in images),
+                span(image["shared"] for image in images),
+                f"{plural(len(spilling), 'image')}, to {max(spilling)} B" if spilling else "none",
+                target["abi"],
+                target.get("ptx_version") or "-",
+                target["lowest_driver"],
+            )
+        )
+    return table(header, lines, header[1:6])
+
+
+def _describe_pack(artifact: PackFile) -> str:
+    pack = artifact.pack
+    decoded = sum(group.decoded for group in pack.groups)
+    rows = inspect.pack_rows(pack)
+    lines = [
+        f"pack of {pack.target} for kiln {pack.release}, {quantity(pack.file_bytes)}",
+        f"index       {pack.index_digest}",
+        f"contents    {plural(len(_images(rows)), 'image')} in {plural(len(pack.groups), 'group')}, "
+        f"{quantity(decoded)} decoded, {pack.file_bytes / decoded if decoded else 1:.2f} of that stored",
+    ]
+    for kernel in pack.kernels:
+        lines.append(
+            f"kernel      {kernel.family}.{kernel.operation}/{kernel.kernel}: "
+            f"{plural(len(kernel.functionals), 'functional')} x {plural(len(kernel.configurations), 'configuration')} "
+            f"x {plural(len(kernel.specializations), 'specialization')}"
+        )
+    groups = [
+        (number, group.offset, group.stored, group.decoded, f"{group.stored / max(1, group.decoded):.2f}",
+         sum(image.group == number for image in pack.images), group.digest[:12])
+        for number, group in enumerate(pack.groups)
+    ]  # fmt: skip
+    header = ("GROUP", "OFFSET", "STORED", "DECODED", "RATIO", "IMAGES", "SHA-256")
+    return "\n".join([*lines, "", table(header, groups, header[:6])])
+
+
+def _images(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each image of the rows once."""
+    return list({row["image"]: row for row in rows if row["image"] is not None}.values())
+
+
+def _document(artifact: Release | PackFile | ImageFile) -> dict[str, Any]:
+    document: dict[str, Any] = {"file": artifact.path.name}
+    if isinstance(artifact, Release):
+        return document | {"artifact": "release", "manifest": artifact.manifest}
+    if isinstance(artifact, PackFile):
+        return document | {"artifact": "pack", "pack": asdict(artifact.pack)}
+    return document | {"artifact": "image", "image": inspect.facts_of(artifact)}
+
+
+def _counts(report: verify.Report) -> str:
+    parts = [(report.files, "file"), (report.groups, "group"), (report.images, "image")]
+    return ", ".join(plural(count, name) for count, name in parts if count)
+
+
+def _write_page(artifact: Release | PackFile | ImageFile, path: Path) -> None:
+    if isinstance(artifact, ImageFile):
+        raise UsageError("--html shows a release or a pack; an image has too few facts for a picture")
+    from kiln import picture
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(picture.page(artifact), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,49 @@
+"""`kiln list`: the variants in a tarball, an unpacked release or a pack, with their images' facts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from kiln import inspect
+from kiln.errors import UsageError
+from kiln.inspect import ImageFile
+from kiln.options import parse_selection
+from kiln.tables import table
+
+EXAMPLE = """\
+kiln list output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --target sm_90
+kiln list kiln/ --select 'dtype=bf16;head_dim=128;specialization=generic' --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", help="a release's tarball, an unpacked release, or a pack")
+    parser.add_argument("--target", action="append", default=[], help="only this target; may be given again")
+    parser.add_argument("--select", default="", help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'")
+    parser.add_argument("--keys", action="store_true", help="show whole keys, as a call's force_keys takes them")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    artifact = inspect.open_artifact(Path(arguments.artifact))
+    if isinstance(artifact, ImageFile):
+        raise UsageError(f"{arguments.artifact} is one image and has no variants; `kiln inspect` shows its facts")
+    choices = dict(parse_selection(arguments.select, "--select"))
+    targets = {name for word in arguments.target for name in word.replace(",", " ").split()}
+    rows = inspect.select(inspect.variants_of(artifact), choices, targets)
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    header = ("TARGET", "KERNEL", "FUNCTIONAL", "CONFIGURATION", "SPECIALIZATION", "KEY",
+              "BYTES", "REGISTERS", "SHARED", "SPILLS", "THREADS")  # fmt: skip
+    lines = []
+    for row in rows:
+        name = (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"])
+        facts = [row.get(column, "-") for column in ("bytes", "registers", "shared", "spills", "threads")]
+        lines.append((*name, row["key"] if arguments.keys else row["key"][:12], *facts))
+    print(table(header, lines, header[6:]))
+    reasons = [row["unavailable"] or "not part of this build" for row in rows if row["image"] is None]
+    for reason in sorted(set(reasons)):
+        print(f"without an image: {reasons.count(reason)}: {reason}")
+    return 0

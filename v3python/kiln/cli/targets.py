@@ -1,0 +1,40 @@
+"""`kiln targets`: the GPUs that Kiln compiles for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import msgspec
+
+from kiln import targets
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Lists the targets, or those that SELECTION means."
+    parser.add_argument("selection", nargs="*", help="as build.sh takes it: 'MI300X;sm_90', 'RTX 4090', cdna3, all")
+    parser.add_argument("--json", action="store_true", help="print the whole table as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    chosen = targets.parse(" ".join(arguments.selection)) if arguments.selection else targets.load()
+    if arguments.json:
+        print(json.dumps([msgspec.to_builtins(target) for target in chosen], indent=2))
+        return 0
+    header = ("TARGET", "WARP", "SHARED", "REGISTERS", "DRIVER", "RUNS ON", "GPUS")
+    rows = [
+        (
+            target.name,
+            str(target.warp_size),
+            f"{target.shared_memory // 1024} KiB",
+            str(target.registers_per_thread),
+            target.lowest_driver,
+            " ".join(target.runs_on),
+            ", ".join(target.names),
+        )
+        for target in chosen
+    ]
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header) - 1)]
+    for row in (header, *rows):
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]))
+    return 0

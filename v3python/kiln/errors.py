@@ -1,0 +1,81 @@
+"""Every way in which Kiln fails on purpose, each with its documented exit code.
+
+A user's mistake is a `KilnError`: one sentence that names the input, what is wrong and what would be right. The command
+line prints that sentence and exits with the class's code; anything else that escapes is a defect of Kiln's and exits
+with 1.
+"""
+
+from __future__ import annotations
+
+
+class KilnError(Exception):
+    """Base of all deliberate failures; `str(error)` is the sentence for the user."""
+
+    exit_code = 1
+
+
+class UsageError(KilnError):
+    """A word of the command line, an unknown target, a malformed version or selection."""
+
+    exit_code = 2
+
+
+class RecipeError(KilnError):
+    """A recipe, a kernel's source or a tuning file that does not hold; the sentence begins with file:line."""
+
+    exit_code = 3
+
+
+class CompileError(KilnError):
+    """A variant was rejected by Triton or an assembler, or its image by its target's limits.
+
+    Attributes:
+        stage: where it failed: "source", "ttir", "ttgir", "llir", "assemble", "judge".
+        log: what the tools printed.
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, stage: str = "", log: str = "") -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.log = log
+
+    def __reduce__(self):  # exceptions with extra fields cross processes only so
+        return (type(self), (str(self), self.stage, self.log))
+
+
+class BuildFailed(KilnError):
+    """Variants failed; the build made no release."""
+
+    exit_code = 4
+
+
+class ToolchainError(KilnError):
+    """The toolchain is incomplete, cannot be fetched, or is not what its lock says."""
+
+    exit_code = 5
+
+
+class ArtifactError(KilnError):
+    """A pack, tarball, image or store entry is truncated, corrupt or of another format."""
+
+    exit_code = 6
+
+
+class EnvironmentProblem(KilnError):
+    """A folder is missing or not writable, a disk is full, a tool of the host is absent."""
+
+    exit_code = 7
+
+
+class NativeBuildError(KilnError):
+    """The C++ compiler rejected the runtime or the generated tables."""
+
+    exit_code = 8
+
+
+class Interrupted(KilnError):
+    """Ctrl-C or SIGTERM; what was done is kept."""
+
+    exit_code = 130

@@ -1,0 +1,352 @@
+"""Plan to images: looks up what the store has, has the rest compiled. Joins store, scheduler, executor and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln import executor, job, machine
+from kiln.compile import compile_variant, prepare_worker
+from kiln.errors import CompileError, EnvironmentProblem, Interrupted, KilnError
+from kiln.executor import LocalExecutor, Task
+from kiln.job import JobResult, ToolDied
+from kiln.progress import FAILED, Progress
+from kiln.schedule import End, Kill, Policy, Scheduler
+from kiln.store import Store, StoredImage
+
+if TYPE_CHECKING:
+    from kiln.plan import Variant
+    from kiln.toolchain import Toolchain
+
+# What a compile of the largest kernels takes resident (Technical.md, 'The farm'); more is found out by trying.
+JOB_MEMORY = 1 << 30
+# RLIMIT_DATA counts what is reserved, of which not all is ever touched.
+_RESERVED_PER_RESIDENT = 2
+_HEADROOM = 0.9  # of the memory that is free when we begin: others live here too
+
+
+@dataclass(frozen=True)
+class FarmOptions:
+    """How a farm runs.
+
+    Attributes:
+        logs: the folder for the logs of jobs that fail.
+        jobs: compiles at once; None: as many as processors and memory allow.
+        timeout: seconds that one job may take.
+        attempts: how often a job is tried whose worker dies.
+        keep_going: try all, and report all failures; else stop at the first.
+        memory: bytes that all jobs may take together; None: what is free.
+        job_memory: bytes that one job may take at first; twice as much each time that this was too little.
+    """
+
+    logs: Path
+    jobs: int | None = None
+    timeout: float = 300.0
+    attempts: int = 3
+    keep_going: bool = True
+    memory: int | None = None
+    job_memory: int = JOB_MEMORY
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A variant without an image.
+
+    Attributes:
+        variant: its name.
+        kind: "compile": the tools rejected it; "timeout"; "crash": its worker or a tool died at each attempt;
+            "cancelled": not tried, or not to its end, because another failed.
+        message: a sentence.
+        log: the file with all that was printed, or None.
+    """
+
+    variant: str
+    kind: str
+    message: str
+    log: str | None
+
+
+@dataclass(frozen=True)
+class FarmResult:
+    """What became of each variant, by name, and where the time went.
+
+    Attributes:
+        outcomes: an image in the store, or a failure.
+        compiled: images that were compiled.
+        reused: variants whose image the store had.
+        shared: variants that took the image of another with an equal key or equal IR.
+        jobs: workers.
+        wall_seconds: of all this.
+        compile_seconds: of the compiler, all workers together, as they measured it.
+    """
+
+    outcomes: Mapping[str, StoredImage | Failure]
+    compiled: int
+    reused: int
+    shared: int
+    jobs: int
+    wall_seconds: float
+    compile_seconds: float
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Those without an image."""
+        return [outcome for outcome in self.outcomes.values() if isinstance(outcome, Failure)]
+
+
+def run(
+    variants: Iterable[Variant],
+    toolchain: Toolchain,
+    store: Store,
+    options: FarmOptions,
+    progress: Progress,
+    *,
+    compile_variant: Callable = compile_variant,
+    prepare_worker: Callable = prepare_worker,
+) -> FarmResult:
+    """The images of all variants, compiled where the store has none.
+
+    Variants that fail are in the result. `store.in_use()` should be held by the caller until the images have been read.
+
+    Args:
+        compile_variant, prepare_worker: as in compile.py; a stand-in for tests must be importable by workers.
+
+    Raises:
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; what was done is in the store.
+        EnvironmentProblem, ToolchainError: nothing can be compiled here: a full disk, no Triton ...
+    """
+    began = time.monotonic()
+    by_key: dict[str, list[str]] = {}
+    specs = {}
+    for variant in variants:
+        key = variant.spec.key(toolchain.identity)
+        by_key.setdefault(key, []).append(variant.name)
+        specs.setdefault(key, variant.spec)
+    found: dict[str, StoredImage | Failure] = {}
+    tally = _Tally()
+    with store.in_use():
+        for key, names in by_key.items():
+            if (stored := store.get(key)) is not None:
+                found[key] = stored
+                tally.reused += len(names)
+        missing = {names[0]: key for key, names in by_key.items() if key not in found}
+        jobs = _jobs(options, len(missing))
+        if missing:
+            if found:
+                progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
+            calls = {
+                name: (compile_variant, specs[key], toolchain, key, store.root.absolute())
+                for name, key in missing.items()
+            }
+            outcomes = _Farm(calls, store, options, jobs, progress, tally).run(prepare_worker, toolchain)
+            found |= {key: outcomes[name] for name, key in missing.items()}
+    outcomes = {}
+    for key, names in by_key.items():
+        for name in names:
+            outcome = found[key]
+            if isinstance(outcome, Failure):
+                outcome = Failure(name, outcome.kind, outcome.message, outcome.log)
+            elif name != names[0] and names[0] in missing:
+                tally.shared += 1
+            outcomes[name] = outcome
+    return FarmResult(
+        outcomes,
+        compiled=tally.compiled,
+        reused=tally.reused,
+        shared=tally.shared,
+        jobs=jobs,
+        wall_seconds=time.monotonic() - began,
+        compile_seconds=tally.seconds,
+    )
+
+
+@dataclass
+class _Tally:
+    compiled: int = 0
+    reused: int = 0
+    shared: int = 0
+    seconds: float = 0.0
+
+    def add(self, result: JobResult) -> None:
+        setattr(self, result.how, getattr(self, result.how) + 1)
+        self.seconds += result.seconds
+
+
+@dataclass
+class _Farm:
+    """One run: passes events and instructions between executor and scheduler, and keeps the user informed."""
+
+    calls: Mapping[str, tuple]  # the arguments of job.run, by the name of the job
+    store: Store
+    options: FarmOptions
+    jobs: int
+    progress: Progress
+    tally: _Tally
+    images: dict[str, StoredImage] = field(default_factory=dict)
+
+    def run(self, prepare_worker: Callable, toolchain: Toolchain) -> dict[str, StoredImage | Failure]:
+        policy = Policy(
+            jobs=self.jobs,
+            memory=_memory(self.options),
+            job_memory=self.options.job_memory,
+            timeout=self.options.timeout,
+            attempts=self.options.attempts,
+            keep_going=self.options.keep_going,
+        )
+        self.scheduler = Scheduler(self.calls, policy, self.store.durations())
+        self._make_logs()
+        workers = LocalExecutor(
+            self.jobs, prepare_worker, (toolchain,), bytes_per_worker=max(self.options.job_memory, 1 << 29)
+        )
+        with _interruptible(workers.wake) as interruption, workers, contextlib.closing(self.progress):
+            self.progress.start(len(self.calls), self.scheduler.remaining(time.monotonic()), title="compile")
+            while not self.scheduler.is_over:
+                if interruption:
+                    self.scheduler.cancel()
+                for instruction in self.scheduler.step(time.monotonic()):
+                    if isinstance(instruction, Kill):
+                        workers.kill((instruction.name, instruction.attempt))
+                    else:
+                        workers.submit(self._task(instruction.name, instruction.attempt, instruction.memory))
+                timeout = self.scheduler.next_deadline() - time.monotonic()
+                for event in workers.wait(max(0.0, timeout)):
+                    self._handle(event)
+        if interruption:
+            left = len(self.calls) - len(self.images)
+            raise Interrupted(
+                f"interrupted by {interruption[0].name}: {len(self.images)} images were compiled and are kept, "
+                f"{left} are left for the next run"
+            )
+        return {name: self._outcome(name) for name in self.calls}
+
+    def _task(self, name: str, attempt: int, memory: int) -> Task:
+        return Task(
+            id=(name, attempt),
+            function=job.run,
+            arguments=self.calls[name],
+            log=self._log(name),
+            is_retry=attempt > 1,
+            data_limit=_RESERVED_PER_RESIDENT * memory,
+        )
+
+    def _handle(self, event: executor.Event) -> None:
+        name, attempt = event.id
+        now = time.monotonic()
+        if isinstance(event, executor.Began):
+            self.scheduler.started(name, attempt, now)
+        elif isinstance(event, executor.Waits):
+            self.scheduler.waits(name, attempt, now)
+        elif isinstance(event, executor.Returned):
+            self._returned(name, attempt, event.value, now)
+        elif isinstance(event, executor.Died):
+            # SIGKILL is how the kernel takes memory back, SIGABRT how C++ says that it got none.
+            perhaps_memory = event.signal in (signal.SIGKILL, signal.SIGABRT)
+            self._died(name, attempt, f"its worker was {event.reason}", perhaps_memory)
+        elif isinstance(event.error, MemoryError):
+            self._died(name, attempt, "out of memory", True)
+        elif isinstance(event.error, ToolDied):
+            self._died(name, attempt, event.error.message, event.error.out_of_memory)
+        elif isinstance(event.error, KilnError) and not isinstance(event.error, CompileError):
+            raise event.error
+        else:
+            error = event.error
+            message = str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}"
+            self.scheduler.failed(name, attempt, message)
+            self._report_end(name, now)
+
+    def _returned(self, name: str, attempt: int, result: JobResult, now: float) -> None:
+        self.scheduler.finished(name, attempt, result.seconds)
+        self.images[name] = result.image
+        self.tally.add(result)
+        if result.how == job.COMPILED:
+            self.store.record_duration(name, result.seconds)
+        self.progress.done(name, result.seconds, result.how, remaining=self.scheduler.remaining(now))
+
+    def _died(self, name: str, attempt: int, reason: str, perhaps_memory: bool) -> None:
+        said = _telling_line(self._log(name))
+        reason += f" ({said})" if said else ""
+        self.scheduler.died(name, attempt, reason, perhaps_memory)
+        if name in self.scheduler.outcomes:
+            self._report_end(name, time.monotonic())
+        else:
+            self.progress.message(f"{name}: {reason}; trying again ({attempt + 1} of {self.options.attempts})")
+
+    def _report_end(self, name: str, now: float) -> None:
+        outcome = self._outcome(name)
+        if isinstance(outcome, Failure) and outcome.kind != End.CANCELLED.value:
+            detail = outcome.message + (f" (log: {outcome.log})" if outcome.log else "")
+            self.progress.done(name, 0.0, FAILED, detail=detail, remaining=self.scheduler.remaining(now))
+
+    def _outcome(self, name: str) -> StoredImage | Failure:
+        end = self.scheduler.outcomes[name]
+        if end.end is End.DONE:
+            return self.images[name]
+        log = self._log(name)
+        kind = "compile" if end.end is End.FAILED else end.end.value
+        message = end.message or "not compiled, because another variant failed"
+        return Failure(name, kind, message, str(log) if log.exists() and log.stat().st_size else None)
+
+    def _log(self, name: str) -> Path:
+        readable = re.sub(r"[^A-Za-z0-9._=@-]+", "_", name)[:160]
+        return self.options.logs / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.log"
+
+    def _make_logs(self) -> None:
+        try:
+            self.options.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot make the folder of logs {self.options.logs}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _interruptible(wake: Callable[[], None]) -> Iterator[list[signal.Signals]]:
+    """Gives a list that the first signal to stop is put into; Python's own handlers would break us off anywhere."""
+    received: list[signal.Signals] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def handle(number: int, _frame: object) -> None:
+        received.append(signal.Signals(number))
+        wake()
+
+    previous = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and jobs in the background of a script
+            previous[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _jobs(options: FarmOptions, missing: int) -> int:
+    by_memory = max(1, _memory(options) // options.job_memory)
+    return max(1, min(options.jobs or machine.usable_cpus(), by_memory, missing))
+
+
+def _memory(options: FarmOptions) -> int:
+    return options.memory if options.memory is not None else int(_HEADROOM * machine.usable_memory())
+
+
+_TELLING = re.compile(r"assert|error|out of memory|bad_alloc|fatal", re.IGNORECASE)
+
+
+def _telling_line(log: Path) -> str:
+    """The last line of a log that seems to say why a process died; "" if none does."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 65536))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = (line.strip() for line in reversed(lines) if _TELLING.search(line))
+    return next((line[:200] for line in said if not line.startswith(("Fatal Python error", "File "))), "")

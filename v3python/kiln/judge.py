@@ -1,0 +1,50 @@
+"""Judges an image against its target's limits: compilers build without a word what no device can run."""
+
+from __future__ import annotations
+
+from kiln.image import ImageInfo
+from kiln.targets import Target
+
+# Triton appends pointers to its global and profile scratch to a kernel's parameters, or leaves them out.
+MAX_HIDDEN_PARAMETERS = 2
+
+
+def verdict(info: ImageInfo, target: Target, parameters: int, spill_allowance: int) -> tuple[str, ...]:
+    """Why an image may not be released; empty if it may.
+
+    Args:
+        info: facts of the image.
+        target: what it was compiled for.
+        parameters: how many parameters the dispatch tables pass, hidden ones not counted.
+        spill_allowance: bytes a thread that the recipe lets registers spill.
+    """
+    reasons = []
+    if info.shared > target.shared_memory:
+        reasons.append(
+            f"needs {info.shared} bytes of shared memory; a block on {target.name} has {target.shared_memory}"
+        )
+    if info.threads > target.threads_per_block:
+        reasons.append(f"needs {info.threads} threads; a block on {target.name} has at most {target.threads_per_block}")
+    if info.threads == 0 or info.threads % target.warp_size:
+        reasons.append(f"has {info.threads} threads, no multiple of the {target.warp_size} of a warp")
+    if info.registers > target.registers_per_thread:
+        reasons.append(
+            f"needs {info.registers} registers; a thread on {target.name} has at most {target.registers_per_thread}"
+        )
+    if info.registers * info.threads > target.registers_per_multiprocessor:
+        reasons.append(
+            f"needs {info.registers} registers in {info.threads} threads; a multiprocessor of {target.name} has "
+            f"{target.registers_per_multiprocessor}"
+        )
+    if info.spills > spill_allowance:
+        reasons.append(f"spills {info.spills} bytes a thread; the recipe allows {spill_allowance}")
+    if info.profile_scratch:
+        reasons.append("was compiled with profiling, which needs a buffer that nobody gives")
+    hidden = info.parameters - parameters
+    if not 0 <= hidden <= MAX_HIDDEN_PARAMETERS:
+        reasons.append(f"takes {info.parameters} parameters; the dispatch table passes {parameters}")
+    if info.abi != target.abi:
+        reasons.append(f"is of ABI {info.abi}; images for {target.name} are of ABI {target.abi} (targets.yaml)")
+    if info.kind != target.image_kind:
+        reasons.append(f"is a {info.kind}; {target.name} takes a {target.image_kind}")
+    return tuple(reasons)

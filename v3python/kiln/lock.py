@@ -1,0 +1,253 @@
+"""The toolchain's lock, input/toolchain.lock.yaml: every file that a build reads, with size, SHA-256 and licence.
+
+Packages of the registries stand by name, version and file name; where they come from is the client's own
+configuration. Other files stand by address.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import yaml
+
+from kiln.errors import ToolchainError, UsageError
+
+LOCK_NAME = "toolchain.lock.yaml"
+FORMAT = 1
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class LockedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a package.
+
+    Attributes:
+        name: as the registry names it, and as it lies in the cache.
+        pythons: Python versions ("3.12") that install it; empty: read by the build, not installed (a source).
+        size: bytes.
+        sha256: 64 hexadecimal digits.
+    """
+
+    name: str
+    pythons: tuple[str, ...]
+    size: int
+    sha256: str
+
+
+class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One version of a package of the registry.
+
+    Attributes:
+        use: "front": needed to check a build's input; "build": by the build; "override": for some targets only;
+            "triton-source": to build Triton from source.
+        source: whether its source distribution is locked too.
+        licence: an SPDX expression.
+    """
+
+    name: str
+    version: str
+    licence: str
+    use: Literal["front", "build", "override", "triton-source"]
+    source: bool = False
+    files: tuple[LockedFile, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        """As pip writes it: "triton==3.8.0"."""
+        return f"{self.name}=={self.version}"
+
+
+class LockedAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file that no registry has."""
+
+    url: str
+    name: str
+    size: int
+    sha256: str
+    licence: str
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole lock.
+
+    Attributes:
+        format: 1.
+        pythons: versions of Python that a build may run on.
+        overrides: targets (or groups of targets) that another Triton compiles for: {"gfx1201": "triton==3.9.0"}.
+    """
+
+    format: int
+    pythons: tuple[str, ...]
+    packages: tuple[Package, ...]
+    overrides: dict[str, str] = {}
+    files: tuple[LockedAddress, ...] = ()
+
+    def wanted(
+        self, pythons: Iterable[str], uses: Iterable[str] = ("front", "build", "override")
+    ) -> tuple[LockedFile | LockedAddress, ...]:
+        """The files that builds on these versions of Python read, each once, in the lock's order."""
+        asked, used = set(pythons), set(uses)
+        files = (f for p in self.packages if p.use in used for f in p.files if not f.pythons or asked & set(f.pythons))
+        return (*files, *self.files)
+
+    def every_file(self) -> tuple[LockedFile | LockedAddress, ...]:
+        """All files, for all versions of Python."""
+        return (*self._package_files(), *self.files)
+
+    def package_of(self, file_name: str) -> Package | None:
+        """The package that a file belongs to; None for files by address."""
+        return next((p for p in self.packages for f in p.files if f.name == file_name), None)
+
+    def source_of(self, package: str) -> LockedFile:
+        """The source distribution of a package.
+
+        Raises:
+            ToolchainError: the lock has none.
+        """
+        for entry in self.packages:
+            for file in entry.files:
+                if entry.name == package and not file.pythons:
+                    return file
+        raise ToolchainError(f"the toolchain's lock has no source of {package}; give its package `source: true`")
+
+    def requirements(
+        self, python: str, uses: Iterable[str], *, without: Sequence[str] = (), only: Sequence[str] | None = None
+    ) -> str:
+        """A requirement file for `pip install --require-hashes`: what `python` installs for these uses.
+
+        Args:
+            without: names of packages to leave out.
+            only: requirements ("triton==3.9.0") to restrict it to.
+        """
+        lines = []
+        for package in self.packages:
+            hashes = [f.sha256 for f in package.files if python in f.pythons]
+            asked = package.name not in without and (only is None or package.requirement in only)
+            if package.use in set(uses) and asked and hashes:
+                lines.append(f"{package.requirement} " + " ".join(f"--hash=sha256:{digest}" for digest in hashes))
+        return "".join(f"{line}\n" for line in lines)
+
+    def override_of(self, names: Iterable[str]) -> Package | None:
+        """The Triton of a target that goes by `names` (its own first, then its groups'), or None: the default one."""
+        for name in names:
+            if name in self.overrides:
+                return next(p for p in self.packages if p.requirement == self.overrides[name])
+        return None
+
+    def front_requirements(self) -> str:
+        """input/front.lock: what build.sh installs before it can read this lock, for every version of Python."""
+        lines = ["# Made from toolchain.lock.yaml by `kiln fetch --relock`: its packages of use `front`.\n"]
+        for package in self.packages:
+            if package.use == "front":
+                hashes = sorted({f.sha256 for f in package.files if f.pythons})
+                lines.append(" \\\n    ".join([package.requirement, *(f"--hash=sha256:{h}" for h in hashes)]) + "\n")
+        return "".join(lines)
+
+    def _package_files(self) -> Iterator[LockedFile]:
+        for package in self.packages:
+            yield from package.files
+
+
+def read_lock(path: Path) -> Lock:
+    """Reads and checks a lock.
+
+    Raises:
+        ToolchainError: it is not there, malformed, or contradicts itself; the sentence names the file.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ToolchainError(f"{path} cannot be read ({error.strerror}); give the folder input/ of the source tree")
+    return parse_lock(text, str(path))
+
+
+@functools.lru_cache(4)
+def parse_lock(text: bytes, name: str) -> Lock:
+    """The lock that `text` holds; `name` is for the sentences. Raises as `read_lock`."""
+    try:
+        lock = msgspec.convert(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), Lock)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise ToolchainError(f"{name}{where} is not YAML: {getattr(error, 'problem', None) or error}")
+    except msgspec.ValidationError as error:
+        raise ToolchainError(f"{name} is no toolchain lock: {error}")
+    if lock.format != FORMAT:
+        raise ToolchainError(f"{name} has format {lock.format}; this Kiln reads format {FORMAT}")
+    for problem in _problems(lock):
+        raise ToolchainError(f"{name}: {problem}; `kiln fetch --relock` writes it anew")
+    return lock
+
+
+def lock_digest(path: Path) -> str:
+    """SHA-256 of the lock's text, of which stamps and bundles are made."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def running_python() -> str:
+    """ "3.11" """
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def check_python(lock: Lock, python: str) -> str:
+    """Returns `python`.
+
+    Raises:
+        UsageError: the lock has no files for that version.
+    """
+    if python not in lock.pythons:
+        raise UsageError(f"Python {python} is not one that the toolchain is locked for: {', '.join(lock.pythons)}")
+    return python
+
+
+def write_lock(lock: Lock, header: str) -> str:
+    """The text of a lock: a file a line, so that changes are easy to review."""
+    lines = [header.rstrip(), f"format: {lock.format}", f"pythons: {_flow(list(lock.pythons))}"]
+    lines.append("overrides: {" + ", ".join(f"{key}: {value}" for key, value in lock.overrides.items()) + "}")
+    lines.append("packages:")
+    for package in lock.packages:
+        lines += [f"  - name: {package.name}", f'    version: "{package.version}"', f"    licence: {package.licence}"]
+        lines += [f"    use: {package.use}", *(["    source: true"] if package.source else []), "    files:"]
+        for file in package.files:
+            lines.append(
+                f"      - {{name: {file.name}, pythons: {_flow(list(file.pythons))}, size: {file.size},\n"
+                f'         sha256: "{file.sha256}"}}'
+            )
+    lines.append("files:" if lock.files else "files: []")
+    for file in lock.files:
+        lines += [f"  - url: {file.url}", f"    name: {file.name}", f"    size: {file.size}"]
+        lines += [f'    sha256: "{file.sha256}"', f"    licence: {file.licence}"]
+    return "\n".join(lines) + "\n"
+
+
+def _flow(words: list[str]) -> str:
+    return "[" + ", ".join(f'"{word}"' for word in words) + "]"
+
+
+def _problems(lock: Lock) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for file in lock.every_file():
+        if not _FILE_NAME.fullmatch(file.name):
+            yield f"{file.name!r} is no plain file name"
+        if not _SHA256.fullmatch(file.sha256) or file.size < 0:
+            yield f"{file.name} has a malformed size or sha256"
+        if file.name in seen:
+            yield f"{file.name} is locked twice"
+        seen[file.name] = file.sha256
+    for package in lock.packages:
+        for python in lock.pythons:
+            count = sum(python in file.pythons for file in package.files)
+            if count != 1:
+                yield f"{package.requirement} has {count} files for Python {python} instead of one"
+        if package.source and all(file.pythons for file in package.files):
+            yield f"{package.requirement} has no source distribution"
+    for target, requirement in lock.overrides.items():
+        if not any(p.use == "override" and p.requirement == requirement for p in lock.packages):
+            yield f"the override of {target} asks for {requirement}, which is no package of use `override`"

@@ -1,0 +1,191 @@
+"""Compiles the libraries: with zig for glibc 2.28 (the release), or with any C++17 compiler that is named.
+
+`csrc/core/sources.txt` lists the core's sources, for this module and for CMakeLists.txt. Commands run inside a folder
+of their own on relative names, so that nothing of where the build stands enters a library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kiln.errors import NativeBuildError, ToolchainError
+
+# The public headers of every release; a family's recipe names its own.
+CORE_HEADERS = ("kiln.h", "kiln.hpp", "family.h")
+
+ZIG_TARGET = "x86_64-linux-gnu.2.28"
+ZIG_CPU = "x86_64"  # what manylinux promises and no more
+
+# As CMakeLists.txt has them, which says why.
+_COMMON_FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE",
+                 "-DNDEBUG", "-g0")  # fmt: skip
+_CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
+              "-fno-math-errno")  # fmt: skip
+_ZSTD_FLAGS = ("-DZSTDLIB_VISIBLE=", "-DZSTDERRORLIB_VISIBLE=", "-w")
+_LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,--version-script=csrc/kiln.map", "-Wl,-z,defs", "-Wl,-z,relro",
+               "-Wl,-z,now", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C and C++ compiler.
+
+    Attributes:
+        c, cxx: their commands.
+        environment: variables over and above the process's own.
+        identity: what stands for it in keys and in the manifest.
+    """
+
+    c: tuple[str, ...]
+    cxx: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    identity: str
+
+
+@dataclass(frozen=True)
+class FamilySources:
+    """What a family's library is made of: the generated tables, and hand-written typed entries if it has any."""
+
+    name: str
+    tables: str
+    sources: tuple[Path, ...]
+    headers: tuple[Path, ...]
+
+
+def zig_compiler(python: str, cache: Path, version: str) -> Compiler:
+    """The release's compiler: zig from its locked package, its caches in the workspace."""
+    command = (python, "-m", "ziglang")
+    target = ("-target", ZIG_TARGET, f"-mcpu={ZIG_CPU}")
+    return Compiler(
+        c=(*command, "cc", *target),
+        cxx=(*command, "c++", *target),
+        environment=(("ZIG_GLOBAL_CACHE_DIR", str(cache)), ("ZIG_LOCAL_CACHE_DIR", str(cache))),
+        identity=f"zig {version} {ZIG_TARGET} {ZIG_CPU}",
+    )
+
+
+def extract_zstd(archive: Path, folder: Path) -> Path:
+    """The folder of zstd's amalgamated C source from zstandard's source distribution.
+
+    Raises:
+        ToolchainError: the archive does not hold it.
+    """
+    if not (folder / "zstd.c").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(archive) as tar:
+            for member in tar.getmembers():
+                name = Path(member.name)
+                if member.isfile() and name.parent.name == "zstd" and name.suffix in (".c", ".h"):
+                    temporary = folder / f".{name.name}"
+                    temporary.write_bytes(tar.extractfile(member).read())
+                    os.replace(temporary, folder / name.name)
+        if not (folder / "zstd.c").is_file():
+            raise ToolchainError(f"{archive} does not hold zstd's C source (zstd/zstd.c)")
+    return folder
+
+
+def build_libraries(
+    root: Path, zstd: Path, version_header: str, families: Sequence[FamilySources], compiler: Compiler, folder: Path,
+    jobs: int,
+) -> dict[str, Path]:  # fmt: skip
+    """Builds `libkiln.so.0` and `libkiln_<family>.so` for each family; by name.
+
+    A library whose inputs and compiler are those of the last time is not built again.
+
+    Raises:
+        NativeBuildError: the compiler rejected something; carries what it said.
+    """
+    core_sources = [
+        line.strip()
+        for line in (root / "csrc/core/sources.txt").read_text().splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    exports = {"csrc/kiln.map": root / "csrc/kiln.map"}
+    core_files = {f"csrc/core/{p.name}": p for p in sorted((root / "csrc/core").iterdir()) if p.is_file()}
+    headers = {f"include/kiln/{name}": root / "include/kiln" / name for name in CORE_HEADERS}
+    zstd_files = {f"zstd/{p.name}": p for p in sorted(zstd.iterdir()) if p.suffix in (".c", ".h")}
+    libraries = {}
+    core = _Library(
+        name="libkiln.so.0",
+        files=exports | core_files | headers | zstd_files,
+        texts={"include/kiln/version.h": version_header},
+        units=(*(f"csrc/core/{source}" for source in core_sources), "zstd/zstd.c"),
+        link=("-Wl,-soname,libkiln.so.0", "-ldl", "-lpthread"),
+    )
+    libraries[core.name] = core.build(compiler, folder, jobs, {})
+    for family in families:
+        sources = {f"family/{path.name}": path for path in family.sources}
+        extra = {f"include/kiln/{path.name}": path for path in family.headers}
+        library = _Library(
+            name=f"libkiln_{family.name}.so",
+            files=exports | headers | extra | sources,
+            texts={"include/kiln/version.h": version_header, "family/tables.cc": family.tables},
+            units=("family/tables.cc", *sources),
+            link=(f"-Wl,-soname,libkiln_{family.name}.so", "-Wl,-rpath,$ORIGIN",
+                  "-Wl,--enable-new-dtags", "lib/libkiln.so.0"),
+        )  # fmt: skip
+        libraries[library.name] = library.build(compiler, folder, jobs, {"lib/libkiln.so.0": libraries[core.name]})
+    return libraries
+
+
+@dataclass(frozen=True)
+class _Library:
+    name: str
+    files: dict[str, Path]
+    texts: dict[str, str]
+    units: tuple[str, ...]
+    link: tuple[str, ...]
+
+    def build(self, compiler: Compiler, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
+        contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
+        contents |= {name: text.encode() for name, text in self.texts.items()}
+        key = hashlib.sha256(repr((compiler.identity, _COMMON_FLAGS, _CXX_FLAGS, _LINK_FLAGS, _ZSTD_FLAGS, self.units,
+                                   self.link)).encode())  # fmt: skip
+        for name in sorted(contents):
+            key.update(f"{name} {len(contents[name])}\n".encode() + contents[name])
+        done = folder / f"{self.name}-{key.hexdigest()[:16]}"
+        if not done.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            work = folder / f".{self.name}.{os.getpid()}"
+            shutil.rmtree(work, ignore_errors=True)
+            try:
+                for name, data in contents.items():
+                    (work / name).parent.mkdir(parents=True, exist_ok=True)
+                    (work / name).write_bytes(data)
+                with ThreadPoolExecutor(max(1, jobs)) as pool:
+                    objects = list(pool.map(lambda unit: self._compile(compiler, work, unit), self.units))
+                _run(compiler, [*compiler.c, *_LINK_FLAGS, *objects, *self.link, "-o", self.name], work)
+                os.replace(work / self.name, done)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+        return done
+
+    def _compile(self, compiler: Compiler, work: Path, unit: str) -> str:
+        output = unit.replace("/", "_") + ".o"
+        include = ("-Iinclude", "-Icsrc", "-Izstd")
+        if unit.endswith(".c"):
+            command = [*compiler.c, *_COMMON_FLAGS, *_ZSTD_FLAGS, *include, "-c", unit, "-o", output]
+        else:
+            command = [*compiler.cxx, *_COMMON_FLAGS, *_CXX_FLAGS, *include, "-c", unit, "-o", output]
+        _run(compiler, command, work)
+        return output
+
+
+def _run(compiler: Compiler, command: list[str], work: Path) -> None:
+    environment = {**os.environ, **dict(compiler.environment)}
+    try:
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, errors="replace")
+    except FileNotFoundError as error:
+        raise NativeBuildError(f"the compiler {command[0]} is not there") from error
+    if done.returncode:
+        raise NativeBuildError(
+            f"{' '.join(command)} failed with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
+        )

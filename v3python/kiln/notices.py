@@ -1,0 +1,77 @@
+"""Licences of what a release contains besides Kiln's own code: NOTICES.txt and the texts, from the locked packages.
+
+notices/notices.yaml of the source tree lists what there is: its name, the file for its licence's text below
+share/kiln/licences/, the licence (SPDX where it has such a name), in which files of the release it is, what it does
+there, and where the text is taken from.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tarfile
+import textwrap
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from kiln.errors import ToolchainError
+
+
+class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"where": "in"}):
+    """An entry of notices.yaml."""
+
+    name: str
+    file: str
+    licence: str
+    where: str
+    what: str
+    text: tuple[str, ...]
+
+
+def collect(source: Path, site: Path, zstandard_source: Path) -> dict[str, str]:
+    """LICENSE, NOTICES.txt and licences/<file>, by their paths below share/kiln/.
+
+    Args:
+        source: root of the source tree.
+        site: the site-packages that holds Triton, and zig unless that is elsewhere on Python's path.
+        zstandard_source: zstandard's source distribution.
+
+    Raises:
+        ToolchainError: a licence's text is not where notices.yaml says.
+    """
+    folder = source / "notices"
+    notices = msgspec.convert(yaml.safe_load((folder / "notices.yaml").read_bytes()), tuple[Notice, ...])
+    texts = {"LICENSE": (source / "LICENSE").read_text()}
+    sections = []
+    for notice in notices:
+        texts[f"licences/{notice.file}"] = _text(notice, folder, site, zstandard_source)
+        sections.append(
+            f"{notice.name}\n{textwrap.fill(' '.join(notice.what.split()), 78)}\n"
+            f"In: {notice.where}\nLicence: {notice.licence}, licences/{notice.file}\n"
+        )
+    head = "Kiln is under the licence in the file LICENSE. This release also contains parts of:\n"
+    texts["NOTICES.txt"] = "\n".join([head, *sections])
+    return texts
+
+
+def _text(notice: Notice, folder: Path, site: Path, zstandard_source: Path) -> str:
+    for place in notice.text:
+        package, colon, name = place.rpartition(":")
+        text = _packaged(package, name, site, zstandard_source) if colon else (folder / name).read_text()
+        if text is not None:
+            return text
+    raise ToolchainError(f"the licence of {notice.name} is not at {' or '.join(notice.text)} of the locked packages")
+
+
+def _packaged(package: str, name: str, site: Path, zstandard_source: Path) -> str | None:
+    if package == "zstandard":
+        with tarfile.open(zstandard_source) as tar:
+            member = next((m for m in tar if m.isfile() and m.name.partition("/")[2] == name), None)
+            return tar.extractfile(member).read().decode() if member else None
+    if package == "ziglang":
+        spec = importlib.util.find_spec("ziglang")
+        folders = [site / "ziglang", *map(Path, spec.submodule_search_locations if spec else ())]
+    else:
+        folders = sorted(site.glob(f"{package}-*.dist-info"))
+    return next(((folder / name).read_text() for folder in folders if (folder / name).is_file()), None)

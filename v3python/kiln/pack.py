@@ -1,0 +1,375 @@
+"""Packs: the archive that holds one target's images. Written here, read here and by csrc/core/pack.cc.
+
+The grammar (Technical.md, 'Packs', gives the why), little-endian:
+
+    pack    = header index group*
+    header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
+    index   = counts group_row* image_row* kernel_row* slot_row* string*
+    counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str zero:u32
+    group_row  = offset:u64 stored:u32 decoded:u32 digest:byte[32]
+    image_row  = group:u32 offset:u32 bytes:u32 symbol:str kind:u32 threads:u32 shared:u32 registers:u32 spills:u32
+                 stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32 zero:u32
+                 digest:byte[32]
+    kernel_row = family:str operation:str kernel:str first_slot:u32 slots:u32 configurations:u32 specializations:u32
+                 names:str layout:byte[32]
+    slot_row   = image:u32 ptx:u32 reason:str zero:u32 key:byte[32]
+    str     = u32, offset of a NUL-terminated UTF-8 text in the strings, or NONE = 0xFFFFFFFF
+
+Needs only the standard library and zstandard: a pack is inspected on machines that have no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kiln.errors import ArtifactError
+from kiln.image import ImageInfo
+
+MAGIC = b"KILNPACK"
+VERSION = 1
+NONE = 0xFFFFFFFF
+KINDS = {"cubin": 1, "hsaco": 2, "ptx": 3}
+
+HEADER = struct.Struct("<8sIIQ32sQ")
+COUNTS = struct.Struct("<8I")
+GROUP_ROW = struct.Struct("<QII32s")
+IMAGE_ROW = struct.Struct("<16I32s")
+KERNEL_ROW = struct.Struct("<8I32s")
+SLOT_ROW = struct.Struct("<4I32s")
+
+# A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer; of
+# this size one takes little more than a millisecond.
+GROUP_BYTES = 1280 << 10
+ZSTD_LEVEL = 22
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place for a variant: its key, and its image by digest, or the reason why there is none."""
+
+    key: str
+    image: str | None = None
+    ptx: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class KernelSlots:
+    """All variants of a kernel on one target, in the order of the dispatch tables."""
+
+    family: str
+    operation: str
+    kernel: str
+    functionals: tuple[str, ...]
+    configurations: tuple[str, ...]
+    specializations: tuple[str, ...]
+    layout: str
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    offset: int
+    stored: int
+    decoded: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class PackedImage:
+    """An image's row. `info.kind` is "cubin", "hsaco" or "ptx"; fields that a row does not hold are 0 or ""."""
+
+    group: int
+    offset: int
+    bytes: int
+    digest: str
+    info: ImageInfo
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack's index. `images` are in the order in which slots refer to them by digest and kind."""
+
+    target: str
+    release: str
+    index_digest: str
+    file_bytes: int
+    groups: tuple[Group, ...]
+    images: tuple[PackedImage, ...]
+    kernels: tuple[KernelSlots, ...]
+
+
+def write_pack(
+    path: Path,
+    target: str,
+    release: str,
+    kernels: Sequence[KernelSlots],
+    info: Callable[[str], ImageInfo],
+    read: Callable[[str], bytes],
+) -> str:
+    """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments.
+
+    Args:
+        info: facts of an image, by digest.
+        read: bytes of an image or PTX text, by digest.
+
+    Returns:
+        The digest of its index, which a family's library is built with.
+    """
+    strings = _Strings()
+    images: dict[tuple[str, str], int] = {}
+    image_rows: list[bytes] = []
+    groups: list[bytes] = []
+    for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
+        for members in _groups(kernels, kind, read):
+            raw = bytearray()
+            for digest, symbol_of in members:
+                code = read(digest) + (b"\0" if kind == "ptx" else b"")
+                raw += b"\0" * (-len(raw) % 16)
+                images[kind, digest] = len(image_rows)
+                facts = info(symbol_of)
+                image_rows.append(_image_row(len(groups), len(raw), code, facts, kind, strings))
+                raw += code
+            groups.append(bytes(raw))
+    kernel_rows, slot_rows = [], []
+    for kernel in kernels:
+        names = "\n\n".join(
+            "\n".join(part) for part in (kernel.functionals, kernel.configurations, kernel.specializations)
+        )
+        kernel_rows.append(
+            KERNEL_ROW.pack(
+                strings.add(kernel.family),
+                strings.add(kernel.operation),
+                strings.add(kernel.kernel),
+                len(slot_rows),
+                len(kernel.slots),
+                len(kernel.configurations),
+                len(kernel.specializations),
+                strings.add(names),
+                bytes.fromhex(kernel.layout),
+            )
+        )
+        for slot in kernel.slots:
+            slot_rows.append(
+                SLOT_ROW.pack(
+                    NONE if slot.image is None else images["image", slot.image],
+                    NONE if slot.ptx is None else images["ptx", slot.ptx],
+                    NONE if slot.reason is None else strings.add(slot.reason),
+                    0,
+                    bytes.fromhex(slot.key),
+                )
+            )
+    target_name, release_name = strings.add(target), strings.add(release)
+    text = strings.text()
+    index_size = (
+        COUNTS.size
+        + GROUP_ROW.size * len(groups)
+        + sum(len(rows) * row.size for rows, row in
+              ((image_rows, IMAGE_ROW), (kernel_rows, KERNEL_ROW), (slot_rows, SLOT_ROW)))
+        + len(text)
+    )  # fmt: skip
+    frames = [_compress(group) for group in groups]
+    offset = HEADER.size + index_size
+    group_rows = []
+    for group, frame in zip(groups, frames):
+        group_rows.append(GROUP_ROW.pack(offset, len(frame), len(group), hashlib.sha256(frame).digest()))
+        offset += len(frame)
+    counts = COUNTS.pack(
+        len(groups), len(image_rows), len(kernel_rows), len(slot_rows), len(text), target_name, release_name, 0
+    )
+    index = b"".join([counts, *group_rows, *image_rows, *kernel_rows, *slot_rows, text])
+    digest = hashlib.sha256(index)
+    header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), digest.digest(), 0)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(b"".join([header, index, *frames]))
+    os.replace(temporary, path)
+    return digest.hexdigest()
+
+
+def read_pack(path: Path) -> Pack:
+    """Reads and checks a pack's index.
+
+    Raises:
+        ArtifactError: it is no pack, truncated, of another format, or its index has another digest than it states.
+    """
+    if not path.is_file():
+        raise ArtifactError(f"{path} does not exist or is no file; a pack is called <vendor>-<target>.pack")
+    return parse_pack(path.read_bytes(), str(path))
+
+
+def parse_pack(data: bytes, name: str) -> Pack:
+    """`read_pack` for bytes at hand; `name` is what errors call it."""
+    if len(data) < HEADER.size or data[:8] != MAGIC:
+        raise ArtifactError(f"{name} is no Kiln pack: it must begin with {MAGIC.decode()}")
+    _, version, header_size, index_size, digest, _ = HEADER.unpack_from(data)
+    if version != VERSION or header_size != HEADER.size:
+        raise ArtifactError(f"{name} is a pack of format {version}; this Kiln reads format {VERSION}")
+    if index_size > len(data) - HEADER.size or index_size < COUNTS.size:
+        raise ArtifactError(f"{name} is truncated: its index has {index_size} bytes, the file {len(data)} in all")
+    index = data[HEADER.size : HEADER.size + index_size]
+    if hashlib.sha256(index).digest() != digest:
+        raise ArtifactError(f"{name} is corrupt: its index does not have the digest that its header states")
+    try:
+        return _parse_index(index, digest.hex(), len(data), name)
+    except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+        raise ArtifactError(f"{name} is corrupt: its index is malformed ({error})") from error
+
+
+def decode_group(data: bytes, group: Group, name: str) -> bytes:
+    """The images of a group of the pack `data`; its digest is checked before anything is decoded.
+
+    Raises:
+        ArtifactError: the group's bytes are not those that the index names.
+    """
+    import zstandard
+
+    frame = data[group.offset : group.offset + group.stored]
+    if hashlib.sha256(frame).hexdigest() != group.digest:
+        raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} does not have its digest")
+    raw = zstandard.ZstdDecompressor().decompress(frame, max_output_size=group.decoded)
+    if len(raw) != group.decoded:
+        raise ArtifactError(f"{name} is corrupt: a group decodes to {len(raw)} bytes instead of {group.decoded}")
+    return raw
+
+
+def _groups(kernels: Iterable[KernelSlots], kind: str, read: Callable[[str], bytes]):
+    """Lists of (digest, digest of the image whose facts describe it): each image once, kernel by kernel, those of one
+    specialization and configuration side by side, cut where the next would make a group larger than GROUP_BYTES."""
+    seen: set[str] = set()
+    group: list[tuple[str, str]] = []
+    size = 0
+    for kernel in kernels:
+        specializations = len(kernel.specializations)
+        per_functional = len(kernel.configurations) * specializations
+        # What a functional changes (a dtype, a mask) leaves more of the code alike than another tile or another kind of
+        # load does: a tenth fewer bytes than functional by functional.
+        order = sorted(range(len(kernel.slots)), key=lambda n: (n % specializations, n % per_functional, n))
+        for slot in (kernel.slots[number] for number in order):
+            digest = slot.image if kind == "image" else slot.ptx
+            if digest is None or digest in seen:
+                continue
+            seen.add(digest)
+            length = len(read(digest))
+            if group and size + length > GROUP_BYTES:
+                yield group
+                group, size = [], 0
+            group.append((digest, slot.image))
+            size += length
+    if group:
+        yield group
+
+
+def _compress(raw: bytes) -> bytes:
+    import zstandard
+
+    # A window as large as the group, so that every image may refer to every earlier one; no thread, so that the bytes
+    # depend on nothing but the library's version.
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        ZSTD_LEVEL, source_size=len(raw), write_content_size=True, write_checksum=False, threads=0
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(raw)
+
+
+def _image_row(group: int, offset: int, code: bytes, facts: ImageInfo, kind: str, strings: _Strings) -> bytes:
+    return IMAGE_ROW.pack(
+        group,
+        offset,
+        len(code),
+        strings.add(facts.symbol),
+        KINDS["ptx" if kind == "ptx" else facts.kind],
+        facts.threads,
+        facts.shared,
+        facts.registers,
+        facts.spills,
+        facts.stack,
+        facts.parameters,
+        facts.scratch,
+        facts.scratch_align,
+        facts.profile_scratch,
+        facts.clusters,
+        0,
+        hashlib.sha256(code).digest(),
+    )
+
+
+class _Strings:
+    """The strings of an index: each text once."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, int] = {}
+        self._size = 0
+
+    def add(self, text: str) -> int:
+        if text not in self._offsets:
+            self._offsets[text] = self._size
+            self._size += len(text.encode()) + 1
+        return self._offsets[text]
+
+    def text(self) -> bytes:
+        text = b"".join(text.encode() + b"\0" for text in self._offsets)
+        return text + b"\0" * (-len(text) % 8)
+
+
+def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
+    groups_n, images_n, kernels_n, slots_n, string_bytes, target, release, _ = COUNTS.unpack_from(index)
+    rows = ((GROUP_ROW, groups_n), (IMAGE_ROW, images_n), (KERNEL_ROW, kernels_n), (SLOT_ROW, slots_n))
+    if COUNTS.size + sum(row.size * count for row, count in rows) + string_bytes != len(index):
+        raise ArtifactError(f"{name} is corrupt: its index does not have the size that its counts give")
+    tables, position = [], COUNTS.size
+    for row, count in rows:
+        tables.append([row.unpack_from(index, position + i * row.size) for i in range(count)])
+        position += row.size * count
+    text = index[position:]
+
+    def string(offset: int) -> str:
+        if offset >= len(text):
+            raise ValueError("a string lies outside of the strings")
+        return text[offset : text.index(b"\0", offset)].decode()
+
+    groups = tuple(Group(offset, stored, decoded, sha.hex()) for offset, stored, decoded, sha in tables[0])
+    expected = HEADER.size + len(index)
+    for group in groups:
+        if group.offset != expected or group.offset + group.stored > file_bytes:
+            raise ArtifactError(f"{name} is truncated or corrupt: a group does not lie where its index says")
+        expected += group.stored
+    if expected != file_bytes:
+        raise ArtifactError(
+            f"{name} is truncated or has bytes too many: it should have {expected}, it has {file_bytes}"
+        )
+    kinds = {number: kind for kind, number in KINDS.items()}
+    images = []
+    for row in tables[1]:
+        group, offset, size, symbol, kind = row[:5]
+        if group >= len(groups) or offset + size > groups[group].decoded or kind not in kinds:
+            raise ArtifactError(f"{name} is corrupt: an image does not lie in its group")
+        facts = ImageInfo(kinds[kind], string(symbol), *row[5:15], abi=0, ptx_version="")
+        images.append(PackedImage(group, offset, size, row[16].hex(), facts))
+    kernels = []
+    for family, operation, kernel, first, count, configurations, specializations, names, layout in tables[2]:
+        parts = [part.split("\n") for part in string(names).split("\n\n")]
+        if len(parts) != 3 or first + count > slots_n or len(parts[1]) != configurations:
+            raise ArtifactError(f"{name} is corrupt: a kernel's names or slots do not hold together")
+        if len(parts[2]) != specializations or len(parts[0]) * configurations * specializations != count:
+            raise ArtifactError(f"{name} is corrupt: a kernel's names and slots differ in number")
+        slots = []
+        for image, ptx, reason, _, key in tables[3][first : first + count]:
+            slots.append(
+                Slot(
+                    key.hex(),
+                    None if image == NONE else images[image].digest,
+                    None if ptx == NONE else images[ptx].digest,
+                    None if reason == NONE else string(reason),
+                )
+            )
+        kernels.append(
+            KernelSlots(
+                string(family), string(operation), string(kernel), *map(tuple, parts), layout.hex(), tuple(slots)
+            )
+        )
+    return Pack(string(target), string(release), digest, file_bytes, groups, tuple(images), tuple(kernels))

@@ -1,0 +1,75 @@
+"""What lets others find an unpacked release: the CMake package and kiln.pc, from the templates in cmake/.
+
+CMakeLists.txt fills in the same templates when it installs; only the imported targets, which CMake writes itself there,
+have a template that this module alone uses. Everything is found relative to where the files lie.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kiln.errors import NativeBuildError
+
+LIBRARY_FOLDER = "lib"
+PACKAGE_FOLDER = "lib/cmake/kiln"
+
+# What CMake's configure_package_config_file puts for @PACKAGE_INIT@, for a package three folders below the prefix.
+_PACKAGE_INIT = """\
+get_filename_component(PACKAGE_PREFIX_DIR "${CMAKE_CURRENT_LIST_DIR}/../../../" ABSOLUTE)
+macro(check_required_components package)
+  foreach(component ${${package}_FIND_COMPONENTS})
+    if(NOT ${package}_${component}_FOUND AND ${package}_FIND_REQUIRED_${component})
+      set(${package}_FOUND FALSE)
+    endif()
+  endforeach()
+endmacro()"""
+
+
+def version_numbers(version: str) -> tuple[int, int, int]:
+    """(0, 1, 0) of "0.1.0b"; what is not given is 0."""
+    major, minor, patch = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version).groups(default="0")
+    return int(major), int(minor), int(patch)
+
+
+def version_header(template: str, version: str) -> str:
+    """The text of kiln/version.h."""
+    return _fill(template, _values(version, ()))
+
+
+def package_files(templates: Path, version: str, families: Sequence[str]) -> dict[str, str]:
+    """The CMake package and kiln.pc, by their paths in the release.
+
+    Args:
+        templates: the source tree's folder cmake/.
+        families: each has a library libkiln_<family>.so and becomes the target kiln::<family>.
+    """
+    values = _values(version, families)
+    result = {}
+    for name in ("kilnConfig.cmake", "kilnConfigVersion.cmake", "kilnTargets.cmake"):
+        result[f"{PACKAGE_FOLDER}/{name}"] = _fill((templates / f"{name}.in").read_text(), values)
+    result[f"{LIBRARY_FOLDER}/pkgconfig/kiln.pc"] = _fill((templates / "kiln.pc.in").read_text(), values)
+    return result
+
+
+def _values(version: str, families: Sequence[str]) -> dict[str, str]:
+    major, minor, patch = version_numbers(version)
+    return {
+        "PACKAGE_INIT": _PACKAGE_INIT,
+        "families": ";".join(families),
+        "KILN_VERSION": version,
+        "KILN_VERSION_MAJOR": str(major),
+        "KILN_VERSION_MINOR": str(minor),
+        "KILN_VERSION_PATCH": str(patch),
+        "KILN_PC_LIBDIR": LIBRARY_FOLDER,
+    }
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise NativeBuildError(f"a template names @{match[1]}@, which the release has no value for")
+        return values[match[1]]
+
+    return re.sub(r"@(\w+)@", value, template)

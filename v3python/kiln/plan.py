@@ -1,0 +1,482 @@
+"""Which variants exist: recipes, targets, tuned rules and a selection become a plan. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from kiln import image, tuning
+from kiln import targets as target_table
+from kiln.document import nearest
+from kiln.errors import RecipeError, UsageError
+from kiln.expressions import Expression, Fault, Name
+from kiln.fingerprint import fingerprint
+from kiln.recipe_configurations import MAX_CONFIGURATIONS
+from kiln.recipe_kernel import triton_dtype
+from kiln.recipe_model import (
+    OPTION_ORDER,
+    Configuration,
+    ConfigurationSet,
+    Kernel,
+    Operation,
+    Recipe,
+    Rule,
+    Scalar,
+    Specialization,
+    Value,
+    When,
+    spelled,
+)
+from kiln.recipe_rules import is_one_of
+from kiln.targets import Target
+
+PROFILES = ("core", "full")
+Selection = Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class CompileSpec:
+    """What the compiler needs to make one image, and nothing else: plain data, equal specs mean equal bytes.
+
+    Attributes:
+        source: absolute path of the kernel's module; where it lies is no part of the key.
+        function: name of the Triton function in it.
+        fingerprint: digest of the function's source and of all that it calls (fingerprint.py).
+        signature: (parameter, Triton type) in the function's order; constants have the type "constexpr".
+        constants: (parameter, value) of the constexpr parameters.
+        divisible: parameters that are multiples of 16.
+        target: name in targets.yaml.
+        options: (name, value) compile options: num_warps, num_stages, waves_per_eu ...
+    """
+
+    source: str
+    function: str
+    fingerprint: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int | float | bool | str], ...]
+    divisible: tuple[str, ...]
+    target: str
+    options: tuple[tuple[str, int | float | bool | str], ...]
+
+    def key(self, toolchain_identity: str) -> str:
+        """Content address of the image: 64 hexadecimal digits. Paths, hosts and comments are no part of it."""
+        return _digest(
+            {
+                "toolchain": toolchain_identity,
+                "format": image.FORMAT,
+                "function": self.function,
+                "fingerprint": self.fingerprint,
+                "signature": self.signature,
+                "constants": self.constants,
+                "divisible": self.divisible,
+                "target": self.target,
+                "pinned": target_table.by_name(self.target).pinned,
+                "options": self.options,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compile job: a kernel with every choice made, for one target. `slot` is its place in the target's pack.
+
+    Attributes:
+        parameter_count: parameters that the dispatch passes to the image; Triton's hidden ones are not counted.
+    """
+
+    family: str
+    operation: str
+    kernel: str
+    functional: str  # "dtype=bf16 head_dim=64 causal=false"
+    configuration: str  # "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3"
+    specialization: str  # "aligned"
+    target: str
+    slot: int
+    spec: CompileSpec
+    spill_allowance: int  # bytes a thread
+    waiver: str | None  # the reason why it may be missing, or None
+    parameter_count: int = 0
+
+    @cached_property
+    def name(self) -> str:
+        """'flash.attn_fwd/attn_fwd[dtype=bf16 head_dim=64 causal=false][BLOCK_M=128 ...][aligned]@sm_90'"""
+        return (
+            f"{self.family}.{self.operation}/{self.kernel}[{self.functional}][{self.configuration}]"
+            f"[{self.specialization}]@{self.target}"
+        )
+
+
+@dataclass(frozen=True)
+class Functional:
+    """One setting of a kernel's choices: the values as the recipe spells them, and as `v` holds them."""
+
+    name: str
+    values: Mapping[str, Value]
+    numbers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel on one target: its whole slot space, of which the plan's variants fill a part.
+
+    Attributes:
+        rules: tuned for this target; the kernel's own heuristic stands behind them.
+        absent: for each slot that no variant fills the reason.
+        layout: digest of what the dispatch tables and the pack must agree on: 64 hexadecimal digits.
+    """
+
+    family: str
+    operation: str
+    kernel: Kernel
+    target: Target
+    functionals: tuple[Functional, ...]
+    configurations: tuple[Configuration, ...]
+    rules: tuple[Rule, ...]
+    absent: Mapping[int, str]
+    layout: str
+
+    @property
+    def slots(self) -> int:
+        return len(self.functionals) * len(self.configurations) * len(self.kernel.specializations)
+
+    def slot(self, functional: int, configuration: int, specialization: int) -> int:
+        """The number of a variant's place."""
+        return (functional * len(self.configurations) + configuration) * len(
+            self.kernel.specializations
+        ) + specialization
+
+    @cached_property
+    def configuration_rows(self) -> tuple[tuple[int, ...], ...]:
+        """For each configuration its values in the order of the kernel's columns; text and what it lacks are 0."""
+        return configuration_rows(self.kernel, self.configurations)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a build makes.
+
+    Attributes:
+        kernels: for each target, in its order, every kernel.
+        variants: what is compiled.
+    """
+
+    recipes: tuple[Recipe, ...]
+    targets: tuple[Target, ...]
+    profile: str
+    kernels: tuple[KernelPlan, ...]
+    variants: tuple[Variant, ...]
+
+    def variants_of(self, kernel: KernelPlan) -> Sequence[Variant]:
+        """The variants of a kernel on its target."""
+        return self._by_kernel.get((kernel.family, kernel.operation, kernel.kernel.name, kernel.target.name), ())
+
+    @cached_property
+    def _by_kernel(self) -> Mapping[tuple[str, ...], list[Variant]]:
+        groups: dict[tuple[str, ...], list[Variant]] = {}
+        for v in self.variants:
+            groups.setdefault((v.family, v.operation, v.kernel, v.target), []).append(v)
+        return groups
+
+
+def make_plan(
+    recipes: Sequence[Recipe],
+    targets: Sequence[Target],
+    profile: str = "core",
+    selection: Selection = (),
+    tuning_root: Path | None = None,
+) -> Plan:
+    """The plan of a build.
+
+    Args:
+        profile: "core" or "full": which configurations exist, and which values of choices are compiled.
+        selection: (choice, values): which functionals are compiled; a choice that it names is free of the profile.
+        tuning_root: the folder of tuned rules.
+
+    Raises:
+        UsageError: the profile or something in the selection is unknown, or nothing is left to compile.
+        RecipeError: a recipe or a tuning file does not hold.
+    """
+    if profile not in PROFILES:
+        raise UsageError(f"unknown profile {profile!r}; {nearest(profile, PROFILES, 'profiles')}")
+    names = [recipe.family for recipe in recipes]
+    for recipe in recipes:
+        if names.count(recipe.family) > 1:
+            raise UsageError(f"two recipes are of the family {recipe.family!r}; each needs a name of its own")
+    selected = check_selection(selection, recipes)
+    kernels: list[KernelPlan] = []
+    variants: list[Variant] = []
+    fingerprints: dict[tuple[Path, str], str] = {}
+    for target in targets:
+        for recipe in recipes:
+            rules = tuning.tuned_rules(tuning_root, recipe, target)
+            for operation in recipe.operations:
+                for kernel in operation.kernels:
+                    source = (kernel.source, kernel.function)
+                    if source not in fingerprints:
+                        fingerprints[source] = fingerprint(*source)
+                    planner = _Planner(recipe, operation, kernel, target, profile, selected, fingerprints[source])
+                    planner.run()
+                    kernels.append(planner.plan(rules.get(kernel.name, ())))
+                    variants += planner.variants
+    if not variants:
+        shown = ";".join(f"{name}={','.join(values)}" for name, values in selection)
+        raise UsageError(f"nothing is left to compile: no functional of the profile {profile} fits {shown!r}")
+    return Plan(tuple(recipes), tuple(targets), profile, tuple(kernels), tuple(variants))
+
+
+def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[str, tuple[str, ...]]:
+    """By choice the selected values, as they are spelled.
+
+    Raises:
+        UsageError: a choice or a value is none of any recipe's.
+    """
+    spellings: dict[str, dict[str, None]] = {}
+    for recipe in recipes:
+        for operation in recipe.operations:
+            for choice in operation.choices:
+                spellings.setdefault(choice.name, {}).update(dict.fromkeys(choice.spellings))
+    for name, values in selection:
+        if name not in spellings:
+            raise UsageError(f"the selection names the unknown choice {name!r}; {nearest(name, spellings, 'choices')}")
+        for value in values:
+            if value not in spellings[name]:
+                known = nearest(value, spellings[name], "values")
+                raise UsageError(f"the selection wants {name}={value}, but {name} has no value {value!r}; {known}")
+    return dict(selection)
+
+
+def lookup(plan: KernelPlan, available: Collection[int]) -> bytes:
+    """The look-up of a kernel on its target: for [functional][bin] a configuration's number or 255.
+
+    A configuration is taken for a functional only where all its specializations have images, since the look-up cannot
+    know which of them a call will ask for.
+
+    Args:
+        available: slots that have an image.
+    """
+    return bytes(
+        tuning.NO_CONFIGURATION if decision.configuration is None else decision.configuration
+        for row in explain(plan, available)
+        for decision in row
+    )
+
+
+def explain(plan: KernelPlan, available: Collection[int]) -> tuple[tuple[tuning.Decision, ...], ...]:
+    """As `lookup`: for each functional and bin the configuration and the rule that decided."""
+    there = available if isinstance(available, (set, frozenset, dict)) else set(available)
+    specializations = range(len(plan.kernel.specializations))
+    return tuning.decide(
+        plan.kernel,
+        plan.target,
+        plan.configurations,
+        [functional.values for functional in plan.functionals],
+        plan.rules,
+        lambda f, c: all(plan.slot(f, c, s) in there for s in specializations),
+    )
+
+
+def configuration_rows(kernel: Kernel, configurations: Sequence[Configuration]) -> tuple[tuple[int, ...], ...]:
+    """Values of configurations as the tables hold them: integers, in the order of the kernel's columns."""
+    rows = []
+    for configuration in configurations:
+        values = (configuration.mapping.get(name, 0) for name in kernel.columns)
+        rows.append(tuple(0 if isinstance(value, str) else int(value) for value in values))
+    return tuple(rows)
+
+
+@dataclass
+class _Planner:
+    """Fills the slots of one kernel on one target."""
+
+    recipe: Recipe
+    operation: Operation
+    kernel: Kernel
+    target: Target
+    profile: str
+    selection: Mapping[str, tuple[str, ...]]
+    fingerprint: str
+    functionals: list[Functional] = field(default_factory=list)
+    variants: list[Variant] = field(default_factory=list)
+    absent: dict[int, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        self.choices = [self.operation.choice(name) for name in self.kernel.choices]
+        self.sets = self.kernel.sets_for(self.target)
+        self.configurations = tuple(
+            dict.fromkeys(configuration for entry in self.sets for configuration in self.listed(entry))
+        )
+        if not self.configurations:
+            raise RecipeError(
+                f"{self.kernel.place}: {self.kernel.name} has no configurations for {self.target.name}; "
+                "add an entry for it, or one for default"
+            )
+        if len(self.configurations) > MAX_CONFIGURATIONS:
+            raise RecipeError(
+                f"{self.kernel.place}: {self.kernel.name} has {len(self.configurations)} configurations for "
+                f"{self.target.name}; a target can have {MAX_CONFIGURATIONS}"
+            )
+        slot = 0
+        for values in itertools.product(*(range(len(choice.values)) for choice in self.choices)):
+            functional = Functional(
+                " ".join(f"{c.name}={c.spellings[i]}" for c, i in zip(self.choices, values)),
+                {c.name: c.values[i] for c, i in zip(self.choices, values)},
+                {c.name: c.numbers[i] for c, i in zip(self.choices, values)},
+            )
+            self.functionals.append(functional)
+            left_out = self.left_out(functional, values)
+            for configuration in self.configurations:
+                reason = left_out or self.excluded(functional, configuration)
+                constants = {} if reason else self.constants(functional, configuration)
+                for specialization in self.kernel.specializations:
+                    if reason:
+                        self.absent[slot] = reason
+                    else:
+                        self.variants.append(self.variant(slot, functional, configuration, specialization, constants))
+                    slot += 1
+
+    def listed(self, entry: ConfigurationSet) -> tuple[Configuration, ...]:
+        """What a list gives in this profile."""
+        return entry.core if self.profile == "core" else (*entry.core, *entry.full)
+
+    def left_out(self, functional: Functional, values: Sequence[int]) -> str | None:
+        """Why a functional is not compiled in this build, or None."""
+        for choice, index in zip(self.choices, values):
+            selected = self.selection.get(choice.name)
+            if selected is not None:
+                if choice.spellings[index] not in selected:
+                    return f"this build was made for {choice.name}={','.join(selected)} alone"
+            elif self.profile == "core" and not choice.core[index]:
+                return f"{choice.name}={choice.spellings[index]} is in the full profile only"
+        return None
+
+    def excluded(self, functional: Functional, configuration: Configuration) -> str | None:
+        """Why the recipe leaves a configuration out for a functional, or None. Any set that has it may let it in."""
+        reason = None
+        for entry in self.sets:
+            if configuration not in self.listed(entry):
+                continue
+            if entry.where is None or self.evaluate(entry.where, functional, configuration):
+                return None
+            reason = f"the recipe has {configuration.name} only where {entry.where.text}"
+        return reason
+
+    def evaluate(self, expression: Expression, functional: Functional, configuration: Configuration) -> int:
+        values = {n: int(v) for n, v in configuration.values if not isinstance(v, str)}
+        try:
+            return expression.evaluate({**functional.numbers, **values})
+        except Fault as fault:
+            raise RecipeError(
+                f"{self.kernel.place}: {expression.text!r} ends in {fault} for {functional.name} {configuration.name}"
+            ) from None
+
+    def constants(self, functional: Functional, configuration: Configuration) -> dict[str, Scalar]:
+        """The values of the function's constexpr parameters."""
+        known: dict[str, Scalar] = {n: v for n, v in configuration.values if n in self.kernel.order}
+        for name, value in self.kernel.constants:
+            if not isinstance(value, Expression):
+                known[name] = value
+            elif isinstance(value.root, Name) and value.root.text in functional.values:
+                known[name] = functional.values[value.root.text]  # keeps its type: True, "bf16"
+            else:
+                known[name] = self.evaluate(value, functional, configuration)
+        return known
+
+    def variant(
+        self,
+        slot: int,
+        functional: Functional,
+        configuration: Configuration,
+        specialization: Specialization,
+        constants: Mapping[str, Scalar],
+    ) -> Variant:
+        kernel = self.kernel
+        constants = {**constants, **dict.fromkeys(specialization.equal_to_one, 1)}
+        types = {
+            parameter.name: f"*{triton_dtype(functional.values[parameter.dtype_choice])}"
+            if parameter.dtype_choice
+            else parameter.type
+            for parameter in kernel.parameters
+        }
+        spec = CompileSpec(
+            source=str(kernel.source),
+            function=kernel.function,
+            fingerprint=self.fingerprint,
+            signature=tuple((name, "constexpr" if name in constants else types[name]) for name in kernel.order),
+            constants=tuple((name, constants[name]) for name in kernel.order if name in constants),
+            divisible=tuple(name for name in kernel.order if name in specialization.divisible),
+            target=self.target.name,
+            options=tuple((name, value) for name, value in configuration.values if name in OPTION_ORDER),
+        )
+        matching = [
+            entry for entry in kernel.spills if self.matches(entry.when, functional, configuration, specialization)
+        ]
+        waivers = [
+            entry.reason
+            for entry in kernel.unavailable
+            if self.matches(entry.when, functional, configuration, specialization)
+        ]
+        return Variant(
+            family=self.recipe.family,
+            operation=self.operation.name,
+            kernel=kernel.name,
+            functional=functional.name,
+            configuration=configuration.name,
+            specialization=specialization.name,
+            target=self.target.name,
+            slot=slot,
+            spec=spec,
+            spill_allowance=max((entry.bytes for entry in matching), default=0),
+            waiver=waivers[0] if waivers else None,
+            parameter_count=len(kernel.parameters) - len(specialization.equal_to_one),
+        )
+
+    def matches(
+        self, when: When, functional: Functional, configuration: Configuration, specialization: Specialization
+    ) -> bool:
+        return (
+            (not when.targets or any(map(self.target.is_called, when.targets)))
+            and tuning.fits(when, functional.values)
+            and all(
+                name in configuration.mapping and is_one_of(configuration.mapping[name], values)
+                for name, values in when.configuration
+            )
+            and (not when.specializations or specialization.name in when.specializations)
+        )
+
+    def plan(self, rules: tuple[Rule, ...]) -> KernelPlan:
+        return KernelPlan(
+            self.recipe.family,
+            self.operation.name,
+            self.kernel,
+            self.target,
+            tuple(self.functionals),
+            self.configurations,
+            rules,
+            self.absent,
+            self.layout(),
+        )
+
+    def layout(self) -> str:
+        kernel = self.kernel
+        return _digest(
+            {
+                "family": self.recipe.family,
+                "operation": self.operation.name,
+                "kernel": kernel.name,
+                "target": self.target.name,
+                "choices": [(c.name, c.numbers, c.spellings) for c in self.choices],
+                "columns": kernel.columns,
+                "configurations": [[(n, spelled(v)) for n, v in c.values] for c in self.configurations],
+                "specializations": [(s.name, s.divisible, s.equal_to_one) for s in kernel.specializations],
+                "parameters": [(p.name, p.type) for p in kernel.parameters],
+            }
+        )
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

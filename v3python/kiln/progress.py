@@ -1,0 +1,359 @@
+"""What a user sees of work that takes long: a bar on a terminal, plain lines elsewhere, JSON lines on request.
+
+Nothing else in Kiln prints progress. All three speak one interface, `Progress`, whose methods may be called from any
+thread, and never fail because nobody reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+import tqdm
+
+from kiln.errors import EnvironmentProblem
+
+# Outcomes that a user must see at once; all others are only counted.
+FAILED = "failed"
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class Progress:
+    """Told of work by those who do it. This one shows nothing; use it where nobody looks.
+
+    A phase is `start`, any number of `advance`, `done` and `message`, and `close`; phases may follow one another.
+    """
+
+    def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
+        """A phase of `total` units begins; `estimate` is its expected length in seconds, if known.
+
+        The unit "B" means bytes: they are counted by `advance`, and `done` names a file that is complete.
+        """
+
+    def advance(self, amount: int) -> None:
+        """`amount` units are done, of something that `done` will name later. May be negative: work was lost."""
+
+    def done(
+        self,
+        name: str,
+        seconds: float = 0.0,
+        outcome: str = "done",
+        *,
+        detail: str = "",
+        remaining: float | None = None,
+    ) -> None:
+        """One piece is finished.
+
+        Args:
+            name: of the piece.
+            seconds: what it took.
+            outcome: one word, "compiled", "reused", "failed" ...
+            detail: why it failed.
+            remaining: seconds that the rest of the phase is expected to take, if known.
+        """
+
+    def message(self, text: str) -> None:
+        """A sentence for the user, outside of any count."""
+
+    def close(self) -> None:
+        """The phase is over, finished or not. May be called twice."""
+
+    def __enter__(self) -> Progress:  # noqa: PYI034  (Self needs Python 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Bar(Progress):
+    """A tqdm bar with an estimate, for terminals. Failures and messages stay on the screen above it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.RLock()
+        self._bar: tqdm.tqdm | None = None
+        self._counts_bytes = False
+
+    def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
+        with self._lock:
+            self.close()
+            self._counts_bytes = unit == "B"
+            shape = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}"
+            self._bar = tqdm.tqdm(
+                total=total,
+                desc=title + " " if title else "",
+                unit=unit,
+                unit_scale=self._counts_bytes,
+                unit_divisor=1024,
+                file=self._stream,
+                leave=True,
+                dynamic_ncols=True,
+                bar_format=shape + ("<{remaining}, {rate_fmt}]" if self._counts_bytes else "{postfix}]"),
+            )
+            self._show(estimate)
+
+    def advance(self, amount: int) -> None:
+        with self._lock:
+            if self._bar is not None:
+                self._bar.update(amount)
+
+    def done(
+        self,
+        name: str,
+        seconds: float = 0.0,
+        outcome: str = "done",
+        *,
+        detail: str = "",
+        remaining: float | None = None,
+    ) -> None:
+        with self._lock:
+            if self._bar is None:
+                return
+            if outcome == FAILED:
+                self.message(_failure_line(name, seconds, detail))
+            self._show(remaining)
+            if not self._counts_bytes:
+                self._bar.update(1)
+
+    def message(self, text: str) -> None:
+        with self._lock:
+            tqdm.tqdm.write(text, file=self._stream)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._bar is not None:
+                self._bar.set_postfix_str("", refresh=False)
+                self._bar.close()
+                self._bar = None
+
+    def _show(self, remaining: float | None) -> None:
+        if remaining is not None and not self._counts_bytes:
+            self._bar.set_postfix_str(f"about {spell_seconds(remaining)} left", refresh=False)
+
+
+class Lines(Progress):
+    """Plain lines for logs and pipes: at most one each few seconds, each failure, and one at the end of a phase."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        interval: float = _SECONDS_BETWEEN_LINES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._interval = interval
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._open = False
+
+    def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
+        with self._lock:
+            self.close()
+            self._open, self._total, self._title, self._unit = True, total, title, unit
+            self._count, self._outcomes, self._remaining = 0, Counter(), estimate
+            self._began = self._last = self._clock()
+
+    def advance(self, amount: int) -> None:
+        with self._lock:
+            if self._open:
+                self._count += amount
+                self._maybe_print()
+
+    def done(
+        self,
+        name: str,
+        seconds: float = 0.0,
+        outcome: str = "done",
+        *,
+        detail: str = "",
+        remaining: float | None = None,
+    ) -> None:
+        with self._lock:
+            if not self._open:
+                return
+            if outcome == FAILED:
+                self.message(_failure_line(name, seconds, detail))
+            self._outcomes[outcome] += 1
+            self._remaining = remaining if remaining is not None else self._remaining
+            if self._unit != "B":
+                self._count += 1
+            self._maybe_print()
+
+    def message(self, text: str) -> None:
+        with self._lock:
+            self._print(text)
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(self._outcomes.items()))
+            took = spell_seconds(self._clock() - self._began)
+            self._print(f"{self._heading()}" + (f": {outcomes}" if outcomes else "") + f", in {took}")
+
+    def _maybe_print(self) -> None:
+        now = self._clock()
+        if now - self._last < self._interval:
+            return
+        self._last = now
+        left = "" if self._remaining is None else f", about {spell_seconds(self._remaining)} left"
+        self._print(f"{self._heading()} after {spell_seconds(now - self._began)}{left}")
+
+    def _heading(self) -> str:
+        if self._unit == "B":
+            count, total = (f"{number / 2**20:.1f}" for number in (self._count, self._total))
+            return f"{self._title}{' ' if self._title else ''}{count}/{total} MiB"
+        return f"{self._title}{' ' if self._title else ''}{self._count}/{self._total}"
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stop a build
+            print(text, file=self._stream, flush=True)
+
+
+class JsonLines(Progress):
+    """One JSON object a line, for programs: {"time": ..., "event": "start|done|message|close", ...}.
+
+    `time` is in seconds since the epoch. Bytes are reported at most every `interval` seconds.
+    """
+
+    def __init__(self, descriptor: int, owned: bool = False, interval: float = 1.0) -> None:
+        self._descriptor = descriptor
+        self._owned = owned
+        self._interval = interval
+        self._lock = threading.RLock()
+        self._open = False
+        self._count = 0
+        self._last = 0.0
+
+    def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
+        with self._lock:
+            self.close()
+            self._open, self._count = True, 0
+            self._write(event="start", title=title, total=total, unit=unit, estimate=estimate)
+
+    def advance(self, amount: int) -> None:
+        with self._lock:
+            self._count += amount
+            if time.monotonic() - self._last >= self._interval:
+                self._last = time.monotonic()
+                self._write(event="advance", count=self._count)
+
+    def done(
+        self,
+        name: str,
+        seconds: float = 0.0,
+        outcome: str = "done",
+        *,
+        detail: str = "",
+        remaining: float | None = None,
+    ) -> None:
+        self._write(
+            event="done", name=name, seconds=round(seconds, 4), outcome=outcome, detail=detail, remaining=remaining
+        )
+
+    def message(self, text: str) -> None:
+        self._write(event="message", text=text)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._write(event="close")
+
+    def __del__(self) -> None:
+        if self._owned:
+            os.close(self._descriptor)
+
+    def _write(self, **fields: object) -> None:
+        line = msgspec.json.encode({"time": round(time.time(), 3), **fields}) + b"\n"
+        with self._lock, contextlib.suppress(OSError):
+            while line:  # a pipe may take less than the whole
+                line = line[os.write(self._descriptor, line) :]
+
+
+class Several(Progress):
+    """Tells each of several."""
+
+    def __init__(self, members: Iterable[Progress]) -> None:
+        self._members = tuple(members)
+
+    def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
+        for member in self._members:
+            member.start(total, estimate, title=title, unit=unit)
+
+    def advance(self, amount: int) -> None:
+        for member in self._members:
+            member.advance(amount)
+
+    def done(
+        self,
+        name: str,
+        seconds: float = 0.0,
+        outcome: str = "done",
+        *,
+        detail: str = "",
+        remaining: float | None = None,
+    ) -> None:
+        for member in self._members:
+            member.done(name, seconds, outcome, detail=detail, remaining=remaining)
+
+    def message(self, text: str) -> None:
+        for member in self._members:
+            member.message(text)
+
+    def close(self) -> None:
+        for member in self._members:
+            member.close()
+
+
+def make_progress(stream: TextIO | None = None, log_json: str | int | Path | None = None) -> Progress:
+    """The progress that fits `stream` (standard error by default): a bar on a terminal, lines elsewhere.
+
+    Args:
+        stream: where people look.
+        log_json: a file to append JSON lines to, or a file descriptor (an integer, or a text of digits); it comes
+            besides, not instead.
+
+    Raises:
+        EnvironmentProblem: the file cannot be opened, or the descriptor is not open.
+    """
+    stream = sys.stderr if stream is None else stream
+    shown: Progress = Bar(stream) if stream.isatty() else Lines(stream)
+    if log_json is None:
+        return shown
+    text = str(log_json)
+    try:
+        if text.isdecimal():
+            os.fstat(int(text))
+            return Several((shown, JsonLines(int(text))))
+        descriptor = os.open(text, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"--log-json {text}: cannot be written ({reason}); give a file or a descriptor")
+    return Several((shown, JsonLines(descriptor, owned=True)))
+
+
+def spell_seconds(seconds: float) -> str:
+    """4.2 s, 2:05 or 1:02:05."""
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _failure_line(name: str, seconds: float, detail: str) -> str:
+    return f"FAILED {name} after {spell_seconds(seconds)}" + (f": {detail}" if detail else "")

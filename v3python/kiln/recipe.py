@@ -1,0 +1,223 @@
+"""Reads a recipe from YAML, checks it, and gives it meaning.
+
+What `load` gives is complete: every expression is parsed, every name is known to exist, kernel functions have the
+parameters that the recipe says; what follows (plan, generate) checks nothing again. recipe_file.py has the shape of the
+YAML, recipe_model.py that of the result, recipe_kernel.py reads the part about one kernel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kiln.document import Document, Keys, nearest, read
+from kiln.expressions import DTYPES
+from kiln.recipe_file import ArgumentShape, ChoiceShape, OperationShape, RecipeShape
+from kiln.recipe_kernel import read_kernel
+from kiln.recipe_model import (
+    Argument,
+    Choice,
+    Definition,
+    Native,
+    Operation,
+    Recipe,
+    Requirement,
+    Workspace,
+)
+from kiln.recipe_scope import Scope, check_name, read_expression
+
+__all__ = ["Recipe", "find", "load", "schema"]
+
+_SCALARS = {
+    "bool": ("int", 1),
+    "int32": ("int", 32),
+    "int64": ("int", 64),
+    "fp32": ("float", 32),
+    "fp64": ("float", 64),
+}
+_SCALAR_ALIASES = {"i32": "int32", "i64": "int64", "i1": "bool"}
+MAX_KERNELS = 16  # KILN_MAX_KERNELS
+MAX_VALUES = 512  # KILN_MAX_VALUES
+
+
+def load(path: Path | str) -> Recipe:
+    """Reads and checks a recipe, wherever it lies.
+
+    Raises:
+        RecipeError: something in it does not hold; begins with file:line.
+    """
+    path = Path(path)
+    document = read(path, RecipeShape)
+    shape = document.value
+    operations = []
+    owners: dict[str, str] = {}
+    for name, operation in shape.operations.items():
+        keys = ("operations", name)
+        check_name(document, keys, name, "an operation")
+        operations.append(_operation(document, keys, name, operation))
+        for kernel in operations[-1].kernels:
+            if kernel.name in owners:
+                document.fail(
+                    (*keys, "kernels", kernel.name),
+                    f"the operation {owners[kernel.name]} has a kernel {kernel.name} too; tuning files name kernels, "
+                    "so give each of a family a name of its own (and say `function:`)",
+                )
+            owners[kernel.name] = name
+    native = Native(
+        _files(document, ("native", "sources"), shape.native.sources),
+        _files(document, ("native", "headers"), shape.native.headers),
+    )
+    return Recipe(path.resolve(), shape.family, shape.summary, native, tuple(operations))
+
+
+def find(tree: Path) -> tuple[Path, ...]:
+    """The recipes of a source tree: tritonsrc/<family>/recipe.yaml, in the order of their names."""
+    return tuple(sorted(tree.glob("tritonsrc/*/recipe.yaml")))
+
+
+def schema() -> dict:
+    """The JSON schema of a recipe's YAML."""
+    document = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(RecipeShape)))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kiln recipe", **document}
+
+
+def _files(document: Document, keys: Keys, names: tuple[str, ...]) -> tuple[Path, ...]:
+    paths = tuple((document.path.parent / name).resolve() for name in names)
+    for position, path in enumerate(paths):
+        if not path.is_file():
+            document.fail((*keys, position), f"there is no file {names[position]} (at {path})")
+    return paths
+
+
+def _operation(document: Document, keys: Keys, name: str, shape: OperationShape) -> Operation:
+    arguments = tuple(
+        _argument(document, (*keys, "arguments", argument), argument, value, shape)
+        for argument, value in shape.arguments.items()
+    )
+    call = Scope.of_call(arguments)
+    definitions = []
+    for definition, text in shape.define.items():
+        here = (*keys, "define", definition)
+        check_name(document, here, definition, "a definition")
+        if definition in shape.arguments:
+            document.fail(here, f"{definition!r} is an argument already; give the definition another name")
+        definitions.append(Definition(definition, read_expression(document, here, text, call)))
+        call = call.with_names([definition], "definition")
+    requirements = tuple(
+        Requirement(
+            read_expression(document, (*keys, "require", position, "that"), requirement.that, call),
+            requirement.otherwise,
+        )
+        for position, requirement in enumerate(shape.require)
+    )
+    choices = tuple(
+        _choice(document, (*keys, "choices", choice), choice, value, call, shape)
+        for choice, value in shape.choices.items()
+    )
+    chosen = call.with_names([choice.name for choice in choices], "choice")
+    skip_when = None
+    if shape.skip_when is not None:
+        skip_when = read_expression(document, (*keys, "skip_when"), shape.skip_when, chosen)
+    workspaces = []
+    for workspace, text in shape.workspace.items():
+        here = (*keys, "workspace", workspace)
+        check_name(document, here, workspace, "a workspace")
+        if chosen.knows(workspace):
+            document.fail(here, f"{workspace!r} is {chosen.kind(workspace)} already; give the workspace another name")
+        workspaces.append(Workspace(workspace, read_expression(document, here, text, chosen)))
+    everything = chosen.with_names(list(shape.workspace), "workspace")
+    kernels = []
+    contiguous: list[Requirement] = []
+    for kernel, value in shape.kernels.items():
+        here = (*keys, "kernels", kernel)
+        check_name(document, here, kernel, "a kernel")
+        read_one = read_kernel(document, here, kernel, value, arguments, choices, tuple(workspaces), everything)
+        kernels.append(read_one.kernel)
+        contiguous += [r for r in read_one.requirements if r not in contiguous]
+    operation = Operation(
+        name,
+        shape.summary,
+        arguments,
+        choices,
+        tuple(definitions),
+        (*requirements, *contiguous),
+        skip_when,
+        tuple(workspaces),
+        tuple(kernels),
+    )
+    _refuse_unused(document, keys, operation, everything)
+    values = sum(len(argument.values) for argument in arguments) + 1 + len(choices) + len(definitions) + len(workspaces)
+    if values + max(len(kernel.columns) for kernel in kernels) > MAX_VALUES:
+        document.fail(keys, f"the operation {name} needs more than {MAX_VALUES} values for its expressions")
+    return operation
+
+
+def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, operation: OperationShape) -> Argument:
+    check_name(document, keys, name, "an argument")
+    if (shape.tensor is None) == (shape.scalar is None):
+        document.fail(keys, f"the argument {name} must be either a tensor (tensor: and rank:) or a scalar (scalar:)")
+    if shape.scalar is not None:
+        scalar = _SCALAR_ALIASES.get(shape.scalar, shape.scalar)
+        if scalar not in _SCALARS:
+            document.fail((*keys, "scalar"), f"unknown scalar {scalar!r}; {nearest(scalar, _SCALARS, 'scalars')}")
+        for field in ("rank", "optional"):
+            if getattr(shape, field):
+                document.fail((*keys, field), f"{field} is for tensors; {name} is a scalar")
+        kind, bits = _SCALARS[scalar]
+        return Argument(name, kind, 0, None, None, False, bits)
+    if shape.rank is None:
+        document.fail(keys, f"the tensor {name} lacks its rank")
+    if shape.tensor in operation.choices:
+        values = operation.choices[shape.tensor].values
+        if not any(isinstance(value, str) for value in values):
+            document.fail((*keys, "tensor"), f"the choice {shape.tensor} is none of dtypes")
+        return Argument(name, "tensor", shape.rank, None, shape.tensor, shape.optional, 0)
+    if shape.tensor not in DTYPES:
+        known = [*operation.choices, *DTYPES]
+        document.fail(
+            (*keys, "tensor"), f"unknown dtype {shape.tensor!r}; {nearest(shape.tensor, known, 'choices and dtypes')}"
+        )
+    return Argument(name, "tensor", shape.rank, shape.tensor, None, shape.optional, 0)
+
+
+def _choice(
+    document: Document, keys: Keys, name: str, shape: ChoiceShape, call: Scope, operation: OperationShape
+) -> Choice:
+    check_name(document, keys, name, "a choice")
+    of = read_expression(document, (*keys, "of"), shape.of, call)
+    values = shape.values
+    kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else "dtype" for v in values}
+    if len(kinds) > 1:
+        document.fail((*keys, "values"), f"the values of {name} are of several kinds: {', '.join(sorted(kinds))}")
+    (kind,) = kinds
+    for position, value in enumerate(values):
+        if kind == "dtype" and value not in DTYPES:
+            document.fail((*keys, "values", position), f"unknown dtype {value!r}; {nearest(value, DTYPES, 'dtypes')}")
+        if value in values[:position]:
+            document.fail((*keys, "values", position), f"{name} has the value {value} twice")
+    numbers = tuple(DTYPES[value] if kind == "dtype" else int(value) for value in values)
+    if shape.match == "next_larger" and (kind != "int" or list(numbers) != sorted(numbers)):
+        document.fail(
+            (*keys, "values"), f"the values of {name} must be ascending integers, since it matches next_larger"
+        )
+    # One name for an argument and a choice is clear only where both are always equal.
+    if call.knows(name) and (name not in operation.arguments or of.text.strip() != name or shape.match != "exact"):
+        document.fail(keys, f"{name!r} is {call.kind(name)} already; give the choice another name")
+    core = values if shape.core is None else shape.core
+    for position, value in enumerate(core):
+        if value not in values:
+            document.fail((*keys, "core", position), f"{value} is none of the values of {name}")
+    return Choice(name, of, kind, shape.match, values, numbers, tuple(value in core for value in values))
+
+
+def _refuse_unused(document: Document, keys: Keys, operation: Operation, scope: Scope) -> None:
+    for choice in operation.choices:
+        if not any(choice.name in kernel.choices for kernel in operation.kernels):
+            document.fail((*keys, "choices", choice.name), f"the choice {choice.name} is used by no kernel")
+    for argument in operation.arguments:
+        if not scope.used & set(argument.values):
+            document.fail((*keys, "arguments", argument.name), f"the argument {argument.name} is used by no expression")
+    for workspace in operation.workspaces:
+        if workspace.name not in scope.used:
+            document.fail((*keys, "workspace", workspace.name), f"the workspace {workspace.name} is used by no kernel")

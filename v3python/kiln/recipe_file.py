@@ -1,0 +1,189 @@
+"""What a recipe's YAML may say: the shape alone, from which the JSON schema is made. recipe.py gives it meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Text = str | int | bool  # an expression: YAML reads some as numbers or truth values
+Value = bool | int | str
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class ArgumentShape(Shape):
+    """An argument of the operation: either a tensor or a scalar."""
+
+    tensor: Annotated[str | None, Meta(description="A dtype, or the choice that decides it.")] = None
+    rank: Annotated[Annotated[int, Meta(ge=0, le=8)] | None, Meta(description="Of a tensor.")] = None
+    scalar: Annotated[str | None, Meta(description="bool, int32, int64, fp32 or fp64.")] = None
+    optional: Annotated[bool, Meta(description="A tensor that a call may leave out: all its values are 0 then.")] = (
+        False
+    )
+    summary: str = ""
+
+
+class ChoiceShape(Shape):
+    """What a call asks for that changes the kernel itself: an image for each value."""
+
+    of: Annotated[Text, Meta(description="What the call asks for: an expression over arguments and definitions.")]
+    values: Annotated[tuple[Value, ...], Meta(min_length=1, description="Integers, truth values or dtypes.")]
+    match: Annotated[
+        Literal["exact", "next_larger"],
+        Meta(description="next_larger: the smallest value that is not below what is asked for."),
+    ] = "exact"
+    core: Annotated[tuple[Value, ...] | None, Meta(description="The values of the core profile; all if not said.")] = (
+        None
+    )
+
+
+class RequirementShape(Shape):
+    """What must hold of a call's arguments."""
+
+    that: Annotated[Text, Meta(description="An expression; 0 refuses the call.")]
+    otherwise: Annotated[str, Meta(description="The sentence for the caller.")]
+
+
+class ParameterShape(Shape):
+    """A parameter of the kernel that is no constexpr."""
+
+    type: Annotated[
+        str, Meta(description="'*fp32', '*' and a choice of dtypes, or i1, i8 to i64, u8 to u64, fp32, fp64.")
+    ]
+    value: Annotated[bool | int | float | str, Meta(description="An expression, or a number.")]
+
+
+class SpecializationShape(Shape):
+    """An image of its own for calls whose parameters are like this. The first that holds is taken."""
+
+    divisible_by_16: tuple[str, ...] = ()
+    equal_to_1: tuple[str, ...] = ()
+
+
+class BinShape(Shape):
+    """An axis of the look-up: the number of edges that are not above the value."""
+
+    of: Text
+    edges: Annotated[tuple[int, ...], Meta(min_length=1, description="Ascending.")]
+
+
+class ZeroShape(Shape):
+    """Device memory that is set to zero before the kernel."""
+
+    address: Text
+    bytes: Text
+
+
+Axis = Value | tuple[Value, ...]
+
+
+class ConfigurationsShape(Shape):
+    """Configurations; where an entry gives lists, each combination is one."""
+
+    targets: Annotated[
+        str | tuple[str, ...],
+        Meta(description="Names of targets or groups, or default. The narrowest name that means a target decides."),
+    ] = "default"
+    core: Annotated[tuple[dict[str, Axis], ...], Meta(description="In every profile.")] = ()
+    full: Annotated[tuple[dict[str, Axis], ...], Meta(description="In the full profile besides.")] = ()
+    where: Annotated[
+        Text | None, Meta(description="Over choices and the configuration's values; 0 leaves the configuration out.")
+    ] = None
+
+
+class RuleShape(Shape):
+    """Where `when` matches: the first configuration that has the values of `use`."""
+
+    when: Annotated[
+        dict[str, Any],
+        Meta(description="Choices (a value or a list), bins ({at_least: edge, below: edge}), targets. Empty: always."),
+    ] = {}
+    use: dict[str, Value] = {}
+
+
+class SpillShape(Shape):
+    """Spills that are allowed."""
+
+    bytes: Annotated[int, Meta(ge=0, description="A thread.")]
+    reason: str
+    when: Annotated[
+        dict[str, Any], Meta(description="Choices, configuration values, specialization, targets. Empty: always.")
+    ] = {}
+
+
+class UnavailableShape(Shape):
+    """Variants that may be missing: left out, with this reason, if they fail or are unfit."""
+
+    reason: str
+    when: Annotated[
+        dict[str, Any], Meta(description="Choices, configuration values, specialization, targets. Empty: always.")
+    ] = {}
+
+
+class KernelShape(Shape):
+    """One Triton function and how it is compiled, chosen and launched."""
+
+    source: Annotated[str, Meta(description="The kernel's file, relative to the recipe.")]
+    parameters: Annotated[dict[str, ParameterShape], Meta(description="All that are no constexpr, in order.")]
+    grid: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=3, description="Blocks in each dimension.")]
+    configurations: Annotated[tuple[ConfigurationsShape, ...], Meta(min_length=1)]
+    function: Annotated[str | None, Meta(description="Its name in the file; the kernel's own if not said.")] = None
+    when: Annotated[Text | None, Meta(description="0 leaves the kernel out of the call.")] = None
+    choices: Annotated[tuple[str, ...], Meta(description="Those that the kernel depends on.")] = ()
+    constants: Annotated[
+        dict[str, bool | int | float | str],
+        Meta(description="constexpr parameters: numbers, or expressions over choices and configuration values."),
+    ] = {}
+    specializations: Annotated[
+        dict[str, SpecializationShape], Meta(description="In the order in which they are tried; the last always holds.")
+    ] = {}
+    zero: Annotated[tuple[str | ZeroShape, ...], Meta(description="Names of workspaces or tensors, or ranges.")] = ()
+    lookup: Annotated[dict[str, BinShape], Meta(description="What the choice of a configuration depends on.")] = {}
+    heuristic: Annotated[tuple[RuleShape, ...], Meta(description="Where nothing is tuned.")] = ()
+    spills: tuple[SpillShape, ...] = ()
+    unavailable: tuple[UnavailableShape, ...] = ()
+    summary: str = ""
+
+
+class OperationShape(Shape):
+    """What a call runs: one kernel, or several one after another."""
+
+    arguments: Annotated[dict[str, ArgumentShape], Meta(min_length=1, description="In the order of a call.")]
+    kernels: Annotated[dict[str, KernelShape], Meta(min_length=1, max_length=16, description="In the order of launch.")]
+    choices: dict[str, ChoiceShape] = {}
+    define: Annotated[dict[str, Text], Meta(description="Names for expressions; a later may read an earlier.")] = {}
+    require: tuple[RequirementShape, ...] = ()
+    skip_when: Annotated[Text | None, Meta(description="Not 0: nothing to do, and the call succeeds.")] = None
+    workspace: Annotated[
+        dict[str, Text], Meta(description="Bytes of device memory that the caller gives, by name.")
+    ] = {}
+    summary: str = ""
+
+
+class NativeShape(Shape):
+    """Hand-written C++ of the family's library: typed entries."""
+
+    sources: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+
+
+class RecipeShape(Shape):
+    """A family of kernels."""
+
+    family: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$", description="The library is libkiln_<family>.so.")]
+    operations: Annotated[dict[str, OperationShape], Meta(min_length=1)]
+    summary: str = ""
+    native: NativeShape = NativeShape()
+
+
+class TuningShape(Shape):
+    """Tuned rules for one family on one target: tuning/<family>/<target>.yaml."""
+
+    kernels: Annotated[
+        dict[str, tuple[RuleShape, ...]], Meta(description="Rules by kernel; the first that fits decides.")
+    ]
+    summary: str = ""

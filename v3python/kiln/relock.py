@@ -1,0 +1,142 @@
+"""Makes the toolchain's lock anew: for each package and version that it names, the files that each Python installs.
+
+To move to another version, edit `version:` in input/toolchain.lock.yaml and run `kiln fetch --relock`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist_filename, parse_wheel_filename
+
+from kiln.errors import ToolchainError
+from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, parse_lock, write_lock
+from kiln.registry import Candidate, Registry
+
+# A release is built for glibc 2.28, and so are the wheels that build it; older names mean older glibcs.
+_PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
+_ALIASES = ("manylinux2010_x86_64", "manylinux1_x86_64")
+
+FRONT_NAME = "front.lock"
+
+
+def relock(folder: Path, registry: Registry) -> Lock:
+    """Writes `folder`'s toolchain.lock.yaml and front.lock anew, and returns the lock.
+
+    Raises:
+        ToolchainError: a package has no file for one of the lock's versions of Python.
+    """
+    path = folder / LOCK_NAME
+    text = path.read_text()
+    header = "".join(line for line in text.splitlines(keepends=True)[: _header_lines(text)])
+    draft = msgspec.convert(yaml.safe_load(text), Lock)
+    packages = tuple(
+        msgspec.structs.replace(package, files=locked_files(package, draft.pythons, registry))
+        for package in draft.packages
+    )
+    written = write_lock(msgspec.structs.replace(draft, packages=packages), header)
+    lock = parse_lock(written.encode(), str(path))
+    _replace(path, written)
+    _replace(folder / FRONT_NAME, lock.front_requirements())
+    return lock
+
+
+def best_wheel(names: Sequence[str], python: str) -> str | None:
+    """The wheel that pip would take on glibc 2.28 or later with this version of CPython, or None."""
+    version = tuple(int(part) for part in python.split("."))
+    short = "".join(python.split("."))
+    platforms = [*_PLATFORMS, *_ALIASES]
+    order: dict[Tag, int] = {}
+    for tag in cpython_tags(version, [f"cp{short}"], platforms):
+        order.setdefault(tag, len(order))
+    for tag in compatible_tags(version, f"cp{short}", platforms):
+        order.setdefault(tag, len(order))
+    ranked = []
+    for name in names:
+        tags = parse_wheel_filename(name)[3]
+        ranks = [order[tag] for tag in tags if tag in order]
+        if ranks:
+            ranked.append((min(ranks), name))
+    return min(ranked)[1] if ranked else None
+
+
+def locked_files(package: Package, pythons: Sequence[str], registry: Registry) -> tuple[LockedFile, ...]:
+    """The files of a package that these versions of Python install, with size and digest; its source if it asks so.
+
+    Raises:
+        ToolchainError: there is none for one of them.
+    """
+    by_name: dict[str, Candidate] = {}
+    sources: list[str] = []
+    for candidate in registry.candidates(package.name):
+        try:
+            if candidate.name.endswith(".whl"):
+                name, version, *_ = parse_wheel_filename(candidate.name)
+            elif candidate.name.endswith(".tar.gz"):
+                name, version = parse_sdist_filename(candidate.name)
+            else:
+                continue
+        except (InvalidWheelFilename, ValueError):
+            continue
+        if name == canonicalize_name(package.name) and str(version) == package.version:
+            by_name.setdefault(candidate.name, candidate)
+            if candidate.name.endswith(".tar.gz"):
+                sources.append(candidate.name)
+    wheels = [name for name in by_name if name.endswith(".whl")]
+    serves: dict[str, list[str]] = {}
+    for python in pythons:
+        wheel = best_wheel([name for name in wheels if _admits(by_name[name], python)], python)
+        if wheel is None:
+            raise ToolchainError(f"{package.requirement} has no wheel for Python {python} and glibc 2.28; lock another")
+        serves.setdefault(wheel, []).append(python)
+    if package.source:
+        if not sources:
+            raise ToolchainError(f"{package.requirement} has no source distribution, and the lock asks for it")
+        serves[sources[0]] = []
+    known = {file.name: file for file in package.files}
+    return tuple(_locked(by_name[name], tuple(served), known.get(name), registry) for name, served in serves.items())
+
+
+def _admits(candidate: Candidate, python: str) -> bool:
+    return candidate.requires_python is None or SpecifierSet(candidate.requires_python).contains(f"{python}.99")
+
+
+def _locked(candidate: Candidate, pythons: tuple[str, ...], known: LockedFile | None, registry: Registry) -> LockedFile:
+    digest, size = candidate.sha256, candidate.size
+    if known and digest == known.sha256:
+        size = known.size
+    if digest is None or size is None:
+        digest, size = _measure(candidate, registry)
+    return LockedFile(name=candidate.name, pythons=pythons, size=size, sha256=digest)
+
+
+def _measure(candidate: Candidate, registry: Registry) -> tuple[str, int]:
+    """Digest and size of a file of which the index does not say them; its digest, if said, must hold."""
+    digest, size = hashlib.sha256(), 0
+    with registry.request(candidate.url, {"Accept-Encoding": "identity"}) as response:
+        response.raise_for_status()
+        for block in response.iter_content(1 << 20):
+            digest.update(block)
+            size += len(block)
+    if candidate.sha256 not in (None, digest.hexdigest()):
+        raise ToolchainError(f"{candidate.name}: the index says {candidate.sha256}, its bytes {digest.hexdigest()}")
+    return digest.hexdigest(), size
+
+
+def _header_lines(text: str) -> int:
+    return next((i for i, line in enumerate(text.splitlines()) if not line.startswith("#")), 0)
+
+
+def _replace(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        file.write(text)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)

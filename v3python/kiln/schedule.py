@@ -1,0 +1,310 @@
+"""The farm's decisions: events go in, instructions come out. No input or output, no threads, and no clock of its own.
+
+What it decides: the longest job goes first, so that none is left over when all others are done; how many run at once
+is bounded by a number and by memory; a job that takes too long is killed and not tried again; a job whose worker died
+is tried again, with twice the memory if memory was the reason; a job that failed by itself is not tried again.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How jobs are run.
+
+    Attributes:
+        jobs: how many run at once.
+        memory: bytes that all jobs that run at once may take together; one job alone may always run.
+        job_memory: bytes that a job may take at its first attempt.
+        timeout: seconds after which a job is killed.
+        attempts: how often a job is tried whose worker dies.
+        keep_going: after a failure, run the others all the same; else end what runs and start nothing more.
+    """
+
+    jobs: int
+    memory: int
+    job_memory: int
+    timeout: float = math.inf
+    attempts: int = 3
+    keep_going: bool = True
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run this job now; it may take `memory` bytes."""
+
+    name: str
+    attempt: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End this attempt now, and report it as died."""
+
+    name: str
+    attempt: int
+
+
+Instruction = Start | Kill
+
+
+class End(enum.Enum):
+    """How a job ended."""
+
+    DONE = "done"
+    FAILED = "failed"  # by itself: the same would happen again
+    TIMEOUT = "timeout"
+    CRASH = "crash"  # its worker died at each attempt
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, after how many attempts, and what is to be said about it."""
+
+    end: End
+    attempts: int
+    message: str = ""
+
+
+@dataclass
+class _Job:
+    name: str
+    order: int
+    memory: int
+    attempt: int = 0
+    estimate: float = 0.0
+    since: float | None = None  # its clock runs since then; None: not begun, or it waits for somebody
+    used: float = 0.0  # seconds on its clock before that
+    end: End | None = None  # how it will have ended once it is dead
+
+
+class Scheduler:
+    """Decides over a set of jobs, each known by its name.
+
+    Tell it what happened by `started`, `waits`, `finished`, `failed`, `died` and `cancel`; ask `step` what to do. An
+    event of an attempt that is over is ignored, so a result that comes late or twice does no harm.
+    """
+
+    def __init__(self, names: Iterable[str], policy: Policy, durations: Mapping[str, float] | None = None) -> None:
+        self.policy = policy
+        self.outcomes: dict[str, Outcome] = {}
+        self._estimates = Estimates(durations or {})
+        self._pending = [_Job(name, order, policy.job_memory) for order, name in enumerate(dict.fromkeys(names))]
+        self._running: dict[str, _Job] = {}
+        self._stopping = False
+        self._samples = 0
+        self._sort()
+
+    # ---- events ----
+
+    def started(self, name: str, attempt: int, now: float) -> None:
+        """The job's clock runs from now on: its worker has begun, or goes on after `waits`."""
+        if (job := self._current(name, attempt)) and job.since is None:
+            job.since = now
+
+    def waits(self, name: str, attempt: int, now: float) -> None:
+        """The job waits for somebody else: its clock stands still until `started`."""
+        if (job := self._current(name, attempt)) and job.since is not None:
+            job.used += now - job.since
+            job.since = None
+
+    def finished(self, name: str, attempt: int, seconds: float) -> None:
+        """The job is done and took `seconds`; also if it was about to be killed."""
+        if job := self._current(name, attempt):
+            self._end(job, End.DONE)
+            self._learn(name, seconds)
+
+    def failed(self, name: str, attempt: int, message: str) -> None:
+        """The job failed by itself."""
+        if job := self._current(name, attempt):
+            self._end(job, End.FAILED, message)
+
+    def died(self, name: str, attempt: int, message: str, out_of_memory: bool = False) -> None:
+        """The job's worker is no more; `out_of_memory`: that may be why."""
+        job = self._current(name, attempt)
+        if job is None:
+            return
+        if job.end is not None:
+            limit = f"took longer than {self.policy.timeout:g} s" if job.end is End.TIMEOUT else ""
+            self._end(job, job.end, limit)
+        elif job.attempt >= self.policy.attempts:
+            self._end(job, End.CRASH, f"{message}, {job.attempt} times in a row" if job.attempt > 1 else message)
+        else:
+            del self._running[name]
+            if out_of_memory:
+                job.memory = max(job.memory, min(2 * job.memory, self.policy.memory))
+            job.since, job.used = None, 0.0
+            self._pending.append(job)  # at the end, from where they are taken: it was before all that still wait
+            self._pending_seconds += job.estimate
+
+    def cancel(self) -> None:
+        """Nothing is to be started any more, and what runs is to be killed."""
+        self._stopping = True
+
+    # ---- what to do ----
+
+    def step(self, now: float) -> list[Instruction]:
+        """What is to be done now. Each instruction is given once."""
+        instructions: list[Instruction] = []
+        for job in self._running.values():
+            if job.end is None and self._stopping:
+                job.end = End.CANCELLED
+            elif job.end is None and self._deadline(job) <= now:
+                job.end = End.TIMEOUT
+            else:
+                continue
+            instructions.append(Kill(job.name, job.attempt))
+        if self._stopping:
+            for job in self._pending:
+                self.outcomes[job.name] = Outcome(End.CANCELLED, job.attempt)
+            self._pending.clear()
+        while len(self._running) < self.policy.jobs and (job := self._pick()):
+            job.attempt += 1
+            self._running[job.name] = job
+            instructions.append(Start(job.name, job.attempt, job.memory))
+        return instructions
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every job has ended."""
+        return not self._pending and not self._running
+
+    def next_deadline(self) -> float:
+        """When `step` will have something to kill if nothing happens until then; infinity if never."""
+        return min((self._deadline(job) for job in self._running.values() if job.end is None), default=math.inf)
+
+    def remaining(self, now: float) -> float | None:
+        """Seconds until all is done, as far as is known; None if nothing is."""
+        if not self._estimates:
+            return None
+        left = [max(0.0, job.estimate - self._clock(job, now)) for job in self._running.values()]
+        return max([(self._pending_seconds + sum(left)) / self.policy.jobs, *left])
+
+    # ---- inside ----
+
+    def _current(self, name: str, attempt: int) -> _Job | None:
+        job = self._running.get(name)
+        return job if job is not None and job.attempt == attempt else None
+
+    def _clock(self, job: _Job, now: float) -> float:
+        return job.used + (now - job.since if job.since is not None else 0.0)
+
+    def _deadline(self, job: _Job) -> float:
+        return math.inf if job.since is None else job.since + self.policy.timeout - job.used
+
+    def _end(self, job: _Job, end: End, message: str = "") -> None:
+        del self._running[job.name]
+        self.outcomes[job.name] = Outcome(end, job.attempt, message)
+        if end not in (End.DONE, End.CANCELLED) and not self.policy.keep_going:
+            self._stopping = True
+
+    def _pick(self) -> _Job | None:
+        """Takes the next job: one of a kind of which nothing is known, so that something will be; else the longest
+        that memory allows. (A job that needs more memory than is free now lets others pass: better late than idle.)"""
+        free = self.policy.memory - sum(job.memory for job in self._running.values())
+        kinds = {_kind(job.name) for job in self._running.values()}
+        chosen = None
+        for index in range(len(self._pending) - 1, -1, -1):
+            job = self._pending[index]
+            if job.memory > free and self._running:
+                continue
+            if not math.isinf(job.estimate) or _kind(job.name) not in kinds:
+                chosen = index
+                break
+            chosen = index if chosen is None else chosen
+        if chosen is None:
+            return None
+        job = self._pending.pop(chosen)
+        if math.isinf(job.estimate):
+            job.estimate = self._estimates.mean
+        self._pending_seconds = max(0.0, self._pending_seconds - job.estimate)
+        return job
+
+    def _learn(self, name: str, seconds: float) -> None:
+        self._estimates.add(name, seconds)
+        self._samples += 1
+        if self._samples >= 1.5 * self._samples_at_sort:  # so that a long build sorts a few dozen times
+            self._sort()
+
+    def _sort(self) -> None:
+        """Longest last, from where they are taken; those of unknown kinds after them, in the order given."""
+        for job in self._pending:
+            estimate = self._estimates(job.name)
+            job.estimate = math.inf if estimate is None else estimate
+        self._pending.sort(key=lambda job: (job.attempt, job.estimate, -job.order))
+        self._pending_seconds = sum(
+            self._estimates.mean if math.isinf(job.estimate) else job.estimate for job in self._pending
+        )
+        self._samples_at_sort = self._samples
+
+
+@dataclass
+class _Mean:
+    count: int = 0
+    total: float = 0.0
+
+
+@dataclass
+class Estimates:
+    """Seconds that a job will take, by what it or similar ones took.
+
+    Names look like `kernel[functional][configuration][specialization]@target`. The nearest relatives count: the same
+    but for the last bracket, for the last two ..., on the same target; nothing beyond the kernel and the target, which
+    are a job's kind: how long one GPU's compiler takes says little about another's.
+    """
+
+    known: Mapping[str, float]
+    _exact: dict[str, float] = field(default_factory=dict)
+    _means: dict[tuple[str, str], _Mean] = field(default_factory=dict)
+    _all: _Mean = field(default_factory=_Mean)
+
+    def __post_init__(self) -> None:
+        for name, seconds in self.known.items():
+            self.add(name, seconds)
+
+    def __bool__(self) -> bool:
+        return self._all.count > 0
+
+    @property
+    def mean(self) -> float:
+        """Of all jobs; 0 if there was none."""
+        return self._all.total / self._all.count if self._all.count else 0.0
+
+    def add(self, name: str, seconds: float) -> None:
+        """A job took so long."""
+        self._exact[name] = seconds
+        for mean in (self._all, *(self._means.setdefault(key, _Mean()) for key in _relatives(name))):
+            mean.count += 1
+            mean.total += seconds
+
+    def __call__(self, name: str) -> float | None:
+        """The estimate, or None where nothing of this kind is known."""
+        if (exact := self._exact.get(name)) is not None:
+            return exact
+        for key in _relatives(name):
+            if (mean := self._means.get(key)) is not None:
+                return mean.total / mean.count
+        return None
+
+
+@lru_cache(maxsize=1 << 17)
+def _relatives(name: str) -> tuple[tuple[str, str], ...]:
+    """Groups that a name belongs to, the narrowest first; the last is its kind."""
+    head, _, target = name.rpartition("@")
+    groups = []
+    while head.endswith("]") and "[" in head:
+        head = head[: head.rindex("[")]
+        groups.append((head, target))
+    return tuple(groups) or ((head, target),)
+
+
+def _kind(name: str) -> tuple[str, str]:
+    return _relatives(name)[-1]
