@@ -1,0 +1,88 @@
+// What Kiln needs of a vendor's driver, and nothing more. cuda.cc and hip.cc fill it in.
+//
+// The caller's current context (CUDA) or device (HIP) is changed only between enter() and leave(), which restores it.
+#pragma once
+
+#include <stdint.h>
+
+#include "kiln/kiln.h"
+
+namespace kiln {
+
+constexpr int kMaxDevices = 64;  // a vendor's; more are not looked at
+
+struct Driver;
+struct Options;
+
+struct Device {
+  Driver* driver;
+  int32_t vendor, ordinal;
+  int32_t handle;  // CUdevice; the ordinal again for HIP
+  int32_t multiprocessors, warp_size;
+  uint32_t max_threads, max_shared;  // of a block, opted in
+  int64_t max_grid[3];               // blocks
+  int64_t max_grid_threads;          // threads along a dimension of the grid
+  char name[256];
+  char id[64];
+  char target[64];    // "sm_90", "gfx942"
+  char refusal[160];  // why the driver cannot use it, or ""
+};
+
+// An image that a driver has loaded for one device.
+struct Loaded {
+  Loaded* next;
+  const struct ImageRow* row;
+  void* module;    // CUlibrary, hipModule_t
+  void* function;  // CUkernel, hipFunction_t
+  void* code;      // kept until it is unloaded, where the driver wants that; else nullptr
+  uint32_t dynamic_shared;
+};
+
+// Between enter() and leave() the queue's device is current.
+struct Scope {
+  Device* device;
+  void* stream;
+  void* previous;  // what leave() restores
+  bool switched;
+};
+
+struct Launch {
+  const Loaded* image;
+  uint32_t grid[3];  // blocks, clusters counted in
+  void** parameters;
+};
+
+struct DriverCalls {
+  // Finds whose stream it is, checks that against the queue's device, makes it current. KILN_E_QUEUE if it cannot.
+  kiln_status (*enter)(Driver& driver, const kiln_queue& queue, Scope* scope);
+  void (*leave)(Driver& driver, const Scope& scope);
+  // Takes `code`, which is malloc'ed, over: frees it, or leaves it in loaded->code. On failure nothing stays loaded.
+  kiln_status (*load)(Driver& driver, Device& device, const struct ImageRow& row, const char* symbol, void* code,
+                      Loaded* loaded);
+  // A sentence of what went wrong is logged, nothing more can be done.
+  void (*unload)(Driver& driver, Device& device, Loaded& loaded);
+  kiln_status (*launch)(Driver& driver, const Scope& scope, const Launch& launch);
+  kiln_status (*zero)(Driver& driver, const Scope& scope, uint64_t address, uint64_t bytes);
+  // Frees the driver; without `release` (in a forked child) its library stays as it is.
+  void (*close)(Driver* driver, bool release);
+};
+
+// A vendor's open driver; the vendor's file derives from it.
+struct Driver {
+  const DriverCalls* calls;
+  const Options* options;
+  int32_t vendor;
+  int32_t device_count;
+  Device* devices;
+};
+
+// Find, initialise and enumerate. KILN_E_NO_DEVICE: no such driver, or one too old; KILN_E_DRIVER: it failed.
+kiln_status open_cuda(const Options& options, Driver** out);
+kiln_status open_hip(const Options& options, Driver** out);
+
+const char* vendor_name(int32_t vendor);
+
+// Gives an entry point: by the caller's resolver if there is one, else from `library`.
+void* resolve(const Options& options, int32_t vendor, void* library, const char* symbol);
+
+}  // namespace kiln

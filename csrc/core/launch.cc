@@ -1,0 +1,149 @@
+// The calls that run something, or say what would run.
+#include "dispatch.h"
+
+namespace kiln {
+namespace {
+
+// A call and its queue, read whole; the queue's device is current until the end of the block.
+class Entered {
+ public:
+  Entered() : driver_(nullptr) {}
+  ~Entered() {
+    if (driver_) driver_->calls->leave(*driver_, scope);
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+  kiln_status enter(kiln_runtime& runtime, const kiln_queue& queue) {
+    Driver* driver;
+    kiln_status status = get_driver(runtime, queue.vendor, &driver);
+    if (status != KILN_OK) return status;
+    status = driver->calls->enter(*driver, queue, &scope);
+    if (status == KILN_OK) driver_ = driver;
+    return status;
+  }
+  Driver& driver() { return *driver_; }
+
+  Scope scope;
+
+ private:
+  Driver* driver_;
+};
+
+kiln_status read_call(const kiln_call* from, kiln_call* call, kiln_queue* queue) {
+  *call = KILN_CALL_INIT;
+  kiln_status status = kiln_read_struct(call, sizeof *call, from, "kiln_call");
+  if (status != KILN_OK) return status;
+  if (!call->operation) return fail(KILN_E_ARGUMENT, "kiln_call.operation is NULL");
+  status = check_runtime(call->operation->family->runtime);
+  if (status != KILN_OK) return status;
+  *queue = KILN_QUEUE_INIT(0, nullptr);
+  return kiln_read_struct(queue, sizeof *queue, call->queue, "kiln_call.queue");
+}
+
+// From a call to its plan.
+kiln_status make_plan(const kiln_call& call, const kiln_queue& queue, uint64_t workspace, Entered& entered,
+                      Plan& plan) {
+  plan.operation = call.operation;
+  plan.call = &call;
+  kiln_status status = read_arguments(plan);
+  if (status != KILN_OK) return status;
+  status = entered.enter(*call.operation->family->runtime, queue);
+  if (status != KILN_OK) return status;
+  plan.device = entered.scope.device;
+  return dispatch(plan, workspace);
+}
+
+kiln_status check_workspace(const Plan& plan) {
+  const kiln_call& call = *plan.call;
+  if (plan.workspace_bytes == 0) return KILN_OK;
+  unsigned long long needed = plan.workspace_bytes, given = call.workspace_bytes;
+  if (!call.workspace)
+    return fail(KILN_E_WORKSPACE, "%s: this call needs %llu bytes of workspace and its workspace is NULL",
+                plan.operation->name, needed);
+  if (reinterpret_cast<uint64_t>(call.workspace) % kAlignment)
+    return fail(KILN_E_WORKSPACE, "%s: the workspace is at %p, which is no multiple of %d", plan.operation->name,
+                call.workspace, KILN_WORKSPACE_ALIGNMENT);
+  if (given < needed)
+    return fail(KILN_E_WORKSPACE, "%s: this call needs %llu bytes of workspace and is given %llu", plan.operation->name,
+                needed, given);
+  return KILN_OK;
+}
+
+kiln_status run_kernel(Entered& entered, Plan& plan, KernelPlan& kernel, const Loaded& image) {
+  Driver& driver = entered.driver();
+  for (int32_t i = 0; i < kernel.zero_count; ++i) {
+    kiln_status status = driver.calls->zero(driver, entered.scope, kernel.zero_address[i], kernel.zero_bytes[i]);
+    if (status != KILN_OK) return status;
+  }
+  if (kernel.empty) return KILN_OK;
+  // Triton's hidden pointers: global scratch, then profile scratch, which no release has.
+  kernel.parameters[kernel.parameter_count] = image.row->scratch ? plan.scratch_address : 0;
+  kernel.parameters[kernel.parameter_count + 1] = 0;
+  void* parameters[KILN_MAX_PARAMETERS + 2];
+  for (uint32_t i = 0; i < image.row->parameters; ++i) parameters[i] = &kernel.parameters[i];
+  Launch launch = {&image, {kernel.grid[0] * image.row->clusters, kernel.grid[1], kernel.grid[2]}, parameters};
+  return driver.calls->launch(driver, entered.scope, launch);
+}
+
+kiln_status run(const kiln_call* from, bool launch) {
+  kiln_call call;
+  kiln_queue queue;
+  kiln_status status = read_call(from, &call, &queue);
+  if (status != KILN_OK) return status;
+  Entered entered;
+  Plan plan;
+  uint64_t workspace = launch && call.workspace ? reinterpret_cast<uint64_t>(call.workspace) : kAlignment;
+  if ((status = make_plan(call, queue, workspace, entered, plan)) != KILN_OK) return status;
+  if (launch && (status = check_workspace(plan)) != KILN_OK) return status;
+  // Everything that can fail before the device is touched has failed by now, except for loading: all images first.
+  Loaded* images[KILN_MAX_KERNELS];
+  for (int32_t i = 0; i < plan.kernel_count; ++i)
+    if ((status = load_slot(*plan.binding, plan.kernels[i].slot, *plan.kernels[i].image, &images[i])) != KILN_OK)
+      return status;
+  if (!launch) return KILN_OK;
+  for (int32_t i = 0; i < plan.kernel_count; ++i)
+    if ((status = run_kernel(entered, plan, plan.kernels[i], *images[i])) != KILN_OK) return status;
+  return KILN_OK;
+}
+
+}  // namespace
+}  // namespace kiln
+
+using namespace kiln;
+
+extern "C" {
+
+kiln_status kiln_launch(const kiln_call* call) { return run(call, true); }
+
+kiln_status kiln_prepare(const kiln_call* call) { return run(call, false); }
+
+kiln_status kiln_workspace_size(const kiln_call* from, uint64_t* bytes) {
+  if (!bytes) return fail(KILN_E_ARGUMENT, "kiln_workspace_size: bytes is NULL");
+  *bytes = 0;
+  kiln_call call;
+  kiln_queue queue;
+  kiln_status status = read_call(from, &call, &queue);
+  if (status != KILN_OK) return status;
+  Entered entered;
+  Plan plan;
+  status = make_plan(call, queue, kAlignment, entered, plan);
+  if (status == KILN_OK) *bytes = plan.workspace_bytes;
+  return status;
+}
+
+kiln_status kiln_explain(const kiln_call* from, kiln_variant_fn visit, void* user) {
+  if (!visit) return fail(KILN_E_ARGUMENT, "kiln_explain: visit is NULL");
+  kiln_call call;
+  kiln_queue queue;
+  kiln_status status = read_call(from, &call, &queue);
+  if (status != KILN_OK) return status;
+  Plan plan;
+  {
+    Entered entered;  // not while the caller's function runs
+    status = make_plan(call, queue, kAlignment, entered, plan);
+  }
+  return status == KILN_OK ? explain(plan, visit, user) : status;
+}
+
+}  // extern "C"

@@ -1,0 +1,186 @@
+// kiln_open, kiln_close, kiln_devices.
+#include "runtime.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "sha256.h"
+
+namespace kiln {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+// The mark of this process: a page that the kernel wipes in every child, however it was forked. A check is one load.
+void mark_process(kiln_runtime& runtime) {
+  runtime.process = getpid();
+  void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return;
+  if (madvise(page, kPage, MADV_WIPEONFORK) != 0) {
+    munmap(page, kPage);
+    return;
+  }
+  *static_cast<uint64_t*>(page) = 1;
+  runtime.alive = static_cast<uint64_t*>(page);
+}
+
+bool is_forked(const kiln_runtime& runtime) {
+  return runtime.alive ? *static_cast<const volatile uint64_t*>(runtime.alive) == 0 : runtime.process != getpid();
+}
+
+kiln_status read_trusted(const char* text, Options& options) {
+  size_t most = (strlen(text) + 1) / 65 + 1;
+  options.trusted = reinterpret_cast<uint8_t (*)[32]>(allocate<uint8_t>(most * 32));
+  if (!options.trusted) return out_of_memory();
+  while (*text) {
+    size_t length = strcspn(text, ",");
+    if (!from_hex(text, length, options.trusted[options.trusted_count]))
+      return fail(
+          KILN_E_ARGUMENT,
+          "kiln_options.trusted_packs: \"%.*s\" is no digest; it must be 64 hexadecimal digits, several of them "
+          "separated by ','",
+          static_cast<int>(length < 80 ? length : 80), text);
+    ++options.trusted_count;
+    text += length;
+    if (*text) ++text;
+  }
+  return KILN_OK;
+}
+
+kiln_status copy(const char* text, char** out) {
+  if (!text) return KILN_OK;
+  *out = copy_string(text);
+  return *out ? KILN_OK : out_of_memory();
+}
+
+kiln_status set_options(const kiln_options& from, Options& to) {
+  if (from.reserved0) return fail(KILN_E_NEWER_CALLER, "kiln_options.reserved0 is not zero");
+  to.log = from.log;
+  to.log_user = from.log_user;
+  to.log_level = from.log_level;
+  to.resolve = from.resolve;
+  to.resolve_user = from.resolve_user;
+  kiln_status status = copy(from.pack_path, &to.pack_path);
+  if (status == KILN_OK) status = copy(secure_getenv("KILN_PACK_PATH"), &to.environment);
+  if (status == KILN_OK && from.trusted_packs) status = read_trusted(from.trusted_packs, to);
+  return status;
+}
+
+// Everything but what belongs to the drivers.
+void release(kiln_runtime* runtime, bool unload) {
+  for (Family* family = runtime->families.load(std::memory_order_relaxed); family;) {
+    Family* next = family->next;
+    close_family(family, unload);
+    family = next;
+  }
+  for (Pack* pack = runtime->packs; pack;) {
+    Pack* next = pack->next;
+    close_pack(pack);
+    pack = next;
+  }
+  for (std::atomic<Driver*>& slot : runtime->drivers)
+    if (Driver* driver = slot.load(std::memory_order_relaxed)) driver->calls->close(driver, unload);
+  free(runtime->options.pack_path);
+  free(runtime->options.environment);
+  free(runtime->options.trusted);
+  if (runtime->alive) munmap(const_cast<uint64_t*>(runtime->alive), kPage);
+  free(runtime);
+}
+
+// Why no registered family can run on the device, or "".
+void find_refusal(kiln_runtime& runtime, Device& device, Text& refusal) {
+  if (device.refusal[0]) return refusal.add("%s", device.refusal);
+  Family* family = runtime.families.load(std::memory_order_acquire);
+  if (!family) return refusal.add("no family is registered");
+  for (; family; family = family->next) {
+    Binding* binding;
+    if (bind(*family, device, nullptr, &binding) == KILN_OK) return refusal.clear();
+    refusal.add("%s%s", refusal.length() ? "; " : "", kiln_error());
+  }
+}
+
+}  // namespace
+
+void log(const Options& options, int32_t level, const char* format, ...) {
+  if (!options.log || level > options.log_level) return;
+  char text[1536];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  options.log(level, text, options.log_user);
+}
+
+kiln_status check_runtime(const kiln_runtime* runtime) {
+  if (!runtime) return fail(KILN_E_ARGUMENT, "the kiln_t is NULL");
+  if (is_forked(*runtime))
+    return fail(KILN_E_FORKED, "this process was forked from the one that opened the kiln_t; open another one here");
+  return KILN_OK;
+}
+
+}  // namespace kiln
+
+using namespace kiln;
+
+extern "C" {
+
+kiln_status kiln_open(const kiln_options* from, kiln_t* out) {
+  if (!out) return fail(KILN_E_ARGUMENT, "kiln_open: out is NULL");
+  *out = nullptr;
+  kiln_options options = KILN_OPTIONS_INIT;
+  kiln_status status = from ? kiln_read_struct(&options, sizeof options, from, "kiln_options") : KILN_OK;
+  if (status != KILN_OK) return status;
+  kiln_runtime* runtime = allocate<kiln_runtime>();
+  if (!runtime) return out_of_memory();
+  mark_process(*runtime);
+  status = set_options(options, runtime->options);
+  if (status != KILN_OK) {
+    release(runtime, false);
+    return status;
+  }
+  *out = runtime;
+  return KILN_OK;
+}
+
+kiln_status kiln_close(kiln_t kiln) {
+  // In a forked child the driver is not to be touched: its state is the parent's.
+  if (kiln) release(kiln, !is_forked(*kiln));
+  return KILN_OK;
+}
+
+kiln_status kiln_devices(kiln_t kiln, kiln_device_fn visit, void* user) {
+  kiln_status status = check_runtime(kiln);
+  if (status != KILN_OK) return status;
+  if (!visit) return fail(KILN_E_ARGUMENT, "kiln_devices: visit is NULL");
+  FixedText<1024> missing;
+  int32_t found = 0;
+  for (int32_t vendor = KILN_VENDOR_NVIDIA; vendor <= KILN_VENDOR_AMD; ++vendor) {
+    Driver* driver;
+    status = get_driver(*kiln, vendor, &driver);
+    if (status != KILN_OK) {
+      missing.add("%s%s", missing.length() ? "; " : "", kiln_error());
+      continue;
+    }
+    ++found;
+    for (int32_t i = 0; i < driver->device_count; ++i) {
+      Device& device = driver->devices[i];
+      FixedText<1024> refusal;
+      find_refusal(*kiln, device, refusal);
+      kiln_device shown = {sizeof shown,
+                           vendor,
+                           device.ordinal,
+                           device.multiprocessors,
+                           device.warp_size,
+                           device.name,
+                           device.id,
+                           device.target,
+                           refusal.length() ? refusal.c_str() : nullptr};
+      if (visit(&shown, user)) return KILN_OK;
+    }
+  }
+  return found ? KILN_OK : fail(KILN_E_NO_DEVICE, "%s", missing.c_str());
+}
+
+}  // extern "C"
