@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Sets up and runs the whole test suite: linters, then pytest, which gets the words given.
+#   bash test.sh               all that can run here
+#   bash test.sh -k fetch      the tests that have to do with fetch
+# Packages go to .venv, or to KILN_TEST_VENV; KILN_TEST_LINT=0 leaves the linters out;
+# KILN_TEST_TORCH=1 installs PyTorch too (its CPU build where the package client knows one, else a large download).
+set -euo pipefail
+unset CDPATH
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+cd -- "$here"
+
+place=${KILN_TEST_VENV:-$here/.venv}
+base=$(bash build.sh --python-path)
+python=$("$base" -I -B tests/environment.py "$place")
+bin=$(dirname -- "$python")
+export PYTHONPATH=$here/v3python PYTHONPYCACHEPREFIX=$place/pycache PYTHONNOUSERSITE=1
+
+if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
+    "$bin/ruff" check --no-cache .
+    "$bin/ruff" format --no-cache --check .
+    find csrc tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
+        xargs -r -0 "$bin/clang-format" --dry-run -Werror
+    find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 | xargs -0 "$bin/shellcheck" .ci/run
+    echo "linters: nothing to say"
+fi
+exec "$python" -m pytest -p no:cacheprovider "$@"

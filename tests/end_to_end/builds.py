@@ -1,0 +1,102 @@
+"""How the tests here build: by the front door once, then again with the packages of that build."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = "0.1.0b"
+TARGETS = "sm_90;gfx942"
+TARBALL = f"kiln-{VERSION}-manylinux_2_28_x86_64-shared.tar.gz"
+# 1 of 8 attention functionals and a family from outside the tree: seconds, not minutes.
+SELECTION = {
+    "KILN_SELECT": "dtype=bf16;head_dim=64;causal=true",
+    "KILN_RECIPES": str(ROOT / "examples" / "family" / "recipe.yaml"),
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished build.
+
+    Attributes:
+        prefix: the unpacked folder `kiln`.
+        log: all that it printed.
+    """
+
+    workspace: Path
+    output: Path
+    prefix: Path
+    log: str
+
+    @property
+    def tarball(self) -> Path:
+        return self.output / TARBALL
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.tarball.read_bytes()).hexdigest()
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the workspace, with the locked packages."""
+        return self.workspace / "venv" / "bin" / "python"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The caller's environment without any KILN_ variable, and `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
+    return kept | {"KILN_SOURCE": "tree", "KILN_ENGINE": "none"} | variables
+
+
+def unpack(tarball: Path, folder: Path) -> Path:
+    with tarfile.open(tarball) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+        else:
+            tar.extractall(folder)
+    return folder / "kiln"
+
+
+class Builder:
+    """Builds again with the packages of `release`, from any tree, into any workspace and store."""
+
+    def __init__(self, release: Built, base: Path) -> None:
+        self.release, self.base = release, base
+
+    def words(self, workspace: Path, output: Path, tree: Path = ROOT, targets: str = TARGETS) -> list[str]:
+        return [str(self.release.python), "-m", "kiln", "build", str(ROOT / "input"), str(workspace), str(output),
+                VERSION, targets]  # fmt: skip
+
+    def environment(self, tree: Path = ROOT, **variables: str) -> dict[str, str]:
+        return environment(PYTHONPATH=str(tree / "v3python"), **(SELECTION | variables))
+
+    def run(
+        self, workspace: Path | None = None, output: Path | None = None, tree: Path = ROOT, targets: str = TARGETS,
+        check: bool = True, **variables: str,
+    ) -> subprocess.CompletedProcess:  # fmt: skip
+        words = self.words(workspace or self.release.workspace, output or self.base / "out", tree, targets)
+        done = subprocess.run(words, env=self.environment(tree, **variables), capture_output=True, text=True)
+        if check:
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def start(self, workspace: Path, output: Path, **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            self.words(workspace, output), env=self.environment(**variables), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def sha256(self, output: Path | None = None) -> str:
+        return hashlib.sha256(((output or self.base / "out") / TARBALL).read_bytes()).hexdigest()
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()

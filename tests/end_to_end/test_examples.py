@@ -1,0 +1,57 @@
+"""The C example against the release, in each of the ways that its pages show."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from builds import ROOT
+
+NO_GPU = 77
+
+
+@pytest.fixture
+def examples(tmp_path) -> Path:
+    return Path(shutil.copytree(ROOT / "examples", tmp_path / "examples"))
+
+
+def build(*words: object, cwd: Path, **variables: str) -> None:
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(program: Path) -> None:
+    """Right, or one sentence that there is no GPU."""
+    done = subprocess.run([str(program)], capture_output=True, text=True)
+    assert done.returncode in (0, NO_GPU), done.stdout + done.stderr
+    assert done.stdout.count("\n") == 1 and not done.stderr
+    assert ("right" in done.stdout) if done.returncode == 0 else ("no GPU" in done.stdout)
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_a_compiler_alone(release, examples, compiler):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    lib = release.prefix / "lib"
+    build(compiler, "-std=gnu99", "-Wall", "-Wextra", "-Werror", "attention.c", "-I", release.prefix / "include",
+          "-L", lib, "-lkiln_flash", "-lkiln", "-ldl", "-lm", f"-Wl,-rpath,{lib}", "-o", "attention",
+          cwd=examples / "c")  # fmt: skip
+    run(examples / "c/attention")
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+def test_cmake(release, examples):
+    build("cmake", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={release.prefix}", cwd=examples / "cmake")
+    build("cmake", "--build", "build", cwd=examples / "cmake")
+    run(examples / "cmake/build/attention")
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="pkg-config is not installed")
+def test_pkg_config(release, examples):
+    build("make", cwd=examples / "pkgconfig", PKG_CONFIG_PATH=str(release.prefix / "lib/pkgconfig"))
+    run(examples / "pkgconfig/attention")

@@ -1,0 +1,107 @@
+"""Builds again: nothing to do, equal bytes elsewhere, only what changed, after kills and beside others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import time
+
+from builds import TARBALL, kill, unpack
+
+
+def counts(log: str) -> tuple[int, int]:
+    """(images compiled, variants from the store)"""
+    found = re.search(r"(\d+) images? compiled, (\d+) from the store", log)
+    assert found, log
+    return int(found[1]), int(found[2])
+
+
+def test_nothing_to_do(release, builder):
+    done = builder.run()
+    assert counts(done.stderr)[0] == 0
+    assert builder.sha256() == release.sha256
+
+
+def test_equal_bytes_with_one_job_in_another_folder(release, builder, tmp_path):
+    done = builder.run(workspace=tmp_path / "another", KILN_JOBS="1")
+    assert counts(done.stderr)[1] == 0, "it must compile everything itself"
+    assert builder.sha256() == release.sha256
+
+
+def test_a_comment_changes_nothing(release, builder, tree):
+    kernel = tree / "tritonsrc/flash/attn_fwd.py"
+    kernel.write_text("# a remark\n" + kernel.read_text() + "\n\n# another\n")
+    done = builder.run(tree=tree)
+    assert counts(done.stderr)[0] == 0
+
+
+def test_only_the_changed_kernel_is_compiled(release, builder, tree):
+    """examples/family has two kernels in one file; `total` alone changes."""
+    kernel = tree / "examples/family/rms_norm.py"
+    text = kernel.read_text()
+    assert text.count("tl.sum(squares, 0)") == 1
+    kernel.write_text(text.replace("tl.sum(squares, 0)", "2 * tl.sum(squares, 0)"))
+    done = builder.run(tree=tree, KILN_RECIPES=str(tree / "examples/family/recipe.yaml"))
+    compiled, _ = counts(done.stderr)
+    assert compiled == 2, "one image of `total` for each of two targets"
+    assert builder.sha256() != release.sha256
+
+
+def test_killed_half_way_then_run_again(release, builder, tmp_path):
+    workspace, output = tmp_path / "w", tmp_path / "o"
+    process = builder.start(workspace, output)
+    store = workspace / "store"
+    deadline = time.monotonic() + 120
+    while len(list(store.glob("index/*/*")) if store.exists() else []) < 6:
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+        time.sleep(0.05)
+    kill(process)
+    assert not (output / TARBALL).exists()
+    done = builder.run(workspace=workspace, output=output)
+    compiled, reused = counts(done.stderr)
+    assert reused >= 6 and compiled > 0
+    assert builder.sha256(output) == release.sha256
+
+
+def test_two_builds_at_once_on_one_store(release, builder, tmp_path):
+    first = builder.start(tmp_path / "w1", tmp_path / "o1", KILN_STORE=str(tmp_path / "store"), KILN_JOBS="1")
+    second = builder.start(tmp_path / "w2", tmp_path / "o2", KILN_STORE=str(tmp_path / "store"), KILN_JOBS="1")
+    for process in (first, second):
+        text, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, text
+    assert builder.sha256(tmp_path / "o1") == builder.sha256(tmp_path / "o2") == release.sha256
+
+
+def test_truncated_images_in_the_store_are_made_again(release, builder, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(release.workspace / "store", store)
+    for victim in (p for p in store.glob("objects/**/*") if p.is_file()):  # images and PTX alike
+        victim.chmod(0o644)
+        victim.write_bytes(victim.read_bytes()[:-7])
+    done = builder.run(workspace=tmp_path / "w", KILN_STORE=str(store))
+    assert counts(done.stderr)[1] == 0, "nothing of it may be used"
+    assert builder.sha256() == release.sha256
+
+
+def test_interrupt_stops_within_two_seconds_and_keeps_what_was_done(builder, tmp_path):
+    process = builder.start(tmp_path / "w", tmp_path / "o")
+    store = tmp_path / "w/store"
+    deadline = time.monotonic() + 120
+    while len(list(store.glob("index/*/*")) if store.exists() else []) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=10)
+    assert time.monotonic() - began < 2
+    assert process.returncode == 130 and "interrupted" in text and "Traceback" not in text
+    assert len(list(store.glob("index/*/*"))) >= 2
+    assert not (tmp_path / "o" / TARBALL).exists()
+
+
+def test_without_images(release, builder, tmp_path):
+    builder.run(workspace=tmp_path / "w", KILN_NOIMAGE="1")
+    prefix = unpack(tmp_path / "out" / TARBALL, tmp_path / "unpacked")
+    assert (prefix / "lib/libkiln_flash.so").is_file() and not (prefix / "lib/kiln.images").exists()
+    assert not (tmp_path / "w/store").exists() or not list((tmp_path / "w/store").glob("index/*/*"))

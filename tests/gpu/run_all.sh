@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# The proof on hardware, in one go: every image against float64, the runtime on the real driver, the C example in three
+# builds, the host's cost of a call. Needs a GPU, python3 with PyTorch and pytest, a C compiler; no network.
+#   bash tests/gpu/run_all.sh <tarball> <output folder>
+# The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX. Leaves
+# report.md, facts.json, rows.jsonl (what verified.py reads) and log.txt in the output folder; fails if anything did.
+# shellcheck disable=SC2329  # functions run by name, as steps
+set -uo pipefail
+unset CDPATH
+if (($# != 2)); then
+    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    exit 2
+fi
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+tarball=$(realpath -- "$1")
+mkdir -p -- "$2"
+output=$(cd -- "$2" && pwd -P)
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+tar -xzf "$tarball" -C "$work" || exit 1
+prefix=$work/kiln
+export KILN_PREFIX=$prefix KILN_RESULTS=$work/results KILN_REQUIRED=1 PYTHONDONTWRITEBYTECODE=1
+mkdir "$KILN_RESULTS"
+log=$output/log.txt
+: >"$log"
+failed=0
+
+
+# step <name> <command...>: runs it; its output goes to the log, its outcome and seconds to the report.
+step() {
+    local name=$1 begin=$SECONDS status
+    shift
+    printf '\n==== %s\n' "$name" >>"$log"
+    "$@" >"$work/last" 2>&1
+    status=$?
+    cat "$work/last" >>"$log"
+    printf '{"kind": "step", "name": "%s", "status": %d, "seconds": %d}\n' "$name" "$status" $((SECONDS - begin)) \
+        >>"$KILN_RESULTS/steps.jsonl"
+    printf '%-28s %s  %ds  %s\n' "$name" "$([[ $status == 0 ]] && echo ok || echo "FAILED ($status)")" \
+        $((SECONDS - begin)) "$(tail -n 1 "$work/last" | cut -c 1-110)"
+    if ((status)); then
+        failed=1
+        grep -E '^(E  |FAILED|ERROR)' "$work/last" | cut -c 1-200 | head -n 30
+    fi
+}
+
+tests() {
+    (cd "$here" && python3 -m pytest -p no:cacheprovider -q -ra "$@")
+}
+
+build_with_cc() {
+    cc -O2 "$here/examples/c/attention.c" -I "$prefix/include" -L "$prefix/lib" -lkiln_flash -lkiln -ldl -lm \
+        -Wl,-rpath,"$prefix/lib" -o "$work/attention" && "$work/attention"
+}
+
+build_with_cmake() {
+    cmake -S "$here/examples/cmake" -B "$work/cmake" "-DCMAKE_PREFIX_PATH=$prefix" && cmake --build "$work/cmake" &&
+        "$work/cmake/attention"
+}
+
+build_with_pkg_config() {
+    cp -R "$here/examples" "$work/examples" &&
+        PKG_CONFIG_PATH=$prefix/lib/pkgconfig make -C "$work/examples/pkgconfig" &&
+        "$work/examples/pkgconfig/attention"
+}
+
+launch_cost() {
+    cc -O2 -I "$prefix/include" "$here/benchmarks/launch/launch.c" -o "$work/launch" -ldl || return
+    local round
+    for round in 1 2 3 4 5; do
+        "$work/launch" "$prefix/lib" >"$KILN_RESULTS/launch.$round.txt" || return
+        cat "$KILN_RESULTS/launch.$round.txt"
+    done
+}
+
+parallel=()
+if python3 -c 'import xdist' 2>/dev/null; then parallel=(-n 8); fi
+step "images" tests "${parallel[@]}" tests/gpu/test_images.py
+step "calls" tests tests/gpu/test_gpu_calls.py
+step "runtime" tests tests/gpu/test_runtime.py
+step "example, cc" build_with_cc
+if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
+if command -v pkg-config >/dev/null; then step "example, pkg-config" build_with_pkg_config; fi
+if command -v compute-sanitizer >/dev/null && [[ -x $work/attention ]]; then
+    step "example, compute-sanitizer" compute-sanitizer --error-exitcode 3 "$work/attention"
+fi
+step "launch cost" launch_cost
+python3 "$here/tests/gpu/report.py" "$tarball" "$KILN_RESULTS" "$output" || failed=1
+exit $failed

@@ -1,0 +1,52 @@
+"""Turns the results of a run of the GPU suite that passed into what the manifest's `verified` is made from.
+
+    python3 tests/gpu/verified.py RESULTS 580.95.05    (the folder given as --kiln-results; the driver's version)
+
+writes docs/measurements/verified/<device>-<by>.json, a key a line. A key stands for source, configuration and
+toolchain, so the next release says of exactly these images that they were run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs/measurements/verified"
+
+
+def main(results: Path, driver: str, folder: Path = FOLDER) -> list[Path]:
+    """Writes the files; returns their paths.
+
+    Raises:
+        SystemExit: the results have no device, or an image that was wrong: then nothing counts.
+    """
+    rows = [json.loads(line) for path in sorted(results.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    devices = {row["name"] for row in rows if row["kind"] == "device"}
+    images = [row for row in rows if row["kind"] == "image"]
+    if len(devices) != 1 or not images:
+        sys.exit(f"{results} has results of {len(devices)} devices and {len(images)} images; it must be one whole run")
+    wrong = [row["key"] for row in images if not row["worst_share_of_limit"] <= 1]  # NaN is wrong
+    if wrong:
+        sys.exit(f"{len(wrong)} of {len(images)} images gave wrong results, {wrong[0]} first; nothing is written")
+    (device,) = devices
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for by in ("image", "ptx"):
+        keys = sorted({row["key"] for row in images if (row["by"] == "PTX") == (by == "ptx")})
+        if keys:
+            path = folder / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}-{by}.json"
+            document = {"device": device, "driver": driver, "by": by, "keys": keys}
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(document, indent=0) + "\n")
+            os.replace(temporary, path)
+            written.append(path)
+    return written
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: verified.py RESULTS DRIVER")
+    print(*main(Path(sys.argv[1]), sys.argv[2]), sep="\n")

@@ -1,0 +1,285 @@
+"""The C interface for tests, by ctypes."""
+
+from __future__ import annotations
+
+import ctypes as c
+from pathlib import Path
+
+OK, ARGUMENT, UNSUPPORTED, NO_DEVICE, DRIVER, PACK_NOT_FOUND, PACK_MISMATCH, PACK_CORRUPT = range(8)
+WORKSPACE, NEWER_CALLER, FORKED, OUT_OF_MEMORY, NOT_FOUND, QUEUE, RANGE, RESOURCES, FAMILY = range(8, 17)
+NVIDIA, AMD = 1, 2
+FP32, FP16, BF16 = 1, 2, 3
+ABSENT, TENSOR, INT, FLOAT = range(4)
+
+
+class Options(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64), ("pack_path", c.c_char_p), ("trusted_packs", c.c_char_p), ("log", c.c_void_p),
+        ("log_user", c.c_void_p), ("log_level", c.c_int32), ("reserved0", c.c_int32), ("resolve", c.c_void_p),
+        ("resolve_user", c.c_void_p),
+    ]  # fmt: skip
+
+
+class Queue(c.Structure):
+    _fields_ = [("size", c.c_uint64), ("vendor", c.c_int32), ("device", c.c_int32), ("stream", c.c_void_p)]
+
+
+class Tensor(c.Structure):
+    _fields_ = [
+        ("data", c.c_void_p), ("dtype", c.c_int32), ("rank", c.c_int32), ("sizes", c.c_int64 * 8),
+        ("strides", c.c_int64 * 8), ("reserved", c.c_uint64 * 2),
+    ]  # fmt: skip
+
+
+class Value(c.Union):
+    _fields_ = [("tensor", c.POINTER(Tensor)), ("integer", c.c_int64), ("real", c.c_double)]
+
+
+class Argument(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("reserved", c.c_int32), ("value", Value)]
+
+
+class Call(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64), ("operation", c.c_void_p), ("queue", c.POINTER(Queue)),
+        ("arguments", c.POINTER(Argument)),
+        ("argument_count", c.c_int32), ("force_count", c.c_int32), ("force_keys", c.POINTER(c.c_char_p)),
+        ("force_target", c.c_char_p), ("workspace", c.c_void_p), ("workspace_bytes", c.c_uint64),
+    ]  # fmt: skip
+
+
+class Device(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64), ("vendor", c.c_int32), ("ordinal", c.c_int32), ("multiprocessors", c.c_int32),
+        ("warp_size", c.c_int32), ("name", c.c_char_p), ("id", c.c_char_p), ("target", c.c_char_p),
+        ("refusal", c.c_char_p),
+    ]  # fmt: skip
+
+
+class Variant(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64), ("key", c.c_char_p), ("target", c.c_char_p), ("operation", c.c_char_p),
+        ("kernel", c.c_char_p), ("functional", c.c_char_p), ("configuration", c.c_char_p),
+        ("specialization", c.c_char_p), ("unavailable", c.c_char_p), ("has_ptx", c.c_int32), ("registers", c.c_int32),
+        ("shared_bytes", c.c_int32), ("spill_bytes", c.c_int32), ("threads", c.c_int32), ("reserved0", c.c_int32),
+    ]  # fmt: skip
+
+
+class ArgumentInfo(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64), ("name", c.c_char_p), ("kind", c.c_int32), ("rank", c.c_int32), ("dtype", c.c_int32),
+        ("optional", c.c_int32),
+    ]  # fmt: skip
+
+
+class AttnFwd(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64), ("q", c.POINTER(Tensor)), ("k", c.POINTER(Tensor)), ("v", c.POINTER(Tensor)),
+        ("out", c.POINTER(Tensor)), ("lse", c.POINTER(Tensor)), ("sm_scale", c.c_float), ("causal", c.c_int32),
+        ("workspace", c.c_void_p), ("workspace_bytes", c.c_uint64), ("force_keys", c.POINTER(c.c_char_p)),
+        ("force_target", c.c_char_p), ("force_count", c.c_int32), ("reserved0", c.c_int32),
+    ]  # fmt: skip
+
+
+class FakeLaunch(c.Structure):
+    _fields_ = [
+        ("vendor", c.c_int32), ("device", c.c_int32), ("symbol", c.c_char * 64), ("grid", c.c_uint32 * 3),
+        ("block", c.c_uint32 * 3), ("shared", c.c_uint32), ("cluster", c.c_uint32), ("stream", c.c_void_p),
+        ("parameter_count", c.c_uint32), ("sizes", c.c_uint32 * 80), ("values", c.c_uint64 * 80),
+    ]  # fmt: skip
+
+    def parameters(self) -> list[int]:
+        return list(self.values[: self.parameter_count])
+
+
+class FakeZero(c.Structure):
+    _fields_ = [
+        ("vendor", c.c_int32), ("device", c.c_int32), ("address", c.c_uint64), ("bytes", c.c_uint64),
+        ("launches_before", c.c_uint32), ("stream", c.c_void_p),
+    ]  # fmt: skip
+
+
+LogFn = c.CFUNCTYPE(None, c.c_int32, c.c_char_p, c.c_void_p)
+DeviceFn = c.CFUNCTYPE(c.c_int32, c.POINTER(Device), c.c_void_p)
+VariantFn = c.CFUNCTYPE(c.c_int32, c.POINTER(Variant), c.c_void_p)
+ArgumentFn = c.CFUNCTYPE(c.c_int32, c.POINTER(ArgumentInfo), c.c_void_p)
+OperationFn = c.CFUNCTYPE(c.c_int32, c.c_char_p, c.c_void_p, c.c_void_p)
+
+
+def _fields(structure: c.Structure) -> dict:
+    return {name: getattr(structure, name) for name, _ in structure._fields_}
+
+
+class Failure(Exception):
+    """A status other than KILN_OK, with its sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(f"{status}: {sentence}")
+        self.status, self.sentence = status, sentence
+
+
+class Library:
+    """libkiln.so.0 of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.c = c.CDLL(str(folder / "libkiln.so.0"))
+        for name in ("kiln_error", "kiln_version", "kiln_status_name"):
+            getattr(self.c, name).restype = c.c_char_p
+        self.c.kiln_close.argtypes = [c.c_void_p]
+
+    def error(self) -> str:
+        return self.c.kiln_error().decode()
+
+    def check(self, status: int) -> None:
+        if status != OK:
+            raise Failure(status, self.error())
+
+
+class Fake:
+    """The fake driver."""
+
+    def __init__(self, path: Path) -> None:
+        self.c = c.CDLL(str(path))
+        for name in ("fake_context", "fake_green_stream", "fake_stream", "fake_get_current"):
+            getattr(self.c, name).restype = c.c_void_p
+        self.c.fake_set_current.argtypes = [c.c_int32, c.c_void_p]
+        self.c.fake_get_launch.restype = c.POINTER(FakeLaunch)
+        self.c.fake_get_zero.restype = c.POINTER(FakeZero)
+        self.resolve = c.cast(self.c.fake_resolve, c.c_void_p).value
+        self.reset = self.c.fake_reset
+
+    def stream(self, vendor: int = NVIDIA, device: int = 0, number: int = 0) -> int:
+        return self.c.fake_stream(vendor, device, number)
+
+    def context(self, device: int = 0, number: int = 0) -> int:
+        return self.c.fake_context(device, number)
+
+    def set_current(self, what: int | None, vendor: int = NVIDIA) -> None:
+        self.c.fake_set_current(vendor, what)
+
+    def current(self, vendor: int = NVIDIA) -> int | None:
+        return self.c.fake_get_current(vendor)
+
+    def fail(self, symbol: str, code: int, nth: int = 1, sticky: bool = False) -> None:
+        self.c.fake_fail(symbol.encode(), nth, code, int(sticky))
+
+    def hide(self, symbol: str) -> None:
+        self.c.fake_hide(symbol.encode())
+
+    def count(self, symbol: str) -> int:
+        return self.c.fake_count(symbol.encode())
+
+    @property
+    def loaded(self) -> int:
+        return self.c.fake_loaded()
+
+    def launches(self) -> list[FakeLaunch]:
+        return [self.c.fake_get_launch(i).contents for i in range(self.c.fake_launches())]
+
+    def zeros(self) -> list[FakeZero]:
+        return [self.c.fake_get_zero(i).contents for i in range(self.c.fake_zeros())]
+
+
+def tensor(data: int, dtype: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Tensor:
+    """A view; strides default to contiguous ones."""
+    if strides is None:
+        strides, step = (), 1
+        for size in reversed(sizes):
+            strides = (step, *strides)
+            step *= max(size, 1)
+    view = Tensor(data=data, dtype=dtype, rank=len(sizes))
+    view.sizes[: len(sizes)] = sizes
+    view.strides[: len(strides)] = strides
+    return view
+
+
+def argument(value: object) -> Argument:
+    """None: absent; bool and int: an integer; float: a real; Tensor: itself."""
+    if value is None:
+        return Argument(kind=ABSENT)
+    if isinstance(value, Tensor):
+        return Argument(kind=TENSOR, value=Value(tensor=c.pointer(value)))
+    if isinstance(value, int):
+        return Argument(kind=INT, value=Value(integer=int(value)))
+    return Argument(kind=FLOAT, value=Value(real=value))
+
+
+class Kiln:
+    """A kiln_t on the fake driver; raises Failure."""
+
+    def __init__(self, library: Library, fake: Fake | None, **options: object) -> None:
+        self.library, self.fake, self.messages = library, fake, []
+        self._log = LogFn(lambda level, message, _: self.messages.append((level, message.decode())))
+        fields = {"size": c.sizeof(Options), "log_level": 3, "log": c.cast(self._log, c.c_void_p).value}
+        if fake:
+            fields["resolve"] = fake.resolve
+        self.handle = c.c_void_p()
+        encoded = {k: v.encode() if isinstance(v, str) else v for k, v in options.items()}
+        library.check(library.c.kiln_open(c.byref(Options(**(fields | encoded))), c.byref(self.handle)))
+
+    def close(self) -> int:
+        status = self.library.c.kiln_close(self.handle)
+        self.handle = None
+        return status
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.handle:
+            self.close()
+
+    def register(self, family: c.CDLL, name: str = "toy") -> None:
+        entry = getattr(family, f"kiln_{name}_family")
+        entry.restype = c.c_void_p
+        self.library.check(self.library.c.kiln_register_family(self.handle, c.c_void_p(entry())))
+
+    def operation(self, name: str = "toy.mix") -> c.c_void_p:
+        out = c.c_void_p()
+        self.library.check(self.library.c.kiln_find_operation(self.handle, name.encode(), c.byref(out)))
+        return out
+
+    def devices(self) -> list[dict]:
+        seen: list[dict] = []
+        visit = DeviceFn(lambda device, _: seen.append(_fields(device.contents)) or 0)
+        self.library.check(self.library.c.kiln_devices(self.handle, visit, None))
+        return seen
+
+    def variants(self, operation: str | None = None, target: str | None = None) -> list[dict]:
+        seen: list[dict] = []
+        visit = VariantFn(lambda variant, _: seen.append(_fields(variant.contents)) or 0)
+        names = [name and name.encode() for name in (operation, target)]
+        self.library.check(self.library.c.kiln_variants(self.handle, *names, visit, None))
+        return seen
+
+    def call(self, arguments: list, vendor: int = NVIDIA, device: int = -1, stream: int | None = None,
+             keys: tuple[str, ...] = (), target: str | None = None, workspace: int | None = None,
+             workspace_bytes: int = 0, operation: str = "toy.mix") -> Call:  # fmt: skip
+        """A kiln_call; what it points to lives as long as it."""
+        packed = (Argument * max(len(arguments), 1))(*[argument(a) for a in arguments])
+        queue = Queue(c.sizeof(Queue), vendor, device, stream)
+        names = (c.c_char_p * max(len(keys), 1))(*[key.encode() for key in keys])
+        call = Call(
+            c.sizeof(Call), self.operation(operation), c.pointer(queue), packed, len(arguments), len(keys), names,
+            target and target.encode(), workspace, workspace_bytes,
+        )  # fmt: skip
+        call.keep = (packed, queue, names, arguments)
+        return call
+
+    def launch(self, call: Call) -> None:
+        self.library.check(self.library.c.kiln_launch(c.byref(call)))
+
+    def prepare(self, call: Call) -> None:
+        self.library.check(self.library.c.kiln_prepare(c.byref(call)))
+
+    def workspace_size(self, call: Call) -> int:
+        size = c.c_uint64()
+        self.library.check(self.library.c.kiln_workspace_size(c.byref(call), c.byref(size)))
+        return size.value
+
+    def explain(self, call: Call) -> list[dict]:
+        seen: list[dict] = []
+        visit = VariantFn(lambda variant, _: seen.append(_fields(variant.contents)) or 0)
+        self.library.check(self.library.c.kiln_explain(c.byref(call), visit, None))
+        return seen

@@ -1,0 +1,168 @@
+"""Compiles the runtime and what the tests put around it, with the compilers of the machine."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import packs
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+CORE = ROOT / "csrc" / "core"
+ZSTD_SDIST = "zstandard-0.25.0.tar.gz"
+CXX_FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fno-math-errno",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-D_GNU_SOURCE",
+]
+ZSTD_FLAGS = [
+    "-O1",
+    "-fPIC",
+    "-w",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-DZSTDLIB_VISIBLE=",
+    "-DZSTDERRORLIB_VISIBLE=",
+]
+LINK_FLAGS = [
+    "-shared", "-nostartfiles", f"-Wl,--version-script={ROOT / 'csrc' / 'kiln.map'}", "-Wl,-z,defs",
+    "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id=none",
+]  # fmt: skip
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+
+
+def run(command: list, **options: object) -> str:
+    """Runs a command; its output is the failure's text."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def cache() -> Path:
+    """Where what is slow to make and never changes is kept between runs."""
+    folder = Path(tempfile.gettempdir()) / f"kiln-tests-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def zstd_source() -> Path:
+    """The folder of zstd.c: as the environment says, or out of the locked package."""
+    if "KILN_ZSTD_SOURCE" in os.environ:
+        return Path(os.environ["KILN_ZSTD_SOURCE"])
+    folder = cache() / "zstandard-0.25.0" / "zstd"
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return folder
+        archives = [*(ROOT / "input" / "cache").rglob(ZSTD_SDIST), *cache().glob(ZSTD_SDIST)]
+        if not archives:
+            run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:",
+                 "--no-build-isolation", "-d", cache(), "zstandard==0.25.0"])  # fmt: skip
+            archives = [cache() / ZSTD_SDIST]
+        with tarfile.open(archives[0]) as archive:
+            members = [m for m in archive if m.name.startswith("zstandard-0.25.0/zstd/") and m.isfile()]
+            archive.extractall(cache(), members=members)
+    return folder
+
+
+def zstd_object(compiler: str, flags: list[str]) -> Path:
+    source = zstd_source()
+    # zstd is not what is tested: without the sanitizers it is as fast as it is in use.
+    name = hashlib.sha256(repr((compiler, flags, str(source))).encode()).hexdigest()[:16]
+    target = cache() / f"zstd-{name}.o"
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = target.with_suffix(f".{os.getpid()}.o")
+            run([compiler, *flags, "-c", source / "zstd.c", "-o", partial])
+            partial.replace(target)
+    return target
+
+
+def stamp_headers(folder: Path, version: str = "1.2.3") -> Path:
+    """The public headers as a build installs them."""
+    include = folder / "include" / "kiln"
+    include.mkdir(parents=True, exist_ok=True)
+    for header in (ROOT / "include" / "kiln").glob("*.h*"):
+        if header.suffix != ".in":
+            (include / header.name).write_bytes(header.read_bytes())
+    text = (ROOT / "include" / "kiln" / "version.h.in").read_text()
+    values = {"VERSION": version, "VERSION_MAJOR": "1", "VERSION_MINOR": "2", "VERSION_PATCH": "3"}
+    for name, value in values.items():
+        text = text.replace(f"@KILN_{name}@", value)
+    (include / "version.h").write_text(text)
+    return folder / "include"
+
+
+def build_core(folder: Path, flags: list[str] = (), cc: str = "cc", cxx: str = "c++") -> None:
+    """lib/libkiln.so.0 and include/ in `folder`."""
+    include = stamp_headers(folder)
+    objects = folder / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    (folder / "lib").mkdir(exist_ok=True)
+    made = []
+    for name in (CORE / "sources.txt").read_text().split():
+        made.append(objects / f"{name}.o")
+        run([cxx, *CXX_FLAGS, *flags, "-I", include, "-I", zstd_source(), "-c", CORE / name, "-o", made[-1]])
+    made.append(zstd_object(cc, ZSTD_FLAGS))
+    run([cc, *flags, *LINK_FLAGS, "-Wl,-soname,libkiln.so.0", *made, "-o", folder / "lib" / "libkiln.so.0", "-ldl"])
+    link = folder / "lib" / "libkiln.so"
+    link.unlink(missing_ok=True)
+    link.symlink_to("libkiln.so.0")
+
+
+def build_family(folder: Path, name: str, sources: list[Path], flags: list[str] = (), cxx: str = "c++") -> Path:
+    """lib/libkiln_<name>.so in `folder`, which has the core."""
+    target = folder / "lib" / f"libkiln_{name}.so"
+    run([cxx, *CXX_FLAGS, *flags, "-I", folder / "include", *sources, *LINK_FLAGS,
+         "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN", folder / "lib" / "libkiln.so.0", "-o", target])  # fmt: skip
+    return target
+
+
+def build_toy(folder: Path, flags: list[str] = ()) -> None:
+    """The toy family with its packs beside it, and the same tables without digests as the family `bare`."""
+    images = folder / "lib" / "kiln.images"
+    images.mkdir(exist_ok=True)
+    lines = ["#define TOY_HAS_DIGEST 1"]
+    for target, file in packs.FILES.items():
+        pack = packs.toy_pack(target)
+        (images / file).write_bytes(pack)
+        digits = bytes.fromhex(packs.digest_of(pack))
+        lines.append(f"#define TOY_DIGEST_{target.upper()} {{{','.join(map(str, digits))}}}")
+    (folder / "digests.h").write_text("\n".join(lines) + "\n")
+    source = HERE / "toy_family.cc"
+    build_family(folder, "toy", [source], [*flags, f'-DTOY_DIGESTS="{folder / "digests.h"}"'])
+    build_family(folder, "bare", [source], [*flags, "-DTOY_NAME=bare"])
+
+
+def build_fake(folder: Path, flags: list[str] = ()) -> None:
+    run(["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
+         *flags, HERE / "fake_driver.c", "-o", folder / "lib" / "libfake.so", "-lpthread"])  # fmt: skip
+
+
+def build_all(folder: Path, flags: list[str] = ()) -> Path:
+    """Everything that the tests load, under `folder`/lib."""
+    build_core(folder, flags)
+    build_toy(folder, flags)
+    build_family(folder, "flash", [HERE / "flash_family.cc", ROOT / "csrc" / "flash" / "attention.cc"], flags)
+    build_fake(folder, flags)
+    return folder

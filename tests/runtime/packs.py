@@ -1,0 +1,173 @@
+"""Packs for the toy family, by a writer of their own: nothing of Kiln's is used, so that the reader is held to the
+grammar in Technical.md and not to its sibling."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+
+import zstandard
+
+NONE = 0xFFFFFFFF
+DTYPES, WIDTHS, FLAGS = ("fp16", "bf16"), (64, 128), ("false", "true")
+SPECIALIZATIONS = ("aligned", "pointers", "generic")
+MAIN_SIZES = [8, 8, 8, 8, 4, 4, 8, 4, 1, 8]
+REDUCE_SIZES = [8, 8, 4]
+STEP = 7  # the parameter that is a constant of aligned images
+
+
+@dataclass
+class Image:
+    """A row of an image, its bytes and the group that they lie in."""
+
+    symbol: str
+    code: bytes
+    kind: int
+    parameters: int
+    group: int = 0
+    threads: int = 128
+    shared: int = 50000
+    scratch: int = 0
+    scratch_align: int = 0
+    clusters: int = 1
+
+
+@dataclass
+class Kernel:
+    family: str
+    operation: str
+    name: str
+    configurations: list[str]
+    specializations: list[str]
+    functionals: list[str]
+    layout: bytes
+    slots: list[tuple] = field(default_factory=list)  # (image or NONE, ptx or NONE, reason or None, key)
+
+
+def key_of(*what: object) -> bytes:
+    return hashlib.sha256(repr(what).encode()).digest()
+
+
+def fake_code(symbol: str, sizes: list[int], fixed: int = 0) -> bytes:
+    """An image for fake_driver.c."""
+    return f"FAKE {symbol} {fixed} {' '.join(map(str, sizes))}".encode() + b"\0"
+
+
+def functionals() -> list[tuple]:
+    return [(dtype, width, flag) for dtype in DTYPES for width in WIDTHS for flag in FLAGS]
+
+
+def toy_kernels(family: str, target: str, images: list[Image]) -> list[Kernel]:
+    """The kernels of toy_family.cc for a target; appends their images."""
+    kind = 2 if target.startswith("gfx") else 1
+    names = {"sm_90": ["BLOCK=64 SPLIT=1", "BLOCK=128 SPLIT=2"]}.get(target, ["BLOCK=32 SPLIT=1"])
+    kernels = []
+    if target != "gfx1100":
+        layout = bytes([len(names)] * 3).ljust(32, b"\0")
+        texts = [f"dtype={d} width={w} flag={f}" for d, w, f in functionals()]
+        main = Kernel(family, "mix", "main", names, list(SPECIALIZATIONS), texts, layout)
+        for number, functional in enumerate(functionals()):
+            for configuration in range(len(names)):
+                for specialization in SPECIALIZATIONS:
+                    key = key_of(family, target, "main", functional, configuration, specialization)
+                    if target == "sm_90" and number in (2, 7):
+                        main.slots.append((NONE, NONE, f"functional {number} is waived", key))
+                        continue
+                    sizes = list(MAIN_SIZES)
+                    if specialization == "aligned":
+                        del sizes[STEP]
+                    symbol = f"main_{number}_{configuration}_{specialization}"
+                    hidden = [8, 8]
+                    code = fake_code(symbol, sizes + hidden, 16)
+                    images.append(Image(symbol, code, kind, len(sizes) + 2, number // 3))
+                    ptx = NONE
+                    if target == "sm_80":
+                        images.append(Image(symbol, fake_code(symbol, sizes + hidden, 8), 3, len(sizes) + 2, 3))
+                        ptx = len(images) - 1
+                    main.slots.append((len(images) - 1 - (ptx != NONE), ptx, None, key))
+        kernels.append(main)
+    reduce = Kernel(family, "mix", "reduce", ["BLOCK=128"], ["generic"], [f"dtype={d}" for d in DTYPES],
+                    bytes([9]).ljust(32, b"\0"))  # fmt: skip
+    for dtype in DTYPES:
+        symbol = f"reduce_{dtype}"
+        clusters = 2 if target == "sm_90" else 1
+        group = 0 if target == "gfx1100" else 1
+        image = Image(symbol, fake_code(symbol, [*REDUCE_SIZES, 8]), kind, 4, group, 256, 0, 48, 512, clusters)
+        images.append(image)
+        reduce.slots.append((len(images) - 1, NONE, None, key_of(family, target, "reduce", dtype)))
+    kernels.append(reduce)
+    return kernels
+
+
+def write(target: str, release: str, kernels: list[Kernel], images: list[Image]) -> bytes:
+    """A pack's bytes, by the grammar."""
+    strings, offsets = bytearray(), {}
+
+    def text(value: str | None) -> int:
+        if value is None:
+            return NONE
+        if value not in offsets:
+            offsets[value] = len(strings)
+            strings.extend(value.encode() + b"\0")
+        return offsets[value]
+
+    count = max(image.group for image in images) + 1
+    raw = [bytearray() for _ in range(count)]
+    image_rows = b""
+    for image in images:
+        group = raw[image.group]
+        group.extend(b"\0" * (-len(group) % 16))
+        image_rows += struct.pack(
+            "<16I32s", image.group, len(group), len(image.code), text(image.symbol), image.kind, image.threads,
+            image.shared, 40, 0, 0, image.parameters, image.scratch, image.scratch_align, 0, image.clusters, 0,
+            hashlib.sha256(image.code).digest(),
+        )  # fmt: skip
+        group.extend(image.code)
+    kernel_rows, slot_rows, first = b"", b"", 0
+    for kernel in kernels:
+        names = "\n\n".join("\n".join(p) for p in (kernel.functionals, kernel.configurations, kernel.specializations))
+        kernel_rows += struct.pack(
+            "<8I32s", text(kernel.family), text(kernel.operation), text(kernel.name), first, len(kernel.slots),
+            len(kernel.configurations), len(kernel.specializations), text(names), kernel.layout,
+        )  # fmt: skip
+        first += len(kernel.slots)
+        for image, ptx, reason, key in kernel.slots:
+            slot_rows += struct.pack("<4I32s", image, ptx, text(reason), 0, key)
+    ends = text(target), text(release)
+    strings.extend(b"\0" * (-len(strings) % 8))
+    frames = [zstandard.ZstdCompressor(19).compress(bytes(group)) for group in raw]
+    size = 32 + 48 * count + len(image_rows) + len(kernel_rows) + len(slot_rows) + len(strings)
+    group_rows, offset = b"", 64 + size
+    for group, frame in zip(raw, frames):
+        group_rows += struct.pack("<QII32s", offset, len(frame), len(group), hashlib.sha256(frame).digest())
+        offset += len(frame)
+    counts = struct.pack("<8I", count, len(images), len(kernels), first, len(strings), *ends, 0)
+    return seal(counts + group_rows + image_rows + kernel_rows + slot_rows + bytes(strings)) + b"".join(frames)
+
+
+def seal(index: bytes) -> bytes:
+    """A header and the index that it is true for."""
+    return struct.pack("<8sIIQ32sQ", b"KILNPACK", 1, 64, len(index), hashlib.sha256(index).digest(), 0) + index
+
+
+def index_of(pack: bytes) -> bytes:
+    return pack[64 : 64 + struct.unpack_from("<Q", pack, 16)[0]]
+
+
+def digest_of(pack: bytes) -> str:
+    return hashlib.sha256(index_of(pack)).hexdigest()
+
+
+FILES = {
+    "sm_80": "nvidia-sm_80.pack",
+    "sm_90": "nvidia-sm_90.pack",
+    "gfx942": "amd-gfx942.pack",
+    "gfx1100": "amd-gfx1100.pack",
+}
+
+
+def toy_pack(target: str, release: str = "1.2.3", families: tuple[str, ...] = ("toy", "bare")) -> bytes:
+    images: list[Image] = []
+    kernels = [kernel for family in families for kernel in toy_kernels(family, target, images)]
+    return write(target, release, kernels, images)

@@ -1,0 +1,324 @@
+"""The built libraries and headers, as a consumer meets them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nativebuild
+import pytest
+from elftools.elf.elffile import ELFFile
+from nativebuild import HERE, ROOT, run
+
+EXPORTS = [
+    "kiln_close",
+    "kiln_devices",
+    "kiln_error",
+    "kiln_explain",
+    "kiln_find_operation",
+    "kiln_launch",
+    "kiln_open",
+    "kiln_operation_arguments",
+    "kiln_operations",
+    "kiln_prepare",
+    "kiln_read_struct",
+    "kiln_register_family",
+    "kiln_set_error",
+    "kiln_status_name",
+    "kiln_variants",
+    "kiln_version",
+    "kiln_workspace_size",
+]
+GLIBC = re.compile(r"(libc|libm|libdl|libpthread|librt|ld-linux-x86-64)\.so\.\d+")
+
+
+def facts(path: Path) -> dict:
+    """What matters of a shared library: its dynamic entries, sections, exports and the versions that it needs."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        dynamic = elf.get_section_by_name(".dynamic")
+        tags = [(tag.entry.d_tag, tag) for tag in dynamic.iter_tags()]
+        needs = elf.get_section_by_name(".gnu.version_r")
+        symbols = elf.get_section_by_name(".dynsym")
+        versions = elf.get_section_by_name(".gnu.version_d")
+        return {
+            "needed": [tag.needed for name, tag in tags if name == "DT_NEEDED"],
+            "soname": [tag.soname for name, tag in tags if name == "DT_SONAME"],
+            "runpath": [tag.runpath for name, tag in tags if name == "DT_RUNPATH"],
+            "tags": {name for name, _ in tags},
+            "sections": {section.name for section in elf.iter_sections()},
+            "exports": sorted(
+                s.name for s in symbols.iter_symbols()
+                if s.entry.st_shndx != "SHN_UNDEF" and s.entry.st_info.bind != "STB_LOCAL" and s.name != "KILN_0"
+            ),
+            "defines": [next(aux).name for _, aux in versions.iter_versions()],
+            "versions": sorted({aux.name for _, group in needs.iter_versions() for aux in group} if needs else []),
+        }  # fmt: skip
+
+
+def check_library(path: Path, exports: list[str], runpath: list[str]) -> dict:
+    found = facts(path)
+    assert found["exports"] == sorted(exports)
+    assert "KILN_0" in found["defines"]
+    assert not found["sections"] & {".init_array", ".ctors", ".preinit_array", ".fini_array", ".init", ".fini"}
+    assert not found["tags"] & {"DT_INIT", "DT_INIT_ARRAY", "DT_FINI", "DT_FINI_ARRAY", "DT_TEXTREL"}
+    assert all(GLIBC.fullmatch(name) or name == "libkiln.so.0" for name in found["needed"]), found["needed"]
+    assert found["runpath"] == runpath
+    return found
+
+
+def test_what_the_libraries_need_and_export(built):
+    core = check_library(built / "lib" / "libkiln.so.0", EXPORTS, [])
+    assert core["soname"] == ["libkiln.so.0"]
+    toy = check_library(built / "lib" / "libkiln_toy.so", ["kiln_toy_family"], ["$ORIGIN"])
+    assert toy["needed"].count("libkiln.so.0") <= 1
+    flash = check_library(
+        built / "lib" / "libkiln_flash.so",
+        ["kiln_attn_fwd", "kiln_attn_fwd_workspace", "kiln_flash_family"],
+        ["$ORIGIN"],
+    )
+    assert "libkiln.so.0" in flash["needed"]
+
+
+@pytest.mark.slow
+def test_the_releases_compiler():
+    """zig, as v3python/kiln/native.py calls it: for glibc 2.28, on whatever this machine is."""
+    native = pytest.importorskip("kiln.native")
+    pytest.importorskip("ziglang")
+    version = run([sys.executable, "-m", "ziglang", "version"]).strip()
+    compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", version)
+    headers = nativebuild.stamp_headers(nativebuild.cache() / "stamped") / "kiln"
+    family = native.FamilySources(
+        "flash", (HERE / "flash_family.cc").read_text(), (ROOT / "csrc/flash/attention.cc",), (headers / "flash.h",)
+    )
+    libraries = native.build_libraries(
+        ROOT, nativebuild.zstd_source(), (headers / "version.h").read_text(), [family], compiler,
+        nativebuild.cache() / "native", 1,
+    )  # fmt: skip
+    core = check_library(libraries["libkiln.so.0"], EXPORTS, [])
+    flash = check_library(
+        libraries["libkiln_flash.so"], ["kiln_attn_fwd", "kiln_attn_fwd_workspace", "kiln_flash_family"], ["$ORIGIN"]
+    )
+    versions = [tuple(map(int, v[6:].split("."))) for v in core["versions"] + flash["versions"] if v[:6] == "GLIBC_"]
+    assert versions and max(versions) <= (2, 28)
+
+
+def test_clang_builds_it(tmp_path):
+    if not shutil.which("clang++"):
+        pytest.skip("no clang here")
+    nativebuild.build_core(tmp_path, cxx="clang++")
+    check_library(tmp_path / "lib" / "libkiln.so.0", EXPORTS, [])
+
+
+def test_layout_of_the_interface(built, tmp_path):
+    """Golden sizes and offsets: a change here is a break of libkiln.so.0."""
+    golden = {
+        "kiln_options": (64, {"pack_path": 8, "log": 24, "log_level": 40, "resolve": 48}),
+        "kiln_device": (56, {"vendor": 8, "warp_size": 20, "name": 24, "refusal": 48}),
+        "kiln_queue": (24, {"vendor": 8, "device": 12, "stream": 16}),
+        "kiln_tensor": (160, {"dtype": 8, "rank": 12, "sizes": 16, "strides": 80, "reserved": 144}),
+        "kiln_argument": (16, {"kind": 0, "value": 8}),
+        "kiln_argument_info": (32, {"name": 8, "kind": 16, "optional": 28}),
+        "kiln_call": (72, {"operation": 8, "queue": 16, "arguments": 24, "force_count": 36, "workspace_bytes": 64}),
+        "kiln_variant": (96, {"key": 8, "unavailable": 64, "has_ptx": 72, "threads": 88}),
+        "kiln_attn_fwd_params": (96, {"q": 8, "lse": 40, "sm_scale": 48, "workspace": 56, "force_count": 88}),
+        "kiln_family": (56, {"abi": 8, "name": 24, "packs": 48}),
+        "kiln_kernel_target_table": (72, {"configurations": 16, "layout": 40}),
+        "kiln_kernel_table": (120, {"choices": 16, "grid": 64, "choice_count": 88}),
+        "kiln_operation_table": (96, {"skip_when": 8, "kernels": 56, "value_count": 92}),
+        "kiln_pack_table": (64, {"vendor": 16, "runs_on": 24, "index_digest": 32}),
+        "kiln_parameter_table": (24, {"type": 8, "value": 16}),
+    }
+    lines = ['#include "kiln/family.h"', '#include "kiln/flash.h"']
+    for name, (size, fields) in golden.items():
+        lines.append(f'_Static_assert(sizeof({name}) == {size}, "{name}");')
+        lines += [f'_Static_assert(offsetof({name}, {f}) == {o}, "{name}.{f}");' for f, o in fields.items()]
+    source = tmp_path / "layout.c"
+    source.write_text("\n".join([*lines, "int x;"]))
+    run(["cc", "-std=c11", "-c", source, "-I", built / "include", "-o", tmp_path / "layout.o"])
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("header", ["kiln.h", "family.h", "flash.h", "version.h"])
+def test_headers_alone(built, tmp_path, compiler, header):
+    """Each public header compiles by itself, as strict C99 and as C++."""
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler} here")
+    for language, standard in (("c", "c99"), ("c++", "c++11")):
+        source = tmp_path / f"alone.{language}"
+        source.write_text(f"#include <kiln/{header}>\n#include <kiln/{header}>\nint kiln_test_nothing;\n")
+        run([compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I",
+             built / "include", "-c", source, "-o", tmp_path / "alone.o"])  # fmt: skip
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("abi", [0, 1])
+def test_cpp_consumer(built, tmp_path, compiler, abi):
+    """One binary serves consumers of either C++ ABI."""
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler} here")
+    program = tmp_path / "consumer"
+    lib = built / "lib"
+    run([compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-I",
+         built / "include", "-I", HERE, HERE / "consumer.cc", "-o", program, "-L", lib, "-lkiln", "-lkiln_toy",
+         "-lfake", f"-Wl,-rpath,{lib}"])  # fmt: skip
+    seen = run([program])
+    assert seen == "1.2.3 10 50 aligned 2 KILN_E_RANGE toy.mix: flag is 7; a boolean must be 0 or 1\n"
+
+
+def build_program(built: Path, folder: Path, flags: list[str] = ()) -> Path:
+    program = folder / "program"
+    run(["cc", "-std=gnu99", "-Wall", "-Wextra", *flags, "-I", built / "include", "-I", HERE, HERE / "program.c", "-o",
+         program, "-L", built / "lib", "-lfake", "-ldl", f"-Wl,-rpath,{built / 'lib'}"])  # fmt: skip
+    return program
+
+
+def test_unloading_is_real(built, tmp_path):
+    """dlclose() after kiln_close() takes the libraries out of the process; fifty times."""
+    assert run([build_program(built, tmp_path), built / "lib"]) == "fine\n"
+
+
+def build_linked(built: Path, source: str, folder: Path, flags: list[str] = ()) -> Path:
+    """A program that is linked with the core, the toy family and the fake driver."""
+    program = folder / Path(source).stem
+    run(["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags, "-rdynamic", "-I", built / "include",
+         "-I", HERE, HERE / source, "-o", program, "-L", built / "lib", "-lkiln", "-lkiln_toy", "-lfake", "-ldl",
+         "-lpthread", f"-Wl,-rpath,{built / 'lib'}"])  # fmt: skip
+    return program
+
+
+def test_a_repeated_call_allocates_nothing_and_takes_no_lock(built, tmp_path):
+    allocations, locks, nanoseconds = map(int, run([build_linked(built, "hotpath.c", tmp_path)]).split())
+    assert (allocations, locks) == (0, 0)
+    # 0.3 us on an idle machine; what is looked for is a search or a system call that crept in
+    assert nanoseconds < 20000
+
+
+@pytest.mark.slow
+def test_thread_sanitizer(tmp_path_factory):
+    flags = ["-fsanitize=thread"]
+    built = tmp_path_factory.mktemp("threads")
+    nativebuild.build_core(built, flags)
+    nativebuild.build_toy(built, flags)
+    nativebuild.build_fake(built, flags)
+    program = build_linked(built, "threads.c", built, flags)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "fine\n", done.stdout + done.stderr[-6000:]
+
+
+@pytest.mark.slow
+def test_sanitizers(tmp_path_factory):
+    """The program and these tests once more, with address and undefined-behaviour sanitizers; leaks by the program."""
+    built = nativebuild.build_all(tmp_path_factory.mktemp("sanitized"), nativebuild.SANITIZE)
+    program = build_program(built, built, nativebuild.SANITIZE)
+    assert run([program, built / "lib", "kept"]) == "fine\n"
+    preload = [run(["cc", f"-print-file-name={name}"]).strip() for name in ("libasan.so", "libubsan.so")]
+    environment = os.environ | {
+        "LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0", "KILN_TEST_BUILT": str(built),
+        "PYTHONMALLOC": "malloc", "UBSAN_OPTIONS": "print_stacktrace=1",
+    }  # fmt: skip
+    tests = [HERE / f"test_{name}.py" for name in ("launch", "calls", "packs", "fuzz", "threads", "flash")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests], env=environment, text=True,
+        capture_output=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def cmake_build(folder: Path, built: Path, source: Path, *options: str) -> None:
+    run(["cmake", "-S", source, "-B", folder, *options])
+    run(["cmake", "--build", folder])
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory) -> Path:
+    """A release as CMake installs it, from the toy family's tables."""
+    folder = tmp_path_factory.mktemp("cmake")
+    generated = folder / "generated"
+    generated.mkdir()
+    digests = (built / "digests.h").read_text()
+    (generated / "toy.cc").write_text(
+        (HERE / "toy_family.cc").read_text().replace("#ifdef TOY_DIGESTS\n#include TOY_DIGESTS\n", f"#if 1\n{digests}")
+    )
+    shutil.copy(HERE / "flash_family.cc", generated / "flash.cc")
+    cmake_build(
+        folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
+        f"-DKILN_GENERATED={generated}", f"-DKILN_PACKS={built / 'lib' / 'kiln.images'}", "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_INSTALL_LIBDIR=lib",
+    )  # fmt: skip
+    run(["cmake", "--install", folder / "build", "--prefix", folder / "kiln"])
+    shutil.move(folder / "kiln", folder / "moved away")  # a package must not remember where it was made
+    return folder / "moved away"
+
+
+def test_cmake_install(installed):
+    files = {str(path.relative_to(installed)) for path in installed.rglob("*") if not path.is_dir()}
+    assert {
+        "include/kiln/kiln.h", "include/kiln/kiln.hpp", "include/kiln/family.h", "include/kiln/flash.h",
+        "include/kiln/version.h", "lib/libkiln.so", "lib/libkiln.so.0", "lib/libkiln_toy.so", "lib/libkiln_flash.so",
+        "lib/kiln.images/nvidia-sm_90.pack", "lib/pkgconfig/kiln.pc", "lib/cmake/kiln/kilnConfig.cmake",
+        "lib/cmake/kiln/kilnConfigVersion.cmake",
+    } <= files  # fmt: skip
+    assert not any(name.endswith(".in") for name in files)
+    check_library(installed / "lib" / "libkiln.so.0", EXPORTS, [])
+    flash = check_library(
+        installed / "lib" / "libkiln_flash.so", ["kiln_attn_fwd", "kiln_attn_fwd_workspace", "kiln_flash_family"],
+        ["$ORIGIN"],
+    )  # fmt: skip
+    assert "libkiln.so.0" in flash["needed"]
+    assert '#define KILN_VERSION "1.2.3"' in (installed / "include/kiln/version.h").read_text()
+
+
+def test_find_package(installed, built, tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+cmake_minimum_required(VERSION 3.20)
+project(consumer C CXX)
+set(CMAKE_CXX_STANDARD 17)
+find_package(kiln 1.2 REQUIRED COMPONENTS toy flash)
+add_executable(consumer {HERE}/consumer.cc)
+target_include_directories(consumer PRIVATE {HERE})
+target_link_libraries(consumer PRIVATE kiln::kiln kiln::toy {built}/lib/libfake.so)
+""")
+    cmake_build(tmp_path / "b", built, tmp_path, f"-DCMAKE_PREFIX_PATH={installed}")
+    assert run([tmp_path / "b" / "consumer"]).startswith("1.2.3 10 50 aligned 2 ")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(consumer C)\nfind_package(kiln 1.3 REQUIRED)\n"
+    )
+    done = subprocess.run(
+        ["cmake", "-S", tmp_path, "-B", tmp_path / "c", f"-DCMAKE_PREFIX_PATH={installed}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0 and "1.3" in done.stderr
+
+
+def test_pkg_config(installed, built, tmp_path):
+    if not shutil.which("pkg-config"):
+        # what a pkg-config would print, by the file's own words
+        text = (installed / "lib/pkgconfig/kiln.pc").read_text()
+        prefix = installed / "lib" / "pkgconfig" / ".." / ".."
+        assert "${pcfiledir}/../.." in text and "Version: 1.2.3" in text
+        words = ["-I", prefix / "include", "-L", prefix / "lib", "-lkiln"]
+    else:
+        environment = os.environ | {"PKG_CONFIG_PATH": str(installed / "lib/pkgconfig")}
+        words = [w.replace("\\ ", " ") for w in re.split(r"(?<!\\)\s+", run(
+            ["pkg-config", "--cflags", "--libs", "kiln"], env=environment).strip())]  # fmt: skip
+        assert run(["pkg-config", "--modversion", "kiln"], env=environment) == "1.2.3\n"
+    source = tmp_path / "version.c"
+    source.write_text(
+        "#include <kiln/kiln.h>\n#include <stdio.h>\nint main(void) { return puts(kiln_version()) < 0; }\n"
+    )
+    run(["cc", source, *words, f"-Wl,-rpath,{installed / 'lib'}", "-o", tmp_path / "version"])
+    assert run([tmp_path / "version"]) == "1.2.3\n"
+
+
+@pytest.mark.parametrize("version", ["1/2", "1", "v1.2", "1.2.3.4", "1.2-rc1", ""])
+def test_cmake_refuses_versions(tmp_path, version):
+    done = subprocess.run(
+        ["cmake", "-S", ROOT, "-B", tmp_path / "b", f"-DKILN_VERSION={version}"], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "it must be X.Y or X.Y.Z" in done.stderr

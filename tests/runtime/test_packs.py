@@ -1,0 +1,371 @@
+"""Packs: where they are searched for, which are trusted, what a bad one says; variants."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import ffi
+import packs
+import pytest
+from test_launch import arguments, work
+
+FILE = packs.FILES["sm_90"]
+
+
+@pytest.fixture
+def away(built, tmp_path):
+    """The toy family's library in a folder of its own, without packs."""
+    lib = tmp_path / "away"
+    lib.mkdir()
+    for name in ("libkiln.so.0", "libkiln_toy.so", "libkiln_bare.so"):
+        shutil.copy(built / "lib" / name, lib / name)
+    return lib
+
+
+@pytest.fixture
+def opened(library, fake, away):
+    """A function that opens a runtime with the family that has no packs beside it."""
+    made = []
+
+    def open_one(family="toy", **options):
+        kiln = ffi.Kiln(library, fake, **options)
+        made.append(kiln)
+        kiln.register(ctypes.CDLL(str(away / f"libkiln_{family}.so")), family)
+        return kiln
+
+    yield open_one
+    for kiln in made:
+        kiln.__exit__()
+
+
+def run(kiln, family="toy", **change):
+    kiln.launch(work(kiln, arguments(**change), operation=f"{family}.mix"))
+
+
+def put(folder: Path, data: bytes, name: str = FILE) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(data)
+    return str(folder)
+
+
+def good() -> bytes:
+    return packs.toy_pack("sm_90")
+
+
+def test_not_found_says_where_it_looked(opened, away, tmp_path, monkeypatch):
+    monkeypatch.setenv("KILN_PACK_PATH", "/nowhere:/never")
+    kiln = opened(pack_path=f"{tmp_path}/a:{tmp_path}/b")
+    with pytest.raises(ffi.Failure) as failure:
+        run(kiln)
+    assert failure.value.status == ffi.PACK_NOT_FOUND
+    assert (
+        f"there is no pack {FILE} in {tmp_path}/a, {tmp_path}/b, /nowhere, /never, {away}/kiln.images;"
+        in failure.value.sentence
+    )
+    # nothing is remembered of a search that failed
+    put(tmp_path / "b", good())
+    run(kiln)
+
+
+def test_order_of_the_search(opened, away, tmp_path, monkeypatch):
+    folders = [tmp_path / "option", tmp_path / "environment", away / "kiln.images"]
+    monkeypatch.setenv("KILN_PACK_PATH", str(folders[1]))
+    for folder in reversed(folders):
+        put(folder, good())
+        kiln = opened(pack_path=str(folders[0]))
+        run(kiln)
+        assert (2, f"opened {folder / FILE}") in kiln.messages
+
+
+def test_another_release(opened, away):
+    other = packs.toy_pack("sm_90", release="9.9.9", families=("toy",))
+    put(away / "kiln.images", other)
+    with pytest.raises(ffi.Failure) as failure:
+        run(opened())
+    assert failure.value.status == ffi.PACK_MISMATCH
+    assert failure.value.sentence == (
+        f"{away}/kiln.images/{FILE} is of another release than the library: its release is 9.9.9 and its index digest "
+        f"{packs.digest_of(other)}; the library's release is 1.2.3 and wants {packs.digest_of(good())}"
+    )
+
+
+def test_another_release_is_passed_over_for_the_right_one(opened, away, tmp_path):
+    put(away / "kiln.images", good())
+    folder = put(tmp_path / "old", packs.toy_pack("sm_90", release="9.9.9"))
+    kiln = opened(pack_path=folder)
+    run(kiln)
+    assert any("passed over" in message and "9.9.9" in message for level, message in kiln.messages if level == 1)
+
+
+def test_without_images_nothing_is_trusted_until_named(opened, tmp_path):
+    data = good()
+    folder = put(tmp_path / "p", data)
+    with pytest.raises(ffi.Failure, match="is named by nobody: this library was built without images") as failure:
+        run(opened("bare", pack_path=folder), "bare")
+    assert failure.value.status == ffi.PACK_MISMATCH and packs.digest_of(data) in failure.value.sentence
+    run(opened("bare", pack_path=folder, trusted_packs=f"{'0' * 64},{packs.digest_of(data).upper()}"), "bare")
+    with pytest.raises(ffi.Failure, match="is of another release"):
+        run(opened("bare", pack_path=folder, trusted_packs="0" * 64), "bare")
+
+
+@pytest.mark.parametrize("text", ["x", "0" * 63, "0" * 65, "g" * 64, f"{'0' * 64} "])
+def test_trusted_packs_must_be_digests(library, fake, text):
+    with pytest.raises(ffi.Failure, match="is no digest; it must be 64 hexadecimal digits") as failure:
+        ffi.Kiln(library, fake, trusted_packs=text)
+    assert failure.value.status == ffi.ARGUMENT
+
+
+def test_a_pack_of_another_target(opened, tmp_path):
+    data = packs.toy_pack("sm_80")
+    folder = put(tmp_path / "p", data)
+    with pytest.raises(ffi.Failure, match="holds images for sm_80, not for sm_90") as failure:
+        run(opened("bare", pack_path=folder, trusted_packs=packs.digest_of(data)), "bare")
+    assert failure.value.status == ffi.PACK_MISMATCH
+
+
+def test_another_layout(opened, tmp_path):
+    images: list[packs.Image] = []
+    kernels = packs.toy_kernels("bare", "sm_90", images)
+    kernels[0].layout = bytes(32)
+    data = packs.write("sm_90", "1.2.3", kernels, images)
+    folder = put(tmp_path / "p", data)
+    sentence = r"kernel main of bare.mix: the pack numbers its variants in another way"
+    with pytest.raises(ffi.Failure, match=sentence) as f:
+        run(opened("bare", pack_path=folder, trusted_packs=packs.digest_of(data)), "bare")
+    assert f.value.status == ffi.PACK_MISMATCH
+    data = packs.write("sm_90", "1.2.3", packs.toy_kernels("toy", "sm_90", images), images)
+    put(tmp_path / "p", data)
+    with pytest.raises(ffi.Failure, match=r"kernel main of bare.mix: the pack does not hold it"):
+        run(opened("bare", pack_path=folder, trusted_packs=packs.digest_of(data)), "bare")
+
+
+def damaged(data: bytes, offset: int, value: bytes) -> bytes:
+    return data[:offset] + value + data[offset + len(value) :]
+
+
+HEADER_DAMAGE = [
+    (0, b"KILNPACX", ffi.PACK_CORRUPT, "it does not begin with KILNPACK"),
+    (8, struct.pack("<I", 2), ffi.PACK_MISMATCH, "is a pack of format 2; Kiln 1.2.3 reads format 1"),
+    (12, struct.pack("<I", 65), ffi.PACK_MISMATCH, "is a pack of format 1"),
+    (16, struct.pack("<Q", 1 << 62), ffi.PACK_CORRUPT, "its index reaches beyond the file"),
+    (16, struct.pack("<Q", 3), ffi.PACK_CORRUPT, "its index reaches beyond the file"),
+    (24, b"\0\0\0\0", ffi.PACK_CORRUPT, "its header states 00000000"),
+    (56, b"\1", ffi.PACK_CORRUPT, "its header does not end in zeros"),
+    (64, b"\xff", ffi.PACK_CORRUPT, "its index has the digest"),
+]
+
+
+@pytest.mark.parametrize("offset, value, status, sentence", HEADER_DAMAGE)
+def test_damaged_header(opened, away, offset, value, status, sentence):
+    folder = put(away / "kiln.images", damaged(good(), offset, value))
+    with pytest.raises(ffi.Failure, match=sentence) as failure:
+        run(opened())
+    assert failure.value.status == status and f"{folder}/{FILE}" in failure.value.sentence
+
+
+@pytest.mark.parametrize("size", [0, 10, 63, 64, 95, 96, 1000, -1])
+def test_truncated(opened, away, size):
+    put(away / "kiln.images", good()[:size])
+    with pytest.raises(ffi.Failure, match=r"is corrupt: .*truncated") as failure:
+        run(opened())
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_longer(opened, away):
+    put(away / "kiln.images", good() + b"\0")
+    with pytest.raises(ffi.Failure, match="the file is longer than its groups"):
+        run(opened())
+
+
+def test_damaged_group(opened, away, fake):
+    """Checked when it is decoded, and before."""
+    data = good()
+    first = len(packs.index_of(data)) + 64
+    put(away / "kiln.images", damaged(data, first + 20, bytes([data[first + 20] ^ 1])))
+    kiln = opened()
+    run(kiln, cols=128, flag=1, n=3)  # functional 3: another group
+    with pytest.raises(
+        ffi.Failure, match=r"is corrupt: group 0 has the digest [0-9a-f]{64}, the index states"
+    ) as failure:
+        run(kiln)
+    assert failure.value.status == ffi.PACK_CORRUPT and fake.loaded == 1
+
+
+def test_file_truncated_after_it_was_opened(opened, away):
+    put(away / "kiln.images", good())
+    kiln = opened()
+    kiln.variants(target="sm_90")
+    os.truncate(away / "kiln.images" / FILE, 2000)
+    with pytest.raises(ffi.Failure, match="it was truncated after it was opened") as failure:
+        run(kiln)
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_file_replaced_after_it_was_opened(opened, away, tmp_path):
+    """As an upgrade does it, by rename: the open pack stays what it was."""
+    folder = put(away / "kiln.images", good())
+    kiln = opened()
+    kiln.variants(target="sm_90")
+    put(tmp_path, b"something else", "new")
+    os.replace(tmp_path / "new", Path(folder) / FILE)
+    run(kiln)
+
+
+def test_a_folder_or_fifo_is_no_pack(opened, away):
+    (away / "kiln.images" / FILE).mkdir(parents=True)
+    with pytest.raises(ffi.Failure, match="there is no pack"):
+        run(opened())
+    (away / "kiln.images" / FILE).rmdir()
+    os.mkfifo(away / "kiln.images" / FILE)
+    with pytest.raises(ffi.Failure, match="there is no pack"):
+        run(opened())
+
+
+def image_row(data: bytes, number: int) -> int:
+    groups = struct.unpack_from("<I", data, 64)[0]
+    return 64 + 32 + 48 * groups + 96 * number
+
+
+@pytest.mark.parametrize(
+    "field, value, sentence",
+    [
+        (0, 99, "an image names a group that is not there"),
+        (1, 1 << 30, "an image reaches beyond its group"),
+        (2, 0, "an image reaches beyond its group"),
+        (2, 0xFFFFFFFF, "an image reaches beyond its group"),
+        (3, 1 << 30, "an image has no symbol"),
+        (4, 0, "an image is of an unknown kind"),
+        (4, 3, "a slot's image is not there"),
+        (5, 0, "an impossible number of threads"),
+        (5, 1025, "an impossible number of threads"),
+        (13, 8, "profile scratch"),
+        (14, 0, "an impossible cluster size"),
+        (15, 1, "an image's row does not end in zeros"),
+        (16, 0, "an image does not have the digest that its index states"),
+        (10, 9, "takes 9 parameters, the tables of kernel main give 10 and up to two hidden"),
+        (10, 13, "takes 13 parameters, the tables of kernel main give 10"),
+    ],
+)
+def test_trusted_and_wrong(opened, tmp_path, field, value, sentence):
+    """Even an index whose digest is trusted is not believed."""
+    data = bytearray(good())
+    bare = packs.functionals().index(("fp16", 64, "false"))
+    kernels_images = 48 - 12 + 2  # the images of toy.mix come first: main's that exist, and reduce's
+    row = image_row(bytes(data), kernels_images + bare + 2)  # fp16, 64, false, 0, generic: 10 visible parameters
+    struct.pack_into("<I", data, row + 4 * field, value)
+    index = packs.index_of(bytes(data))
+    data = packs.seal(index) + bytes(data[64 + len(index) :])
+    folder = put(tmp_path / "p", data)
+    with pytest.raises(ffi.Failure, match=sentence) as failure:
+        run(opened("bare", pack_path=folder, trusted_packs=packs.digest_of(data)), "bare", x=0x10008)
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_group_that_is_no_frame(opened, tmp_path):
+    """Right digest, wrong contents: not zstd, a shorter and a longer frame, two frames."""
+    import hashlib
+
+    import zstandard
+
+    data = good()
+    index = packs.index_of(data)
+    groups = struct.unpack_from("<I", index, 0)[0]
+    rows = [list(struct.unpack_from("<QII32s", index, 32 + 48 * i)) for i in range(groups)]
+    frame = data[rows[0][0] : rows[0][0] + rows[0][1]]
+    raw = zstandard.ZstdDecompressor().decompress(frame)
+    compress = zstandard.ZstdCompressor().compress
+    for wrong in (
+        b"\0" * 50,
+        compress(raw[:-1]),
+        compress(raw + b"\0"),
+        frame + compress(b""),
+        frame[:-1],
+        frame + b"x",
+    ):
+        offset, body, parts = 64 + len(index), b"", []
+        for i, (_, stored, decoded, _) in enumerate(rows):
+            bytes_ = wrong if i == 0 else data[rows[i][0] : rows[i][0] + stored]
+            parts.append(struct.pack("<QII32s", offset, len(bytes_), decoded, hashlib.sha256(bytes_).digest()))
+            offset += len(bytes_)
+            body += bytes_
+        forged = packs.seal(index[:32] + b"".join(parts) + index[32 + 48 * groups :]) + body
+        folder = put(tmp_path / "p", forged)
+        with pytest.raises(ffi.Failure, match="a group is not the one zstd frame that its index states") as failure:
+            run(opened("bare", pack_path=folder, trusted_packs=packs.digest_of(forged)), "bare")
+        assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_one_open_pack_serves_two_families(built, library, fake, toy, bare):
+    trusted = ",".join(packs.digest_of(packs.toy_pack(target)) for target in packs.FILES)
+    with ffi.Kiln(library, fake, trusted_packs=trusted) as kiln:
+        kiln.register(toy)
+        kiln.register(bare, "bare")
+        run(kiln)
+        run(kiln, "bare")
+        assert len([m for _, m in kiln.messages if m.startswith("opened ")]) == 1
+        assert fake.loaded == 2
+
+
+def test_variants_need_no_driver(library, toy):
+    with ffi.Kiln(library, None) as kiln:  # no resolver, and this machine has no driver
+        kiln.register(toy)
+        everything = kiln.variants()
+        by_target = {target: kiln.variants("toy.mix", target) for target in packs.FILES}
+    assert [len(by_target[target]) for target in packs.FILES] == [26, 50, 26, 2]
+    assert len(everything) == 104
+    variant = by_target["sm_90"][7]
+    assert variant["key"].decode() == packs.key_of("toy", "sm_90", "main", ("fp16", 64, "true"), 0, "pointers").hex()
+    assert variant["functional"] == b"dtype=fp16 width=64 flag=true"
+    assert variant["configuration"] == b"BLOCK=64 SPLIT=1" and variant["specialization"] == b"pointers"
+    assert (variant["registers"], variant["shared_bytes"], variant["threads"]) == (40, 50000, 128)
+    assert variant["unavailable"] is None and variant["has_ptx"] == 0
+    waived = by_target["sm_90"][12]
+    assert waived["unavailable"] == b"functional 2 is waived" and waived["registers"] == 0
+    assert all(variant["has_ptx"] for variant in by_target["sm_80"] if variant["kernel"] == b"main")
+
+
+def test_variants_errors(kiln, library, fake, opened):
+    for operation, target, status, sentence in [
+        ("toy.max", None, ffi.NOT_FOUND, "there is no operation toy.max"),
+        (None, "sm_70", ffi.NOT_FOUND, "no registered family has a target sm_70"),
+    ]:
+        with pytest.raises(ffi.Failure, match=sentence) as failure:
+            kiln.variants(operation, target)
+        assert failure.value.status == status
+    lost = opened()
+    with pytest.raises(ffi.Failure, match="no pack of any target was found"):
+        lost.variants()
+    with pytest.raises(ffi.Failure, match=f"there is no pack {FILE}"):
+        lost.variants(target="sm_90")
+    with ffi.Kiln(library, fake) as empty, pytest.raises(ffi.Failure, match="no family is registered"):
+        empty.variants()
+
+
+def test_visits_stop_when_told(kiln):
+    seen = []
+    visit = ffi.VariantFn(lambda variant, _: seen.append(1) or len(seen) == 3)
+    assert kiln.library.c.kiln_variants(kiln.handle, None, None, visit, None) == ffi.OK
+    assert len(seen) == 3
+
+
+def test_folder_of_the_library_is_absolute(built, tmp_path):
+    """Registered by a relative path, searched after the process has changed its folder."""
+    script = f"""
+import ctypes, os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import ffi
+os.chdir({str(built / "lib")!r})
+library = ffi.Library(ffi.Path({str(built / "lib")!r}))
+with ffi.Kiln(library, None) as kiln:
+    kiln.register(ctypes.CDLL("./libkiln_toy.so"))
+    os.chdir("/")
+    print(len(kiln.variants()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "104\n", done.stderr

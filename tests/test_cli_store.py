@@ -1,0 +1,110 @@
+"""`kiln store`, as users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from kiln.cli import main
+from kiln.cli.store import parse_size, spell_size
+from kiln.errors import UsageError
+from kiln.image import Image, ImageInfo
+from kiln.store import Store
+
+INFO = ImageInfo("hsaco", "kernel", 256, 0, 64, 0, 0, 4, 0, 1, 0, 1, 5, "")
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch) -> Store:
+    monkeypatch.delenv("KILN_STORE", raising=False)
+    store = Store(tmp_path / "workspace" / "store")
+    for number in range(3):
+        key = f"{number:064x}"
+        store.put(key, Image(os.urandom(50_000), INFO), key, 1.0)
+    return store
+
+
+def test_info(store, capsys, monkeypatch):
+    assert main(["store", "info", "--store", str(store.root)]) == 0
+    assert "3 variants and 3 IRs in 3 objects, 14" in capsys.readouterr().out
+    monkeypatch.setenv("KILN_STORE", str(store.root))
+    assert main(["store", "info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["variants"] == 3
+
+
+def test_a_workspace_names_its_store(store, capsys):
+    assert main(["store", "info", "--store", str(store.root.parent)]) == 0
+    assert str(store.root) in capsys.readouterr().out
+
+
+def test_gc(store, capsys):
+    for path in store.root.rglob("*"):
+        os.utime(path, (1000, 1000))
+    assert main(["store", "gc", "--store", str(store.root), "--max-size", "120K", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["removed_images"] == 1
+    assert main(["store", "gc", "--store", str(store.root), "--max-size", "0"]) == 0
+    assert "2 images removed" in capsys.readouterr().out
+    assert store.info().bytes == 0
+
+
+def test_verify(store, capsys):
+    assert main(["store", "verify", "--store", str(store.root)]) == 0
+    assert "3 objects and 6 entries read: all whole" in capsys.readouterr().out
+    path = next((store.root / "objects").rglob("*.zst"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert main(["store", "verify", "--store", str(store.root)]) == 6
+    output = capsys.readouterr()
+    assert "3 were broken and are removed" in output.out and path.stem in output.err
+    assert main(["store", "verify", "--store", str(store.root)]) == 0
+
+
+@pytest.mark.parametrize(
+    "words, code, sentence",
+    [
+        (["info"], 2, "which store?"),
+        (["info", "--store", "/nowhere"], 7, "/nowhere: no store is there"),
+        (["gc", "--store", "/nowhere"], 2, "--max-size 10G"),
+        (["info", "--store", "/nowhere", "--max-size", "1G"], 2, "--max-size belongs to"),
+        (["gc", "--max-size", "ten", "--store", "/nowhere"], 2, "'ten' is no size"),
+        (["gc", "--max-size", "-5", "--store", "/nowhere"], 2, None),
+        (["shrink"], 2, None),
+    ],
+)
+def test_mistakes_are_one_sentence(words, code, sentence, capsys, monkeypatch):
+    monkeypatch.delenv("KILN_STORE", raising=False)
+    try:
+        assert main(["store", *words]) == code
+    except SystemExit as error:  # argparse's own
+        assert error.code == code
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    if sentence:
+        assert errors.startswith("kiln: ") and sentence in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "word, size",
+    [
+        ("0", 0),
+        ("10G", 10 << 30),
+        ("1.5GiB", 3 << 29),
+        ("500m", 500 << 20),
+        ("7", 7),
+        (" 2 kb ", 2048),
+        ("1T", 1 << 40),
+    ],
+)
+def test_sizes(word, size):
+    assert parse_size(word) == size
+
+
+@pytest.mark.parametrize("word", ["", "G", "-1", "1e3", "10 X", "1.G", "٣"])
+def test_words_that_are_no_sizes(word):
+    with pytest.raises(UsageError, match="is no size"):
+        parse_size(word)
+
+
+def test_spell_size():
+    assert [spell_size(n) for n in (0, 1023, 1536, 10 << 30)] == ["0 bytes", "1023 bytes", "1.5 KiB", "10.0 GiB"]

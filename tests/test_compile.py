@@ -1,0 +1,101 @@
+"""Compiling with the real Triton, in processes of their own: workers empty their environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ROOT = Path(__file__).resolve().parents[1]
+PRELUDE = """
+import dataclasses, importlib.util, json, sys
+from pathlib import Path
+from kiln import compile, elf, plan, recipe, targets, toolchain
+# Not imported here: what Triton reads from the environment while it is imported must be ours already.
+chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1])
+compile.prepare_worker(chain)
+def variants(path, words):
+    return plan.make_plan([recipe.load(path)], targets.parse(words), "core", ()).variants
+"""
+
+
+def run(code: str, *arguments: object, **environment: str) -> dict:
+    """The last line that `code` prints, as JSON."""
+    words = [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)]
+    done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT / "v3python")} | environment,
+                          capture_output=True, text=True, cwd=ROOT)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+COMPILE_NORM = """
+result = {}
+for variant in variants("examples/family/recipe.yaml", "sm_90;gfx942"):
+    if variant.kernel == "total":
+        image = compile.compile_variant(variant.spec, chain).image
+        result[variant.target] = [__import__("hashlib").sha256(image.code).hexdigest(), dataclasses.asdict(image.info)]
+print(json.dumps(result))
+"""
+
+
+def test_facts_of_images_and_the_users_environment_changes_nothing():
+    plain = run(COMPILE_NORM)
+    for target, (_, info) in plain.items():
+        assert info["symbol"] == "total" and info["parameters"] in (3, 4, 5) and info["spills"] == 0
+        assert info["threads"] == (256 if target == "gfx942" else 128)
+    steered = run(
+        COMPILE_NORM, TRITON_DEBUG="1", TRITON_DISABLE_LINE_INFO="0", DISABLE_PTXAS_OPT="1", AMDGCN_USE_BUFFER_OPS="0",
+        TRITON_PTXAS_PATH="/bin/false", PTXAS_OPTIONS="-O0", TRITON_DEFAULT_FP_FUSION="0",
+    )  # fmt: skip
+    assert steered == plain
+
+
+def test_what_llvm_only_prints_fails_the_variant(tmp_path):
+    (tmp_path / "k.py").write_text(
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef k(x_ptr):\n"
+        "    x = tl.load(x_ptr + tl.arange(0, 64))\n"
+        "    x = tl.inline_asm_elementwise('neg.f32 $0, $1;', '=f,f', [x], dtype=tl.float32, is_pure=True, pack=1)\n"
+        "    tl.store(x_ptr + tl.arange(0, 64), x)\n"
+    )
+    (tmp_path / "recipe.yaml").write_text(
+        "family: f\noperations:\n  o:\n    arguments: {x: {tensor: fp32, rank: 1}}\n    kernels:\n      k:\n"
+        "        source: k.py\n        parameters: {x_ptr: {type: '*fp32', value: x.data}}\n"
+        "        specializations: {generic: {}}\n        grid: [1]\n"
+        "        configurations: [{core: [{num_warps: 1}]}]\n"
+    )
+    answer = run(
+        """
+        from kiln.errors import CompileError
+        result = {}
+        for variant in variants(sys.argv[1], "sm_90;gfx942"):
+            try:
+                result[variant.target] = len(compile.compile_variant(variant.spec, chain).image.code)
+            except CompileError as error:
+                result[variant.target] = [error.stage, str(error), error.log]
+        print(json.dumps(result))
+        """,
+        tmp_path / "recipe.yaml",
+    )
+    assert answer["sm_90"] > 1000
+    stage, sentence, log = answer["gfx942"]
+    assert stage == "image" and "gfx942" in sentence
+    assert "register" in sentence and "register" in log
+
+
+def test_the_digest_of_the_ir_covers_the_toolchain():
+    """Equal IR under another assembler or Triton is another image, and is not taken from the store."""
+    answer = run(
+        """
+        variant = next(v for v in variants("examples/family/recipe.yaml", "sm_90") if v.kernel == "total")
+        other = dataclasses.replace(chain, triton_version="3.8.0+other")
+        print(json.dumps([compile.compile_variant(variant.spec, c).ir for c in (chain, chain, other)]))
+        """
+    )
+    assert answer[0] == answer[1] != answer[2]

@@ -1,0 +1,255 @@
+"""Container engines: which is taken and why, and what it is told; with stand-ins for engines that are not here.
+
+tests/container/ runs a real one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kiln.errors import BuildFailed, EnvironmentProblem, UsageError
+from kiln.front import engine
+from kiln.front.engine import Engine, choose, default_base, make_image, probe_engine, run_command
+from kiln.options import read_front_door
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "toolchain.lock.yaml").touch()
+    return tmp_path
+
+
+def door(place, **environment):
+    return read_front_door(["input", "w", "o", "1.0", "sm_90"], environment, place)
+
+
+def never(name, base, patient):
+    return "not installed"
+
+
+def only(wanted):
+    return lambda name, base, patient: Engine(name, base) if name == wanted else f"{name} is broken"
+
+
+def test_auto_takes_the_first_that_works_and_says_so(place):
+    said: list[str] = []
+    assert choose(door(place), said.append, only("podman")).name == "podman"
+    assert said == [f"engine: podman, base {default_base(ROOT / engine.DOCKERFILE)}"]
+
+
+def test_auto_without_any_is_the_host_and_says_why_in_one_line(place):
+    said: list[str] = []
+    assert choose(door(place), said.append, never) is None
+    (line,) = said
+    assert (
+        line == "engine: none, this host builds (docker: not installed; podman: not installed; buildah: not installed)"
+    )
+
+
+def test_none_asks_nobody(place):
+    assert choose(door(place, KILN_ENGINE="none"), None, None) is None
+
+
+def test_an_engine_asked_for_must_work(place):
+    with pytest.raises(EnvironmentProblem, match="KILN_ENGINE=docker does not work here: docker is broken"):
+        choose(door(place, KILN_ENGINE="docker"), print, only("podman"))
+
+
+def test_another_base_is_taken_and_waited_for(place):
+    asked = []
+
+    def probe(name, base, patient):
+        asked.append((name, base, patient))
+        return Engine(name, base)
+
+    choose(door(place, KILN_BASE_IMAGE="site/base:1"), lambda text: None, probe)
+    choose(door(place), lambda text: None, probe)
+    assert asked[0] == ("docker", "site/base:1", True) and asked[1][2] is False
+
+
+def test_a_shell_needs_a_container(place):
+    with pytest.raises(UsageError, match="KILN_ENGINE=none has none"):
+        choose(door(place, KILN_SHELL="1", KILN_ENGINE="none"), print, never)
+    with pytest.raises(EnvironmentProblem, match="KILN_SHELL=1 needs a container engine, and none works here"):
+        choose(door(place, KILN_SHELL="1"), print, never)
+
+
+def test_the_default_base_is_pinned():
+    base = default_base(ROOT / engine.DOCKERFILE)
+    name, _, tag = base.rpartition(":")
+    assert name == "quay.io/pypa/manylinux_2_28_x86_64" and tag[:4].isdecimal()
+
+
+# ---- stand-ins on the PATH -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Makes a program that notes its words in a file and does as it is told."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def make(name: str, script: str) -> Path:
+        log = tmp_path / f"{name}.log"
+        (folder / name).write_text(f'#!/bin/sh\necho "$@" >> "{log}"\n{script}\n')
+        (folder / name).chmod(0o755)
+        return log
+
+    return make
+
+
+def test_a_client_without_a_daemon_does_not_work(stand_in):
+    stand_in("docker", "echo Client: 28; echo Cannot connect to the daemon. >&2; exit 1")
+    assert probe_engine("docker", "base", False) == "Cannot connect to the daemon."
+    assert probe_engine("kiln-no-such", "base", False) == "not installed"
+
+
+def test_an_engine_that_answers_and_cannot_run_does_not_work(stand_in):
+    stand_in("podman", '[ "$1" != run ] || { echo "crun: no cgroups" >&2; exit 126; }')
+    assert probe_engine("podman", "base", False) == "crun: no cgroups"
+
+
+def test_a_base_that_is_neither_here_nor_in_reach(stand_in, monkeypatch):
+    log = stand_in("podman", '[ "$1" != image ] || exit 1')
+    monkeypatch.setattr(engine, "_reachable", lambda base: False)
+    reason = "the base image is not here, and its registry is out of reach"
+    assert probe_engine("podman", "r.example/base", False) == reason
+    assert "pull" not in log.read_text()
+    assert probe_engine("podman", "r.example/base", True) == Engine("podman", "r.example/base")
+    assert "pull r.example/base" in log.read_text()
+
+
+def test_a_base_that_cannot_be_pulled(stand_in):
+    stand_in("docker", 'case "$1" in image|pull) echo "no such manifest" >&2; exit 1;; esac')
+    assert probe_engine("docker", "b", True) == "the base image b cannot be had: no such manifest"
+
+
+def test_buildah_falls_back_to_chroot(stand_in):
+    stand_in("unshare", "exit 1")
+    log = stand_in("buildah", 'case "$1 $2" in "run --isolation") exit 0;; "run "*) exit 1;; esac')
+    assert probe_engine("buildah", "b", False) == Engine("buildah", "b", ("--isolation", "chroot"), ())
+    assert log.read_text().count("rm kiln-probe") == 2
+
+
+def test_an_engine_that_hangs(stand_in, monkeypatch):
+    stand_in("docker", "sleep 20")
+    monkeypatch.setattr(engine, "_PROBE_SECONDS", 0.2)
+    assert engine._try(["docker", "info"], 0.2) == "`docker info` gave no answer in 0 s"
+
+
+def test_a_registry_without_a_name_or_an_answer():
+    assert not engine._reachable("localhost/base")
+    assert not engine._reachable("127.0.0.1:9/base:1", 1.0)
+
+
+def test_an_image_is_made_without_a_network_unless_rocm_is_added(stand_in, tmp_path):
+    log = stand_in("docker", "")
+    make_image(Engine("docker", "b"), tmp_path, "kiln", "devel", {"AMDGPU_INSTALLER": ""})
+    make_image(Engine("docker", "b"), tmp_path, "kiln", "devel", {"AMDGPU_INSTALLER": "https://x/y.rpm"})
+    first, second = log.read_text().splitlines()
+    assert "build --network none --target devel -t kiln --build-arg KILN_BASE_IMAGE=b" in first
+    assert "--network" not in second and "AMDGPU_INSTALLER=https://x/y.rpm" in second
+
+
+def test_an_image_that_does_not_build_shows_the_output(stand_in, tmp_path, capsys):
+    stand_in("podman", "echo step 3 failed; exit 2")
+    with pytest.raises(BuildFailed, match="podman could not build the stage devel"):
+        make_image(Engine("podman", "b"), tmp_path, "kiln", "devel", {})
+    assert "step 3 failed" in capsys.readouterr().err
+
+
+def test_command_lines():
+    mounts = [(Path("/a b:c"), "/in", False), (Path("/o"), "/out", True)]
+    line = run_command(Engine("docker", "b"), "image", ["bash", "x"], mounts, {"K": "v w"}, (5, 6))
+    assert line[:4] == ["docker", "run", "--network", "none"]
+    assert line[line.index("--mount") : line.index("--env")] == [
+        "--mount",
+        "type=bind,src=/a b:c,dst=/in,ro",
+        "--mount",
+        "type=bind,src=/o,dst=/out",
+    ]
+    assert line[-5:] == ["--env", "K=v w", "image", "bash", "x"] and line[line.index("--user") + 1] == "5:6"
+    line = run_command(
+        Engine("buildah", "b", ("--isolation", "chroot"), ("unshare", "-n")), "c", ["x"], mounts, {}, None
+    )
+    assert line[:5] == ["unshare", "-n", "buildah", "run", "--isolation"]
+    assert "--network" not in line and line[-3:] == ["c", "--", "x"] and "type=bind,src=/o,dst=/out,rw" in line
+
+
+def test_a_path_that_cannot_be_mounted():
+    with pytest.raises(EnvironmentProblem, match="/a,b cannot be mounted"):
+        run_command(Engine("docker", "b"), "i", ["x"], [(Path("/a,b"), "/in", False)], {}, None)
+
+
+def test_what_the_container_is_told(place):
+    log = place / "l" / "progress.jsonl"
+    environment = {
+        "KILN_PROFILE": "full",
+        "KILN_JOBS": "3",
+        "KILN_STORE": str(place / "shared store"),
+        "KILN_RECIPES": "/r/one/recipe.yaml:/r/two/norm.yaml",
+        "KILN_LOG_JSON": str(log),
+        "KILN_BASE_IMAGE": "b",
+        "SECRET": "s",
+    }
+    mounts, variables = engine._mounts(door(place), place / "w", environment)
+    assert variables == {
+        "KILN_ENGINE": "none",
+        "KILN_SOURCE": "tree",
+        "KILN_PROFILE": "full",
+        "KILN_JOBS": "3",
+        "KILN_STORE": "/kiln/store",
+        "KILN_RECIPES": "/kiln/recipes/0/recipe.yaml:/kiln/recipes/1/norm.yaml",
+        "KILN_LOG_JSON": "/kiln/log/progress.jsonl",
+    }
+    assert (place / "input", "/kiln/input", False) in mounts and (place / "o", "/kiln/output", True) in mounts
+    assert (Path("/r/two"), "/kiln/recipes/1", False) in mounts and (place / "shared store").is_dir()
+    with pytest.raises(UsageError, match="KILN_LOG_JSON=3"):
+        engine._mounts(door(place), place / "w", {"KILN_LOG_JSON": "3"})
+
+
+def test_outputs_are_given_back_only_where_root_inside_is_root_here(stand_in, monkeypatch):
+    docker = Engine("docker", "b")
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    stand_in("docker", "echo '[name=seccomp]'")
+    assert engine._writes_as_root(docker) and not engine._writes_as_root(Engine("podman", "b"))
+    stand_in("docker", "echo '[name=seccomp name=rootless]'")
+    assert not engine._writes_as_root(docker)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert not engine._writes_as_root(docker)
+
+
+def test_a_whole_build_by_a_stand_in(stand_in, place, monkeypatch):
+    """Everything but what runs inside: image, Python, cache, mounts, exit code."""
+    log = stand_in(
+        "podman",
+        f"""case "$*" in
+  *--python*) echo {sys.version_info[0]}.{sys.version_info[1]};;
+  *inside.sh*) exit 4;;
+esac""",
+    )
+    fetched = []
+    monkeypatch.setattr(
+        "kiln.front.main.fetch_all", lambda lock, python, cache, ca, uses: fetched.append((python, cache))
+    )
+    (place / "input" / "toolchain.lock.yaml").write_bytes((ROOT / "input" / "toolchain.lock.yaml").read_bytes())
+    (place / "ca.pem").write_text("certificate")
+    made = door(place, KILN_CA_BUNDLE="ca.pem", LOCAL_USER="1")
+    (place / "w").mkdir()
+    assert engine.build(Engine("podman", "b"), made, ROOT, print) == 4
+    assert fetched == [(f"{sys.version_info[0]}.{sys.version_info[1]}", place / "input" / "cache")]
+    context = place / "w" / "source" / "context"
+    assert (context / "dockerfile" / "ca-bundle.pem").read_text() == "certificate"
+    assert (context / "build.sh").is_file() and not (context / "input" / "cache").exists()
+    lines = log.read_text().splitlines()
+    assert lines[0].startswith("build --network none --target devel -t localhost/kiln-devel:latest")
+    assert f"--user {os.getuid()}:{os.getgid()}" in lines[-1]
+    assert lines[-1].endswith("inside.sh /kiln/input /kiln/workspace /kiln/output 1.0 sm_90")

@@ -1,0 +1,328 @@
+"""The farm end to end, with a stand-in for the compiler and real faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import worker_tasks as tasks
+from kiln import farm
+from kiln.errors import EnvironmentProblem, Interrupted, ToolchainError
+from kiln.farm import FarmOptions
+from kiln.progress import Progress
+from kiln.store import Store, StoredImage
+from worker_tasks import StandInSpec, StandInToolchain, StandInVariant, expected_image
+
+
+class Recorder(Progress):
+    def __init__(self) -> None:
+        self.events = []
+
+    def start(self, total, estimate=None, *, title="", unit="job"):
+        self.events.append(("start", total))
+
+    def done(self, name, seconds=0.0, outcome="done", *, detail="", remaining=None):
+        self.events.append((outcome, name, detail))
+
+    def message(self, text):
+        self.events.append(("message", text))
+
+    def close(self):
+        self.events.append(("close",))
+
+
+def variant(text: str, action: str = "compile", **more) -> StandInVariant:
+    return StandInVariant(f"k[{text}]@t", StandInSpec(text, action, **more))
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Runs a farm in tmp_path; its store and progress are attributes."""
+
+    def build(*variants: StandInVariant, toolchain=None, prepare=tasks.prepare, **options) -> farm.FarmResult:
+        build.progress = Recorder()
+        return farm.run(
+            variants,
+            toolchain or StandInToolchain(),
+            build.store,
+            FarmOptions(**{"logs": tmp_path / "logs", "jobs": 2} | options),
+            build.progress,
+            compile_variant=tasks.compile_stand_in,
+            prepare_worker=prepare,
+        )
+
+    build.store = Store(tmp_path / "store")
+    return build
+
+
+def compiled_texts(folder: Path) -> list[str]:
+    path = folder / "compiled"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# ---- ordinary work ----
+
+
+def test_compiles_what_is_missing_and_only_that(build):
+    first = build(*[variant(f"v{n}") for n in range(5)])
+    assert (first.compiled, first.reused, first.shared, first.failures) == (5, 0, 0, [])
+    for n in range(5):
+        assert build.store.load(first.outcomes[f"k[v{n}]@t"]) == expected_image(f"v{n}")
+    assert set(build.store.durations()) == {f"k[v{n}]@t" for n in range(5)}
+
+    second = build(*[variant(f"v{n}") for n in range(7)])
+    assert (second.compiled, second.reused) == (2, 5)
+    assert build.progress.events[:2] == [("message", "5 of 7 images are in the store"), ("start", 2)]
+    assert build.progress.events[-1] == ("close",)
+
+    third = build(*[variant(f"v{n}") for n in range(7)])
+    assert (third.compiled, third.reused, third.compile_seconds) == (0, 7, 0.0)
+    assert third.outcomes == second.outcomes and build.progress.events == []
+
+
+def test_nothing_to_do_starts_no_worker(build):
+    build(variant("a"))
+    began = time.perf_counter()
+    assert build(variant("a"), prepare=tasks.die_at_once).compiled == 0
+    assert time.perf_counter() - began < 0.2
+    assert build().outcomes == {}
+
+
+def test_another_toolchain_compiles_anew(build):
+    build(variant("a"))
+    result = build(variant("a"), toolchain=StandInToolchain("2"))
+    assert (result.compiled, result.shared, result.reused) == (1, 0, 0)
+
+
+def test_equal_keys_and_equal_irs_are_compiled_once(build, tmp_path):
+    folder = str(tmp_path)
+    same = [StandInVariant(f"k[{n}]@t", StandInSpec("same", folder=folder, seconds=0.2)) for n in range(3)]
+    like = [StandInVariant(f"l[{n}]@t", StandInSpec(f"same {n}", folder=folder, seconds=0.2)) for n in range(3)]
+    result = build(*same, *like, variant("other", folder=folder))
+    assert (result.compiled, result.shared) == (2, 5)
+    assert len(compiled_texts(tmp_path)) == 2
+    assert {result.outcomes[v.name].digest for v in (*same, *like)} == {result.outcomes["l[1]@t"].digest}
+    again = build(*same, *like)
+    assert again.reused == 6
+
+
+def test_a_wait_for_an_equal_ir_is_neither_a_timeout_nor_work(build, tmp_path):
+    result = build(variant("x 1", seconds=0.8), variant("x 2", seconds=0.8), timeout=1.2)
+    assert result.failures == [] and (result.compiled, result.shared) == (1, 1)
+    assert 0.8 <= result.compile_seconds < 1.1
+
+
+def test_memory_bounds_the_number_of_workers(build):
+    variants = [variant(f"v{n}") for n in range(6)]
+    assert build(*variants, jobs=8, memory=3 << 30, job_memory=1 << 30).jobs == 3
+    assert build(variant("w"), jobs=8).jobs == 1, "no more than there is to do"
+
+
+def test_workers_that_cannot_start_are_one_sentence(build):
+    with pytest.raises(ToolchainError, match="no Triton is installed"):
+        build(variant("a"), prepare=tasks.prepare_badly_for)
+
+
+# ---- failures ----
+
+
+def test_failures_are_all_reported_and_cost_nobody_else(build):
+    result = build(
+        variant("good 1"), variant("bad", "reject"), variant("good2"), variant("odd", "defect"), variant("good3")
+    )
+    assert result.compiled == 3 and len(result.failures) == 2
+    bad = result.outcomes["k[bad]@t"]
+    assert (bad.kind, bad.message) == ("compile", "bad: no such register")
+    assert "many words of the tools" in Path(bad.log).read_text() and "stage: llir" in Path(bad.log).read_text()
+    assert result.outcomes["k[odd]@t"].message == "KeyError: 'a defect'"
+    assert ("failed", "k[bad]@t", f"bad: no such register (log: {bad.log})") in build.progress.events
+    assert len(os.listdir(Path(bad.log).parent)) == 2, "successes leave no logs"
+
+
+def test_a_failure_is_tried_again_by_the_next_build_and_its_log_goes(build, tmp_path):
+    log = build(variant("a", "abort once", folder=str(tmp_path)), attempts=1).failures[0].log
+    result = build(variant("a", "abort once", folder=str(tmp_path)), attempts=1)
+    assert result.compiled == 1 and not Path(log).exists()
+
+
+def test_stop_at_the_first_failure(build):
+    variants = [variant("bad", "reject"), *[variant(f"v{n}", seconds=0.3) for n in range(20)]]
+    build.store.record_duration("k[bad]@t", 100)
+    result = build(*variants, keep_going=False)
+    kinds = [failure.kind for failure in result.failures]
+    assert kinds.count("compile") == 1 and kinds.count("cancelled") >= 18
+    assert sum(event[0] == "failed" for event in build.progress.events) == 1
+
+
+def test_an_abort_is_tried_three_times_and_tells_what_was_said(build, tmp_path):
+    result = build(variant("bad", "abort", folder=str(tmp_path)), variant("good"))
+    (failure,) = result.failures
+    assert failure.kind == "crash" and failure.variant == "k[bad]@t"
+    assert failure.message == ("its worker was killed by SIGABRT (Assertion `isReg()' failed.), 3 times in a row")
+    assert Path(failure.log).read_text().count("LLVM ERROR") == 3
+    assert compiled_texts(tmp_path) == ["bad"] * 3
+    assert any("trying again (2 of 3)" in event[1] for event in build.progress.events if event[0] == "message")
+    assert isinstance(result.outcomes["k[good]@t"], StoredImage)
+
+
+@pytest.mark.parametrize("action", ["abort once", "be killed once", "assembler dies once"])
+def test_one_abnormal_death_costs_one_attempt(build, tmp_path, action):
+    result = build(variant("a", action, folder=str(tmp_path)), variant("b"))
+    assert result.failures == [] and compiled_texts(tmp_path) == ["a", "a"]
+
+
+def test_a_hang_ends_by_timeout_with_its_child_and_is_not_tried_again(build, tmp_path):
+    result = build(variant("a", "hang", folder=str(tmp_path)), variant("b"), timeout=0.7)
+    assert [(f.kind, f.message) for f in result.failures] == [("timeout", "took longer than 0.7 s")]
+    assert compiled_texts(tmp_path) == ["a"]
+    child = int((tmp_path / "child").read_text())
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
+
+
+@pytest.mark.parametrize("action", ["allocate", "allocate in Python"])
+def test_too_little_memory_is_tried_again_with_more(build, tmp_path, action):
+    greedy = variant("a", action, folder=str(tmp_path))
+    result = build(greedy, memory=8 << 30, job_memory=300 << 20)
+    assert result.failures == [] and compiled_texts(tmp_path) == ["a", "a"]
+
+
+def test_too_much_memory_is_a_crash_that_says_so(build, tmp_path):
+    result = build(variant("a", "allocate", folder=str(tmp_path)), variant("b"), memory=400 << 20, job_memory=200 << 20)
+    (failure,) = result.failures
+    assert failure.kind == "crash" and "out of memory" in failure.message
+
+
+def test_a_full_disk_ends_the_build(build):
+    with pytest.raises(EnvironmentProblem, match="No space left"):
+        build(variant("a", "disk full"), *[variant(f"v{n}", seconds=0.2) for n in range(50)])
+    assert build.progress.events[-1] == ("close",)
+
+
+def test_logs_that_cannot_be_made(build, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="folder of logs"):
+        build(variant("a"), logs=tmp_path / "file" / "logs")
+
+
+def test_a_truncated_image_in_the_store_is_compiled_anew(build, tmp_path):
+    result = build(variant("a"), variant("b"))
+    digest = result.outcomes["k[a]@t"].digest
+    path = tmp_path / "store" / "objects" / digest[:2] / f"{digest}.zst"
+    path.write_bytes(path.read_bytes()[:10])
+    result = build(variant("a"), variant("b"))
+    assert (result.compiled, result.reused) == (1, 1)
+    assert build.store.load(result.outcomes["k[a]@t"]) == expected_image("a")
+
+
+def test_names_that_differ_only_in_odd_characters_have_logs_of_their_own(build):
+    spec = [StandInSpec(f"{n}", "reject") for n in range(2)]
+    result = build(StandInVariant("a b/[c]" + "x" * 300, spec[0]), StandInVariant("a_b/[c]" + "x" * 300, spec[1]))
+    assert len({failure.log for failure in result.failures}) == 2
+
+
+def test_runs_in_a_thread_too(build):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(build(variant("a"))))
+    thread.start()
+    thread.join()
+    assert results[0].compiled == 1
+
+
+# ---- builds that are killed, and two at once ----
+
+_BUILD = """
+import signal, sys
+from pathlib import Path
+import worker_tasks as tasks
+from kiln import farm, progress, store
+from kiln.errors import KilnError
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+folder, count, seconds, json_log = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+variants = [
+    tasks.StandInVariant(f"k[{n}]@t", tasks.StandInSpec(f"v{n}", seconds=seconds, folder=str(folder)))
+    for n in range(count)
+]
+try:
+    result = farm.run(
+        variants, tasks.StandInToolchain(), store.Store(folder / "store"), farm.FarmOptions(folder / "logs", jobs=2),
+        progress.make_progress(log_json=folder / json_log),
+        compile_variant=tasks.compile_stand_in, prepare_worker=tasks.prepare,
+    )
+except KilnError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+print(result.compiled, result.reused, result.shared, len(result.failures))
+"""
+
+
+def start_build(folder: Path, count: int, seconds: float, json_log: str = "log.jsonl") -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", _BUILD, folder, str(count), str(seconds), json_log],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def done_so_far(folder: Path) -> list[str]:
+    path = folder / "log.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event["name"] for event in map(json.loads, lines) if event["event"] == "done"]
+
+
+def wait_until_done(folder: Path, count: int) -> None:
+    limit = time.monotonic() + 20
+    while len(done_so_far(folder)) < count:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_build_stops_within_two_seconds_and_keeps_what_was_done(tmp_path, number):
+    process = start_build(tmp_path, 200, 0.05)
+    wait_until_done(tmp_path, 6)
+    began = time.monotonic()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=10)
+    assert time.monotonic() - began < 2
+    assert process.returncode == Interrupted.exit_code
+    assert f"interrupted by {number.name}" in errors and "are kept" in errors and "Traceback" not in errors
+    store = Store(tmp_path / "store")
+    done = done_so_far(tmp_path)
+    assert all(store.get(tasks.StandInSpec(f"v{name[2:-3]}").key("1")) for name in done) and len(done) >= 6
+    assert store.verify().removed_objects == ()
+
+
+def test_a_build_killed_half_way_goes_on_from_there(tmp_path):
+    process = start_build(tmp_path, 40, 0.03)
+    wait_until_done(tmp_path, 12)
+    process.kill()
+    process.communicate()
+    done = set(done_so_far(tmp_path))
+    at_kill = compiled_texts(tmp_path)
+    output, errors = start_build(tmp_path, 40, 0.0, "second.jsonl").communicate(timeout=30)
+    compiled, reused, shared, failed = map(int, output.split())
+    assert failed == 0 and compiled + reused + shared == 40 and reused >= len(done) >= 12, errors
+    recompiled = compiled_texts(tmp_path)[len(at_kill) :]
+    assert len(recompiled) == compiled and not {f"k[{text[1:]}]@t" for text in recompiled} & done
+    assert len(recompiled) <= 40 - len(at_kill) + 2, "only what was under way is done again"
+
+
+def test_two_builds_at_once_on_one_store_compile_each_image_once(tmp_path):
+    builds = [start_build(tmp_path, 30, 0.03, f"{n}.jsonl") for n in range(2)]
+    outputs = [process.communicate(timeout=60) for process in builds]
+    assert [process.returncode for process in builds] == [0, 0], outputs
+    figures = [list(map(int, output.split())) for output, _ in outputs]
+    assert all(compiled + reused + shared == 30 and failed == 0 for compiled, reused, shared, failed in figures)
+    assert sorted(compiled_texts(tmp_path)) == sorted(f"v{n}" for n in range(30))

@@ -1,0 +1,91 @@
+"""Generated tables compile without a warning under gcc and clang, are constant data, and say what the plan says."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kiln import generate, options, package, plan, recipe, targets
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = {"flash": ROOT / "tritonsrc/flash/recipe.yaml", "norm": ROOT / "examples/family/recipe.yaml"}
+TARGETS = targets.parse("gfx942;sm_80;sm_90")
+
+
+def source_of(family: str, digests: dict[str, str] | None = None, select: str = "") -> str:
+    loaded = recipe.load(RECIPES[family])
+    made = plan.make_plan([loaded], TARGETS, "core", options.parse_selection(select), ROOT / "tuning")
+    tables = []
+    for kernel in made.kernels:
+        slots = {v.slot for v in made.variants if (v.kernel, v.target) == (kernel.kernel.name, kernel.target.name)}
+        tables.append(generate.KernelTables(kernel, plan.lookup(kernel, slots)))
+    return generate.family_source(loaded, tables, TARGETS, digests or {}, "0.1.0b")
+
+
+@pytest.fixture
+def include(tmp_path) -> list[str]:
+    (tmp_path / "kiln").mkdir()
+    header = package.version_header((ROOT / "include/kiln/version.h.in").read_text(), "0.1.0b")
+    (tmp_path / "kiln/version.h").write_text(header)
+    return [f"-I{tmp_path}", f"-I{ROOT / 'include'}"]
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("family", RECIPES)
+def test_compiles_without_a_warning_to_constant_data(tmp_path, include, compiler, family):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    (tmp_path / "t.cc").write_text(source_of(family, {"sm_90": "ab" * 32}))
+    flags = ["-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+    done = subprocess.run([compiler, *flags, *include, "-shared", "-nostartfiles", tmp_path / "t.cc", "-o",
+                           tmp_path / "t.so"], capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sections = subprocess.run(["readelf", "-SW", tmp_path / "t.so"], capture_output=True, text=True).stdout
+    assert ".init_array" not in sections
+    library = ctypes.CDLL(str(tmp_path / "t.so"))
+    entry = getattr(library, f"kiln_{family}_family")
+    entry.restype = ctypes.POINTER(ctypes.c_uint64)
+    assert entry()[0] == 56, "sizeof(kiln_family)"
+
+
+def test_the_same_plan_gives_the_same_text():
+    assert source_of("flash") == source_of("flash")
+
+
+def test_a_build_without_images_names_no_digest():
+    assert "ab, 0xab" not in source_of("norm")
+    assert "0xab,0xab" in source_of("norm", {"sm_90": "ab" * 32})
+
+
+def test_what_is_not_selected_leads_nowhere():
+    """The look-up of a functional that is not in the build is 255 in each bin."""
+    loaded = recipe.load(RECIPES["norm"])
+    made = plan.make_plan([loaded], TARGETS[:1], "core", (("dtype", ("bf16",)),))
+    kernel = next(k for k in made.kernels if k.kernel.name == "rms_norm")
+    table = plan.lookup(kernel, {v.slot for v in made.variants if v.kernel == "rms_norm"})
+    by_name = dict(zip((f.name for f in kernel.functionals), table, strict=True))
+    assert all(value == (0 if "bf16" in name else 255) for name, value in by_name.items())
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_is_a_c_string(text):
+    literal = generate.c_string(text)
+    body = literal[1:-1]
+    assert literal[0] == literal[-1] == '"' and '"' not in body and "?" not in body
+    assert all(32 <= ord(char) < 127 for char in body)
+    decoded = bytearray()
+    position = 0
+    while position < len(body):
+        if body[position] == "\\":
+            decoded.append(int(body[position + 1 : position + 4], 8))
+            position += 4
+        else:
+            decoded.append(ord(body[position]))
+            position += 1
+    assert bytes(decoded) == text.encode()

@@ -1,0 +1,440 @@
+"""`kiln inspect` and `kiln list`, as users run them, where little is installed; and no damage passes --verify."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+from kiln import inspect, manifest, picture, portable, release, verify
+from kiln.cli import main
+from kiln.errors import ArtifactError, KilnError, UsageError
+from small_release import ROOT, VERSION, small_release, write_pack
+
+# Everything that Kiln or its build uses and another machine may not have.
+ABSENT = ("msgspec", "yaml", "jinja2", "triton", "tqdm", "requests", "pebble", "deflate", "ziglang")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """An unpacked release, to be damaged."""
+    return Path(shutil.copytree(small_release().stage, tmp_path / "kiln", symlinks=True))
+
+
+def run(*words: object, without: tuple[str, ...] = ABSENT) -> subprocess.CompletedProcess:
+    """`python -m kiln ...` with nothing but the standard library, zstandard and pyelftools."""
+    program = (
+        "import sys\n"
+        f"for name in {without!r}: sys.modules[name] = None\n"
+        f"sys.path.insert(0, {str(ROOT / 'v3python')!r})\n"
+        "from kiln.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+
+
+def problems(path: Path) -> list[str]:
+    return verify.verify(inspect.open_artifact(path)).problems
+
+
+# ---- what is whole ---------------------------------------------------------------------------------------------------
+
+
+def test_tarball_on_another_machine():
+    done = run("inspect", small_release().tarball, "--verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "kiln 0.1.0b for manylinux_2_28_x86_64, profile core, with PTX" in done.stdout
+    assert "whole: 16 files, 3 groups, 12 images checked" in done.stdout
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith(("gfx942", "sm_90"))}
+    assert rows["sm_90"][:2] == ["sm_90", "compiled,"], "the last line that begins so says what was run"
+    assert "toy.scale/scale: not on this GPU (2 of 2 variants missing)" in done.stdout
+
+
+def test_unpacked(tmp_path):
+    subprocess.run(["tar", "-xzf", small_release().tarball], cwd=tmp_path, check=True)
+    for path in (tmp_path, tmp_path / "kiln"):
+        done = run("inspect", path, "--verify")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "16 files, 3 groups, 12 images checked" in done.stdout
+
+
+def test_a_release_looks_at_itself(tmp_path):
+    """With nothing but what came in the tarball."""
+    subprocess.run(["tar", "-xzf", small_release().tarball], cwd=tmp_path, check=True)
+    script = tmp_path / "kiln/share/kiln/kiln-inspect.pyz"
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for name in ("elftools", "zstandard"):
+        (packages / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
+
+    def run_script(*words: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-S", "-B", script, *words]  # -S: no site-packages
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(packages)}
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    for words, expected in (
+        ((), "kiln 0.1.0b for manylinux_2_28_x86_64"),
+        ((tmp_path, "--verify"), "16 files, 3 groups, 12 images checked"),
+        (("inspect", small_release().tarball, "--verify"), "16 files, 3 groups, 12 images checked"),
+        (("list", tmp_path / "kiln/lib/kiln.images/nvidia-sm_90.pack"), "toy.scale/scale"),
+        ((small_release().images / "gfx942-256-bf16",), "code object version      5"),
+        ((tmp_path, "--html", tmp_path / "page.html"), "kiln 0.1.0b"),
+    ):
+        done = run_script(*words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert expected in done.stdout
+    done = run_script("--schema")
+    assert (done.returncode, "--schema needs a build's environment" in done.stderr) == (7, True)
+    done = run_script("list")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert script.read_bytes() == portable.inspector()
+
+
+def test_pack():
+    done = run("inspect", small_release().packs["sm_90"], "--verify")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "toy.scale/scale: 2 functionals x 2 configurations x 2 specializations" in done.stdout
+    assert "2 groups, 8 images checked" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gfx942", "sm_90"])
+def test_image_needs_no_zstandard(name):
+    done = run("inspect", small_release().images / f"{name}-256-fp16", without=(*ABSENT, "zstandard"))
+    assert done.returncode == 0, done.stderr
+    assert f"kind                     {'cubin' if name == 'sm_90' else 'hsaco'}" in done.stdout
+    assert "kernel                   scale" in done.stdout
+    sizes = [line.split()[1] for line in done.stdout.partition("OFFSET")[2].splitlines()[1:]]
+    assert sizes == ["8", "8", "4", "8", "8", "8"]
+
+
+def test_a_tarball_is_listed_with_the_standard_library_alone():
+    nothing = (*ABSENT, "zstandard", "elftools")
+    for verb in ("inspect", "list"):
+        done = run(verb, small_release().tarball, without=nothing)
+        assert (done.returncode, done.stderr) == (0, "")
+    done = run("inspect", small_release().tarball, "--verify", without=nothing)
+    assert done.returncode == 7
+    assert (
+        done.stderr
+        == "kiln: to look into images and packs Python needs pyelftools; python3 -m pip install pyelftools\n"
+    )
+    done = run("inspect", small_release().packs["sm_90"], "--verify", without=(*ABSENT, "zstandard"))
+    assert (done.returncode, "python3 -m pip install zstandard" in done.stderr) == (7, True)
+
+
+def test_json():
+    document = json.loads(run("inspect", small_release().tarball, "--verify", "--json").stdout)
+    assert document["artifact"] == "release" and document["manifest"]["kiln"] == VERSION
+    assert document["verified"] == {"files": 16, "groups": 3, "images": 12, "problems": [], "notes": []}
+    document = json.loads(run("inspect", small_release().packs["gfx942"], "--json").stdout)
+    assert document["pack"]["target"] == "gfx942" and len(document["pack"]["images"]) == 4
+    document = json.loads(run("inspect", small_release().images / "sm_90-256-bf16", "--json").stdout)
+    assert (document["image"]["sm"], document["image"]["kernel"]) == (90, "scale")
+
+
+def test_schema(capsys):
+    assert main(["inspect", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == manifest.schema()
+
+
+# ---- list ------------------------------------------------------------------------------------------------------------
+
+
+def listed(capsys, *words: str) -> list[dict]:
+    assert main(["list", str(small_release().tarball), "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_list_filters(capsys):
+    rows = listed(capsys)
+    assert len(rows) == 16
+    assert len(listed(capsys, "--target", "sm_90")) == 8
+    assert len(listed(capsys, "--target", "sm_90,gfx942")) == 16
+    assert len(listed(capsys, "--select", "dtype=bf16;BLOCK=256,1024")) == 8
+    found = listed(capsys, "--select", "dtype=fp16;BLOCK=256;specialization=generic", "--target", "gfx942")
+    assert [(r["functional"], r["configuration"], r["specialization"]) for r in found] == [
+        ("dtype=fp16", "BLOCK=256 num_warps=4", "generic")
+    ]
+    assert found[0]["registers"] > 0 and found[0]["unavailable"] is None
+
+
+def test_list_of_a_pack_says_the_same(capsys):
+    ours = [row for row in listed(capsys) if row["target"] == "sm_90"]
+    assert main(["list", str(small_release().packs["sm_90"]), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ours
+    assert all(row["ptx_bytes"] for row in ours if row["image"])
+
+
+def test_list_shows_what_is_missing(capsys):
+    assert main(["list", str(small_release().tarball), "--keys"]) == 0
+    out = capsys.readouterr().out
+    assert "without an image: 2: not on this GPU" in out
+    assert hashlib.sha256(b"sm_90 fp16 256 aligned").hexdigest() in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "sm_80"], "there are no variants for sm_80; there are for gfx942, sm_90"),
+        (["--select", "dtyp=bf16"], "no variant has a dtyp; variants have kernel, dtype, BLOCK, num_warps, spec"),
+        (["--select", "dtype=bf16,fp8"], "no variant has dtype=fp8; dtype is one of fp16, bf16"),
+        (["--select", "dtype"], "--select: 'dtype' is not choice=value,value"),
+    ],
+)
+def test_list_mistakes(capsys, words, message):
+    assert main(["list", str(small_release().tarball), *words]) in (2, 6)
+    assert message in capsys.readouterr().err
+
+
+# ---- what is not Kiln's ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_kilns(tmp_path, capsys):
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").write_bytes(b"")
+    with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "text", "kiln/text")
+    for name, message in (
+        ("text", "is nothing of Kiln's; give a release's tarball"),
+        ("empty", "is nothing of Kiln's"),
+        ("nowhere", "cannot be read (No such file or directory)"),
+        ("other.tar.gz", "it has no share/kiln/manifest.json"),
+        (".", "is no unpacked release"),
+    ):
+        assert main(["inspect", str(tmp_path / name)]) == 6
+        err = capsys.readouterr().err
+        assert message in err and str(tmp_path) in err and len(err.splitlines()) == 1
+    assert main(["inspect"]) == 2
+    assert main(["list", str(small_release().images / "sm_90-256-bf16")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no JSON"),
+        ('{"format": 2}', "has format 2; this Kiln reads format 1"),
+        ("[]", "has format None"),
+        ('{"format": 1, "files": {}}', "no table 'files'"),
+        ("[" * 100000, "is no JSON"),
+    ],
+)
+def test_odd_manifests(folder, text, message):
+    (folder / manifest.PATH).write_text(text)
+    with pytest.raises(ArtifactError, match="manifest") as caught:
+        inspect.open_artifact(folder)
+    assert message in str(caught.value)
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_altered_file_is_found(folder):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
+        name = path.relative_to(folder).as_posix()
+        if name == manifest.PATH:
+            continue
+        data = path.read_bytes()
+        for bad in (data[:-1], bytes([data[0] ^ 1]) + data[1:], data + b"\0"):
+            path.write_bytes(bad)
+            assert any(name in problem for problem in problems(folder)), name
+        path.write_bytes(data)
+    assert problems(folder) == []
+
+
+def test_missing_added_and_redirected(folder):
+    (folder / "include/kiln/kiln.h").unlink()
+    (folder / "lib/extra.so").write_bytes(b"")
+    (folder / "lib/libkiln.so").unlink()
+    (folder / "lib/libkiln.so").symlink_to("/tmp/evil.so")
+    os.mkfifo(folder / "share/kiln/LICENCE.pipe")
+    assert sorted(problems(folder)) == [
+        "include/kiln/kiln.h is missing",
+        "lib/extra.so is there, but the manifest does not name it",
+        "lib/libkiln.so is a link to /tmp/evil.so; the manifest says libkiln.so.0",
+        "share/kiln/LICENCE.pipe is there, but the manifest does not name it",
+    ]
+
+
+def rewrite(folder: Path, change) -> None:
+    """Changes the manifest, and states the digests of the files as they are now."""
+    document = json.loads((folder / manifest.PATH).read_bytes())
+    for row in document["files"]:
+        path = folder / row["path"]
+        if "link" not in row and path.is_file():
+            row |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    change(document)
+    (folder / manifest.PATH).write_text(json.dumps(document))
+
+
+def test_a_pack_of_another_release(folder, tmp_path):
+    """Whoever swaps a pack, and corrects the manifest's digests, still has the libraries against him."""
+    other = write_pack(tmp_path, "sm_90", with_ptx=False)
+    shutil.copy(other, folder / "lib/kiln.images/nvidia-sm_90.pack")
+    rewrite(folder, lambda document: None)
+    found = problems(folder)
+    assert "nvidia-sm_90.pack is not the pack that the manifest names for sm_90" in found
+    assert "libkiln_toy.so does not hold the digest of nvidia-sm_90.pack: it would refuse it" in found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["variants"][0].update(key="0" * 64), "variants for gfx942 are not those of amd-gfx942.pack"),
+        (lambda d: d["variants"].pop(), "variants for sm_90 are not those of nvidia-sm_90.pack"),
+        (lambda d: d["images"][0].update(registers=1), "is not that of amd-gfx942.pack"),
+        (lambda d: d["targets"].pop(), "nvidia-sm_90.pack belongs to no target"),
+        (lambda d: d["targets"][0].update(pack="amd-gfx90a.pack"), "there is no pack amd-gfx90a.pack for gfx942"),
+        (lambda d: d.update(kiln="0.2"), "is of release 0.1.0b, not of 0.2"),
+    ],
+)
+def test_a_manifest_that_lies(folder, change, message):
+    rewrite(folder, change)
+    assert any(message in problem for problem in problems(folder)), problems(folder)
+
+
+def test_an_index_that_lies_about_an_image(tmp_path, monkeypatch):
+    import small_release as maker
+
+    honest = maker.info_of
+    from dataclasses import replace
+
+    monkeypatch.setattr(maker, "info_of", lambda code: replace(honest(code), registers=3, parameters=9))
+    path = write_pack(tmp_path, "gfx942")
+    found = problems(path)
+    assert len(found) == 8
+    assert any("its registers is" in problem and "the index says 3" in problem for problem in found)
+    assert any("its parameters is 6, the index says 9" in problem for problem in found)
+
+
+def test_an_image_for_another_gpu(tmp_path, monkeypatch):
+    import small_release as maker
+
+    for name in ("256-fp16", "256-bf16", "1024-fp16", "1024-bf16"):
+        shutil.copy(maker.images() / f"gfx942-{name}", tmp_path / f"gfx90a-{name}")
+    monkeypatch.setattr(maker, "images", lambda: tmp_path)
+    found = problems(write_pack(tmp_path / "packs", "gfx90a"))
+    assert len(found) == 4 and all("its target is 'gfx942', the index says 'gfx90a'" in problem for problem in found)
+
+
+def test_damaged_tarballs(tmp_path):
+    good = small_release().tarball.read_bytes()
+    source = random.Random(3)
+    path = tmp_path / small_release().tarball.name
+    for number in range(60):
+        bad = bytearray(good)
+        if number % 3 == 0:
+            del bad[source.randrange(4, len(bad)) :]
+        else:
+            bad[source.randrange(2, len(bad))] ^= 1 << source.randrange(8)
+        path.write_bytes(bad)
+        shutil.copy(f"{small_release().tarball}.sha256", f"{path}.sha256")
+        try:
+            assert problems(path), number
+        except ArtifactError as error:
+            assert str(path) in str(error)
+
+
+def test_the_checksum_beside_it(tmp_path):
+    path = Path(shutil.copy(small_release().tarball, tmp_path))
+    report = verify.verify(inspect.open_artifact(path))
+    assert report.problems == [] and "no kiln-0.1.0b" in report.notes[0]
+    (tmp_path / f"{path.name}.sha256").write_text(f"{'0' * 64}  {path.name}\n")
+    assert problems(path) == [f"{path.name} does not have the digest of {path.name}.sha256"]
+
+
+def test_a_tarball_with_members_outside(tmp_path, folder):
+    path = tmp_path / "evil.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, "kiln")
+        for name in ("../evil", "kiln/../../evil", "elsewhere/file"):
+            tar.addfile(tarfile.TarInfo(name))
+        again = tarfile.TarInfo("kiln/lib/libkiln.so")
+        again.type, again.linkname = tarfile.SYMTYPE, "libkiln.so.0"
+        tar.addfile(again)
+    found = problems(path)
+    assert sum("lies outside of the top folder kiln/" in problem for problem in found) == 3
+    assert "lib/libkiln.so is there twice" in found
+
+
+def test_problems_are_the_exit_code(folder, capsys):
+    (folder / "share/kiln/LICENSE").unlink()
+    assert main(["inspect", str(folder), "--verify"]) == 6
+    captured = capsys.readouterr()
+    assert captured.err == f"kiln: {folder} is not what it should be: share/kiln/LICENSE is missing\n"
+    assert "whole" not in captured.out
+    assert main(["inspect", str(folder)]) == 0
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def svgs(text: str) -> list[xml.etree.ElementTree.Element]:
+    return [
+        xml.etree.ElementTree.fromstring("<svg" + part.partition("</svg>")[0] + "</svg>")
+        for part in text.split("<svg")[1:]
+    ]
+
+
+def test_page_of_a_release(tmp_path):
+    done = run("inspect", small_release().tarball, "--html", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.html").read_text()
+    pictures = svgs(text)
+    assert len(pictures) == 1 + 2 * 4, "sizes, and four maps for each target"
+    rows = inspect.variants_of(inspect.open_artifact(small_release().tarball))
+    tips = [title.text for svg in pictures[1:] for title in svg.iter("title")]
+    assert len(tips) == 4 * len(rows)
+    row = next(row for row in rows if row["target"] == "sm_90")
+    assert f"dtype=fp16 | BLOCK=256 num_warps=4 | aligned: {row['registers']}" in tips
+    assert sum("no image: not on this GPU" in tip for tip in tips) == 8
+    assert "<script" not in text and "http" not in text
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_large_map_is_a_few_paths(monkeypatch):
+    monkeypatch.setattr(picture, "_LABELLED", 7)
+    for svg in svgs(picture.page(inspect.open_artifact(small_release().tarball)))[1:]:
+        assert not list(svg.iter("title"))
+        assert 1 <= len(list(svg.iter("path"))) <= 14
+
+
+def test_page_of_a_pack_and_of_an_image(tmp_path, capsys):
+    assert main(["inspect", str(small_release().packs["gfx942"]), "--html", str(tmp_path / "p.html")]) == 0
+    assert len(svgs((tmp_path / "p.html").read_text())) == 5
+    with pytest.raises(UsageError, match="too few facts"):
+        from kiln.cli.inspect import _write_page
+
+        _write_page(inspect.open_artifact(small_release().images / "sm_90-256-bf16"), tmp_path / "x")
+    assert main(["inspect", str(small_release().tarball), "--html", str(tmp_path / "no/where.html")]) == 7
+
+
+def test_without_images(tmp_path):
+    """A release of libraries, tables and headers only."""
+    from dataclasses import replace
+
+    from small_release import contents
+
+    stage = tmp_path / "kiln"
+    release.lay_out(contents(tmp_path, {}), stage)
+    made = manifest.make_manifest(replace(small_release().inputs, packs={}), stage, release.PLATFORM)
+    (stage / manifest.PATH).write_bytes(manifest.encode(made))
+    assert problems(stage) == []
+    assert svgs(picture.page(inspect.open_artifact(stage)))
+    assert run("inspect", stage).returncode == 0
+    assert run("list", stage).returncode == 0
+
+
+def test_errors_are_ours():
+    with pytest.raises(KilnError):
+        inspect.open_artifact(Path("/dev/null"))

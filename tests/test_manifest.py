@@ -1,0 +1,189 @@
+"""The manifest: says what lies in the stage and in the packs, canonically, and by its schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+
+import msgspec
+import pytest
+
+from kiln import manifest, pack, release
+from kiln.errors import ArtifactError
+from kiln.plan import CompileSpec, Variant
+from small_release import VERSION, small_release
+
+
+def make(**changes) -> manifest.Manifest:
+    inputs = dataclasses.replace(small_release().inputs, **changes)
+    return manifest.make_manifest(inputs, small_release().stage, release.PLATFORM)
+
+
+def test_says_what_is_there():
+    made = make()
+    assert (made.kiln, made.format, made.platform) == (VERSION, 1, "manylinux_2_28_x86_64")
+    stage = small_release().stage
+    for file in made.files:
+        path = stage / file.path
+        if file.link:
+            assert os.readlink(path) == file.link
+        else:
+            data = path.read_bytes()
+            assert (file.bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    listed = {file.path for file in made.files}
+    there = {p.relative_to(stage).as_posix() for p in stage.rglob("*") if not p.is_dir()}
+    assert listed == there - {"share/kiln/manifest.json"}
+    for target, row in zip(("gfx942", "sm_90"), made.targets):
+        index = pack.read_pack(small_release().packs[target])
+        assert (row.name, row.index, row.functionals) == (target, index.index_digest, 2)
+        assert (row.variants, row.images, row.unavailable) == (8, 4, 1)
+        assert row.verified == "compiled, not run"
+        images = [image for image in made.images if image.target == target]
+        assert len(images) == 4 and all(image.registers > 0 and image.threads % 32 == 0 for image in images)
+        assert all((image.ptx_bytes is None) == (target == "gfx942") for image in images)
+        variants = [variant for variant in made.variants if variant.target == target]
+        assert len({variant.key for variant in variants}) == 8
+        assert [v.unavailable for v in variants if v.image is None] == ["not on this GPU"]
+        assert {v.image for v in variants if v.image} == {image.sha256 for image in images}
+    nvidia = made.targets[1]
+    assert (nvidia.assembler, nvidia.abi, nvidia.ptx_version, nvidia.lowest_driver) == ("ptxas", 7, "8.0", "525")
+
+
+def test_the_order_of_the_slots_gives_their_names():
+    rows = [v for v in make().variants if v.target == "sm_90"]
+    expected = [
+        (f"dtype={dtype}", f"BLOCK={block} num_warps=4", specialization)
+        for dtype in ("fp16", "bf16")
+        for block in (256, 1024)
+        for specialization in ("aligned", "generic")
+    ]
+    assert [(v.functional, v.configuration, v.specialization) for v in rows] == expected
+    for row in rows:
+        words = (row.functional.partition("=")[2], row.configuration.split()[0].partition("=")[2], row.specialization)
+        assert row.key == hashlib.sha256(f"sm_90 {' '.join(words)}".encode()).hexdigest()
+
+
+def test_canonical_and_read_back():
+    data = manifest.encode(make())
+    assert data == manifest.encode(manifest.decode(data)) == manifest.encode(make())
+    document = json.loads(data)
+    assert list(document) == sorted(document)
+    lines = data.decode().splitlines()
+    assert sum('"functional": "dtype=bf16"' in line for line in lines) == 8, "a variant a line"
+    assert not data.decode().count("/tmp") and "site" not in data.decode()
+
+
+def test_one_change_is_one_line(tmp_path):
+    before = manifest.encode(make()).decode().splitlines()
+    stage = shutil.copytree(small_release().stage, tmp_path / "stage", symlinks=True)
+    (stage / "include/kiln/kiln.h").write_text("changed")
+    after = manifest.encode(manifest.make_manifest(small_release().inputs, stage, release.PLATFORM))
+    differing = [line for line in after.decode().splitlines() if line not in before]
+    assert len(differing) == 1 and "include/kiln/kiln.h" in differing[0]
+
+
+def test_a_manifest_follows_its_schema():
+    schema = manifest.schema()
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    _follows(json.loads(manifest.encode(make())), schema, schema)
+    json.dumps(schema)
+
+
+def _follows(value, rule, schema) -> None:
+    """The part of JSON schema that msgspec writes."""
+    if "$ref" in rule:
+        rule = schema["$defs"][rule["$ref"].rpartition("/")[2]]
+    if "anyOf" in rule:
+        rule = next(r for r in rule["anyOf"] if (r.get("type") == "null") == (value is None))
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    assert isinstance(value, kinds[rule["type"]]), (value, rule)
+    if rule["type"] == "object":
+        assert set(rule["required"]) <= set(value) <= set(rule["properties"])
+        assert rule["additionalProperties"] is False
+        for name, item in value.items():
+            _follows(item, rule["properties"][name], schema)
+    for item in value if rule["type"] == "array" else ():
+        _follows(item, rule["items"], schema)
+    assert rule["type"] != "integer" or value >= rule.get("minimum", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (b'"kiln": "0.1.0b"', b'"kiln": 1', r"\$.kiln"),
+        (b'"profile"', b'"profil"', "profil"),
+        (b'"variants": 8', b'"variants": -1', r"targets\[0\].variants"),
+        (b'{\n "files"', b"{\n x", "manifest of format 1"),
+    ],
+)
+def test_strict(before, after, message):
+    data = manifest.encode(make())
+    assert before in data
+    with pytest.raises(ArtifactError, match=message):
+        manifest.decode(data.replace(before, after, 1))
+
+
+def test_without_images():
+    made = make(packs={})
+    assert made.images == made.variants == ()
+    assert [(row.pack, row.index, row.variants) for row in made.targets] == [(None, None, 0)] * 2
+    assert manifest.decode(manifest.encode(made)) == made
+
+
+def test_only_what_ran_counts_as_verified(tmp_path):
+    keys = [v.key for v in make().variants if v.target == "sm_90"]
+    (tmp_path / "h200.json").write_text(
+        json.dumps({"device": "NVIDIA H200", "driver": "580.95.05", "by": "image", "keys": [*keys[:3], "0" * 64]})
+    )
+    (tmp_path / "h200-more.json").write_text(
+        json.dumps({"device": "NVIDIA H200", "driver": "580.95.05", "by": "image", "keys": keys[2:5]})
+    )
+    (tmp_path / "ptx.json").write_text(
+        json.dumps({"device": "NVIDIA H200", "driver": "580.95.05", "by": "ptx", "keys": keys[:1]})
+    )
+    made = make(verifications=manifest.load_verifications(tmp_path))
+    assert [row.verified for row in made.targets] == [
+        "compiled, not run",
+        "run on NVIDIA H200, driver 580.95.05: 5 of 7 variants right; "
+        "PTX run on NVIDIA H200, driver 580.95.05: 1 of 7 variants right",
+    ]
+    assert manifest.load_verifications(tmp_path / "nowhere") == ()
+    (tmp_path / "bad.json").write_text('{"device": 1}')
+    with pytest.raises(ArtifactError, match=r"bad\.json is no result of a GPU run"):
+        manifest.load_verifications(tmp_path)
+
+
+def test_waivers_used_and_unused():
+    spec = CompileSpec("k.py", "k", "0", (), (), (), "gfx1100", ())
+
+    def variant(number: int, waiver: str | None) -> Variant:
+        fields = {field.name: None for field in dataclasses.fields(Variant)}
+        fields |= {"family": "flash", "operation": "fwd", "kernel": "main", "functional": f"f={number}"}
+        fields |= {"configuration": "c", "specialization": "s", "target": "gfx1100", "slot": number}
+        return Variant(**(fields | {"spec": spec, "spill_allowance": 0, "waiver": waiver}))
+
+    variants = [
+        variant(0, None),
+        variant(1, "slow compiler"),
+        variant(2, "slow compiler"),
+        variant(3, "too many spills"),
+    ]
+    made = manifest.summarize_waivers(variants, {variants[1].name})
+    assert [(w.kernel, w.reason, w.covers, w.missing) for w in made] == [
+        ("flash.fwd/main", "slow compiler", 2, 1),
+        ("flash.fwd/main", "too many spills", 1, 0),
+    ]
+
+
+def test_tools_of_several_tritons_are_told_apart():
+    toolchains = dict(small_release().inputs.toolchains)
+    other = dataclasses.replace(toolchains["sm_90"], triton_version="3.9.0")
+    made = make(toolchains=toolchains | {"sm_90": other})
+    assert [tool.version for tool in made.tools if tool.name == "triton"] == ["3.8.0", "3.9.0"]
+    assert len([tool for tool in made.tools if tool.name == "triton's ptxas"]) == 2
+    assert len([tool for tool in make().tools if tool.name == "triton's ptxas"]) == 1
+    assert made.targets[0].toolchain != made.targets[1].toolchain
+    assert msgspec.to_builtins(made)["tools"][-1]["name"] == "zig"

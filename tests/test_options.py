@@ -1,0 +1,185 @@
+"""Words and variables become Options, or one sentence that names what is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kiln import options
+from kiln.errors import EnvironmentProblem, KilnError, UsageError
+from kiln.options import make_options, parse_selection, read_build_variables, read_front_door, unknown_variables
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "toolchain.lock.yaml").touch()
+    return tmp_path
+
+
+def door(place, *, environment=None, **words):
+    given_words = {
+        "input": "input",
+        "workspace": "work",
+        "output": "out",
+        "version": "0.1.0b",
+        "targets": "sm_90",
+        **words,
+    }
+    return read_front_door(list(given_words.values()), environment or {}, place)
+
+
+def test_words_become_absolute_whatever_they_hold(place):
+    made = door(place, workspace="a b/../w", output=str(place / "o o"))
+    assert (made.input, made.workspace, made.output) == (place / "input", place / "w", place / "o o")
+    assert made.output.is_dir() and not made.workspace.exists()
+    assert door(place, workspace="tmpfs").workspace is None
+    assert door(place, workspace="./tmpfs").workspace == place / "tmpfs"
+
+
+@pytest.mark.parametrize("version", ["0.1", "1.2.3", "0.1.0b", "1.2rc1", "10.20.30post4"])
+def test_versions(place, version):
+    assert door(place, version=version).version == version
+
+
+@pytest.mark.parametrize(
+    "version", ["", "1", "v1.2", "1.2/3", "../1.2", "1.2.3.4", "1.2-b", "1.2.3b1c", "1.2 ", "1.2\n", "1.2B", "１.2"]
+)
+def test_versions_that_cannot_be(place, version):
+    with pytest.raises(UsageError, match=rf"version {re.escape(repr(version))} is not X.Y"):
+        door(place, version=version)
+
+
+@given(st.text())
+def test_a_version_is_a_plain_file_name_or_refused(version):
+    try:
+        options.check_version(version)
+    except UsageError:
+        return
+    assert os.path.basename(version) == version and version.isascii() and not version.startswith((".", "-"))
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        ({"input": "nowhere"}, EnvironmentProblem, "input {place}/nowhere is not a folder"),
+        ({"input": "."}, EnvironmentProblem, "input {place} has no toolchain.lock.yaml"),
+        ({"input": ""}, UsageError, "the input is empty"),
+        ({"workspace": ""}, UsageError, "the workspace is empty; give a folder, or the word tmpfs"),
+        ({"output": ""}, UsageError, "the output is empty"),
+        ({"output": "input/toolchain.lock.yaml"}, EnvironmentProblem, "cannot be written (File exists)"),
+        ({"output": "/proc/nowhere"}, EnvironmentProblem, "output /proc/nowhere cannot be written"),
+        ({"targets": "  "}, UsageError, "names no target"),
+    ],
+)
+def test_bad_words(place, words, error, said):
+    with pytest.raises(error) as caught:
+        door(place, **words)
+    assert said.replace("{place}", str(place)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("KILN_PROFILE", "fast", "KILN_PROFILE=fast is unknown; right are core, full"),
+        ("KILN_ENGINE", "lxc", "right are auto, docker, podman, buildah, none"),
+        ("KILN_SOURCE", "head", "right are tag, tree"),
+        ("KILN_TRITON", "git", "right are wheel, source"),
+        ("KILN_JOBS", "many", "KILN_JOBS=many cannot be; right is a whole number from 1 on"),
+        ("KILN_JOBS", "0", "KILN_JOBS=0"),
+        ("KILN_JOBS", "-2", "KILN_JOBS=-2"),
+        ("KILN_TIMEOUT", "nan", "KILN_TIMEOUT=nan"),
+        ("KILN_NOIMAGE", "maybe", "KILN_NOIMAGE=maybe is neither yes nor no"),
+        ("KILN_SELECT", "dtype", "KILN_SELECT: 'dtype' is not choice=value,value"),
+        ("KILN_SELECT", "dtype=", "'dtype='"),
+        ("KILN_SELECT", "a=1;a=2", "names 'a' twice"),
+        ("KILN_SELECT", "a=1,,2", "'a=1,,2'"),
+    ],
+)
+def test_bad_variables(place, name, value, said):
+    with pytest.raises(UsageError) as caught:
+        door(place, environment={name: value})
+    assert said in str(caught.value)
+
+
+def test_a_certificate_that_is_not_there(place):
+    with pytest.raises(EnvironmentProblem, match="KILN_CA_BUNDLE=ca.pem is not a file"):
+        door(place, environment={"KILN_CA_BUNDLE": "ca.pem"})
+    (place / "ca.pem").touch()
+    assert door(place, environment={"KILN_CA_BUNDLE": "ca.pem"}).ca_bundle == place / "ca.pem"
+
+
+def test_selection():
+    assert parse_selection(" dtype = bf16 ; head_dim=64, 128,64;") == (
+        ("dtype", ("bf16",)),
+        ("head_dim", ("64", "128")),
+    )
+    assert parse_selection("") == ()
+
+
+@given(st.text())
+def test_every_selection_is_read_or_refused(text):
+    try:
+        made = parse_selection(text)
+    except UsageError:
+        return
+    assert parse_selection(";".join(f"{name}={','.join(values)}" for name, values in made)) == made
+
+
+@given(st.dictionaries(st.sampled_from(sorted(options.VARIABLES)), st.text(max_size=8)))
+def test_every_environment_is_read_or_refused(environment):
+    try:
+        made = read_build_variables(environment)
+    except KilnError as error:
+        assert str(error)
+        return
+    assert made.job_timeout > 0 and (made.jobs is None or made.jobs > 0)
+
+
+def test_defaults():
+    made = read_build_variables({})
+    assert (made.profile, made.jobs, made.no_image, made.ptx, made.store, made.triton) == (
+        "core",
+        None,
+        False,
+        False,
+        None,
+        "wheel",
+    )
+
+
+def test_unknown_variables_are_named_with_the_nearest():
+    said = unknown_variables({"KILN_JOB": "1", "KILN_SELECTION": "", "KILN_JOBS": "1", "OTHER": ""})
+    assert said == [
+        "KILN_JOB is set, but nothing reads it; did you mean KILN_JOBS?",
+        "KILN_SELECTION is set, but nothing reads it; did you mean KILN_SELECT?",
+    ]
+
+
+def test_options_of_a_build(place):
+    recipe = place / "norm" / "recipe.yaml"
+    recipe.parent.mkdir()
+    recipe.touch()
+    variables = read_build_variables({"KILN_RECIPES": "norm/recipe.yaml:", "KILN_JOBS": "3", "KILN_STORE": "s"})
+    words = ["input", "work", "out", "1.0", "MI300X;sm_90"]
+    sites = (("sm_90", place / "other"),)
+    made = make_options(words, variables, Path("/tree"), place, site=place / "site", target_sites=sites)
+    assert made.recipes == (recipe,) and made.jobs == 3 and made.store == place / "s"
+    assert [target.name for target in made.targets] == ["gfx942", "sm_90"]
+    assert (made.site_of("sm_90"), made.site_of("gfx942")) == (place / "other", place / "site")
+    assert made.cache == place / "input" / "cache"
+    plain = make_options(words, read_build_variables({}), Path("/tree"), place, site=place)
+    assert plain.store == place / "work" / "store" and plain.commit == "unknown"
+
+
+def test_options_refuse_a_missing_recipe_and_tmpfs(place):
+    with pytest.raises(EnvironmentProblem, match="KILN_RECIPES names gone.yaml"):
+        words = ["input", "work", "out", "1.0", "sm_90"]
+        make_options(words, read_build_variables({"KILN_RECIPES": "gone.yaml"}), place, place, site=place)
+    with pytest.raises(UsageError, match="tmpfs is for build.sh"):
+        make_options(["input", "tmpfs", "out", "1.0", "sm_90"], read_build_variables({}), place, place, site=place)

@@ -1,0 +1,158 @@
+"""Packs: what is written is read back, the bytes depend on nothing else, and no damage passes."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kiln import pack
+from kiln.errors import ArtifactError
+from kiln.image import ImageInfo
+
+INFO = ImageInfo("cubin", "attn", 128, 65536, 200, 0, 0, 24, 0, 1, 0, 1, 7, "8.0")
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_kernels(codes: list[bytes], functionals: int, configurations: int, ptx: list[bytes | None]):
+    """KernelSlots that hold `codes` in turn (None where the list ends), and what each digest stands for."""
+    content = {digest_of(code): code for code in codes} | {digest_of(text): text for text in ptx if text}
+    slots = []
+    for number in range(functionals * configurations * 2):
+        code = codes[number] if number < len(codes) else None
+        text = ptx[number] if number < len(ptx) and code is not None else None
+        slots.append(
+            pack.Slot(
+                key=digest_of(b"key%d" % number),
+                image=code and digest_of(code),
+                ptx=text and digest_of(text),
+                reason=None if code else f"no image {number}",
+            )
+        )
+    kernel = pack.KernelSlots(
+        "flash", "attn_fwd", "attn_fwd", tuple(f"dtype=bf16 f={i}" for i in range(functionals)),
+        tuple(f"BLOCK_M={i}" for i in range(configurations)), ("aligned", "generic"), digest_of(b"layout"),
+        tuple(slots),
+    )  # fmt: skip
+    return [kernel], content
+
+
+def write(path, kernels, content):
+    return pack.write_pack(path, "sm_90", "0.1.0b", kernels, lambda _digest: INFO, content.__getitem__)
+
+
+@pytest.fixture
+def written(tmp_path):
+    kernels, content = make_kernels([b"A" * 100, b"B" * 3000, b"A" * 100, b"C"], 3, 1, [b".version 8.0", None])
+    path = tmp_path / "nvidia-sm_90.pack"
+    return path, write(path, kernels, content), kernels, content
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    codes=st.lists(st.binary(min_size=1, max_size=300), max_size=12),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    ptx=st.lists(st.none() | st.binary(min_size=1, max_size=50), max_size=12),
+)
+def test_round_trip(tmp_path, codes, shape, ptx):
+    codes = codes[: shape[0] * shape[1] * 2]
+    kernels, content = make_kernels(codes, *shape, ptx)
+    path = tmp_path / "p.pack"
+    index_digest = write(path, kernels, content)
+    read = pack.read_pack(path)
+    assert (read.target, read.release, read.index_digest) == ("sm_90", "0.1.0b", index_digest)
+    data = path.read_bytes()
+    groups = [pack.decode_group(data, group, "p") for group in read.groups]
+    stored = {}
+    for image in read.images:
+        code = groups[image.group][image.offset : image.offset + image.bytes]
+        assert digest_of(code) == image.digest
+        assert image.offset % 16 == 0
+        stored[image.digest] = code
+        assert replace(image.info, kind="cubin", abi=7, ptx_version="8.0") == INFO
+    assert len(stored) == len(read.images), "an image is stored once"
+    for ours, theirs in zip(kernels[0].slots, read.kernels[0].slots, strict=True):
+        assert (ours.key, ours.image, ours.reason) == (theirs.key, theirs.image, theirs.reason)
+        if ours.ptx is None:
+            assert theirs.ptx is None
+        else:
+            assert stored[theirs.ptx] == content[ours.ptx] + b"\0"
+    assert replace(read.kernels[0], slots=()) == replace(kernels[0], slots=())
+
+
+def test_same_arguments_same_bytes(written, tmp_path):
+    path, index_digest, kernels, content = written
+    again = tmp_path / "elsewhere.pack"
+    assert write(again, kernels, content) == index_digest
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_groups_are_cut_before_they_grow_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "GROUP_BYTES", 2500)
+    source = random.Random(1)
+    codes = [source.randbytes(1000) for _ in range(8)]
+    kernels, content = make_kernels(codes, 4, 1, [])
+    write(tmp_path / "p.pack", kernels, content)
+    read = pack.read_pack(tmp_path / "p.pack")
+    assert [group.decoded for group in read.groups] == [2008] * 4
+
+
+def test_alike_images_lie_side_by_side(tmp_path):
+    """Those of one specialization and configuration, functional by functional."""
+    codes = [bytes([number]) * 50 for number in range(2 * 2 * 2)]
+    kernels, content = make_kernels(codes, 2, 2, [])
+    write(tmp_path / "p.pack", kernels, content)
+    order = [image.digest for image in pack.read_pack(tmp_path / "p.pack").images]
+    assert order == [digest_of(codes[slot]) for slot in (0, 4, 2, 6, 1, 5, 3, 7)]
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damage_passes(written, data):
+    path, *_ = written
+    good = path.read_bytes()
+    kind = data.draw(st.sampled_from(["flip", "truncate", "append"]))
+    if kind == "flip":
+        position = data.draw(st.integers(0, len(good) - 1))
+        bad = bytearray(good)
+        bad[position] ^= 1 << data.draw(st.integers(0, 7))
+        if 56 <= position < 64:  # the reserved word says nothing
+            return
+    elif kind == "truncate":
+        bad = good[: data.draw(st.integers(0, len(good) - 1))]
+    else:
+        bad = good + data.draw(st.binary(min_size=1, max_size=9))
+    with pytest.raises(ArtifactError, match=r"^p "):
+        read = pack.parse_pack(bytes(bad), "p")
+        for group in read.groups:
+            pack.decode_group(bytes(bad), group, "p")
+
+
+def test_malformed_index_with_a_right_digest(written):
+    """Who forges the digest too still gets a sentence, not a crash: every field of the index in turn."""
+    path, *_ = written
+    good = path.read_bytes()
+    size = int.from_bytes(good[16:24], "little")
+    for position in range(64, 64 + size, 4):
+        bad = bytearray(good)
+        bad[position : position + 4] = b"\xfe\xff\xff\xff"
+        index = bytes(bad[64 : 64 + size])
+        bad[24:56] = hashlib.sha256(index).digest()
+        try:
+            pack.parse_pack(bytes(bad), "p")
+        except ArtifactError as error:
+            assert str(error).startswith("p ")
+
+
+@pytest.mark.parametrize("content", [b"", b"KILN", b"\x1f\x8b" + b"\0" * 100])
+def test_no_pack(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(ArtifactError, match="is no Kiln pack"):
+        pack.read_pack(tmp_path / "x")

@@ -1,0 +1,338 @@
+"""Plans: the slot space, what is compiled of it, keys, digests, look-ups, and the verbs that print them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import small_recipe
+from kiln import cli, plan, recipe, targets
+from kiln.errors import RecipeError, UsageError
+from kiln.store import Store
+
+TREE = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> recipe.Recipe:
+    return recipe.load(small_recipe.write(tmp_path_factory.mktemp("small")))
+
+
+def planned(small, names: str = "sm_90", *arguments, **named) -> plan.Plan:
+    return plan.make_plan([small], targets.parse(names), *arguments, **named)
+
+
+def kernel_plan(the_plan: plan.Plan, kernel: str, target: str) -> plan.KernelPlan:
+    (found,) = [k for k in the_plan.kernels if k.kernel.name == kernel and k.target.name == target]
+    return found
+
+
+def test_the_slot_space_is_whole_and_each_slot_is_filled_or_says_why(small):
+    the_plan = planned(small, "sm_90;gfx90a;gfx942", "core")
+    assert [target.name for target in the_plan.targets] == ["gfx90a", "gfx942", "sm_90"]
+    assert len(the_plan.kernels) == 6
+    for kernel in the_plan.kernels:
+        slots = [v.slot for v in the_plan.variants if (v.kernel, v.target) == (kernel.kernel.name, kernel.target.name)]
+        assert sorted([*slots, *kernel.absent]) == list(range(kernel.slots))
+        for variant in the_plan.variants:
+            if (variant.kernel, variant.target) == (kernel.kernel.name, kernel.target.name):
+                rest, specialization = divmod(variant.slot, len(kernel.kernel.specializations))
+                functional, configuration = divmod(rest, len(kernel.configurations))
+                assert kernel.functionals[functional].name == variant.functional
+                assert kernel.configurations[configuration].name == variant.configuration
+                assert kernel.kernel.specializations[specialization].name == variant.specialization
+                assert kernel.slot(functional, configuration, specialization) == variant.slot
+
+
+def test_functionals_are_mixed_radix_numbers_the_first_choice_the_most_significant(small):
+    names = [functional.name for functional in kernel_plan(planned(small), "norm", "sm_90").functionals]
+    assert names[:3] == [
+        "dtype=fp16 columns_most=64 gemma=false",
+        "dtype=fp16 columns_most=64 gemma=true",
+        "dtype=fp16 columns_most=128 gemma=false",
+    ]
+    assert len(names) == 3 * 3 * 2 and names[-1] == "dtype=fp8e4m3 columns_most=256 gemma=true"
+
+
+def test_the_profiles(small):
+    core, full = planned(small, "sm_90", "core"), planned(small, "sm_90", "full")
+    assert len(kernel_plan(core, "norm", "sm_90").configurations) == 4
+    assert len(kernel_plan(full, "norm", "sm_90").configurations) == 5
+    assert kernel_plan(core, "norm", "sm_90").absent[200].startswith("dtype=fp8e4m3 is in the full profile only")
+    assert not any("fp8" in variant.functional for variant in core.variants)
+    assert any("fp8" in variant.functional for variant in full.variants)
+
+
+def test_where_leaves_configurations_out(small):
+    kernel = kernel_plan(planned(small), "norm", "sm_90")
+    number = [f.name for f in kernel.functionals].index("dtype=fp16 columns_most=128 gemma=false")
+    reason = "the recipe has BLOCK=64 num_warps=1 only where BLOCK >= columns_most"
+    assert kernel.absent[kernel.slot(number, 0, 0)] == reason
+    assert kernel.slot(number, 2, 0) not in kernel.absent
+
+
+def test_specs(small):
+    the_plan = planned(small, "sm_90;gfx90a")
+    by_name = {variant.name: variant for variant in the_plan.variants}
+    one = by_name["small.rms_norm/norm[dtype=bf16 columns_most=64 gemma=true][BLOCK=64 num_warps=4][one]@sm_90"]
+    assert one.spec.signature == (
+        ("x_ptr", "*bf16"), ("w_ptr", "*fp32"), ("out_ptr", "*bf16"), ("stride", "i64"), ("columns", "constexpr"),
+        ("eps", "fp32"), ("flag", "i1"), ("COLUMNS", "constexpr"), ("GEMMA", "constexpr"), ("KIND", "constexpr"),
+        ("BLOCK", "constexpr"),
+    )  # fmt: skip
+    assert one.spec.constants == (("columns", 1), ("COLUMNS", 64), ("GEMMA", True), ("KIND", "bf16"), ("BLOCK", 64))
+    assert one.spec.constants[2][1] is True
+    assert one.spec.divisible == ("x_ptr",) and one.spec.options == (("num_warps", 4),)
+    assert one.parameter_count == 6 and one.spill_allowance == 0 and one.waiver is None
+    cdna = [variant for variant in the_plan.variants if variant.target == "gfx90a" and variant.kernel == "norm"]
+    assert {variant.spec.options for variant in cdna} == {
+        (("num_warps", 4), ("waves_per_eu", 0)),
+        (("num_warps", 4), ("waves_per_eu", 2)),
+    }
+    generic = [
+        variant for variant in the_plan.variants if variant.specialization == "generic" and variant.kernel == "norm"
+    ]
+    assert {variant.spill_allowance for variant in generic} == {8}
+
+
+def test_fp8_is_spelled_as_triton_does_and_waived_where_the_recipe_says(small):
+    fp8 = [v for v in planned(small, "gfx90a;gfx942", "full").variants if "fp8" in v.functional]
+    assert {dict(variant.spec.signature)["x_ptr"] for variant in fp8} == {"*fp8e4nv"}
+    assert {variant.waiver for variant in fp8 if variant.target == "gfx90a"} == {"no fp8 there"}
+    assert {variant.waiver for variant in fp8 if variant.target == "gfx942"} == {None}
+
+
+def test_the_largest_spill_allowance_counts(small):
+    variants = [v for v in planned(small, "gfx1100").variants if v.kernel == "norm"]
+    allowed = {(v.spec.constants[-1][1], v.specialization): v.spill_allowance for v in variants}
+    assert allowed[256, "aligned"] == 16 and allowed[256, "generic"] == 16
+    assert allowed[64, "aligned"] == 0 and allowed[64, "generic"] == 8
+
+
+def test_keys_are_contents_alone(small, tmp_path):
+    moved = tmp_path / "else where"
+    shutil.copytree(small.path.parent, moved)
+    (moved / "kernel.py").write_text("# a comment\n" + (moved / "kernel.py").read_text())
+    here, there = planned(small), planned(recipe.load(moved / "recipe.yaml"))
+    assert [v.spec.source for v in here.variants] != [v.spec.source for v in there.variants]
+    assert [v.spec.key("t") for v in here.variants] == [v.spec.key("t") for v in there.variants]
+    assert len({v.spec.key("t") for v in here.variants}) == len(here.variants)
+
+
+def test_everything_but_the_source_changes_the_key(small):
+    spec = planned(small).variants[0].spec
+    key = spec.key("t")
+    assert len(key) == 64 and spec.key("u") != key
+    assert replace(spec, source="/else/where.py").key("t") == key
+    changes = {
+        "function": "other",
+        "fingerprint": "0",
+        "signature": spec.signature[1:],
+        "constants": spec.constants[1:],
+        "divisible": (),
+        "target": "sm_80",
+        "options": (("num_warps", 2),),
+    }
+    keys = {replace(spec, **{name: value}).key("t") for name, value in changes.items()}
+    assert len(keys) == len(changes) and key not in keys
+    # A truth value is no number to Triton.
+    assert replace(spec, constants=(("A", 1),)).key("t") != replace(spec, constants=(("A", True),)).key("t")
+
+
+def test_changing_a_kernel_changes_its_keys_only(tmp_path):
+    before = planned(recipe.load(small_recipe.write(tmp_path)))
+    changed = small_recipe.KERNEL.replace("tl.sum(x * x, 0)", "tl.sum(x * x * x, 0)")
+    after = planned(recipe.load(small_recipe.write(tmp_path, kernel=changed)))
+    for old, new in zip(before.variants, after.variants):
+        assert (old.spec.key("t") == new.spec.key("t")) == (old.kernel == "count")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("values: [64, 128, 256]", "values: [64, 128, 512]"),
+        ("{BLOCK: [64, 256], num_warps: [1, 4]}", "{BLOCK: [64, 256], num_warps: [1, 8]}"),
+        ("[x_ptr, out_ptr, stride]", "[x_ptr, out_ptr]"),
+        ("columns: {type: i32,", "columns: {type: i64,"),
+        ("choices: [dtype, columns_most, gemma]", "choices: [columns_most, dtype, gemma]"),
+    ],
+)
+def test_the_layout_digest_changes_with_the_tables(small, tmp_path, old, new):
+    text = small_recipe.RECIPE.replace(old, new).replace("use: {BLOCK: 256, num_warps: 4}", "use: {BLOCK: 256}")
+    after = kernel_plan(planned(recipe.load(small_recipe.write(tmp_path, text))), "norm", "sm_90")
+    assert small_recipe.RECIPE.count(old) == 1
+    assert after.layout != kernel_plan(planned(small), "norm", "sm_90").layout
+    assert len({k.layout for k in planned(small, "sm_80;sm_90").kernels}) == 4
+
+
+def test_selection(small):
+    the_plan = planned(small, "sm_90", "core", (("dtype", ("bf16",)), ("columns_most", ("64", "128"))))
+    norm = [variant for variant in the_plan.variants if variant.kernel == "norm"]
+    assert {variant.functional.split()[0] for variant in norm} == {"dtype=bf16"}
+    kernel = kernel_plan(the_plan, "norm", "sm_90")
+    assert kernel.slots == 216 and kernel.absent[0] == "this build was made for dtype=bf16 alone"
+    assert kernel.layout == kernel_plan(planned(small), "norm", "sm_90").layout
+    # What it names is compiled, whatever the profile has.
+    assert any("fp8" in v.functional for v in planned(small, "sm_90", "core", (("dtype", ("fp8e4m3",)),)).variants)
+
+
+@pytest.mark.parametrize(
+    ("selection", "part"),
+    [
+        (
+            (("dtyp", ("bf16",)),),
+            "the unknown choice 'dtyp'; did you mean 'dtype'? the choices are dtype, columns_most",
+        ),
+        (
+            (("dtype", ("bf61",)),),
+            "dtype=bf61, but dtype has no value 'bf61'; did you mean 'bf16'? the values are fp16",
+        ),
+        ((("gemma", ("1",)),), "gemma has no value '1'; the values are false, true"),
+    ],
+)
+def test_mistakes_in_a_selection(small, selection, part):
+    with pytest.raises(UsageError) as caught:
+        planned(small, "sm_90", "core", selection)
+    assert part in str(caught.value)
+
+
+def test_other_mistakes(small, tmp_path):
+    with pytest.raises(UsageError, match="unknown profile 'al'"):
+        planned(small, "sm_90", "al")
+    with pytest.raises(UsageError, match="two recipes are of the family 'small'"):
+        plan.make_plan([small, small], targets.parse("sm_90"))
+    text = small_recipe.RECIPE.replace(
+        "          - core: [{BLOCK: 16, num_warps: 1}]", "          - {targets: amd, core: [{BLOCK: 16}]}"
+    )
+    amd = recipe.load(small_recipe.write(tmp_path, text))
+    assert planned(amd, "gfx942").variants
+    with pytest.raises(RecipeError, match=r"recipe.yaml:67: count has no configurations for sm_90; add an entry"):
+        planned(amd, "sm_90")
+    text = small_recipe.RECIPE.replace("where: BLOCK >= columns_most", "where: 1 // (columns_most - 128)")
+    with pytest.raises(RecipeError, match="ends in division by zero for dtype=fp16 columns_most=128"):
+        planned(recipe.load(small_recipe.write(tmp_path, text)))
+
+
+def test_lookup_takes_what_has_all_specializations(small):
+    kernel = kernel_plan(planned(small), "norm", "sm_90")
+    everything = set(range(kernel.slots)) - set(kernel.absent)
+    table = plan.lookup(kernel, everything)
+    assert len(table) == len(kernel.functionals) * 6 and set(table) == {0, 2, 3, 255}
+    fp8 = [i for i, f in enumerate(kernel.functionals) if "fp8" in f.name]
+    assert all(table[i * 6 + b] == 255 for i in fp8 for b in range(6))
+    # Without its `one` image the configuration is not taken any more.
+    assert plan.lookup(kernel, everything - {kernel.slot(0, 0, 1)})[0] == 1
+    assert set(plan.lookup(kernel, ())) == {255}
+    assert plan.lookup(kernel, sorted(everything)) == table
+
+
+def test_tuned_rules_decide(small, tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "sm_90.yaml").write_text("kernels: {norm: [{use: {BLOCK: 256, num_warps: 1}}]}")
+    the_plan = planned(small, "sm_80;sm_90", "core", tuning_root=tmp_path)
+    kernel = kernel_plan(the_plan, "norm", "sm_90")
+    everything = set(range(kernel.slots)) - set(kernel.absent)
+    assert set(plan.lookup(kernel, everything)) == {2, 255}
+    assert plan.explain(kernel, everything)[0][0].rule == f"{tmp_path}/small/sm_90.yaml:1"
+    assert not kernel_plan(the_plan, "norm", "sm_80").rules
+
+
+def test_configuration_rows(small):
+    kernel = kernel_plan(planned(small, "gfx90a"), "norm", "gfx90a")
+    assert kernel.configuration_rows == ((256, 4, 0), (256, 4, 2))
+    assert kernel_plan(planned(small), "norm", "sm_90").configuration_rows[1] == (64, 4, 0)
+
+
+def test_planning_is_fast(small):
+    """Five targets and more variants than the flash family has, in well under 0.3 s."""
+    begin = time.perf_counter()
+    the_plan = planned(small, "MI300X;MI200;Navi31;sm_80;sm_90", "full")
+    assert len(the_plan.variants) > 500
+    assert time.perf_counter() - begin < 0.3
+
+
+def test_the_tree_has_a_plan_for_every_target():
+    """Every recipe of this tree, in both profiles."""
+    recipes = [recipe.load(path) for path in recipe.find(TREE)]
+    assert recipes
+    for profile in plan.PROFILES:
+        the_plan = plan.make_plan(recipes, targets.load(), profile, tuning_root=TREE / "tuning")
+        assert {variant.target for variant in the_plan.variants} == {target.name for target in targets.load()}
+
+
+# ---- kiln plan, kiln recipes ----
+
+
+def run(capsys, *words: str, code: int = 0) -> str:
+    assert cli.main(list(words)) == code
+    captured = capsys.readouterr()
+    return captured.out if code == 0 else captured.err
+
+
+def test_the_verb_prints_counts_and_an_estimate(capsys, small):
+    out = run(capsys, "plan", "sm_90;gfx90a", "--recipe", str(small.path), "--jobs", "2")
+    header, *lines = out.splitlines()
+    assert header.split()[:3] == ["TARGET", "KERNEL", "FUNCTIONALS"]
+    row = next(line for line in lines if line.startswith("sm_90") and "/norm" in line)
+    assert row.split()[1:] == ["small.rms_norm/norm", "12", "of", "18", "4", "3", "96", "0", "heuristic"]
+    assert "170 variants for 2 targets, profile core: about 3 min of compiling" in out and "with 2 at once" in out
+
+
+def test_the_verb_estimates_from_recorded_durations(capsys, small, tmp_path):
+    store = Store(tmp_path / "store")
+    for variant in planned(small).variants:
+        store.record_duration(variant.name, 10.0)
+    out = run(
+        capsys,
+        "plan",
+        "sm_90",
+        "--recipe",
+        str(small.path),
+        "--store",
+        str(tmp_path / "store"),
+        "--jobs",
+        "1",
+        "--json",
+    )
+    document = json.loads(out)
+    assert document["variants"] == 97 and document["seconds"] == 970.0 and document["durations"] == "recorded"
+    assert [kernel["kernel"] for kernel in document["kernels"]] == ["small.rms_norm/norm", "small.rms_norm/count"]
+    names = [variant["name"] for kernel in document["kernels"] for variant in kernel["variants"]]
+    assert names == [variant.name for variant in planned(small).variants]
+
+
+def test_the_verb_explains(capsys, small):
+    out = run(capsys, "plan", "sm_90", "--recipe", str(small.path), "--explain")
+    assert "1000 <= size < 100000, rate < 4" in out
+    assert f"({small.path}:60)" in out and "no rule fits: the first available" in out
+    assert "nothing: dtype=fp8e4m3 is in the full profile only" in out
+
+
+def test_the_verb_obeys_the_variables_of_a_build(capsys, small, monkeypatch):
+    monkeypatch.setenv("KILN_SELECT", "dtype=bf16")
+    monkeypatch.setenv("KILN_PROFILE", "full")
+    out = run(capsys, "plan", "sm_90", "--recipe", str(small.path), "--variants")
+    assert "profile full" in out and "[dtype=bf16 " in out and "[dtype=fp16 " not in out
+    error = run(capsys, "plan", "sm_90", "--recipe", str(small.path), "--select", "dtype=bf17", code=2)
+    assert error == (
+        "kiln: the selection wants dtype=bf17, but dtype has no value 'bf17'; did you mean 'bf16'? the values are "
+        "fp16, bf16, fp8e4m3\n"
+    )
+
+
+def test_recipes_lists_checks_and_prints_the_schema(capsys, small, tmp_path):
+    out = run(capsys, "recipes", str(small.path))
+    assert (
+        "small.rms_norm  out = x / rms(x)" in out and "columns_most = 64, 128, 256, the smallest that is enough" in out
+    )
+    (one,) = json.loads(run(capsys, "recipes", str(small.path), "--json"))
+    assert one["operations"][0]["kernels"][0]["parameters"][0] == {"name": "x_ptr", "type": "*dtype", "value": "x.data"}
+    assert json.loads(run(capsys, "recipes", "--schema")) == recipe.schema()
+    wrong = small_recipe.write(tmp_path, small_recipe.RECIPE.replace("grid: [rows]", "grids: [rows]"))
+    error = run(capsys, "recipes", str(wrong), code=3)
+    assert error.startswith(f"kiln: {wrong}:42: ") and "did you mean 'grid'?" in error and "Traceback" not in error

@@ -1,0 +1,151 @@
+"""Progress on terminals, in logs and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+
+import pytest
+
+from kiln.errors import EnvironmentProblem
+from kiln.progress import Bar, JsonLines, Lines, Progress, Several, make_progress, spell_seconds
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_lines_are_few_but_each_failure_shows():
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, interval=5, clock=clock)
+    lines.start(100, 50.0, title="compile")
+    for number in range(100):
+        clock.now += 0.1
+        lines.done(f"v{number}", 0.1, "failed" if number == 7 else "compiled", detail="no such register", remaining=3)
+    lines.close()
+    lines.close()
+    shown = stream.getvalue().splitlines()
+    assert shown[0] == "FAILED v7 after 0.1 s: no such register"
+    assert shown[-1] == "compile 100/100: 99 compiled, 1 failed, in 10.0 s"
+    assert 1 <= len(shown) - 2 <= 2
+    assert all("about 3.0 s left" in line for line in shown[1:-1])
+
+
+def test_bytes_as_lines():
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, interval=5, clock=clock)
+    lines.start(10 << 20, title="fetch", unit="B")
+    clock.now += 6
+    lines.advance(5 << 20)
+    lines.done("triton.whl", 6)
+    lines.advance(5 << 20)
+    lines.close()
+    assert stream.getvalue().splitlines() == ["fetch 5.0/10.0 MiB after 6.0 s", "fetch 10.0/10.0 MiB: 1 done, in 6.0 s"]
+
+
+def test_bar_shows_estimate_and_keeps_failures():
+    stream = Terminal()
+    bar = make_progress(stream)
+    assert isinstance(bar, Bar)
+    with bar:
+        bar.start(2, 125.0, title="compile")
+        bar._bar.refresh()
+        assert "about 2:05 left" in stream.getvalue()
+        bar.done("a", 1.0, "failed", detail="broken")
+        bar.done("b", 1.0, "compiled", remaining=0.0)
+    assert "FAILED a after 1.0 s: broken\n" in stream.getvalue()
+    assert "2/2" in stream.getvalue()
+
+
+def test_bar_counts_bytes():
+    stream = Terminal()
+    with make_progress(stream) as bar:
+        bar.start(2 << 20, title="fetch", unit="B")
+        bar.advance(2 << 20)
+        bar.done("wheel", 0.1)
+    assert "2.00M/2.00M" in stream.getvalue()
+
+
+def test_json_lines_to_a_file(tmp_path):
+    path = tmp_path / "log with space.jsonl"
+    progress = make_progress(io.StringIO(), log_json=path)
+    with progress:
+        progress.start(1, 2.0, title="compile")
+        progress.done("a[x=1]@sm_90", 1.25, "compiled", remaining=0.0)
+        progress.message("a ü sentence")
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "done", "message", "close"]
+    assert events[0]["total"] == 1 and events[0]["estimate"] == 2.0
+    assert events[1]["name"] == "a[x=1]@sm_90" and events[1]["seconds"] == 1.25
+    assert events[2]["text"] == "a ü sentence"
+    assert all(event["time"] > 1e9 for event in events)
+
+
+def test_json_lines_to_a_descriptor_from_many_threads():
+    reader, writer = os.pipe()
+    progress = make_progress(io.StringIO(), log_json=str(writer))
+    progress.start(400)
+    threads = [
+        threading.Thread(target=lambda: [progress.done("x" * 50, 0.1, "compiled") for _ in range(100)])
+        for _ in range(4)
+    ]
+    received = bytearray()
+    drain = threading.Thread(
+        target=lambda: [received.extend(block) for block in iter(lambda: os.read(reader, 4096), b"")]
+    )
+    drain.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    progress.close()
+    os.close(writer)
+    drain.join()
+    os.close(reader)
+    events = [json.loads(line) for line in received.decode().splitlines()]
+    assert sum(event["event"] == "done" for event in events) == 400
+
+
+@pytest.mark.parametrize("where", ["/nonexistent/folder/log", "987"])
+def test_json_to_nowhere_is_one_sentence(where):
+    with pytest.raises(EnvironmentProblem, match=where):
+        make_progress(io.StringIO(), log_json=where)
+
+
+def test_nobody_reading_stops_nothing():
+    reader, writer = os.pipe()
+    os.close(reader)
+    JsonLines(writer).message("lost")
+    os.close(writer)
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.start(1)
+    stream.close()
+    lines.done("a", 1, "failed", detail="lost")
+    lines.close()
+
+
+def test_events_outside_a_phase_are_harmless():
+    for progress in (Progress(), Lines(io.StringIO()), Bar(Terminal()), Several([Progress(), Lines(io.StringIO())])):
+        progress.done("late", 1.0, "failed")
+        progress.advance(4)
+        progress.message("hello")
+        progress.close()
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [(-1, "0.0 s"), (4.24, "4.2 s"), (9.99, "10.0 s"), (59, "59 s"), (59.6, "1:00"), (125, "2:05"), (3725, "1:02:05")],
+)
+def test_spell_seconds(seconds, text):
+    assert spell_seconds(seconds) == text

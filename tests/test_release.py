@@ -1,0 +1,165 @@
+"""The tarball: the same bytes wherever and whenever it is made, nothing of its maker, complete or not there."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from kiln import manifest, release
+from kiln.errors import EnvironmentProblem
+from small_release import VERSION, small_release
+
+
+@pytest.fixture
+def stage(tmp_path) -> Path:
+    return Path(shutil.copytree(small_release().stage, tmp_path / "stage", symlinks=True))
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_layout_and_checksum():
+    made = small_release()
+    assert made.tarball.name == "kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz"
+    with tarfile.open(made.tarball) as tar:
+        names = tar.getnames()
+    assert names == sorted(names) and len(names) == len(set(names))
+    assert {name.split("/")[0] for name in names} == {"kiln"}
+    for name in (
+        "lib/libkiln.so.0", "lib/libkiln.so", "lib/libkiln_toy.so", "lib/kiln.images/amd-gfx942.pack",
+        "lib/kiln.images/nvidia-sm_90.pack", "lib/cmake/kiln/kilnConfig.cmake", "lib/pkgconfig/kiln.pc",
+        "lib/cmake/kiln/kilnConfigVersion.cmake", "include/kiln/kiln.h", "include/kiln/version.h",
+        "share/kiln/manifest.json", "share/kiln/LICENSE", "share/kiln/licences/zstd.txt",
+    ):  # fmt: skip
+        assert f"kiln/{name}" in names
+    check = ["sha256sum", "-c", f"{made.tarball.name}.sha256"]
+    subprocess.run(check, cwd=made.tarball.parent, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_nothing_of_who_made_it_where_and_when():
+    with tarfile.open(small_release().tarball) as tar:
+        for member in tar:
+            assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "", "")
+            assert member.mtime == 315532800 and not member.pax_headers
+            expected = (
+                0o777
+                if member.issym()
+                else 0o755
+                if member.isdir() or member.name.endswith((".so.0", ".so", ".pyz"))
+                else 0o644
+            )
+            assert member.mode == expected
+    raw = gzip.decompress(small_release().tarball.read_bytes())
+    assert len(raw) % 10240 == 0 and raw[:5] == b"kiln/"
+    assert raw[329:345] == bytes(16), "no numbers of devices, whichever Python wrote it"
+    head = small_release().tarball.read_bytes()[:10]
+    assert head[3] == 0 and head[4:8] == bytes(4), "neither name nor time in the header of gzip"
+
+
+def test_system_tar_unpacks_it(tmp_path):
+    subprocess.run(["tar", "-xzf", small_release().tarball], cwd=tmp_path, check=True)
+    library = tmp_path / "kiln/lib/libkiln.so"
+    assert os.readlink(library) == "libkiln.so.0"
+    assert library.read_bytes() == (small_release().stage / "lib/libkiln.so.0").read_bytes()
+
+
+def test_same_bytes_from_another_folder_umask_order_and_time(stage, tmp_path):
+    other = tmp_path / "another place" / "stage"
+    for path in sorted(stage.rglob("*"), reverse=True):  # folders' own order differs
+        copy = other / path.relative_to(stage)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            copy.symlink_to(os.readlink(path))
+        elif path.is_file():
+            copy.write_bytes(path.read_bytes())
+            copy.chmod(0o600)
+            os.utime(copy, (1e9, 1e9))
+    made = release.make_release(other, tmp_path, VERSION)
+    assert digest(made) == digest(small_release().tarball)
+
+
+def test_more_than_one_gzip_member(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(release, "_MEMBER_BYTES", 20000)
+    made = release.make_release(stage, tmp_path, VERSION)
+    assert made.read_bytes().count(b"\x1f\x8b\x08\0\0\0\0\0") > 3
+    assert gzip.decompress(made.read_bytes()) == gzip.decompress(small_release().tarball.read_bytes())
+    subprocess.run(["tar", "-xzf", made], cwd=tmp_path, check=True)
+    assert digest(tmp_path / "kiln/share/kiln/manifest.json") == digest(stage / "share/kiln/manifest.json")
+
+
+def test_an_older_tarball_is_replaced_whole(stage, tmp_path):
+    tarball = tmp_path / release.tarball_name(VERSION)
+    tarball.write_text("old")
+    (tmp_path / f"{tarball.name}.sha256").write_text("old")
+    assert release.make_release(stage, tmp_path, VERSION) == tarball
+    assert (tmp_path / f"{tarball.name}.sha256").read_text() == f"{digest(tarball)}  {tarball.name}\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [tarball.name, f"{tarball.name}.sha256", "stage"]
+
+
+def test_withdraw_leaves_nothing_to_take_for_a_result(tmp_path):
+    tarball = tmp_path / release.tarball_name(VERSION)
+    other = tmp_path / release.tarball_name("0.2")
+    for path in (tarball, other, tmp_path / f"{tarball.name}.sha256"):
+        path.write_text("old")
+    release.withdraw(tmp_path, VERSION)
+    assert list(tmp_path.iterdir()) == [other]
+    release.withdraw(tmp_path, VERSION)
+
+
+def test_withdraw_that_cannot(tmp_path):
+    (tmp_path / release.tarball_name(VERSION)).mkdir()
+    with pytest.raises(EnvironmentProblem, match="of an earlier build cannot be removed"):
+        release.withdraw(tmp_path, VERSION)
+
+
+def test_a_failure_leaves_no_tarball(stage, tmp_path):
+    os.mkfifo(stage / "share/kiln/pipe")
+    with pytest.raises(EnvironmentProblem, match="pipe is neither a file, a folder nor a link"):
+        release.make_release(stage, tmp_path, VERSION)
+    assert [p.name for p in tmp_path.iterdir()] == ["stage"]
+
+
+def test_a_full_disk_leaves_no_tarball(stage, tmp_path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EnvironmentProblem, match="No space left on device"):
+        release.make_release(stage, tmp_path, VERSION)
+    assert [p.name for p in tmp_path.iterdir()] == ["stage"]
+
+
+def test_a_path_that_is_too_long(stage, tmp_path):
+    (stage / ("a" * 200) / ("b" * 200)).mkdir(parents=True)
+    with pytest.raises(EnvironmentProblem, match="cannot be in a tarball"):
+        release.make_release(stage, tmp_path, VERSION)
+    assert [p.name for p in tmp_path.iterdir()] == ["stage"]
+
+
+def test_without_a_manifest(stage, tmp_path):
+    (stage / manifest.PATH).unlink()
+    with pytest.raises(EnvironmentProblem, match="a release states what is in it"):
+        release.make_release(stage, tmp_path, VERSION)
+
+
+def test_output_that_is_not_there(stage, tmp_path):
+    with pytest.raises(EnvironmentProblem, match=r"cannot write .*nowhere"):
+        release.make_release(stage, tmp_path / "nowhere", VERSION)
+
+
+def test_laying_out_again_forgets_what_was_there(tmp_path):
+    from small_release import contents
+
+    (tmp_path / "stage/lib/kiln.images").mkdir(parents=True)
+    (tmp_path / "stage/lib/kiln.images/amd-gfx900.pack").write_text("of another build")
+    release.lay_out(contents(tmp_path, small_release().packs), tmp_path / "stage")
+    names = sorted(p.name for p in (tmp_path / "stage/lib/kiln.images").iterdir())
+    assert names == ["amd-gfx942.pack", "nvidia-sm_90.pack"]

@@ -1,0 +1,346 @@
+"""The farm's decisions. Each hard case in a few lines: events in, instructions out."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiln.schedule import End, Estimates, Kill, Outcome, Policy, Scheduler, Start
+
+GIB = 1 << 30
+
+
+def scheduler(*names: str, durations=None, **policy) -> Scheduler:
+    policy = {"jobs": 1, "memory": 16 * GIB, "job_memory": GIB, "timeout": 10.0} | policy
+    return Scheduler(names, Policy(**policy), durations)
+
+
+def started(instructions) -> list[str]:
+    return [instruction.name for instruction in instructions if isinstance(instruction, Start)]
+
+
+def drain(s: Scheduler) -> list[str]:
+    """Runs all to the end one after another; the order in which they were started."""
+    order = []
+    while not s.is_over:
+        order.extend(started(s.step(0.0)))
+        s.finished(order[-1], 1, 1.0)
+    return order
+
+
+# ---- order ----
+
+
+def test_nothing_to_do_is_over_at_once():
+    assert scheduler().is_over and scheduler().step(0.0) == []
+
+
+def test_the_longest_goes_first():
+    assert drain(scheduler("a", "b", "c", durations={"a": 1, "b": 3, "c": 2})) == ["b", "c", "a"]
+
+
+def test_equal_jobs_keep_their_order():
+    assert drain(scheduler("a@t", "b@t", "c@t", durations={"a@t": 1, "b@t": 1, "c@t": 1})) == ["a@t", "b@t", "c@t"]
+
+
+def test_the_unknown_is_estimated_from_its_nearest_relative():
+    durations = {"k[d=64][m=1][x]@t": 9, "k[d=64][m=2][x]@t": 1, "k[d=32][m=1][x]@t": 5}
+    s = scheduler("k[d=64][m=2][y]@t", "k[d=64][m=1][y]@t", "k[d=32][m=7][y]@t", durations=durations)
+    assert drain(s) == ["k[d=64][m=1][y]@t", "k[d=32][m=7][y]@t", "k[d=64][m=2][y]@t"]
+
+
+def test_one_of_each_unknown_kind_goes_before_all_that_is_known():
+    s = scheduler("k[1]@slow", "k[1]@t", "k[2]@t", "k[1]@u", jobs=3, durations={"k[1]@slow": 100})
+    assert started(s.step(0.0)) == ["k[1]@t", "k[1]@u", "k[1]@slow"]
+
+
+def test_what_is_learnt_on_the_way_changes_the_order():
+    s = scheduler("k[1]@fast", "k[2]@fast", "k[1]@slow", "k[2]@slow", jobs=2)
+    assert started(s.step(0.0)) == ["k[1]@fast", "k[1]@slow"]
+    s.finished("k[1]@fast", 1, 1.0)
+    s.finished("k[1]@slow", 1, 50.0)
+    assert started(s.step(0.0)) == ["k[2]@slow", "k[2]@fast"]
+
+
+def test_equal_names_are_one_job():
+    assert drain(scheduler("a", "a", "b")) == ["a", "b"]
+
+
+# ---- bounds ----
+
+
+def test_no_more_than_jobs_run_at_once():
+    s = scheduler("a", "b", "c", jobs=2)
+    assert len(s.step(0.0)) == 2 and s.step(0.0) == []
+    s.finished("a", 1, 1.0)
+    assert started(s.step(0.0)) == ["c"]
+
+
+def test_no_more_run_at_once_than_memory_allows():
+    assert len(scheduler("a", "b", "c", "d", jobs=4, memory=3 * GIB).step(0.0)) == 3
+
+
+def test_one_job_runs_even_if_memory_is_short():
+    s = scheduler("a", "b", jobs=4, memory=GIB // 2)
+    assert started(s.step(0.0)) == ["a"] and s.step(0.0) == []
+
+
+def test_a_job_that_needs_more_memory_lets_others_pass():
+    s = scheduler("big", "b", "c", jobs=2, memory=2 * GIB, durations={"big": 9, "b": 2, "c": 1})
+    s.step(0.0)
+    s.died("big", 1, "killed", out_of_memory=True)
+    assert s.step(0.0) == [Start("c", 1, GIB)]
+    s.finished("b", 1, 2.0)
+    s.finished("c", 1, 1.0)
+    assert s.step(0.0) == [Start("big", 2, 2 * GIB)]
+
+
+# ---- timeouts ----
+
+
+def test_a_job_that_takes_too_long_is_killed_once_and_not_tried_again():
+    s = scheduler("a")
+    s.step(0.0)
+    s.started("a", 1, 5.0)
+    assert s.next_deadline() == 15.0 and s.step(14.9) == []
+    assert s.step(15.0) == [Kill("a", 1)] and s.step(16.0) == [] and s.next_deadline() == math.inf
+    s.died("a", 1, "killed by signal 9")
+    assert s.is_over and s.outcomes["a"] == Outcome(End.TIMEOUT, 1, "took longer than 10 s")
+
+
+def test_the_clock_runs_only_once_the_worker_has_begun():
+    s = scheduler("a")
+    s.step(0.0)
+    assert s.next_deadline() == math.inf and s.step(1e9) == []
+
+
+def test_the_clock_stands_while_a_job_waits_for_another():
+    s = scheduler("a")
+    s.step(0.0)
+    s.started("a", 1, 0.0)
+    s.waits("a", 1, 4.0)
+    assert s.step(1000.0) == []
+    s.started("a", 1, 1000.0)
+    assert s.next_deadline() == 1006.0
+
+
+def test_a_result_that_comes_while_its_job_is_being_killed_counts():
+    s = scheduler("a")
+    s.step(0.0)
+    s.started("a", 1, 0.0)
+    s.step(10.0)
+    s.finished("a", 1, 10.0)
+    s.died("a", 1, "killed by signal 9")
+    assert s.outcomes["a"].end is End.DONE and s.is_over
+
+
+def test_a_job_that_is_being_killed_still_takes_its_place():
+    s = scheduler("a", "b")
+    s.step(0.0)
+    s.started("a", 1, 0.0)
+    assert s.step(10.0) == [Kill("a", 1)]
+    s.died("a", 1, "")
+    assert started(s.step(10.0)) == ["b"]
+
+
+# ---- deaths ----
+
+
+def test_a_job_whose_worker_dies_is_tried_again_at_once():
+    s = scheduler("a", "b", durations={"a": 2, "b": 9})
+    s.step(0.0)
+    s.died("b", 1, "killed by signal 11")
+    assert s.step(0.0) == [Start("b", 2, GIB)]
+    s.finished("b", 2, 1.0)
+    assert s.outcomes["b"] == Outcome(End.DONE, 2)
+
+
+def test_three_deaths_are_a_crash():
+    s = scheduler("a", "b")
+    for attempt in (1, 2, 3):
+        assert s.step(0.0) == [Start("a", attempt, GIB)]
+        s.died("a", attempt, "killed by signal 6")
+    assert s.outcomes["a"] == Outcome(End.CRASH, 3, "killed by signal 6, 3 times in a row")
+    assert started(s.step(0.0)) == ["b"]
+
+
+def test_out_of_memory_is_tried_again_with_twice_as_much_up_to_the_budget():
+    s = scheduler("a", memory=3 * GIB)
+    memory = []
+    for attempt in (1, 2, 3):
+        memory.append(s.step(0.0)[0].memory)
+        s.died("a", attempt, "out of memory", out_of_memory=True)
+    assert memory == [GIB, 2 * GIB, 3 * GIB] and s.outcomes["a"].end is End.CRASH
+
+
+def test_a_retry_has_a_clock_of_its_own():
+    s = scheduler("a")
+    s.step(0.0)
+    s.started("a", 1, 0.0)
+    s.died("a", 1, "crash")
+    s.step(9.0)
+    s.started("a", 2, 9.0)
+    assert s.next_deadline() == 19.0
+
+
+def test_events_of_an_attempt_that_is_over_are_ignored():
+    s = scheduler("a")
+    s.step(0.0)
+    s.died("a", 1, "crash")
+    s.step(0.0)
+    s.finished("a", 1, 1.0)
+    s.failed("a", 1, "late")
+    s.died("a", 1, "twice")
+    s.started("a", 1, 1.0)
+    assert not s.is_over and not s.outcomes
+    s.finished("unknown", 1, 1.0)
+    s.finished("a", 2, 1.0)
+    s.failed("a", 2, "twice")
+    assert s.outcomes == {"a": Outcome(End.DONE, 2)}
+
+
+def test_a_failure_is_not_tried_again():
+    s = scheduler("a")
+    s.step(0.0)
+    s.failed("a", 1, "no such register")
+    assert s.is_over and s.outcomes["a"] == Outcome(End.FAILED, 1, "no such register")
+
+
+# ---- stopping ----
+
+
+def test_failures_do_not_stop_the_others():
+    s = scheduler("a", "b")
+    s.step(0.0)
+    s.failed("a", 1, "broken")
+    assert started(s.step(0.0)) == ["b"]
+
+
+def test_unless_the_first_is_to_stop_all():
+    s = scheduler("a", "b", "c", jobs=2, keep_going=False)
+    s.step(0.0)
+    s.failed("a", 1, "broken")
+    assert s.step(0.0) == [Kill("b", 1)] and not s.is_over
+    s.died("b", 1, "")
+    assert s.is_over and [s.outcomes[name].end for name in "abc"] == [End.FAILED, End.CANCELLED, End.CANCELLED]
+
+
+def test_cancel_kills_what_runs_and_starts_nothing():
+    s = scheduler("a", "b", "c", jobs=2)
+    s.step(0.0)
+    s.finished("a", 1, 1.0)
+    s.cancel()
+    s.cancel()
+    assert s.step(0.0) == [Kill("b", 1)] and s.step(0.0) == []
+    s.died("b", 1, "")
+    assert s.is_over and [s.outcomes[name].end for name in "abc"] == [End.DONE, End.CANCELLED, End.CANCELLED]
+
+
+def test_a_death_after_cancel_is_not_tried_again():
+    s = scheduler("a")
+    s.step(0.0)
+    s.cancel()
+    s.died("a", 1, "killed by signal 9")
+    s.step(0.0)
+    assert s.is_over and s.outcomes["a"].end is End.CANCELLED
+
+
+# ---- estimates ----
+
+
+def test_remaining():
+    s = scheduler("a", "b", "c", jobs=2, durations={"a": 10, "b": 4, "c": 2})
+    assert s.remaining(0.0) == 8.0
+    s.step(0.0)
+    s.started("a", 1, 0.0)
+    s.started("b", 1, 0.0)
+    assert s.remaining(3.0) == 7.0, "the longest alone"
+    s.finished("b", 1, 4.0)
+    assert s.remaining(4.0) == 6.0
+    s.step(4.0)
+    s.finished("c", 1, 2.0)
+    s.finished("a", 1, 10.0)
+    assert s.remaining(10.0) == 0.0
+
+
+def test_remaining_is_unknown_before_anything_is():
+    s = scheduler("a@t", "b@t")
+    assert s.remaining(0.0) is None
+    s.step(0.0)
+    s.finished("a@t", 1, 3.0)
+    assert s.remaining(3.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("k[1][2][x]@t", 1.0),
+        ("k[1][2][z]@t", 1.5),
+        ("k[1][9][x]@t", (1 + 2 + 6) / 3),
+        ("k[7][9][x]@t", (1 + 2 + 6) / 3),
+        ("k[1][2][x]@u", None),
+        ("j[1][2][x]@t", None),
+        ("plain", None),
+    ],
+)
+def test_estimates(name, expected):
+    assert Estimates({"k[1][2][x]@t": 1.0, "k[1][2][y]@t": 2.0, "k[1][3][x]@t": 6.0})(name) == expected
+
+
+def test_twenty_thousand_jobs_are_scheduled_in_a_moment():
+    names = [f"k[{n % 40}][{n // 40}]@{target}" for n in range(5000) for target in "abcd"]
+    began = time.process_time()
+    order = drain(scheduler(*names))
+    assert len(order) == 20_000 and time.process_time() - began < 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 12), st.booleans(), st.integers(0, 6))
+def test_whatever_happens_every_job_ends_once(seed, jobs, count, keep_going, memory):
+    """Random events, right and wrong ones: the bounds hold, and all jobs end."""
+    dice = random.Random(seed)
+    names = [f"k[{n}]@{dice.choice('ab')}" for n in range(count)]
+    known = dict.fromkeys(names[:3], 1.0)
+    s = scheduler(*names, jobs=jobs, memory=memory * GIB, keep_going=keep_going, durations=known)
+    running: dict[str, Start] = {}
+    attempts: dict[str, int] = {}
+    now = 0.0
+    while not s.is_over:
+        now += dice.random() * 4
+        for instruction in s.step(now):
+            if isinstance(instruction, Start):
+                assert instruction.name not in running
+                running[instruction.name] = instruction
+                attempts[instruction.name] = attempts.get(instruction.name, 0) + 1
+                assert instruction.attempt == attempts[instruction.name] <= 3
+            else:
+                assert running[instruction.name].attempt == instruction.attempt
+                running.pop(instruction.name)
+                s.died(instruction.name, instruction.attempt, "killed")
+        assert len(running) <= jobs
+        assert len(running) <= 1 or sum(i.memory for i in running.values()) <= memory * GIB
+        for name, start in list(running.items()):
+            attempt = start.attempt if dice.random() < 0.9 else dice.randrange(4)
+            event = dice.randrange(8)
+            if event < 2:
+                (s.started if event else s.waits)(name, attempt, now)
+                continue
+            if event == 2:
+                s.finished(name, attempt, 1.0)
+            elif event == 3:
+                s.failed(name, attempt, "broken")
+            elif event == 4:
+                s.died(name, attempt, "crash", dice.random() < 0.5)
+            elif event == 5 and dice.random() < 0.05:
+                s.cancel()
+                continue
+            else:
+                continue
+            if attempt == start.attempt:
+                running.pop(name)
+    assert set(s.outcomes) == set(names) and not running

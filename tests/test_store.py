@@ -1,0 +1,431 @@
+"""The store: round trips, damage, kills, locks, many processes, and gc beside running builds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiln.errors import ArtifactError, EnvironmentProblem
+from kiln.image import Image, ImageInfo
+from kiln.store import Store
+
+INFO = ImageInfo("cubin", "kernel", 128, 49152, 255, 0, 0, 12, 0, 1, 0, 1, 7, "8.8")
+
+
+def digest(text: object) -> str:
+    return hashlib.sha256(str(text).encode()).hexdigest()
+
+
+def image(number: int, size: int = 2000) -> Image:
+    return Image(random.Random(number).randbytes(size), INFO, f"// PTX {number}\n" * 50)
+
+
+def fill(store: Store, numbers) -> None:
+    for number in numbers:
+        store.put(digest(number), image(number), digest(f"ir {number}"), 1.0)
+
+
+def the_object(root: Path, name: str) -> Path:
+    return root / "objects" / name[:2] / f"{name}.zst"
+
+
+@pytest.fixture
+def warned() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path, warned) -> Store:
+    return Store(tmp_path / "a store", warned.append)
+
+
+def run_python(code: str, *arguments: object, **options) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys; from pathlib import Path; from test_store import *\n" + code]
+        + [str(a) for a in arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(code=st.binary(max_size=3000), ptx=st.none() | st.text(max_size=500), seconds=st.floats(0, 1e6))
+def test_round_trip(tmp_path_factory, code, ptx, seconds):
+    store = Store(tmp_path_factory.mktemp("store"))
+    stored = store.put(digest(1), Image(code, INFO, ptx), digest("ir"), seconds)
+    again = Store(store.root)
+    assert again.get(digest(1)) == again.get_ir(digest("ir")) == stored
+    assert again.load(stored) == Image(code, INFO, ptx)
+    assert abs(stored.seconds - seconds) < 1e-3
+
+
+def test_nothing_is_written_before_the_first_put(store):
+    assert store.get(digest(1)) is None
+    assert store.durations() == {}
+    assert not store.root.exists()
+
+
+def test_alias_shares_the_image(store):
+    assert store.alias(digest(2), digest("ir 1")) is None
+    fill(store, [1])
+    assert store.alias(digest(2), digest("ir 1")) == store.get(digest(1)) == store.get(digest(2))
+    assert store.info().objects == 2 and store.info().variants == 2
+
+
+@pytest.mark.parametrize("key", ["", "../../etc/passwd", "AB" * 32, "a" * 63])
+def test_only_digests_are_names(store, key):
+    with pytest.raises(ValueError, match="digest"):
+        store.get(key)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:20], lambda data: b"", None])
+def test_a_truncated_or_missing_object_is_a_miss(store, warned, damage):
+    fill(store, [1, 2])
+    name = store.get(digest(1)).digest
+    path = the_object(store.root, name)
+    path.write_bytes(damage(path.read_bytes())) if damage else path.unlink()
+    assert store.get(digest(1)) is None
+    assert len(warned) == 1 and name in warned[0] and "compiled anew" in warned[0]
+    assert store.get(digest(1)) is None and store.get_ir(digest("ir 1")) is None
+    assert store.get(digest(2)) is not None
+    fill(store, [1])
+    assert store.load(store.get(digest(1))) == image(1)
+
+
+def test_a_flipped_bit_is_found_on_reading(store, warned):
+    fill(store, [1])
+    stored = store.get(digest(1))
+    path = the_object(store.root, stored.digest)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="corrupt; build again"):
+        store.read(stored.digest)
+    assert not path.exists() and len(warned) == 1
+    assert store.get(digest(1)) is None
+    with pytest.raises(ArtifactError, match="missing"):
+        store.read(stored.digest)
+
+
+def test_a_truncated_entry_is_a_miss(store, warned):
+    fill(store, [1])
+    path = store.root / "index" / digest(1)[:2] / digest(1)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert store.get(digest(1)) is None and not path.exists() and digest(1) in warned[0]
+
+
+def test_a_frame_that_claims_gigabytes_is_not_believed(store):
+    fill(store, [1])
+    name = store.get(digest(1)).digest
+    frame_of_4_gib = bytes.fromhex("28b52ffde00000000001000000010000")
+    the_object(store.root, name).write_bytes(frame_of_4_gib)
+    with pytest.raises(ArtifactError, match="corrupt"):
+        store.read(name)
+
+
+def test_put_repairs_a_damaged_object_and_accepts_another_compressor(store, warned):
+    import zstandard
+
+    fill(store, [1, 2])
+    first, second = (store.get(digest(n)).digest for n in (1, 2))
+    the_object(store.root, first).write_bytes(b"broken")
+    the_object(store.root, second).write_bytes(
+        zstandard.ZstdCompressor(level=1, write_checksum=True).compress(image(2).code)
+    )
+    fill(store, [1, 2])
+    assert store.load(store.get(digest(1))) == image(1)
+    assert store.get(digest(2)) is not None and warned == []
+
+
+def test_verify_finds_all_damage(store):
+    fill(store, range(6))
+    names = [store.get(digest(n)).digest for n in range(6)]
+    the_object(store.root, names[0]).write_bytes(b"")
+    path = the_object(store.root, names[1])
+    path.write_bytes(path.read_bytes()[:-4] + b"abcd")
+    (store.root / "index" / digest(2)[:2] / digest(2)).write_bytes(b"{}")
+    found = store.verify()
+    assert set(found.removed_objects) == {names[0], names[1]}
+    assert set(found.removed_entries) == {
+        *(f"index/{digest(n)}" for n in range(3)),
+        *(f"ir/{digest(f'ir {n}')}" for n in range(2)),
+    }
+    again = store.verify()
+    assert not again.removed_objects and not again.removed_entries
+    assert [store.get(digest(n)) is not None for n in range(6)] == [False, False, False, True, True, True]
+
+
+def test_two_thousand_entries_load_in_a_fifth_of_a_second(store):
+    info_only = Image(b"x" * 500, INFO, "ptx")
+    for number in range(2000):
+        store.put(digest(number), info_only, digest(f"ir {number}"), 1.0)
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        fresh = Store(store.root)
+        assert all(fresh.get(digest(number)) for number in range(2000))
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.2, took
+
+
+# ---- folders that are no store ----
+
+
+def test_another_format_and_another_folder_are_refused(tmp_path):
+    (tmp_path / "format").write_text("kiln-store 9\n")
+    with pytest.raises(ArtifactError, match=r"another format.*kiln-store 9"):
+        Store(tmp_path)
+    (tmp_path / "format").rename(tmp_path / "letters")
+    with pytest.raises(EnvironmentProblem, match="no store, it holds 'letters'"):
+        Store(tmp_path)
+    with pytest.raises(EnvironmentProblem, match="letters"):
+        Store(tmp_path / "letters")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
+    code = """
+store = Store(Path(sys.argv[1])); fill(store, [1])
+import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try: store.put(digest(2), image(2, 100_000), digest("ir 2"), 1.0)
+except EnvironmentProblem as error: print(error)
+"""
+    process = run_python(code, tmp_path / "store")
+    assert "File too large" in process.communicate(timeout=30)[0]
+    store = Store(tmp_path / "store")
+    assert store.get(digest(1)) and store.get(digest(2)) is None
+    assert not list(store.root.rglob(".tmp-*"))
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_store_that_one_may_only_read(tmp_path):
+    store = Store(tmp_path / "store")
+    fill(store, [1])
+    for folder, _, files in os.walk(store.root, topdown=False):
+        for name in files:
+            os.chmod(os.path.join(folder, name), 0o444)
+        os.chmod(folder, 0o555)
+    assert Store(store.root).get(digest(1)) is not None
+    with store.in_use(), pytest.raises(EnvironmentProblem, match="cannot write"):
+        fill(store, [2])
+
+
+def test_a_groups_store_may_be_written_by_the_group(tmp_path):
+    root = tmp_path / "store"
+    root.mkdir()
+    os.chmod(root, 0o2770)
+    mask = os.umask(0o077)
+    try:
+        store = Store(root)
+        fill(store, [1])
+        store.record_duration("a", 1.0)
+    finally:
+        os.umask(mask)
+    for folder, _, files in os.walk(root):
+        assert os.stat(folder).st_mode & 0o2070 == 0o2070, folder
+        assert all(os.stat(os.path.join(folder, name)).st_mode & 0o060 == 0o060 for name in files)
+
+
+# ---- many processes ----
+
+
+def test_processes_write_one_store_at_once(tmp_path):
+    code = "fill(Store(Path(sys.argv[1])), range(int(sys.argv[2]), int(sys.argv[2]) + 60))"
+    processes = [run_python(code, tmp_path / "store", first) for first in (0, 30, 60)]
+    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    store = Store(tmp_path / "store")
+    assert all(store.load(store.get(digest(n))) == image(n) for n in range(120))
+    assert store.info().variants == 120
+
+
+def test_a_kill_leaves_a_whole_store(tmp_path, warned):
+    code = "print('ready', flush=True); fill(Store(Path(sys.argv[1])), range(100_000))"
+    for round_ in range(3):
+        process = run_python(code, tmp_path / "store")
+        process.stdout.readline()
+        time.sleep(0.05 + 0.07 * round_)
+        process.kill()
+        process.communicate()
+    store = Store(tmp_path / "store", warned.append)
+    found = store.verify()
+    assert found.entries > 0 and not found.removed_objects and not found.removed_entries and not warned
+
+
+def test_a_claim_excludes_others_and_dies_with_its_process(store):
+    ir = digest("ir")
+    code = "with Store(Path(sys.argv[1])).claim(sys.argv[2]): print('held', flush=True); time.sleep(60)"
+    fill(store, [1])
+    holder = run_python(code, store.root, ir)
+    assert holder.stdout.readline() == "held\n"
+    entered = threading.Event()
+
+    def wait() -> None:
+        with store.claim(ir):
+            entered.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    with store.claim(digest("another ir")):
+        assert not entered.wait(0.2)
+    holder.kill()
+    assert entered.wait(5)
+    waiter.join()
+    holder.communicate()
+    assert os.listdir(store.root / "locks") == []
+
+
+def test_claims_are_exclusive_under_load(store, tmp_path):
+    code = """
+store, ir, path = Store(Path(sys.argv[1])), digest("ir"), Path(sys.argv[2])
+for _ in range(150):
+    with store.claim(ir):
+        number = int(path.read_text() or 0)
+        path.write_text(str(number + 1))
+"""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    fill(store, [1])
+    processes = [run_python(code, store.root, counter) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert counter.read_text() == "450"
+
+
+# ---- durations ----
+
+
+def test_durations_survive_damage_and_the_last_wins(store):
+    store.record_duration("a[x=1]@sm_90", 1.0)
+    store.record_duration("b ü", 2.0)
+    with (store.root / "durations").open("ab") as file:
+        file.write(b'["torn", 1.\n\xff\xfe\n["c"]\n')
+    store.record_duration("a[x=1]@sm_90", 3.0)
+    assert store.durations() == {"a[x=1]@sm_90": 3.0, "b ü": 2.0}
+
+
+def test_durations_do_not_grow_for_ever(store):
+    for number in range(1500):
+        store.record_duration("a", number)
+    assert store.durations() == {"a": 1499.0}
+    assert (store.root / "durations").stat().st_size < 100
+
+
+# ---- gc ----
+
+
+def age(store: Store, number: int, seconds: float) -> None:
+    then = time.time() - seconds
+    stored = store.get(digest(number))
+    for path in (
+        store.root / "index" / digest(number)[:2] / digest(number),
+        store.root / "ir" / digest(f"ir {number}")[:2] / digest(f"ir {number}"),
+        the_object(store.root, stored.digest),
+        the_object(store.root, stored.ptx),
+    ):
+        os.utime(path, (then, then))
+
+
+def test_gc_removes_what_was_used_longest_ago(store):
+    fill(store, range(10))
+    for number in range(10):
+        age(store, number, 1000 - number)
+    assert store.get(digest(0))
+    size = store.info().bytes
+    collected = store.gc(size // 2)
+    left = [number for number in range(10) if store.get(digest(number))]
+    assert left == [0, 6, 7, 8, 9] and collected.removed_images == 5
+    assert collected.bytes == store.info().bytes <= size // 2
+    assert collected.removed_bytes == size - collected.bytes
+    assert all(store.load(store.get(digest(number))) == image(number) for number in left)
+    assert store.gc(0).bytes > 0, "what has been used since gc began stays"
+
+
+def test_gc_keeps_an_image_that_another_key_uses(store):
+    fill(store, [1])
+    age(store, 1, 1000)
+    store.put(digest("other"), image(1), digest("other ir"), 1.0)
+    store.gc(0)
+    assert store.load(store.get(digest("other"))) == image(1)
+
+
+def test_gc_keeps_what_running_builds_use(store):
+    fill(store, [1, 2])
+    with Store(store.root).in_use():
+        time.sleep(0.02)
+        assert store.get(digest(1))
+        age(store, 2, 1000)
+        time.sleep(0.02)
+        collected = store.gc(0)
+        assert collected.protected_bytes == collected.bytes > 0
+        assert store.get(digest(1)) and store.get(digest(2)) is None
+        assert store.info().running_builds == 1
+    time.sleep(0.02)
+    assert store.gc(0).bytes == 0
+    assert store.info().running_builds == 0
+
+
+def test_gc_forgets_builds_and_claims_that_were_killed(store):
+    fill(store, [1])
+    code = """
+store = Store(Path(sys.argv[1]))
+with store.in_use(), store.claim(digest("ir")): print("held", flush=True); time.sleep(60)
+"""
+    process = run_python(code, store.root)
+    process.stdout.readline()
+    process.kill()
+    process.communicate()
+    assert len(os.listdir(store.root / "builds")) == len(os.listdir(store.root / "locks")) == 1
+    leftover = store.root / "objects" / "aa" / ".tmp-old"
+    leftover.parent.mkdir(exist_ok=True)
+    leftover.write_bytes(b"x")
+    os.utime(leftover, (1, 1))
+    time.sleep(0.02)
+    assert store.gc(0).bytes == 0
+    assert os.listdir(store.root / "builds") == os.listdir(store.root / "locks") == []
+    assert not leftover.exists()
+
+
+def test_gc_beside_a_build_never_takes_what_it_was_given(store):
+    """A build looks up, puts and reads while gc empties the store as fast as it can."""
+    code = """
+store = Store(Path(sys.argv[1])); print("ready", flush=True)
+while True: store.gc(0)
+"""
+    fill(store, range(40))
+    collector = run_python(code, store.root)
+    collector.stdout.readline()
+    missed = 0
+    try:
+        for round_ in range(8):
+            with store.in_use():
+                given = []
+                for number in random.Random(round_).sample(range(40), 20):
+                    stored = store.get(digest(number))
+                    if stored is None:
+                        missed += 1
+                        stored = store.put(digest(number), image(number), digest(f"ir {number}"), 1.0)
+                    given.append((number, stored))
+                for number, stored in given:
+                    assert store.load(stored) == image(number)
+    finally:
+        collector.kill()
+        collector.communicate()
+    assert missed > 0, "gc removed nothing: the test tests nothing"
+
+
+def test_entries_of_another_version_are_misses(store, warned):
+    fill(store, [1])
+    path = store.root / "index" / digest(1)[:2] / digest(1)
+    path.write_bytes(path.read_bytes().replace(b'"registers":255,', b""))
+    assert store.get(digest(1)) is None and "another version" in warned[0]
