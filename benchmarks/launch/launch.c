@@ -1,0 +1,185 @@
+/* What a call costs on the host, on an NVIDIA GPU:
+ *
+ *   the first call of a process, from dlopen() of the libraries to the end of the work, beyond the creation of the
+ *   CUDA context; and a repeated call of kiln_attn_fwd against a bare cuLaunchKernel of the very same kernel with the
+ *   very same parameters, in one run, batch by batch in turn.
+ *
+ * Needs the driver and a release, nothing else:
+ *   cc -O2 -I kiln/include benchmarks/launch/launch.c -o launch -ldl && ./launch kiln/lib
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kiln/flash.h"
+
+enum { BATCH = 200, BATCHES = 60, PARAMETERS = 80 };
+
+typedef int (*launch_fn)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                         void**);
+
+/* The last launch that went through the recorder. The driver copies parameters by the kernel's own sizes, all of which
+ * are at most 8 bytes here. */
+static struct {
+  launch_fn real;
+  void* function;
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  unsigned long long values[PARAMETERS];
+  void* pointers[PARAMETERS];
+  int count;
+} bare;
+
+static void* cuda;
+
+static int record(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                  unsigned shared, void* stream, void** parameters, void** extra) {
+  bare.function = f;
+  bare.grid[0] = gx, bare.grid[1] = gy, bare.grid[2] = gz;
+  bare.block[0] = bx, bare.block[1] = by, bare.block[2] = bz;
+  bare.shared = shared, bare.stream = stream;
+  for (int i = 0; i < bare.count; ++i) {
+    memcpy(&bare.values[i], parameters[i], 8);
+    bare.pointers[i] = &bare.values[i];
+  }
+  return bare.real(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+}
+
+static void* recording_resolve(int32_t vendor, const char* symbol, void* user) {
+  (void)user;
+  if (vendor != KILN_VENDOR_NVIDIA) return NULL;
+  if (strcmp(symbol, "cuLaunchKernel") == 0) return (void*)record;
+  return dlsym(cuda, symbol);
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+static int compare(const void* a, const void* b) {
+  double x = *(const double*)a, y = *(const double*)b;
+  return (x > y) - (x < y);
+}
+
+static void* get(void* library, const char* name) {
+  void* address = library ? dlsym(library, name) : NULL;
+  if (!address) fprintf(stderr, "%s: %s\n", name, dlerror()), exit(1);
+  return address;
+}
+
+static void check(int result, const char* what) {
+  if (result) fprintf(stderr, "%s: %d\n", what, result), exit(1);
+}
+
+static void* open_library(const char* folder, const char* name) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  void* library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (!library) fprintf(stderr, "%s\n", dlerror()), exit(1);
+  return library;
+}
+
+static kiln_tensor view(unsigned long long data, int64_t heads, int64_t rows, int64_t width) {
+  kiln_tensor t;
+  memset(&t, 0, sizeof t);
+  t.data = (void*)data, t.dtype = KILN_BF16, t.rank = 4;
+  int64_t sizes[] = {1, heads, rows, width}, strides[] = {heads * rows * width, rows * width, width, 1};
+  memcpy(t.sizes, sizes, sizeof sizes);
+  memcpy(t.strides, strides, sizeof strides);
+  return t;
+}
+
+int main(int count, char** words) {
+  if (count != 2) return fprintf(stderr, "usage: launch <folder of libkiln.so.0>\n"), 2;
+  cuda = dlopen("libcuda.so.1", RTLD_NOW);
+  int (*init)(unsigned) = (int (*)(unsigned))get(cuda, "cuInit");
+  int (*retain)(void**, int) = (int (*)(void**, int))get(cuda, "cuDevicePrimaryCtxRetain");
+  int (*make_current)(void*) = (int (*)(void*))get(cuda, "cuCtxSetCurrent");
+  int (*synchronize)(void) = (int (*)(void))get(cuda, "cuCtxSynchronize");
+  int (*allocate)(unsigned long long*, size_t) = (int (*)(unsigned long long*, size_t))get(cuda, "cuMemAlloc_v2");
+  int (*clear)(unsigned long long, unsigned char, size_t) =
+      (int (*)(unsigned long long, unsigned char, size_t))get(cuda, "cuMemsetD8_v2");
+  int (*make_stream)(void**, unsigned) = (int (*)(void**, unsigned))get(cuda, "cuStreamCreate");
+  bare.real = (launch_fn)get(cuda, "cuLaunchKernel");
+
+  double begin = now();
+  void *context, *stream;
+  check(init(0), "cuInit");
+  check(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  check(make_current(context), "cuCtxSetCurrent");
+  check(make_stream(&stream, 1), "cuStreamCreate");
+  enum { HEADS = 8, ROWS = 128, WIDTH = 64 };
+  size_t bytes = HEADS * ROWS * WIDTH * 2;
+  unsigned long long memory;
+  check(allocate(&memory, 4 * bytes), "cuMemAlloc");
+  check(clear(memory, 0, 4 * bytes), "cuMemsetD8");
+  check(synchronize(), "cuCtxSynchronize");
+  printf("context            %9.1f us\n", now() - begin);
+
+  begin = now();
+  void* core = open_library(words[1], "libkiln.so.0");
+  void* flash = open_library(words[1], "libkiln_flash.so");
+  kiln_status (*open)(const kiln_options*, kiln_t*) =
+      (kiln_status (*)(const kiln_options*, kiln_t*))get(core, "kiln_open");
+  kiln_status (*close)(kiln_t) = (kiln_status (*)(kiln_t))get(core, "kiln_close");
+  const char* (*error)(void) = (const char* (*)(void))get(core, "kiln_error");
+  kiln_status (*attention)(kiln_t, const kiln_queue*, const kiln_attn_fwd_params*) =
+      (kiln_status (*)(kiln_t, const kiln_queue*, const kiln_attn_fwd_params*))get(flash, "kiln_attn_fwd");
+  kiln_tensor q = view(memory, HEADS, ROWS, WIDTH), k = view(memory + bytes, HEADS, ROWS, WIDTH);
+  kiln_tensor v = view(memory + 2 * bytes, HEADS, ROWS, WIDTH), out = view(memory + 3 * bytes, HEADS, ROWS, WIDTH);
+  kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
+  params.q = &q, params.k = &k, params.v = &v, params.out = &out;
+  kiln_queue queue = KILN_QUEUE_INIT(KILN_VENDOR_NVIDIA, stream);
+  kiln_t kiln;
+  check(open(NULL, &kiln), "kiln_open");
+  double opened = now();
+  if (attention(kiln, &queue, &params)) return fprintf(stderr, "%s\n", error()), 1;
+  double returned = now();
+  check(synchronize(), "cuCtxSynchronize");
+  printf("first call         %9.1f us   dlopen and kiln_open %.1f, kiln_attn_fwd %.1f, the work %.1f\n", now() - begin,
+         opened - begin, returned - opened, now() - returned);
+
+  /* The parameters of the same call, by a second runtime whose launches pass through the recorder. */
+  kiln_options options = KILN_OPTIONS_INIT;
+  options.resolve = recording_resolve;
+  kiln_t recorder;
+  check(open(&options, &recorder), "kiln_open");
+  int (*parameter_info)(void*, size_t, size_t*, size_t*) =
+      (int (*)(void*, size_t, size_t*, size_t*))dlsym(cuda, "cuKernelGetParamInfo");
+  bare.count = 1; /* the kernel is known after one launch; its parameters after the next */
+  check(attention(recorder, &queue, &params), "kiln_attn_fwd");
+  size_t offset, size;
+  bare.count = 0;
+  while (parameter_info && parameter_info(bare.function, (size_t)bare.count, &offset, &size) == 0) ++bare.count;
+  if (bare.count == 0) return fprintf(stderr, "this driver does not tell a kernel's parameters (12.4 does)\n"), 1;
+  check(attention(recorder, &queue, &params), "kiln_attn_fwd");
+  check(synchronize(), "cuCtxSynchronize");
+
+  static double ours[BATCHES], theirs[BATCHES];
+  for (int batch = 0; batch < BATCHES; ++batch) {
+    begin = now();
+    for (int i = 0; i < BATCH; ++i) attention(kiln, &queue, &params);
+    ours[batch] = (now() - begin) / BATCH;
+    check(synchronize(), "cuCtxSynchronize");
+    begin = now();
+    for (int i = 0; i < BATCH; ++i)
+      bare.real(bare.function, bare.grid[0], bare.grid[1], bare.grid[2], bare.block[0], bare.block[1], bare.block[2],
+                bare.shared, bare.stream, bare.pointers, NULL);
+    theirs[batch] = (now() - begin) / BATCH;
+    check(synchronize(), "cuCtxSynchronize");
+  }
+  qsort(ours, BATCHES, sizeof *ours, compare);
+  qsort(theirs, BATCHES, sizeof *theirs, compare);
+  double median = ours[BATCHES / 2], reference = theirs[BATCHES / 2];
+  printf("repeated call      %9.3f us   median of %d batches of %d\n", median, BATCHES, BATCH);
+  printf("bare cuLaunchKernel%9.3f us   the same kernel and parameters\n", reference);
+  printf("difference         %9.3f us\n", median - reference);
+  check(close(recorder), "kiln_close");
+  check(close(kiln), "kiln_close");
+  return 0;
+}

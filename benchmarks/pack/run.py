@@ -1,0 +1,116 @@
+"""Bytes of a pack against xz per image, and the time to decode its largest group.
+
+    python benchmarks/pack/run.py --prefix <unpacked>/kiln --targets sm_90 gfx942 [--jobs 2] [--json FILE]
+
+The yardstick is what a kernel archive holds elsewhere: each image as Triton makes it by default (with line
+information), compressed by xz at its default level. The images are compiled anew for that, from the same plan as the
+pack; one for each image of the pack. Both sides are measured in this one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+import os
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "v3python"))
+
+from kiln import compile as compile_module  # noqa: E402
+from kiln import elf, pack, plan, recipe, targets, toolchain  # noqa: E402
+
+
+def _prepare(chain: toolchain.Toolchain) -> None:
+    # Triton's defaults: line information stays, nothing is stripped.
+    toolchain.PINNED_ENVIRONMENT = {"TRITON_DUMP_PTXAS_LOG": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
+    compile_module.PINNED_ENVIRONMENT = toolchain.PINNED_ENVIRONMENT
+    elf.strip = lambda code: code
+    with tempfile.TemporaryFile() as log:  # what compilers print is read back from a file of this process's own
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    compile_module.prepare_worker(chain)
+
+
+def _default_image(job: tuple) -> tuple[int, int]:
+    spec, chain = job
+    code = compile_module.compile_variant(spec, chain).image.code
+    return len(code), len(lzma.compress(code))
+
+
+def measure(prefix: Path, target_name: str, jobs: int, recipes: list[Path], profile: str) -> dict:
+    """Sizes in bytes and decoding time in milliseconds for one target's pack."""
+    target = targets.by_name(target_name)
+    path = prefix / "lib" / "kiln.images" / f"{target.vendor}-{target.name}.pack"
+    packed = pack.read_pack(path)
+    chain = toolchain.find_toolchain(_site())
+    wanted = {slot.key: slot.image for kernel in packed.kernels for slot in kernel.slots if slot.image}
+    made = plan.make_plan([recipe.load(path) for path in recipes], (target,), profile, (), ROOT / "tuning")
+    specs, seen = [], set()
+    for variant in made.variants:
+        image = wanted.get(variant.spec.key(chain.identity))
+        if image is not None and image not in seen:  # one for each image: shared ones count once on both sides
+            seen.add(image)
+            specs.append(variant.spec)
+    if len(specs) != len(set(wanted.values())):
+        raise SystemExit(f"the plan does not cover {path}: build the release from this tree with profile {profile}")
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (chain,)) as pool:
+        sizes = list(pool.map(_default_image, [(spec, chain) for spec in specs]))
+    data = path.read_bytes()
+    largest = max((g for g in packed.groups), key=lambda g: g.decoded)
+    times = []
+    for _ in range(31):
+        start = time.perf_counter()
+        pack.decode_group(data, largest, str(path))
+        times.append(1e3 * (time.perf_counter() - start))
+    xz = sum(size for _, size in sizes)
+    return {
+        "target": target_name,
+        "images": len(sizes),
+        "default_bytes": sum(size for size, _ in sizes),
+        "xz_bytes": xz,
+        "pack_bytes": len(data),
+        "pack_to_xz": round(len(data) / xz, 4),
+        "groups": len(packed.groups),
+        "largest_group_bytes": largest.decoded,
+        "largest_group_ms": round(statistics.median(times), 3),
+        "pack_digest": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def _site() -> Path:
+    import importlib.util
+
+    return Path(importlib.util.find_spec("triton").submodule_search_locations[0]).parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prefix", type=Path, required=True, help="the unpacked release's folder `kiln`")
+    parser.add_argument("--targets", nargs="+", default=["sm_90", "gfx942"])
+    parser.add_argument("--recipes", nargs="+", type=Path, default=[ROOT / "tritonsrc/flash/recipe.yaml"])
+    parser.add_argument("--profile", default="core")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = [
+        measure(arguments.prefix, t, arguments.jobs, arguments.recipes, arguments.profile) for t in arguments.targets
+    ]
+    columns = [key for key in rows[0] if key != "pack_digest"]
+    for line in [columns] + [[str(row[c]) for c in columns] for row in rows]:
+        print("  ".join(f"{word:>{max(len(c), 10)}}" for word, c in zip(line, columns)))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
