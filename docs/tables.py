@@ -1,0 +1,61 @@
+"""Fills the tables of README.md from the code: `PYTHONPATH=v3python python3 docs/tables.py`.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; tests/test_readme.py fails where one is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kiln import cli, errors, options, targets
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+_NAMES = 6  # of a target's GPUs; `kiln targets` shows all
+
+
+def tables() -> dict[str, str]:
+    """Each table by its name."""
+    return {
+        "targets": _table(("target", "GPUs"), ((f"`{t.name}`", _some(t.names)) for t in targets.load())),
+        "commands": _table(("command", "what it does"), ((f"`kiln {verb}`", cli.summary(verb)) for verb in cli.VERBS)),
+        "variables": _table(("variable", "meaning"), ((f"`{n}`", m) for n, m in options.VARIABLES.items())),
+        "codes": _table(("code", "meaning"), _codes()),
+    }
+
+
+def filled(text: str) -> str:
+    """The text with all tables up to date."""
+    for name, table in tables().items():
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda match, table=table: match[1] + table + match[2], text, flags=re.DOTALL)
+    return text
+
+
+def _codes() -> list[tuple[str, str]]:
+    meanings: dict[int, list[str]] = {}
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.KilnError) and value.exit_code not in (1, 130):
+            meanings.setdefault(value.exit_code, []).append(" ".join(value.__doc__.split("\n\n")[0].split()))
+    return [
+        ("0", "Done."),
+        ("1", "A defect of Kiln's; please report it."),
+        *((str(code), " ".join(sentences)) for code, sentences in sorted(meanings.items())),
+        ("130, 143", "Ctrl-C, SIGTERM; what was done is kept."),
+        ("141", "Whoever read the output has gone."),
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES]) + (" …" if len(names) > _NAMES else "")
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    escaped = ([cell.replace("<", "&lt;").replace("|", "\\|") for cell in row] for row in rows)
+    lines = [header, ["---"] * len(header), *escaped]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text()))
