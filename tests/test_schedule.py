@@ -221,15 +221,6 @@ def test_failures_do_not_stop_the_others():
     assert started(s.step(0.0)) == ["b"]
 
 
-def test_unless_the_first_is_to_stop_all():
-    s = scheduler("a", "b", "c", jobs=2, keep_going=False)
-    s.step(0.0)
-    s.failed("a", 1, "broken")
-    assert s.step(0.0) == [Kill("b", 1)] and not s.is_over
-    s.died("b", 1, "")
-    assert s.is_over and [s.outcomes[name].end for name in "abc"] == [End.FAILED, End.CANCELLED, End.CANCELLED]
-
-
 def test_cancel_kills_what_runs_and_starts_nothing():
     s = scheduler("a", "b", "c", jobs=2)
     s.step(0.0)
@@ -300,13 +291,13 @@ def test_twenty_thousand_jobs_are_scheduled_in_a_moment():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 12), st.booleans(), st.integers(0, 6))
-def test_whatever_happens_every_job_ends_once(seed, jobs, count, keep_going, memory):
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 12), st.integers(0, 6))
+def test_whatever_happens_every_job_ends_once(seed, jobs, count, memory):
     """Random events, right and wrong ones: the bounds hold, and all jobs end."""
     dice = random.Random(seed)
     names = [f"k[{n}]@{dice.choice('ab')}" for n in range(count)]
     known = dict.fromkeys(names[:3], 1.0)
-    s = scheduler(*names, jobs=jobs, memory=memory * GIB, keep_going=keep_going, durations=known)
+    s = scheduler(*names, jobs=jobs, memory=memory * GIB, durations=known)
     running: dict[str, Start] = {}
     attempts: dict[str, int] = {}
     now = 0.0

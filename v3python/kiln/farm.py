@@ -42,7 +42,6 @@ class FarmOptions:
         jobs: compiles at once; None: as many as processors and memory allow.
         timeout: seconds that one job may take.
         attempts: how often a job is tried whose worker dies.
-        keep_going: try all, and report all failures; else stop at the first.
         memory: bytes that all jobs may take together; None: what is free.
         job_memory: bytes that one job may take at first; twice as much each time that this was too little.
     """
@@ -51,7 +50,6 @@ class FarmOptions:
     jobs: int | None = None
     timeout: float = 300.0
     attempts: int = 3
-    keep_going: bool = True
     memory: int | None = None
     job_memory: int = JOB_MEMORY
 
@@ -62,8 +60,7 @@ class Failure:
 
     Attributes:
         variant: its name.
-        kind: "compile": the tools rejected it; "timeout"; "crash": its worker or a tool died at each attempt;
-            "cancelled": not tried, or not to its end, because another failed.
+        kind: "compile": the tools rejected it; "timeout"; "crash": its worker or a tool died at each attempt.
         message: a sentence.
         log: the file with all that was printed, or None.
     """
@@ -114,7 +111,8 @@ def run(
 ) -> FarmResult:
     """The images of all variants, compiled where the store has none.
 
-    Variants that fail are in the result. `store.in_use()` should be held by the caller until the images have been read.
+    All are tried; those that fail are in the result. The caller holds `store.in_use()` until it has read the images,
+    unless nobody can empty the store meanwhile.
 
     Args:
         compile_variant, prepare_worker: as in compile.py; a stand-in for tests must be importable by workers.
@@ -132,22 +130,20 @@ def run(
         specs.setdefault(key, variant.spec)
     found: dict[str, StoredImage | Failure] = {}
     tally = _Tally()
-    with store.in_use():
-        for key, names in by_key.items():
-            if (stored := store.get(key)) is not None:
-                found[key] = stored
-                tally.reused += len(names)
-        missing = {names[0]: key for key, names in by_key.items() if key not in found}
-        jobs = _jobs(options, len(missing))
-        if missing:
-            if found:
-                progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
-            calls = {
-                name: (compile_variant, specs[key], toolchain, key, store.root.absolute())
-                for name, key in missing.items()
-            }
-            outcomes = _Farm(calls, store, options, jobs, progress, tally).run(prepare_worker, toolchain)
-            found |= {key: outcomes[name] for name, key in missing.items()}
+    for key, names in by_key.items():
+        if (stored := store.get(key)) is not None:
+            found[key] = stored
+            tally.reused += len(names)
+    missing = {names[0]: key for key, names in by_key.items() if key not in found}
+    jobs = _jobs(options, len(missing))
+    if missing:
+        if found:
+            progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
+        calls = {
+            name: (compile_variant, specs[key], toolchain, key, store.root.absolute()) for name, key in missing.items()
+        }
+        outcomes = _Farm(calls, store, options, jobs, progress, tally).run(prepare_worker, toolchain)
+        found |= {key: outcomes[name] for name, key in missing.items()}
     outcomes = {}
     for key, names in by_key.items():
         for name in names:
@@ -191,6 +187,7 @@ class _Farm:
     progress: Progress
     tally: _Tally
     images: dict[str, StoredImage] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)  # when the first attempt did
 
     def run(self, prepare_worker: Callable, toolchain: Toolchain) -> dict[str, StoredImage | Failure]:
         policy = Policy(
@@ -199,7 +196,6 @@ class _Farm:
             job_memory=self.options.job_memory,
             timeout=self.options.timeout,
             attempts=self.options.attempts,
-            keep_going=self.options.keep_going,
         )
         self.scheduler = Scheduler(self.calls, policy, self.store.durations())
         self._make_logs()
@@ -223,9 +219,10 @@ class _Farm:
             left = len(self.calls) - len(self.images)
             raise Interrupted(
                 f"interrupted by {interruption[0].name}: {len(self.images)} images were compiled and are kept, "
-                f"{left} are left for the next run"
+                f"{left} are left for the next run",
+                interruption[0],
             )
-        return {name: self._outcome(name) for name in self.calls}
+        return {name: self.images.get(name) or self._failure(name) for name in self.calls}
 
     def _task(self, name: str, attempt: int, memory: int) -> Task:
         return Task(
@@ -241,6 +238,7 @@ class _Farm:
         name, attempt = event.id
         now = time.monotonic()
         if isinstance(event, executor.Began):
+            self.began.setdefault(name, now)
             self.scheduler.started(name, attempt, now)
         elif isinstance(event, executor.Waits):
             self.scheduler.waits(name, attempt, now)
@@ -280,19 +278,17 @@ class _Farm:
             self.progress.message(f"{name}: {reason}; trying again ({attempt + 1} of {self.options.attempts})")
 
     def _report_end(self, name: str, now: float) -> None:
-        outcome = self._outcome(name)
-        if isinstance(outcome, Failure) and outcome.kind != End.CANCELLED.value:
-            detail = outcome.message + (f" (log: {outcome.log})" if outcome.log else "")
-            self.progress.done(name, 0.0, FAILED, detail=detail, remaining=self.scheduler.remaining(now))
+        if self.scheduler.outcomes[name].end is End.CANCELLED:
+            return
+        failure = self._failure(name)
+        detail = failure.message + (f" (log: {failure.log})" if failure.log else "")
+        seconds = now - self.began.get(name, now)  # a worker may die before it begins
+        self.progress.done(name, seconds, FAILED, detail=detail, remaining=self.scheduler.remaining(now))
 
-    def _outcome(self, name: str) -> StoredImage | Failure:
-        end = self.scheduler.outcomes[name]
-        if end.end is End.DONE:
-            return self.images[name]
-        log = self._log(name)
-        kind = "compile" if end.end is End.FAILED else end.end.value
-        message = end.message or "not compiled, because another variant failed"
-        return Failure(name, kind, message, str(log) if log.exists() and log.stat().st_size else None)
+    def _failure(self, name: str) -> Failure:
+        outcome, log = self.scheduler.outcomes[name], self._log(name)
+        kind = "compile" if outcome.end is End.FAILED else outcome.end.value
+        return Failure(name, kind, outcome.message, str(log) if log.exists() and log.stat().st_size else None)
 
     def _log(self, name: str) -> Path:
         readable = re.sub(r"[^A-Za-z0-9._=@-]+", "_", name)[:160]

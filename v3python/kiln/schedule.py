@@ -24,7 +24,6 @@ class Policy:
         job_memory: bytes that a job may take at its first attempt.
         timeout: seconds after which a job is killed.
         attempts: how often a job is tried whose worker dies.
-        keep_going: after a failure, run the others all the same; else end what runs and start nothing more.
     """
 
     jobs: int
@@ -32,7 +31,6 @@ class Policy:
     job_memory: int
     timeout: float = math.inf
     attempts: int = 3
-    keep_going: bool = True
 
 
 @dataclass(frozen=True)
@@ -203,8 +201,6 @@ class Scheduler:
     def _end(self, job: _Job, end: End, message: str = "") -> None:
         del self._running[job.name]
         self.outcomes[job.name] = Outcome(end, job.attempt, message)
-        if end not in (End.DONE, End.CANCELLED) and not self.policy.keep_going:
-            self._stopping = True
 
     def _pick(self) -> _Job | None:
         """Takes the next job: one of a kind of which nothing is known, so that something will be; else the longest
