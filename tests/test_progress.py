@@ -91,6 +91,21 @@ def test_json_lines_to_a_file(tmp_path):
     assert all(event["time"] > 1e9 for event in events)
 
 
+def test_whoever_leaves_it_closes_the_file_that_it_opened_and_no_other(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    with make_progress(io.StringIO(), log_json=tmp_path / "log") as progress:
+        progress.start(1)
+        progress.close()
+        progress.message("between phases")
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert [json.loads(line)["event"] for line in (tmp_path / "log").open()] == ["start", "close", "message"]
+    reader, writer = os.pipe()
+    with make_progress(io.StringIO(), log_json=writer) as progress:
+        progress.message("to a descriptor of the caller's")
+    os.close(writer)  # still open
+    os.close(reader)
+
+
 def test_json_lines_to_a_descriptor_from_many_threads():
     reader, writer = os.pipe()
     progress = make_progress(io.StringIO(), log_json=str(writer))

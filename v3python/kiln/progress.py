@@ -31,6 +31,7 @@ class Progress:
     """Told of work by those who do it. This one shows nothing; use it where nobody looks.
 
     A phase is `start`, any number of `advance`, `done` and `message`, and `close`; phases may follow one another.
+    Whoever made it leaves it (`with`) after the last one.
     """
 
     def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
@@ -270,7 +271,8 @@ class JsonLines(Progress):
                 self._open = False
                 self._write(event="close")
 
-    def __del__(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
         if self._owned:
             os.close(self._descriptor)
 
@@ -314,6 +316,10 @@ class Several(Progress):
     def close(self) -> None:
         for member in self._members:
             member.close()
+
+    def __exit__(self, *_: object) -> None:
+        for member in self._members:
+            member.__exit__()
 
 
 def make_progress(stream: TextIO | None = None, log_json: str | int | Path | None = None) -> Progress:
