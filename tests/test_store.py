@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiln import store_upkeep
 from kiln.errors import ArtifactError, EnvironmentProblem
 from kiln.image import Image, ImageInfo
 from kiln.store import Store
@@ -81,7 +82,7 @@ def test_alias_shares_the_image(store):
     assert store.alias(digest(2), digest("ir 1")) is None
     fill(store, [1])
     assert store.alias(digest(2), digest("ir 1")) == store.get(digest(1)) == store.get(digest(2))
-    assert store.info().objects == 2 and store.info().variants == 2
+    assert store_upkeep.info(store.files).objects == 2 and store_upkeep.info(store.files).variants == 2
 
 
 @pytest.mark.parametrize("key", ["", "../../etc/passwd", "AB" * 32, "a" * 63])
@@ -98,6 +99,7 @@ def test_a_truncated_or_missing_object_is_a_miss(store, warned, damage):
     path.write_bytes(damage(path.read_bytes())) if damage else path.unlink()
     assert store.get(digest(1)) is None
     assert len(warned) == 1 and name in warned[0] and "compiled anew" in warned[0]
+    assert ("is truncated" if damage else "is missing") in warned[0]
     assert store.get(digest(1)) is None and store.get_ir(digest("ir 1")) is None
     assert store.get(digest(2)) is not None
     fill(store, [1])
@@ -156,13 +158,13 @@ def test_verify_finds_all_damage(store):
     path = the_object(store.root, names[1])
     path.write_bytes(path.read_bytes()[:-4] + b"abcd")
     (store.root / "index" / digest(2)[:2] / digest(2)).write_bytes(b"{}")
-    found = store.verify()
+    found = store_upkeep.verify(store.files)
     assert set(found.removed_objects) == {names[0], names[1]}
     assert set(found.removed_entries) == {
         *(f"index/{digest(n)}" for n in range(3)),
         *(f"ir/{digest(f'ir {n}')}" for n in range(2)),
     }
-    again = store.verify()
+    again = store_upkeep.verify(store.files)
     assert not again.removed_objects and not again.removed_entries
     assert [store.get(digest(n)) is not None for n in range(6)] == [False, False, False, True, True, True]
 
@@ -247,7 +249,7 @@ def test_processes_write_one_store_at_once(tmp_path):
     assert [process.wait(30) for process in processes] == [0, 0, 0]
     store = Store(tmp_path / "store")
     assert all(store.load(store.get(digest(n))) == image(n) for n in range(120))
-    assert store.info().variants == 120
+    assert store_upkeep.info(store.files).variants == 120
 
 
 def test_a_kill_leaves_a_whole_store(tmp_path, warned):
@@ -259,7 +261,7 @@ def test_a_kill_leaves_a_whole_store(tmp_path, warned):
         process.kill()
         process.communicate()
     store = Store(tmp_path / "store", warned.append)
-    found = store.verify()
+    found = store_upkeep.verify(store.files)
     assert found.entries > 0 and not found.removed_objects and not found.removed_entries and not warned
 
 
@@ -341,21 +343,21 @@ def test_gc_removes_what_was_used_longest_ago(store):
     for number in range(10):
         age(store, number, 1000 - number)
     assert store.get(digest(0))
-    size = store.info().bytes
-    collected = store.gc(size // 2)
+    size = store_upkeep.info(store.files).bytes
+    collected = store_upkeep.collect(store.files, size // 2)
     left = [number for number in range(10) if store.get(digest(number))]
     assert left == [0, 6, 7, 8, 9] and collected.removed_images == 5
-    assert collected.bytes == store.info().bytes <= size // 2
+    assert collected.bytes == store_upkeep.info(store.files).bytes <= size // 2
     assert collected.removed_bytes == size - collected.bytes
     assert all(store.load(store.get(digest(number))) == image(number) for number in left)
-    assert store.gc(0).bytes > 0, "what has been used since gc began stays"
+    assert store_upkeep.collect(store.files, 0).bytes > 0, "what has been used since gc began stays"
 
 
 def test_gc_keeps_an_image_that_another_key_uses(store):
     fill(store, [1])
     age(store, 1, 1000)
     store.put(digest("other"), image(1), digest("other ir"), 1.0)
-    store.gc(0)
+    store_upkeep.collect(store.files, 0)
     assert store.load(store.get(digest("other"))) == image(1)
 
 
@@ -366,13 +368,13 @@ def test_gc_keeps_what_running_builds_use(store):
         assert store.get(digest(1))
         age(store, 2, 1000)
         time.sleep(0.02)
-        collected = store.gc(0)
+        collected = store_upkeep.collect(store.files, 0)
         assert collected.protected_bytes == collected.bytes > 0
         assert store.get(digest(1)) and store.get(digest(2)) is None
-        assert store.info().running_builds == 1
+        assert store_upkeep.info(store.files).running_builds == 1
     time.sleep(0.02)
-    assert store.gc(0).bytes == 0
-    assert store.info().running_builds == 0
+    assert store_upkeep.collect(store.files, 0).bytes == 0
+    assert store_upkeep.info(store.files).running_builds == 0
 
 
 def test_gc_forgets_builds_and_claims_that_were_killed(store):
@@ -391,7 +393,7 @@ with store.in_use(), store.claim(digest("ir")): print("held", flush=True); time.
     leftover.write_bytes(b"x")
     os.utime(leftover, (1, 1))
     time.sleep(0.02)
-    assert store.gc(0).bytes == 0
+    assert store_upkeep.collect(store.files, 0).bytes == 0
     assert os.listdir(store.root / "builds") == os.listdir(store.root / "locks") == []
     assert not leftover.exists()
 
@@ -400,7 +402,7 @@ def test_gc_beside_a_build_never_takes_what_it_was_given(store):
     """A build looks up, puts and reads while gc empties the store as fast as it can."""
     code = """
 store = Store(Path(sys.argv[1])); print("ready", flush=True)
-while True: store.gc(0)
+while True: store_upkeep.collect(store.files, 0)
 """
     fill(store, range(40))
     collector = run_python(code, store.root)

@@ -10,27 +10,31 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from kiln import options
+from kiln import options, store_upkeep
 from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
-from kiln.store import Store
+from kiln.store_files import StoreFiles, find_store, print_warning
+from kiln.usage import one_of
 
-EXAMPLE = """\
-kiln store info --store /shared/kiln-store
-kiln store verify
-kiln store gc --max-size 10G"""
+EXAMPLE = """
+kiln store info --store workspace             counts and sizes
+kiln store verify --store /shared/kiln-store  read everything; exit code 6 if anything was broken, and is removed
+kiln store gc --max-size 10G                  of the store that KILN_STORE names
+"""
 
+_ACTIONS = ("info", "verify", "gc")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Counts what is in a store of images, checks all of it, or makes it smaller."
     parser.add_argument(
-        "action",
-        choices=("info", "verify", "gc"),
-        help="info: counts and sizes; verify: read everything and remove what is corrupt; "
+        "action", nargs="?", type=one_of("action", _ACTIONS), default="info",
+        help="info (default): counts and sizes; verify: read everything and remove what is corrupt; "
         "gc: remove what has not been used for longest, but nothing that a running build uses",
-    )
-    parser.add_argument("--store", metavar="DIR", help="the store, or a build's workspace; default: KILN_STORE")
+    )  # fmt: skip
+    parser.add_argument(
+        "--store", metavar="FOLDER",
+        help="the store, or a build's workspace; default: KILN_STORE, or the current folder if it is one",
+    )  # fmt: skip
     parser.add_argument("--max-size", metavar="SIZE", help="for gc: what the store may take then: 10G, 500M, 0")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -39,9 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.action == "gc") != (arguments.max_size is not None):
         raise UsageError("--max-size belongs to `kiln store gc`, which needs it: kiln store gc --max-size 10G")
     max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
-    store = Store(_root(arguments.store or options.read_build_variables(os.environ).store))
+    root = _root(arguments.store or options.read_build_variables(os.environ).store, Path.cwd())
+    files = StoreFiles(root, print_warning)
     if arguments.action == "info":
-        info = store.info()
+        info = store_upkeep.info(files)
         _print(
             arguments,
             info,
@@ -50,14 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     if arguments.action == "gc":
-        collected = store.gc(max_bytes)
+        collected = store_upkeep.collect(files, max_bytes)
         text = f"{collected.removed_images} images removed, {spell_size(collected.removed_bytes)}; "
         text += f"{spell_size(collected.bytes)} are left"
         if collected.bytes > max_bytes:
             text += f", of which running builds use {spell_size(collected.protected_bytes)}"
         _print(arguments, collected, text)
         return 0
-    verified = store.verify()
+    verified = store_upkeep.verify(files)
     broken = len(verified.removed_objects) + len(verified.removed_entries)
     text = f"{verified.objects} objects and {verified.entries} entries read: "
     text += f"{broken} were broken and are removed; the next build compiles them anew" if broken else "all whole"
@@ -69,15 +74,13 @@ def _print(arguments: argparse.Namespace, result: object, text: str) -> None:
     print(json.dumps(asdict(result), indent=2) if arguments.json else text, file=sys.stdout)
 
 
-def _root(word: str | Path | None) -> Path:
-    if not word:
-        raise UsageError("which store? name its folder: --store DIR, or KILN_STORE")
-    root = Path(word).absolute()
-    if (root / "store" / "format").is_file():
-        return root / "store"
-    if not (root / "format").is_file():
-        raise EnvironmentProblem(f"{root}: no store is there; a store is a folder that builds have filled")
-    return root
+def _root(word: str | None, cwd: Path) -> Path:
+    try:
+        return find_store(cwd / word if word else cwd)
+    except EnvironmentProblem:
+        if word:
+            raise
+    raise UsageError("which store? name it, or a build's workspace, by --store FOLDER or KILN_STORE")
 
 
 def parse_size(word: str) -> int:

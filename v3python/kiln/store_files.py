@@ -1,0 +1,296 @@
+"""The files of a store: how they lie, and what of them is whole.
+
+    <root>/
+      format                      "kiln-store 1" and a newline
+      index/<k2>/<key>            an entry: what the variant with this key was compiled to
+      ir/<i2>/<ir>                an entry: what an IR with this digest was compiled to
+      objects/<d2>/<digest>.zst   one zstd frame; <digest> is the SHA-256 of what it decodes to
+      locks/<ir>                  locked by the process that compiles this IR
+      builds/<name>               locked by a running build; its mtime is when the build began
+      gc                          locked by the one gc that may run
+      durations                   lines of JSON, ["variant", seconds]; advice for the scheduler, the last line wins
+    entry = JSON of `Entry`;  <k2>, <i2>, <d2> = the first two digits of the name that follows
+
+Every file but `durations` and the locks appears by rename, complete, and never changes: a kill -9 leaves at worst a
+file under a temporary name, and an image that is written twice is the same file. Nothing is synced to disk: what a
+power cut truncates is found by its size or digest, removed, and compiled again. An entry's mtime is its last use, and
+that is all that `gc` needs to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import zstandard
+
+from kiln.errors import ArtifactError, EnvironmentProblem
+from kiln.folder import SharedFolder
+from kiln.image import ImageInfo
+
+T = TypeVar("T")
+
+_FORMAT = b"kiln-store 1\n"
+_NAMES = {"format", "index", "ir", "objects", "locks", "builds", "gc", "durations", "lost+found"}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LEVEL = 3  # cubins shrink to a third at 0.3 ms each; what is released is compressed anew
+_LARGEST_OBJECT = 1 << 28  # bytes; a corrupt frame must not make us allocate what it claims
+
+
+class StoredImage(msgspec.Struct, frozen=True):
+    """An image that lies in a store.
+
+    Attributes:
+        digest: SHA-256 of its code, for `Store.read`.
+        info: facts of the image.
+        ptx: SHA-256 of its PTX, for `Store.read`, or None.
+        ir: digest of the IR that it was compiled from.
+        seconds: what compiling it took.
+    """
+
+    digest: str
+    info: ImageInfo
+    ptx: str | None
+    ir: str
+    seconds: float
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An image, and the stored sizes of its objects: they find a truncated one without reading it."""
+
+    image: StoredImage
+    sizes: dict[str, int]
+
+
+def print_warning(text: str) -> None:
+    """To standard error."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+class StoreFiles:
+    """The files of the store in the folder `root`, which the first write creates.
+
+    Args:
+        root: the folder; may be absent or empty.
+        warn: is given a sentence for each thing that was found broken and was removed.
+
+    Raises:
+        EnvironmentProblem: `root` holds something else; from any method: it is full, or cannot be read or written.
+        ArtifactError: `root` is a store of another format.
+    """
+
+    def __init__(self, root: Path, warn: Callable[[str], None]) -> None:
+        self.root = root
+        self.folder = SharedFolder(root)
+        self._warn = warn
+        self._removed: set[str] = set()  # digests of the objects that we have said of that they are gone
+        self._is_new = self._check_format()
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._decoder = msgspec.json.Decoder(Entry)
+
+    def begin(self) -> None:
+        """Before the first write: a new store says what it is."""
+        if self._is_new:
+            self.folder.write(self.root / "format", _FORMAT)
+            self._is_new = False
+
+    def path(self, kind: str, name: str) -> Path:
+        """Where a digest of a kind lies: "index", "ir", "objects" or "locks"."""
+        if not _DIGEST.fullmatch(name):
+            raise ValueError(f"{name!r} is no digest of 64 hexadecimal digits")
+        if kind == "locks":
+            return self.root / kind / name
+        return self.root / kind / name[:2] / (f"{name}.zst" if kind == "objects" else name)
+
+    def list(self, kind: str) -> Iterator[tuple[Path, int, int]]:
+        """Path, size and mtime (ns) of each file of a kind."""
+        for file in self.folder.files(kind):
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat()
+                yield Path(file.path), status.st_size, status.st_mtime_ns
+
+    # ---- entries ----
+
+    def entry(self, path: Path) -> Entry | None:
+        """The entry, if it and its objects are whole; what is not is removed."""
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self.folder.problem("read", path, error) from error
+        try:
+            entry = self._decoder.decode(data)
+            files = [(self.path("objects", digest), size) for digest, size in entry.sizes.items()]
+        except ValueError:  # msgspec's errors are ValueErrors too
+            self._remove(path, f"entry {path.name} of the store {self.root} is broken or of another version")
+            return None
+        for file, size in files:
+            if not self._is_there(file, size):
+                # Once is enough: of an object that was removed just now its user has been told why.
+                known = file.stem in self._removed
+                self._remove(path, None if known else f"object {file.stem} is missing from the store {self.root}")
+                return None
+        return entry
+
+    def put_entry(self, path: Path, entry: Entry) -> None:
+        """Writes an entry."""
+        self.begin()
+        self.folder.write(path, msgspec.json.encode(entry))
+
+    # ---- objects ----
+
+    def object(self, digest: str) -> bytes:
+        """What an object holds, verified.
+
+        Raises:
+            ArtifactError: it is missing, truncated or corrupt, and is removed.
+        """
+        path = self.path("objects", digest)
+        try:
+            return _again_if_missing(lambda: self._decode(path))
+        except FileNotFoundError:
+            raise ArtifactError(f"object {digest} is missing from the store {self.root}; build again") from None
+        except _Broken as broken:
+            self._remove_object(path, broken)
+            raise ArtifactError(f"object {digest} of the store {self.root} {broken}; build again") from None
+
+    def check_object(self, path: Path) -> bool:
+        """Whether an object is whole, or gone meanwhile; one that is not is removed."""
+        try:
+            self._decode(path)
+        except FileNotFoundError:
+            pass
+        except _Broken as broken:
+            self._remove_object(path, broken)
+            return False
+        return True
+
+    def put_object(self, content: bytes, sizes: dict[str, int]) -> str:
+        """Keeps `content`; returns its digest, under which its stored size is added to `sizes`."""
+        digest = hashlib.sha256(content).hexdigest()
+        path = self.path("objects", digest)
+        # The mark keeps a gc that is at work from removing it between here and the entry.
+        if self.folder.touch(path):
+            with contextlib.suppress(FileNotFoundError, _Broken):
+                self._decode(path)
+                sizes[digest] = os.stat(path).st_size
+                return digest
+        data = self._compressor.compress(content)
+        sizes[digest] = len(data)
+        self.begin()
+        self.folder.write(path, data)
+        self._removed.discard(digest)
+        return digest
+
+    def _is_there(self, path: Path, size: int) -> bool:
+        try:
+            if _again_if_missing(lambda: os.stat(path).st_size) == size:
+                return True
+            # Another zstd gives another size: not the size, but what is in it, makes an object wrong.
+            self._decode(path)
+        except FileNotFoundError:
+            return False
+        except _Broken as broken:
+            self._remove_object(path, broken)
+            return False
+        return True
+
+    def _decode(self, path: Path) -> bytes:
+        """What an object holds; its name is the digest of that."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self.folder.problem("read", path, error) from error
+        try:
+            if not 0 <= zstandard.frame_content_size(data) <= _LARGEST_OBJECT:
+                raise _Broken("is corrupt")
+            content = self._decompressor.decompress(data)
+        except zstandard.ZstdError:
+            raise _Broken("is truncated" if _is_truncated(data) else "is corrupt") from None
+        if hashlib.sha256(content).hexdigest() != path.stem:
+            raise _Broken("is corrupt")
+        return content
+
+    # ---- what is broken ----
+
+    def _remove(self, path: Path, reason: str | None) -> None:
+        try:
+            os.unlink(path)
+            consequence = "removed, it will be compiled anew"
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            consequence = f"it cannot be removed ({error.strerror})"
+        if reason:
+            self._warn(f"{reason}: {consequence}")
+
+    def _remove_object(self, path: Path, broken: _Broken) -> None:
+        self._removed.add(path.stem)
+        self._remove(path, f"object {path.stem} of the store {self.root} {broken}")
+
+    def _check_format(self) -> bool:
+        """Whether there is no store yet."""
+        try:
+            found = (self.root / "format").read_bytes()
+        except FileNotFoundError:
+            found = b""
+        except OSError as error:
+            raise self.folder.problem("read", self.root, error) from error
+        if found == _FORMAT:
+            return False
+        if found:
+            told = found[:40].decode(errors="replace").strip()
+            raise ArtifactError(f"{self.root}: a store of another format ({told!r} instead of 'kiln-store 1')")
+        if self.root.is_dir():
+            other = [name for name in os.listdir(self.root) if not name.startswith(".") and name not in _NAMES]
+            if other:
+                raise EnvironmentProblem(f"{self.root}: no store, it holds {other[0]!r}; name an empty or a new folder")
+        return True
+
+
+def find_store(folder: Path) -> Path:
+    """The store that `folder` is, or that lies in it as in a build's workspace.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
+    for root in (folder / "store", folder):
+        if (root / "format").is_file():
+            return root
+    raise EnvironmentProblem(f"{folder}: no store is there; a store is a folder that builds have filled")
+
+
+def _again_if_missing(look: Callable[[], T]) -> T:
+    """Looks twice: a gc that is about to remove an object puts it back if it sees that it has been marked meanwhile."""
+    try:
+        return look()
+    except FileNotFoundError:
+        time.sleep(0.02)
+        return look()
+
+
+def _is_truncated(data: bytes) -> bool:
+    """Whether a zstd frame ends too early."""
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    try:
+        for start in range(0, len(data), 1024):  # little at a time: a corrupt frame may stand for gigabytes
+            reader.decompress(data[start : start + 1024])
+    except zstandard.ZstdError:
+        return False
+    return not reader.eof
+
+
+class _Broken(Exception):
+    """An object is not what its name says; the text says what it is instead, "is truncated" or "is corrupt"."""
