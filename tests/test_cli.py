@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kiln import cli
+from kiln import __version__, cli
 from kiln.errors import ToolchainError
+from kiln.store import Store
+from test_cli_store import INFO, Image
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 
@@ -39,8 +43,79 @@ def test_an_unknown_verb():
     done = kiln("targts")
     assert (done.returncode, done.stderr) == (
         2,
-        f"kiln: unknown command 'targts'; did you mean targets? The commands are {', '.join(cli.VERBS)}\n",
+        f"kiln: unknown command 'targts'; did you mean 'targets'? the commands are {', '.join(cli.VERBS)}\n",
     )
+
+
+@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+def test_version(word):
+    done = kiln(word)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"kiln {__version__}\n", "")
+
+
+def test_the_version_is_the_one_that_the_changelog_begins_with():
+    assert re.search(r"^## (\S+)", (SOURCE.parent / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == __version__
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_mistake_in_the_words_is_one_sentence(verb, capsys):
+    for words in (["--bogus"], ["--jso"], ["a", "b", "c", "d", "e", "f", "g", "--nonsense=1"]):
+        assert cli.main([verb, *words]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.startswith("kiln: ") and said.err.count("\n") == 1
+        assert f"`kiln {verb}` " in said.err or "unknown" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["list"], "`kiln list` lacks artifact; right is for example `kiln list output/"),
+        (["build", "input"], "`kiln build` lacks workspace, output, version, targets; right is"),
+        (
+            ["inspect", "--html"],
+            "`kiln inspect`: --html expected one argument; right is for example `kiln inspect output",
+        ),
+        (["inspect", "a", "b"], "`kiln inspect` has no use for 'b'; right is for example `kiln inspect "),
+        (
+            ["inspect", "a", "--verfy"],
+            "`kiln inspect` has no option '--verfy'; did you mean '--verify'? the options are",
+        ),
+        (["fetch", "--verify", "--relock"], "`kiln fetch`: --relock not allowed with argument --verify; right is"),
+        (["fetch", "--parallel", "many"], "--parallel many cannot be; right is a whole number from 1 on"),
+        (["plan", "--jobs", "0"], "--jobs 0 cannot be; right is a whole number from 1 on"),
+        (["plan", "--profile", "ful"], "unknown profile 'ful'; did you mean 'full'? the profiles are core, full"),
+        (["plan", "--select", "x"], "--select: 'x' is not choice=value,value; right is"),
+        (["clean", ".", "--keep", "ven"], "unknown part 'ven'; did you mean 'venv'? the parts are venv, "),
+    ],
+)
+def test_mistakes_name_what_is_wrong_and_what_is_right(words, sentence, capsys):
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"kiln: {sentence}") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "/nowhere"],
+        ["list", "/nowhere"],
+        ["recipes", "/nowhere"],
+        ["plan", "--recipe", "/nowhere"],
+        ["plan", "--tuning", "/nowhere"],
+        ["plan", "--store", "/nowhere"],
+        ["store", "--store", "/nowhere"],
+        ["clean", "/nowhere"],
+        ["doctor", "--input", "/nowhere", "--json"],
+        ["fetch", "--input", "/nowhere"],
+        ["fetch", "--unbundle", "/nowhere"],
+        ["build", "/nowhere", "w", "o", "0.1", "sm_90"],
+    ],
+)
+def test_what_is_not_there_is_7_whichever_command_is_told_of_it(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 7
+    said = capsys.readouterr()
+    assert "/nowhere" in said.err + said.out and "Traceback" not in said.err and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -98,6 +173,32 @@ def test_a_reader_that_goes_away_is_no_error():
         check=False,
     )
     assert (done.stdout, done.stderr) == ("[", "")
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "plan --help", "--version", "targets --json", "recipes", "inspect --schema"]
+)
+def test_output_that_nobody_takes(words):
+    for shell, code in (("| true; exit ${PIPESTATUS[0]}", (0, 141)), (">/dev/full", (0, 7)), (">&-", (0,))):
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m kiln {words} {shell}"],
+            capture_output=True, text=True, cwd=SOURCE, check=False,
+        )  # fmt: skip
+        assert done.returncode in code and "Traceback" not in done.stderr and "ignored" not in done.stderr
+        if done.returncode == 7:
+            assert done.stderr == "kiln: the output cannot be written (No space left on device); it needs room\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["targets"], ["recipes"], ["plan", "sm_90"], ["doctor"], ["store", "--store"], ["clean"]]
+)
+def test_json_is_json(words, tmp_path, capsys):
+    if words[0] in ("store", "clean"):
+        Store(tmp_path / "store").put("1" * 64, Image(b"code", INFO), "2" * 64, 1.0)
+        (tmp_path / ".kiln-workspace").touch()
+        words = [*words, str(tmp_path)]
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
 
 
 def test_clean_removes_what_builds_made_and_nothing_else(tmp_path, capsys):

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from kiln.document import nearest, read
-from kiln.errors import RecipeError
+from kiln.document import read
+from kiln.errors import EnvironmentProblem, RecipeError
+from kiln.usage import nearest
 
 
 class Leaf(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,7 +104,7 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path):
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(RecipeError, match=r"tree.yaml: cannot be read: No such file"):
+    with pytest.raises(EnvironmentProblem, match=r"tree.yaml cannot be read \(No such file"):
         read(tmp_path / "tree.yaml", Tree)
 
 

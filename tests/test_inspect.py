@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import importlib.util
 import json
@@ -11,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -21,8 +24,28 @@ from kiln.cli import main
 from kiln.errors import ArtifactError, KilnError, UsageError
 from small_release import ROOT, VERSION, small_release, write_pack
 
-# Everything that Kiln or its build uses and another machine may not have.
-ABSENT = ("msgspec", "yaml", "jinja2", "triton", "tqdm", "requests", "pebble", "deflate", "ziglang")
+# All that another machine needs besides the standard library, by the names that are imported.
+PACKAGES = ("elftools", "zstandard")
+
+
+@functools.cache
+def packages(*names: str) -> Path:
+    """A folder with these packages and no other."""
+    folder = Path(tempfile.mkdtemp(prefix="kiln-packages-"))
+    atexit.register(shutil.rmtree, folder)
+    for name in names:
+        (folder / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
+    return folder
+
+
+def python(*words: object, having: tuple[str, ...] = PACKAGES, path: str = "") -> subprocess.CompletedProcess:
+    """Runs a Python that has the standard library, these packages and nothing else."""
+    command = [sys.executable, "-S", "-B", *map(str, words)]  # -S: no site-packages
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join(filter(None, (path, str(packages(*having))))),
+    }
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture
@@ -31,17 +54,9 @@ def folder(tmp_path) -> Path:
     return Path(shutil.copytree(small_release().stage, tmp_path / "kiln", symlinks=True))
 
 
-def run(*words: object, without: tuple[str, ...] = ABSENT) -> subprocess.CompletedProcess:
-    """`python -m kiln ...` with nothing but the standard library, zstandard and pyelftools."""
-    program = (
-        "import sys\n"
-        f"for name in {without!r}: sys.modules[name] = None\n"
-        f"sys.path.insert(0, {str(ROOT / 'v3python')!r})\n"
-        "from kiln.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    command = [sys.executable, "-c", program, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+def run(*words: object, having: tuple[str, ...] = PACKAGES) -> subprocess.CompletedProcess:
+    """`PYTHONPATH=v3python python3 -m kiln ...`, as the README has it."""
+    return python("-m", "kiln", *words, having=having, path=str(ROOT / "v3python"))
 
 
 def problems(path: Path) -> list[str]:
@@ -73,16 +88,6 @@ def test_a_release_looks_at_itself(tmp_path):
     """With nothing but what came in the tarball."""
     subprocess.run(["tar", "-xzf", small_release().tarball], cwd=tmp_path, check=True)
     script = tmp_path / "kiln/share/kiln/kiln-inspect.pyz"
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    for name in ("elftools", "zstandard"):
-        (packages / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
-
-    def run_script(*words: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-S", "-B", script, *words]  # -S: no site-packages
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(packages)}
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
-
     for words, expected in (
         ((), "kiln 0.1.0b for manylinux_2_28_x86_64"),
         ((tmp_path, "--verify"), "16 files, 3 groups, 12 images checked"),
@@ -90,15 +95,16 @@ def test_a_release_looks_at_itself(tmp_path):
         (("list", tmp_path / "kiln/lib/kiln.images/nvidia-sm_90.pack"), "toy.scale/scale"),
         ((small_release().images / "gfx942-256-bf16",), "code object version      5"),
         ((tmp_path, "--html", tmp_path / "page.html"), "kiln 0.1.0b"),
+        (("--version",), f"kiln {VERSION}\n"),
     ):
-        done = run_script(*words)
+        done = python(script, *words)
         assert (done.returncode, done.stderr) == (0, ""), words
         assert expected in done.stdout
-    done = run_script("--schema")
+    done = python(script, "--schema")
     assert (done.returncode, "--schema needs a build's environment" in done.stderr) == (7, True)
-    done = run_script("list")
+    done = python(script, "list")
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert script.read_bytes() == portable.inspector()
+    assert script.read_bytes() == portable.inspector(VERSION)
 
 
 def test_pack():
@@ -110,7 +116,7 @@ def test_pack():
 
 @pytest.mark.parametrize("name", ["gfx942", "sm_90"])
 def test_image_needs_no_zstandard(name):
-    done = run("inspect", small_release().images / f"{name}-256-fp16", without=(*ABSENT, "zstandard"))
+    done = run("inspect", small_release().images / f"{name}-256-fp16", having=("elftools",))
     assert done.returncode == 0, done.stderr
     assert f"kind                     {'cubin' if name == 'sm_90' else 'hsaco'}" in done.stdout
     assert "kernel                   scale" in done.stdout
@@ -119,17 +125,16 @@ def test_image_needs_no_zstandard(name):
 
 
 def test_a_tarball_is_listed_with_the_standard_library_alone():
-    nothing = (*ABSENT, "zstandard", "elftools")
     for verb in ("inspect", "list"):
-        done = run(verb, small_release().tarball, without=nothing)
+        done = run(verb, small_release().tarball, having=())
         assert (done.returncode, done.stderr) == (0, "")
-    done = run("inspect", small_release().tarball, "--verify", without=nothing)
+    done = run("inspect", small_release().tarball, "--verify", having=())
     assert done.returncode == 7
     assert (
         done.stderr
         == "kiln: to look into images and packs Python needs pyelftools; python3 -m pip install pyelftools\n"
     )
-    done = run("inspect", small_release().packs["sm_90"], "--verify", without=(*ABSENT, "zstandard"))
+    done = run("inspect", small_release().packs["sm_90"], "--verify", having=("elftools",))
     assert (done.returncode, "python3 -m pip install zstandard" in done.stderr) == (7, True)
 
 
@@ -208,13 +213,15 @@ def test_nothing_of_kilns(tmp_path, capsys):
     for name, message in (
         ("text", "is nothing of Kiln's; give a release's tarball"),
         ("empty", "is nothing of Kiln's"),
-        ("nowhere", "cannot be read (No such file or directory)"),
         ("other.tar.gz", "it has no share/kiln/manifest.json"),
         (".", "is no unpacked release"),
     ):
         assert main(["inspect", str(tmp_path / name)]) == 6
         err = capsys.readouterr().err
         assert message in err and str(tmp_path) in err and len(err.splitlines()) == 1
+    for verb in ("inspect", "list"):
+        assert main([verb, str(tmp_path / "nowhere")]) == 7
+        assert "nowhere cannot be read (No such file or directory)" in capsys.readouterr().err
     assert main(["inspect"]) == 2
     assert main(["list", str(small_release().images / "sm_90-256-bf16")]) == 2
 

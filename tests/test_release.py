@@ -137,6 +137,21 @@ def test_a_full_disk_leaves_no_tarball(stage, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["stage"]
 
 
+def test_a_disk_that_is_full_at_the_very_end_leaves_nothing_half_made(stage, tmp_path, monkeypatch):
+    """The digest cannot be written: the tarball without it does not count, and no temporary file is left."""
+    replace = os.replace
+
+    def full(source, target):
+        if str(target).endswith(".sha256"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(EnvironmentProblem, match="No space left on device"):
+        release.make_release(stage, tmp_path, VERSION)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [release.tarball_name(VERSION), "stage"]
+
+
 def test_a_path_that_is_too_long(stage, tmp_path):
     (stage / ("a" * 200) / ("b" * 200)).mkdir(parents=True)
     with pytest.raises(EnvironmentProblem, match="cannot be in a tarball"):

@@ -6,9 +6,8 @@ struct's type finds the first mistake and where it stands, and remembers the lin
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
@@ -17,7 +16,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from kiln.errors import RecipeError
+from kiln.errors import EnvironmentProblem, RecipeError
+from kiln.usage import nearest
 
 T = TypeVar("T")
 Key = str | int
@@ -76,12 +76,13 @@ def read(path: Path, shape: type[T]) -> Document[T]:
     """Reads a YAML file into a msgspec struct.
 
     Raises:
-        RecipeError: it is not there, is no YAML, or lacks the shape.
+        EnvironmentProblem: it cannot be read.
+        RecipeError: it is no YAML, or lacks the shape.
     """
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give a YAML file that is there") from error
     lines: dict[Keys, int] = {}
     try:
         loader = _Loader(text)
@@ -200,14 +201,6 @@ class _Walk:
 def _children(node: yaml.MappingNode) -> dict[str, tuple[int, yaml.Node]]:
     """Line and value of each key; what a merge (`<<`) brought stands first, so that the mapping's own come to win."""
     return {key.value: (key.start_mark.line + 1, child) for key, child in node.value if isinstance(key.value, str)}
-
-
-def nearest(name: str, known: Iterable[str], what: str = "fields") -> str:
-    """ "did you mean 'x'? the fields are x, y, z"."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1, 0.6)
-    listed = f"the {what} are {', '.join(known)}" if known else f"there are no {what}"
-    return f"did you mean {close[0]!r}? {listed}" if close else listed
 
 
 def _spelled(keys: Keys) -> str:

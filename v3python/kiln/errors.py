@@ -64,7 +64,7 @@ class ArtifactError(KilnError):
 
 
 class EnvironmentProblem(KilnError):
-    """A folder is missing or not writable, a disk is full, a tool of the host is absent."""
+    """A file or folder is missing, or cannot be read or written; a disk is full; a tool of the host is absent."""
 
     exit_code = 7
 
@@ -76,6 +76,10 @@ class NativeBuildError(KilnError):
 
 
 class Interrupted(KilnError):
-    """Ctrl-C or SIGTERM; what was done is kept."""
+    """Ctrl-C or another signal to end; what was done is kept. The exit code is the shell's: 128 and the signal."""
 
     exit_code = 130
+
+    def __init__(self, message: str, number: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number

@@ -97,7 +97,8 @@ def open_artifact(path: Path) -> Release | PackFile | ImageFile:
     """Opens whatever `path` is.
 
     Raises:
-        ArtifactError: it is not there, none of those, or malformed.
+        EnvironmentProblem: it cannot be read.
+        ArtifactError: it is none of those, or malformed.
     """
     try:
         if path.is_dir():
@@ -111,7 +112,7 @@ def open_artifact(path: Path) -> Release | PackFile | ImageFile:
             return Release(path, False, _manifest_of(path))
         data = path.read_bytes()
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read ({error.strerror}); {_WHAT}") from error
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {_WHAT}") from error
     if head == pack.MAGIC:
         return PackFile(path, data, pack.parse_pack(data, str(path)))
     if head[:4] == b"\x7fELF":

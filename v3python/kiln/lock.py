@@ -7,7 +7,6 @@ configuration. Other files stand by address.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Literal
 import msgspec
 import yaml
 
-from kiln.errors import ToolchainError, UsageError
+from kiln.errors import EnvironmentProblem, ToolchainError, UsageError
 
 LOCK_NAME = "toolchain.lock.yaml"
 FORMAT = 1
@@ -159,18 +158,23 @@ def read_lock(path: Path) -> Lock:
     """Reads and checks a lock.
 
     Raises:
-        ToolchainError: it is not there, malformed, or contradicts itself; the sentence names the file.
+        EnvironmentProblem: it cannot be read.
+        ToolchainError: it is malformed, or contradicts itself; the sentence names the file.
     """
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise ToolchainError(f"{path} cannot be read ({error.strerror}); give the folder input/ of the source tree")
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give the folder input/ of the source tree")
     return parse_lock(text, str(path))
 
 
 @functools.lru_cache(4)
 def parse_lock(text: bytes, name: str) -> Lock:
-    """The lock that `text` holds; `name` is for the sentences. Raises as `read_lock`."""
+    """The lock that `text` holds; `name` is for the sentences.
+
+    Raises:
+        ToolchainError: as `read_lock`.
+    """
     try:
         lock = msgspec.convert(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), Lock)
     except yaml.YAMLError as error:
@@ -184,11 +188,6 @@ def parse_lock(text: bytes, name: str) -> Lock:
     for problem in _problems(lock):
         raise ToolchainError(f"{name}: {problem}; `kiln fetch --relock` writes it anew")
     return lock
-
-
-def lock_digest(path: Path) -> str:
-    """SHA-256 of the lock's text, of which stamps and bundles are made."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def running_python() -> str:

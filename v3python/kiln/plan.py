@@ -12,7 +12,6 @@ from pathlib import Path
 
 from kiln import image, tuning
 from kiln import targets as target_table
-from kiln.document import nearest
 from kiln.errors import RecipeError, UsageError
 from kiln.expressions import Expression, Fault, Name
 from kiln.fingerprint import fingerprint
@@ -34,6 +33,7 @@ from kiln.recipe_model import (
 )
 from kiln.recipe_rules import is_one_of
 from kiln.targets import Target
+from kiln.usage import nearest
 
 PROFILES = ("core", "full")
 Selection = Sequence[tuple[str, Sequence[str]]]

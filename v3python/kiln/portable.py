@@ -6,14 +6,16 @@ It is stored, not compressed, in the order of the names and without times: its b
 
 from __future__ import annotations
 
+import ast
 import io
+import re
 import zipfile
 from pathlib import Path
 
 NAME = "kiln-inspect.pyz"
 
-_MODULES = ("__init__", "cli/__init__", "cli/inspect", "cli/list", "elf", "errors", "image", "inspect", "messagepack",
-            "options", "pack", "picture", "tables", "verify")  # fmt: skip
+_ROOTS = ("__init__", "cli/__init__", "cli/inspect", "cli/list", "elf")  # they, and all that they import
+_LEFT_OUT = ("manifest",)  # for --schema alone, and needs what a build has installed
 
 # Without words it looks at the release that it lies in, <release>/share/kiln/kiln-inspect.pyz.
 _MAIN = """\
@@ -23,15 +25,15 @@ from pathlib import Path
 from kiln.cli import main
 
 words = sys.argv[1:] or [str(Path(sys.argv[0]).resolve().parents[2])]
-sys.exit(main(words if words[0] in ("inspect", "list") else ["inspect", *words]))
+sys.exit(main(words if words[0] in ("inspect", "list", "--version") else ["inspect", *words]))
 """
 
 
-def inspector() -> bytes:
-    """The file's bytes."""
-    package = Path(__file__).parent
-    contents = {"__main__.py": _MAIN.encode()}
-    contents |= {f"kiln/{name}.py": (package / f"{name}.py").read_bytes() for name in _MODULES}
+def inspector(version: str) -> bytes:
+    """The file's bytes; `version` is the release's, and what `--version` prints."""
+    contents = {"__main__.py": _MAIN.encode()} | _modules(Path(__file__).parent)
+    source = contents["kiln/__init__.py"].decode()
+    contents["kiln/__init__.py"] = re.sub("(?m)^__version__ = .*", f'__version__ = "{version}"', source).encode()
     buffer = io.BytesIO(b"#!/usr/bin/env python3\n")
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
@@ -40,3 +42,21 @@ def inspector() -> bytes:
             member.create_system, member.external_attr = 3, 0o644 << 16
             archive.writestr(member, data)
     return buffer.getvalue()
+
+
+def _modules(package: Path) -> dict[str, bytes]:
+    """The modules that go along, by their path in the file."""
+    contents: dict[str, bytes] = {}
+    wanted = [*_ROOTS]
+    while wanted:
+        name = wanted.pop()
+        if f"kiln/{name}.py" in contents or name in _LEFT_OUT:
+            continue
+        source = (package / f"{name}.py").read_bytes()
+        contents[f"kiln/{name}.py"] = source
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.module == "kiln":
+                wanted += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kiln."):
+                wanted.append(node.module.removeprefix("kiln.").replace(".", "/"))
+    return contents

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kiln.document import Document, Keys, nearest, read
+from kiln.document import Document, Keys, read
 from kiln.expressions import DTYPES
 from kiln.recipe_file import ArgumentShape, ChoiceShape, OperationShape, RecipeShape
 from kiln.recipe_kernel import read_kernel
@@ -26,6 +26,7 @@ from kiln.recipe_model import (
     Workspace,
 )
 from kiln.recipe_scope import Scope, check_name, read_expression
+from kiln.usage import nearest
 
 __all__ = ["Recipe", "find", "load", "schema"]
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kiln import targets
-from kiln.document import Document, Keys, nearest
+from kiln.document import Document, Keys
 from kiln.recipe_file import ConfigurationsShape, KernelShape
 from kiln.recipe_model import OPTION_ORDER, OPTIONS, Choice, Configuration, ConfigurationSet, Value, narrowest
 from kiln.recipe_rules import read_targets
 from kiln.recipe_scope import Scope, read_expression
+from kiln.usage import nearest
 
 MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln import targets
-from kiln.document import Document, Keys, nearest
+from kiln.document import Document, Keys
 from kiln.recipe_file import RuleShape
 from kiln.recipe_model import Bin, Choice, Configuration, Rule, Value, When, spelled
+from kiln.usage import nearest
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kiln.document import Document, Keys, nearest
+from kiln.document import Document, Keys
 from kiln.expressions import CONSTANTS, FUNCTIONS, Expression, ExpressionError, parse
 from kiln.recipe_model import MULTIPROCESSORS, Argument
+from kiln.usage import nearest
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({*CONSTANTS, *FUNCTIONS, "device", "multiprocessors", "targets", "specialization"})

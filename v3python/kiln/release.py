@@ -95,7 +95,7 @@ def lay_out(contents: Contents, stage: Path) -> None:
             _put(stage / name, text)
         for name, text in contents.notices.items():
             _put(stage / "share/kiln" / name, text)
-        _put(stage / "share/kiln" / portable.NAME, portable.inspector())
+        _put(stage / "share/kiln" / portable.NAME, portable.inspector(contents.version))
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {error.filename or stage}: {error.strerror}") from error
 
@@ -110,8 +110,8 @@ def make_release(stage: Path, output: Path, version: str) -> Path:
     if not (stage / manifest.PATH).is_file():
         raise EnvironmentProblem(f"{stage} has no {manifest.PATH}; a release states what is in it")
     tarball = output / tarball_name(version)
-    temporary = tarball.with_name(f".{tarball.name}.{os.getpid()}")
     checksum = _checksum_path(tarball)
+    temporary, line = (path.with_name(f".{path.name}.{os.getpid()}") for path in (tarball, checksum))
     try:
         digest = hashlib.sha256()
         with temporary.open("wb") as file:
@@ -122,7 +122,6 @@ def make_release(stage: Path, output: Path, version: str) -> Path:
             os.fsync(file.fileno())
         checksum.unlink(missing_ok=True)  # never an old digest beside a new tarball
         os.replace(temporary, tarball)
-        line = temporary.with_name(f".{checksum.name}.{os.getpid()}")
         line.write_text(f"{digest.hexdigest()}  {tarball.name}\n")
         os.replace(line, checksum)
     except OSError as error:
@@ -130,7 +129,8 @@ def make_release(stage: Path, output: Path, version: str) -> Path:
     except ValueError as error:  # of tobuf: a path of more than 255 bytes, a file of more than 8 GiB
         raise EnvironmentProblem(f"a file of {stage} cannot be in a tarball: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        for path in (temporary, line):
+            path.unlink(missing_ok=True)
     return tarball
 
 

@@ -6,9 +6,8 @@ What it does stands behind the colon of its docstring's first line: '`kiln targe
 
 from __future__ import annotations
 
-import argparse
 import ast
-import difflib
+import errno
 import importlib
 import os
 import signal
@@ -16,50 +15,85 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import kiln
 from kiln.errors import EnvironmentProblem, KilnError, UsageError
+from kiln.usage import Parser, nearest
 
 VERBS = ("targets", "recipes", "plan", "build", "list", "inspect", "store", "clean", "doctor", "fetch")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code. Mistakes of the user's become one sentence on standard error."""
     words = [*(sys.argv[1:] if words is None else words)]  # no list(): the verb of that name may have been imported
     try:
-        if not words or words[0] in ("-h", "--help", "help"):
-            print(_overview(), file=sys.stdout if words else sys.stderr)
-            return 0 if words else UsageError.exit_code
-        verb = _verb(words[0])
-        module = importlib.import_module(f"kiln.cli.{verb}")
-        parser = argparse.ArgumentParser(
-            prog=f"kiln {verb}",
-            description=summary(verb),
-            epilog=_examples(getattr(module, "EXAMPLE", f"kiln {verb}")),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        module.add_arguments(parser)
-        code = module.run(parser.parse_args(words[1:]))
-        sys.stdout.flush()
+        code = _run(words)
+        if sys.stdout:  # a parent may have closed it
+            sys.stdout.flush()
         return code
     except KilnError as error:
-        print(f"kiln: {error}", file=sys.stderr)
+        _say(str(error))
         return error.exit_code
     except ModuleNotFoundError as error:
         if (error.name or "kiln").split(".")[0] == "kiln":
             raise
-        print(
-            f"kiln: {words[0]} needs the package {error.name}, which this Python does not have; a build leaves a "
-            "Python with all packages in <workspace>/venv/bin/python",
-            file=sys.stderr,
+        _say(
+            f"{words[0]} needs the package {error.name}, which this Python does not have; a build leaves a Python "
+            "with all packages in <workspace>/venv/bin/python"
         )
         return EnvironmentProblem.exit_code
     except KeyboardInterrupt:
-        print("kiln: interrupted; what was done is kept", file=sys.stderr)
+        _say("interrupted; what was done is kept")
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of `kiln list | head` has gone; the interpreter's own flush at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of `kiln list | head` has gone
+        _forget_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _forget_output()
+        _say(f"{error.filename or 'the output'} cannot be written ({error.strerror}); it needs room")
+        return EnvironmentProblem.exit_code
+
+
+def _run(words: list[str]) -> int:
+    if not words:
+        print(_overview(), file=sys.stderr)
+        return UsageError.exit_code
+    if words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        print(f"kiln {kiln.__version__}")
+        return 0
+    verb = words[0]
+    if verb not in VERBS:
+        raise UsageError(f"unknown command {verb!r}; {nearest(verb, VERBS, 'commands')}")
+    module = importlib.import_module(f"kiln.cli.{verb}")
+    parser = Parser(f"kiln {verb}", summary(verb), getattr(module, "EXAMPLE", f"kiln {verb}"))
+    module.add_arguments(parser)
+    arguments = parser.read(words[1:])
+    return 0 if arguments is None else module.run(arguments)
+
+
+def _say(text: str) -> None:
+    try:
+        print(f"kiln: {text}", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads that either; the exit code still says it
+        _forget_output()
+
+
+def _forget_output() -> None:
+    """What nobody takes must not make the interpreter complain when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream:
+                stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def summary(verb: str) -> str:
@@ -72,20 +106,8 @@ def summary(verb: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _verb(word: str) -> str:
-    if word in VERBS:
-        return word
-    nearest = difflib.get_close_matches(word, VERBS, 1, 0)[0]
-    raise UsageError(f"unknown command {word!r}; did you mean {nearest}? The commands are {', '.join(VERBS)}")
-
-
 def _overview() -> str:
     lines = ["usage: kiln <command> [arguments]", ""]
     lines += [f"  {verb:8} {summary(verb)}" for verb in VERBS]
-    lines += ["", "`kiln <command> --help` shows a command's arguments and an example."]
+    lines += ["", "`kiln <command> --help` shows a command's arguments and an example; `kiln --version`, the version."]
     return "\n".join(lines)
-
-
-def _examples(text: str) -> str:
-    lines = text.strip().splitlines()
-    return "\n".join([f"example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])

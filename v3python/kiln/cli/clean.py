@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kiln.errors import EnvironmentProblem
 from kiln.front import workspace
+from kiln.usage import one_of
 
 EXAMPLE = """
 kiln clean workspace              all of it: the next build begins anew
@@ -17,7 +18,10 @@ kiln clean workspace --keep store venv
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workspace", type=Path, help="as build.sh was given it")
-    parser.add_argument("--keep", nargs="+", choices=workspace.KEPT, default=[], metavar="NAME", help="leave these")
+    parser.add_argument(
+        "--keep", nargs="+", type=one_of("part", workspace.KEPT), default=[], metavar="PART",
+        help=f"leave these of its parts: {', '.join(workspace.KEPT)}",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print what was removed as JSON")
 
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kiln import machine, options, plan, recipe, targets
-from kiln.errors import UsageError
+from kiln.errors import EnvironmentProblem
 from kiln.plan import KernelPlan, Plan, Variant
 from kiln.schedule import Estimates
 from kiln.store import Store
+from kiln.store_files import find_store
+from kiln.usage import count, one_of
 
 EXAMPLE = """
 kiln plan "MI300X;sm_90"                             counts by target and kernel, and an estimate
@@ -28,17 +30,24 @@ _TREE = Path(__file__).resolve().parents[3]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("targets", nargs="*", default=["all"], help="as build.sh takes them; default: all")
-    parser.add_argument("--profile", help="core or full; default: KILN_PROFILE, or core")
+    parser.add_argument(
+        "--profile", type=one_of("profile", plan.PROFILES), help="core or full; default: KILN_PROFILE, or core"
+    )
     parser.add_argument("--select", metavar="CHOICES", help="default: KILN_SELECT, or everything in the profile")
     parser.add_argument(
         "--recipe", action="append", type=Path, metavar="FILE",
         help="plan this one alone; may be given repeatedly; default: tritonsrc/*/recipe.yaml and KILN_RECIPES",
     )  # fmt: skip
-    parser.add_argument("--tuning", type=Path, default=_TREE / "tuning", metavar="FOLDER", help="default: tuning/")
     parser.add_argument(
-        "--store", type=Path, metavar="FOLDER", help="whose recorded durations to use; default: KILN_STORE"
+        "--tuning", type=Path, default=_TREE / "tuning", metavar="FOLDER", help="with tuned rules; default: tuning/"
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="compiles at once; default: KILN_JOBS, or the processors")
+    parser.add_argument(
+        "--store", type=Path, metavar="FOLDER",
+        help="a store, or a build's workspace, whose recorded durations to use; default: KILN_STORE",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=count("--jobs"), metavar="N", help="compiles at once; default: KILN_JOBS, or the processors"
+    )
     parser.add_argument(
         "--explain", action="store_true", help="print for each functional and bin what it takes, and why"
     )
@@ -48,9 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     variables = options.read_build_variables(os.environ)
-    selection = variables.selection if arguments.select is None else options.parse_selection(arguments.select)
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise UsageError(f"--jobs {arguments.jobs} cannot be; give a number from 1 on")
+    selection = variables.selection
+    if arguments.select is not None:
+        selection = options.parse_selection(arguments.select, "--select")
+    if not arguments.tuning.is_dir():
+        raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
     paths = arguments.recipe or [
         *recipe.find(_TREE),
         *(options.check_recipe(word, Path.cwd()) for word in variables.recipes),
@@ -62,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         selection,
         arguments.tuning,
     )
-    store = arguments.store or (Path(variables.store) if variables.store else None)
-    durations = Store(store).durations() if store and store.is_dir() else {}
+    durations = _durations(arguments.store, variables.store)
     jobs = arguments.jobs or variables.jobs or machine.usable_cpus()
     times = _Times(durations)
     if arguments.json:
@@ -79,6 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{_kernel_name(kernel)} on {kernel.target.name}")
             print("\n".join(f"  {line}" for line in explain(kernel)))
     return 0
+
+
+def _durations(named: Path | None, usual: str | None) -> Mapping[str, float]:
+    """What the store knows; a build makes the usual one, so that may be missing yet."""
+    if named:
+        return Store(find_store(named)).durations()
+    return Store(Path(usual)).durations() if usual and Path(usual).is_dir() else {}
 
 
 class _Times:

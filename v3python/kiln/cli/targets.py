@@ -9,9 +9,13 @@ import msgspec
 
 from kiln import targets
 
+EXAMPLE = """
+kiln targets
+kiln targets 'MI300X;RTX 4090' --json
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Lists the targets, or those that SELECTION means."
     parser.add_argument("selection", nargs="*", help="as build.sh takes it: 'MI300X;sm_90', 'RTX 4090', cdna3, all")
     parser.add_argument("--json", action="store_true", help="print the whole table as JSON")
 
