@@ -88,9 +88,10 @@ def test_pkg_config(tmp_path, unpacked):
     ).stdout.strip()
     assert version == VERSION
     flags = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "kiln"], env=environment, check=True, capture_output=True, text=True
+        ["pkg-config", "--cflags", "--libs", "kiln_toy"], env=environment, check=True, capture_output=True, text=True
     ).stdout.split()
-    run(["gcc", "main.c", *flags, "-lkiln_toy", "-o", "consumer"], tmp_path)
+    assert {"-lkiln", "-lkiln_toy"} <= set(flags)
+    run(["gcc", "main.c", *flags, "-o", "consumer"], tmp_path)
     subprocess.run([tmp_path / "consumer"], check=True, env={"LD_LIBRARY_PATH": str(moved / "lib")})
 
 

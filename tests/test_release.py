@@ -36,7 +36,8 @@ def test_layout_and_checksum():
     for name in (
         "lib/libkiln.so.0", "lib/libkiln.so", "lib/libkiln_toy.so", "lib/kiln.images/amd-gfx942.pack",
         "lib/kiln.images/nvidia-sm_90.pack", "lib/cmake/kiln/kilnConfig.cmake", "lib/pkgconfig/kiln.pc",
-        "lib/cmake/kiln/kilnConfigVersion.cmake", "include/kiln/kiln.h", "include/kiln/version.h",
+        "lib/pkgconfig/kiln_toy.pc", "lib/cmake/kiln/kilnConfigVersion.cmake", "include/kiln/kiln.h",
+        "include/kiln/version.h",
         "share/kiln/manifest.json", "share/kiln/LICENSE", "share/kiln/licences/zstd.txt",
     ):  # fmt: skip
         assert f"kiln/{name}" in names

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kiln.download import check_file
 from kiln.errors import ArtifactError, EnvironmentProblem, ToolchainError
-from kiln.fetch import check_file
 from kiln.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, parse_lock
 from kiln.progress import Progress
 

@@ -1,4 +1,4 @@
-"""What lets others find an unpacked release: the CMake package and kiln.pc, from the templates in cmake/.
+"""What lets others find an unpacked release: the CMake package and pkg-config's files, from the templates in cmake/.
 
 CMakeLists.txt fills in the same templates when it installs; only the imported targets, which CMake writes itself there,
 have a template that this module alone uses. Everything is found relative to where the files lie.
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kiln.errors import NativeBuildError
 
-LIBRARY_FOLDER = "lib"
 PACKAGE_FOLDER = "lib/cmake/kiln"
+PC_FOLDER = "lib/pkgconfig"
 
 # What CMake's configure_package_config_file puts for @PACKAGE_INIT@, for a package three folders below the prefix.
 _PACKAGE_INIT = """\
@@ -39,17 +39,20 @@ def version_header(template: str, version: str) -> str:
 
 
 def package_files(templates: Path, version: str, families: Sequence[str]) -> dict[str, str]:
-    """The CMake package and kiln.pc, by their paths in the release.
+    """The CMake package and pkg-config's files, by their paths in the release.
 
     Args:
         templates: the source tree's folder cmake/.
-        families: each has a library libkiln_<family>.so and becomes the target kiln::<family>.
+        families: each has a library libkiln_<family>.so, the target kiln::<family> and kiln_<family>.pc.
     """
     values = _values(version, families)
     result = {}
     for name in ("kilnConfig.cmake", "kilnConfigVersion.cmake", "kilnTargets.cmake"):
         result[f"{PACKAGE_FOLDER}/{name}"] = _fill((templates / f"{name}.in").read_text(), values)
-    result[f"{LIBRARY_FOLDER}/pkgconfig/kiln.pc"] = _fill((templates / "kiln.pc.in").read_text(), values)
+    result[f"{PC_FOLDER}/kiln.pc"] = _fill((templates / "kiln.pc.in").read_text(), values)
+    for family in families:
+        template = (templates / "kiln_family.pc.in").read_text()
+        result[f"{PC_FOLDER}/kiln_{family}.pc"] = _fill(template, {**values, "KILN_FAMILY": family})
     return result
 
 
@@ -62,7 +65,7 @@ def _values(version: str, families: Sequence[str]) -> dict[str, str]:
         "KILN_VERSION_MAJOR": str(major),
         "KILN_VERSION_MINOR": str(minor),
         "KILN_VERSION_PATCH": str(patch),
-        "KILN_PC_LIBDIR": LIBRARY_FOLDER,
+        "KILN_PC_PREFIX": "../..",  # of the folder of pkg-config's files
     }
 
 

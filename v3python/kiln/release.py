@@ -3,7 +3,7 @@
     kiln-<version>-<platform>-shared.tar.gz
       kiln/lib/libkiln.so.0, libkiln.so -> libkiln.so.0, libkiln_<family>.so
       kiln/lib/kiln.images/<vendor>-<target>.pack
-      kiln/lib/cmake/kiln/, kiln/lib/pkgconfig/kiln.pc
+      kiln/lib/cmake/kiln/, kiln/lib/pkgconfig/kiln.pc, kiln_<family>.pc
       kiln/include/kiln/
       kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
 
