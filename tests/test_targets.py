@@ -82,6 +82,9 @@ def test_every_name_of_the_table_is_a_spelling(target):
         ("sm_80-virtual", "'sm_80-virtual'", "sm_80"),
         ("compute_90", "'compute_90'", "sm_90"),
         ("91-virtual", "'91-virtual'", "sm_90"),
+        ("gfx90a:sramecc+:xnack-", "'gfx90a:sramecc+:xnack-'", "gfx90a"),
+        ("gfx942-virtual", "'gfx942-virtual'", "gfx942"),
+        ("gfx943:xnack+", "'gfx943:xnack+'", "gfx942"),
     ],
 )
 def test_what_is_unknown_is_named_with_the_nearest_and_the_list(text, entry, nearest):

@@ -26,6 +26,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         names: trade names of GPUs that have this architecture.
         backend: Triton's name of the backend: "cuda" or "hip".
         image_kind: "cubin" or "hsaco", which is Triton's name of its last stage too.
+        instructions: how a pack cuts up its code, by a name in split.INSTRUCTIONS.
         warp_size: threads of a warp (wavefront).
         shared_memory: that one block can have (NVIDIA: after opting in; AMD: LDS).
         threads_per_block: the most that a block can have.
@@ -46,6 +47,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     names: tuple[str, ...]
     backend: str
     image_kind: str
+    instructions: str
     warp_size: int
     shared_memory: int
     threads_per_block: int
@@ -169,10 +171,19 @@ def _plain(spelling: str) -> str:
 
 
 def _unknown(word: str, rest: str = "") -> str:
+    plain, colon, _ = word.partition(":")
+    if colon and _plain(plain) in _spellings():
+        real = _spellings()[_plain(plain)][0]
+        return (
+            f"target {word!r} names features; say {real}, for Kiln compiles for an architecture without them "
+            f"(the targets are {_list()})"
+        )
     virtual = re.fullmatch(r"(?:compute_?(\S+?)|(\S+?))(?:-virtual)?", word, re.IGNORECASE)
     number = virtual and (virtual[1] or virtual[2])
     if (word.casefold().endswith("-virtual") or virtual[1]) and _plain(number) in _spellings():
         real = _spellings()[_plain(number)][0]
+        if by_name(real).vendor == "amd":
+            return f"target {word!r} asks for PTX, which AMD's GPUs have not; say {real} (the targets are {_list()})"
         return (
             f"target {word!r} asks for PTX alone; say {real}, whose pack holds PTX too if KILN_PTX=1 "
             f"(the targets are {_list()})"
