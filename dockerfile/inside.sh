@@ -9,7 +9,8 @@ HOME=$(mktemp -d) # of a user that the image may not know
 export HOME
 bash /kiln/source/build.sh "$@" &
 build=$!
-trap 'kill -INT "$build" 2>/dev/null' INT TERM HUP
+trap 'kill -INT "$build" 2>/dev/null' INT
+trap 'kill -TERM "$build" 2>/dev/null' TERM HUP
 wait "$build"
 code=$?
 while kill -0 "$build" 2>/dev/null; do # a trap ends `wait` early

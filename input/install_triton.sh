@@ -2,7 +2,7 @@
 # Builds a wheel of Triton from a source archive and a tarball of LLVM, without a network.
 # usage: install_triton.sh <triton-<ref>.tar.gz> <llvm-<hash>-almalinux-x64.tar.gz> <work folder> <wheel folder>
 #
-# KILN_BUILD_PYTHON is the Python to build with. It needs what the source's pyproject.toml asks for (setuptools, cmake,
+# MAX_JOBS is how many compilers run at once. KILN_BUILD_PYTHON is the Python to build with. It needs what the source's pyproject.toml asks for (setuptools, cmake,
 # ninja, pybind11) and a C++ compiler: the manylinux_2_28 image has those, a bare host may not.
 set -euo pipefail
 
@@ -22,7 +22,7 @@ export LLVM_SYSPATH=$work/llvm
 export LLVM_INCLUDE_DIRS=$work/llvm/include LLVM_LIBRARY_DIR=$work/llvm/lib
 export TRITON_OFFLINE_BUILD=ON TRITON_BUILD_PROTON=OFF
 export TRITON_HOME=$work/home HOME=$work/home
-export MAX_JOBS=${KILN_JOBS:-$(nproc)}
+export MAX_JOBS=${MAX_JOBS:-$(nproc)}
 
 # Older releases keep setup.py in python/.
 folder=$work/source

@@ -20,14 +20,17 @@ from kiln.errors import KilnError  # noqa: E402
 from kiln.front import packages, workspace  # noqa: E402
 
 _INSTALL_TOOLCHAIN = """
+import os
 import sys
 from pathlib import Path
-from kiln import lock
-from kiln.front import main, packages
+from kiln import lock, options, progress
+from kiln.front import cache, packages
 place, folder = Path(sys.argv[1]), Path(sys.argv[2])
 the_lock = lock.read_lock(folder / lock.LOCK_NAME)
-main.fetch_all(the_lock, lock.running_python(), folder / "cache", None)
-packages.prepare_rest(place, folder, the_lock.requirements(lock.running_python(), ("front", "build")))
+python = lock.running_python()
+cache.fill(the_lock, python, folder / "cache", options.read_ca_bundle(os.environ, Path.cwd()))
+requirements = the_lock.requirements(python, ("front", "build"))
+packages.prepare_rest(place, folder, requirements, progress.make_progress())
 """
 
 

@@ -6,14 +6,19 @@ tests/container/ runs a real one.
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from kiln.errors import BuildFailed, EnvironmentProblem, UsageError
 from kiln.front import engine
-from kiln.front.engine import Engine, choose, default_base, make_image, probe_engine, run_command
+from kiln.front.engine import Engine, choose, default_base, image, probe_engine, run_command
+from kiln.front.interruption import Interruption
 from kiln.options import read_front_door
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,10 +80,14 @@ def test_another_base_is_taken_and_waited_for(place):
 
 
 def test_a_shell_needs_a_container(place):
-    with pytest.raises(UsageError, match="KILN_ENGINE=none has none"):
-        choose(door(place, KILN_SHELL="1", KILN_ENGINE="none"), print, never)
     with pytest.raises(EnvironmentProblem, match="KILN_SHELL=1 needs a container engine, and none works here"):
         choose(door(place, KILN_SHELL="1"), print, never)
+
+
+def test_what_only_a_container_obeys_is_named_where_there_is_none(place):
+    said: list[str] = []
+    assert choose(door(place, KILN_BASE_IMAGE="b", LOCAL_USER="1"), said.append, never) is None
+    assert said[1:] == ["warning: without a container, nothing obeys KILN_BASE_IMAGE and LOCAL_USER"]
 
 
 def test_the_default_base_is_pinned():
@@ -129,7 +138,20 @@ def test_a_base_that_is_neither_here_nor_in_reach(stand_in, monkeypatch):
 
 def test_a_base_that_cannot_be_pulled(stand_in):
     stand_in("docker", 'case "$1" in image|pull) echo "no such manifest" >&2; exit 1;; esac')
-    assert probe_engine("docker", "b", True) == "the base image b cannot be had: no such manifest"
+    reason = "the base image b cannot be had (no such manifest); KILN_BASE_IMAGE names another"
+    assert probe_engine("docker", "b", True) == reason
+
+
+def test_a_wrong_base_is_one_sentence(stand_in, place):
+    stand_in("docker", 'case "$1" in image|pull) echo "no such manifest" >&2; exit 1;; esac')
+    said: list[str] = []
+    with pytest.raises(EnvironmentProblem) as caught:
+        choose(door(place, KILN_ENGINE="docker", KILN_BASE_IMAGE="r.example/wrong:1"), said.append)
+    assert str(caught.value) == (
+        "KILN_ENGINE=docker does not work here: the base image r.example/wrong:1 cannot be had (no such manifest); "
+        "KILN_BASE_IMAGE names another"
+    )
+    assert said == ["engine: docker fetches the base r.example/wrong:1"]
 
 
 def test_buildah_falls_back_to_chroot(stand_in):
@@ -152,17 +174,28 @@ def test_a_registry_without_a_name_or_an_answer():
 
 def test_an_image_is_made_without_a_network_unless_rocm_is_added(stand_in, tmp_path):
     log = stand_in("docker", "")
-    make_image(Engine("docker", "b"), tmp_path, "kiln", "devel", {"AMDGPU_INSTALLER": ""})
-    make_image(Engine("docker", "b"), tmp_path, "kiln", "devel", {"AMDGPU_INSTALLER": "https://x/y.rpm"})
-    first, second = log.read_text().splitlines()
-    assert "build --network none --target devel -t kiln --build-arg KILN_BASE_IMAGE=b" in first
+    for installer in ("", "https://x/y.rpm"):
+        with image(Engine("docker", "b"), tmp_path, "devel", {"AMDGPU_INSTALLER": installer}):
+            pass
+    first, _, second, _ = log.read_text().splitlines()
+    assert re.match("build --network none --target devel -t [^ ]+ --build-arg KILN_BASE_IMAGE=b", first)
     assert "--network" not in second and "AMDGPU_INSTALLER=https://x/y.rpm" in second
+
+
+def test_images_of_builds_at_the_same_time_have_names_of_their_own_and_do_not_stay(stand_in, tmp_path):
+    log = stand_in("podman", "")
+    engine_here = Engine("podman", "b")
+    with image(engine_here, tmp_path, "devel", {}) as first, image(engine_here, tmp_path, "devel", {}) as second:
+        assert first != second and first.startswith("localhost/kiln-devel:")
+        assert "rmi" not in log.read_text()
+    assert log.read_text().splitlines()[-2:] == [f"rmi {second}", f"rmi {first}"]
 
 
 def test_an_image_that_does_not_build_shows_the_output(stand_in, tmp_path, capsys):
     stand_in("podman", "echo step 3 failed; exit 2")
-    with pytest.raises(BuildFailed, match="podman could not build the stage devel"):
-        make_image(Engine("podman", "b"), tmp_path, "kiln", "devel", {})
+    with pytest.raises(BuildFailed, match=r"podman could not build the stage devel .* on b, .*KILN_BASE_IMAGE names"):
+        with image(Engine("podman", "b"), tmp_path, "devel", {}):
+            raise AssertionError("there is no image")
     assert "step 3 failed" in capsys.readouterr().err
 
 
@@ -191,17 +224,26 @@ def test_a_path_that_cannot_be_mounted():
 
 def test_what_the_container_is_told(place):
     log = place / "l" / "progress.jsonl"
+    for recipe in ("one/recipe.yaml", "two/norm.yaml"):
+        (place / "r" / recipe).parent.mkdir(parents=True)
+        (place / "r" / recipe).touch()
     environment = {
         "KILN_PROFILE": "full",
         "KILN_JOBS": "3",
         "KILN_STORE": str(place / "shared store"),
-        "KILN_RECIPES": "/r/one/recipe.yaml:/r/two/norm.yaml",
+        "KILN_RECIPES": "r/one/recipe.yaml:r/two/norm.yaml",
+        "KILN_CLEAN": "0",
         "KILN_LOG_JSON": str(log),
         "KILN_BASE_IMAGE": "b",
+        "KILN_PYTHON": "/here/python3",
+        "LOCAL_USER": "1",
         "SECRET": "s",
     }
-    mounts, variables = engine._mounts(door(place), place / "w", environment)
+    mounts, variables = engine._mounts(door(place, **environment), place / "w")
     assert variables == {
+        "_KILN_SHOWN_OUTPUT": str(place / "o"),
+        "KILN_TIMEOUT": "300.0",
+        "KILN_TRITON": "wheel",
         "KILN_ENGINE": "none",
         "KILN_SOURCE": "tree",
         "KILN_PROFILE": "full",
@@ -211,9 +253,9 @@ def test_what_the_container_is_told(place):
         "KILN_LOG_JSON": "/kiln/log/progress.jsonl",
     }
     assert (place / "input", "/kiln/input", False) in mounts and (place / "o", "/kiln/output", True) in mounts
-    assert (Path("/r/two"), "/kiln/recipes/1", False) in mounts and (place / "shared store").is_dir()
-    with pytest.raises(UsageError, match="KILN_LOG_JSON=3"):
-        engine._mounts(door(place), place / "w", {"KILN_LOG_JSON": "3"})
+    assert (place / "r" / "two", "/kiln/recipes/1", False) in mounts and (place / "shared store").is_dir()
+    with pytest.raises(UsageError, match="KILN_LOG_JSON=2: a container has not"):
+        engine._mounts(door(place, KILN_LOG_JSON="2"), place / "w")
 
 
 def test_outputs_are_given_back_only_where_root_inside_is_root_here(stand_in, monkeypatch):
@@ -238,18 +280,32 @@ esac""",
     )
     fetched = []
     monkeypatch.setattr(
-        "kiln.front.main.fetch_all", lambda lock, python, cache, ca, uses: fetched.append((python, cache))
+        engine.cache, "fill", lambda lock, python, cache, ca, triton: fetched.append((python, cache, triton))
     )
     (place / "input" / "toolchain.lock.yaml").write_bytes((ROOT / "input" / "toolchain.lock.yaml").read_bytes())
     (place / "ca.pem").write_text("certificate")
     made = door(place, KILN_CA_BUNDLE="ca.pem", LOCAL_USER="1")
     (place / "w").mkdir()
     assert engine.build(Engine("podman", "b"), made, ROOT, print) == 4
-    assert fetched == [(f"{sys.version_info[0]}.{sys.version_info[1]}", place / "input" / "cache")]
+    assert fetched == [(f"{sys.version_info[0]}.{sys.version_info[1]}", place / "input" / "cache", "wheel")]
     context = place / "w" / "source" / "context"
     assert (context / "dockerfile" / "ca-bundle.pem").read_text() == "certificate"
     assert (context / "build.sh").is_file() and not (context / "input" / "cache").exists()
     lines = log.read_text().splitlines()
-    assert lines[0].startswith("build --network none --target devel -t localhost/kiln-devel:latest")
-    assert f"--user {os.getuid()}:{os.getgid()}" in lines[-1]
-    assert lines[-1].endswith("inside.sh /kiln/input /kiln/workspace /kiln/output 1.0 sm_90")
+    name = re.match("build --network none --target devel -t (localhost/kiln-devel:[0-9a-f]{16}) ", lines[0])[1]
+    assert f"--user {os.getuid()}:{os.getgid()}" in lines[-2] and f" {name} bash " in lines[-2]
+    assert lines[-2].endswith("inside.sh /kiln/input /kiln/workspace /kiln/output 1.0 sm_90")
+    assert lines[-1] == f"rmi {name}"
+
+
+def test_an_interruption_reaches_the_container_as_it_came(tmp_path):
+    script = "trap 'exit 143' TERM; touch ready; while :; do sleep 0.05; done"
+    threading.Thread(target=_interrupt_when, args=(tmp_path / "ready", signal.SIGTERM), daemon=True).start()
+    with Interruption():
+        assert engine._run(["sh", "-c", f"cd '{tmp_path}'; {script}"]) == 143
+
+
+def _interrupt_when(ready: Path, number: int) -> None:
+    while not ready.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)

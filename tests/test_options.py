@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import options
+from kiln import options, words
 from kiln.errors import EnvironmentProblem, KilnError, UsageError
-from kiln.options import make_options, parse_selection, read_build_variables, read_front_door, unknown_variables
+from kiln.options import (
+    environment_of,
+    make_options,
+    parse_selection,
+    read_build_variables,
+    read_front_door,
+    spell,
+    unknown_variables,
+)
 
 
 @pytest.fixture
@@ -55,10 +63,19 @@ def test_versions_that_cannot_be(place, version):
         door(place, version=version)
 
 
+@pytest.mark.parametrize(
+    ("version", "suffix"), [("1.2-b", "-b"), ("1.2.3.4", ".4"), ("1.2.3b1c", "b1c"), ("1.2B", "B"), ("1.2\n", r"\n")]
+)
+def test_a_bad_suffix_is_named(place, version, suffix):
+    said = rf"suffix of small letters and then digits, and '{re.escape(suffix)}' is no such suffix; right are 0.1.0b"
+    with pytest.raises(UsageError, match=said):
+        door(place, version=version)
+
+
 @given(st.text())
 def test_a_version_is_a_plain_file_name_or_refused(version):
     try:
-        options.check_version(version)
+        words.check_version(version)
     except UsageError:
         return
     assert os.path.basename(version) == version and version.isascii() and not version.startswith((".", "-"))
@@ -72,12 +89,19 @@ def test_a_version_is_a_plain_file_name_or_refused(version):
         ({"input": ""}, UsageError, "the input is empty"),
         ({"workspace": ""}, UsageError, "the workspace is empty; give a folder, or the word tmpfs"),
         ({"output": ""}, UsageError, "the output is empty"),
-        ({"output": "input/toolchain.lock.yaml"}, EnvironmentProblem, "cannot be written (File exists)"),
+        ({"output": "input/toolchain.lock.yaml"}, EnvironmentProblem, "toolchain.lock.yaml is a file; give a folder"),
+        (
+            {"workspace": "input/toolchain.lock.yaml"},
+            EnvironmentProblem,
+            "is a file; give a folder, a name that is free",
+        ),
+        ({"workspace": "broken"}, EnvironmentProblem, "workspace {place}/broken is a link that leads nowhere"),
         ({"output": "/proc/nowhere"}, EnvironmentProblem, "output /proc/nowhere cannot be written"),
         ({"targets": "  "}, UsageError, "names no target"),
     ],
 )
 def test_bad_words(place, words, error, said):
+    (place / "broken").symlink_to("nowhere")
     with pytest.raises(error) as caught:
         door(place, **words)
     assert said.replace("{place}", str(place)) in str(caught.value)
@@ -95,6 +119,8 @@ def test_bad_words(place, words, error, said):
         ("KILN_JOBS", "-2", "KILN_JOBS=-2"),
         ("KILN_TIMEOUT", "nan", "KILN_TIMEOUT=nan"),
         ("KILN_NOIMAGE", "maybe", "KILN_NOIMAGE=maybe is neither yes nor no"),
+        ("KILN_PTX", "2", "KILN_PTX=2 is neither yes nor no; right are 1, yes, true, on and 0, no, false, off"),
+        ("KILN_RECIPES", "::", "KILN_RECIPES=:: names no recipe; give paths of recipe.yaml files"),
         ("KILN_SELECT", "dtype", "KILN_SELECT: 'dtype' is not choice=value,value"),
         ("KILN_SELECT", "dtype=", "'dtype='"),
         ("KILN_SELECT", "a=1;a=2", "names 'a' twice"),
@@ -105,6 +131,89 @@ def test_bad_variables(place, name, value, said):
     with pytest.raises(UsageError) as caught:
         door(place, environment={name: value})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("KILN_STORE", "input/toolchain.lock.yaml", "KILN_STORE=input/toolchain.lock.yaml is a file; give a folder"),
+        (
+            "KILN_STORE",
+            "/proc/store",
+            "KILN_STORE=/proc/store cannot be written (No such file or directory); give a folder",
+        ),
+        ("KILN_STORE", "input/toolchain.lock.yaml/s", "cannot be written (Not a directory)"),
+        ("KILN_RECIPES", "input", "names input, which is a folder; give paths of recipe.yaml files, and there is none"),
+        ("KILN_RECIPES", "norm", "names norm, which is a folder; give the file in it: norm/recipe.yaml"),
+        ("KILN_RECIPES", "gone.yaml", "KILN_RECIPES names gone.yaml, which is not a file"),
+        (
+            "KILN_LOG_JSON",
+            "999",
+            "KILN_LOG_JSON=999 is no open descriptor; give a file, or open it: 999>progress.jsonl",
+        ),
+    ],
+)
+def test_variables_that_name_what_cannot_be_used(place, name, value, said):
+    (place / "norm").mkdir()
+    (place / "norm" / "recipe.yaml").touch()
+    with pytest.raises(EnvironmentProblem) as caught:
+        door(place, environment={name: value})
+    assert said in str(caught.value)
+
+
+def test_what_is_for_containers_alone_is_refused_without_one(place):
+    for name in ("KILN_SHELL", "LOCAL_USER", "KILN_BASE_IMAGE", "AMDGPU_INSTALLER"):
+        with pytest.raises(UsageError, match=f"KILN_ENGINE=none builds without a container, which alone obeys {name};"):
+            door(place, environment={"KILN_ENGINE": "none", name: "1"})
+    assert door(place, environment={"KILN_ENGINE": "none", "LOCAL_USER": "0", "KILN_SHELL": "no"}).engine == "none"
+    said = "obeys KILN_BASE_IMAGE and LOCAL_USER;"
+    with pytest.raises(UsageError, match=said):
+        door(place, environment={"KILN_ENGINE": "none", "KILN_BASE_IMAGE": "b", "LOCAL_USER": "1"})
+
+
+FULL = {
+    "KILN_PROFILE": "full",
+    "KILN_SELECT": "dtype=bf16;head_dim=64,128",
+    "KILN_JOBS": "3",
+    "KILN_TIMEOUT": "12.5",
+    "KILN_NOIMAGE": "yes",
+    "KILN_CLEAN": "TRUE",
+    "KILN_PTX": "on",
+    "KILN_STORE": "s",
+    "KILN_RECIPES": "norm.yaml:a b/recipe.yaml",
+    "KILN_LOG_JSON": "log.jsonl",
+    "KILN_TRITON": "source",
+    "KILN_SOURCE": "tree",
+    "KILN_ENGINE": "podman",
+    "KILN_BASE_IMAGE": "site/base:1",
+    "KILN_SHELL": "1",
+    "KILN_CA_BUNDLE": "ca.pem",
+    "KILN_PYTHON": "bin/python3",
+    "AMDGPU_INSTALLER": "https://x/y.rpm",
+    "LOCAL_USER": "1",
+}
+
+
+def test_another_process_is_told_the_same_from_any_folder(place):
+    assert set(FULL) == {name for name in options.VARIABLES if not name.startswith(("KILN_TEST", "KILN_PACK"))}
+    (place / "a b").mkdir()
+    for name in ("norm.yaml", "a b/recipe.yaml", "ca.pem"):
+        (place / name).touch()
+    made = door(place, environment=FULL)
+    (place / "elsewhere").mkdir()
+    words = [made.input, made.workspace, made.output, made.version, made.targets]
+    again = read_front_door([str(word) for word in words], spell(made), place / "elsewhere")
+    assert again == made and (again.build.store, again.python) == (str(place / "s"), str(place / "bin/python3"))
+    plain = door(place)
+    assert door(place, environment=spell(plain)) == plain
+
+
+def test_the_environment_of_another_process(place):
+    before = {"PATH": "/bin", "KILN_CLEAN": "1", "KILN_JOBS": "2", "KILN_FOO": "x"}
+    made = door(place, environment={"KILN_JOBS": "3"})
+    after = environment_of(made, before)
+    assert after["PATH"] == "/bin" and after["KILN_JOBS"] == "3" and "KILN_CLEAN" not in after
+    assert "KILN_SHELL" not in after  # unset, not empty
 
 
 def test_a_certificate_that_is_not_there(place):

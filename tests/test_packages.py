@@ -13,6 +13,7 @@ import pytest
 
 from kiln.errors import ToolchainError
 from kiln.front import packages
+from kiln.progress import Progress
 
 
 def make_wheel(folder: Path, name: str, version: str, value: int) -> Path:
@@ -62,9 +63,42 @@ def test_the_second_step_is_done_once_and_again_for_another_lock(made):
     place, folder, _ = made
     first = requirement(make_wheel(folder / "cache", "restone", "1.0", 1))
     second = requirement(make_wheel(folder / "cache", "restone", "2.0", 2))
-    assert packages.prepare_rest(place, folder, first) and value(place, "restone") == "1"
-    assert not packages.prepare_rest(place, folder, first)
-    assert packages.prepare_rest(place, folder, second) and value(place, "restone") == "2"
+    shown = _Shown()
+    packages.prepare_rest(place, folder, first, shown)
+    assert value(place, "restone") == "1" and shown.total > 0 and shown.count == shown.total
+    packages.prepare_rest(place, folder, first, shown)
+    assert shown.phases == 1
+    packages.prepare_rest(place, folder, second)
+    assert value(place, "restone") == "2"
+
+
+class _Shown(Progress):
+    """Counts what it is told of."""
+
+    phases = total = count = 0
+
+    def start(self, total, estimate=None, *, title="", unit="job"):
+        assert (title, unit) == ("install", "B")
+        self.phases, self.total, self.count = self.phases + 1, total, 0
+
+    def advance(self, amount):
+        assert amount >= 0
+        self.count += amount
+
+
+def test_what_an_install_has_written_is_shown_on_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "_SECONDS_BETWEEN_LOOKS", 0.05)
+    script = f"import time; open({str(tmp_path / 'x')!r}, 'wb').write(bytes(10**6)); time.sleep(60)"
+    heard: list[int] = []
+
+    def watch(written: int) -> None:
+        heard.append(written)
+        if written >= 10**6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # ends the process too
+        packages._pip([sys.executable, "-c", script], os.environ, watch)
+    assert heard == sorted(heard) and heard[-1] >= 10**6
 
 
 def test_a_wrong_file_in_the_cache_is_never_installed(made):

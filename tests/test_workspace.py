@@ -49,7 +49,7 @@ def test_a_small_and_a_noexec_file_system_are_refused_with_the_reason(small_tmpf
 
 
 def test_no_file_system_with_room_names_each(monkeypatch):
-    monkeypatch.setattr(workspace, "available_memory", lambda: GIB)
+    monkeypatch.setattr(workspace.machine, "usable_memory", lambda: GIB)
     said: list[str] = []
     with pytest.raises(EnvironmentProblem, match=r"has the 6.0 GiB that a build needs \(.*GiB free.*give a folder"):
         make_memory_workspace(said.append)

@@ -1,62 +1,48 @@
-"""Arguments and environment become one frozen `Options`; nothing below this module reads the environment.
+"""Arguments and environment become frozen values: `FrontDoor`, `BuildVariables`, `Options`.
 
-Only the standard library is imported at the top: build.sh's first step, before any package is installed, uses the
-checks of this module to refuse bad input at once.
+Every KILN_* variable that Kiln's Python obeys is read, checked and spelled here; nothing below reads one. Only the
+standard library is imported at the top: build.sh's first step runs before any package is installed.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kiln.errors import EnvironmentProblem, UsageError
+from kiln.variables import VARIABLES
+from kiln.words import (
+    Selection,
+    absolute,
+    check_input,
+    check_output,
+    check_recipe,
+    check_store,
+    check_version,
+    check_workspace,
+    parse_selection,
+    spell_selection,
+)
 
 if TYPE_CHECKING:
     from kiln.targets import Target
 
 T = TypeVar("T")
-Selection = tuple[tuple[str, tuple[str, ...]], ...]
 
-# Every variable that Kiln reads, with its meaning: for --help, for the warning about others, for Technical.md.
-VARIABLES: Mapping[str, str] = {
-    "KILN_PROFILE": "core (default) or full: how many configurations",
-    "KILN_SELECT": "only these functionals: 'dtype=bf16;head_dim=64,128'",
-    "KILN_JOBS": "how many compile at once; default: what cores and memory allow",
-    "KILN_TIMEOUT": "seconds that one compile may take; default 300",
-    "KILN_NOIMAGE": "1: library, tables and headers only",
-    "KILN_CLEAN": "1: begin with an empty workspace",
-    "KILN_PTX": "1: PTX beside each NVIDIA image",
-    "KILN_STORE": "the folder of compiled images; default <workspace>/store",
-    "KILN_RECIPES": "more recipe files, separated by ':'",
-    "KILN_LOG_JSON": "a file, or an open descriptor's number, for progress as JSON lines",
-    "KILN_TRITON": "wheel (default) or source: build Triton from the archive in <input>",
-    "KILN_SOURCE": "tag (default: a git tag named <version> is built if there is one) or tree: the working tree",
-    "KILN_ENGINE": "auto (default), docker, podman, buildah or none: where to build",
-    "KILN_BASE_IMAGE": "the container's base, instead of the pinned manylinux_2_28",
-    "KILN_SHELL": "1: a shell in the devel container instead of a build",
-    "KILN_CA_BUNDLE": "a file of certificates for sites that inspect TLS",
-    "KILN_PYTHON": "the Python (3.10 or later) to build with; default: the first that fits",
-    "AMDGPU_INSTALLER": "address of an amdgpu-install package: adds that ROCm to the container",
-    "LOCAL_USER": "1: the container runs as the calling user",
-    # Read by the runtime and by the tests, named here so that they are no unknown variables.
-    "KILN_PACK_PATH": "where libkiln.so looks for packs",
-    "KILN_TEST_VENV": "where test.sh keeps its packages",
-    "KILN_TEST_LINT": "0: test.sh without linters",
-    "KILN_TEST_TORCH": "1: test.sh installs PyTorch too",
-}
+# Not for users: the workspace that the build.sh above this one holds, and the caller's name of the output folder, which
+# a container sees under another.
+_HELD = "_KILN_HELD_WORKSPACE"
+_SHOWN_OUTPUT = "_KILN_SHOWN_OUTPUT"
 
-# Not for users: the caller's name of the output folder, which a container sees under another.
-SHOWN_OUTPUT = "_KILN_SHOWN_OUTPUT"
-
-ENGINES = ("auto", "docker", "podman", "buildah", "none")
+CONTAINER_ENGINES = ("docker", "podman", "buildah")
+ENGINES = ("auto", *CONTAINER_ENGINES, "none")
 PROFILES = ("core", "full")
-_VERSION = re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)?([a-z]+[0-9]*)?")
-_WORKSPACES = "a folder, or the word tmpfs"
+_YES = ("1", "yes", "true", "on")
+_NO = ("0", "no", "false", "off")
 
 
 @dataclass(frozen=True)
@@ -119,70 +105,8 @@ class Options:
 
 
 @dataclass(frozen=True)
-class FrontDoor:
-    """What build.sh itself decides by, before and around the build. Paths are absolute.
-
-    Attributes:
-        workspace: None: a fresh folder on a memory file system.
-        targets: as they were written.
-        source: "tag" or "tree".
-        engine: one of ENGINES.
-        base_image, ca_bundle, amdgpu_installer: None: not asked for.
-        shell: open a shell in the devel container instead of building.
-        local_user: run the container as the calling user.
-    """
-
-    input: Path
-    workspace: Path | None
-    output: Path
-    version: str
-    targets: str
-    source: str
-    engine: str
-    base_image: str | None
-    ca_bundle: Path | None
-    amdgpu_installer: str | None
-    shell: bool
-    local_user: bool
-    clean: bool
-    triton: str
-
-
-def read_front_door(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> FrontDoor:
-    """The five words of build.sh and its variables, checked as far as that goes without any package.
-
-    Raises:
-        UsageError: a word or a variable that cannot be.
-        EnvironmentProblem: the input or the certificates are not there; the output cannot be written.
-    """
-    input_word, workspace_word, output_word, version, targets = words
-    if not targets.strip():
-        raise UsageError("the fifth argument names no target; give for example 'MI300X;sm_90', or all")
-    read_build_variables(environment)
-    ca_bundle = environment.get("KILN_CA_BUNDLE") or None
-    if ca_bundle and not (cwd / ca_bundle).is_file():
-        raise EnvironmentProblem(f"KILN_CA_BUNDLE={ca_bundle} is not a file; give a PEM file of certificates")
-    return FrontDoor(
-        input=check_input(input_word, cwd),
-        workspace=None if check_workspace(workspace_word) == "tmpfs" else absolute(workspace_word, cwd),
-        output=check_output(output_word, cwd),
-        version=check_version(version),
-        targets=targets,
-        source=_one_of(environment, "KILN_SOURCE", ("tag", "tree")),
-        engine=_one_of(environment, "KILN_ENGINE", ENGINES),
-        base_image=environment.get("KILN_BASE_IMAGE") or None,
-        ca_bundle=absolute(ca_bundle, cwd) if ca_bundle else None,
-        amdgpu_installer=environment.get("AMDGPU_INSTALLER") or None,
-        shell=_flag(environment, "KILN_SHELL"),
-        local_user=_flag(environment, "LOCAL_USER"),
-        clean=_flag(environment, "KILN_CLEAN"),
-        triton=_one_of(environment, "KILN_TRITON", ("wheel", "source")),
-    )
-
-
-@dataclass(frozen=True)
 class BuildVariables:
-    """What the environment says of a build; `Options` explains the fields."""
+    """What the environment says of a build; `Options` explains the fields. Paths are as they were written."""
 
     profile: str
     selection: Selection
@@ -197,12 +121,117 @@ class BuildVariables:
     triton: str
 
 
+@dataclass(frozen=True)
+class FrontDoor:
+    """What build.sh was asked for. Paths are absolute, those of `build` included.
+
+    Attributes:
+        workspace: None: a fresh folder on a memory file system.
+        targets: as they were written.
+        build: what the build itself obeys.
+        source: "tag" or "tree".
+        engine: one of ENGINES.
+        base_image, ca_bundle, amdgpu_installer, python: None: not asked for.
+        shell: open a shell in the devel container instead of building.
+        local_user: run the container as the calling user.
+        held: a workspace that is held already, by the build.sh that started this one.
+        shown_output: what the output folder is called outside of the container that we are in.
+    """
+
+    input: Path
+    workspace: Path | None
+    output: Path
+    version: str
+    targets: str
+    build: BuildVariables
+    source: str
+    engine: str
+    base_image: str | None
+    ca_bundle: Path | None
+    amdgpu_installer: str | None
+    shell: bool
+    local_user: bool
+    python: str | None
+    held: Path | None
+    shown_output: Path | None
+
+    @property
+    def only_in_a_container(self) -> tuple[str, ...]:
+        """The variables that were set, and mean nothing where there is no container."""
+        asked = {
+            "KILN_SHELL": self.shell,
+            "KILN_BASE_IMAGE": self.base_image,
+            "AMDGPU_INSTALLER": self.amdgpu_installer,
+            "LOCAL_USER": self.local_user,
+        }
+        return tuple(name for name, value in asked.items() if value)
+
+
+def read_front_door(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> FrontDoor:
+    """The five words of build.sh and its variables, checked as far as that goes without any package.
+
+    Raises:
+        UsageError: a word or a variable that cannot be.
+        EnvironmentProblem: the input, a recipe or the certificates are not there; the output or the store cannot be
+            written; the workspace is no folder.
+    """
+    input_word, workspace_word, output_word, version, targets = words
+    if not targets.strip():
+        raise UsageError("the fifth argument names no target; give for example 'MI300X;sm_90', or all")
+    build = _made_absolute(read_build_variables(environment), cwd)
+    python = environment.get("KILN_PYTHON") or None
+    held = environment.get(_HELD)
+    shown_output = environment.get(_SHOWN_OUTPUT)
+    door = FrontDoor(
+        input=check_input(input_word, cwd),
+        workspace=check_workspace(workspace_word, cwd),
+        version=check_version(version),
+        targets=targets,
+        build=build,
+        source=_one_of(environment, "KILN_SOURCE", ("tag", "tree")),
+        engine=_one_of(environment, "KILN_ENGINE", ENGINES),
+        base_image=environment.get("KILN_BASE_IMAGE") or None,
+        ca_bundle=read_ca_bundle(environment, cwd),
+        amdgpu_installer=environment.get("AMDGPU_INSTALLER") or None,
+        shell=_flag(environment, "KILN_SHELL"),
+        local_user=_flag(environment, "LOCAL_USER"),
+        python=str(absolute(python, cwd)) if python and "/" in python else python,
+        held=Path(held) if held else None,
+        shown_output=Path(shown_output) if shown_output else None,
+        output=check_output(output_word, cwd),  # the last: it makes the folder
+    )
+    if door.engine == "none" and door.only_in_a_container:
+        names = " and ".join(door.only_in_a_container)
+        raise UsageError(
+            f"KILN_ENGINE=none builds without a container, which alone obeys {names}; leave one or the other out"
+        )
+    return door
+
+
+def read_ca_bundle(environment: Mapping[str, str], cwd: Path) -> Path | None:
+    """The file of certificates that KILN_CA_BUNDLE names.
+
+    Raises:
+        EnvironmentProblem: there is no such file.
+    """
+    word = environment.get("KILN_CA_BUNDLE")
+    if not word:
+        return None
+    path = absolute(word, cwd)
+    if not path.is_file():
+        raise EnvironmentProblem(f"KILN_CA_BUNDLE={word} is not a file; give a PEM file of certificates")
+    return path
+
+
 def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
     """The variables that `kiln build` and `kiln plan` obey.
 
     Raises:
         UsageError: a value that cannot be; names the variable, the value, and what would be right.
     """
+    recipes = environment.get("KILN_RECIPES", "")
+    if recipes and not recipes.strip(":"):
+        raise UsageError(f"KILN_RECIPES={recipes} names no recipe; give paths of recipe.yaml files, with ':' between")
     return BuildVariables(
         profile=_one_of(environment, "KILN_PROFILE", PROFILES),
         selection=parse_selection(environment.get("KILN_SELECT", "")),
@@ -212,10 +241,45 @@ def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
         clean=_flag(environment, "KILN_CLEAN"),
         ptx=_flag(environment, "KILN_PTX"),
         store=environment.get("KILN_STORE") or None,
-        recipes=tuple(word for word in environment.get("KILN_RECIPES", "").split(":") if word),
+        recipes=tuple(word for word in recipes.split(":") if word),
         log_json=environment.get("KILN_LOG_JSON") or None,
         triton=_one_of(environment, "KILN_TRITON", ("wheel", "source")),
     )
+
+
+def spell(door: FrontDoor) -> dict[str, str]:
+    """The variables that tell another process the same. What is unset stays unset: others of VARIABLES must go."""
+    build = door.build
+    values = {
+        "KILN_PROFILE": build.profile,
+        "KILN_SELECT": spell_selection(build.selection),
+        "KILN_JOBS": build.jobs,
+        "KILN_TIMEOUT": build.job_timeout,
+        "KILN_NOIMAGE": build.no_image,
+        "KILN_CLEAN": build.clean,
+        "KILN_PTX": build.ptx,
+        "KILN_STORE": build.store,
+        "KILN_RECIPES": ":".join(build.recipes),
+        "KILN_LOG_JSON": build.log_json,
+        "KILN_TRITON": build.triton,
+        "KILN_SOURCE": door.source,
+        "KILN_ENGINE": door.engine,
+        "KILN_BASE_IMAGE": door.base_image,
+        "KILN_SHELL": door.shell,
+        "KILN_CA_BUNDLE": door.ca_bundle,
+        "KILN_PYTHON": door.python,
+        "AMDGPU_INSTALLER": door.amdgpu_installer,
+        "LOCAL_USER": door.local_user,
+        _HELD: door.held,
+        _SHOWN_OUTPUT: door.shown_output,
+    }
+    return {name: "1" if value is True else str(value) for name, value in values.items() if value}
+
+
+def environment_of(door: FrontDoor, environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` with Kiln's variables as `door` has them."""
+    kept = {name: value for name, value in environment.items() if name not in (*VARIABLES, _HELD, _SHOWN_OUTPUT)}
+    return {**kept, **spell(door)}
 
 
 def make_options(
@@ -243,9 +307,9 @@ def make_options(
     from kiln import targets
 
     input_word, workspace_word, output_word, version, targets_word = words
-    if check_workspace(workspace_word) == "tmpfs":
+    workspace, the_input = check_workspace(workspace_word, cwd), check_input(input_word, cwd)
+    if workspace is None:
         raise UsageError("the word tmpfs is for build.sh; `kiln build` takes a folder as its workspace")
-    workspace, the_input = absolute(workspace_word, cwd), check_input(input_word, cwd)
     return Options(
         source=source,
         input=the_input,
@@ -260,7 +324,7 @@ def make_options(
         no_image=variables.no_image,
         clean=variables.clean,
         ptx=variables.ptx,
-        store=absolute(variables.store, cwd) if variables.store else workspace / "store",
+        store=check_store(variables.store, cwd) if variables.store else workspace / "store",
         recipes=tuple(check_recipe(word, cwd) for word in variables.recipes),
         log_json=variables.log_json,
         commit=commit,
@@ -271,111 +335,6 @@ def make_options(
         target_sites=target_sites,
         cache=the_input / "cache",
     )
-
-
-# ---- words -----------------------------------------------------------------------------------------------------------
-
-
-def absolute(word: str | Path, cwd: Path) -> Path:
-    """`word` as an absolute path without '..'; symbolic links stay as they are named."""
-    return Path(os.path.normpath(cwd / word))
-
-
-def check_version(version: str) -> str:
-    """Returns `version`.
-
-    Raises:
-        UsageError: it is not X.Y or X.Y.Z with an optional suffix of small letters and digits.
-    """
-    if not _VERSION.fullmatch(version):
-        raise UsageError(
-            f"version {version!r} is not X.Y or X.Y.Z with an optional suffix; right are 0.1.0b, 1.2, 1.2.0rc1"
-        )
-    return version
-
-
-def check_workspace(word: str) -> str:
-    """Returns `word`.
-
-    Raises:
-        UsageError: it is empty, or names a file.
-    """
-    if not word:
-        raise UsageError(f"the workspace is empty; give {_WORKSPACES}")
-    return word
-
-
-def check_input(word: str, cwd: Path) -> Path:
-    """The absolute input folder.
-
-    Raises:
-        UsageError: the word is empty.
-        EnvironmentProblem: no such folder, or no lock in it.
-    """
-    if not word:
-        raise UsageError("the input is empty; give the folder input/ of the source tree, or a copy of it")
-    path = absolute(word, cwd)
-    if not path.is_dir():
-        raise EnvironmentProblem(f"input {path} is not a folder; give input/ of the source tree, or a copy of it")
-    if not (path / "toolchain.lock.yaml").is_file():
-        raise EnvironmentProblem(
-            f"input {path} has no toolchain.lock.yaml; give input/ of the source tree, or a copy of it"
-        )
-    return path
-
-
-def check_output(word: str, cwd: Path) -> Path:
-    """The absolute output folder, made if it is not there.
-
-    Raises:
-        UsageError: the word is empty.
-        EnvironmentProblem: it cannot be made or written to.
-    """
-    if not word:
-        raise UsageError("the output is empty; give the folder that the tarball shall be put into")
-    path = absolute(word, cwd)
-    probe = path / f".kiln-{os.getpid()}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"output {path} cannot be written ({error.strerror}); give a folder that you may write to"
-        )
-    return path
-
-
-def check_recipe(word: str, cwd: Path) -> Path:
-    """The absolute path of an extra recipe.
-
-    Raises:
-        EnvironmentProblem: there is no such file.
-    """
-    path = absolute(word, cwd)
-    if not path.is_file():
-        raise EnvironmentProblem(f"KILN_RECIPES names {word}, which is not a file; give paths of recipe.yaml files")
-    return path
-
-
-def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
-    """'dtype=bf16;head_dim=64,128' as (("dtype", ("bf16",)), ("head_dim", ("64", "128"))).
-
-    Which choices and values exist is the plan's to know. `source`: what the errors call it.
-
-    Raises:
-        UsageError: it is not of that form, or names a choice twice.
-    """
-    selection: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        name, equals, values = (word.strip() for word in part.partition("="))
-        split = tuple(value.strip() for value in values.split(","))
-        if not (name and equals and all(split)):
-            raise UsageError(f"{source}: {part!r} is not choice=value,value; right is 'dtype=bf16;head_dim=64,128'")
-        if name in selection:
-            raise UsageError(f"{source} names {name!r} twice; give all its values at once: {name}=first,second")
-        selection[name] = tuple(dict.fromkeys(split))
-    return tuple(selection.items())
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
@@ -398,11 +357,31 @@ def _one_of(environment: Mapping[str, str], name: str, allowed: Sequence[str]) -
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
     value = environment.get(name, "")
-    if value.lower() in ("", "0", "no", "false", "off"):
+    if value.lower() in ("", *_NO):
         return False
-    if value.lower() in ("1", "yes", "true", "on"):
+    if value.lower() in _YES:
         return True
-    raise UsageError(f"{name}={value} is neither yes nor no; right are 1 and 0")
+    raise UsageError(f"{name}={value} is neither yes nor no; right are {', '.join(_YES)} and {', '.join(_NO)}")
+
+
+def _made_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
+    """With absolute paths, each of which can be what it is for."""
+    log = build.log_json
+    if ":" in str(cwd) and any(not os.path.isabs(word) for word in build.recipes):
+        raise UsageError(f"KILN_RECIPES is read in {cwd}, and ':' stands between recipes; start from another folder")
+    if log and log.isdecimal():
+        try:
+            os.fstat(int(log))
+        except (OSError, OverflowError):
+            raise EnvironmentProblem(
+                f"KILN_LOG_JSON={log} is no open descriptor; give a file, or open it: {log}>progress.jsonl"
+            )
+    return replace(
+        build,
+        store=str(check_store(build.store, cwd)) if build.store else None,
+        recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
+        log_json=str(absolute(log, cwd)) if log and not log.isdecimal() else log,
+    )
 
 
 def _number(environment: Mapping[str, str], name: str, kind: Callable[[str], T], right: str) -> T | None:

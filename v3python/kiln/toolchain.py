@@ -2,20 +2,24 @@
 
 Nothing here imports Triton: a plan, a look at the store and a build with nothing to do never pay for it. The identity
 is Triton's version and the digests of what turns its output into images (assemblers, device libraries). Wheels of one
-version for different Pythons give equal images, so the Python that runs is no part of it.
+version for different Pythons give equal images, so the Python that runs is no part of it. A version says less of a
+Triton that was built from source: the digests of what it was built from stand beside it, in SOURCES_NAME.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kiln import digests
 from kiln.errors import ToolchainError
-from kiln.targets import Target
+
+if TYPE_CHECKING:
+    from kiln.targets import Target
 
 # Every variable that steers a compile is set here and nowhere else; workers start from an environment without any
 # other. Line information would make images depend on paths and line numbers, and triples a cubin's size.
@@ -27,6 +31,9 @@ PINNED_ENVIRONMENT: Mapping[str, str] = {
 
 # What a worker keeps of the caller's environment: where to find programs and put temporary files, no more.
 INHERITED_VARIABLES = ("PATH", "TMPDIR", "LANG", "LC_ALL", "HOME", "LD_LIBRARY_PATH")
+
+# In the site-packages of a Triton that was built here: {"source archive": SHA-256, ...}
+SOURCES_NAME = "kiln-sources.json"
 
 _BINARIES = "backends/nvidia/bin"
 _IDENTIFIED_FILES = {
@@ -45,7 +52,7 @@ class Toolchain:
     Attributes:
         site: the folder that holds the package `triton`; no part of the identity.
         triton_version: "3.8.0", or with "+git..." for a build from source.
-        files: (name, SHA-256) of the assemblers and device libraries.
+        files: (name, SHA-256) of the assemblers and device libraries, and of what a Triton from source was built from.
     """
 
     site: str
@@ -56,7 +63,7 @@ class Toolchain:
     def identity(self) -> str:
         """Digest that stands for this toolchain in the keys of images."""
         document = {"triton": self.triton_version, "files": self.files, "environment": dict(PINNED_ENVIRONMENT)}
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+        return digests.of_text(json.dumps(document, sort_keys=True))
 
     def assembler(self, target: Target) -> Path:
         """The assembler pinned for an NVIDIA target."""
@@ -88,19 +95,18 @@ def find_toolchain(site: Path) -> Toolchain:
     for name, relative in _IDENTIFIED_FILES.items():
         path = package / relative
         if path.is_file():
-            files.append((name, _digest(path)))
+            files.append((name, digests.of_file(path)))
         elif name != "ptxas-blackwell":  # a Triton built from source may come with one assembler only
             raise ToolchainError(f"Triton {version} in {site} lacks {relative}, which every build needs")
+    files += _sources(site / SOURCES_NAME)
     return Toolchain(site=str(site), triton_version=version, files=tuple(files))
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest310(file)
-
-
-def _digest310(file) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
+def _sources(path: Path) -> list[tuple[str, str]]:
+    try:
+        stated = json.loads(path.read_bytes())
+        return sorted((str(name), str(digest)) for name, digest in stated.items())
+    except FileNotFoundError:
+        return []  # a wheel of the lock
+    except (OSError, ValueError, AttributeError) as error:
+        raise ToolchainError(f"{path} does not say what its Triton was built from ({error}); remove its folder")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,10 +21,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "v3python"))
 
 from kiln.errors import EnvironmentProblem, KilnError  # noqa: E402
-from kiln.front import packages, source, workspace  # noqa: E402
-from kiln.options import VARIABLES, FrontDoor, read_front_door, unknown_variables  # noqa: E402
+from kiln.front import packages, source, triton, workspace  # noqa: E402
+from kiln.front.interruption import SIGNALS, Interruption  # noqa: E402
+from kiln.options import VARIABLES, FrontDoor, environment_of, read_front_door, unknown_variables  # noqa: E402
 
-HELD = "_KILN_HELD_WORKSPACE"  # tells the build.sh of a tag that the workspace is already locked
 _PR_SET_PDEATHSIG = 1
 _GRACE = 10.0  # seconds that an interrupted build has to put things in order
 
@@ -35,178 +35,180 @@ def main(words: Sequence[str]) -> int:
         print("\nVariables:")
         print("\n".join(f"  {name:17} {meaning}" for name, meaning in VARIABLES.items()))
         return 0
-    with _signals() as signals:
+    with Interruption() as interruption:
         try:
             for warning in unknown_variables(os.environ):
                 say(f"warning: {warning}")
             door = read_front_door(words, os.environ, Path.cwd())
-            with _workspace(door) as place:
-                return _build(door, place, signals)
+            if door.build.triton == "source":
+                triton.find_sources(door.input)
+            with _workspace(door, interruption) as held:
+                return _build(held, interruption)
         except KilnError as error:
-            print(f"kiln: {error}", file=sys.stderr)
+            say(str(error))
             return error.exit_code
         except KeyboardInterrupt:
-            print("kiln: interrupted", file=sys.stderr)
-            return 128 + (signals.received or signal.SIGINT)
+            say(str(interruption))
+            return interruption.exit_code
 
 
 def say(text: str) -> None:
-    """One line for the user."""
+    """One line for the user. Standard output is for the result alone: the tarball's path."""
     print(f"kiln: {text}", file=sys.stderr, flush=True)
 
 
-def _build(door: FrontDoor, place: Path, signals: _Signals) -> int:
-    other = _other_source(door, place)
-    words = [str(door.input), str(place), str(door.output), door.version, door.targets]
+def _build(door: FrontDoor, interruption: Interruption) -> int:
+    """Builds in the workspace of `door`, which is held."""
+    other = _other_source(door)
+    words = [str(door.input), str(door.workspace), str(door.output), door.version, door.targets]
     if other is not None:
-        environment = {**os.environ, "KILN_SOURCE": "tree", "KILN_CLEAN": ""}
-        return signals.run(["bash", str(other / "build.sh"), *words], environment, place)
-    python = packages.prepare_front(place, door.input, door.ca_bundle, say)
+        environment = environment_of(replace(door, source="tree"), os.environ)
+        return run(["bash", str(other / "build.sh"), *words], environment, other, door, interruption)
+    python = packages.prepare_front(door.workspace, door.input, door.ca_bundle, say)
     # Run from a folder of ours: `-m` puts the current one first in the search for modules.
-    return signals.run([str(python), "-m", "kiln.front.main", *words], child_environment(place), ROOT / "v3python")
+    folder = ROOT / "v3python"
+    return run([str(python), "-m", "kiln.front.main", *words], _child_environment(door), folder, door, interruption)
 
 
-def child_environment(place: Path) -> Mapping[str, str]:
+def _child_environment(door: FrontDoor) -> dict[str, str]:
     """What runs in the virtual environment sees: none of the caller's Python, caches in the workspace."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     ours = {
         "PYTHONPATH": str(ROOT / "v3python"),
         "PYTHONNOUSERSITE": "1",
-        "PYTHONPYCACHEPREFIX": str(place / "pycache"),
+        "PYTHONPYCACHEPREFIX": str(door.workspace / "pycache"),
         "PYTHONUNBUFFERED": "1",
-        "XDG_CACHE_HOME": str(place / "tmp" / "cache"),
+        "XDG_CACHE_HOME": str(door.workspace / "tmp" / "cache"),
     }
-    # Spelled anew: these may be relative to the caller's folder, and the build runs in another.
-    cwd = Path.cwd()
-    for name in ("KILN_STORE", "KILN_CA_BUNDLE"):
-        if kept.get(name):
-            kept[name] = os.path.normpath(cwd / kept[name])
-    if kept.get("KILN_LOG_JSON") and not kept["KILN_LOG_JSON"].isdecimal():
-        kept["KILN_LOG_JSON"] = os.path.normpath(cwd / kept["KILN_LOG_JSON"])
-    if kept.get("KILN_RECIPES"):
-        paths = [os.path.normpath(cwd / word) for word in kept["KILN_RECIPES"].split(":") if word]
-        kept["KILN_RECIPES"] = ":".join(paths)
-    return {**kept, **ours}
+    return {**environment_of(door, kept), **ours}
 
 
-def _other_source(door: FrontDoor, place: Path) -> Path | None:
+def _other_source(door: FrontDoor) -> Path | None:
     """The tree to build instead of this one: a tag's, or a patched copy."""
     origin = source.describe(ROOT)
     commit = source.tag_commit(ROOT, door.version) if door.source == "tag" else None
     patches = [] if origin.patches else source.patch_files(door.input, door.version)
-    target = place / "source" / (f"tag-{door.version}" if commit else f"tree-{door.version}")
+    target = door.workspace / "source" / (f"tag-{door.version}" if commit else f"tree-{door.version}")
     if commit:
-        print(f"kiln: source: git tag {door.version} (commit {commit[:12]}), by its own build.sh", flush=True)
+        say(f"source: git tag {door.version} (commit {commit[:12]}), by its own build.sh")
         source.export_tag(ROOT, door.version, commit, target)
     elif patches:
         source.copy_tree(ROOT, target, origin)
     if patches:
         source.apply_patches(target, patches)
-        print(f"kiln: source: with {len(patches)} patches of {door.input / f'patch-{door.version}'}", flush=True)
+        many = "patch" if len(patches) == 1 else "patches"
+        say(f"source: with {len(patches)} {many} of {door.input / f'patch-{door.version}'}")
     return target if commit or patches else None
 
 
 @contextlib.contextmanager
-def _workspace(door: FrontDoor) -> Iterator[Path]:
-    """The workspace, held; one in memory is removed at the end, whatever happened."""
+def _workspace(door: FrontDoor, interruption: Interruption) -> Iterator[FrontDoor]:
+    """`door` with a workspace that is held, and clean if that was asked for; one in memory is removed at the end."""
     if door.workspace is not None:
-        if os.environ.get(HELD) == str(door.workspace):
-            yield door.workspace  # by the build.sh that started this one
+        if door.held == door.workspace:
+            yield door  # by the build.sh that started this one
             return
-        with workspace.own_workspace(door.workspace, say, door.clean) as place:
-            os.environ[HELD] = str(place)
-            yield place
+        with workspace.own_workspace(door.workspace, say, door.build.clean) as place:
+            yield _holding(door, place)
         return
     place = workspace.make_memory_workspace(say)
     try:
         with workspace.own_workspace(place, say, clean=False):
-            os.environ[HELD] = str(place)
-            yield place
+            yield _holding(door, place)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        interruption.ignore()
+        workspace.remove(place)
+        if interruption.received is not None:
+            say(f"workspace: {place} is removed, and what was done with it; a folder as workspace would be kept")
 
 
-class _Signals:
-    """Runs children so that each interruption reaches them once, and none outlives us."""
+def _holding(door: FrontDoor, place: Path) -> FrontDoor:
+    return replace(door, workspace=place, held=place, build=replace(door.build, clean=False))
 
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._child: subprocess.Popen[bytes] | None = None
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> int:
-        """Runs a command to its end; returns its exit code.
+# ---- the build as a process ------------------------------------------------------------------------------------------
 
-        The child has a process group of its own: a terminal's Ctrl-C comes to us alone, and we pass it on. A second
-        one kills. What the child leaves behind is killed in any case.
-        """
-        interactive = bool(os.environ.get("KILN_SHELL")) and sys.stdin.isatty()
-        try:
-            self._child = subprocess.Popen(
-                list(command),
-                env=dict(environment),
-                cwd=folder,
-                preexec_fn=None if interactive else _become_ours(),
-            )
-        except OSError as error:
-            raise EnvironmentProblem(f"{command[0]} cannot be run ({error.strerror})")
-        if self.received is not None:
-            self._pass_on(self.received)
-        try:
-            code = self._wait()
-        finally:
-            if not interactive:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._child.pid, signal.SIGKILL)
-            self._child = None
-        if self.received is not None:
-            return 128 + self.received
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, door: FrontDoor, interruption: Interruption
+) -> int:
+    """Runs the rest of the build to its end; returns its exit code.
+
+    It has a process group of its own: a terminal's Ctrl-C comes to us alone, and is passed on once. A second one kills.
+    What it leaves behind is killed in any case.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, and has not said so itself.
+    """
+    interactive = door.shell and sys.stdin.isatty()
+    log = door.build.log_json
+    try:
+        child = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            cwd=folder,
+            pass_fds=(int(log),) if log and log.isdecimal() else (),
+            preexec_fn=None if interactive else _become_ours(hold_back=command[0] != "bash"),
+        )
+    except OSError as error:
+        raise EnvironmentProblem(f"{command[0]} cannot be run ({error.strerror})")
+    interruption.first = lambda number: _send(child, number)
+    interruption.again = lambda number: _kill_group(child)
+    if interruption.received is not None:
+        _send(child, interruption.received)
+    try:
+        code = _wait(child)
+    finally:
+        if not interactive:
+            _kill_group(child)
+    if interruption.received is None:
         return code if code >= 0 else 128 - code
-
-    def _wait(self) -> int:
-        deadline = None
-        while True:
-            try:
-                return self._child.wait(0.5 if deadline else 3600)
-            except subprocess.TimeoutExpired:
-                pass
-            except KeyboardInterrupt:  # of `handle`: the wait is over, the child is told
-                deadline = time.monotonic() + _GRACE
-            if deadline and time.monotonic() > deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._child.pid, signal.SIGKILL)
-
-    def handle(self, number: int, _frame: object) -> None:
-        first, self.received = self.received is None, number if self.received is None else self.received
-        if self._child is not None:
-            self._pass_on(signal.SIGINT if first else signal.SIGKILL)
-        if first:
-            raise KeyboardInterrupt
-
-    def _pass_on(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            self._child.send_signal(number) if number != signal.SIGKILL else os.killpg(self._child.pid, number)
+    if code not in {128 + number for number in SIGNALS}:
+        raise KeyboardInterrupt(interruption.received)
+    return interruption.exit_code
 
 
-def _become_ours() -> Callable[[], None]:
-    """What a child does before it begins: takes a process group of its own, and asks to be stopped if we are killed."""
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    deadline = None
+    while True:
+        try:
+            return child.wait(0.5 if deadline else 3600)
+        except subprocess.TimeoutExpired:
+            pass
+        except KeyboardInterrupt:  # the child has been told
+            deadline = time.monotonic() + _GRACE
+        if deadline and time.monotonic() > deadline:
+            _kill_group(child)
+
+
+def _send(child: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        child.send_signal(number)
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _become_ours(*, hold_back: bool) -> Callable[[], None]:
+    """What a child does before it begins: takes a process group of its own, and asks to be stopped if we are killed.
+
+    Args:
+        hold_back: interruptions, until the child is ready for them: `Interruption` lets them through.
+    """
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
     def become() -> None:
         os.setpgrp()
+        if hold_back:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
 
     return become
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signals.handle)
-    yield signals
 
 
 if __name__ == "__main__":

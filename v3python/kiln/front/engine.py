@@ -10,27 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kiln import lock
-from kiln.errors import BuildFailed, EnvironmentProblem, Interrupted, UsageError
-from kiln.front import source
-from kiln.options import SHOWN_OUTPUT, FrontDoor
+from kiln.errors import BuildFailed, EnvironmentProblem, UsageError
+from kiln.front import cache, source
+from kiln.options import CONTAINER_ENGINES, FrontDoor, spell
 
-ENGINES = ("docker", "podman", "buildah")
 DOCKERFILE = "dockerfile/manylinux_2_28.Dockerfile"
-DEVEL_IMAGE = "localhost/kiln-devel:latest"
 
-# What a build inside is told of the caller's variables; those that are paths are mounted, below.
-_PASSED_ON = ("PROFILE", "SELECT", "JOBS", "TIMEOUT", "NOIMAGE", "CLEAN", "PTX", "TRITON")
 _INSIDE = "/kiln"
 _PROBE_SECONDS = 30
 _PULL_SECONDS = 1800
@@ -70,13 +67,10 @@ def choose(door: FrontDoor, say: Say, probe: Callable[[str, str, bool], Engine |
         probe: gives an engine that works, or the reason why it does not; for tests.
 
     Raises:
-        EnvironmentProblem: an engine was asked for by name, and does not work.
-        UsageError: a shell was asked for, and there is no container to have it in.
+        EnvironmentProblem: an engine was asked for by name, and does not work; or a shell, and none does.
     """
-    probe = probe or probe_engine
+    probe = probe or (lambda name, base, patient: probe_engine(name, base, patient, say))
     if door.engine == "none":
-        if door.shell:
-            raise UsageError("KILN_SHELL=1 opens a shell in a container, and KILN_ENGINE=none has none")
         return None
     base = door.base_image or default_base(Path(__file__).resolve().parents[3] / DOCKERFILE)
     if door.engine != "auto":
@@ -86,7 +80,7 @@ def choose(door: FrontDoor, say: Say, probe: Callable[[str, str, bool], Engine |
         say(f"engine: {door.engine}, base {base}")
         return found
     reasons = []
-    for name in ENGINES:
+    for name in CONTAINER_ENGINES:
         found = probe(name, base, door.base_image is not None)
         if not isinstance(found, str):
             say(f"engine: {name}, base {base}")
@@ -95,6 +89,8 @@ def choose(door: FrontDoor, say: Say, probe: Callable[[str, str, bool], Engine |
     if door.shell:
         raise EnvironmentProblem(f"KILN_SHELL=1 needs a container engine, and none works here ({'; '.join(reasons)})")
     say(f"engine: none, this host builds ({'; '.join(reasons)})")
+    if door.only_in_a_container:
+        say(f"warning: without a container, nothing obeys {' and '.join(door.only_in_a_container)}")
     return None
 
 
@@ -103,11 +99,12 @@ def default_base(dockerfile: Path) -> str:
     return re.search(r"^ARG KILN_BASE_IMAGE=(\S+)$", dockerfile.read_text(), re.MULTILINE)[1]
 
 
-def probe_engine(name: str, base: str, patient: bool) -> Engine | str:
+def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: None) -> Engine | str:
     """Tries an engine by running something in the base image.
 
     Args:
         patient: the engine or its base was asked for: try to fetch the base even if its registry seems out of reach.
+        say: told before the base is fetched, which takes long.
 
     Returns:
         The engine, or the reason why it does not work.
@@ -121,15 +118,16 @@ def probe_engine(name: str, base: str, patient: bool) -> Engine | str:
     if _try(present):
         if not patient and not _reachable(base):
             return "the base image is not here, and its registry is out of reach"
+        say(f"engine: {name} fetches the base {base}")
         reason = _try([name, "pull", base], _PULL_SECONDS)
         if reason:
-            return f"the base image {base} cannot be had: {reason}"
+            return f"the base image {base} cannot be had ({reason}); KILN_BASE_IMAGE names another"
     if name != "buildah":
         reason = _try([name, "run", "--rm", "--network", "none", base, "true"])
         return reason or Engine(name, base)
     offline = () if _try(["unshare", "--net", "true"]) else ("unshare", "--net")
     for isolation in ((), ("--isolation", "chroot")):
-        container = f"kiln-probe-{os.getpid()}"
+        container = f"kiln-probe-{_token()}"
         reason = _try([name, "from", *isolation, "--pull-never", "--name", container, base])
         if not reason:
             reason = _try([name, "run", *isolation, container, "--", "true"])
@@ -146,40 +144,48 @@ def build(engine: Engine, door: FrontDoor, root: Path, say: Say) -> int:
         BuildFailed: the image cannot be made.
         EnvironmentProblem: a path that no engine can mount.
     """
-    from kiln.front.main import USES, fetch_all
-
-    workspace = door.workspace
-    context = source.copy_tree(root, workspace / "source" / "context", source.describe(root))
+    context = source.copy_tree(root, door.workspace / "source" / "context", source.describe(root))
     if door.ca_bundle:
         shutil.copyfile(door.ca_bundle, context / "dockerfile" / "ca-bundle.pem")
-    make_image(engine, context, DEVEL_IMAGE, "devel", {"AMDGPU_INSTALLER": door.amdgpu_installer or ""})
-    with _container(engine, DEVEL_IMAGE) as container:
+    say(f"engine: making the image of the stage devel; {engine.name} prints nothing until it fails")
+    arguments = {"AMDGPU_INSTALLER": door.amdgpu_installer or ""}
+    with image(engine, context, "devel", arguments) as name, _container(engine, name) as container:
         python = _inside_python(engine, container)
-        uses = (*USES, "triton-source") if door.triton == "source" else USES
         the_lock = lock.read_lock(door.input / lock.LOCK_NAME)
-        fetch_all(the_lock, lock.check_python(the_lock, python), door.input / "cache", door.ca_bundle, uses)
-        inside = workspace / "container"
+        python = lock.check_python(the_lock, python)
+        cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton)
+        inside = door.workspace / "container"
         inside.mkdir(exist_ok=True)
-        mounts, variables = _mounts(door, inside, os.environ)
-        variables[SHOWN_OUTPUT] = str(door.output)
-        variables["KILN_OWNER"] = (
-            "" if door.local_user or not _writes_as_root(engine) else f"{os.getuid()}:{os.getgid()}"
-        )
+        mounts, variables = _mounts(door, inside)
+        if not door.local_user and _writes_as_root(engine):
+            variables["KILN_OWNER"] = f"{os.getuid()}:{os.getgid()}"
         words = [f"{_INSIDE}/input", f"{_INSIDE}/workspace", f"{_INSIDE}/output", door.version, door.targets]
         command = ["bash", f"{_INSIDE}/source/dockerfile/inside.sh", *words]
         if door.shell:
-            say(f"engine: a shell in {DEVEL_IMAGE}; the build is: bash build.sh {' '.join(words[:4])} '{door.targets}'")
+            say(f"engine: a shell; the build is: bash build.sh {' '.join(words[:4])} '{door.targets}'")
             command = ["bash"]
         user = (os.getuid(), os.getgid()) if door.local_user else None
-        return _run(engine, run_command(engine, container, command, mounts, variables, user, interactive=door.shell))
+        return _run(run_command(engine, container, command, mounts, variables, user, interactive=door.shell))
 
 
-def make_image(engine: Engine, context: Path, name: str, stage: str, arguments: Mapping[str, str]) -> None:
-    """Builds one stage of the Dockerfile. Only an installer of ROCm may use the network.
+@contextlib.contextmanager
+def image(engine: Engine, context: Path, stage: str, arguments: Mapping[str, str]) -> Iterator[str]:
+    """An image of one stage of the Dockerfile, under a name of its own: builds at the same time each have theirs.
+
+    Only an installer of ROCm may use the network.
 
     Raises:
         BuildFailed: it cannot be built; what the engine printed stands above.
     """
+    name = f"localhost/kiln-{stage}:{_token()}"
+    try:
+        _make_image(engine, context, name, stage, arguments)
+        yield name
+    finally:
+        _try([engine.name, "rmi", name])
+
+
+def _make_image(engine: Engine, context: Path, name: str, stage: str, arguments: Mapping[str, str]) -> None:
     network = bool(arguments.get("AMDGPU_INSTALLER"))
     command = [*engine.command("build", network=network), "--target", stage, "-t", name]
     for key, value in {"KILN_BASE_IMAGE": engine.base, **arguments}.items():
@@ -197,7 +203,10 @@ def make_image(engine: Engine, context: Path, name: str, stage: str, arguments: 
     )
     if done.returncode != 0:
         sys.stderr.write(done.stdout)
-        raise BuildFailed(f"{engine.name} could not build the stage {stage} of {DOCKERFILE}; its output stands above")
+        raise BuildFailed(
+            f"{engine.name} could not build the stage {stage} of {DOCKERFILE} on {engine.base}, its output stands "
+            "above; KILN_BASE_IMAGE names another base: with glibc 2.28, bash, and CPython 3.10 to 3.14 with venv"
+        )
 
 
 def run_command(
@@ -239,37 +248,43 @@ def run_command(
     return [*line, container, *(["--"] if engine.name == "buildah" else []), *command]
 
 
-def _mounts(
-    door: FrontDoor, workspace: Path, environment: Mapping[str, str]
-) -> tuple[list[tuple[Path, str, bool]], dict[str, str]]:
-    """What the container sees of this host, and the variables that tell it where."""
+def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, bool]], dict[str, str]]:
+    """What the container sees of this host, and the variables that tell the build.sh inside of it what to do there."""
+    build = door.build
     mounts = [
         (door.input, f"{_INSIDE}/input", False),
         (workspace, f"{_INSIDE}/workspace", True),
         (door.output, f"{_INSIDE}/output", True),
     ]
-    variables = {"KILN_ENGINE": "none", "KILN_SOURCE": "tree"}
-    for name in _PASSED_ON:
-        if environment.get(f"KILN_{name}"):
-            variables[f"KILN_{name}"] = environment[f"KILN_{name}"]
-    if environment.get("KILN_STORE"):
-        store = Path(environment["KILN_STORE"])
-        store.mkdir(parents=True, exist_ok=True)
-        mounts.append((store, f"{_INSIDE}/store", True))
-        variables["KILN_STORE"] = f"{_INSIDE}/store"
+    store = log = None
+    if build.store:
+        Path(build.store).mkdir(parents=True, exist_ok=True)
+        store = f"{_INSIDE}/store"
+        mounts.append((Path(build.store), store, True))
     recipes = []
-    for number, word in enumerate(filter(None, environment.get("KILN_RECIPES", "").split(":"))):
-        mounts.append((Path(word).parent, f"{_INSIDE}/recipes/{number}", False))
-        recipes.append(f"{_INSIDE}/recipes/{number}/{Path(word).name}")
-    if recipes:
-        variables["KILN_RECIPES"] = ":".join(recipes)
-    log = environment.get("KILN_LOG_JSON", "")
-    if log.isdecimal():
-        raise UsageError(f"KILN_LOG_JSON={log}: a container has not the caller's descriptors; give a file")
-    if log:
-        mounts.append((Path(log).parent, f"{_INSIDE}/log", True))
-        variables["KILN_LOG_JSON"] = f"{_INSIDE}/log/{Path(log).name}"
-    return mounts, variables
+    for number, recipe in enumerate(map(Path, build.recipes)):
+        mounts.append((recipe.parent, f"{_INSIDE}/recipes/{number}", False))
+        recipes.append(f"{_INSIDE}/recipes/{number}/{recipe.name}")
+    if build.log_json and build.log_json.isdecimal():
+        raise UsageError(f"KILN_LOG_JSON={build.log_json}: a container has not the caller's descriptors; give a file")
+    if build.log_json:
+        mounts.append((Path(build.log_json).parent, f"{_INSIDE}/log", True))
+        log = f"{_INSIDE}/log/{Path(build.log_json).name}"
+    inside = replace(
+        door,
+        build=replace(build, store=store, recipes=tuple(recipes), log_json=log),
+        engine="none",
+        source="tree",
+        base_image=None,
+        ca_bundle=None,
+        amdgpu_installer=None,
+        shell=False,
+        local_user=False,
+        python=None,
+        held=None,
+        shown_output=door.output,
+    )
+    return mounts, spell(inside)
 
 
 def _inside_python(engine: Engine, container: str) -> str:
@@ -279,17 +294,20 @@ def _inside_python(engine: Engine, container: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     lines = done.stdout.split()
     if done.returncode != 0 or not lines:
-        raise EnvironmentProblem(f"the base image {engine.base} has no Python for a build: {done.stderr.strip()}")
+        reason = " ".join(done.stderr.split())
+        raise EnvironmentProblem(
+            f"the base image {engine.base} has no Python for a build ({reason}); KILN_BASE_IMAGE names another"
+        )
     return lines[-1]
 
 
 @contextlib.contextmanager
-def _container(engine: Engine, image: str):
+def _container(engine: Engine, image: str) -> Iterator[str]:
     """What `run_command` runs in; buildah's working container is removed in the end."""
     if engine.name != "buildah":
         yield image
         return
-    name = f"kiln-{os.getpid()}"
+    name = f"kiln-{_token()}"
     reason = _try([engine.name, "from", *engine.isolation, "--pull-never", "--name", name, image])
     if reason:
         raise BuildFailed(f"buildah cannot make a container of {image}: {reason}")
@@ -299,19 +317,26 @@ def _container(engine: Engine, image: str):
         _try([engine.name, "rm", name])
 
 
-def _run(engine: Engine, command: Sequence[str]) -> int:
-    """Runs a container to its end; an interruption goes to what runs inside."""
+def _run(command: Sequence[str]) -> int:
+    """Runs a container to its end; an interruption goes to what runs inside, which says so itself."""
     process = subprocess.Popen(command)
     try:
         return process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
+    except KeyboardInterrupt as interruption:
+        number = interruption.args[0] if interruption.args else signal.SIGINT
+        process.send_signal(number)
         try:
-            process.wait(8)
+            if process.wait(8) == 128 + number:
+                return 128 + number
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        raise Interrupted("interrupted; what was done is kept")
+        raise
+
+
+def _token() -> str:
+    """A name that nothing else on any host has, as long as the engine keeps it."""
+    return secrets.token_hex(8)
 
 
 def _writes_as_root(engine: Engine) -> bool:

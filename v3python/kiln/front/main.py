@@ -5,107 +5,100 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kiln import fetch, lock, options, progress, targets
-from kiln.errors import KilnError, ToolchainError
-from kiln.front import packages, source
-from kiln.options import BuildVariables, FrontDoor
-from kiln.registry import Registry, read_configuration
+from kiln import lock, options, progress, targets
+from kiln.errors import KilnError
+from kiln.front import cache, engine, packages, source, triton
+from kiln.front.interruption import Interruption
+from kiln.options import FrontDoor
 
-USES = ("front", "build", "override")
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def main(words: Sequence[str]) -> int:
     """Takes build.sh's five words, made absolute; returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interruption = Interruption()
     try:
-        cwd = Path.cwd()
-        door = options.read_front_door(words, os.environ, cwd)
-        targets.parse(door.targets)
-        variables = options.read_build_variables(os.environ)
-        for recipe in variables.recipes:
-            options.check_recipe(recipe, cwd)
-        from kiln.front import engine
-
-        chosen = engine.choose(door, _say)
-        if chosen is not None:
-            return engine.build(chosen, door, ROOT, _say)
-        return build_here(door, variables)
+        with interruption:
+            door = options.read_front_door(words, os.environ, Path.cwd())
+            targets.parse(door.targets)
+            chosen = engine.choose(door, _say)
+            if chosen is not None:
+                return engine.build(chosen, door, ROOT, _say)
+            interruption.first = _stop_helpers
+            print(_build_here(door))
+            return 0
     except KilnError as error:
-        print(f"kiln: {error}", file=sys.stderr)
+        _say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print("kiln: interrupted; what was done is kept", file=sys.stderr)
-        return 128 + signal.SIGINT
+        _say(str(interruption))
+        return interruption.exit_code
 
 
-def build_here(door: FrontDoor, variables: BuildVariables) -> int:
-    """Fetches and installs what is missing, then builds in this process."""
+def _build_here(door: FrontDoor) -> Path:
+    """Fetches and installs what is missing, then builds in this process; returns the tarball by the caller's name."""
     the_lock = lock.read_lock(door.input / lock.LOCK_NAME)
     python = lock.check_python(the_lock, lock.running_python())
-    from_source = variables.triton == "source"
-    uses = (*USES, "triton-source") if from_source else USES
-    fetch_all(the_lock, python, door.input / "cache", door.ca_bundle, uses)
-    overrides = {
-        target.name: the_lock.override_of((target.name, *reversed(target.groups)))
-        for target in targets.parse(door.targets)
-    }
-    requirements = the_lock.requirements(python, ("front", "build"), without=("triton",) if from_source else ())
-    workspace = door.workspace
-    if packages.prepare_rest(workspace, door.input, requirements):
-        _say(f"packages: installed from {door.input / 'cache'}")
-    if from_source:
-        from kiln.front import triton
-
-        tools = the_lock.requirements(python, ("triton-source",))
-        site = triton.build_from_source(door.input, workspace, tools, _say)
-    else:
-        site = packages.environment_site(workspace)
-    sites = []
-    for target, package in overrides.items():
-        if package is not None:
-            only = the_lock.requirements(python, ("override",), only=(package.requirement,))
-            name = package.requirement.replace("==", "-")
-            sites.append((target, packages.prepare_toolchain(workspace, door.input, name, only)))
+    cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton)
+    site, target_sites = _install(door, the_lock, python)
     origin = source.describe(ROOT)
     made = options.make_options(
-        [str(door.input), str(workspace), str(door.output), door.version, door.targets],
-        variables,
+        [str(door.input), str(door.workspace), str(door.output), door.version, door.targets],
+        door.build,
         ROOT,
         Path.cwd(),
         commit=origin.commit,
         dirty=origin.dirty,
         patches=origin.patches,
         site=site,
-        target_sites=tuple(sites),
+        target_sites=target_sites,
     )
-    from kiln import build
+    from kiln import build  # needs the packages that have just been installed
 
     tarball = build.build(made)
-    print(Path(os.environ.get(options.SHOWN_OUTPUT) or tarball.parent, tarball.name))
-    return 0
+    return (door.shown_output or tarball.parent) / tarball.name
 
 
-def fetch_all(
-    the_lock: lock.Lock, python: str, cache: Path, ca_bundle: Path | None, uses: Sequence[str] = USES
-) -> None:
-    """Fills the cache with what builds on `python` read; asks nobody if it is full.
+def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, tuple[tuple[str, Path], ...]]:
+    """Installs what the workspace lacks; returns the site-packages of the Triton, and of each target with another."""
+    place, shown = door.workspace, progress.make_progress()
+    from_source = door.build.triton == "source"
+    requirements = the_lock.requirements(python, ("front", "build"), without=("triton",) if from_source else ())
+    packages.prepare_rest(place, door.input, requirements, shown)
+    if from_source:
+        tools = the_lock.requirements(python, ("triton-source",))
+        sources = triton.find_sources(door.input)
+        site = triton.build_from_source(sources, door.input, place, tools, door.build.jobs, _say)
+    else:
+        site = packages.environment_site(place)
+    target_sites = []
+    for target in targets.parse(door.targets):
+        package = the_lock.override_of((target.name, *reversed(target.groups)))
+        if package is not None:
+            only = the_lock.requirements(python, ("override",), only=(package.requirement,))
+            name = package.requirement.replace("==", "-")
+            other = packages.prepare_toolchain(place, door.input, name, only, progress=shown)
+            target_sites.append((target.name, other))
+    return site, tuple(target_sites)
 
-    Raises:
-        ToolchainError: something cannot be had.
-    """
-    wanted = the_lock.wanted([python], uses)
-    if not fetch.missing_files(wanted, cache):
-        return
-    try:
-        fetch.fetch_files(
-            the_lock, wanted, cache, lambda: Registry(read_configuration(ca_bundle)), progress.make_progress()
-        )
-    except ToolchainError as error:
-        raise ToolchainError(f"{error}; where there is no network, bring the cache with `kiln fetch --unbundle`")
+
+def _stop_helpers(_number: int) -> None:
+    """Ends pip, compilers and what else we have started in our process group, and whatever is still being started."""
+    if os.getpgrp() != os.getpid():
+        return  # it is not ours
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def stop() -> None:
+        while True:
+            os.killpg(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+
+    threading.Thread(target=stop, daemon=True).start()
 
 
 def _say(text: str) -> None:

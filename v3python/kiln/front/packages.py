@@ -7,20 +7,28 @@ yet. Standard library only.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kiln import digests
 from kiln.errors import EnvironmentProblem, ToolchainError
+
+if TYPE_CHECKING:
+    from kiln.progress import Progress
 
 FRONT_LOCK = "front.lock"
 _STAMP = "kiln-stamp.json"
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def environment_python(workspace: Path) -> Path:
@@ -49,7 +57,7 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
     except OSError as error:
         raise ToolchainError(f"{folder / FRONT_LOCK} cannot be read ({error.strerror}); give input/ of the source tree")
     stamp = _read_stamp(workspace)
-    if stamp.get("base") == _base() and stamp.get("front") == _digest(text) and python.exists():
+    if stamp.get("base") == _base() and stamp.get("front") == digests.of_text(text) and python.exists():
         return python
     say(f"packages: setting up {workspace / 'venv'} for Python {sys.version.split()[0]}")
     shutil.rmtree(workspace / "venv", ignore_errors=True)
@@ -67,48 +75,60 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
             "it needs venv (Debian: python3-venv)"
         )
     if _install_front(workspace, folder).returncode != 0:
+        say(f"packages: fetching those of {folder / FRONT_LOCK}")
         _download_front(python, folder, ca_bundle)
         done = _install_front(workspace, folder)
         if done.returncode != 0:
             raise ToolchainError(f"the packages of {folder / FRONT_LOCK} cannot be installed: {_reason(done)}")
-    _write_stamp(workspace, {"base": _base(), "front": _digest(text)})
+    _write_stamp(workspace, {"base": _base(), "front": digests.of_text(text)})
     return python
 
 
-def prepare_rest(workspace: Path, folder: Path, requirements: str) -> bool:
-    """Installs all other packages of the environment; returns whether there was anything to do.
+def prepare_rest(workspace: Path, folder: Path, requirements: str, progress: Progress | None = None) -> None:
+    """Installs all other packages of the environment, if they are not there.
 
     Args:
         requirements: as `Lock.requirements` writes them; their files are in the cache.
+        progress: told of the bytes as they are written.
 
     Raises:
         ToolchainError: a file is missing or is not what the lock says.
     """
     stamp = _read_stamp(workspace)
-    if stamp.get("rest") == _digest(requirements):
-        return False
+    if stamp.get("rest") == digests.of_text(requirements):
+        return
     _write_stamp(workspace, {key: stamp[key] for key in ("base", "front") if key in stamp})
-    install_locked(workspace, folder / "cache", requirements)
-    _write_stamp(workspace, {**stamp, "rest": _digest(requirements)})
-    return True
+    install_locked(workspace, folder / "cache", requirements, progress=progress)
+    _write_stamp(workspace, {**stamp, "rest": digests.of_text(requirements)})
 
 
-def prepare_toolchain(workspace: Path, folder: Path, name: str, requirements: str, links: Sequence[Path] = ()) -> Path:
-    """Installs packages into a folder of their own, `<workspace>/toolchains/<name>`; returns it.
+def prepare_toolchain(
+    workspace: Path,
+    folder: Path,
+    name: str,
+    requirements: str,
+    texts: Mapping[str, str] = {},
+    progress: Progress | None = None,
+) -> Path:
+    """Installs packages into a folder of their own, `<workspace>/toolchains/<name>-<digest>`; returns it.
 
     Args:
-        links: folders with wheels, besides the cache.
+        texts: small files to put beside the packages, by name.
+        progress: as `prepare_rest`.
 
     Raises:
         ToolchainError: as `prepare_rest`.
     """
-    target = workspace / "toolchains" / f"{name}-{_digest(requirements)[:16]}"
+    digest = digests.of_text(requirements + "".join(f"{file}\n{text}" for file, text in sorted(texts.items())))
+    target = workspace / "toolchains" / f"{name}-{digest[:16]}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=target.parent))
     try:
-        install_locked(workspace, folder / "cache", requirements, target=fresh, links=links)
+        install_locked(workspace, folder / "cache", requirements, target=fresh, progress=progress)
+        for file, text in texts.items():
+            (fresh / file).write_text(text)
         os.chmod(fresh, 0o755)
         os.replace(fresh, target)
     finally:
@@ -122,7 +142,7 @@ def install_locked(
     requirements: str,
     *,
     target: Path | None = None,
-    links: Sequence[Path] = (),
+    progress: Progress | None = None,
 ) -> None:
     """`pip install` into the workspace's environment, or `target`, without a network; each file must have its hash."""
     if not requirements.strip():
@@ -132,11 +152,10 @@ def install_locked(
         file.write(requirements)
         file.flush()
         command = [*_install_command(environment_python(workspace), cache), "-r", file.name]
-        for folder in links:
-            command += ["--find-links", str(folder)]
         if target is not None:
             command += ["--target", str(target)]
-        done = _pip(command, environment)
+        with _watched(progress, _unpacked_size(cache, requirements) if progress else 0) as watch:
+            done = _pip(command, environment, watch)
     if done.returncode != 0:
         if "No space left" in done.stderr:
             raise EnvironmentProblem(f"{workspace} is full: its packages need 2 GiB; give a workspace with more room")
@@ -208,10 +227,69 @@ def _download_front(python: Path, folder: Path, ca_bundle: Path | None) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _pip(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=dict(environment)
-    )
+@contextlib.contextmanager
+def _watched(progress: Progress | None, total: int) -> Iterator[Callable[[int], None] | None]:
+    """Gives what is to be told how many bytes have been written by now; shows them as a phase."""
+    if progress is None or total == 0:
+        yield None
+        return
+    shown = 0
+
+    def watch(written: int) -> None:
+        nonlocal shown
+        written = max(shown, min(written, total))
+        progress.advance(written - shown)
+        shown = written
+
+    progress.start(total, title="install", unit="B")
+    try:
+        yield watch
+        watch(total)
+    finally:
+        progress.close()
+
+
+def _pip(
+    command: list[str], environment: Mapping[str, str], watch: Callable[[int], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=dict(environment), **pipes) as process:
+        try:
+            while True:
+                try:
+                    output, errors = process.communicate(timeout=_SECONDS_BETWEEN_LOOKS if watch else None)
+                    break
+                except subprocess.TimeoutExpired:
+                    watch(_written(process.pid))
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _written(process: int) -> int:
+    """Bytes that a process has written by now, where the kernel tells."""
+    with contextlib.suppress(OSError, ValueError):
+        found = re.search(r"^wchar: ([0-9]+)$", Path(f"/proc/{process}/io").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
+
+
+def _unpacked_size(cache: Path, requirements: str) -> int:
+    """Bytes of the files in the wheels that requirements name, about: for the progress alone."""
+    wanted = {_plain(line.split()[0]) for line in requirements.splitlines() if line.strip()}
+    sizes: dict[str, int] = {}
+    for wheel in cache.glob("*.whl"):
+        name = _plain("==".join(wheel.name.split("-")[:2]))
+        if name in wanted:
+            with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(wheel) as file:
+                # Of several Pythons' wheels, any is near enough.
+                sizes[name] = sum(member.file_size for member in file.infolist())
+    return sum(sizes.values())
+
+
+def _plain(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", requirement).casefold()
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
@@ -222,10 +300,6 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 def _base() -> str:
     """The Python that the environment is made from."""
     return f"{os.path.realpath(sys.executable)} {sys.version}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_stamp(workspace: Path) -> dict[str, str]:

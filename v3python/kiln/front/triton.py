@@ -7,7 +7,7 @@ network, and the wheel becomes the toolchain.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import re
 import shutil
@@ -15,40 +15,74 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+from kiln import digests, machine
 from kiln.errors import ToolchainError
 from kiln.front import packages
+from kiln.toolchain import SOURCES_NAME
 
 _HASH_LENGTH = 8  # of the commit, in the tarball's name
+_SECONDS_BETWEEN_LINES = 300.0
 
 
-def build_from_source(folder: Path, workspace: Path, tools: str, say: Callable[[str], None]) -> Path:
-    """The site-packages with the Triton built from the archive in the input folder; built once per archive and LLVM.
+@dataclass(frozen=True)
+class Sources:
+    """What a Triton is built from: files in the input folder."""
 
-    Args:
-        tools: requirements of what it is built with, as `Lock.requirements` writes them.
+    archive: Path
+    llvm: Path
+    script: Path
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each, by the name that the manifest gives it."""
+        named = {"source archive": self.archive, "LLVM archive": self.llvm, "build script": self.script}
+        return {name: digests.of_file(path) for name, path in named.items()}
+
+
+def find_sources(folder: Path) -> Sources:
+    """What KILN_TRITON=source builds, in the input folder; a matter of seconds, to be asked before anything is done.
 
     Raises:
-        ToolchainError: an archive is missing or more than one, has no hash of LLVM, or does not build.
+        ToolchainError: an archive is missing or more than one, or has no hash of LLVM.
     """
     archive = _source_archive(folder)
     llvm = _llvm_archive(folder, archive)
     script = folder / "install_triton.sh"
     if not script.is_file():
         raise ToolchainError(f"{script} is not there; give input/ of the source tree, or a copy of it")
-    identity = hashlib.sha256(
-        "".join(_digest(path) for path in (archive, llvm, script)).encode() + sys.version.encode()
-    ).hexdigest()[:16]
+    return Sources(archive, llvm, script)
+
+
+def build_from_source(
+    sources: Sources, folder: Path, workspace: Path, tools: str, jobs: int | None, say: Callable[[str], None]
+) -> Path:
+    """The site-packages with the Triton built from `sources`; built once for each archive and LLVM.
+
+    Args:
+        folder: the input folder.
+        tools: requirements of what it is built with, as `Lock.requirements` writes them.
+        jobs: compilers at once; None: one for each processor.
+
+    Raises:
+        ToolchainError: it does not build.
+    """
+    stated = sources.digests()
+    identity = digests.of_text("".join(stated.values()) + sys.version)[:16]
     wheels = workspace / "toolchains" / f"triton-source-{identity}"
     if not wheels.is_dir():
-        say(f"triton: building {archive.name} with {llvm.name}; log: {workspace / 'logs' / 'triton.log'}")
+        log = workspace / "logs" / "triton.log"
+        say(f"triton: building {sources.archive.name} with {sources.llvm.name}; log: {log}")
         site = packages.prepare_toolchain(workspace, folder, "triton-tools", tools) if tools else None
-        _build(script, archive, llvm, wheels, workspace, site)
+        _build(sources, wheels, workspace, site, jobs or machine.usable_cpus(), say)
     (wheel,) = wheels.glob("triton-*.whl")
-    requirement = f"triton @ {wheel.as_uri()} --hash=sha256:{_digest(wheel)}\n"
-    return packages.prepare_toolchain(workspace, folder, "triton-source-site", requirement)
+    requirement = f"triton @ {wheel.as_uri()} --hash=sha256:{digests.of_file(wheel)}\n"
+    texts = {SOURCES_NAME: json.dumps(stated, sort_keys=True) + "\n"}
+    return packages.prepare_toolchain(workspace, folder, "triton-source-site", requirement, texts)
 
 
 def llvm_hash(archive: Path) -> str:
@@ -85,37 +119,42 @@ def _llvm_archive(folder: Path, archive: Path) -> Path:
     return folder / name
 
 
-def _build(script: Path, archive: Path, llvm: Path, wheels: Path, workspace: Path, tools: Path | None) -> None:
+def _build(
+    sources: Sources, wheels: Path, workspace: Path, tools: Path | None, jobs: int, say: Callable[[str], None]
+) -> None:
     wheels.parent.mkdir(parents=True, exist_ok=True)
     (workspace / "logs").mkdir(exist_ok=True)
     log = workspace / "logs" / "triton.log"
     fresh = Path(tempfile.mkdtemp(prefix=".triton-source.", dir=wheels.parent))
     python = str(packages.environment_python(workspace))
-    environment = packages.pip_environment(workspace, KILN_BUILD_PYTHON=python)
+    environment = packages.pip_environment(workspace, KILN_BUILD_PYTHON=python, MAX_JOBS=str(jobs))
     if tools is not None:
         environment |= {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{environment['PATH']}"}
     try:
+        files = [sources.script, sources.archive, sources.llvm, fresh / "work", fresh / "wheels"]
         with log.open("wb") as stream:
-            done = subprocess.run(
-                ["bash", str(script), str(archive), str(llvm), str(fresh / "work"), str(fresh / "wheels")],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                check=False,
-                env=environment,
-            )
-        made = sorted((fresh / "wheels").glob("triton-*.whl")) if done.returncode == 0 else []
+            code = _run(["bash", *map(str, files)], environment, stream, say)
+        made = sorted((fresh / "wheels").glob("triton-*.whl")) if code == 0 else []
         if len(made) != 1:
-            tail = log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise ToolchainError(f"Triton could not be built from {archive.name}: {' '.join(tail)}; log: {log}")
+            tail = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+            raise ToolchainError(f"Triton could not be built from {sources.archive.name}: {tail}; log: {log}")
         os.replace(fresh / "wheels", wheels)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _run(command: list[str], environment: dict[str, str], log: BinaryIO, say: Callable[[str], None]) -> int:
+    """Runs the build, which takes hours, and says now and then that it still does."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+    ) as process:
+        try:
+            while True:
+                try:
+                    return process.wait(_SECONDS_BETWEEN_LINES)
+                except subprocess.TimeoutExpired:
+                    say(f"triton: still building after {(time.monotonic() - began) / 60:.0f} minutes")
+        except BaseException:
+            process.kill()
+            raise

@@ -9,12 +9,13 @@ import contextlib
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln import machine
 from kiln.errors import EnvironmentProblem
 
 GIB = 1 << 30
@@ -27,6 +28,9 @@ KEPT = ("venv", "toolchains", "store", "zig", "triton", "logs", "build", "source
 _LOCK = ".kiln-workspace"
 _NOBODYS = {"lost+found"}  # in the root of a file system that is empty otherwise
 _MEMORY_PREFIX = "kiln-workspace-"
+_REMOVALS = 20
+
+available_memory = machine.usable_memory
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def make_memory_workspace(say: Callable[[str], None], needed: int = MEMORY_NEEDE
         EnvironmentProblem: none will do; names each and why.
     """
     folders = memory_folders(
-        Path("/proc/self/mounts").read_text(), os.environ.get("XDG_RUNTIME_DIR"), available_memory(), needed
+        Path("/proc/self/mounts").read_text(), os.environ.get("XDG_RUNTIME_DIR"), machine.usable_memory(), needed
     )
     for folder in folders:
         if folder.refusal and not folder.refusal.endswith("free"):
@@ -201,15 +205,10 @@ def _remove_dead(place: Path) -> None:
             os.close(descriptor)
 
 
-def available_memory() -> int:
-    """Bytes, as the kernel estimates them, or as the control group allows if that is less."""
-    amounts = [sys.maxsize]
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                amounts.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        amounts.append(limit - int((group / "memory.current").read_text()))
-    return min(amounts)
+def remove(place: Path) -> None:
+    """Removes a workspace in memory; what a build that was just killed still writes there, too."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(place, ignore_errors=True)
+        if not place.exists():
+            return
+        time.sleep(0.05)

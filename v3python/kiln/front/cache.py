@@ -1,0 +1,37 @@
+"""The download cache before a build: filled from the lock, for the Python that builds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kiln import fetch, progress
+from kiln.errors import ToolchainError
+from kiln.lock import Lock
+from kiln.registry import Registry, read_configuration
+
+_USES = ("front", "build", "override")
+
+
+def fill(lock: Lock, python: str, cache: Path, ca_bundle: Path | None, triton: str = "wheel") -> None:
+    """Fetches what builds on `python` read and the cache lacks; asks nobody if it is full.
+
+    Args:
+        python: "3.12".
+        triton: "wheel", or "source": what Triton is built with is wanted too.
+
+    Raises:
+        ToolchainError: something cannot be had.
+    """
+    wanted = lock.wanted([python], _uses(triton))
+    if not fetch.missing_files(wanted, cache):
+        return
+    try:
+        with progress.make_progress() as shown:
+            fetch.fetch_files(lock, wanted, cache, lambda: Registry(read_configuration(ca_bundle)), shown)
+    except ToolchainError as error:
+        raise ToolchainError(f"{error}; where there is no network, bring the cache with `kiln fetch --unbundle`")
+
+
+def _uses(triton: str) -> Sequence[str]:
+    return (*_USES, "triton-source") if triton == "source" else _USES
