@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import hashlib
 import os
 import signal
 import subprocess
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,3 +104,18 @@ class Builder:
 def kill(process: subprocess.Popen) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+@contextmanager
+def loaded(prefix: Path, *families: str) -> Iterator[tuple[ctypes.CDLL, ...]]:
+    """A release's libkiln and family libraries within this process, and out of it again: the loader gives whoever asks
+    for libkiln.so.0 the first that was loaded, so a library left behind would take the place of every later test's."""
+    libraries: list[ctypes.CDLL] = []
+    try:
+        for name in ("libkiln.so.0", *(f"libkiln_{family}.so" for family in families)):
+            libraries.append(ctypes.CDLL(str(prefix / "lib" / name)))
+        yield tuple(libraries)
+    finally:
+        for library in reversed(libraries):
+            _ctypes.dlclose(library._handle)
+    assert "libkiln" not in Path("/proc/self/maps").read_text(), "a library is mapped still"

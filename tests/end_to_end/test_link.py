@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from builds import VERSION
+from builds import VERSION, loaded
 
 PROGRAM = r"""
 #include <kiln/flash.h>
@@ -163,15 +163,14 @@ def test_a_pack_of_another_release_is_refused(release, builder, prefix, tmp_path
     data[at : at + len(VERSION)] = b"0.2.0b"
     data[24:56] = hashlib.sha256(data[64 : 64 + size]).digest()
     pack.write_bytes(data)
-    core = ctypes.CDLL(str(prefix / "lib/libkiln.so.0"))
-    flash = ctypes.CDLL(str(prefix / "lib/libkiln_flash.so"))
-    core.kiln_error.restype = ctypes.c_char_p
-    flash.kiln_flash_family.restype = ctypes.c_void_p
-    kiln = ctypes.c_void_p()
-    assert core.kiln_open(None, ctypes.byref(kiln)) == 0
-    assert core.kiln_register_family(kiln, ctypes.c_void_p(flash.kiln_flash_family())) == 0
-    visit = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(lambda v, u: 0)
-    status = core.kiln_variants(kiln, None, b"sm_90", visit, None)
-    sentence = core.kiln_error().decode()
-    core.kiln_close(kiln)
+    with loaded(prefix, "flash") as (core, flash):
+        core.kiln_error.restype = ctypes.c_char_p
+        flash.kiln_flash_family.restype = ctypes.c_void_p
+        kiln = ctypes.c_void_p()
+        assert core.kiln_open(None, ctypes.byref(kiln)) == 0
+        assert core.kiln_register_family(kiln, ctypes.c_void_p(flash.kiln_flash_family())) == 0
+        visit = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(lambda v, u: 0)
+        status = core.kiln_variants(kiln, None, b"sm_90", visit, None)
+        sentence = core.kiln_error().decode()
+        core.kiln_close(kiln)
     assert status == 6 and "nvidia-sm_90.pack" in sentence and "0.2.0b" in sentence
