@@ -129,7 +129,8 @@ def write_pack(folder: Path, target: str, with_ptx: bool = False) -> Path:
     )  # fmt: skip
     path = folder / targets.by_name(target).pack_file
     folder.mkdir(parents=True, exist_ok=True)
-    pack.write_pack(path, target, VERSION, [kernel], lambda d: info_of(contents[d]), contents.__getitem__)
+    instructions = targets.by_name(target).instructions
+    pack.write_pack(path, target, instructions, VERSION, [kernel], lambda d: info_of(contents[d]), contents.__getitem__)
     return path
 
 

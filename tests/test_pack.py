@@ -45,7 +45,7 @@ def make_kernels(codes: list[bytes], functionals: int, configurations: int, ptx:
 
 
 def write(path, kernels, content):
-    return pack.write_pack(path, "sm_90", "0.1.0b", kernels, lambda _digest: INFO, content.__getitem__)
+    return pack.write_pack(path, "sm_90", "sass", "0.1.0b", kernels, lambda _digest: INFO, content.__getitem__)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from kiln import generate, judge, native, pack, plan
+from kiln import generate, judge, native, pack, plan, split
 from kiln import targets as target_table
 from kiln.errors import BuildFailed, EnvironmentProblem
 from kiln.farm import Failure
@@ -80,7 +80,8 @@ def pack_of(
     kernels = [_slots(kernel, the_plan, harvest, with_ptx) for kernel in the_plan.kernels if kernel.target == target]
     infos = {image.digest: image.info for image in harvest.images.values()}
     inputs = [
-        hashlib.sha256(Path(pack.__file__).read_bytes()).hexdigest(),
+        *(hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest() for module in (pack, split)),
+        target.instructions,
         importlib.metadata.version("zstandard"),
         version,
         [astuple(kernel) for kernel in kernels],
@@ -91,7 +92,7 @@ def pack_of(
     if not path.is_file():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            pack.write_pack(path, target.name, version, kernels, infos.__getitem__, store.read)
+            pack.write_pack(path, target.name, target.instructions, version, kernels, infos.__getitem__, store.read)
         except OSError as error:
             raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
     return path

@@ -25,11 +25,11 @@ ZIG_TARGET = "x86_64-linux-gnu.2.28"
 ZIG_CPU = "x86_64"  # what manylinux promises and no more
 
 # As CMakeLists.txt has them, which says why.
-_COMMON_FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE",
+COMMON_FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE",
                  "-DNDEBUG", "-g0")  # fmt: skip
-_CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
+CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
               "-fno-math-errno")  # fmt: skip
-_ZSTD_FLAGS = ("-DZSTDLIB_VISIBLE=", "-DZSTDERRORLIB_VISIBLE=", "-w")
+ZSTD_FLAGS = ("-DZSTDLIB_VISIBLE=", "-DZSTDERRORLIB_VISIBLE=", "-w")
 _LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,--version-script=csrc/kiln.map", "-Wl,-z,defs", "-Wl,-z,relro",
                "-Wl,-z,now", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s")  # fmt: skip
 
@@ -147,7 +147,7 @@ class _Library:
     def build(self, compiler: Compiler, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
         contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
         contents |= {name: text.encode() for name, text in self.texts.items()}
-        key = hashlib.sha256(repr((compiler.identity, _COMMON_FLAGS, _CXX_FLAGS, _LINK_FLAGS, _ZSTD_FLAGS, self.units,
+        key = hashlib.sha256(repr((compiler.identity, COMMON_FLAGS, CXX_FLAGS, _LINK_FLAGS, ZSTD_FLAGS, self.units,
                                    self.link)).encode())  # fmt: skip
         for name in sorted(contents):
             key.update(f"{name} {len(contents[name])}\n".encode() + contents[name])
@@ -172,9 +172,9 @@ class _Library:
         output = unit.replace("/", "_") + ".o"
         include = ("-Iinclude", "-Icsrc", "-Izstd")
         if unit.endswith(".c"):
-            command = [*compiler.c, *_COMMON_FLAGS, *_ZSTD_FLAGS, *include, "-c", unit, "-o", output]
+            command = [*compiler.c, *COMMON_FLAGS, *ZSTD_FLAGS, *include, "-c", unit, "-o", output]
         else:
-            command = [*compiler.cxx, *_COMMON_FLAGS, *_CXX_FLAGS, *include, "-c", unit, "-o", output]
+            command = [*compiler.cxx, *COMMON_FLAGS, *CXX_FLAGS, *include, "-c", unit, "-o", output]
         _run(compiler, command, work)
         return output
 
