@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import _ctypes
 import itertools
 import struct
 from pathlib import Path
@@ -11,6 +11,7 @@ import ffi
 import nativebuild
 import packs
 import pytest
+from builds import ROOT, loaded
 from ffi import BF16, FP16, FP32, tensor
 
 from kiln import elf, pack
@@ -33,7 +34,7 @@ def described(path: Path, folder: Path) -> str:
         infos[image.digest], codes[image.digest] = image.info, code
     (folder / path.name).unlink(missing_ok=True)
     return pack.write_pack(
-        folder / path.name, real.target, real.release, real.kernels, infos.__getitem__, codes.__getitem__
+        folder / path.name, real.target, "sass", real.release, real.kernels, infos.__getitem__, codes.__getitem__
     )
 
 
@@ -51,15 +52,24 @@ def packed(release, tmp_path_factory) -> tuple[Path, str]:
     return folder, described(release.prefix / "lib/kiln.images/nvidia-sm_90.pack", folder)
 
 
+@pytest.fixture(scope="module")
+def libraries(release):
+    """(the core, norm, flash)"""
+    with loaded(release.prefix, "norm", "flash") as (_, norm, flash):
+        library = ffi.Library(release.prefix / "lib")
+        yield library, norm, flash
+        _ctypes.dlclose(library.c._handle)
+
+
 @pytest.fixture
-def kiln(release, fake_library, packed):
+def kiln(libraries, fake_library, packed):
     fake_library.reset()
     fake_library.set_current(fake_library.context(0))
+    library, norm, flash = libraries
     folder, digest = packed
-    library = ffi.Library(release.prefix / "lib")
     with ffi.Kiln(library, fake_library, pack_path=str(folder), trusted_packs=digest) as kiln:
-        kiln.register(ctypes.CDLL(str(release.prefix / "lib/libkiln_norm.so")), "norm")
-        kiln.register(ctypes.CDLL(str(release.prefix / "lib/libkiln_flash.so")), "flash")
+        kiln.register(norm, "norm")
+        kiln.register(flash, "flash")
         yield kiln
 
 
@@ -161,16 +171,15 @@ def test_every_attention_variant_can_be_forced(kiln, fake_library):
 
 def test_python_and_the_library_choose_alike(kiln, release):
     """The look-up in Python (what `kiln plan` explains) and in C++ lead to the same configuration for any call."""
-    from builds import ROOT
     from hypothesis import given, settings
     from hypothesis import strategies as st
 
     from kiln import layout, options, plan, recipe, targets
 
-    loaded = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
-    operation = next(o for o in loaded.operations if o.name == "attn_fwd")
+    flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
+    operation = next(o for o in flash.operations if o.name == "attn_fwd")
     made = plan.make_plan(
-        [loaded],
+        [flash],
         (targets.by_name("sm_90"),),
         "core",
         options.parse_selection("dtype=bf16;head_dim=64;causal=true"),
