@@ -26,6 +26,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         names: trade names of GPUs that have this architecture.
         backend: Triton's name of the backend: "cuda" or "hip".
         image_kind: "cubin" or "hsaco", which is Triton's name of its last stage too.
+        instructions: how a pack cuts up its code, by a name in split.INSTRUCTIONS.
         warp_size: threads of a warp (wavefront).
         shared_memory: that one block can have (NVIDIA: after opting in; AMD: LDS).
         threads_per_block: the most that a block can have.
@@ -46,6 +47,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     names: tuple[str, ...]
     backend: str
     image_kind: str
+    instructions: str
     warp_size: int
     shared_memory: int
     threads_per_block: int
