@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-#include "runtime.h"
+#include "driver.h"
+#include "error.h"
 
 namespace kiln {
 namespace {
@@ -99,8 +100,31 @@ CUresult stream_context(Cuda& cuda, CUstream stream, CUcontext* context) {
 
 void leave(Driver& driver, const Scope& scope) {
   if (!scope.switched) return;
+  Cuda& cuda = of(driver);
   CUcontext popped;
-  of(driver).cuCtxPopCurrent_v2(&popped);
+  CUresult result = cuda.cuCtxPopCurrent_v2(&popped);
+  if (result && result != kDeinitialized)
+    log(*cuda.options, KILN_LOG_WARNING, "cuCtxPopCurrent: the CUDA driver returned %s (%d)", error_name(cuda, result),
+        result);
+}
+
+// The device that the driver calls `handle`, asked if it was not.
+kiln_status find_device(Cuda& cuda, CUdevice handle, Device** out) {
+  for (int32_t i = 0; i < cuda.device_count; ++i) {
+    *out = &cuda.devices[i];
+    if ((*out)->asked.load(std::memory_order_acquire) && (*out)->handle == handle) return KILN_OK;
+  }
+  CUresult failure = 0;
+  for (int32_t i = 0; i < cuda.device_count; ++i) {
+    CUdevice found = -1;
+    CUresult result = cuda.cuDeviceGet(&found, i);
+    if (result) failure = result;
+    if (result || found != handle) continue;
+    *out = &cuda.devices[i];
+    return ask(**out);
+  }
+  if (failure) return driver_error(cuda, failure, "cuDeviceGet");
+  return fail(KILN_E_QUEUE, "the queue's stream belongs to device %d, which is none of those that were found", handle);
 }
 
 kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
@@ -122,16 +146,9 @@ kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
   CUdevice handle = -1;
   result = cuda.cuCtxGetDevice(&handle);
   scope->stream = queue.stream;
-  scope->device = nullptr;
-  for (int32_t i = 0; i < cuda.device_count && !scope->device; ++i)
-    if (cuda.devices[i].handle == handle) scope->device = &cuda.devices[i];
-  kiln_status status = KILN_OK;
-  if (result)
-    status = driver_error(cuda, result, "cuCtxGetDevice");
-  else if (!scope->device)
-    status =
-        fail(KILN_E_QUEUE, "the queue's stream belongs to device %d, which is none of those that were found", handle);
-  else if (queue.device >= 0 && queue.device != scope->device->ordinal)
+  kiln_status status =
+      result ? driver_error(cuda, result, "cuCtxGetDevice") : find_device(cuda, handle, &scope->device);
+  if (status == KILN_OK && queue.device >= 0 && queue.device != scope->device->ordinal)
     status = fail(KILN_E_QUEUE, "the queue names device %d, but its stream belongs to device %d", queue.device,
                   scope->device->ordinal);
   if (status != KILN_OK) leave(driver, *scope);
@@ -181,7 +198,7 @@ kiln_status load(Driver& driver, Device& device, const ImageRow& row, const char
     return fail(KILN_E_DRIVER, "cuLibraryLoadData: the CUDA driver returned %s (%d) for an image of %s%s%s",
                 error_name(cuda, result), result, symbol, report[0] ? ": " : "", report);
   }
-  kiln_status status = prepare(cuda, device, row, symbol, loaded);
+  kiln_status status = prepare(cuda, device, row, symbol, loaded);  // its sentence stands: unload() leaves none
   if (status != KILN_OK) unload(driver, device, *loaded);
   return status;
 }
@@ -224,8 +241,6 @@ void close(Driver* driver, bool release) {
   free(cuda);
 }
 
-constexpr DriverCalls kCalls = {enter, leave, load, unload, launch, zero, close};
-
 kiln_status find_entries(Cuda& cuda) {
   if (!cuda.options->resolve) {
     // Stays mapped after it is closed: a driver may have threads that would return into nothing.
@@ -255,7 +270,8 @@ void format_uuid(const unsigned char uuid[16], char* text, size_t size) {
   snprintf(text, size, "%s", out.c_str());
 }
 
-kiln_status describe(Cuda& cuda, Device& device) {
+kiln_status describe(Driver& driver, Device& device) {
+  Cuda& cuda = of(driver);
   struct {
     int which, value;
   } facts[] = {{kMaxThreadsPerBlock, 0}, {kWarpSize, 0}, {kMultiprocessors, 0}, {kMajor, 0}, {kMinor, 0},
@@ -291,17 +307,10 @@ kiln_status open(Cuda& cuda) {
   int count = 0;
   if ((result = cuda.cuDeviceGetCount(&count))) return driver_error(cuda, result, "cuDeviceGetCount");
   if (count <= 0) return fail(KILN_E_NO_DEVICE, "the NVIDIA driver has no device");
-  cuda.device_count = count < kMaxDevices ? count : kMaxDevices;
-  cuda.devices = allocate<Device>(static_cast<size_t>(cuda.device_count));
-  if (!cuda.devices) return out_of_memory();
-  for (int32_t i = 0; i < cuda.device_count; ++i) {
-    cuda.devices[i].driver = &cuda;
-    cuda.devices[i].vendor = KILN_VENDOR_NVIDIA;
-    cuda.devices[i].ordinal = i;
-    if ((status = describe(cuda, cuda.devices[i])) != KILN_OK) return status;
-  }
-  return KILN_OK;
+  return make_devices(cuda, count);
 }
+
+constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, close};
 
 }  // namespace
 

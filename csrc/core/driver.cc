@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "runtime.h"
+#include "error.h"
 
 namespace kiln {
 
@@ -13,18 +13,26 @@ void* resolve(const Options& options, int32_t vendor, void* library, const char*
   return dlsym(library, symbol);
 }
 
-kiln_status get_driver(kiln_runtime& runtime, int32_t vendor, Driver** out) {
-  if (vendor != KILN_VENDOR_NVIDIA && vendor != KILN_VENDOR_AMD)
-    return fail(KILN_E_ARGUMENT, "the queue's vendor is %d; it must be KILN_VENDOR_NVIDIA or KILN_VENDOR_AMD", vendor);
-  std::atomic<Driver*>& slot = runtime.drivers[vendor - 1];
-  if ((*out = slot.load(std::memory_order_acquire))) return KILN_OK;
-  Lock lock(runtime.lock);
-  if ((*out = slot.load(std::memory_order_relaxed))) return KILN_OK;
-  kiln_status status = vendor == KILN_VENDOR_NVIDIA ? open_cuda(runtime.options, out) : open_hip(runtime.options, out);
-  if (status != KILN_OK) return status;
-  log(runtime.options, KILN_LOG_INFO, "%s driver with %d devices", vendor_name(vendor), (*out)->device_count);
-  slot.store(*out, std::memory_order_release);
+kiln_status make_devices(Driver& driver, int count) {
+  driver.device_count = count < kMaxDevices ? count : kMaxDevices;
+  driver.devices = allocate<Device>(static_cast<size_t>(driver.device_count));
+  if (!driver.devices) return out_of_memory();
+  for (int32_t i = 0; i < driver.device_count; ++i) {
+    driver.devices[i].driver = &driver;
+    driver.devices[i].vendor = driver.vendor;
+    driver.devices[i].ordinal = i;
+  }
   return KILN_OK;
+}
+
+kiln_status ask(Device& device) {
+  if (device.asked.load(std::memory_order_acquire)) return KILN_OK;
+  Driver& driver = *device.driver;
+  Lock lock(driver.lock);
+  if (device.asked.load(std::memory_order_relaxed)) return KILN_OK;
+  kiln_status status = driver.calls->describe(driver, device);
+  if (status == KILN_OK) device.asked.store(true, std::memory_order_release);
+  return status;
 }
 
 }  // namespace kiln

@@ -5,19 +5,23 @@
 
 #include <stdint.h>
 
-#include "kiln/kiln.h"
+#include <atomic>
+
+#include "memory.h"
+#include "options.h"
+#include "pack.h"
 
 namespace kiln {
 
 constexpr int kMaxDevices = 64;  // a vendor's; more are not looked at
 
 struct Driver;
-struct Options;
 
 struct Device {
   Driver* driver;
   int32_t vendor, ordinal;
-  int32_t handle;  // CUdevice; the ordinal again for HIP
+  std::atomic<bool> asked;  // what follows is known
+  int32_t handle;           // CUdevice; the ordinal again for HIP
   int32_t multiprocessors, warp_size;
   uint32_t max_threads, max_shared;  // of a block, opted in
   int64_t max_grid[3];               // blocks
@@ -31,7 +35,7 @@ struct Device {
 // An image that a driver has loaded for one device.
 struct Loaded {
   Loaded* next;
-  const struct ImageRow* row;
+  const ImageRow* row;
   void* module;    // CUlibrary, hipModule_t
   void* function;  // CUkernel, hipFunction_t
   void* code;      // kept until it is unloaded, where the driver wants that; else nullptr
@@ -53,11 +57,14 @@ struct Launch {
 };
 
 struct DriverCalls {
-  // Finds whose stream it is, checks that against the queue's device, makes it current. KILN_E_QUEUE if it cannot.
+  // Fills in what the driver tells of a device. Under driver.lock; a failure leaves the device unasked.
+  kiln_status (*describe)(Driver& driver, Device& device);
+  // Finds whose stream it is, checks that against the queue's device, makes it current. KILN_E_QUEUE if it cannot. The
+  // device has been asked then.
   kiln_status (*enter)(Driver& driver, const kiln_queue& queue, Scope* scope);
   void (*leave)(Driver& driver, const Scope& scope);
   // Takes `code`, which is malloc'ed, over: frees it, or leaves it in loaded->code. On failure nothing stays loaded.
-  kiln_status (*load)(Driver& driver, Device& device, const struct ImageRow& row, const char* symbol, void* code,
+  kiln_status (*load)(Driver& driver, Device& device, const ImageRow& row, const char* symbol, void* code,
                       Loaded* loaded);
   // A sentence of what went wrong is logged, nothing more can be done.
   void (*unload)(Driver& driver, Device& device, Loaded& loaded);
@@ -74,11 +81,18 @@ struct Driver {
   int32_t vendor;
   int32_t device_count;
   Device* devices;
+  Mutex lock;  // of what is asked of the devices
 };
 
-// Find, initialise and enumerate. KILN_E_NO_DEVICE: no such driver, or one too old; KILN_E_DRIVER: it failed.
+// Find, initialise and count. KILN_E_NO_DEVICE: no such driver, or one too old; KILN_E_DRIVER: it failed.
 kiln_status open_cuda(const Options& options, Driver** out);
 kiln_status open_hip(const Options& options, Driver** out);
+
+// The driver's devices by number, none of them asked yet: one that cannot be is no reason to do without the others.
+kiln_status make_devices(Driver& driver, int count);
+
+// Asks the driver about a device, at first use. A failure is not remembered: the next use asks again.
+kiln_status ask(Device& device);
 
 const char* vendor_name(int32_t vendor);
 

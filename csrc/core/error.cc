@@ -1,6 +1,5 @@
 #include "error.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,31 +8,43 @@
 namespace kiln {
 namespace {
 
-constexpr size_t kSentenceBytes = 2048;
 // Plain and zero-initialised: touched on failure only, no destructor, so dlclose() can unload the library.
 thread_local char sentence[kSentenceBytes];
 
 }  // namespace
 
 kiln_status fail(kiln_status status, const char* format, ...) {
-  char text[kSentenceBytes];
+  FixedText<kSentenceBytes> text;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
+  text.add_list(format, arguments);
   va_end(arguments);
-  memcpy(sentence, text, strlen(text) + 1);
+  memcpy(sentence, text.c_str(), text.length() + 1);
   return status;
 }
 
 void Text::add(const char* format, ...) {
-  if (length_ + 1 >= capacity_) return;
   va_list arguments;
   va_start(arguments, format);
-  int n = vsnprintf(buffer_ + length_, capacity_ - length_, format, arguments);
+  add_list(format, arguments);
   va_end(arguments);
-  if (n < 0) return;
+}
+
+void Text::add_list(const char* format, va_list arguments) {
+  if (cut_) return;
   size_t room = capacity_ - length_ - 1;
-  length_ += static_cast<size_t>(n) < room ? static_cast<size_t>(n) : room;
+  int n = vsnprintf(buffer_ + length_, room + 1, format, arguments);
+  if (n < 0) return;
+  if (static_cast<size_t>(n) <= room) {
+    length_ += static_cast<size_t>(n);
+    return;
+  }
+  cut_ = true;
+  length_ = capacity_ > 4 ? capacity_ - 4 : 0;
+  // Not amid the bytes of one character.
+  while (length_ && (static_cast<unsigned char>(buffer_[length_]) & 0xC0) == 0x80) --length_;
+  for (int dots = 0; dots < 3 && length_ + 1 < capacity_; ++dots) buffer_[length_++] = '.';
+  buffer_[length_] = 0;
 }
 
 namespace {

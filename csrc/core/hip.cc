@@ -4,7 +4,8 @@
 #include <link.h>
 #include <stdio.h>
 
-#include "runtime.h"
+#include "driver.h"
+#include "error.h"
 
 namespace kiln {
 namespace {
@@ -57,10 +58,14 @@ struct Hip : Driver {
 
 Hip& of(Driver& driver) { return static_cast<Hip&>(driver); }
 
-// The name of an error. HIP also keeps a failure for the caller's next hipGetLastError(), where it would be blamed on
-// something else; it is reported here, so it is taken back there.
+// The result of a call of the runtime. HIP keeps a failure for the caller's next hipGetLastError(), where it would be
+// blamed on something else; each is answered here, so it is taken back there. Every call goes through this.
+hipError_t take_back(Hip& hip, hipError_t result) {
+  if (result && hip.hipGetLastError) hip.hipGetLastError();
+  return result;
+}
+
 const char* error_name(Hip& hip, hipError_t result) {
-  if (hip.hipGetLastError) hip.hipGetLastError();
   const char* name = hip.hipGetErrorName ? hip.hipGetErrorName(result) : nullptr;
   return name ? name : "hipError?";
 }
@@ -69,18 +74,29 @@ kiln_status driver_error(Hip& hip, hipError_t result, const char* call) {
   return fail(KILN_E_DRIVER, "%s: the HIP runtime returned %s (%d)", call, error_name(hip, result), result);
 }
 
-void leave(Driver& driver, const Scope& scope) {
-  if (scope.switched) of(driver).hipSetDevice(static_cast<int>(reinterpret_cast<intptr_t>(scope.previous)));
+void log_failure(Hip& hip, hipError_t result, const char* call) {
+  log(*hip.options, KILN_LOG_WARNING, "%s: the HIP runtime returned %s (%d)", call, error_name(hip, result), result);
 }
 
-kiln_status make_current(Hip& hip, int device, Scope* scope) {
+void leave(Driver& driver, const Scope& scope) {
+  if (!scope.switched) return;
+  Hip& hip = of(driver);
+  int previous = static_cast<int>(reinterpret_cast<intptr_t>(scope.previous));
+  if (hipError_t result = take_back(hip, hip.hipSetDevice(previous))) log_failure(hip, result, "hipSetDevice");
+}
+
+// Makes a device current until leave(); `call` names what failed.
+hipError_t make_current(Hip& hip, int device, Scope* scope, const char** call) {
   int current = -1;
-  hipError_t result = hip.hipGetDevice(&current);
-  if (result) return driver_error(hip, result, "hipGetDevice");
+  scope->switched = false;
+  *call = "hipGetDevice";
+  hipError_t result = take_back(hip, hip.hipGetDevice(&current));
+  if (result || current == device) return result;
   scope->previous = reinterpret_cast<void*>(static_cast<intptr_t>(current));
-  scope->switched = current != device;
-  if (scope->switched && (result = hip.hipSetDevice(device))) return driver_error(hip, result, "hipSetDevice");
-  return KILN_OK;
+  *call = "hipSetDevice";
+  result = take_back(hip, hip.hipSetDevice(device));
+  scope->switched = result == 0;
+  return result;
 }
 
 kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
@@ -88,7 +104,7 @@ kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
   int device = -1;
   // 1 and 2 stand for the legacy and the thread's own null stream: those of the current device.
   bool null = reinterpret_cast<uintptr_t>(queue.stream) <= 2;
-  hipError_t result = null ? hip.hipGetDevice(&device) : hip.hipStreamGetDevice(queue.stream, &device);
+  hipError_t result = take_back(hip, null ? hip.hipGetDevice(&device) : hip.hipStreamGetDevice(queue.stream, &device));
   if (result)
     return fail(KILN_E_QUEUE, "the queue's stream cannot be used: the HIP runtime returned %s (%d)",
                 error_name(hip, result), result);
@@ -99,21 +115,24 @@ kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
     return fail(KILN_E_QUEUE, "the queue names device %d, but its stream belongs to device %d", queue.device, device);
   scope->device = &hip.devices[device];
   scope->stream = queue.stream;
+  kiln_status status = ask(*scope->device);
+  if (status != KILN_OK) return status;
   if (scope->device->refusal[0]) return fail(KILN_E_NO_DEVICE, "%s", scope->device->refusal);
   scope->switched = false;
-  return null ? KILN_OK : make_current(hip, device, scope);
+  const char* call;
+  if (!null && (result = make_current(hip, device, scope, &call))) return driver_error(hip, result, call);
+  return KILN_OK;
 }
 
 void unload(Driver& driver, Device& device, Loaded& loaded) {
   Hip& hip = of(driver);
   if (!loaded.module) return;
   Scope scope;
-  scope.switched = false;
-  make_current(hip, device.ordinal, &scope);
-  hipError_t result = hip.hipModuleUnload(loaded.module);
-  if (result && result != kDeinitialized)
-    log(*hip.options, KILN_LOG_WARNING, "hipModuleUnload: the HIP runtime returned %s (%d)", error_name(hip, result),
-        result);
+  const char* call;
+  hipError_t result = make_current(hip, device.ordinal, &scope, &call);
+  if (result && result != kDeinitialized) log_failure(hip, result, call);
+  result = take_back(hip, hip.hipModuleUnload(loaded.module));
+  if (result && result != kDeinitialized) log_failure(hip, result, "hipModuleUnload");
   leave(driver, scope);
   loaded.module = nullptr;
 }
@@ -121,22 +140,22 @@ void unload(Driver& driver, Device& device, Loaded& loaded) {
 kiln_status load(Driver& driver, Device& device, const ImageRow& row, const char* symbol, void* code, Loaded* loaded) {
   Hip& hip = of(driver);
   loaded->code = code;  // the runtime may read it until the module is unloaded
-  hipError_t result = hip.hipModuleLoadData(&loaded->module, code);
+  hipError_t result = take_back(hip, hip.hipModuleLoadData(&loaded->module, code));
   const char* call = "hipModuleLoadData";
   if (result) loaded->module = nullptr;
   if (!result) {
     call = "hipModuleGetFunction";
-    result = hip.hipModuleGetFunction(&loaded->function, loaded->module, symbol);
+    result = take_back(hip, hip.hipModuleGetFunction(&loaded->function, loaded->module, symbol));
   }
   int fixed = 0;
   if (!result) {
     call = "hipFuncGetAttribute";
-    result = hip.hipFuncGetAttribute(&fixed, kStaticShared, loaded->function);
+    result = take_back(hip, hip.hipFuncGetAttribute(&fixed, kStaticShared, loaded->function));
   }
   if (result) {
     kiln_status status = fail(KILN_E_DRIVER, "%s: the HIP runtime returned %s (%d) for an image of %s", call,
                               error_name(hip, result), result, symbol);
-    unload(driver, device, *loaded);
+    unload(driver, device, *loaded);  // leaves no sentence of its own: that of the failure stands
     free(code);
     loaded->code = nullptr;
     return status;
@@ -148,16 +167,18 @@ kiln_status load(Driver& driver, Device& device, const ImageRow& row, const char
 }
 
 kiln_status launch(Driver& driver, const Scope& scope, const Launch& launch) {
+  Hip& hip = of(driver);
   const Loaded& image = *launch.image;
-  hipError_t result = of(driver).hipModuleLaunchKernel(image.function, launch.grid[0], launch.grid[1], launch.grid[2],
-                                                       image.row->threads, 1, 1, image.dynamic_shared, scope.stream,
-                                                       launch.parameters, nullptr);
-  return result ? driver_error(of(driver), result, "hipModuleLaunchKernel") : KILN_OK;
+  hipError_t result = take_back(
+      hip, hip.hipModuleLaunchKernel(image.function, launch.grid[0], launch.grid[1], launch.grid[2], image.row->threads,
+                                     1, 1, image.dynamic_shared, scope.stream, launch.parameters, nullptr));
+  return result ? driver_error(hip, result, "hipModuleLaunchKernel") : KILN_OK;
 }
 
 kiln_status zero(Driver& driver, const Scope& scope, uint64_t address, uint64_t bytes) {
-  hipError_t result = of(driver).hipMemsetAsync(reinterpret_cast<void*>(address), 0, bytes, scope.stream);
-  return result ? driver_error(of(driver), result, "hipMemsetAsync") : KILN_OK;
+  Hip& hip = of(driver);
+  hipError_t result = take_back(hip, hip.hipMemsetAsync(reinterpret_cast<void*>(address), 0, bytes, scope.stream));
+  return result ? driver_error(hip, result, "hipMemsetAsync") : KILN_OK;
 }
 
 void close(Driver* driver, bool release) {
@@ -166,8 +187,6 @@ void close(Driver* driver, bool release) {
   free(hip->devices);
   free(hip);
 }
-
-constexpr DriverCalls kCalls = {enter, leave, load, unload, launch, zero, close};
 
 // Remembers the path of the first loaded library that is a HIP runtime, under whatever name it was bundled.
 int is_hip(struct dl_phdr_info* library, size_t, void* found) {
@@ -203,7 +222,7 @@ kiln_status find_entries(Hip& hip) {
   if (!hip.hipGetDevicePropertiesR0600 && !hip.hipGetDeviceProperties)
     return fail(KILN_E_NO_DEVICE, "the HIP runtime has no entry point hipGetDevicePropertiesR0600");
   int version = 0;
-  hipError_t result = hip.hipRuntimeGetVersion(&version);
+  hipError_t result = take_back(hip, hip.hipRuntimeGetVersion(&version));
   if (result) return driver_error(hip, result, "hipRuntimeGetVersion");
   if (version < kLowestRuntime)
     return fail(KILN_E_NO_DEVICE, "the HIP runtime is of ROCm %d.%d; Kiln needs 5.6 or later", version / 10000000,
@@ -225,8 +244,9 @@ size_t architecture_length(const char* text, size_t room) {
 kiln_status find_architecture(Hip& hip, Device& device) {
   char* properties = allocate<char>(kPropertiesBytes);
   if (!properties) return out_of_memory();
-  hipError_t result = hip.hipGetDevicePropertiesR0600 ? hip.hipGetDevicePropertiesR0600(properties, device.ordinal)
-                                                      : hip.hipGetDeviceProperties(properties, device.ordinal);
+  hipError_t result =
+      take_back(hip, hip.hipGetDevicePropertiesR0600 ? hip.hipGetDevicePropertiesR0600(properties, device.ordinal)
+                                                     : hip.hipGetDeviceProperties(properties, device.ordinal));
   size_t at = kArchitectureOffset;
   size_t length = architecture_length(properties + at, kPropertiesBytes - at);
   for (at = length ? at : kNameBytes; !length && at < kPropertiesBytes; ++at)
@@ -240,26 +260,27 @@ kiln_status find_architecture(Hip& hip, Device& device) {
   return result ? driver_error(hip, result, "hipGetDeviceProperties") : KILN_OK;
 }
 
-kiln_status describe(Hip& hip, Device& device) {
+kiln_status describe(Driver& driver, Device& device) {
+  Hip& hip = of(driver);
   struct {
     int which, value;
   } facts[] = {{kMaxThreadsPerBlock, 0}, {kWarpSize, 0}, {kMultiprocessors, 0}, {kMaxShared, 0},
                {kMaxGridX, 0},           {kMaxGridY, 0}, {kMaxGridZ, 0}};
+  device.refusal[0] = 0;
   hipError_t result;
   for (auto& fact : facts)
-    if ((result = hip.hipDeviceGetAttribute(&fact.value, fact.which, device.ordinal)))
+    if ((result = take_back(hip, hip.hipDeviceGetAttribute(&fact.value, fact.which, device.ordinal))))
       return driver_error(hip, result, "hipDeviceGetAttribute");
-  if ((result = hip.hipDeviceGetName(device.name, sizeof device.name - 1, device.ordinal)))
+  if ((result = take_back(hip, hip.hipDeviceGetName(device.name, sizeof device.name - 1, device.ordinal))))
     return driver_error(hip, result, "hipDeviceGetName");
-  if ((result = hip.hipDeviceGetPCIBusId(device.id, sizeof device.id - 1, device.ordinal)))
+  if ((result = take_back(hip, hip.hipDeviceGetPCIBusId(device.id, sizeof device.id - 1, device.ordinal))))
     return driver_error(hip, result, "hipDeviceGetPCIBusId");
   device.handle = device.ordinal;
   device.max_threads = static_cast<uint32_t>(facts[0].value);
   device.warp_size = facts[1].value;
   device.multiprocessors = facts[2].value;
   int optin = 0;  // not known to older runtimes
-  if (hip.hipDeviceGetAttribute(&optin, kMaxSharedOptin, device.ordinal) != 0 && hip.hipGetLastError)
-    hip.hipGetLastError();
+  if (take_back(hip, hip.hipDeviceGetAttribute(&optin, kMaxSharedOptin, device.ordinal))) optin = 0;
   device.max_shared = static_cast<uint32_t>(optin > facts[3].value ? optin : facts[3].value);
   for (int i = 0; i < 3; ++i) device.max_grid[i] = facts[4 + i].value;
   device.max_grid_threads = 0xFFFFFFFF;  // a dispatch packet counts work-items in 32 bits
@@ -272,25 +293,18 @@ kiln_status describe(Hip& hip, Device& device) {
 kiln_status open(Hip& hip) {
   kiln_status status = find_entries(hip);
   if (status != KILN_OK) return status;
-  hipError_t result = hip.hipInit(0);
+  const char* call = "hipInit";
+  hipError_t result = take_back(hip, hip.hipInit(0));
   int count = 0;
-  if (!result) result = hip.hipGetDeviceCount(&count);
-  if (result == kNoDevice || (!result && count <= 0)) {
-    error_name(hip, kNoDevice);
-    return fail(KILN_E_NO_DEVICE, "the HIP runtime has no device");
+  if (!result) {
+    call = "hipGetDeviceCount";
+    result = take_back(hip, hip.hipGetDeviceCount(&count));
   }
-  if (result) return driver_error(hip, result, "hipInit");
-  hip.device_count = count < kMaxDevices ? count : kMaxDevices;
-  hip.devices = allocate<Device>(static_cast<size_t>(hip.device_count));
-  if (!hip.devices) return out_of_memory();
-  for (int32_t i = 0; i < hip.device_count; ++i) {
-    hip.devices[i].driver = &hip;
-    hip.devices[i].vendor = KILN_VENDOR_AMD;
-    hip.devices[i].ordinal = i;
-    if ((status = describe(hip, hip.devices[i])) != KILN_OK) return status;
-  }
-  return KILN_OK;
+  if (result == kNoDevice || (!result && count <= 0)) return fail(KILN_E_NO_DEVICE, "the HIP runtime has no device");
+  return result ? driver_error(hip, result, call) : make_devices(hip, count);
 }
+
+constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, close};
 
 }  // namespace
 

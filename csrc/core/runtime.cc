@@ -1,8 +1,6 @@
 // kiln_open, kiln_close, kiln_devices.
 #include "runtime.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -91,6 +89,7 @@ void release(kiln_runtime* runtime, bool unload) {
 
 // Why no registered family can run on the device, or "".
 void find_refusal(kiln_runtime& runtime, Device& device, Text& refusal) {
+  if (ask(device) != KILN_OK) return refusal.add("%s", kiln_error());
   if (device.refusal[0]) return refusal.add("%s", device.refusal);
   Family* family = runtime.families.load(std::memory_order_acquire);
   if (!family) return refusal.add("no family is registered");
@@ -101,22 +100,42 @@ void find_refusal(kiln_runtime& runtime, Device& device, Text& refusal) {
   }
 }
 
-}  // namespace
-
-void log(const Options& options, int32_t level, const char* format, ...) {
-  if (!options.log || level > options.log_level) return;
-  char text[1536];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  options.log(level, text, options.log_user);
+// Shows one device to the caller; non-zero to stop. Of one that cannot be asked only its place is known.
+int32_t show(kiln_runtime& runtime, Device& device, kiln_device_fn visit, void* user) {
+  FixedText<kSentenceBytes> refusal;
+  find_refusal(runtime, device, refusal);
+  kiln_device shown = {sizeof shown, device.vendor, device.ordinal, 0, 0, "", "", "", nullptr};
+  if (device.asked.load(std::memory_order_acquire)) {
+    shown.multiprocessors = device.multiprocessors;
+    shown.warp_size = device.warp_size;
+    shown.name = device.name;
+    shown.id = device.id;
+    shown.target = device.target;
+  }
+  if (refusal.length()) shown.refusal = refusal.c_str();
+  return visit(&shown, user);
 }
+
+}  // namespace
 
 kiln_status check_runtime(const kiln_runtime* runtime) {
   if (!runtime) return fail(KILN_E_ARGUMENT, "the kiln_t is NULL");
   if (is_forked(*runtime))
     return fail(KILN_E_FORKED, "this process was forked from the one that opened the kiln_t; open another one here");
+  return KILN_OK;
+}
+
+kiln_status get_driver(kiln_runtime& runtime, int32_t vendor, Driver** out) {
+  if (vendor != KILN_VENDOR_NVIDIA && vendor != KILN_VENDOR_AMD)
+    return fail(KILN_E_ARGUMENT, "the queue's vendor is %d; it must be KILN_VENDOR_NVIDIA or KILN_VENDOR_AMD", vendor);
+  std::atomic<Driver*>& slot = runtime.drivers[vendor - 1];
+  if ((*out = slot.load(std::memory_order_acquire))) return KILN_OK;
+  Lock lock(runtime.lock);
+  if ((*out = slot.load(std::memory_order_relaxed))) return KILN_OK;
+  kiln_status status = vendor == KILN_VENDOR_NVIDIA ? open_cuda(runtime.options, out) : open_hip(runtime.options, out);
+  if (status != KILN_OK) return status;
+  log(runtime.options, KILN_LOG_INFO, "%s driver with %d devices", vendor_name(vendor), (*out)->device_count);
+  slot.store(*out, std::memory_order_release);
   return KILN_OK;
 }
 
@@ -154,33 +173,22 @@ kiln_status kiln_devices(kiln_t kiln, kiln_device_fn visit, void* user) {
   kiln_status status = check_runtime(kiln);
   if (status != KILN_OK) return status;
   if (!visit) return fail(KILN_E_ARGUMENT, "kiln_devices: visit is NULL");
-  FixedText<1024> missing;
-  int32_t found = 0;
+  FixedText<kSentenceBytes> failures;
+  kiln_status worst = KILN_E_NO_DEVICE;  // the first that is worse than a vendor without driver or devices
+  bool found = false;
   for (int32_t vendor = KILN_VENDOR_NVIDIA; vendor <= KILN_VENDOR_AMD; ++vendor) {
     Driver* driver;
     status = get_driver(*kiln, vendor, &driver);
     if (status != KILN_OK) {
-      missing.add("%s%s", missing.length() ? "; " : "", kiln_error());
+      failures.add("%s%s", failures.length() ? "; " : "", kiln_error());
+      if (worst == KILN_E_NO_DEVICE) worst = status;
       continue;
     }
-    ++found;
-    for (int32_t i = 0; i < driver->device_count; ++i) {
-      Device& device = driver->devices[i];
-      FixedText<1024> refusal;
-      find_refusal(*kiln, device, refusal);
-      kiln_device shown = {sizeof shown,
-                           vendor,
-                           device.ordinal,
-                           device.multiprocessors,
-                           device.warp_size,
-                           device.name,
-                           device.id,
-                           device.target,
-                           refusal.length() ? refusal.c_str() : nullptr};
-      if (visit(&shown, user)) return KILN_OK;
-    }
+    found = true;
+    for (int32_t i = 0; i < driver->device_count; ++i)
+      if (show(*kiln, driver->devices[i], visit, user)) return KILN_OK;
   }
-  return found ? KILN_OK : fail(KILN_E_NO_DEVICE, "%s", missing.c_str());
+  return found && worst == KILN_E_NO_DEVICE ? KILN_OK : fail(worst, "%s", failures.c_str());
 }
 
 }  // extern "C"

@@ -11,6 +11,15 @@
  *   kiln_close     must be the last call on its kiln_t: no other call on it may be in progress or follow.
  *   kiln_error     speaks of the calling thread only.
  *
+ * Waiting: a repeated call waits for no other thread. What is done once is done under a lock, so that of other threads
+ * wait, while one
+ *
+ *   opens a driver or a pack, registers a family: those that do any of these on the same kiln_t, for whatever device;
+ *   asks a driver about a device, at its first use: those that do so for another device of the vendor;
+ *   loads an image (seconds, where the driver compiles PTX): those that need an image of the same family on the same
+ *       device that is not loaded yet;
+ *   decodes a group of a pack's images (milliseconds): those that load from the same pack for another device.
+ *
  * Fork: a child of fork() that calls anything on a kiln_t of its parent gets KILN_E_FORKED (kiln_close releases host
  * memory only); it may kiln_open its own.
  *
@@ -112,11 +121,15 @@ typedef struct kiln_device {
     const char* name;
     const char* id;          /* NVIDIA: the UUID; AMD: the PCI id */
     const char* target;      /* "sm_90", "gfx942" */
-    const char* refusal;     /* NULL, or why no registered family can run on it, in one sentence */
+    const char* refusal;     /* NULL, or why no registered family can run on it, in one sentence. Of a device that
+                                the driver fails to tell about, that failure; `multiprocessors` and `warp_size` are
+                                0 then, and the other strings "". */
 } kiln_device;
 /* Returns non-zero to stop. `device` and its strings are valid during the call only. */
 typedef int32_t (*kiln_device_fn)(const kiln_device* device, void* user);
-/* Visits each device of each vendor whose driver is there. No driver at all: KILN_E_NO_DEVICE. */
+/* Visits each device of each vendor whose driver is there. KILN_E_NO_DEVICE: neither vendor has a driver with devices.
+ * Another status: a driver is there and could not be opened (KILN_E_DRIVER, the first such status where both fail); the
+ * other vendor's devices were visited all the same. A visit that stops it makes it return KILN_OK. */
 KILN_API kiln_status kiln_devices(kiln_t kiln, kiln_device_fn visit, void* user);
 
 typedef struct kiln_queue {
@@ -199,7 +212,8 @@ typedef struct kiln_call {
     int32_t force_count;
     const char* const* force_keys;    /* variants to use, by key (64 hexadecimal digits), at most one a kernel; the
                                          rest is chosen as always. A forced variant must be one of the call's own
-                                         functional and its specialisation must hold, else KILN_E_UNSUPPORTED. */
+                                         functional, have an image, and its specialisation must hold, else
+                                         KILN_E_UNSUPPORTED; the sentence says why it has no image. */
     const char* force_target;         /* use this target's pack, by its PTX where the device has another
                                          architecture; NULL: the device's own. Never implicit. */
     void* workspace;                  /* device memory, KILN_WORKSPACE_ALIGNMENT; needed until the work is done */

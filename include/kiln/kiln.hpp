@@ -245,9 +245,15 @@ class Runtime {
     check(kiln_find_operation(kiln_, name.c_str(), &found));
     return Operation(found);
   }
-  std::vector<DeviceInfo> devices() const {
+  /* Throws where a vendor's driver fails, whatever the other has; given `problem`, leaves the sentence there instead
+   * ("" if there is none) and returns the devices that could be listed. */
+  std::vector<DeviceInfo> devices(std::string* problem = nullptr) const {
     detail::Collector<DeviceInfo> collector;
     kiln_status status = kiln_devices(kiln_, detail::collect_device, &collector);
+    if (problem) {
+      *problem = status == KILN_OK ? "" : kiln_error();
+      status = KILN_OK;
+    }
     return collector.finish(status);
   }
   /* Of all operations and targets where a name is empty. */

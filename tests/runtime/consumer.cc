@@ -30,6 +30,17 @@ int main() {
   } catch (const kiln::Error& error) {
     sentence = std::string(error.name()) + " " + error.what();
   }
+  fake_fail("hipInit", 1, 999, 0);
+  std::string problem;
+  if (moved.devices(&problem).size() != 5 || problem.find("hipInit") == std::string::npos) return 2;
+  fake_fail("hipInit", 1, 999, 0);
+  try {
+    moved.devices();
+    return 3;
+  } catch (const kiln::Error& error) {
+    if (error.status() != KILN_E_DRIVER) return 4;
+  }
+  if (moved.devices(&problem).size() != 10 || !problem.empty()) return 5;
   std::cout << kiln_version() << ' ' << moved.devices().size() << ' ' << moved.variants("", "sm_90").size() << ' '
             << mix.explain(queue, {x, y, nullptr, 1, 1, false, 0.5}).at(0).specialization << ' ' << fake_launches()
             << ' ' << sentence << '\n';

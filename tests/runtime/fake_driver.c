@@ -42,7 +42,7 @@ static fake_zero zeros[256];
 static int launch_count, zero_count;
 static __thread Context* stack[16];
 static __thread int depth;
-static __thread int hip_device;
+static __thread int hip_device, hip_last;
 
 static const struct {
   int major, minor, multiprocessors, shared;
@@ -101,7 +101,7 @@ EXPORT void fake_reset(void) {
       streams[FAKE_AMD][d][s] = (Stream){FAKE_AMD, d, NULL};
     }
   }
-  depth = 0, hip_device = 0;
+  depth = 0, hip_device = 0, hip_last = 0;
   pthread_mutex_unlock(&lock);
 }
 
@@ -139,6 +139,7 @@ EXPORT int fake_count(const char* symbol) {
   pthread_mutex_unlock(&lock);
   return calls;
 }
+EXPORT int fake_last_error(void) { return hip_last; }
 EXPORT int fake_loaded(void) { return loaded; }
 EXPORT int fake_launches(void) { return launch_count; }
 EXPORT const fake_launch* fake_get_launch(int number) { return &launches[number]; }
@@ -387,47 +388,60 @@ static int cuLaunchKernelEx(const Config* config, Image* kernel, void** paramete
 
 /* ---- HIP --------------------------------------------------------------------------------------------------------- */
 
+/* As HIP does: a failure stays until hipGetLastError() asks for it. */
+static int hip_result(int code) {
+  if (code) hip_last = code;
+  return code;
+}
+#define HIP_ENTER()                      \
+  do {                                   \
+    int code_ = enter(__func__);         \
+    if (code_) return hip_result(code_); \
+  } while (0)
+
 static int hipInit(unsigned flags) {
-  ENTER();
+  HIP_ENTER();
   return (int)flags;
 }
 static int hipRuntimeGetVersion(int* version) {
-  ENTER();
+  HIP_ENTER();
   *version = hip_version;
   return 0;
 }
 static int hipGetLastError(void) {
-  ENTER();
-  return 0;
+  enter(__func__);
+  int code = hip_last;
+  hip_last = 0;
+  return code;
 }
 static const char* hipGetErrorName(int code) { return code == 209 ? "hipErrorNoBinaryForGpu" : "hipErrorUnknown"; }
 static int hipGetDeviceCount(int* count) {
-  ENTER();
+  HIP_ENTER();
   *count = counts[FAKE_AMD];
   return 0;
 }
 static int hipGetDevice(int* device) {
-  ENTER();
+  HIP_ENTER();
   *device = hip_device;
   return 0;
 }
 static int hipSetDevice(int device) {
-  ENTER();
+  HIP_ENTER();
   hip_device = device;
   return 0;
 }
 static int hipDeviceGetName(char* name, int size, int device) {
-  ENTER();
+  HIP_ENTER();
   snprintf(name, (size_t)size, "Fake AMD %d", device);
   return 0;
 }
 static int hipDeviceGetPCIBusId(char* id, int size, int device) {
-  ENTER();
+  HIP_ENTER();
   snprintf(id, (size_t)size, "0000:%02x:00.0", device + 1);
   return 0;
 }
 static int hipDeviceGetAttribute(int* value, int which, int device) {
-  ENTER();
+  HIP_ENTER();
   switch (which) {
     case 29:
       *value = 0x7FFFFFFF;
@@ -449,52 +463,52 @@ static int hipDeviceGetAttribute(int* value, int which, int device) {
       *value = hip_devices[device].warp;
       return 0;
     default:
-      return 1;
+      return hip_result(1);
   }
 }
 static int hipGetDevicePropertiesR0600(char* properties, int device) {
-  ENTER();
+  HIP_ENTER();
   memset(properties, 0, 1472);
   snprintf(properties, 256, "AMD gfx fake");
   if (properties_mode < 2) strcpy(properties + (properties_mode ? 1200 : 1160), hip_devices[device].name);
   return 0;
 }
 static int hipStreamGetDevice(Stream* stream, int* device) {
-  ENTER();
-  if (stream->vendor != FAKE_AMD) return 400;
+  HIP_ENTER();
+  if (stream->vendor != FAKE_AMD) return hip_result(400);
   *device = stream->device;
   return 0;
 }
 static int hipModuleLoadData(Image** image, const void* code) {
-  ENTER();
-  return load_image(image, code, 209);
+  HIP_ENTER();
+  return hip_result(load_image(image, code, 209));
 }
 static int hipModuleUnload(Image* image) {
-  ENTER();
-  return unload_image(image, 400);
+  HIP_ENTER();
+  return hip_result(unload_image(image, 400));
 }
 static int hipModuleGetFunction(Image** function, Image* image, const char* symbol) {
-  ENTER();
-  if (strcmp(image->symbol, symbol) != 0) return 500;
+  HIP_ENTER();
+  if (strcmp(image->symbol, symbol) != 0) return hip_result(500);
   *function = image;
   return 0;
 }
 static int hipFuncGetAttribute(int* value, int which, Image* function) {
-  ENTER();
-  if (which != 1) return 1;
+  HIP_ENTER();
+  if (which != 1) return hip_result(1);
   *value = function->fixed;
   return 0;
 }
 static int hipMemsetAsync(void* address, int value, size_t bytes, void* stream) {
-  ENTER();
-  return value ? 1 : record_zero(FAKE_AMD, (uint64_t)(uintptr_t)address, bytes, stream);
+  HIP_ENTER();
+  return value ? hip_result(1) : record_zero(FAKE_AMD, (uint64_t)(uintptr_t)address, bytes, stream);
 }
 static int hipModuleLaunchKernel(Image* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                  unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
-  ENTER();
+  HIP_ENTER();
   const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
-  if (extra || !gx || !gy || !gz) return 1;
-  return record(FAKE_AMD, function, grid, block, shared, stream, 1, parameters);
+  if (extra || !gx || !gy || !gz) return hip_result(1);
+  return hip_result(record(FAKE_AMD, function, grid, block, shared, stream, 1, parameters));
 }
 
 EXPORT void* fake_resolve(int32_t vendor, const char* symbol, void* user) {

@@ -52,6 +52,7 @@ void fake_set_current(int32_t vendor, void* context_or_device); /* AMD: the ordi
 void* fake_get_current(int32_t vendor);
 
 int fake_count(const char* symbol); /* calls of an entry point */
+int fake_last_error(void);          /* AMD: what the calling thread's hipGetLastError() would return */
 int fake_loaded(void);              /* images loaded now */
 int fake_launches(void);
 const fake_launch* fake_get_launch(int number);

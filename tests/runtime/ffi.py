@@ -171,6 +171,10 @@ class Fake:
         return self.c.fake_count(symbol.encode())
 
     @property
+    def last_error(self) -> int:
+        return self.c.fake_last_error()
+
+    @property
     def loaded(self) -> int:
         return self.c.fake_loaded()
 
@@ -240,8 +244,9 @@ class Kiln:
         self.library.check(self.library.c.kiln_find_operation(self.handle, name.encode(), c.byref(out)))
         return out
 
-    def devices(self) -> list[dict]:
-        seen: list[dict] = []
+    def devices(self, seen: list[dict] | None = None) -> list[dict]:
+        """All devices; `seen` has those that were visited even if it fails."""
+        seen = [] if seen is None else seen
         visit = DeviceFn(lambda device, _: seen.append(_fields(device.contents)) or 0)
         self.library.check(self.library.c.kiln_devices(self.handle, visit, None))
         return seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 
 import ffi
@@ -90,6 +91,80 @@ def test_one_vendor_is_enough(kiln, fake):
     assert failure.value.status == ffi.NO_DEVICE
     fake.c.fake_set_device_count(NVIDIA, 5)
     kiln.launch(work(kiln, arguments()))  # a driver that had nothing is asked again
+
+
+def test_a_vendor_that_fails_hides_no_other(kiln, fake):
+    for vendor, symbol, sentence in [
+        (AMD, "hipInit", r"hipInit: the HIP runtime returned hipErrorUnknown \(999\)"),
+        (AMD, "hipGetDeviceCount", "hipGetDeviceCount: the HIP runtime"),
+        (NVIDIA, "cuInit", r"cuInit: the CUDA driver returned CUDA_ERROR_\? \(999\)"),
+    ]:
+        fake.reset()
+        with ffi.Kiln(kiln.library, fake) as other:
+            fake.fail(symbol, 999)
+            seen = []
+            with pytest.raises(ffi.Failure, match=f"^4: {sentence}") as failure:
+                other.devices(seen)
+            assert failure.value.status == ffi.DRIVER
+            assert [device["vendor"] for device in seen] == [NVIDIA + AMD - vendor] * 5
+            assert len(other.devices()) == 10  # the driver is asked again
+
+
+def test_a_driver_that_fails_is_worse_than_none(kiln, fake):
+    fake.c.fake_set_device_count(NVIDIA, 0)
+    fake.fail("hipInit", 999)
+    with pytest.raises(ffi.Failure, match="^4: the NVIDIA driver has no device; hipInit: the HIP") as failure:
+        kiln.devices()
+    assert failure.value.status == ffi.DRIVER
+
+
+@pytest.mark.parametrize(
+    "vendor, symbol, call",
+    [
+        (NVIDIA, "cuDeviceGet", 1), (NVIDIA, "cuDeviceGetAttribute", 6), (NVIDIA, "cuDeviceGetUuid_v2", 1),
+        (NVIDIA, "cuDeviceGetName", 1), (AMD, "hipDeviceGetAttribute", 8), (AMD, "hipDeviceGetName", 1),
+        (AMD, "hipDeviceGetPCIBusId", 1), (AMD, "hipGetDevicePropertiesR0600", 1),
+    ],
+)  # fmt: skip
+def test_a_device_that_cannot_be_asked_hides_no_other(kiln, fake, vendor, symbol, call):
+    """The second device fails; `call`: how often each device is asked."""
+    fake.fail(symbol, 999, nth=call + 1)
+    devices = kiln.devices()
+    assert len(devices) == 10
+    by_place = {(device["vendor"], device["ordinal"]): device for device in devices}
+    bad = by_place.pop((vendor, 1))
+    assert re.fullmatch(rf"{symbol[:-3] if symbol.endswith('_v2') else symbol.replace('R0600', '')}: the .* \(999\)",
+                        bad["refusal"].decode())  # fmt: skip
+    assert (bad["name"], bad["id"], bad["target"], bad["multiprocessors"], bad["warp_size"]) == (b"", b"", b"", 0, 0)
+    assert all(device["target"] and device["multiprocessors"] for device in by_place.values())
+    again = {(device["vendor"], device["ordinal"]): device for device in kiln.devices()}
+    assert again.pop((vendor, 1))["target"] in (b"sm_80", b"gfx90a") and again == by_place
+
+
+@pytest.mark.parametrize("vendor, symbol", [(NVIDIA, "cuDeviceGetName"), (AMD, "hipDeviceGetName")])
+def test_a_device_that_cannot_be_asked_stops_no_other(kiln, fake, vendor, symbol):
+    """Calls on the others run; a call on it says what failed, and asks again."""
+    fake.fail(symbol, 999)
+    with pytest.raises(ffi.Failure, match=symbol) as failure:
+        kiln.launch(work(kiln, arguments(), vendor=vendor, stream=fake.stream(vendor, 0)))
+    assert failure.value.status == ffi.DRIVER
+    kiln.launch(work(kiln, arguments(), vendor=vendor, stream=fake.stream(vendor, 4)))
+    kiln.launch(work(kiln, arguments(), vendor=vendor, stream=fake.stream(vendor, 0)))
+    assert [launch.device for launch in fake.launches()] == [4, 0]
+    assert fake.count(symbol) == 3  # a device that no call uses is not asked
+
+
+def test_a_device_without_a_number(kiln, fake):
+    """cuDeviceGet fails for an earlier one: the stream's own is found; for all of them: that is the error."""
+    fake.fail("cuDeviceGet", 3)
+    kiln.launch(work(kiln, arguments(), stream=fake.stream(device=4)))
+    assert fake.launches()[0].device == 4
+    fake.fail("cuDeviceGet", 3, sticky=True)
+    with pytest.raises(
+        ffi.Failure, match="cuDeviceGet: the CUDA driver returned CUDA_ERROR_NOT_INITIALIZED"
+    ) as failure:
+        kiln.launch(work(kiln, arguments(), stream=fake.stream(device=1)))
+    assert failure.value.status == ffi.DRIVER and fake.current() == fake.context(0)
 
 
 def test_no_driver_on_this_machine(library, toy):
