@@ -14,10 +14,6 @@ namespace kiln {
 namespace {
 
 constexpr char kMagic[] = "KILNPACK";
-constexpr uint32_t kVersion = 1;
-// What no sound pack comes near; it bounds what a corrupt one can make us allocate.
-constexpr uint64_t kLargestIndex = 1ull << 30;
-constexpr uint32_t kLargestGroup = 1u << 28;
 constexpr uint32_t kLargestThreads = 1024, kLargestCluster = 16;
 
 kiln_status corrupt(const Pack& pack, const char* what) {
@@ -36,15 +32,18 @@ bool read_at(int file, void* to, uint64_t size, uint64_t offset) {
   return true;
 }
 
-bool is_string(const Pack& pack, uint32_t offset) { return offset < pack.counts->string_bytes; }
+// Whether a string begins there.
+bool is_string(const Pack& pack, uint32_t offset) {
+  return offset < pack.counts->string_bytes && (offset == 0 || pack.strings[offset - 1] == 0);
+}
 
-// Strings end up in sentences: they must be UTF-8 without control characters other than the newlines of lists.
-bool is_text(const char* text, size_t size) {
+// Strings end up in sentences: they must be UTF-8 without control characters (C0, DEL, C1). Newlines only in lists.
+bool is_text(const char* text, size_t size, bool list) {
   const unsigned char* p = reinterpret_cast<const unsigned char*>(text);
   for (size_t i = 0; i < size;) {
     unsigned char first = p[i++];
     if (first < 0x80) {
-      if (first < 0x20 && first != 0 && first != '\n') return false;
+      if ((first < 0x20 && !(list && first == '\n')) || first == 0x7F) return false;
       continue;
     }
     int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
@@ -54,7 +53,7 @@ bool is_text(const char* text, size_t size) {
       if (i == size || (p[i] & 0xC0) != 0x80) return false;
       point = point << 6 | (p[i] & 0x3Fu);
     }
-    constexpr uint32_t kLeast[] = {0x80, 0x800, 0x10000};
+    constexpr uint32_t kLeast[] = {0xA0, 0x800, 0x10000};
     if (point < kLeast[more - 1] || point > 0x10FFFF || (point >= 0xD800 && point < 0xE000)) return false;
   }
   return true;
@@ -66,9 +65,11 @@ const char* check_groups(const Pack& pack, uint64_t index_size, uint64_t file_si
   uint64_t expected = sizeof(PackHeader) + index_size;
   for (uint32_t i = 0; i < pack.counts->groups; ++i) {
     const GroupRow& group = pack.groups[i];
+    if (group.decoded == 0 || group.decoded > kLargestGroup) return "a group is empty or larger than 256 MiB";
+    if (group.stored > ZSTD_COMPRESSBOUND(uint64_t{group.decoded}))
+      return "a group is stored in more bytes than what it decodes to can need";
     if (group.offset != expected || group.stored == 0 || group.stored > file_size - expected)
       return "a group does not lie where its index says; the file may be truncated";
-    if (group.decoded == 0 || group.decoded > kLargestGroup) return "a group is empty or larger than 256 MiB";
     expected += group.stored;
   }
   return expected == file_size ? nullptr : "the file is longer than its groups";
@@ -133,11 +134,35 @@ const char* parse_index(Pack& pack, uint64_t size, uint64_t file_size) {
   pack.strings = reinterpret_cast<const char*>(pack.slots + counts.slots);
   if (counts.string_bytes == 0 || pack.strings[counts.string_bytes - 1]) return "its strings have no end";
   if (!is_string(pack, counts.target) || !is_string(pack, counts.release)) return "it names no target or no release";
-  if (!is_text(pack.strings, counts.string_bytes)) return "its strings are no text";
   if (counts.zero) return "its counts do not end in zeros";
   if (const char* wrong = check_groups(pack, size, file_size)) return wrong;
   if (const char* wrong = check_images(pack)) return wrong;
   return check_kernels(pack);
+}
+
+// The strings that the tables name, each once however often it is named. Only kernel_row's names are lists.
+kiln_status check_strings(const Pack& pack) {
+  const PackCounts& counts = *pack.counts;
+  uint8_t* lists = allocate<uint8_t>(counts.string_bytes / 8 + 1);  // a bit for each offset
+  if (!lists) return out_of_memory();
+  auto mark = [lists](uint32_t offset) { lists[offset / 8] |= static_cast<uint8_t>(1u << offset % 8); };
+  auto unmark = [lists](uint32_t offset) { lists[offset / 8] &= static_cast<uint8_t>(~(1u << offset % 8)); };
+  for (uint32_t i = 0; i < counts.kernels; ++i) mark(pack.kernels[i].names);
+  // A list that is named as anything else too is none.
+  unmark(counts.target), unmark(counts.release);
+  for (uint32_t i = 0; i < counts.images; ++i) unmark(pack.images[i].symbol);
+  for (uint32_t i = 0; i < counts.kernels; ++i)
+    unmark(pack.kernels[i].family), unmark(pack.kernels[i].operation), unmark(pack.kernels[i].kernel);
+  for (uint32_t i = 0; i < counts.slots; ++i)
+    if (pack.slots[i].reason != kNone) unmark(pack.slots[i].reason);
+  bool sound = true;
+  for (uint32_t begin = 0; begin < counts.string_bytes && sound;) {
+    size_t size = strlen(pack.strings + begin);
+    sound = is_text(pack.strings + begin, size, lists[begin / 8] >> begin % 8 & 1);
+    begin += static_cast<uint32_t>(size) + 1;
+  }
+  free(lists);
+  return sound ? KILN_OK : corrupt(pack, "its strings are no text");
 }
 
 bool trusted(const uint8_t digest[32], const Trust& trust) {
@@ -172,13 +197,13 @@ kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
   if (file_size < sizeof header || !read_at(pack.file, &header, sizeof header, 0))
     return corrupt(pack, "it is truncated: shorter than a header");
   if (memcmp(header.magic, kMagic, sizeof header.magic) != 0) return corrupt(pack, "it does not begin with KILNPACK");
-  if (header.version != kVersion || header.header_size != sizeof header)
+  if (header.version != kPackVersion || header.header_size != sizeof header)
     return fail(KILN_E_PACK_MISMATCH, "%s is a pack of format %u; Kiln %s reads format %u", pack.path, header.version,
-                KILN_VERSION, kVersion);
+                KILN_VERSION, kPackVersion);
   if (header.zero) return corrupt(pack, "its header does not end in zeros");
-  if (header.index_size < sizeof(PackCounts) || header.index_size > kLargestIndex ||
-      header.index_size > file_size - sizeof header)
+  if (header.index_size < sizeof(PackCounts) || header.index_size > file_size - sizeof header)
     return corrupt(pack, "it is truncated: its index reaches beyond the file");
+  if (header.index_size > kLargestIndex) return corrupt(pack, "its index is larger than 64 MiB");
   pack.index = static_cast<uint8_t*>(malloc(header.index_size));
   if (!pack.index) return out_of_memory();
   if (!read_at(pack.file, pack.index, header.index_size, sizeof header))
@@ -192,6 +217,8 @@ kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
   }
   // Bounded whatever it says, so an untrusted index may be parsed to name its release; nothing of it is used.
   if (const char* wrong = parse_index(pack, header.index_size, file_size)) return corrupt(pack, wrong);
+  kiln_status status = check_strings(pack);
+  if (status != KILN_OK) return status;
   if (!trusted(pack.digest, trust)) return mismatch(pack, trust);
   if (strcmp(pack.string(pack.counts->target), target) != 0)
     return fail(KILN_E_PACK_MISMATCH, "%s holds images for %s, not for %s", pack.path, pack.string(pack.counts->target),

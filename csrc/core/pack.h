@@ -11,7 +11,8 @@
 //   kernel_row = family:str operation:str kernel:str first_slot:u32 slots:u32 configurations:u32 specializations:u32
 //                names:str layout:byte[32]
 //   slot_row   = image:u32 ptx:u32 reason:str zero:u32 key:byte[32]
-//   str     = u32, offset of a NUL-terminated UTF-8 text in the strings, or NONE = 0xFFFFFFFF
+//   str     = u32, offset of a NUL-terminated UTF-8 text in the strings, or NONE = 0xFFFFFFFF; a text is a line without
+//             control characters, but for the newlines of `names`
 //
 // The structures below are those rows as they lie in the index. Everything that they say is checked when the pack is
 // opened, once: whoever holds a Pack may follow its offsets.
@@ -24,7 +25,13 @@
 
 namespace kiln {
 
+constexpr uint32_t kPackVersion = 1;
 constexpr uint32_t kNone = 0xFFFFFFFFu;
+// What no sound pack comes near; it bounds what a corrupt one can make us allocate.
+constexpr uint64_t kLargestIndex = 1ull << 26;
+constexpr uint32_t kLargestGroup = 1u << 28;
+// Triton's own, behind those that are the tables': global scratch and profile scratch.
+constexpr uint32_t kHiddenParameters = 2;
 enum ImageKind : uint32_t { kCubin = 1, kHsaco = 2, kPtx = 3 };
 
 struct PackHeader {

@@ -267,6 +267,88 @@ def test_trusted_and_wrong(opened, tmp_path, field, value, sentence):
     assert failure.value.status == ffi.PACK_CORRUPT
 
 
+def named(reason: str | bytes) -> bytes:
+    """The pack of the family `bare` in which one reason reads so."""
+    images: list[packs.Image] = []
+    kernels = packs.toy_kernels("bare", "sm_90", images)
+    kernels[0].slots[13] = (*kernels[0].slots[13][:2], "R" * 8, kernels[0].slots[13][3])
+    data = packs.write("sm_90", "1.2.3", kernels, images)
+    text = reason.encode() if isinstance(reason, str) else reason
+    index = packs.index_of(data)
+    assert len(text) <= 8 and index.count(b"R" * 8) == 1
+    return packs.seal(index.replace(b"R" * 8, text.ljust(8, b"."))) + data[64 + len(index) :]
+
+
+def opens(opened, tmp_path, data: bytes) -> list[dict]:
+    folder = put(tmp_path / "p", data)
+    return opened("bare", pack_path=folder, trusted_packs=packs.digest_of(data)).variants(target="sm_90")
+
+
+@pytest.mark.parametrize("text", ["\u00a0", "\u00e9", "\u4e2d", "\U0001f600", " ~", "..."])
+def test_strings_are_text(opened, tmp_path, text):
+    variants = opens(opened, tmp_path, named(text))
+    assert any(v["unavailable"] == text.encode().ljust(8, b".") for v in variants)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x01", "\t", "\r", "\n", "\x1b[31m", "\x1f", "\x7f", "\x80", "\x85", "\x9b31m", "\x9f",
+        b"\x80", b"\xc0\xaf", b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b".......\xc3",
+    ],
+)  # fmt: skip
+def test_strings_that_a_terminal_would_obey(opened, tmp_path, text):
+    """A reason ends up in a sentence: no controls of ASCII nor of Latin-1, no line of its own, nothing but UTF-8."""
+    with pytest.raises(ffi.Failure, match="is corrupt: its strings are no text") as failure:
+        opens(opened, tmp_path, named(text))
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_only_names_are_lists(opened, tmp_path):
+    """The newlines of a kernel's names are no licence for what is told by the same offset."""
+    images: list[packs.Image] = []
+    data = packs.write("sm_90", "1.2.3", packs.toy_kernels("bare", "sm_90", images), images)
+    index = bytearray(packs.index_of(data))
+    groups, rows, kernels, _ = struct.unpack_from("<4I", index)
+    kernel = 32 + 48 * groups + 96 * rows
+    slot = kernel + 64 * kernels + 48 * 13
+    (names,) = struct.unpack_from("<I", index, kernel + 28)
+    (reason,) = struct.unpack_from("<I", index, slot + 8)
+    tail = data[64 + len(index) :]
+    assert opens(opened, tmp_path, data)
+    for offset, sentence in ((names, "its strings are no text"), (reason + 1, "a slot's reason is not there")):
+        struct.pack_into("<I", index, slot + 8, offset)
+        with pytest.raises(ffi.Failure, match=f"is corrupt: {sentence}") as failure:
+            opens(opened, tmp_path, packs.seal(bytes(index)) + tail)
+        assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_an_index_beyond_reason_is_not_read(opened, away):
+    """Its size is the header's word; a sparse file makes room for it."""
+    folder = put(away / "kiln.images", damaged(good(), 16, struct.pack("<Q", (64 << 20) + 8)))
+    os.truncate(Path(folder) / FILE, 80 << 20)
+    with pytest.raises(ffi.Failure, match="is corrupt: its index is larger than 64 MiB") as failure:
+        run(opened())
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_a_group_is_not_stored_in_more_than_it_can_need(opened, tmp_path):
+    """The size of a group in the file is bounded by what it decodes to, before room is made for either."""
+    data = good()
+    index = bytearray(packs.index_of(data))
+    last = 32 + 48 * (struct.unpack_from("<I", index)[0] - 1)
+    offset, _, decoded = struct.unpack_from("<QII", index, last)
+    for stored, sound in ((decoded, True), (2 * decoded + 1024, False)):
+        struct.pack_into("<QII", index, last, offset, stored, decoded)
+        forged = (packs.seal(bytes(index)) + data[64 + len(index) :])[:offset].ljust(offset + stored, b"\0")
+        if sound:
+            assert opens(opened, tmp_path, forged)
+            continue
+        with pytest.raises(ffi.Failure, match="stored in more bytes than what it decodes to can need") as failure:
+            opens(opened, tmp_path, forged)
+        assert failure.value.status == ffi.PACK_CORRUPT
+
+
 def test_group_that_is_no_frame(opened, tmp_path):
     """Right digest, wrong contents: not zstd, a shorter and a longer frame, two frames."""
     import hashlib
