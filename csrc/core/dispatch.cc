@@ -36,18 +36,17 @@ int32_t match(const kiln_choice_table& choice, int64_t asked) {
 
 kiln_status choose(Plan& plan) {
   const kiln_operation_table& op = *plan.operation->table;
-  int64_t asked[KILN_MAX_VALUES];
   int32_t broken = 0;
   bool missing = false;
   for (int32_t i = 0; i < op.choice_count; ++i) {
     const kiln_choice_table& choice = op.choices[i];
-    asked[i] = choice.value(plan.v, &broken);
+    int64_t asked = choice.value(plan.v, &broken);
     if (broken) return fault(plan, "the choice", choice.name);
-    plan.chosen[i] = match(choice, asked[i]);
+    plan.chosen[i] = match(choice, asked);
     missing |= plan.chosen[i] < 0;
-    plan.v[choice.index] = plan.chosen[i] < 0 ? asked[i] : choice.values[plan.chosen[i]];
+    plan.v[choice.index] = plan.chosen[i] < 0 ? asked : choice.values[plan.chosen[i]];
   }
-  if (missing) return unsupported(plan, asked, nullptr);
+  if (missing) return unsupported(plan, nullptr, nullptr);
   for (int32_t i = 0; i < op.argument_count; ++i) {
     const kiln_argument_table& argument = op.arguments[i];
     if (argument.kind != KILN_ARG_TENSOR || argument.dtype >= 0) continue;
@@ -211,6 +210,26 @@ kiln_status evaluate_zeros(Plan& plan, const kiln_kernel_table& kernel, KernelPl
   return KILN_OK;
 }
 
+// The row of images that a slot leads to, or kNone.
+uint32_t image_of(const Plan& plan, const SlotRow& slot) { return plan.binding->ptx ? slot.ptx : slot.image; }
+
+// Why image_of() is kNone.
+const char* reason_of(const Plan& plan, const SlotRow& slot) {
+  if (const char* reason = plan.binding->pack->string(slot.reason)) return reason;
+  return plan.binding->ptx ? "the pack has no PTX of it" : "the pack has no image of it";
+}
+
+// Why the look-up leads nowhere for a functional: what the first of its slots without an image says, or nullptr. Others
+// may have one, for a configuration is only taken where every specialization is there.
+const char* first_reason(const Plan& plan, const kiln_kernel_table& kernel, const KernelPlan& out) {
+  const Pack& pack = *plan.binding->pack;
+  int64_t variants = int64_t{out.bound->target->configuration_count} * kernel.specialization_count;
+  const SlotRow* slots = pack.slots + out.bound->first_slot + out.functional * variants;
+  for (int64_t i = 0; i < variants; ++i)
+    if (image_of(plan, slots[i]) == kNone && slots[i].reason != kNone) return pack.string(slots[i].reason);
+  return nullptr;
+}
+
 // The forced variant for this kernel and functional, if one of the call's keys is one: its configuration and
 // specialization. Marks the key as used.
 kiln_status apply_forced(Plan& plan, const kiln_kernel_table& kernel, const uint8_t (*keys)[32], uint64_t* used,
@@ -226,6 +245,9 @@ kiln_status apply_forced(Plan& plan, const kiln_kernel_table& kernel, const uint
       if (*forced)
         return fail(KILN_E_ARGUMENT, "%s: two variants are forced for kernel %s; give at most one",
                     plan.operation->name, kernel.name);
+      if (image_of(plan, slots[i]) == kNone)
+        return fail(KILN_E_UNSUPPORTED, "%s: the variant %s forced for kernel %s is not there: %s",
+                    plan.operation->name, plan.call->force_keys[k], kernel.name, reason_of(plan, slots[i]));
       *forced = true;
       *used |= 1ull << k;
       out.configuration = i / specializations;
@@ -236,18 +258,6 @@ kiln_status apply_forced(Plan& plan, const kiln_kernel_table& kernel, const uint
   return KILN_OK;
 }
 
-// What the errors of a kernel without an image say the call asks for.
-void asked_values(const Plan& plan, int64_t* asked) {
-  const kiln_operation_table& op = *plan.operation->table;
-  for (int32_t i = 0; i < op.choice_count; ++i) asked[i] = plan.v[op.choices[i].index];
-}
-
-kiln_status no_image(Plan& plan, const char* why) {
-  int64_t asked[KILN_MAX_VALUES];
-  asked_values(plan, asked);
-  return unsupported(plan, asked, why);
-}
-
 kiln_status choose_image(Plan& plan, const kiln_kernel_table& kernel, KernelPlan& out) {
   const Pack& pack = *plan.binding->pack;
   const BoundKernel& bound = *out.bound;
@@ -256,15 +266,11 @@ kiln_status choose_image(Plan& plan, const kiln_kernel_table& kernel, KernelPlan
                                        kernel.specialization_count +
                                    out.specialization);
   const SlotRow& slot = pack.slots[out.slot];
-  uint32_t image = plan.binding->ptx ? slot.ptx : slot.image;
-  if (image == kNone) {
-    const char* reason = pack.string(slot.reason);
-    if (!reason) reason = plan.binding->ptx ? "the pack has no PTX of it" : "the pack has no image of it";
-    return no_image(plan, reason);
-  }
+  uint32_t image = image_of(plan, slot);
+  if (image == kNone) return unsupported(plan, &kernel, reason_of(plan, slot));
   out.image = &pack.images[image];
   uint32_t visible = static_cast<uint32_t>(out.parameter_count);
-  if (out.image->parameters < visible || out.image->parameters > visible + 2)
+  if (out.image->parameters < visible || out.image->parameters > visible + kHiddenParameters)
     return fail(KILN_E_PACK_CORRUPT, "%s: %s takes %u parameters, the tables of kernel %s give %u and up to two hidden",
                 pack.path, pack.string(out.image->symbol), out.image->parameters, kernel.name, visible);
   if (out.image->scratch && out.image->parameters == visible)
@@ -293,7 +299,7 @@ kiln_status plan_kernel(Plan& plan, const kiln_kernel_table& kernel, const uint8
   const kiln_operation_table& op = *plan.operation->table;
   out.table = &kernel;
   out.bound = &plan.binding->kernels[plan.operation->first_kernel + (&kernel - op.kernels)];
-  if (!out.bound->target) return no_image(plan, "its target has no such kernel");
+  if (!out.bound->target) return unsupported(plan, &kernel, "its target has no such kernel");
   out.functional = 0;
   for (int32_t i = 0; i < kernel.choice_count; ++i)
     out.functional = out.functional * op.choices[kernel.choices[i]].count + plan.chosen[kernel.choices[i]];
@@ -302,14 +308,7 @@ kiln_status plan_kernel(Plan& plan, const kiln_kernel_table& kernel, const uint8
   if (keys) status = apply_forced(plan, kernel, keys, used, out, &forced);
   if (status == KILN_OK && !forced) status = look_up(plan, kernel, out);
   if (status != KILN_OK) return status;
-  if (out.configuration == KILN_NO_CONFIGURATION) {
-    // Every slot of the functional has the same reason then; the first speaks for all.
-    const SlotRow& slot =
-        plan.binding->pack->slots[out.bound->first_slot +
-                                  static_cast<uint32_t>(out.functional * out.bound->target->configuration_count *
-                                                        kernel.specialization_count)];
-    return no_image(plan, plan.binding->pack->string(slot.reason));
-  }
+  if (out.configuration == KILN_NO_CONFIGURATION) return unsupported(plan, &kernel, first_reason(plan, kernel, out));
   if (kernel.configuration_value_count)
     memcpy(
         plan.v + kernel.configuration_index,

@@ -18,7 +18,7 @@ struct KernelPlan {
   bool empty;                           // its grid has no block
   uint32_t grid[3];                     // clusters not counted in
   uint64_t zero_address[KILN_MAX_ZEROS], zero_bytes[KILN_MAX_ZEROS];
-  uint64_t parameters[KILN_MAX_PARAMETERS + 2];  // with room for Triton's hidden two
+  uint64_t parameters[KILN_MAX_PARAMETERS + kHiddenParameters];
 };
 
 // What a call comes to. Lives on the caller's stack and is not cleared: only what is counted is valid.
@@ -42,16 +42,12 @@ kiln_status read_arguments(Plan& plan);
 // that the workspaces begin at; plan.workspace_bytes tells how much is needed there. plan.device is set.
 kiln_status dispatch(Plan& plan, uint64_t workspace);
 
-// KILN_E_UNSUPPORTED, naming the call's functional, why it is not there, and the nearest that is. `asked`: what the
-// call wants, by choice. `why` may be nullptr.
-kiln_status unsupported(Plan& plan, const int64_t* asked, const char* why);
+// KILN_E_UNSUPPORTED, naming the call's functional, why it is not there, and the nearest that is. `kernel`: the one
+// that has no image, or nullptr where a choice has no such value. `why` may be nullptr.
+kiln_status unsupported(Plan& plan, const kiln_kernel_table* kernel, const char* why);
 
 // Shows the variants that a plan runs, one a kernel.
 kiln_status explain(const Plan& plan, kiln_variant_fn visit, void* user);
-
-// A functional as text: "dtype=bf16 head_dim=64".
-void describe_functional(const kiln_operation_table& op, const kiln_kernel_table& kernel, int32_t functional,
-                         Text& text);
 
 inline int32_t functional_count(const kiln_operation_table& op, const kiln_kernel_table& kernel) {
   int32_t count = 1;

@@ -77,10 +77,10 @@ kiln_status run_kernel(Entered& entered, Plan& plan, KernelPlan& kernel, const L
     if (status != KILN_OK) return status;
   }
   if (kernel.empty) return KILN_OK;
-  // Triton's hidden pointers: global scratch, then profile scratch, which no release has.
+  // The hidden ones: global scratch, then profile scratch, which no release has.
   kernel.parameters[kernel.parameter_count] = image.row->scratch ? plan.scratch_address : 0;
   kernel.parameters[kernel.parameter_count + 1] = 0;
-  void* parameters[KILN_MAX_PARAMETERS + 2];
+  void* parameters[KILN_MAX_PARAMETERS + kHiddenParameters];
   for (uint32_t i = 0; i < image.row->parameters; ++i) parameters[i] = &kernel.parameters[i];
   Launch launch = {&image, {kernel.grid[0] * image.row->clusters, kernel.grid[1], kernel.grid[2]}, parameters};
   return driver.calls->launch(driver, entered.scope, launch);

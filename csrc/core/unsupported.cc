@@ -6,15 +6,22 @@ namespace {
 
 constexpr int64_t kMostCombinations = 1 << 22;  // what an error may cost to word
 
-// Whether some image of the kernel's functional is in the pack.
+// Whether a call can get an image of the kernel's functional: some bin of the look-up leads to a configuration that has
+// one. An image that only a forced key leads to does not count.
 bool exists(const Binding& binding, const kiln_operation_state& operation, int32_t number, int64_t functional) {
   const kiln_kernel_table& kernel = operation.table->kernels[number];
   const BoundKernel& bound = binding.kernels[operation.first_kernel + number];
   if (!bound.target) return false;
-  int64_t variants = int64_t{bound.target->configuration_count} * kernel.specialization_count;
-  const SlotRow* slots = binding.pack->slots + bound.first_slot + functional * variants;
-  for (int64_t i = 0; i < variants; ++i)
-    if ((binding.ptx ? slots[i].ptx : slots[i].image) != kNone) return true;
+  int64_t bins = 1;
+  for (int32_t i = 0; i < kernel.bin_count; ++i) bins *= kernel.bins[i].edge_count + 1;
+  bool reached[KILN_NO_CONFIGURATION + 1] = {};
+  for (int64_t bin = 0; bin < bins; ++bin) reached[bound.target->lookup[functional * bins + bin]] = true;
+  int64_t configurations = bound.target->configuration_count;
+  const SlotRow* slot =
+      binding.pack->slots + bound.first_slot + functional * configurations * kernel.specialization_count;
+  for (int64_t configuration = 0; configuration < configurations; ++configuration)
+    for (int32_t i = 0; i < kernel.specialization_count; ++i, ++slot)
+      if (reached[configuration] && (binding.ptx ? slot->ptx : slot->image) != kNone) return true;
   return false;
 }
 
@@ -37,21 +44,30 @@ struct Distance {
   }
 };
 
-Distance distance(const kiln_operation_table& op, const int32_t* candidate, const int64_t* asked) {
+Distance distance(const Plan& plan, const int32_t* candidate) {
+  const kiln_operation_table& op = *plan.operation->table;
   Distance d = {0, 0};
   for (int32_t i = 0; i < op.choice_count; ++i) {
-    int64_t value = op.choices[i].values[candidate[i]];
-    if (value == asked[i]) continue;
+    int64_t value = op.choices[i].values[candidate[i]], asked = plan.v[op.choices[i].index];
+    if (value == asked) continue;
     ++d.differing;
-    uint64_t apart = value > asked[i] ? static_cast<uint64_t>(value) - static_cast<uint64_t>(asked[i])
-                                      : static_cast<uint64_t>(asked[i]) - static_cast<uint64_t>(value);
+    uint64_t apart = value > asked ? static_cast<uint64_t>(value) - static_cast<uint64_t>(asked)
+                                   : static_cast<uint64_t>(asked) - static_cast<uint64_t>(value);
     if (__builtin_add_overflow(d.numeric, apart, &d.numeric)) d.numeric = UINT64_MAX;
   }
   return d;
 }
 
-// The existing combination of the operation's choices that is nearest to what is asked; false if there is none.
-bool nearest(const Plan& plan, const int64_t* asked, int32_t* best) {
+// Whether the combination makes of the kernel what the call asks of it.
+bool is_asked(const Plan& plan, const kiln_kernel_table& kernel, const int32_t* candidate) {
+  for (int32_t i = 0; i < kernel.choice_count; ++i)
+    if (candidate[kernel.choices[i]] != plan.chosen[kernel.choices[i]]) return false;
+  return true;
+}
+
+// The existing combination of the operation's choices that is nearest to what is asked; false if there is none. One
+// that leads to the same functional of the kernel that has no image would fail as the call does.
+bool nearest(const Plan& plan, const kiln_kernel_table* failed, int32_t* best) {
   const kiln_operation_table& op = *plan.operation->table;
   int64_t combinations = 1;
   for (int32_t i = 0; i < op.choice_count; ++i)
@@ -67,8 +83,8 @@ bool nearest(const Plan& plan, const int64_t* asked, int32_t* best) {
       candidate[i] = static_cast<int32_t>(rest % op.choices[i].count);
       rest /= op.choices[i].count;
     }
-    Distance d = distance(op, candidate, asked);
-    if (found && !(d < least)) continue;
+    Distance d = distance(plan, candidate);
+    if ((found && !(d < least)) || (failed && is_asked(plan, *failed, candidate))) continue;
     bool all = true;
     for (int32_t k = 0; k < op.kernel_count && all; ++k) {
       if (!(wanted >> k & 1)) continue;
@@ -99,21 +115,7 @@ void spell(const kiln_operation_table& op, int32_t number, int64_t value, Text& 
 
 }  // namespace
 
-void describe_functional(const kiln_operation_table& op, const kiln_kernel_table& kernel, int32_t functional,
-                         Text& text) {
-  int32_t index[KILN_MAX_VALUES];
-  for (int32_t i = kernel.choice_count - 1; i >= 0; --i) {
-    int32_t count = op.choices[kernel.choices[i]].count;
-    index[i] = functional % count;
-    functional /= count;
-  }
-  for (int32_t i = 0; i < kernel.choice_count; ++i) {
-    const kiln_choice_table& choice = op.choices[kernel.choices[i]];
-    text.add("%s%s=%s", i ? " " : "", choice.name, choice.spellings[index[i]]);
-  }
-}
-
-kiln_status unsupported(Plan& plan, const int64_t* asked, const char* why) {
+kiln_status unsupported(Plan& plan, const kiln_kernel_table* kernel, const char* why) {
   const kiln_operation_table& op = *plan.operation->table;
   if (!plan.binding) {
     kiln_status status = bind(*plan.operation->family, *plan.device, plan.call->force_target, &plan.binding);
@@ -122,11 +124,11 @@ kiln_status unsupported(Plan& plan, const int64_t* asked, const char* why) {
   FixedText<600> wanted, other;
   for (int32_t i = 0; i < op.choice_count; ++i) {
     wanted.add("%s%s=", i ? " " : "", op.choices[i].name);
-    spell(op, i, asked[i], wanted);
+    spell(op, i, plan.v[op.choices[i].index], wanted);
   }
   const char* target = plan.binding->family->table->packs[plan.binding->pack_number].target;
   int32_t best[KILN_MAX_VALUES];
-  if (!nearest(plan, asked, best))
+  if (!nearest(plan, kernel, best))
     return fail(KILN_E_UNSUPPORTED, "%s has no image for %s on %s%s%s, nor for anything near", plan.operation->name,
                 wanted.c_str(), target, why ? ": " : "", why ? why : "");
   for (int32_t i = 0; i < op.choice_count; ++i)

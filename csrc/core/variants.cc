@@ -5,34 +5,68 @@
 namespace kiln {
 namespace {
 
-// Shows one variant to the caller; non-zero to stop.
-int32_t show(const kiln_operation_state& operation, const kiln_kernel_table& kernel,
-             const kiln_kernel_target_table& target, const Pack& pack, uint32_t first_slot, int32_t number, bool ptx,
-             kiln_variant_fn visit, void* user) {
-  int32_t specialization = number % kernel.specialization_count;
-  int32_t configuration = number / kernel.specialization_count % target.configuration_count;
-  int32_t functional = number / kernel.specialization_count / target.configuration_count;
-  const SlotRow& slot = pack.slots[first_slot + static_cast<uint32_t>(number)];
+// The room for the longest text of a functional of the kernel.
+size_t functional_bytes(const kiln_operation_table& op, const kiln_kernel_table& kernel) {
+  size_t bytes = 1;
+  for (int32_t i = 0; i < kernel.choice_count; ++i) {
+    const kiln_choice_table& choice = op.choices[kernel.choices[i]];
+    size_t longest = 0;
+    for (int32_t k = 0; k < choice.count; ++k) {
+      size_t length = strlen(choice.spellings[k]);
+      if (length > longest) longest = length;
+    }
+    bytes += strlen(choice.name) + longest + 2;
+  }
+  return bytes;
+}
+
+// A functional as text: "dtype=bf16 head_dim=64".
+void describe_functional(const kiln_operation_table& op, const kiln_kernel_table& kernel, int32_t functional,
+                         Text& text) {
+  int32_t index[KILN_MAX_VALUES];
+  for (int32_t i = kernel.choice_count - 1; i >= 0; --i) {
+    int32_t count = op.choices[kernel.choices[i]].count;
+    index[i] = functional % count;
+    functional /= count;
+  }
+  for (int32_t i = 0; i < kernel.choice_count; ++i) {
+    const kiln_choice_table& choice = op.choices[kernel.choices[i]];
+    text.add("%s%s=%s", i ? " " : "", choice.name, choice.spellings[index[i]]);
+  }
+}
+
+// A kernel's variants in a pack, to be shown.
+struct Shown {
+  const kiln_operation_state& operation;
+  const kiln_kernel_table& kernel;
+  const BoundKernel& bound;
+  const Pack& pack;
+  bool ptx;
+};
+
+// Shows one variant to the caller; non-zero to stop. `functional` is its text.
+int32_t show(const Shown& shown, int32_t number, const char* functional, kiln_variant_fn visit, void* user) {
+  const kiln_kernel_target_table& target = *shown.bound.target;
+  const SlotRow& slot = shown.pack.slots[shown.bound.first_slot + static_cast<uint32_t>(number)];
   char key[65];
   to_hex(slot.key, key);
-  FixedText<600> text;
-  describe_functional(*operation.table, kernel, functional, text);
   kiln_variant variant = {};
   variant.size = sizeof variant;
   variant.key = key;
   variant.target = target.target;
-  variant.operation = operation.name;
-  variant.kernel = kernel.name;
-  variant.functional = text.c_str();
-  variant.configuration = target.configuration_names[configuration];
-  variant.specialization = kernel.specializations[specialization].name;
+  variant.operation = shown.operation.name;
+  variant.kernel = shown.kernel.name;
+  variant.functional = functional;
+  variant.configuration =
+      target.configuration_names[number / shown.kernel.specialization_count % target.configuration_count];
+  variant.specialization = shown.kernel.specializations[number % shown.kernel.specialization_count].name;
   variant.has_ptx = slot.ptx != kNone;
-  uint32_t row = ptx ? slot.ptx : slot.image;
+  uint32_t row = shown.ptx ? slot.ptx : slot.image;
   if (row == kNone) {
-    variant.unavailable = pack.string(slot.reason);
+    variant.unavailable = shown.pack.string(slot.reason);
     if (!variant.unavailable) variant.unavailable = "not in this release";
   } else {
-    const ImageRow& image = pack.images[row];
+    const ImageRow& image = shown.pack.images[row];
     variant.registers = static_cast<int32_t>(image.registers);
     variant.shared_bytes = static_cast<int32_t>(image.shared);
     variant.spill_bytes = static_cast<int32_t>(image.spills);
@@ -41,20 +75,37 @@ int32_t show(const kiln_operation_state& operation, const kiln_kernel_table& ker
   return visit(&variant, user);
 }
 
+// Shows `count` variants from `first` on.
+kiln_status show_some(const Shown& shown, int32_t first, int32_t count, kiln_variant_fn visit, void* user,
+                      bool* stopped) {
+  const kiln_operation_table& op = *shown.operation.table;
+  size_t bytes = functional_bytes(op, shown.kernel);
+  char* buffer = allocate<char>(bytes);
+  if (!buffer) return out_of_memory();
+  Text text(buffer, bytes);
+  int32_t per_functional = shown.bound.target->configuration_count * shown.kernel.specialization_count;
+  for (int32_t number = first; number < first + count && !*stopped; ++number) {
+    text.clear();
+    describe_functional(op, shown.kernel, number / per_functional, text);
+    *stopped = show(shown, number, text.c_str(), visit, user) != 0;
+  }
+  free(buffer);
+  return KILN_OK;
+}
+
 // The variants of an operation in one pack.
-int32_t show_operation(const kiln_operation_state& operation, const Pack& pack, const BoundKernel* kernels,
-                       kiln_variant_fn visit, void* user) {
-  for (int32_t k = 0; k < operation.table->kernel_count; ++k) {
+kiln_status show_operation(const kiln_operation_state& operation, const Pack& pack, const BoundKernel* kernels,
+                           kiln_variant_fn visit, void* user, bool* stopped) {
+  for (int32_t k = 0; k < operation.table->kernel_count && !*stopped; ++k) {
     const kiln_kernel_table& kernel = operation.table->kernels[k];
     const BoundKernel& bound = kernels[operation.first_kernel + k];
     if (!bound.target) continue;
     int32_t count =
         functional_count(*operation.table, kernel) * bound.target->configuration_count * kernel.specialization_count;
-    for (int32_t i = 0; i < count; ++i)
-      if (int32_t stop = show(operation, kernel, *bound.target, pack, bound.first_slot, i, false, visit, user))
-        return stop;
+    kiln_status status = show_some({operation, kernel, bound, pack, false}, 0, count, visit, user, stopped);
+    if (status != KILN_OK) return status;
   }
-  return 0;
+  return KILN_OK;
 }
 
 kiln_status show_family(Family& family, const char* operation, const char* target, kiln_variant_fn visit, void* user,
@@ -71,7 +122,7 @@ kiln_status show_family(Family& family, const char* operation, const char* targe
     status = bind_kernels(family, number, *pack, kernels);
     for (int32_t i = 0; i < family.table->operation_count && status == KILN_OK && !*stopped; ++i)
       if (!operation || strcmp(family.operations[i].name, operation) == 0)
-        *stopped = show_operation(family.operations[i], *pack, kernels, visit, user) != 0;
+        status = show_operation(family.operations[i], *pack, kernels, visit, user, stopped);
     free(kernels);
     if (status != KILN_OK) return status;
     ++*packs;
@@ -89,13 +140,14 @@ bool has_target(const Family& family, const char* target) {
 }  // namespace
 
 kiln_status explain(const Plan& plan, kiln_variant_fn visit, void* user) {
-  for (int32_t i = 0; i < plan.kernel_count; ++i) {
+  bool stopped = false;
+  kiln_status status = KILN_OK;
+  for (int32_t i = 0; i < plan.kernel_count && status == KILN_OK && !stopped; ++i) {
     const KernelPlan& kernel = plan.kernels[i];
-    if (show(*plan.operation, *kernel.table, *kernel.bound->target, *plan.binding->pack, kernel.bound->first_slot,
-             static_cast<int32_t>(kernel.slot - kernel.bound->first_slot), plan.binding->ptx, visit, user))
-      break;
+    status = show_some({*plan.operation, *kernel.table, *kernel.bound, *plan.binding->pack, plan.binding->ptx},
+                       static_cast<int32_t>(kernel.slot - kernel.bound->first_slot), 1, visit, user, &stopped);
   }
-  return KILN_OK;
+  return status;
 }
 
 }  // namespace kiln

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ffi
 import nativebuild
+import packs
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +49,28 @@ def fake(fake_library) -> ffi.Fake:
     fake_library.reset()
     fake_library.set_current(fake_library.context(0))
     return fake_library
+
+
+@pytest.fixture
+def forged(library, fake, bare, tmp_path):
+    """A function that opens a runtime with the family `bare` and its pack for sm_90 after change(main, images): the
+    kernel main and the rows of images."""
+    opened = []
+
+    def open_one(change) -> ffi.Kiln:
+        images: list[packs.Image] = []
+        kernels = packs.toy_kernels("bare", "sm_90", images)
+        change(kernels[0], images)
+        data = packs.write("sm_90", "1.2.3", kernels, images)
+        (tmp_path / packs.FILES["sm_90"]).write_bytes(data)
+        kiln = ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=packs.digest_of(data))
+        opened.append(kiln)
+        kiln.register(bare, "bare")
+        return kiln
+
+    yield open_one
+    for kiln in opened:
+        kiln.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import math
 import os
 
 import ffi
+import packs
 import pytest
 from ffi import BF16, FP16, FP32, tensor
 from test_launch import X, Y, arguments, work
@@ -120,6 +121,11 @@ def test_rows_beyond_the_parameter(kiln, fake):
             "toy.mix has no image for dtype=fp16 width=128 flag=false on sm_90: functional 2 is waived; "
             "the nearest that exists is dtype=fp16 width=128 flag=true",
         ),
+        (  # what fits is asked for as its choice fits it: 70 columns are width 128's
+            {"dtype": FP32, "cols": 70},
+            "toy.mix has no image for dtype=fp32 width=128 flag=false on sm_90; "
+            "the nearest that exists is dtype=bf16 width=128 flag=false",
+        ),
         (
             {"dtype": 40, "cols": 64},
             "x has dtype 40, which is no kiln_dtype",
@@ -131,6 +137,93 @@ def test_unsupported_names_the_nearest(kiln, fake, change, sentence):
         kiln.launch(work(kiln, arguments(**change)))
     assert sentence in failure.value.sentence
     assert not fake.launches()
+
+
+def slots(functional: int, configuration: int | None = None) -> slice:
+    """Of the kernel main on sm_90: all of a functional, or those of one configuration."""
+    first = 6 * functional + 3 * (configuration or 0)
+    return slice(first, first + (6 if configuration is None else 3))
+
+
+def test_what_no_lookup_leads_to_does_not_exist(forged, fake):
+    """A configuration that lacks one specialization is taken for no call: its other images are no functional."""
+
+    def change(main, images):
+        row = main.slots[slots(6).start][0]
+        main.slots[slots(7)] = [
+            (row if number == 0 else packs.NONE, ptx, None if number == 0 else f"reason {number}", key)
+            for number, (_, ptx, _, key) in enumerate(main.slots[slots(7)])
+        ]
+
+    kiln = forged(change)
+    for asked, sentence in [
+        (
+            {"dtype": BF16, "cols": 128, "flag": 1},
+            "bare.mix has no image for dtype=bf16 width=128 flag=true on sm_90: reason 1; "
+            "the nearest that exists is dtype=fp16 width=128 flag=true",
+        ),
+        (
+            {"dtype": FP32, "cols": 128, "flag": 1},
+            "bare.mix has no image for dtype=fp32 width=128 flag=true on sm_90; "
+            "the nearest that exists is dtype=fp16 width=128 flag=true",
+        ),
+        (
+            {"dtype": FP16, "cols": 128, "flag": 0},
+            "bare.mix has no image for dtype=fp16 width=128 flag=false on sm_90: functional 2 is waived; "
+            "the nearest that exists is dtype=fp16 width=128 flag=true",
+        ),
+    ]:
+        with pytest.raises(ffi.Failure) as failure:
+            kiln.launch(work(kiln, arguments(**asked), operation="bare.mix"))
+        assert failure.value.sentence == sentence
+
+
+def test_a_functional_is_not_nearest_to_itself(forged, fake):
+    """One image of it is missing, the one that the call needs; others are there."""
+
+    def change(main, images):
+        at = slots(0).start
+        main.slots[at] = (packs.NONE, packs.NONE, "it spills", main.slots[at][3])
+
+    kiln = forged(change)
+    with pytest.raises(ffi.Failure) as failure:
+        kiln.launch(work(kiln, arguments(), operation="bare.mix"))
+    assert failure.value.sentence == (
+        "bare.mix has no image for dtype=fp16 width=64 flag=false on sm_90: it spills; "
+        "the nearest that exists is dtype=fp16 width=64 flag=true"
+    )
+    kiln.launch(work(kiln, arguments(n=2), operation="bare.mix"))  # another specialization
+    assert len(fake.launches()) == 1
+
+
+def test_a_forced_variant_without_an_image_says_why(forged, fake):
+    """Whatever the call is like: its own slot's reason, not that of the functional's first."""
+
+    def change(main, images):
+        for at, reason in ((0, "it spills"), (4, None)):
+            main.slots[at] = (packs.NONE, packs.NONE, reason, main.slots[at][3])
+
+    kiln = forged(change)
+    for number, reason in ((0, "it spills"), (4, "the pack has no image of it")):
+        configuration, specialization = divmod(number, 3)
+        what = ("fp16", 64, "false"), configuration, packs.SPECIALIZATIONS[specialization]
+        key = packs.key_of("bare", "sm_90", "main", *what).hex()
+        for change in ({}, {"n": 2}, {"x": X + 8}):  # whether its specialization would hold or not
+            with pytest.raises(ffi.Failure) as failure:
+                kiln.launch(work(kiln, arguments(**change), operation="bare.mix", keys=(key,)))
+            assert failure.value.status == ffi.UNSUPPORTED
+            assert (
+                failure.value.sentence == f"bare.mix: the variant {key} forced for kernel main is not there: {reason}"
+            )
+    assert not fake.launches()
+
+
+def test_a_sentence_that_is_cut_ends_in_dots(kiln):
+    for name in ("x" * 3000, "x" + "\u00e9" * 3000):
+        with pytest.raises(ffi.Failure) as failure:
+            kiln.operation(name)
+        assert failure.value.sentence.startswith("there is no operation x") and failure.value.sentence.endswith("...")
+        assert 2040 < len(failure.value.sentence.encode()) < 2048
 
 
 def test_reserved_fields(kiln):
@@ -312,22 +405,17 @@ def test_status_names(library):
     assert len(set(names)) == 18 and library.c.kiln_version() == b"1.2.3"
 
 
-def test_resources(kiln, fake, library, toy, built, tmp_path):
+def test_resources(forged, fake):
     """An image that needs more shared memory than the device has is not handed to the driver."""
-    import packs
 
-    images: list[packs.Image] = []
-    kernels = packs.toy_kernels("bare", "sm_90", images)
-    for image in images:
-        image.shared = 300000
-    data = packs.write("sm_90", "1.2.3", kernels, images)
-    (tmp_path / packs.FILES["sm_90"]).write_bytes(data)
-    bare = ctypes.CDLL(str(built / "lib" / "libkiln_bare.so"))
-    with ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=packs.digest_of(data)) as other:
-        other.register(bare, "bare")
-        with pytest.raises(ffi.Failure, match="needs 300000 bytes of shared memory and 128 threads") as failure:
-            other.launch(work(other, arguments(), operation="bare.mix"))
-        assert failure.value.status == ffi.RESOURCES and fake.loaded == 0
+    def change(main, images):
+        for image in images:
+            image.shared = 300000
+
+    kiln = forged(change)
+    with pytest.raises(ffi.Failure, match="needs 300000 bytes of shared memory and 128 threads") as failure:
+        kiln.launch(work(kiln, arguments(), operation="bare.mix"))
+    assert failure.value.status == ffi.RESOURCES and fake.loaded == 0
 
 
 @pytest.mark.parametrize(
@@ -335,7 +423,6 @@ def test_resources(kiln, fake, library, toy, built, tmp_path):
     [
         ("cuInit", 3, r"cuInit: the CUDA driver returned CUDA_ERROR_NOT_INITIALIZED \(3\)"),
         ("cuDeviceGetCount", 3, "cuDeviceGetCount"),
-        ("cuDeviceGet", 3, "cuDeviceGet:"),
         ("cuDeviceGetAttribute", 1, "cuDeviceGetAttribute"),
         ("cuDeviceGetName", 1, "cuDeviceGetName"),
         ("cuDeviceGetUuid_v2", 1, "cuDeviceGetUuid"),
@@ -389,11 +476,42 @@ def test_hip_failures(kiln, fake, symbol, status):
     call = work(kiln, arguments(), vendor=ffi.AMD, stream=fake.stream(ffi.AMD, 4))
     with pytest.raises(ffi.Failure, match=r"the HIP runtime returned hipErrorUnknown \(999\)") as failure:
         kiln.launch(call)
-    assert failure.value.status == status and fake.count("hipGetLastError") > 0
+    assert failure.value.status == status and fake.last_error == 0
     assert not fake.launches() and (fake.current(ffi.AMD) or 0) == 0
     assert fake.loaded == (symbol in ("hipModuleLaunchKernel", "hipMemsetAsync"))
     kiln.launch(call)
     assert len(fake.launches()) == 1
+
+
+def test_the_sentence_of_a_load_outlives_the_unload(kiln, fake):
+    """What fails while a failed load is undone is logged, and does not stand in for what failed first."""
+    fake.fail("hipModuleGetFunction", 500)
+    fake.fail("hipGetDevice", 999, nth=2)  # the first makes the stream's device current
+    fake.fail("hipModuleUnload", 998)
+    with pytest.raises(ffi.Failure, match=r"hipModuleGetFunction: .* \(500\) for an image of main_0_0_aligned"):
+        kiln.launch(work(kiln, arguments(), vendor=ffi.AMD, stream=fake.stream(ffi.AMD, 4)))
+    warnings = [message for level, message in kiln.messages if level == 1]
+    assert [message.split(":")[0] for message in warnings] == ["hipGetDevice", "hipModuleUnload"]
+    assert fake.last_error == 0
+
+    fake.fail("cuLibraryGetKernel", 500)
+    fake.fail("cuLibraryUnload", 700)
+    with pytest.raises(ffi.Failure, match="cuLibraryGetKernel: the CUDA driver returned CUDA_ERROR_NOT_FOUND"):
+        kiln.launch(work(kiln, arguments()))
+
+
+@pytest.mark.parametrize("code", [4, 999])  # 4: the runtime is shutting down, no failure to speak of
+def test_no_hip_failure_is_left_to_the_caller(kiln, fake, code):
+    """Also those that no status tells of: the way back to the caller's device, what an older runtime does not know,
+    unloading."""
+    call = work(kiln, arguments(), vendor=ffi.AMD, stream=fake.stream(ffi.AMD, 4))
+    fake.fail("hipSetDevice", code, nth=2)
+    kiln.launch(call)
+    assert len(fake.launches()) == 1 and fake.last_error == 0
+    assert any(message.startswith("hipSetDevice: the HIP runtime returned") for _, message in kiln.messages)
+    fake.set_current(0, ffi.AMD)
+    fake.fail("hipModuleUnload", code)
+    assert kiln.close() == ffi.OK and fake.last_error == 0
 
 
 def test_a_failing_second_kernel_launches_no_first(kiln, fake):

@@ -236,7 +236,7 @@ def test_forced_variants_are_checked(kiln, fake):
     cases = [
         ((aligned,), {"n": 2}, ffi.UNSUPPORTED, r"specialised \(aligned\) for arguments that this call does not have"),
         ((other,), {}, ffi.UNSUPPORTED, "no variant of this call's functional on sm_90"),
-        ((waived,), {"cols": 128}, ffi.UNSUPPORTED, "functional 2 is waived"),
+        ((waived,), {"cols": 128}, ffi.UNSUPPORTED, "forced for kernel main is not there: functional 2 is waived"),
         (("0" * 64,), {}, ffi.UNSUPPORTED, "0000 is no variant"),
         (("xyz",), {}, ffi.ARGUMENT, r"force_keys\[0\] is no key of 64 hexadecimal digits"),
         ((aligned, generic), {}, ffi.ARGUMENT, "two variants are forced for kernel main"),
@@ -257,9 +257,11 @@ def test_forced_target_runs_by_ptx(kiln, fake):
     # on a device that runs its cubins, those are taken
     kiln.launch(work(kiln, arguments(), target="sm_80", stream=fake.stream(device=3)))
     assert fake.launches()[1].shared == 50000 - 16
-    with pytest.raises(ffi.Failure, match="the pack has no PTX of it") as failure:
-        kiln.launch(work(kiln, arguments(), target="sm_90", stream=fake.stream(device=1)))
-    assert failure.value.status == ffi.UNSUPPORTED
+    key = packs.key_of("toy", "sm_90", "main", ("fp16", 64, "false"), 0, "aligned").hex()
+    for keys in ((), (key,)):
+        with pytest.raises(ffi.Failure, match="the pack has no PTX of it") as failure:
+            kiln.launch(work(kiln, arguments(), target="sm_90", stream=fake.stream(device=1), keys=keys))
+        assert failure.value.status == ffi.UNSUPPORTED
     with pytest.raises(ffi.Failure, match="cannot be forced") as failure:
         kiln.launch(work(kiln, arguments(), target="gfx942"))
     with pytest.raises(ffi.Failure, match="toy has no target sm_70; its targets are: sm_80, sm_90, gfx942, gfx1100"):

@@ -349,6 +349,26 @@ def test_a_group_is_not_stored_in_more_than_it_can_need(opened, tmp_path):
         assert failure.value.status == ffi.PACK_CORRUPT
 
 
+def test_functionals_are_told_whole(library, fake, built, tmp_path):
+    """However long the names of choices are."""
+    import nativebuild
+
+    long = "w" * 700
+    source = (nativebuild.HERE / "toy_family.cc").read_text()
+    assert source.count('"width"') == 1
+    (tmp_path / "wordy.cc").write_text(source.replace('"width"', f'"{long}"'))
+    wordy = tmp_path / "libwordy.so"
+    nativebuild.run(["c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-DTOY_NAME=wordy", "-I", built / "include",
+                     tmp_path / "wordy.cc", "-o", wordy])  # fmt: skip
+    data = packs.toy_pack("sm_90", families=("wordy",))
+    with ffi.Kiln(library, fake, pack_path=put(tmp_path / "p", data), trusted_packs=packs.digest_of(data)) as kiln:
+        kiln.register(ctypes.CDLL(str(wordy)), "wordy")
+        told = {v["functional"].decode() for v in kiln.variants("wordy.mix", "sm_90") if v["kernel"] == b"main"}
+        assert told == {f"dtype={d} {long}={w} flag={f}" for d, w, f in packs.functionals()}
+        (variant,) = kiln.explain(work(kiln, arguments(), operation="wordy.mix"))
+        assert variant["functional"].decode() == f"dtype=fp16 {long}=64 flag=false"
+
+
 def test_group_that_is_no_frame(opened, tmp_path):
     """Right digest, wrong contents: not zstd, a shorter and a longer frame, two frames."""
     import hashlib
