@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import os
 from pathlib import Path
 
 OK, ARGUMENT, UNSUPPORTED, NO_DEVICE, DRIVER, PACK_NOT_FOUND, PACK_MISMATCH, PACK_CORRUPT = range(8)
@@ -118,12 +119,24 @@ class Failure(Exception):
         self.status, self.sentence = status, sentence
 
 
+def mapped(name: str) -> set[str]:
+    """Files of that name that this process has mapped; one that was removed since ends in " (deleted)"."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {fields[5] for fields in (line.split(maxsplit=5) for line in lines) if len(fields) == 6}
+    return {path for path in paths if Path(path.removesuffix(" (deleted)")).name == name}
+
+
 class Library:
     """libkiln.so.0 of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.c = c.CDLL(str(folder / "libkiln.so.0"))
+        others = mapped("libkiln.so.0") - {os.path.realpath(folder / "libkiln.so.0")}
+        assert not others, (
+            f"this process has another libkiln.so.0 than that of {folder}: {', '.join(sorted(others))}. A family's "
+            "library is given whichever core came first; what loads another one must do so in a process of its own"
+        )
         for name in ("kiln_error", "kiln_version", "kiln_status_name"):
             getattr(self.c, name).restype = c.c_char_p
         self.c.kiln_close.argtypes = [c.c_void_p]

@@ -14,6 +14,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from nativebuild import HERE, ROOT, run
 
+from kiln import native
+
 EXPORTS = [
     "kiln_close",
     "kiln_devices",
@@ -87,8 +89,6 @@ def test_what_the_libraries_need_and_export(built):
 @pytest.mark.slow
 def test_the_releases_compiler():
     """zig, as v3python/kiln/native.py calls it: for glibc 2.28, on whatever this machine is."""
-    native = pytest.importorskip("kiln.native")
-    pytest.importorskip("ziglang")
     version = run([sys.executable, "-m", "ziglang", "version"]).strip()
     compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", version)
     headers = nativebuild.stamp_headers(nativebuild.cache() / "stamped") / "kiln"
@@ -168,6 +168,24 @@ def test_cpp_consumer(built, tmp_path, compiler, abi):
          "-lfake", f"-Wl,-rpath,{lib}"])  # fmt: skip
     seen = run([program])
     assert seen == "1.2.3 10 50 aligned 2 KILN_E_RANGE toy.mix: flag is 7; a boolean must be 0 or 1\n"
+
+
+def test_another_core_in_the_process_names_itself(built, tmp_path):
+    """A core is found by its soname: what a test loads before would be what the others test."""
+    other = shutil.copy(built / "lib" / "libkiln.so.0", tmp_path)
+    script = f"""
+import ctypes, sys
+sys.path.insert(0, {str(HERE)!r})
+import ffi
+ffi.Library(ffi.Path({str(built / "lib")!r}))  # alone it is fine
+ctypes.CDLL({str(other)!r})
+try:
+    ffi.Library(ffi.Path({str(built / "lib")!r}))
+except AssertionError as problem:
+    print(problem)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"has another libkiln.so.0 than that of {built / 'lib'}: {other}. " in done.stdout, done.stderr
 
 
 def build_program(built: Path, folder: Path, flags: list[str] = ()) -> Path:

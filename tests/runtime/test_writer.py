@@ -10,8 +10,7 @@ import packs
 import pytest
 from test_launch import arguments, work
 
-image = pytest.importorskip("kiln.image")
-pack = pytest.importorskip("kiln.pack")
+from kiln import image, pack
 
 
 def test_the_writers_packs_run(library, fake, bare, tmp_path):
