@@ -108,6 +108,7 @@ def test_mistakes_name_what_is_wrong_and_what_is_right(words, sentence, capsys):
         ["doctor", "--input", "/nowhere", "--json"],
         ["fetch", "--input", "/nowhere"],
         ["fetch", "--unbundle", "/nowhere"],
+        ["fetch", "--input", "/nowhere", "--relock"],
         ["build", "/nowhere", "w", "o", "0.1", "sm_90"],
     ],
 )
@@ -116,6 +117,12 @@ def test_what_is_not_there_is_7_whichever_command_is_told_of_it(words, capsys, t
     assert cli.main(words) == 7
     said = capsys.readouterr()
     assert "/nowhere" in said.err + said.out and "Traceback" not in said.err and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["clean"], ["store", "--store"], ["plan", "--store"], ["inspect"], ["recipes"]])
+def test_names_that_no_file_can_have(words, capsys):
+    assert cli.main([*words, "a" * 300]) == 7
+    assert "(File name too long)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -129,7 +136,7 @@ def test_only_the_verb_asked_for_is_loaded():
     # `inspect` runs where only zstandard and pyelftools are installed.
     code = (
         "import sys\n"
-        "for name in ('yaml', 'msgspec', 'requests', 'tqdm', 'jinja2', 'pebble', 'triton', 'packaging'):\n"
+        "for name in ('yaml', 'msgspec', 'requests', 'tqdm', 'jinja2', 'triton', 'packaging'):\n"
         "    sys.modules[name] = None\n"
         "from kiln.cli import main\n"
         "sys.exit(main(['inspect', '/nowhere.pack']))\n"
