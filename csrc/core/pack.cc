@@ -8,6 +8,7 @@
 
 #include "error.h"
 #include "sha256.h"
+#include "split.h"
 #include "zstd.h"
 
 namespace kiln {
@@ -66,7 +67,7 @@ const char* check_groups(const Pack& pack, uint64_t index_size, uint64_t file_si
   for (uint32_t i = 0; i < pack.counts->groups; ++i) {
     const GroupRow& group = pack.groups[i];
     if (group.decoded == 0 || group.decoded > kLargestGroup) return "a group is empty or larger than 256 MiB";
-    if (group.stored > ZSTD_COMPRESSBOUND(uint64_t{group.decoded}))
+    if (group.stored > ZSTD_COMPRESSBOUND(uint64_t{group.decoded} + kFrameHead))
       return "a group is stored in more bytes than what it decodes to can need";
     if (group.offset != expected || group.stored == 0 || group.stored > file_size - expected)
       return "a group does not lie where its index says; the file may be truncated";
@@ -232,11 +233,14 @@ kiln_status decode_group(Pack& pack, uint32_t number) {
   const GroupRow& group = pack.groups[number];
   free(pack.decoded);
   pack.decoded = nullptr;
-  uint8_t* stored = static_cast<uint8_t*>(malloc(group.stored));
-  uint8_t* decoded = static_cast<uint8_t*>(malloc(group.decoded));
+  const size_t frame_size = kFrameHead + group.decoded;
+  uint8_t* stored = allocate<uint8_t>(group.stored);
+  uint8_t* frame = allocate<uint8_t>(frame_size);
+  uint8_t* work = allocate<uint8_t>(group.decoded + kJoinSlack);
+  uint8_t* decoded = allocate<uint8_t>(group.decoded + kJoinSlack);
   kiln_status status = KILN_OK;
   uint8_t digest[32];
-  if (!stored || !decoded) {
+  if (!stored || !frame || !work || !decoded) {
     status = out_of_memory();
   } else if (!read_at(pack.file, stored, group.stored, group.offset)) {
     status = corrupt(pack, "it was truncated after it was opened");
@@ -246,11 +250,15 @@ kiln_status decode_group(Pack& pack, uint32_t number) {
     status = fail(KILN_E_PACK_CORRUPT, "%s is corrupt: group %u has the digest %s, the index states %s", pack.path,
                   number, found, stated);
   } else {
-    size_t frame = ZSTD_findFrameCompressedSize(stored, group.stored);
-    size_t size = frame == group.stored ? ZSTD_decompress(decoded, group.decoded, stored, group.stored) : 0;
-    if (size != group.decoded) status = corrupt(pack, "a group is not the one zstd frame that its index states");
+    bool whole = ZSTD_findFrameCompressedSize(stored, group.stored) == group.stored;
+    if (!whole || ZSTD_decompress(frame, frame_size, stored, group.stored) != frame_size)
+      status = corrupt(pack, "a group is not the one zstd frame that its index states");
+    else if (!join(frame, group.decoded, work, decoded))
+      status = corrupt(pack, "a group's code is not sorted as a pack's is");
   }
   free(stored);
+  free(frame);
+  free(work);
   if (status != KILN_OK) {
     free(decoded);
     return status;

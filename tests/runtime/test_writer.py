@@ -37,7 +37,7 @@ def test_the_writers_packs_run(library, fake, bare, tmp_path):
         for kernel in kernels
     ]  # fmt: skip
     path = Path(tmp_path) / packs.FILES["sm_80"]
-    digest = pack.write_pack(path, "sm_80", "1.2.3", made, facts.__getitem__, by_digest.__getitem__)
+    digest = pack.write_pack(path, "sm_80", "sass", "1.2.3", made, facts.__getitem__, by_digest.__getitem__)
     with ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=digest) as kiln:
         kiln.register(bare, "bare")
         assert len(kiln.variants("bare.mix", "sm_80")) == 26
