@@ -15,6 +15,7 @@ from kiln import targets as target_table
 from kiln.errors import RecipeError, UsageError
 from kiln.expressions import Expression, Fault, Name
 from kiln.fingerprint import fingerprint
+from kiln.options import PROFILES
 from kiln.recipe_configurations import MAX_CONFIGURATIONS
 from kiln.recipe_kernel import triton_dtype
 from kiln.recipe_model import (
@@ -34,9 +35,7 @@ from kiln.recipe_model import (
 from kiln.recipe_rules import is_one_of
 from kiln.targets import Target
 from kiln.usage import nearest
-
-PROFILES = ("core", "full")
-Selection = Sequence[tuple[str, Sequence[str]]]
+from kiln.words import Selection
 
 
 @dataclass(frozen=True)
