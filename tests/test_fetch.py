@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from faulty_server import Faults, FaultyIndex
-from kiln import fetch
+from kiln import download
+from kiln.download import Patience
 from kiln.errors import EnvironmentProblem, ToolchainError
-from kiln.fetch import Patience, fetch_files, verify_cache
+from kiln.fetch import fetch_files, verify_cache
 from kiln.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, Package, running_python, write_lock
 from kiln.progress import Progress
 from kiln.registry import ClientConfiguration, Registry
@@ -244,7 +245,7 @@ def test_a_full_disk_is_said_so(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", str(tmp_path))
 
     with FaultyIndex(files) as index:
-        monkeypatch.setattr(fetch.os, "write", full)
+        monkeypatch.setattr(download.os, "write", full)
         with pytest.raises(EnvironmentProblem, match="No space left on device"):
             bring(make_lock(files), tmp_path, index)
 
@@ -363,7 +364,30 @@ def test_bad_input(folder, words, code, said):
     assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (code, True, False), done.stderr
 
 
+def test_certificates_that_are_not_there(folder, monkeypatch):
+    monkeypatch.setenv("KILN_CA_BUNDLE", "gone.pem")
+    done = kiln_fetch(folder[0])
+    assert (done.returncode, "KILN_CA_BUNDLE=gone.pem is not a file" in done.stderr) == (7, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda text: text, 5, "Connection refused; asked: 1 index of pip's configuration"),
+        (lambda text: "{", 5, "toolchain.lock.yaml:2 is not YAML"),
+        (lambda text: text.replace("format: 1", "format: 9"), 5, "has format 9; this Kiln reads format 1"),
+    ],
+)
+def test_a_relock_that_cannot_be_leaves_the_lock_alone(folder, change, code, said):
+    path = folder[0] / LOCK_NAME
+    path.write_text(change(path.read_text()))
+    before = path.read_text()
+    done = kiln_fetch(folder[0], "--relock")
+    assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (code, True, 1), done.stderr
+    assert path.read_text() == before and not list(folder[0].glob(f".{LOCK_NAME}*"))
+
+
 def test_a_missing_lock(tmp_path):
     done = kiln_fetch(tmp_path)
-    assert done.returncode == 5
+    assert done.returncode == 7
     assert f"{tmp_path / LOCK_NAME} cannot be read" in done.stderr

@@ -12,7 +12,6 @@ import datetime
 import email.utils
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import random
@@ -26,6 +25,7 @@ from pathlib import Path
 import requests
 import urllib3
 
+from kiln import digests
 from kiln.errors import ToolchainError
 from kiln.lock import Lock, LockedAddress, LockedFile
 from kiln.progress import Progress
@@ -56,13 +56,8 @@ class Stopped(Exception):
 
 def check_file(path: Path, locked: LockedFile | LockedAddress, read: Callable[[int], object] = lambda n: None) -> str:
     """What is wrong with a file, naming it, what was expected and what is there; "" if it is right."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-            read(len(block))
-    return _difference(locked, size, digest.hexdigest())
+    digest, size = digests.measure_file(path, read)
+    return _difference(locked, size, digest)
 
 
 def has_size(path: Path, size: int) -> bool:
@@ -122,7 +117,7 @@ class Download:
                 refused += 1
                 fruitless += 1
             except (_AttemptFailed, requests.RequestException) as error:
-                reason, pause = _spell(error), getattr(error, "pause", None)
+                reason, pause = spell_error(error), getattr(error, "pause", None)
                 size = os.fstat(descriptor).st_size
                 fruitless = 1 if size > best else fruitless + 1
                 best = max(best, size)
@@ -183,7 +178,7 @@ class Download:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
                 raise
-            raise _AttemptFailed(_spell(error))
+            raise _AttemptFailed(spell_error(error))
         if os.fstat(descriptor).st_size < self._file.size:
             raise _AttemptFailed("the connection ended early")
 
@@ -225,12 +220,9 @@ class Download:
     def _accept(self, descriptor: int) -> None:
         """Gives the file its name, if it is what is locked."""
         os.fsync(descriptor)
-        digest, size = hashlib.sha256(), 0
         os.lseek(descriptor, 0, os.SEEK_SET)
-        while block := os.read(descriptor, _BLOCK):
-            digest.update(block)
-            size += len(block)
-        problem = _difference(self._file, size, digest.hexdigest())
+        digest, size = digests.measure(iter(lambda: os.read(descriptor, _BLOCK), b""))
+        problem = _difference(self._file, size, digest)
         if problem:
             os.ftruncate(descriptor, 0)
             self._count(0)
@@ -325,7 +317,7 @@ def _asked_pause(response: requests.Response) -> float | None:
     return max(0.0, (moment - datetime.datetime.now(datetime.timezone.utc)).total_seconds())
 
 
-def _spell(error: Exception) -> str:
+def spell_error(error: Exception) -> str:
     """The cause of a network error, without the layers around it."""
     if isinstance(error, (urllib3.exceptions.IncompleteRead, urllib3.exceptions.ProtocolError)):
         return "the connection ended early"

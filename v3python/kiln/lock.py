@@ -161,11 +161,19 @@ def read_lock(path: Path) -> Lock:
         EnvironmentProblem: it cannot be read.
         ToolchainError: it is malformed, or contradicts itself; the sentence names the file.
     """
+    return parse_lock(read_text(path), str(path))
+
+
+def read_text(path: Path) -> bytes:
+    """A lock as it was written.
+
+    Raises:
+        EnvironmentProblem: it cannot be read.
+    """
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give the folder input/ of the source tree")
-    return parse_lock(text, str(path))
 
 
 @functools.lru_cache(4)
@@ -174,6 +182,18 @@ def parse_lock(text: bytes, name: str) -> Lock:
 
     Raises:
         ToolchainError: as `read_lock`.
+    """
+    lock = parse_draft(text, name)
+    for problem in _problems(lock):
+        raise ToolchainError(f"{name}: {problem}; `kiln fetch --relock` writes it anew")
+    return lock
+
+
+def parse_draft(text: bytes, name: str) -> Lock:
+    """A lock that may contradict itself, since somebody has edited it.
+
+    Raises:
+        ToolchainError: it is malformed.
     """
     try:
         lock = msgspec.convert(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), Lock)
@@ -185,8 +205,6 @@ def parse_lock(text: bytes, name: str) -> Lock:
         raise ToolchainError(f"{name} is no toolchain lock: {error}")
     if lock.format != FORMAT:
         raise ToolchainError(f"{name} has format {lock.format}; this Kiln reads format {FORMAT}")
-    for problem in _problems(lock):
-        raise ToolchainError(f"{name}: {problem}; `kiln fetch --relock` writes it anew")
     return lock
 
 

@@ -5,20 +5,20 @@ To move to another version, edit `version:` in input/toolchain.lock.yaml and run
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import yaml
+import requests
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
-from kiln.errors import ToolchainError
-from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, parse_lock, write_lock
+from kiln import digests
+from kiln.download import spell_error
+from kiln.errors import EnvironmentProblem, ToolchainError
+from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, parse_draft, parse_lock, read_text, write_lock
 from kiln.registry import Candidate, Registry
 
 # A release is built for glibc 2.28, and so are the wheels that build it; older names mean older glibcs.
@@ -32,16 +32,21 @@ def relock(folder: Path, registry: Registry) -> Lock:
     """Writes `folder`'s toolchain.lock.yaml and front.lock anew, and returns the lock.
 
     Raises:
-        ToolchainError: a package has no file for one of the lock's versions of Python.
+        ToolchainError: the lock is malformed, a package has no file for one of its versions of Python, or the registry
+            cannot be asked.
+        EnvironmentProblem: the lock cannot be read or written.
     """
     path = folder / LOCK_NAME
+    draft = parse_draft(read_text(path), str(path))
     text = path.read_text()
     header = "".join(line for line in text.splitlines(keepends=True)[: _header_lines(text)])
-    draft = msgspec.convert(yaml.safe_load(text), Lock)
-    packages = tuple(
-        msgspec.structs.replace(package, files=locked_files(package, draft.pythons, registry))
-        for package in draft.packages
-    )
+    try:
+        packages = tuple(
+            msgspec.structs.replace(package, files=locked_files(package, draft.pythons, registry))
+            for package in draft.packages
+        )
+    except requests.RequestException as error:
+        raise ToolchainError(f"the registry cannot be asked ({spell_error(error)}; asked: {registry.places()})")
     written = write_lock(msgspec.structs.replace(draft, packages=packages), header)
     lock = parse_lock(written.encode(), str(path))
     _replace(path, written)
@@ -120,15 +125,12 @@ def _locked(candidate: Candidate, pythons: tuple[str, ...], known: LockedFile | 
 
 def _measure(candidate: Candidate, registry: Registry) -> tuple[str, int]:
     """Digest and size of a file of which the index does not say them; its digest, if said, must hold."""
-    digest, size = hashlib.sha256(), 0
     with registry.request(candidate.url, {"Accept-Encoding": "identity"}) as response:
         response.raise_for_status()
-        for block in response.iter_content(1 << 20):
-            digest.update(block)
-            size += len(block)
-    if candidate.sha256 not in (None, digest.hexdigest()):
-        raise ToolchainError(f"{candidate.name}: the index says {candidate.sha256}, its bytes {digest.hexdigest()}")
-    return digest.hexdigest(), size
+        digest, size = digests.measure(response.iter_content(1 << 20))
+    if candidate.sha256 not in (None, digest):
+        raise ToolchainError(f"{candidate.name}: the index says {candidate.sha256}, its bytes {digest}")
+    return digest, size
 
 
 def _header_lines(text: str) -> int:
@@ -136,7 +138,11 @@ def _header_lines(text: str) -> int:
 
 
 def _replace(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be written ({error.strerror}); give a folder that you may write to")
+    finally:
+        temporary.unlink(missing_ok=True)

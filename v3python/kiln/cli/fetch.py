@@ -7,11 +7,12 @@ import json
 import os
 from pathlib import Path
 
-from kiln import bundle, fetch, progress
-from kiln.errors import ToolchainError, UsageError
+from kiln import bundle, fetch, options, progress
+from kiln.errors import ToolchainError
 from kiln.lock import LOCK_NAME, check_python, read_lock, running_python
 from kiln.registry import Registry, read_configuration
 from kiln.relock import relock
+from kiln.usage import count
 
 EXAMPLE = """
 kiln fetch                              fill input/cache/ for the Python that runs
@@ -31,8 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--python", action="append", metavar="X.Y", help="fetch for this Python, or for `all`; may be given repeatedly"
     )
     parser.add_argument("--triton-source", action="store_true", help="also what Triton is built from source with")
-    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="files at once (default 4)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--parallel", type=count("--parallel"), default=4, metavar="N", help="files at once; default: 4"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: names, under fetched, unpacked, or missing, corrupt and unknown"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--verify", action="store_true", help="fetch nothing: check every byte of the cache")
     what.add_argument("--bundle", type=Path, metavar="FILE", help="fetch, then pack lock and cache into FILE")
@@ -42,14 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     folder, cache = arguments.input, arguments.input / "cache"
-    if arguments.parallel < 1:
-        raise UsageError(f"--parallel {arguments.parallel} cannot be; right is a number from 1 on")
+    certificates = options.read_ca_bundle(os.environ, Path.cwd())
     shown = progress.make_progress()
+
+    def registry() -> Registry:
+        return Registry(read_configuration(certificates))
+
     if arguments.unbundle:
         names = bundle.read_bundle(arguments.unbundle, folder, shown)
         return _tell(arguments, f"{len(names)} files unpacked into {cache}", unpacked=names)
     if arguments.relock:
-        lock = relock(folder, _registry())
+        lock = relock(folder, registry())
         return _tell(arguments, f"{folder / LOCK_NAME}: {len(lock.every_file())} files", files=len(lock.every_file()))
     lock = read_lock(folder / LOCK_NAME)
     asked = arguments.python or [running_python()]
@@ -58,17 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     files = lock.wanted(pythons, uses)
     if arguments.verify:
         return _verify(arguments, fetch.verify_cache(lock, files, cache, shown), cache)
-    names = fetch.fetch_files(lock, files, cache, _registry, shown, parallel=arguments.parallel)
+    names = fetch.fetch_files(lock, files, cache, registry, shown, parallel=arguments.parallel)
     if arguments.bundle:
         bundle.write_bundle(arguments.bundle, folder, lock, files, shown)
     here = f"{len(names)} files fetched, {len(files) - len(names)} were there: {cache}"
     made = f"; {arguments.bundle} made" if arguments.bundle else ""
     return _tell(arguments, here + made, fetched=names, bundle=str(arguments.bundle) if arguments.bundle else None)
-
-
-def _registry() -> Registry:
-    bundle_of_certificates = os.environ.get("KILN_CA_BUNDLE")
-    return Registry(read_configuration(Path(bundle_of_certificates) if bundle_of_certificates else None))
 
 
 def _verify(arguments: argparse.Namespace, verdict: fetch.Verdict, cache: Path) -> int:
