@@ -198,7 +198,7 @@ def test_list_shows_what_is_missing(capsys):
     ],
 )
 def test_list_mistakes(capsys, words, message):
-    assert main(["list", str(small_release().tarball), *words]) in (2, 6)
+    assert main(["list", str(small_release().tarball), *words]) == 2
     assert message in capsys.readouterr().err
 
 

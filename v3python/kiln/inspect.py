@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kiln import pack
-from kiln.errors import ArtifactError, EnvironmentProblem
+from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from kiln.elf import AmdFacts, NvidiaFacts
@@ -180,21 +180,21 @@ def select(rows: list[dict[str, Any]], choices: dict[str, tuple[str, ...]], targ
     name in `choices`, one of its values.
 
     Raises:
-        ArtifactError: no row has such a name or value, or is of one of the targets.
+        UsageError: no row has such a name or value, or is of one of the targets.
     """
     for target in sorted(targets):
         if all(row["target"] != target for row in rows):
             there = ", ".join(dict.fromkeys(row["target"] for row in rows)) or "none"
-            raise ArtifactError(f"there are no variants for {target}; there are for {there}")
+            raise UsageError(f"there are no variants for {target}; there are for {there}")
     settings = [settings_of(row) for row in rows]
     for name, wanted in choices.items():
         values = list(dict.fromkeys(setting[name] for setting in settings if name in setting))
         if not values:
             known = ", ".join(dict.fromkeys(name for setting in settings for name in setting))
-            raise ArtifactError(f"no variant has a {name}; variants have {known}")
+            raise UsageError(f"no variant has a {name}; variants have {known}")
         for value in wanted:
             if value not in values:
-                raise ArtifactError(f"no variant has {name}={value}; {name} is one of {', '.join(values)}")
+                raise UsageError(f"no variant has {name}={value}; {name} is one of {', '.join(values)}")
     return [
         row
         for row, setting in zip(rows, settings)

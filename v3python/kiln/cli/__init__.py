@@ -50,10 +50,13 @@ def main(words: Sequence[str] | None = None) -> int:
         _forget_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno in _FULL:
+            _forget_output()
+            _say(f"{error.filename or 'the output'} cannot be written ({error.strerror}); it needs room")
+        elif error.filename:
+            _say(f"{error.filename} cannot be used ({error.strerror}); name another, or make it readable")
+        else:
             raise
-        _forget_output()
-        _say(f"{error.filename or 'the output'} cannot be written ({error.strerror}); it needs room")
         return EnvironmentProblem.exit_code
 
 

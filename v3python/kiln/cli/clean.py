@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", nargs="+", type=one_of("part", workspace.KEPT), default=[], metavar="PART",
         help=f"leave these of its parts: {', '.join(workspace.KEPT)}",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print what was removed as JSON")
+    parser.add_argument("--json", action="store_true", help="as JSON: a list of the parts that were removed")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,7 +34,11 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", type=Path, default=ROOT / "input", metavar="FOLDER", help="default: input/")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="as JSON: a list, with state (good, note, bad), what and detail of each finding",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -29,13 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="check every digest and every image; exit code 6 if wrong"
     )
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: file, artifact, and under its name all that is in it"
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page with pictures of what is in it")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a release's manifest")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.schema:
+        if arguments.artifact:
+            raise UsageError("--schema is of all releases; leave the artifact out")
         try:
             from kiln import manifest  # the only thing here that needs more than is said above
         except ImportError as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 from kiln import inspect
 from kiln.errors import UsageError
 from kiln.inspect import ImageFile
-from kiln.options import parse_selection
 from kiln.tables import table
+from kiln.words import parse_selection
 
 EXAMPLE = """\
 kiln list output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --target sm_90
@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", default=[], help="only this target; may be given again")
     parser.add_argument("--select", default="", help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'")
     parser.add_argument("--keys", action="store_true", help="show whole keys, as a call's force_keys takes them")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: a list, with names, key, image and its facts of each variant"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain", action="store_true", help="print for each functional and bin what it takes, and why"
     )
     parser.add_argument("--variants", action="store_true", help="print the name of each variant")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: counts, seconds, and under kernels all that is planned"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

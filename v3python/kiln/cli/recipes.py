@@ -21,7 +21,7 @@ _TREE = Path(__file__).resolve().parents[3]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="*", type=Path, help="files to check; default: tritonsrc/*/recipe.yaml")
-    parser.add_argument("--json", action="store_true", help="print what they declare as JSON")
+    parser.add_argument("--json", action="store_true", help="as JSON: a list, with family, path and operations of each")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, and nothing else")
 
 

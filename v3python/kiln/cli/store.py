@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the store, or a build's workspace; default: KILN_STORE, or the current folder if it is one",
     )  # fmt: skip
     parser.add_argument("--max-size", metavar="SIZE", help="for gc: what the store may take then: 10G, 500M, 0")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--json", action="store_true", help="as JSON: the counts, or what was removed")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ kiln targets 'MI300X;RTX 4090' --json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("selection", nargs="*", help="as build.sh takes it: 'MI300X;sm_90', 'RTX 4090', cdna3, all")
-    parser.add_argument("--json", action="store_true", help="print the whole table as JSON")
+    parser.add_argument("--json", action="store_true", help="as JSON: a list, with what targets.yaml says of each")
 
 
 def run(arguments: argparse.Namespace) -> int:
