@@ -133,10 +133,12 @@ const char* check_target(const kiln_kernel_table& kernel, const kiln_kernel_targ
 const char* check_kernel(const kiln_operation_table& op, const kiln_kernel_table& kernel) {
   if (!is_table(kernel.choices, kernel.choice_count, op.choice_count) ||
       !is_table(kernel.parameters, kernel.parameter_count, KILN_MAX_PARAMETERS) ||
-      !is_table(kernel.bins, kernel.bin_count, 16) || !is_table(kernel.zeros, kernel.zero_count, KILN_MAX_ZEROS) ||
+      !is_table(kernel.bins, kernel.bin_count, KILN_MAX_BINS) ||
+      !is_table(kernel.zeros, kernel.zero_count, KILN_MAX_ZEROS) ||
       !is_table(kernel.targets, kernel.target_count, 1024))
     return "a table is missing or a count is out of range";
-  if (!is_table(kernel.specializations, kernel.specialization_count, 256) || kernel.specialization_count == 0)
+  if (!is_table(kernel.specializations, kernel.specialization_count, KILN_MAX_SPECIALIZATIONS) ||
+      kernel.specialization_count == 0)
     return "it has no specializations";
   if (!kernel.grid[0] || !kernel.grid[1] || !kernel.grid[2]) return "it has no grid";
   if (kernel.configuration_value_count < 0 || !fits(op, kernel.configuration_index, kernel.configuration_value_count))
@@ -150,7 +152,8 @@ const char* check_kernel(const kiln_operation_table& op, const kiln_kernel_table
   }
   for (int32_t i = 0; i < kernel.bin_count; ++i) {
     const kiln_bin_table& bin = kernel.bins[i];
-    if (!is_name(bin.name) || !bin.value || !is_table(bin.edges, bin.edge_count, 4096)) return "a bin is malformed";
+    if (!is_name(bin.name) || !bin.value || !is_table(bin.edges, bin.edge_count, KILN_MAX_EDGES))
+      return "a bin is malformed";
     bins *= bin.edge_count + 1;
     if (bins * functionals > kMostSlots) return "its look-up is too large";
   }

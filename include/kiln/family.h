@@ -28,6 +28,9 @@ extern "C" {
 #define KILN_MAX_KERNELS 16     /* of an operation */
 #define KILN_MAX_PARAMETERS 64  /* of a kernel */
 #define KILN_MAX_ZEROS 8        /* of a kernel */
+#define KILN_MAX_BINS 16        /* of a kernel */
+#define KILN_MAX_EDGES 4096     /* of a bin */
+#define KILN_MAX_SPECIALIZATIONS 256 /* of a kernel */
 #define KILN_NO_CONFIGURATION 255
 
 /* An expression of the recipe. Sets *fault to 1 and returns 0 where a step overflows int64_t or divides by zero. */

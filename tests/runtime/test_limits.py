@@ -26,6 +26,9 @@ def test_limits_of_a_family(built, tmp_path):
         "KILN_MAX_KERNELS": recipe.MAX_KERNELS,
         "KILN_MAX_PARAMETERS": recipe_kernel.MAX_PARAMETERS,
         "KILN_MAX_ZEROS": recipe_kernel.MAX_ZEROS,
+        "KILN_MAX_BINS": recipe_kernel.MAX_BINS,
+        "KILN_MAX_EDGES": recipe_kernel.MAX_EDGES,
+        "KILN_MAX_SPECIALIZATIONS": recipe_kernel.MAX_SPECIALIZATIONS,
         "KILN_NO_CONFIGURATION": tuning.NO_CONFIGURATION,
     }
     header = (ROOT / "include" / "kiln" / "family.h").read_text()

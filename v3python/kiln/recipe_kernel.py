@@ -33,6 +33,9 @@ from kiln.recipe_scope import Scope, check_name, read_expression
 
 MAX_PARAMETERS = 64  # KILN_MAX_PARAMETERS
 MAX_ZEROS = 8  # KILN_MAX_ZEROS
+MAX_BINS = 16  # KILN_MAX_BINS
+MAX_EDGES = 4096  # KILN_MAX_EDGES
+MAX_SPECIALIZATIONS = 256  # KILN_MAX_SPECIALIZATIONS
 
 _TRITON_DTYPES: Mapping[str, str] = {
     "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp64": "fp64", "fp8e4m3": "fp8e4nv", "fp8e5m2": "fp8e5",
@@ -100,8 +103,13 @@ def read_kernel(
     bins = _bins(document, keys, shape, own, columns, scope)
     words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
     zeros, requirements = _zeros(document, keys, shape, arguments, choices, workspaces, inner)
-    if len(zeros) > MAX_ZEROS:
-        document.fail((*keys, "zero"), f"zeroes {len(zeros)} ranges; a kernel can have {MAX_ZEROS}")
+    for key, count, most, what in (
+        ("zero", len(zeros), MAX_ZEROS, "ranges to zero"),
+        ("lookup", len(bins), MAX_BINS, "bins"),
+        ("specializations", len(specializations), MAX_SPECIALIZATIONS, "specializations"),
+    ):
+        if count > most:
+            document.fail((*keys, key), f"gives {count} {what}; a kernel can have {most}")
     grid = tuple(
         read_expression(document, (*keys, "grid", position), text, inner) for position, text in enumerate(shape.grid)
     )
@@ -127,19 +135,28 @@ def read_kernel(
             Spill(
                 read_when(document, (*keys, "spills", i, "when"), spill.when, words, tuned=False),
                 spill.bytes,
-                spill.reason,
+                _reason(document, (*keys, "spills", i, "reason"), spill.reason),
             )
             for i, spill in enumerate(shape.spills)
         ),
         unavailable=tuple(
             Unavailable(
-                read_when(document, (*keys, "unavailable", i, "when"), entry.when, words, tuned=False), entry.reason
+                read_when(document, (*keys, "unavailable", i, "when"), entry.when, words, tuned=False),
+                _reason(document, (*keys, "unavailable", i, "reason"), entry.reason),
             )
             for i, entry in enumerate(shape.unavailable)
         ),
         place=document.place(keys),
     )
     return ReadKernel(kernel, requirements)
+
+
+def _reason(document: Document, keys: Keys, text: str) -> str:
+    """A reason as one line: it stands in errors, reports and packs, which hold nothing that a terminal would obey."""
+    line = " ".join(text.split())
+    if not line or not line.isprintable():
+        document.fail(keys, f"is {text!r}; a reason is a sentence of printable characters")
+    return line
 
 
 def _choices(document: Document, keys: Keys, shape: KernelShape, choices: Sequence[Choice]) -> tuple[Choice, ...]:
@@ -327,6 +344,8 @@ def _bins(
             document.fail(
                 here, f"{name!r} is a choice or a value of configurations already; conditions could not tell them apart"
             )
+        if len(entry.edges) > MAX_EDGES:
+            document.fail((*here, "edges"), f"has {len(entry.edges)} edges; a bin can have {MAX_EDGES}")
         for position, edge in enumerate(entry.edges):
             if position and edge <= entry.edges[position - 1]:
                 document.fail((*here, "edges", position), f"the edges of {name} do not ascend at {edge}")
