@@ -10,7 +10,7 @@ import pytest
 
 from kiln import farm
 from kiln.fingerprint import fingerprint
-from kiln.plan import CompileSpec
+from kiln.plan_model import CompileSpec
 from kiln.progress import Progress
 from kiln.store import Store
 from kiln.toolchain import find_toolchain

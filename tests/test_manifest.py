@@ -13,7 +13,7 @@ import pytest
 
 from kiln import manifest, pack, release
 from kiln.errors import ArtifactError
-from kiln.plan import CompileSpec, Variant
+from kiln.plan_model import CompileSpec, Variant
 from small_release import VERSION, small_release
 
 

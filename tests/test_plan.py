@@ -13,6 +13,7 @@ import pytest
 import small_recipe
 from kiln import cli, plan, recipe, targets
 from kiln.errors import RecipeError, UsageError
+from kiln.plan_model import KernelPlan, Plan
 from kiln.store import Store
 
 TREE = Path(__file__).parents[1]
@@ -23,11 +24,11 @@ def small(tmp_path_factory) -> recipe.Recipe:
     return recipe.load(small_recipe.write(tmp_path_factory.mktemp("small")))
 
 
-def planned(small, names: str = "sm_90", *arguments, **named) -> plan.Plan:
+def planned(small, names: str = "sm_90", *arguments, **named) -> Plan:
     return plan.make_plan([small], targets.parse(names), *arguments, **named)
 
 
-def kernel_plan(the_plan: plan.Plan, kernel: str, target: str) -> plan.KernelPlan:
+def kernel_plan(the_plan: Plan, kernel: str, target: str) -> KernelPlan:
     (found,) = [k for k in the_plan.kernels if k.kernel.name == kernel and k.target.name == target]
     return found
 

@@ -14,6 +14,7 @@ from kiln import targets as target_table
 from kiln.errors import BuildFailed, EnvironmentProblem
 from kiln.farm import Failure
 from kiln.pack import KernelSlots, Pack, Slot
+from kiln.plan_model import KernelPlan, Plan, Variant
 from kiln.recipe_model import Recipe
 from kiln.store import Store, StoredImage
 from kiln.targets import Target
@@ -40,7 +41,7 @@ class Harvest:
 
 
 def judge_all(
-    variants: Sequence[plan.Variant], outcomes: Mapping[str, StoredImage | Failure], keys: Mapping[str, str]
+    variants: Sequence[Variant], outcomes: Mapping[str, StoredImage | Failure], keys: Mapping[str, str]
 ) -> Harvest:
     """Every image against its target's limits.
 
@@ -70,7 +71,7 @@ def judge_all(
 
 
 def pack_of(
-    target: Target, the_plan: plan.Plan, harvest: Harvest, store: Store, version: str, with_ptx: bool, folder: Path
+    target: Target, the_plan: Plan, harvest: Harvest, store: Store, version: str, with_ptx: bool, folder: Path
 ) -> Path:
     """The pack of a target, in `folder` under the digest of all that its bytes depend on.
 
@@ -99,7 +100,7 @@ def pack_of(
 
 
 def family_of(
-    recipe: Recipe, the_plan: plan.Plan, harvest: Harvest | None, indexes: Mapping[str, Pack], version: str
+    recipe: Recipe, the_plan: Plan, harvest: Harvest | None, indexes: Mapping[str, Pack], version: str
 ) -> native.FamilySources:
     """The sources of a family's library. Without images the look-up counts on every variant that no recipe waives."""
     tables = []
@@ -116,7 +117,7 @@ def family_of(
     return native.FamilySources(recipe.family, source, recipe.native.sources, recipe.native.headers)
 
 
-def _slots(kernel: plan.KernelPlan, the_plan: plan.Plan, harvest: Harvest, with_ptx: bool) -> KernelSlots:
+def _slots(kernel: KernelPlan, the_plan: Plan, harvest: Harvest, with_ptx: bool) -> KernelSlots:
     slots = [Slot(NO_KEY, reason=kernel.absent.get(number)) for number in range(kernel.slots)]
     for variant in the_plan.variants_of(kernel):
         image = harvest.images.get(variant.name)

@@ -28,6 +28,7 @@ from kiln import (
 )
 from kiln import targets as target_table
 from kiln.options import Options
+from kiln.plan_model import Plan
 from kiln.progress import Progress, make_progress, spell_seconds
 from kiln.store import Store, StoredImage
 from kiln.toolchain import Toolchain
@@ -112,7 +113,7 @@ def _build(options: Options, progress: Progress) -> Path:
     return release.make_release(stage, options.output, options.version)
 
 
-def make_plan(options: Options) -> plan.Plan:
+def make_plan(options: Options) -> Plan:
     """The plan of a build: the tree's own recipes and those that were named."""
     recipes = [recipe.load(path) for path in recipe_paths(options.source, options.recipes)]
     return plan.make_plan(recipes, options.targets, options.profile, options.selection, options.source / "tuning")
@@ -124,7 +125,7 @@ def recipe_paths(source: Path, others: Sequence[Path]) -> list[Path]:
 
 
 def _harvest(
-    the_plan: plan.Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
 ) -> assemble.Harvest:
     """All images, compiled where the store has none: one run of the farm for each Triton."""
     outcomes: dict[str, StoredImage | farm.Failure] = {}

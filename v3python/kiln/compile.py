@@ -22,7 +22,7 @@ from pathlib import Path
 from kiln import elf, image, targets
 from kiln.errors import CompileError
 from kiln.image import Image, ImageInfo
-from kiln.plan import CompileSpec
+from kiln.plan_model import CompileSpec
 from kiln.targets import Target
 from kiln.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
 

@@ -23,7 +23,7 @@ from kiln.schedule import End, Kill, Policy, Scheduler
 from kiln.store import Store, StoredImage
 
 if TYPE_CHECKING:
-    from kiln.plan import Variant
+    from kiln.plan_model import Variant
     from kiln.toolchain import Toolchain
 
 # What a compile of the largest kernels takes resident (Technical.md, 'The farm'); more is found out by trying.

@@ -14,7 +14,7 @@ import jinja2
 
 from kiln.expressions import CPP_PROLOGUE, DTYPES, Expression
 from kiln.layout import Layout, layout
-from kiln.plan import KernelPlan
+from kiln.plan_model import KernelPlan
 from kiln.recipe_model import Argument, Kernel, Operation, Recipe
 from kiln.targets import Target
 

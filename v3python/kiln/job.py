@@ -21,7 +21,7 @@ from kiln.store import Store, StoredImage
 
 if TYPE_CHECKING:
     from kiln.compile import Compiled
-    from kiln.plan import CompileSpec
+    from kiln.plan_model import CompileSpec
     from kiln.toolchain import Toolchain
 
 COMPILED, SHARED, REUSED = "compiled", "shared", "reused"

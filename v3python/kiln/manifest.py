@@ -18,7 +18,7 @@ import msgspec
 
 from kiln.errors import ArtifactError
 from kiln.pack import KernelSlots, Pack
-from kiln.plan import Variant
+from kiln.plan_model import Variant
 from kiln.targets import Target
 from kiln.toolchain import Toolchain
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kiln import machine, options, plan, recipe, targets
 from kiln.errors import EnvironmentProblem
-from kiln.plan import KernelPlan, Plan, Variant
+from kiln.plan_model import KernelPlan, Plan, Variant
 from kiln.schedule import Estimates
 from kiln.store import Store
 from kiln.store_files import find_store
