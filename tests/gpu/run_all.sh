@@ -2,13 +2,14 @@
 # The proof on hardware, in one go: every image against float64, the runtime on the real driver, the C example in three
 # builds, the host's cost of a call. Needs a GPU, python3 with PyTorch and pytest, a C compiler; no network.
 #   bash tests/gpu/run_all.sh <tarball> <output folder>
-# The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX. Leaves
-# report.md, facts.json, rows.jsonl (what verified.py reads) and log.txt in the output folder; fails if anything did.
+# The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX; one made with
+# KILN_RECIPES=examples/family/recipe.yaml the family norm. Leaves report.md, facts.json, rows.jsonl (what verified.py
+# reads) and log.txt in the output folder; fails if anything did.
 # shellcheck disable=SC2329  # functions run by name, as steps
 set -uo pipefail
 unset CDPATH
 if (($# != 2)); then
-    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    sed -n '2,7s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -77,6 +78,7 @@ parallel=()
 if python3 -c 'import xdist' 2>/dev/null; then parallel=(-n 8); fi
 step "images" tests "${parallel[@]}" tests/gpu/test_images.py
 step "calls" tests tests/gpu/test_gpu_calls.py
+step "foreign family" tests tests/gpu/test_foreign_family.py
 step "runtime" tests tests/gpu/test_runtime.py
 step "example, cc" build_with_cc
 if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
