@@ -5,12 +5,16 @@ Standard library only. Run by path, isolated (`python -I`), so that nothing of t
 
 from __future__ import annotations
 
+import signal
+import sys
+
+if __name__ == "__main__":  # held back until there is somebody to say a word about it
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
 import contextlib
 import ctypes
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,8 +39,9 @@ def main(words: Sequence[str]) -> int:
         print("\nVariables:")
         print("\n".join(f"  {name:17} {meaning}" for name, meaning in VARIABLES.items()))
         return 0
-    with Interruption() as interruption:
-        try:
+    interruption = Interruption()
+    try:
+        with interruption:
             for warning in unknown_variables(os.environ):
                 say(f"warning: {warning}")
             door = read_front_door(words, os.environ, Path.cwd())
@@ -44,12 +49,12 @@ def main(words: Sequence[str]) -> int:
                 triton.find_sources(door.input)
             with _workspace(door, interruption) as held:
                 return _build(held, interruption)
-        except KilnError as error:
-            say(str(error))
-            return error.exit_code
-        except KeyboardInterrupt:
-            say(str(interruption))
-            return interruption.exit_code
+    except KilnError as error:
+        say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        say(str(interruption))
+        return interruption.exit_code
 
 
 def say(text: str) -> None:
@@ -142,20 +147,20 @@ def run(
     """
     interactive = door.shell and sys.stdin.isatty()
     log = door.build.log_json
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until we know whom to pass them on to
     try:
         child = subprocess.Popen(
             list(command),
             env=dict(environment),
             cwd=folder,
             pass_fds=(int(log),) if log and log.isdecimal() else (),
-            preexec_fn=None if interactive else _become_ours(hold_back=command[0] != "bash"),
+            preexec_fn=_before_it_begins(own_group=not interactive, hold_back=command[0] != "bash"),
         )
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         raise EnvironmentProblem(f"{command[0]} cannot be run ({error.strerror})")
     interruption.first = lambda number: _send(child, number)
     interruption.again = lambda number: _kill_group(child)
-    if interruption.received is not None:
-        _send(child, interruption.received)
     try:
         code = _wait(child)
     finally:
@@ -172,6 +177,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
     deadline = None
     while True:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             return child.wait(0.5 if deadline else 3600)
         except subprocess.TimeoutExpired:
             pass
@@ -191,19 +197,22 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _become_ours(*, hold_back: bool) -> Callable[[], None]:
-    """What a child does before it begins: takes a process group of its own, and asks to be stopped if we are killed.
+def _before_it_begins(*, own_group: bool, hold_back: bool) -> Callable[[], None]:
+    """What a child does first.
 
     Args:
+        own_group: it takes a process group of its own, and asks to be stopped if we are killed.
         hold_back: interruptions, until the child is ready for them: `Interruption` lets them through.
     """
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
     def become() -> None:
+        if not hold_back:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        if not own_group:
+            return
         os.setpgrp()
-        if hold_back:
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kiln import lock, options, progress, targets
@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
             chosen = engine.choose(door, _say)
             if chosen is not None:
                 return engine.build(chosen, door, ROOT, _say)
-            interruption.first = _stop_helpers
+            interruption.first = make_helpers_stop()
             print(_build_here(door))
             return 0
     except KilnError as error:
@@ -87,18 +87,25 @@ def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, t
     return site, tuple(target_sites)
 
 
-def _stop_helpers(_number: int) -> None:
-    """Ends pip, compilers and what else we have started in our process group, and whatever is still being started."""
+def make_helpers_stop() -> Callable[[int], None]:
+    """Gives what ends pip, compilers and all else that we have started in our process group, or are just starting."""
     if os.getpgrp() != os.getpid():
-        return  # it is not ours
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return lambda number: None  # it is not ours
+    told = threading.Event()
 
     def stop() -> None:
+        told.wait()
         while True:
             os.killpg(os.getpid(), signal.SIGTERM)
             time.sleep(0.1)
 
+    def tell(_number: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        told.set()
+
+    # Begun now: what is called on a signal may find the locks of `threading` taken.
     threading.Thread(target=stop, daemon=True).start()
+    return tell
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,123 @@
+"""Ctrl-C, SIGTERM and SIGHUP: passed on as they came, said by their name, and nothing outlives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kiln.front import door
+from kiln.front.interruption import Interruption
+from kiln.options import read_front_door
+
+SOURCE = Path(__file__).resolve().parents[1] / "v3python"
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A front door with a descriptor for progress, and what is written to that."""
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "toolchain.lock.yaml").touch()
+    read, write = os.pipe()
+    words = ["input", "w", "o", "1.0", "sm_90"]
+    yield read_front_door(words, {"KILN_LOG_JSON": str(write), "KILN_SHELL": "0"}, tmp_path), read
+    os.close(read)
+    os.close(write)
+
+
+def when(ready: Path, number: int) -> None:
+    def wait() -> None:
+        while not ready.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_a_build_gets_the_callers_descriptor_and_a_group_of_its_own(asked, tmp_path):
+    front, read = asked
+    script = (
+        f"import os; os.write({front.build.log_json}, str(os.getpgrp() == os.getpid()).encode()); raise SystemExit(4)"
+    )
+    with Interruption() as interruption:
+        assert door.run([sys.executable, "-c", script], os.environ, tmp_path, front, interruption) == 4
+    assert os.read(read, 100) == b"True"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_build_is_told_the_very_signal_and_says_so_itself(asked, tmp_path, number):
+    script = f"trap 'echo said; exit {128 + number}' {number.name[3:]}; touch ready; while :; do sleep 0.05; done"
+    with Interruption() as interruption:
+        when(tmp_path / "ready", number)
+        code = door.run(["bash", "-c", script], os.environ, tmp_path, asked[0], interruption)
+    assert code == interruption.exit_code == 128 + number
+    assert str(interruption) == f"interrupted by {number.name}"
+
+
+def test_of_a_build_that_says_nothing_the_door_does(asked, tmp_path):
+    with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+        when(tmp_path / "ready", signal.SIGTERM)
+        door.run(["bash", "-c", "touch ready; exec sleep 60"], os.environ, tmp_path, asked[0], interruption)
+    assert interruption.exit_code == 143
+
+
+def test_a_second_one_kills(asked, tmp_path):
+    script = "trap 'touch again' TERM; touch ready; while :; do sleep 0.05; done"
+    with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+        when(tmp_path / "ready", signal.SIGTERM)
+        when(tmp_path / "again", signal.SIGTERM)
+        door.run(["bash", "-c", script], os.environ, tmp_path, asked[0], interruption)
+
+
+def test_an_interruption_before_the_build_is_ready_is_held_back(asked, tmp_path):
+    """Python would die of it with a traceback while it starts."""
+    script = (
+        "import pathlib, sys, time; pathlib.Path('ready').touch(); time.sleep(0.5)\n"
+        "from kiln.front.interruption import Interruption\n"
+        "interruption = Interruption()\n"
+        "try:\n"
+        "    with interruption: time.sleep(60)\n"
+        "except KeyboardInterrupt: sys.exit(interruption.exit_code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with Interruption() as interruption:
+        when(tmp_path / "ready", signal.SIGINT)
+        assert door.run([sys.executable, "-c", script], environment, tmp_path, asked[0], interruption) == 130
+
+
+def test_compilers_on_threads_end_with_the_build(tmp_path):
+    """As while libraries are linked: a pool would wait for those that run, and begin those that wait."""
+    script = """
+import os, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+from kiln.front import main
+from kiln.front.interruption import Interruption
+os.setpgrp()
+interruption = Interruption()
+try:
+    with interruption:
+        interruption.first = main.make_helpers_stop()
+        print("ready", flush=True)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda number: subprocess.run(["sleep", "60"], check=True), range(20)))
+except KeyboardInterrupt:
+    sys.exit(interruption.exit_code)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143 and time.monotonic() - began < 2
