@@ -7,14 +7,15 @@ import hashlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from kiln import manifest, pack, release
+from kiln import build, lock, manifest, native, pack, release
 from kiln.errors import ArtifactError
 from kiln.plan_model import CompileSpec, Variant
-from small_release import VERSION, small_release
+from small_release import ROOT, VERSION, small_release
 
 
 def make(**changes) -> manifest.Manifest:
@@ -187,3 +188,19 @@ def test_tools_of_several_tritons_are_told_apart():
     assert len([tool for tool in make().tools if tool.name == "triton's ptxas"]) == 1
     assert made.targets[0].toolchain != made.targets[1].toolchain
     assert msgspec.to_builtins(made)["tools"][-1]["name"] == "zig"
+
+
+def test_tools_that_made_the_libraries_stand_with_the_locked_digests():
+    the_lock = lock.read_lock(ROOT / "input" / lock.LOCK_NAME)
+    version = the_lock.wheel_of("ziglang", "3.12").name.split("-")[1]
+    tools = build.made_by(native.zig_compiler("python3", Path("zig"), version), the_lock)
+    digests = {tool.name: tool.sha256 for tool in tools}
+    assert digests == {
+        "compiler": the_lock.wheel_of("ziglang", "3.12").sha256,
+        "zstandard's source": the_lock.source_of("zstandard").sha256,
+        "zstandard": None,
+        "deflate": None,
+    }
+    assert {the_lock.wheel_of("ziglang", python).sha256 for python in the_lock.pythons} == {digests["compiler"]}
+    made = manifest.decode(manifest.encode(make(tools=tools)))
+    assert made.tools[-len(tools) :] == tools

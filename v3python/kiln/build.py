@@ -65,13 +65,14 @@ def _build(options: Options, progress: Progress) -> Path:
             }
     progress.message("linking the libraries")
     compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
-    sources = options.cache / lock.read_lock(options.input / lock.LOCK_NAME).source_of("zstandard").name
+    the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
+    zstd = the_lock.source_of("zstandard")
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
     families = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
     libraries = native.build_libraries(
         options.source,
-        native.extract_zstd(sources, options.workspace / "build/zstd"),
+        native.extract_zstd(options.cache / zstd.name, zstd.sha256, options.workspace / "build"),
         header,
         families,
         compiler,
@@ -87,7 +88,7 @@ def _build(options: Options, progress: Progress) -> Path:
             packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
             headers=_headers(options.source, header, families),
             templates=options.source / "cmake",
-            notices=notices.collect(options.source, options.site, sources),
+            notices=notices.collect(options.source, options.site, options.cache / zstd.name),
         ),
         stage,
     )
@@ -98,7 +99,7 @@ def _build(options: Options, progress: Progress) -> Path:
             selection=_selection(options),
             ptx=options.ptx,
             source=manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches),
-            tools=_tools(compiler),
+            tools=made_by(compiler, the_lock),
             targets=options.targets,
             toolchains=toolchains,
             packs=indexes,
@@ -154,7 +155,14 @@ def _selection(options: Options) -> str:
     return ";".join(f"{name}={','.join(values)}" for name, values in options.selection)
 
 
-def _tools(compiler: native.Compiler) -> tuple[manifest.Tool, ...]:
-    """What made bytes of the release besides Triton."""
-    packages = [manifest.Tool(name=n, version=importlib.metadata.version(n)) for n in ("zstandard", "deflate")]
-    return (manifest.Tool(name="compiler", version=compiler.identity), *packages)
+def made_by(compiler: native.Compiler, the_lock: lock.Lock) -> tuple[manifest.Tool, ...]:
+    """What made bytes of the release besides Triton. With digests stand the files that are the same for every Python,
+    as the release is."""
+    zig = the_lock.wheel_of("ziglang", lock.running_python())
+    source = the_lock.source_of("zstandard")
+    version = the_lock.package_of(source.name).version
+    return (
+        manifest.Tool(name="compiler", version=compiler.identity, sha256=zig.sha256),
+        manifest.Tool(name="zstandard's source", version=version, sha256=source.sha256),
+        *(manifest.Tool(name=name, version=importlib.metadata.version(name)) for name in ("zstandard", "deflate")),
+    )

@@ -116,6 +116,18 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                     return file
         raise ToolchainError(f"the toolchain's lock has no source of {package}; give its package `source: true`")
 
+    def wheel_of(self, package: str, python: str) -> LockedFile:
+        """What `python` installs of a package.
+
+        Raises:
+            ToolchainError: the lock has nothing.
+        """
+        for entry in self.packages:
+            for file in entry.files:
+                if entry.name == package and python in file.pythons:
+                    return file
+        raise ToolchainError(f"the toolchain's lock has no {package} for Python {python}; add it to its packages")
+
     def requirements(
         self, python: str, uses: Iterable[str], *, without: Sequence[str] = (), only: Sequence[str] | None = None
     ) -> str:

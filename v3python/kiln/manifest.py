@@ -44,7 +44,8 @@ class Source(_Row, kw_only=True):
 
 
 class Tool(_Row, kw_only=True):
-    """Something that made bytes of the release. `sha256`: of the file that did, where it is one file."""
+    """Something that made bytes of the release. `sha256`: of the file that did, or of the package that it is from,
+    where the same file serves every Python."""
 
     name: str
     version: str

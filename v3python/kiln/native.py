@@ -7,6 +7,7 @@ of their own on relative names, so that nothing of where the build stands enters
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -24,13 +25,13 @@ CORE_HEADERS = ("kiln.h", "kiln.hpp", "family.h")
 ZIG_TARGET = "x86_64-linux-gnu.2.28"
 ZIG_CPU = "x86_64"  # what manylinux promises and no more
 
-# As CMakeLists.txt has them, which says why.
+# As CMakeLists.txt has them, which says why; test_native.py compares the two.
 COMMON_FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE",
                  "-DNDEBUG", "-g0")  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
               "-fno-math-errno")  # fmt: skip
 ZSTD_FLAGS = ("-DZSTDLIB_VISIBLE=", "-DZSTDERRORLIB_VISIBLE=", "-w")
-_LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,--version-script=csrc/kiln.map", "-Wl,-z,defs", "-Wl,-z,relro",
+LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,--version-script=csrc/kiln.map", "-Wl,-z,defs", "-Wl,-z,relro",
                "-Wl,-z,now", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s")  # fmt: skip
 
 
@@ -72,24 +73,42 @@ def zig_compiler(python: str, cache: Path, version: str) -> Compiler:
     )
 
 
-def extract_zstd(archive: Path, folder: Path) -> Path:
+def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
     """The folder of zstd's amalgamated C source from zstandard's source distribution.
 
+    Args:
+        sha256: what the toolchain's lock says of the archive.
+        folder: gets zstd-<sha256>/, which appears complete; those of other archives are removed.
+
     Raises:
-        ToolchainError: the archive does not hold it.
+        ToolchainError: the archive is not there, is not what is locked, or does not hold zstd's source.
     """
-    if not (folder / "zstd.c").is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(archive) as tar:
+    try:
+        data = archive.read_bytes()  # once, so that what is unpacked is what was checked
+    except OSError as error:
+        raise ToolchainError(f"{archive} cannot be read ({error.strerror}); `kiln fetch` brings it")
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise ToolchainError(
+            f"{archive} has SHA-256 {found} and the toolchain's lock says {sha256}; "
+            "remove the file, then `kiln fetch` brings the right one"
+        )
+    done = folder / f"zstd-{sha256}"
+    for other in (*folder.glob("zstd*"), *folder.glob(".zstd-*")):
+        if other != done:
+            shutil.rmtree(other, ignore_errors=True)
+    if not done.is_dir():
+        temporary = folder / f".zstd-{os.getpid()}"
+        temporary.mkdir(parents=True)
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for member in tar.getmembers():
                 name = Path(member.name)
                 if member.isfile() and name.parent.name == "zstd" and name.suffix in (".c", ".h"):
-                    temporary = folder / f".{name.name}"
-                    temporary.write_bytes(tar.extractfile(member).read())
-                    os.replace(temporary, folder / name.name)
-        if not (folder / "zstd.c").is_file():
+                    (temporary / name.name).write_bytes(tar.extractfile(member).read())
+        if not (temporary / "zstd.c").is_file():
             raise ToolchainError(f"{archive} does not hold zstd's C source (zstd/zstd.c)")
-    return folder
+        os.replace(temporary, done)
+    return done
 
 
 def build_libraries(
@@ -147,7 +166,7 @@ class _Library:
     def build(self, compiler: Compiler, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
         contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
         contents |= {name: text.encode() for name, text in self.texts.items()}
-        key = hashlib.sha256(repr((compiler.identity, COMMON_FLAGS, CXX_FLAGS, _LINK_FLAGS, ZSTD_FLAGS, self.units,
+        key = hashlib.sha256(repr((compiler.identity, COMMON_FLAGS, CXX_FLAGS, LINK_FLAGS, ZSTD_FLAGS, self.units,
                                    self.link)).encode())  # fmt: skip
         for name in sorted(contents):
             key.update(f"{name} {len(contents[name])}\n".encode() + contents[name])
@@ -162,7 +181,7 @@ class _Library:
                     (work / name).write_bytes(data)
                 with ThreadPoolExecutor(max(1, jobs)) as pool:
                     objects = list(pool.map(lambda unit: self._compile(compiler, work, unit), self.units))
-                _run(compiler, [*compiler.c, *_LINK_FLAGS, *objects, *self.link, "-o", self.name], work)
+                _run(compiler, [*compiler.c, *LINK_FLAGS, *objects, *self.link, "-o", self.name], work)
                 os.replace(work / self.name, done)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
