@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from kiln.document import read
 from kiln.errors import EnvironmentProblem, RecipeError
-from kiln.usage import nearest
+from kiln.suggest import nearest
 
 
 class Leaf(msgspec.Struct, forbid_unknown_fields=True):

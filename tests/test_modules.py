@@ -71,3 +71,9 @@ def test_no_modules_import_each_other():
         for module in free:
             del left[module]
     assert left == {}
+
+
+def test_argparse_is_the_command_lines():
+    """What reads recipes and plans builds knows nothing of how commands are spelled."""
+    users = {module for module in modules() if "usage.py" in imported(KILN / module)}
+    assert {module for module in users if not module.startswith("cli/")} == set()

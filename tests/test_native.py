@@ -84,7 +84,7 @@ def test_an_archive_without_the_source(tmp_path):
 
 
 def in_cmake(call: str) -> list[str]:
-    """The words of the commands that begin with `call` in CMakeLists.txt, generator expressions' conditions left out."""
+    """The words of CMakeLists.txt's commands that begin with `call`, without conditions of generator expressions."""
     text = (ROOT / "CMakeLists.txt").read_text()
     words = " ".join(re.findall(rf"^ *{re.escape(call)} ([^()]*(?:\$\{{\w+\}}[^()]*)*)\)", text, re.MULTILINE)).split()
     return [re.sub(r"^\$<.*:|>$", "", word) for word in words]

@@ -17,7 +17,7 @@ import yaml
 from msgspec import inspect
 
 from kiln.errors import EnvironmentProblem, RecipeError
-from kiln.usage import nearest
+from kiln.suggest import nearest
 
 T = TypeVar("T")
 Key = str | int

@@ -168,10 +168,10 @@ class Integer:
 
     value: int
 
-    def evaluate(self, env: Mapping[str, int]) -> int:
+    def evaluate(self, env: Mapping[str, int]) -> int:  # noqa: ARG002  (as every node)
         return self.value
 
-    def to_cpp(self, index_of: Mapping[str, int]) -> str:
+    def to_cpp(self, index_of: Mapping[str, int]) -> str:  # noqa: ARG002
         return "INT64_MIN" if self.value == INT64_MIN else f"INT64_C({self.value})"
 
 

@@ -116,7 +116,44 @@ def _operation(operation: Operation, kernels: Sequence[KernelTables], expression
         }
         for choice in operation.choices
     ]
-    rows = {
+    rows = _operation_rows(operation, choices, choice_numbers, places, expressions)
+    kernel_tables = [
+        _kernel(
+            identifier, kernel, choice_numbers, places, [k for k in kernels if k.plan.kernel is kernel], expressions
+        )
+        for kernel in operation.kernels
+    ]
+    tables = {name: f"{identifier}_{name}" if rows[f"{name[:-1]}_rows"] else "nullptr"
+              for name in ("arguments", "choices", "definitions", "requirements", "workspaces")}  # fmt: skip
+    return {
+        "name": operation.name,
+        "id": identifier,
+        "choices": choices,
+        "kernels": kernel_tables,
+        **rows,
+        "row": (
+            c_string(operation.name),
+            expressions.add(operation.skip_when, places.operation),
+            *tables.values(),
+            f"{identifier}_kernels",
+            len(operation.arguments),
+            len(operation.choices),
+            len(operation.definitions),
+            len(operation.requirements),
+            len(operation.workspaces),
+            len(operation.kernels),
+            places.multiprocessors,
+            places.count,
+        ),
+    }
+
+
+def _operation_rows(
+    operation: Operation, choices: Sequence[Mapping], choice_numbers: Mapping[str, int], places: Layout,
+    expressions: _Expressions,
+) -> dict[str, list[tuple]]:  # fmt: skip
+    """The rows of an operation's tables. `choices`: the names of the tables of each choice's values."""
+    return {
         "argument_rows": [
             (
                 c_string(argument.name),
@@ -153,35 +190,6 @@ def _operation(operation: Operation, kernels: Sequence[KernelTables], expression
             (c_string(w.name), expressions.add(w.bytes, places.operation), places.workspaces[w.name], 0)
             for w in operation.workspaces
         ],
-    }
-    kernel_tables = [
-        _kernel(
-            identifier, kernel, choice_numbers, places, [k for k in kernels if k.plan.kernel is kernel], expressions
-        )
-        for kernel in operation.kernels
-    ]
-    tables = {name: f"{identifier}_{name}" if rows[f"{name[:-1]}_rows"] else "nullptr"
-              for name in ("arguments", "choices", "definitions", "requirements", "workspaces")}  # fmt: skip
-    return {
-        "name": operation.name,
-        "id": identifier,
-        "choices": choices,
-        "kernels": kernel_tables,
-        **rows,
-        "row": (
-            c_string(operation.name),
-            expressions.add(operation.skip_when, places.operation),
-            *tables.values(),
-            f"{identifier}_kernels",
-            len(operation.arguments),
-            len(operation.choices),
-            len(operation.definitions),
-            len(operation.requirements),
-            len(operation.workspaces),
-            len(operation.kernels),
-            places.multiprocessors,
-            places.count,
-        ),
     }
 
 

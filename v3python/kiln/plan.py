@@ -29,8 +29,8 @@ from kiln.recipe_model import (
     spelled,
 )
 from kiln.recipe_rules import is_one_of
+from kiln.suggest import nearest
 from kiln.targets import Target
-from kiln.usage import nearest
 from kiln.words import Selection
 
 
@@ -170,7 +170,7 @@ class _Planner:
                 {c.name: c.numbers[i] for c, i in zip(self.choices, values)},
             )
             self.functionals.append(functional)
-            left_out = self.left_out(functional, values)
+            left_out = self.left_out(values)
             for configuration in self.configurations:
                 reason = left_out or self.excluded(functional, configuration)
                 constants = {} if reason else self.constants(functional, configuration)
@@ -185,8 +185,8 @@ class _Planner:
         """What a list gives in this profile."""
         return entry.core if self.profile == "core" else (*entry.core, *entry.full)
 
-    def left_out(self, functional: Functional, values: Sequence[int]) -> str | None:
-        """Why a functional is not compiled in this build, or None."""
+    def left_out(self, values: Sequence[int]) -> str | None:
+        """Why the functional of these values is not compiled in this build, or None."""
         for choice, index in zip(self.choices, values):
             selected = self.selection.get(choice.name)
             if selected is not None:

@@ -26,7 +26,7 @@ from kiln.recipe_model import (
     Workspace,
 )
 from kiln.recipe_scope import Scope, check_name, read_expression
-from kiln.usage import nearest
+from kiln.suggest import nearest
 
 __all__ = ["Recipe", "find", "load", "schema"]
 

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from kiln import targets
 from kiln.document import Document, Keys
 from kiln.recipe_file import ConfigurationsShape, KernelShape
-from kiln.recipe_model import OPTION_ORDER, OPTIONS, Choice, Configuration, ConfigurationSet, Value, narrowest
+from kiln.recipe_model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest
 from kiln.recipe_rules import read_targets
 from kiln.recipe_scope import Scope, read_expression
-from kiln.usage import nearest
+from kiln.suggest import nearest
 
 MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
 
 
 def read_configurations(
-    document: Document, keys: Keys, shape: KernelShape, tunable: Sequence[str], own: Sequence[Choice], scope: Scope
+    document: Document, keys: Keys, shape: KernelShape, tunable: Sequence[str], scope: Scope
 ) -> tuple[ConfigurationSet, ...]:
     keys = (*keys, "configurations")
     named = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kiln import fingerprint
-from kiln.document import Document, Keys, nearest
+from kiln.document import Document, Keys
 from kiln.expressions import DTYPES, Expression, parse
 from kiln.recipe_configurations import distinct, read_configurations, with_configurations
 from kiln.recipe_file import KernelShape, ParameterShape
@@ -18,6 +18,7 @@ from kiln.recipe_model import (
     Argument,
     Bin,
     Choice,
+    Configuration,
     Kernel,
     Parameter,
     Requirement,
@@ -30,6 +31,7 @@ from kiln.recipe_model import (
 )
 from kiln.recipe_rules import Vocabulary, read_rules, read_when
 from kiln.recipe_scope import Scope, check_name, read_expression
+from kiln.suggest import nearest
 
 MAX_PARAMETERS = 64  # KILN_MAX_PARAMETERS
 MAX_ZEROS = 8  # KILN_MAX_ZEROS
@@ -76,25 +78,14 @@ def read_kernel(
     Raises:
         RecipeError: something in it does not hold.
     """
-    source = (document.path.parent / shape.source).resolve()
-    if not source.is_file():
-        document.fail((*keys, "source"), f"there is no file {shape.source} (at {source})")
     function = shape.function or name
-    shown = Path(document.path.parent, shape.source)
-    signature = fingerprint.signature(shown, function)
-    fingerprint.sources(shown, function)  # so that what it may not import is said now
-    _check_signature(document, keys, shape, signature, function)
+    source, signature = _function(document, keys, shape, function)
     own = _choices(document, keys, shape, choices)
     constexprs = [parameter.name for parameter in signature if parameter.constexpr]
     tunable = [parameter for parameter in constexprs if parameter not in shape.constants]
-    sets = read_configurations(document, keys, shape, tunable, own, scope)
+    sets = read_configurations(document, keys, shape, tunable, scope)
     all_configurations = distinct(c for entry in sets for c in (*entry.core, *entry.full))
-    columns = (*tunable, *(o for o in OPTION_ORDER if any(o in c.mapping for c in all_configurations)))
-    for column in columns:
-        if scope.knows(column):
-            document.fail(
-                keys, f"the kernel's {column!r} is {scope.kind(column)} of the operation too; rename one of them"
-            )
+    columns = _columns(document, keys, tunable, all_configurations, scope)
     inner = with_configurations(scope, columns, all_configurations)
     parameters = _parameters(document, keys, shape, own, arguments, inner)
     constants = _constants(document, keys, shape, constexprs, inner)
@@ -102,17 +93,9 @@ def read_kernel(
     specializations = _specializations(document, keys, shape, parameters)
     bins = _bins(document, keys, shape, own, columns, scope)
     words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
-    zeros, requirements = _zeros(document, keys, shape, arguments, choices, workspaces, inner)
-    for key, count, most, what in (
-        ("zero", len(zeros), MAX_ZEROS, "ranges to zero"),
-        ("lookup", len(bins), MAX_BINS, "bins"),
-        ("specializations", len(specializations), MAX_SPECIALIZATIONS, "specializations"),
-    ):
-        if count > most:
-            document.fail((*keys, key), f"gives {count} {what}; a kernel can have {most}")
-    grid = tuple(
-        read_expression(document, (*keys, "grid", position), text, inner) for position, text in enumerate(shape.grid)
-    )
+    zeros, requirements = _zeros(document, keys, shape, arguments, workspaces, inner)
+    _refuse_too_many(document, keys, zeros, bins, specializations)
+    grid = [read_expression(document, (*keys, "grid", i), text, inner) for i, text in enumerate(shape.grid)]
     when = None if shape.when is None else read_expression(document, (*keys, "when"), shape.when, scope)
     kernel = Kernel(
         name=name,
@@ -131,24 +114,75 @@ def read_kernel(
         configurations=sets,
         columns=columns,
         heuristic=read_rules(document, (*keys, "heuristic"), shape.heuristic, words),
-        spills=tuple(
-            Spill(
-                read_when(document, (*keys, "spills", i, "when"), spill.when, words, tuned=False),
-                spill.bytes,
-                _reason(document, (*keys, "spills", i, "reason"), spill.reason),
-            )
-            for i, spill in enumerate(shape.spills)
-        ),
-        unavailable=tuple(
-            Unavailable(
-                read_when(document, (*keys, "unavailable", i, "when"), entry.when, words, tuned=False),
-                _reason(document, (*keys, "unavailable", i, "reason"), entry.reason),
-            )
-            for i, entry in enumerate(shape.unavailable)
-        ),
+        spills=_spills(document, keys, shape, words),
+        unavailable=_unavailable(document, keys, shape, words),
         place=document.place(keys),
     )
     return ReadKernel(kernel, requirements)
+
+
+def _function(
+    document: Document, keys: Keys, shape: KernelShape, function: str
+) -> tuple[Path, Sequence[fingerprint.FunctionParameter]]:
+    """The file of the kernel's function, and the function's parameters, which the recipe's must fit."""
+    source = (document.path.parent / shape.source).resolve()
+    if not source.is_file():
+        document.fail((*keys, "source"), f"there is no file {shape.source} (at {source})")
+    shown = Path(document.path.parent, shape.source)
+    signature = fingerprint.signature(shown, function)
+    fingerprint.sources(shown, function)  # so that what it may not import is said now
+    _check_signature(document, keys, shape, signature, function)
+    return source, signature
+
+
+def _columns(
+    document: Document, keys: Keys, tunable: Sequence[str], configurations: Sequence[Configuration], scope: Scope
+) -> tuple[str, ...]:
+    """The names that configurations give values: constexpr parameters, then compile options."""
+    columns = (*tunable, *(o for o in OPTION_ORDER if any(o in c.mapping for c in configurations)))
+    for column in columns:
+        if scope.knows(column):
+            document.fail(
+                keys, f"the kernel's {column!r} is {scope.kind(column)} of the operation too; rename one of them"
+            )
+    return columns
+
+
+def _refuse_too_many(
+    document: Document,
+    keys: Keys,
+    zeros: Sequence[Zero],
+    bins: Sequence[Bin],
+    specializations: Sequence[Specialization],
+) -> None:
+    for key, count, most, what in (
+        ("zero", len(zeros), MAX_ZEROS, "ranges to zero"),
+        ("lookup", len(bins), MAX_BINS, "bins"),
+        ("specializations", len(specializations), MAX_SPECIALIZATIONS, "specializations"),
+    ):
+        if count > most:
+            document.fail((*keys, key), f"gives {count} {what}; a kernel can have {most}")
+
+
+def _spills(document: Document, keys: Keys, shape: KernelShape, words: Vocabulary) -> tuple[Spill, ...]:
+    return tuple(
+        Spill(
+            read_when(document, (*keys, "spills", i, "when"), entry.when, words, tuned=False),
+            entry.bytes,
+            _reason(document, (*keys, "spills", i, "reason"), entry.reason),
+        )
+        for i, entry in enumerate(shape.spills)
+    )
+
+
+def _unavailable(document: Document, keys: Keys, shape: KernelShape, words: Vocabulary) -> tuple[Unavailable, ...]:
+    return tuple(
+        Unavailable(
+            read_when(document, (*keys, "unavailable", i, "when"), entry.when, words, tuned=False),
+            _reason(document, (*keys, "unavailable", i, "reason"), entry.reason),
+        )
+        for i, entry in enumerate(shape.unavailable)
+    )
 
 
 def _reason(document: Document, keys: Keys, text: str) -> str:
@@ -358,7 +392,6 @@ def _zeros(
     keys: Keys,
     shape: KernelShape,
     arguments: Sequence[Argument],
-    choices: Sequence[Choice],
     workspaces: Sequence[Workspace],
     scope: Scope,
 ) -> tuple[tuple[Zero, ...], tuple[Requirement, ...]]:

@@ -9,7 +9,7 @@ from kiln import targets
 from kiln.document import Document, Keys
 from kiln.recipe_file import RuleShape
 from kiln.recipe_model import Bin, Choice, Configuration, Rule, Value, When, spelled
-from kiln.usage import nearest
+from kiln.suggest import nearest
 
 
 @dataclass(frozen=True)

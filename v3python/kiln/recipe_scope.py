@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from kiln.document import Document, Keys
 from kiln.expressions import CONSTANTS, FUNCTIONS, Expression, ExpressionError, parse
 from kiln.recipe_model import MULTIPROCESSORS, Argument
-from kiln.usage import nearest
+from kiln.suggest import nearest
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({*CONSTANTS, *FUNCTIONS, "device", "multiprocessors", "targets", "specialization"})

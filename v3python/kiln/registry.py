@@ -136,10 +136,10 @@ class Registry:
             requests.RequestException: an index that cannot be asked now; asking again may help.
         """
         for place in self._configuration.find_links:
-            yield from self._page(place, place)
+            yield from self._page(place)
         project = re.sub(r"[-_.]+", "-", package).lower()
         for index in self._configuration.indexes:
-            yield from self._page(f"{index.rstrip('/')}/{project}/", index)
+            yield from self._page(f"{index.rstrip('/')}/{project}/")
 
     def places(self) -> str:
         """For sentences: what was asked."""
@@ -148,7 +148,7 @@ class Registry:
         indexes = len(self._configuration.indexes)
         return ", ".join([*hidden, f"{indexes} index{'' if indexes == 1 else 'es'} of pip's configuration"])
 
-    def _page(self, place: str, name: str) -> tuple[Candidate, ...]:
+    def _page(self, place: str) -> tuple[Candidate, ...]:
         with self._lock:
             if place not in self._pages:
                 self._pages[place] = tuple(self._read(place))

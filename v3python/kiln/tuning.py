@@ -18,8 +18,8 @@ from kiln.errors import RecipeError
 from kiln.recipe_file import TuningShape
 from kiln.recipe_model import Configuration, Kernel, Operation, Recipe, Rule, Value, When
 from kiln.recipe_rules import Vocabulary, is_one_of, matches_use, read_rules
+from kiln.suggest import nearest
 from kiln.targets import Target
-from kiln.usage import nearest
 
 NO_CONFIGURATION = 255  # KILN_NO_CONFIGURATION
 

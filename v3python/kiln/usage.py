@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from kiln.errors import UsageError
+from kiln.suggest import nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,11 +81,3 @@ def count(option: str) -> Callable[[str], int]:
         return int(word)
 
     return check
-
-
-def nearest(word: str, known: Iterable[str], what: str = "fields") -> str:
-    """ "did you mean 'x'? the fields are x, y, z"."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, 1, 0.6)
-    listed = f"the {what} are {', '.join(known)}" if known else f"there are no {what}"
-    return f"did you mean {close[0]!r}? {listed}" if close else listed

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import kiln
 from kiln.errors import EnvironmentProblem, KilnError, UsageError
-from kiln.usage import Parser, nearest
+from kiln.suggest import nearest
+from kiln.usage import Parser
 
 VERBS = ("targets", "recipes", "plan", "build", "list", "inspect", "store", "clean", "doctor", "fetch")
 
