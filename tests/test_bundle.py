@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import tarfile
 
 import pytest
@@ -125,6 +126,47 @@ def test_members_that_are_no_files(packed, tmp_path, kind):
     with pytest.raises(ArtifactError, match="is no file of its lock"):
         read_bundle(evil(packed, tmp_path, member), fresh(packed, tmp_path), Progress())
     assert list((tmp_path / "elsewhere" / "cache").iterdir()) == []
+
+
+def sparse(name: str, size: int) -> bytes:
+    """A GNU sparse member that unpacks to `size` bytes, of which the last block alone is in the tar."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = b"%011o\0" % 512
+    block[156:157] = tarfile.GNUTYPE_SPARSE
+    block[386:410] = b"%011o\0%011o\0" % (size - 512, 512)
+    block[483:495] = b"%011o\0" % size
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block) + b"x" * 512
+
+
+@pytest.mark.parametrize("size", [1 << 28, 20_480])
+def test_a_sparse_member_is_refused_before_it_is_written(packed, tmp_path, size, monkeypatch):
+    name = f"cache/{wheel('alpha')}"
+    with tarfile.open(fileobj=io.BytesIO(sparse(name, size))) as tar:
+        assert tar.next().issparse() and tar.getmembers()[0].size == size  # it is one
+    path = evil(packed, tmp_path, tarfile.TarInfo("unused"))
+    whole = path.read_bytes()
+    at = whole.index(b"unused")
+    path.write_bytes(whole[:at] + sparse(name, size) + whole[at + 512 :])
+    refuse_to_copy(monkeypatch)
+    with pytest.raises(ArtifactError, match="is no file of its lock; do not use this bundle"):
+        read_bundle(path, fresh(packed, tmp_path), Progress())
+
+
+@pytest.mark.parametrize("size", [19_999, 20_001, 1 << 20])
+def test_a_member_of_another_size_is_refused_before_it_is_written(packed, tmp_path, size, monkeypatch):
+    path = evil(packed, tmp_path, tarfile.TarInfo(f"cache/{wheel('alpha')}"), bytes(size))
+    refuse_to_copy(monkeypatch)
+    with pytest.raises(ArtifactError, match=f"is corrupt: {wheel('alpha')} has {size} bytes, the lock says 20000"):
+        read_bundle(path, fresh(packed, tmp_path), Progress())
+
+
+def refuse_to_copy(monkeypatch) -> None:
+    def copy(*_: object) -> None:
+        raise AssertionError("bytes are written")
+
+    monkeypatch.setattr(shutil, "copyfileobj", copy)
 
 
 def test_a_compressed_tar_and_a_missing_one(packed, tmp_path):

@@ -102,7 +102,7 @@ def read_bundle(bundle: Path, folder: Path, progress: Progress) -> list[str]:
 
 def _unpack(tar: tarfile.TarFile, bundle: Path, folder: Path, progress: Progress) -> list[str]:
     first = tar.next()
-    if first is None or first.name != LOCK_NAME or not first.isreg() or first.size > _LONGEST_LOCK:
+    if first is None or first.name != LOCK_NAME or not _is_plain(first) or first.size > _LONGEST_LOCK:
         raise ArtifactError(f"{bundle} does not begin with {LOCK_NAME}; give a file that `kiln fetch --bundle` made")
     text = tar.extractfile(first).read()
     try:
@@ -120,8 +120,10 @@ def _unpack(tar: tarfile.TarFile, bundle: Path, folder: Path, progress: Progress
     unpacked = []
     while member := tar.next():
         file = by_name.get(member.name)
-        if file is None or not member.isreg():
+        if file is None or not _is_plain(member):
             raise ArtifactError(f"{bundle} holds {member.name!r}, which is no file of its lock; do not use this bundle")
+        if member.size != file.size:  # said before a byte of it is written
+            raise ArtifactError(f"{bundle} is corrupt: {file.name} has {member.size} bytes, the lock says {file.size}")
         descriptor, temporary = tempfile.mkstemp(dir=cache, prefix=f".{file.name}.")
         try:
             with open(descriptor, "wb") as target:
@@ -141,6 +143,11 @@ def _unpack(tar: tarfile.TarFile, bundle: Path, folder: Path, progress: Progress
         os.chmod(target.name, 0o644)
         os.replace(target.name, own)
     return unpacked
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether it is a file whose bytes are all in the bundle: a sparse one unpacks to more than that."""
+    return member.isreg() and not member.issparse()
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
