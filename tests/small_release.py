@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln import elf, manifest, pack, package, release, targets
+from kiln import elf, manifest, pack, package, release, split, targets
 from kiln.image import ImageInfo
 from kiln.toolchain import Toolchain
 
@@ -129,8 +129,10 @@ def write_pack(folder: Path, target: str, with_ptx: bool = False) -> Path:
     )  # fmt: skip
     path = folder / targets.by_name(target).pack_file
     folder.mkdir(parents=True, exist_ok=True)
-    instructions = targets.by_name(target).instructions
-    pack.write_pack(path, target, instructions, VERSION, [kernel], lambda d: info_of(contents[d]), contents.__getitem__)
+    pack.write_pack(
+        path, target, split.INSTRUCTIONS[targets.by_name(target).instructions], VERSION, [kernel],
+        lambda d: info_of(contents[d]), contents.__getitem__, elf.code_ranges,
+    )  # fmt: skip
     return path
 
 

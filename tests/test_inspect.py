@@ -234,6 +234,7 @@ def test_nothing_of_kilns(tmp_path, capsys):
         ("[]", "has format None"),
         ('{"format": 1, "files": {}}', "no table 'files'"),
         ("[" * 100000, "is no JSON"),
+        ('{"format": 1, "release": {"a": ["\\u001b]0;x"]}}', "a text with control characters"),
     ],
 )
 def test_odd_manifests(folder, text, message):

@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
+import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kiln import pack
+from kiln import pack, split
 from kiln.errors import ArtifactError
 from kiln.image import ImageInfo
 
 INFO = ImageInfo("cubin", "attn", 128, 65536, 200, 0, 0, 24, 0, 1, 0, 1, 7, "8.0")
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def grammar(*files: str) -> dict[str, str]:
+    """The rules that stand in files, by name, without comments."""
+    rules: dict[str, str] = {}
+    for file in files:
+        name = None
+        for line in (ROOT / file).read_text().splitlines():
+            text = line.removeprefix("//").partition(";")[0].rstrip()
+            begin = re.match(r"(?: {3,4})?([a-zA-Z_]+) +=(?!=) (.*)", text)
+            if begin and begin[1] in RULES and begin[1] not in rules:
+                name = begin[1]
+                rules[name] = begin[2]
+            elif name and re.match(r" {10,}[^ ]", text):
+                rules[name] += " " + text
+            else:
+                name = None
+    return {name: " ".join(rule.split()) for name, rule in rules.items()}
+
+
+RULES = ("pack", "header", "index", "counts", "group", "group_row", "image_row", "kernel_row", "slot_row", "str",
+         "NONE", "frame", "range", "record", "plane", "rest")  # fmt: skip
+
+
+def test_the_grammar_is_the_same_wherever_it_stands():
+    documented = grammar("Technical.md")
+    assert set(documented) == set(RULES)
+    assert grammar("v3python/kiln/pack.py", "v3python/kiln/split.py") == documented
+    assert grammar("csrc/core/pack.h", "csrc/core/split.h") == documented
 
 
 def digest_of(data: bytes) -> str:
@@ -45,7 +80,10 @@ def make_kernels(codes: list[bytes], functionals: int, configurations: int, ptx:
 
 
 def write(path, kernels, content):
-    return pack.write_pack(path, "sm_90", "sass", "0.1.0b", kernels, lambda _digest: INFO, content.__getitem__)
+    sass = split.INSTRUCTIONS["sass"]
+    return pack.write_pack(
+        path, "sm_90", sass, "0.1.0b", kernels, lambda _digest: INFO, content.__getitem__, lambda code: [(0, len(code))]
+    )
 
 
 @pytest.fixture
@@ -149,6 +187,52 @@ def test_malformed_index_with_a_right_digest(written):
             pack.parse_pack(bytes(bad), "p")
         except ArtifactError as error:
             assert str(error).startswith("p ")
+
+
+def forged(path, frame: bytes, decoded: int) -> bytes:
+    """A pack whose first group is another frame, all digests being right."""
+    import zstandard
+
+    good = path.read_bytes()
+    size = int.from_bytes(good[16:24], "little")
+    index = bytearray(good[64 : 64 + size])
+    stored = zstandard.ZstdCompressor().compress(frame)
+    old = struct.unpack_from("<QI", index, 32)[1]
+    struct.pack_into("<QII32s", index, 32, 64 + size, len(stored), decoded, hashlib.sha256(stored).digest())
+    if struct.unpack_from("<I", index)[0] > 1:
+        offset = struct.unpack_from("<Q", index, 80)[0]
+        struct.pack_into("<Q", index, 80, offset - old + len(stored))
+    header = good[:24] + hashlib.sha256(index).digest() + good[56:64]
+    return header + bytes(index) + stored + good[64 + size + old :]
+
+
+def test_a_frame_larger_than_its_images_can_need_is_not_decoded(written):
+    path, *_ = written
+    bad = forged(path, bytes(64 << 20), 4000)
+    read = pack.parse_pack(bad, "p")
+    with pytest.raises(ArtifactError, match="a frame of 67108864 bytes cannot hold 4000"):
+        pack.decode_group(bad, read.groups[0], "p")
+
+
+def test_a_group_larger_than_any_is_refused(written):
+    path, *_ = written
+    with pytest.raises(ArtifactError, match="a group is empty or larger than 256 MiB"):
+        pack.parse_pack(forged(path, b"x", pack.LARGEST_GROUP + 1), "p")
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "\x7f", "\x9b31m", "tab\t"])
+def test_no_text_makes_a_terminal_do_anything(tmp_path, monkeypatch, text):
+    kernels, content = make_kernels([b"A" * 100], 2, 1, [])
+    slots = (*kernels[0].slots[:-1], replace(kernels[0].slots[-1], reason=text))
+    kernels = [replace(kernels[0], slots=slots)]
+    with pytest.raises(ArtifactError, match="must be a line without control characters"):
+        write(tmp_path / "p.pack", kernels, content)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(pack, "is_line", lambda _: True)
+    write(tmp_path / "p.pack", kernels, content)
+    monkeypatch.undo()
+    with pytest.raises(ArtifactError, match="a string is no line of text"):
+        pack.read_pack(tmp_path / "p.pack")
 
 
 @pytest.mark.parametrize("content", [b"", b"KILN", b"\x1f\x8b" + b"\0" * 100])

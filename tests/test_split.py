@@ -15,16 +15,26 @@ from kiln import split, targets
 CODE = st.lists(st.sampled_from([0x00, 0x7E, 0xBF, 0xC0, 0xD1, 0xD8, 0xE0, 0xF8, 0xFF]), max_size=200).map(bytes)
 
 
-@given(raw=st.binary(max_size=300) | CODE, name=st.sampled_from([*split.INSTRUCTIONS, None]))
-def test_round_trip(raw, name):
-    frame = split.split(raw, name and split.INSTRUCTIONS[name])
-    assert len(frame) == split.HEAD.size + len(raw)
+@st.composite
+def pieces(draw) -> tuple[bytes, list[tuple[int, int]]]:
+    """Bytes, and ranges of them that are said to be code."""
+    raw = draw(st.binary(max_size=300) | CODE)
+    edges = sorted(draw(st.lists(st.integers(0, len(raw)), max_size=8)))
+    return raw, [(begin, end - begin) for begin, end in zip(edges[::2], edges[1::2])]
+
+
+@given(made=pieces(), name=st.sampled_from(list(split.INSTRUCTIONS)))
+def test_round_trip(made, name):
+    raw, code = made
+    frame = split.split(raw, split.INSTRUCTIONS[name], code)
+    assert split.HEAD.size + len(raw) <= len(frame) <= split.largest_frame(len(raw))
     assert split.join(frame) == raw
 
 
-@given(
-    frame=st.binary(max_size=20) | CODE.map(lambda raw: split.split(raw, split.INSTRUCTIONS["rdna4"])), data=st.data()
-)
+FRAMES = pieces().map(lambda made: split.split(made[0], split.INSTRUCTIONS["rdna4"], made[1]))
+
+
+@given(frame=st.binary(max_size=20) | FRAMES, data=st.data())
 def test_a_malformed_frame_is_refused_or_joined(frame, data):
     bad = bytearray(frame)
     for _ in range(data.draw(st.integers(0, 4)) if bad else 0):
@@ -55,5 +65,5 @@ def test_code_that_differs_in_registers_packs_better(name):
         record[coding.selector] = opcode
         record[(coding.selector + 1) % 4] = source.randrange(16)
         raw += record
-    sorted_size = len(zlib.compress(split.split(bytes(raw), coding), 9))
+    sorted_size = len(zlib.compress(split.split(bytes(raw), coding, [(0, len(raw))]), 9))
     assert sorted_size < 0.8 * len(zlib.compress(bytes(raw), 9))

@@ -4,8 +4,8 @@
 
 The yardstick is what a kernel archive holds elsewhere: each image as Triton makes it by default (with line
 information), compressed by xz at its default level. The images are compiled anew for that, from the same plan as the
-pack; one for each image of the pack. Both sides are measured in this one run. Decoding is that of csrc/core, compiled
-as the release's library is: the digest, zstd, and the order of the code.
+pack; one for each image of the pack. Both sides are measured in this one run. Decoding is csrc/core's, compiled as
+the release's library is: reading the file, digests, zstd, the order of the code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "v3python"))
 
 from kiln import compile as compile_module  # noqa: E402
-from kiln import elf, native, pack, plan, recipe, targets, toolchain  # noqa: E402
+from kiln import elf, lock, native, pack, package, plan, recipe, targets, toolchain  # noqa: E402
 
 
 def _prepare(chain: toolchain.Toolchain) -> None:
@@ -51,31 +51,38 @@ def _default_image(job: tuple) -> tuple[int, int]:
 
 def _decoder(folder: Path) -> ctypes.CDLL:
     """decode.cc with the runtime's own sources, by the release's compiler and flags."""
-    (archive,) = sorted((ROOT / "input/cache").glob("zstandard-*.tar.gz"))[-1:]
-    zstd = native.extract_zstd(archive, folder / "zstd")
+    the_lock = lock.read_lock(ROOT / "input" / lock.LOCK_NAME)
+    (file,) = (f for p in the_lock.packages if p.name == "zstandard" for f in p.files if f.name.endswith(".tar.gz"))
+    zstd = native.extract_zstd(ROOT / "input/cache" / file.name, folder / "zstd")
     compiler = native.zig_compiler(sys.executable, folder / "zig", importlib.metadata.version("ziglang"))
-    flags = {**os.environ, **dict(compiler.environment)}
+    environment = {**os.environ, **dict(compiler.environment)}
+    include = folder / "include/kiln"
+    include.mkdir(parents=True)
+    for header in native.CORE_HEADERS:
+        (include / header).write_bytes((ROOT / "include/kiln" / header).read_bytes())
+    template = (ROOT / "include/kiln/version.h.in").read_text()
+    (include / "version.h").write_text(package.version_header(template, "0.0"))
     core = ROOT / "csrc/core"
+    sources = [core / name for name in (core / "sources.txt").read_text().split()]
     objects = []
-    for source in (Path(__file__).with_name("decode.cc"), core / "split.cc", core / "sha256.cc", zstd / "zstd.c"):
+    for source in (Path(__file__).with_name("decode.cc"), *sources, zstd / "zstd.c"):
         objects.append(folder / f"{source.stem}.o")
         command, more = (compiler.c, native.ZSTD_FLAGS) if source.suffix == ".c" else (compiler.cxx, native.CXX_FLAGS)
-        words = [*command, *native.COMMON_FLAGS, *more, "-I", core, "-I", zstd, "-c", source, "-o", objects[-1]]
-        subprocess.run(list(map(str, words)), env=flags, check=True)
+        places = ("-I", core, "-I", zstd, "-I", folder / "include")
+        words = [*command, *native.COMMON_FLAGS, *more, *places, "-c", source, "-o", objects[-1]]
+        subprocess.run(list(map(str, words)), env=environment, check=True)
     library = folder / "decode.so"
-    subprocess.run([*compiler.c, "-shared", *map(str, objects), "-o", str(library)], env=flags, check=True)
-    decoder = ctypes.CDLL(str(library))
-    decoder.time_decoding.restype = ctypes.c_bool
-    return decoder
+    subprocess.run([*compiler.c, "-shared", *map(str, objects), "-o", str(library)], env=environment, check=True)
+    return ctypes.CDLL(str(library))
 
 
-def _decoding(decoder: ctypes.CDLL, data: bytes, group: pack.Group) -> float:
+def _decoding(decoder: ctypes.CDLL, path: Path, packed: pack.Pack) -> float:
     """Milliseconds, the median of many."""
     times = (ctypes.c_double * 101)()
-    stored = data[group.offset : group.offset + group.stored]
-    sizes = ctypes.c_size_t(len(stored)), ctypes.c_size_t(group.decoded)
-    if not decoder.time_decoding(stored, *sizes, bytes.fromhex(group.digest), times, len(times)):
-        raise SystemExit(f"a group of {group.decoded} bytes cannot be decoded")
+    digest = bytes.fromhex(packed.index_digest)
+    status = decoder.time_decoding(str(path).encode(), packed.target.encode(), digest, times, len(times))
+    if status:
+        raise SystemExit(f"{path}: the runtime refuses it with status {status}")
     return statistics.median(times)
 
 
@@ -109,7 +116,7 @@ def measure(prefix: Path, target_name: str, jobs: int, recipes: list[Path], prof
         "pack_to_xz": round(len(data) / xz, 4),
         "groups": len(packed.groups),
         "largest_group_bytes": largest.decoded,
-        "largest_group_ms": round(_decoding(decoder, data, largest), 3),
+        "largest_group_ms": round(_decoding(decoder, path, packed), 3),
         "pack_digest": hashlib.sha256(data).hexdigest(),
     }
 

@@ -67,7 +67,7 @@ const char* check_groups(const Pack& pack, uint64_t index_size, uint64_t file_si
   for (uint32_t i = 0; i < pack.counts->groups; ++i) {
     const GroupRow& group = pack.groups[i];
     if (group.decoded == 0 || group.decoded > kLargestGroup) return "a group is empty or larger than 256 MiB";
-    if (group.stored > ZSTD_COMPRESSBOUND(uint64_t{group.decoded} + kFrameHead))
+    if (group.stored > ZSTD_COMPRESSBOUND(largest_frame(group.decoded)))
       return "a group is stored in more bytes than what it decodes to can need";
     if (group.offset != expected || group.stored == 0 || group.stored > file_size - expected)
       return "a group does not lie where its index says; the file may be truncated";
@@ -227,20 +227,36 @@ kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
   return KILN_OK;
 }
 
+// From the bytes of a group, which have their digest, to its images.
+kiln_status unpack_group(const Pack& pack, const GroupRow& group, const uint8_t* stored, uint8_t* decoded) {
+  // What the frame says of its size is bound before it is believed; an unknown size is the largest of numbers.
+  uint64_t frame_size = ZSTD_getFrameContentSize(stored, group.stored);
+  if (frame_size > largest_frame(group.decoded) || ZSTD_findFrameCompressedSize(stored, group.stored) != group.stored)
+    return corrupt(pack, "a group is not the one zstd frame that its index states");
+  uint8_t* frame = allocate<uint8_t>(frame_size);
+  uint8_t* work = allocate<uint8_t>(group.decoded + kJoinSlack);
+  kiln_status status = KILN_OK;
+  if (!frame || !work)
+    status = out_of_memory();
+  else if (ZSTD_decompress(frame, frame_size, stored, group.stored) != frame_size ||
+           !join(frame, frame_size, group.decoded, work, decoded))
+    status = corrupt(pack, "a group is not the one zstd frame that its index states");
+  free(frame);
+  free(work);
+  return status;
+}
+
 // Decodes a group into pack.decoded. Under pack.lock.
 kiln_status decode_group(Pack& pack, uint32_t number) {
   if (pack.decoded && pack.decoded_group == number) return KILN_OK;
   const GroupRow& group = pack.groups[number];
   free(pack.decoded);
   pack.decoded = nullptr;
-  const size_t frame_size = kFrameHead + group.decoded;
   uint8_t* stored = allocate<uint8_t>(group.stored);
-  uint8_t* frame = allocate<uint8_t>(frame_size);
-  uint8_t* work = allocate<uint8_t>(group.decoded + kJoinSlack);
   uint8_t* decoded = allocate<uint8_t>(group.decoded + kJoinSlack);
   kiln_status status = KILN_OK;
   uint8_t digest[32];
-  if (!stored || !frame || !work || !decoded) {
+  if (!stored || !decoded) {
     status = out_of_memory();
   } else if (!read_at(pack.file, stored, group.stored, group.offset)) {
     status = corrupt(pack, "it was truncated after it was opened");
@@ -250,15 +266,9 @@ kiln_status decode_group(Pack& pack, uint32_t number) {
     status = fail(KILN_E_PACK_CORRUPT, "%s is corrupt: group %u has the digest %s, the index states %s", pack.path,
                   number, found, stated);
   } else {
-    bool whole = ZSTD_findFrameCompressedSize(stored, group.stored) == group.stored;
-    if (!whole || ZSTD_decompress(frame, frame_size, stored, group.stored) != frame_size)
-      status = corrupt(pack, "a group is not the one zstd frame that its index states");
-    else if (!join(frame, group.decoded, work, decoded))
-      status = corrupt(pack, "a group's code is not sorted as a pack's is");
+    status = unpack_group(pack, group, stored, decoded);
   }
   free(stored);
-  free(frame);
-  free(work);
   if (status != KILN_OK) {
     free(decoded);
     return status;

@@ -4,7 +4,7 @@
 //   header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
 //   index   = counts group_row* image_row* kernel_row* slot_row* string*
 //   counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str zero:u32
-//   group   = one zstd frame of what kiln/split.py makes of the group's images
+//   group   = frame                 ; one zstd frame of one (split.h has its grammar)
 //   group_row  = offset:u64 stored:u32 decoded:u32 digest:byte[32]
 //   image_row  = group:u32 offset:u32 bytes:u32 symbol:str kind:u32 threads:u32 shared:u32 registers:u32 spills:u32
 //                stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32 zero:u32
@@ -12,8 +12,9 @@
 //   kernel_row = family:str operation:str kernel:str first_slot:u32 slots:u32 configurations:u32 specializations:u32
 //                names:str layout:byte[32]
 //   slot_row   = image:u32 ptx:u32 reason:str zero:u32 key:byte[32]
-//   str     = u32, offset of a NUL-terminated UTF-8 text in the strings, or NONE = 0xFFFFFFFF; a text is a line without
-//             control characters, but for the newlines of `names`
+//   str     = u32                   ; offset into the strings of a NUL-terminated UTF-8 text, or NONE; a text is a line
+//                                   ; without control characters, but for the newlines of `names`
+//   NONE    = 0xFFFFFFFF
 //
 // The structures below are those rows as they lie in the index. Everything that they say is checked when the pack is
 // opened, once: whoever holds a Pack may follow its offsets.

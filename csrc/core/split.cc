@@ -39,11 +39,13 @@ void later_words(const uint8_t* planes, size_t n, uint8_t* to, size_t stride) {
 // In two steps, each of which runs through memory in order: the planes of each opcode become its records in `work`;
 // then the selectors say whose record comes next. A copy of a fixed size costs less than a branch on the size, which
 // is mispredicted at every third instruction.
-bool join(const uint8_t* frame, size_t size, uint8_t* work, uint8_t* out) {
-  uint32_t selector = read_u32(frame), count = read_u32(frame + 4);
-  const uint8_t* words = frame + 8;
-  const uint8_t* selectors = frame + kFrameHead;
-  if (selector > 3 || count > size / 4) return false;
+bool join(const uint8_t* frame, size_t frame_size, size_t size, uint8_t* work, uint8_t* out) {
+  if (frame_size < kFrameHead) return false;
+  uint32_t selector = read_u32(frame), count = read_u32(frame + 4), range_count = read_u32(frame + 8);
+  const uint8_t* words = frame + 12;
+  const uint8_t* ranges = frame + kFrameHead;
+  const uint8_t* selectors = ranges + size_t{8} * range_count;
+  if (selector > 3 || frame_size != kFrameHead + size_t{8} * range_count + size || count > size / 4) return false;
 
   uint32_t counts[256] = {};
   for (uint32_t i = 0; i < count; ++i) ++counts[selectors[i]];
@@ -70,14 +72,26 @@ bool join(const uint8_t* frame, size_t size, uint8_t* work, uint8_t* out) {
     for (size_t word = 1; word < words[opcode]; ++word, planes += 4 * n) later_words(planes, n, to + 4 * word, stride);
     to += n * stride;
   }
-  uint8_t* end = out;
-  for (uint32_t i = 0; i < count; ++i) {
-    auto& record = records[selectors[i]];
-    memcpy(end, record.next, 4 * kLongest);
-    record.next += record.size;
-    end += record.size;
+
+  const uint8_t* rest = planes;
+  size_t rest_left = size - records_size, records_left = records_size;
+  const uint8_t *next = selectors, *last = selectors + count;
+  for (uint32_t i = 0; i < range_count; ++i) {
+    size_t skip = read_u32(ranges + size_t{8} * i), range_size = read_u32(ranges + size_t{8} * i + 4);
+    if (skip > rest_left || range_size > records_left) return false;
+    memcpy(out, rest, skip);
+    out += skip, rest += skip, rest_left -= skip, records_left -= range_size;
+    const uint8_t* stop = out + range_size;
+    while (out < stop && next < last) {
+      auto& record = records[*next++];
+      memcpy(out, record.next, 4 * kLongest);
+      record.next += record.size;
+      out += record.size;
+    }
+    if (out != stop) return false;  // it ends within a record
   }
-  memcpy(end, planes, size - records_size);
+  if (records_left != 0) return false;
+  memcpy(out, rest, rest_left);
   return true;
 }
 

@@ -14,7 +14,7 @@ import pytest
 from builds import ROOT, loaded
 from ffi import BF16, FP16, FP32, tensor
 
-from kiln import elf, pack
+from kiln import elf, pack, split
 
 # "sm_90" is the fake driver's device 0; its cubins cannot be parsed by it, so each image is replaced by a description
 # of its own parameters, read off the real one.
@@ -34,7 +34,14 @@ def described(path: Path, folder: Path) -> str:
         infos[image.digest], codes[image.digest] = image.info, code
     (folder / path.name).unlink(missing_ok=True)
     return pack.write_pack(
-        folder / path.name, real.target, "sass", real.release, real.kernels, infos.__getitem__, codes.__getitem__
+        folder / path.name,
+        real.target,
+        split.INSTRUCTIONS["sass"],
+        real.release,
+        real.kernels,
+        infos.__getitem__,
+        codes.__getitem__,
+        lambda _: (),
     )
 
 

@@ -148,20 +148,27 @@ def write(target: str, release: str, kernels: list[Kernel], images: list[Image])
 
 def sort(raw: bytes, selector: int) -> bytes:
     """A group's images as they are compressed: records of 1 to 4 words, byte by byte of those with the same selector.
-    What is not code is cut up like code, so any text here does."""
+    What is not code is cut up like code, so any text here does; every second stretch of 40 bytes is."""
     words = bytes(1 + byte % 4 for byte in range(256))
-    records, at = [], 0
-    while at + 4 <= len(raw) and at + 4 * words[raw[at + selector]] <= len(raw):
-        size = 4 * words[raw[at + selector]]
-        records.append(raw[at : at + size])
-        at += size
-    out = struct.pack("<2I", selector, len(records)) + words + bytes(record[selector] for record in records)
+    records, ranges, rest, at = [], [], b"", 0
+    while at + 80 <= len(raw):
+        skipped, at = raw[at : at + 40], at + 40
+        begin = at
+        while at + 4 * words[raw[at + selector]] <= begin + 40:
+            records.append(raw[at : at + 4 * words[raw[at + selector]]])
+            at += len(records[-1])
+            if at == begin + 40:
+                break
+        rest += skipped
+        ranges.append(struct.pack("<2I", len(skipped), at - begin))
+    out = struct.pack("<3I", selector, len(records), len(ranges)) + words + b"".join(ranges)
+    out += bytes(record[selector] for record in records)
     for opcode in range(256):
         alike = [record for record in records if record[selector] == opcode]
         for byte in range(4 * words[opcode]):
             if byte != selector:
                 out += bytes(record[byte] for record in alike)
-    return out + raw[at:]
+    return out + rest + raw[at:]
 
 
 def seal(index: bytes) -> bytes:

@@ -338,7 +338,7 @@ def test_a_group_is_not_stored_in_more_than_it_can_need(opened, tmp_path):
     index = bytearray(packs.index_of(data))
     last = 32 + 48 * (struct.unpack_from("<I", index)[0] - 1)
     offset, _, decoded = struct.unpack_from("<QII", index, last)
-    for stored, sound in ((decoded, True), (2 * decoded + 1024, False)):
+    for stored, sound in ((decoded, True), (4 * decoded + 2048, False)):
         struct.pack_into("<QII", index, last, offset, stored, decoded)
         forged = (packs.seal(bytes(index)) + data[64 + len(index) :])[:offset].ljust(offset + stored, b"\0")
         if sound:

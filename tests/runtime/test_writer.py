@@ -10,7 +10,7 @@ import packs
 import pytest
 from test_launch import arguments, work
 
-from kiln import image, pack
+from kiln import image, pack, split
 
 
 def test_the_writers_packs_run(library, fake, bare, tmp_path):
@@ -37,7 +37,10 @@ def test_the_writers_packs_run(library, fake, bare, tmp_path):
         for kernel in kernels
     ]  # fmt: skip
     path = Path(tmp_path) / packs.FILES["sm_80"]
-    digest = pack.write_pack(path, "sm_80", "sass", "1.2.3", made, facts.__getitem__, by_digest.__getitem__)
+    digest = pack.write_pack(
+        path, "sm_80", split.INSTRUCTIONS["sass"], "1.2.3", made, facts.__getitem__, by_digest.__getitem__,
+        lambda code: [(0, len(code) // 2)],
+    )  # fmt: skip
     with ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=digest) as kiln:
         kiln.register(bare, "bare")
         assert len(kiln.variants("bare.mix", "sm_80")) == 26

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from kiln import generate, judge, native, pack, plan, split
+from kiln import elf, generate, judge, native, pack, plan, split
 from kiln import targets as target_table
-from kiln.errors import BuildFailed, EnvironmentProblem
+from kiln.errors import ArtifactError, BuildFailed
 from kiln.farm import Failure
 from kiln.pack import KernelSlots, Pack, Slot
 from kiln.plan_model import KernelPlan, Plan, Variant
@@ -81,7 +81,7 @@ def pack_of(
     kernels = [_slots(kernel, the_plan, harvest, with_ptx) for kernel in the_plan.kernels if kernel.target == target]
     infos = {image.digest: image.info for image in harvest.images.values()}
     inputs = [
-        *(hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest() for module in (pack, split)),
+        *(hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest() for module in (pack, split, elf)),
         target.instructions,
         importlib.metadata.version("zstandard"),
         version,
@@ -90,13 +90,24 @@ def pack_of(
     ]
     digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     path = folder / f"{target.vendor}-{target.name}-{digest}.pack"
-    if not path.is_file():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            pack.write_pack(path, target.name, target.instructions, version, kernels, infos.__getitem__, store.read)
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+    if not _is_whole(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(f"{target.vendor}-{target.name}-*.pack"):
+            old.unlink()
+        instructions = split.INSTRUCTIONS[target.instructions]
+        pack.write_pack(
+            path, target.name, instructions, version, kernels, infos.__getitem__, store.read, elf.code_ranges
+        )
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the pack is there as it was written: a crash of the machine may leave a file that is shorter."""
+    try:
+        pack.read_pack(path)
+    except ArtifactError:
+        return False
+    return True
 
 
 def family_of(

@@ -265,6 +265,17 @@ def strip(code: bytes) -> bytes:
         return _without(code, elf, sections, empty)
 
 
+def code_ranges(code: bytes) -> list[tuple[int, int]]:
+    """(offset, bytes) of the machine code, ascending.
+
+    Raises:
+        ArtifactError: it is no image, or malformed.
+    """
+    with _reading(kind_of(code), code) as elf:
+        sections = [s for s in elf.iter_sections() if s["sh_type"] == "SHT_PROGBITS" and s["sh_flags"] & 4]
+        return sorted((s["sh_offset"], s["sh_size"]) for s in sections)
+
+
 def _without(code: bytes, elf: ELFFile, sections: list, empty: set[int]) -> bytes:
     data = bytearray(code)
     removed: list[tuple[int, int]] = []  # (start, size), ascending

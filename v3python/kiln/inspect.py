@@ -246,6 +246,8 @@ def _parse_manifest(data: bytes, name: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         stated = document.get("format") if isinstance(document, dict) else None
         raise ArtifactError(f"{name}: its manifest has format {stated!r}; this Kiln reads format {FORMAT}")
+    if not all(map(pack.is_line, _texts(document))):
+        raise ArtifactError(f"{name}: its manifest has a text with control characters")
     texts = {"variants": ("target", "kernel", "functional", "configuration", "specialization", "key")}
     texts |= {"images": ("target", "sha256"), "targets": ("name", "vendor", "kind"), "files": ("path",)}
     for table in _TABLES:
@@ -257,6 +259,19 @@ def _parse_manifest(data: bytes, name: str) -> dict[str, Any]:
                 if not isinstance(row.get(key), str):
                     raise ArtifactError(f"{name}: a row of its manifest's table {table!r} has no {key!r}")
     return document
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, names of members included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            yield key
+            yield from _texts(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _texts(member)
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The grammar (Technical.md, 'Packs', gives the why), little-endian:
     header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
     index   = counts group_row* image_row* kernel_row* slot_row* string*
     counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str zero:u32
-    group   = one zstd frame of what split.py makes of the group's images
+    group   = frame                 ; one zstd frame of one (split.py has its grammar)
     group_row  = offset:u64 stored:u32 decoded:u32 digest:byte[32]
     image_row  = group:u32 offset:u32 bytes:u32 symbol:str kind:u32 threads:u32 shared:u32 registers:u32 spills:u32
                  stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32 zero:u32
@@ -14,7 +14,9 @@ The grammar (Technical.md, 'Packs', gives the why), little-endian:
     kernel_row = family:str operation:str kernel:str first_slot:u32 slots:u32 configurations:u32 specializations:u32
                  names:str layout:byte[32]
     slot_row   = image:u32 ptx:u32 reason:str zero:u32 key:byte[32]
-    str     = u32, offset of a NUL-terminated UTF-8 text in the strings, or NONE = 0xFFFFFFFF
+    str     = u32                   ; offset into the strings of a NUL-terminated UTF-8 text, or NONE; a text is a line
+                                    ; without control characters, but for the newlines of `names`
+    NONE    = 0xFFFFFFFF
 
 `stored` are a group's bytes in the file, which `digest` is of; `decoded` those of its images.
 
@@ -24,15 +26,16 @@ Needs only the standard library and zstandard: a pack is inspected on machines t
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kiln.errors import ArtifactError
+from kiln.folder import SharedFolder
 from kiln.image import ImageInfo
-from kiln.split import HEAD, INSTRUCTIONS, join, split
+from kiln.split import Instructions, join, largest_frame, split
 
 MAGIC = b"KILNPACK"
 VERSION = 1
@@ -49,7 +52,9 @@ SLOT_ROW = struct.Struct("<4I32s")
 # A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer: of
 # this size one takes a millisecond, of twice the size it packs 5 % better.
 GROUP_BYTES = 512 << 10
+LARGEST_GROUP = 256 << 20
 ZSTD_LEVEL = 22
+_ALIGNMENT = 16  # of images in a group
 
 
 @dataclass(frozen=True)
@@ -111,91 +116,59 @@ class Pack:
 def write_pack(
     path: Path,
     target: str,
-    instructions: str,
+    instructions: Instructions,
     release: str,
     kernels: Sequence[KernelSlots],
     info: Callable[[str], ImageInfo],
     read: Callable[[str], bytes],
+    code: Callable[[bytes], Iterable[tuple[int, int]]],
 ) -> str:
     """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments.
 
     Args:
-        instructions: what the target's code is made of, of split.INSTRUCTIONS.
+        instructions: what the target's code is made of.
         info: facts of an image, by digest.
         read: bytes of an image or PTX text, by digest.
+        code: (offset, bytes) of the machine code in an image, ascending.
 
     Returns:
         The digest of its index, which a family's library is built with.
+
+    Raises:
+        ArtifactError: a text of the index has control characters.
+        EnvironmentProblem: the file cannot be written.
     """
     strings = _Strings()
-    images: dict[tuple[str, str], int] = {}
     image_rows: list[bytes] = []
-    groups: list[tuple[str, bytes]] = []
+    numbers: dict[tuple[str, str], int] = {}  # (kind, digest) to the number of its row
+    group_rows: list[bytes] = []
+    frames: list[bytes] = []
     for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
         for members in _groups(kernels, kind, read):
-            raw = bytearray()
-            for digest, symbol_of in members:
-                code = read(digest) + (b"\0" if kind == "ptx" else b"")
-                raw += b"\0" * (-len(raw) % 16)
-                images[kind, digest] = len(image_rows)
-                facts = info(symbol_of)
-                image_rows.append(_image_row(len(groups), len(raw), code, facts, kind, strings))
-                raw += code
-            groups.append((kind, bytes(raw)))
-    kernel_rows, slot_rows = [], []
-    for kernel in kernels:
-        names = "\n\n".join(
-            "\n".join(part) for part in (kernel.functionals, kernel.configurations, kernel.specializations)
-        )
-        kernel_rows.append(
-            KERNEL_ROW.pack(
-                strings.add(kernel.family),
-                strings.add(kernel.operation),
-                strings.add(kernel.kernel),
-                len(slot_rows),
-                len(kernel.slots),
-                len(kernel.configurations),
-                len(kernel.specializations),
-                strings.add(names),
-                bytes.fromhex(kernel.layout),
-            )
-        )
-        for slot in kernel.slots:
-            slot_rows.append(
-                SLOT_ROW.pack(
-                    NONE if slot.image is None else images["image", slot.image],
-                    NONE if slot.ptx is None else images["ptx", slot.ptx],
-                    NONE if slot.reason is None else strings.add(slot.reason),
-                    0,
-                    bytes.fromhex(slot.key),
-                )
-            )
-    target_name, release_name = strings.add(target), strings.add(release)
+            raw, ranges = bytearray(), []
+            for digest, image, data in members:
+                raw += b"\0" * (-len(raw) % _ALIGNMENT)
+                if kind == "image":
+                    ranges += [(len(raw) + offset, size) for offset, size in code(data)]
+                numbers[kind, digest] = len(image_rows)
+                image_rows.append(_image_row(len(frames), len(raw), data, info(image), kind, strings))
+                raw += data
+            frames.append(_compress(split(bytes(raw), instructions, ranges)))
+            group_rows.append((len(frames[-1]), len(raw), hashlib.sha256(frames[-1]).digest()))
+    kernel_rows, slot_rows = _kernel_rows(kernels, numbers, strings)
+    names = strings.add(target), strings.add(release)
     text = strings.text()
-    index_size = (
-        COUNTS.size
-        + GROUP_ROW.size * len(groups)
-        + sum(len(rows) * row.size for rows, row in
-              ((image_rows, IMAGE_ROW), (kernel_rows, KERNEL_ROW), (slot_rows, SLOT_ROW)))
-        + len(text)
-    )  # fmt: skip
-    coding = {"image": INSTRUCTIONS[instructions], "ptx": None}
-    frames = [_compress(split(raw, coding[kind])) for kind, raw in groups]
-    offset = HEADER.size + index_size
-    group_rows = []
-    for (_, raw), frame in zip(groups, frames):
-        group_rows.append(GROUP_ROW.pack(offset, len(frame), len(raw), hashlib.sha256(frame).digest()))
-        offset += len(frame)
-    counts = COUNTS.pack(
-        len(groups), len(image_rows), len(kernel_rows), len(slot_rows), len(text), target_name, release_name, 0
-    )
-    index = b"".join([counts, *group_rows, *image_rows, *kernel_rows, *slot_rows, text])
+    counts = COUNTS.pack(len(frames), len(image_rows), len(kernel_rows), len(slot_rows), len(text), *names, 0)
+    tables = b"".join([*image_rows, *kernel_rows, *slot_rows, text])
+    offset = HEADER.size + len(counts) + GROUP_ROW.size * len(frames) + len(tables)
+    located = []
+    for stored, decoded, digest in group_rows:
+        located.append(GROUP_ROW.pack(offset, stored, decoded, digest))
+        offset += stored
+    index = b"".join([counts, *located, tables])
     digest = hashlib.sha256(index)
     header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), digest.digest(), 0)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(b"".join([header, index, *frames]))
-    os.replace(temporary, path)
+    SharedFolder(path.parent).write(path, b"".join([header, index, *frames]))
     return digest.hexdigest()
 
 
@@ -236,11 +209,14 @@ def decode_group(data: bytes, group: Group, name: str) -> bytes:
     """
     import zstandard
 
-    frame = data[group.offset : group.offset + group.stored]
-    if hashlib.sha256(frame).hexdigest() != group.digest:
+    stored = data[group.offset : group.offset + group.stored]
+    if hashlib.sha256(stored).hexdigest() != group.digest:
         raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} does not have its digest")
     try:
-        raw = join(zstandard.ZstdDecompressor().decompress(frame, max_output_size=HEAD.size + group.decoded))
+        size = zstandard.frame_content_size(stored)  # what zstandard would allocate, whatever else it is told
+        if not 0 < size <= largest_frame(group.decoded):
+            raise ValueError(f"a frame of {size} bytes cannot hold {group.decoded}")
+        raw = join(zstandard.ZstdDecompressor().decompress(stored))
     except (zstandard.ZstdError, ValueError) as error:
         raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} cannot be decoded ({error})")
     if len(raw) != group.decoded:
@@ -248,11 +224,13 @@ def decode_group(data: bytes, group: Group, name: str) -> bytes:
     return raw
 
 
-def _groups(kernels: Iterable[KernelSlots], kind: str, read: Callable[[str], bytes]):
-    """Lists of (digest, digest of the image whose facts describe it): each image once, kernel by kernel, those of one
-    specialization and configuration side by side, cut where the next would make a group larger than GROUP_BYTES."""
+def _groups(
+    kernels: Iterable[KernelSlots], kind: str, read: Callable[[str], bytes]
+) -> Iterator[list[tuple[str, str, bytes]]]:
+    """Lists of (digest, digest of the image whose facts describe it, bytes): each image once, kernel by kernel, those
+    of one specialization and configuration side by side, cut where the next would make one larger than GROUP_BYTES."""
     seen: set[str] = set()
-    group: list[tuple[str, str]] = []
+    group: list[tuple[str, str, bytes]] = []
     size = 0
     for kernel in kernels:
         specializations = len(kernel.specializations)
@@ -265,14 +243,47 @@ def _groups(kernels: Iterable[KernelSlots], kind: str, read: Callable[[str], byt
             if digest is None or digest in seen:
                 continue
             seen.add(digest)
-            length = len(read(digest))
-            if group and size + length > GROUP_BYTES:
+            data = read(digest) + (b"\0" if kind == "ptx" else b"")
+            begin = size + -size % _ALIGNMENT
+            if group and begin + len(data) > GROUP_BYTES:
                 yield group
-                group, size = [], 0
-            group.append((digest, slot.image))
-            size += length
+                group, begin = [], 0
+            group.append((digest, slot.image, data))
+            size = begin + len(data)
     if group:
         yield group
+
+
+def _kernel_rows(
+    kernels: Iterable[KernelSlots], numbers: Mapping[tuple[str, str], int], strings: _Strings
+) -> tuple[list[bytes], list[bytes]]:
+    kernel_rows, slot_rows = [], []
+    for kernel in kernels:
+        parts = (kernel.functionals, kernel.configurations, kernel.specializations)
+        kernel_rows.append(
+            KERNEL_ROW.pack(
+                strings.add(kernel.family),
+                strings.add(kernel.operation),
+                strings.add(kernel.kernel),
+                len(slot_rows),
+                len(kernel.slots),
+                len(kernel.configurations),
+                len(kernel.specializations),
+                strings.add_list("\n\n".join("\n".join(part) for part in parts)),
+                bytes.fromhex(kernel.layout),
+            )
+        )
+        for slot in kernel.slots:
+            slot_rows.append(
+                SLOT_ROW.pack(
+                    NONE if slot.image is None else numbers["image", slot.image],
+                    NONE if slot.ptx is None else numbers["ptx", slot.ptx],
+                    NONE if slot.reason is None else strings.add(slot.reason),
+                    0,
+                    bytes.fromhex(slot.key),
+                )
+            )
+    return kernel_rows, slot_rows
 
 
 def _compress(frame: bytes) -> bytes:
@@ -308,14 +319,28 @@ def _image_row(group: int, offset: int, code: bytes, facts: ImageInfo, kind: str
     )
 
 
+def is_line(text: str) -> bool:
+    """Whether a terminal that prints the text does nothing else: no control characters (C0, DEL, C1), no newline."""
+    return not re.search(r"[\x00-\x1f\x7f-\x9f]", text)
+
+
 class _Strings:
-    """The strings of an index: each text once."""
+    """The strings of an index: each text once.
+
+    Raises:
+        ArtifactError: from `add`: the text is no line.
+    """
 
     def __init__(self) -> None:
         self._offsets: dict[str, int] = {}
         self._size = 0
 
     def add(self, text: str) -> int:
+        if not is_line(text):
+            raise ArtifactError(f"{text!r} cannot stand in a pack: it must be a line without control characters")
+        return self.add_list(text)
+
+    def add_list(self, text: str) -> int:
         if text not in self._offsets:
             self._offsets[text] = self._size
             self._size += len(text.encode()) + 1
@@ -337,14 +362,21 @@ def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
         position += row.size * count
     text = index[position:]
 
-    def string(offset: int) -> str:
+    def text_at(offset: int) -> str:
         if offset >= len(text):
             raise ValueError("a string lies outside of the strings")
         return text[offset : text.index(b"\0", offset)].decode()
 
+    def string(offset: int) -> str:
+        if not is_line(found := text_at(offset)):
+            raise ValueError("a string is no line of text")
+        return found
+
     groups = tuple(Group(offset, stored, decoded, sha.hex()) for offset, stored, decoded, sha in tables[0])
     expected = HEADER.size + len(index)
     for group in groups:
+        if not 0 < group.decoded <= LARGEST_GROUP:
+            raise ArtifactError(f"{name} is corrupt: a group is empty or larger than {LARGEST_GROUP >> 20} MiB")
         if group.offset != expected or group.offset + group.stored > file_bytes:
             raise ArtifactError(f"{name} is truncated or corrupt: a group does not lie where its index says")
         expected += group.stored
@@ -362,7 +394,9 @@ def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
         images.append(PackedImage(group, offset, size, row[16].hex(), facts))
     kernels = []
     for family, operation, kernel, first, count, configurations, specializations, names, layout in tables[2]:
-        parts = [part.split("\n") for part in string(names).split("\n\n")]
+        parts = [part.split("\n") for part in text_at(names).split("\n\n")]
+        if not all(is_line(name) for part in parts for name in part):
+            raise ValueError("a name is no line of text")
         if len(parts) != 3 or first + count > slots_n or len(parts[1]) != configurations:
             raise ArtifactError(f"{name} is corrupt: a kernel's names or slots do not hold together")
         if len(parts[2]) != specializations or len(parts[0]) * configurations * specializations != count:

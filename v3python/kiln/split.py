@@ -4,14 +4,15 @@ A compressor that looks for repeated bytes sees little alike in two kernels that
 field of each opcode stands beside its like: the opcodes' sequence repeats, registers and offsets have few values each.
 The idea is split-stream compression of code: Ernst, Evans, Fraser, Lucco, Proebsting, "Code Compression", PLDI 1997.
 Ours knows no instruction: a byte of an instruction's first word, the selector, stands for the opcode and says how many
-words follow. Whatever is no code is cut up all the same and loses nothing but ratio.
+words follow. A wrong table costs ratio and nothing else.
 
 What is compressed is a frame, little-endian:
 
-    frame   = selector:u32 records:u32 words:byte[256] selectors:byte[records] plane* tail
+    frame   = selector:u32 records:u32 ranges:u32 words:byte[256] range* selectors:byte[records] plane* rest
+    range   = skip:u32 size:u32     ; so many bytes of the rest, then so many of records
     record  = words[s] words of 4 bytes, s being byte `selector` of the first
     plane   = for each s ascending, for each byte of a record of s but the selector: that byte of all such records
-    tail    = bytes as they are
+    rest    = what is in no record, as it is
 
 Needs only the standard library: packs are inspected on machines that have no more. csrc/core/split.cc is its reader.
 """
@@ -20,9 +21,12 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
-HEAD = struct.Struct("<2I256s")
+HEAD = struct.Struct("<3I256s")
+RANGE = struct.Struct("<2I")
 LONGEST = 4  # words of a record
 
 
@@ -55,25 +59,37 @@ INSTRUCTIONS = {
 }
 
 
-def split(raw: bytes, instructions: Instructions | None) -> bytes:
-    """The frame of `raw`; without `instructions` (text, say) all of it is tail."""
-    if instructions is None:
-        return HEAD.pack(0, 0, bytes(256)) + raw
+def largest_frame(size: int) -> int:
+    """The most bytes of a frame of `size` bytes: a range takes eight, and has a record of four or more."""
+    return HEAD.size + 3 * size
+
+
+def split(raw: bytes, instructions: Instructions, code: Iterable[tuple[int, int]]) -> bytes:
+    """The frame of `raw`; `code` are (offset, bytes) of what is cut into records, in ascending order."""
     selector, words = instructions.selector, instructions.words
     places: dict[int, list[int]] = {}
-    selectors, position = bytearray(), 0
-    while position + 4 * LONGEST <= len(raw):
-        opcode = raw[position + selector]
-        selectors.append(opcode)
-        places.setdefault(opcode, []).append(position)
-        position += 4 * words[opcode]
+    selectors, ranges, rest, done = bytearray(), bytearray(), bytearray(), 0
+    for begin, size in code:
+        position, end = begin, begin + size
+        while position + 4 <= end:
+            opcode = raw[position + selector]
+            if position + 4 * words[opcode] > end:
+                break
+            selectors.append(opcode)
+            places.setdefault(opcode, []).append(position)
+            position += 4 * words[opcode]
+        if position > begin:
+            ranges += RANGE.pack(begin - done, position - begin)
+            rest += raw[done:begin]
+            done = position
     planes = [
         bytes([raw[place + byte] for place in places[opcode]])
         for opcode in sorted(places)
         for byte in range(4 * words[opcode])
         if byte != selector
     ]
-    return b"".join([HEAD.pack(selector, len(selectors), words), selectors, *planes, raw[position:]])
+    head = HEAD.pack(selector, len(selectors), len(ranges) // RANGE.size, words)
+    return b"".join([head, ranges, selectors, *planes, rest, raw[done:]])
 
 
 def join(frame: bytes) -> bytes:
@@ -84,12 +100,13 @@ def join(frame: bytes) -> bytes:
     """
     if len(frame) < HEAD.size:
         raise ValueError("a frame is shorter than its head")
-    selector, count, words = HEAD.unpack_from(frame)
-    selectors = frame[HEAD.size : HEAD.size + count]
+    selector, count, range_count, words = HEAD.unpack_from(frame)
+    begin = HEAD.size + RANGE.size * range_count
+    selectors = frame[begin : begin + count]
     counts = Counter(selectors)
     if selector > 3 or len(selectors) != count or any(not 1 <= words[opcode] <= LONGEST for opcode in counts):
         raise ValueError("a frame's head is malformed")
-    position = HEAD.size + count
+    position = begin + count
     records = {}
     for opcode in sorted(counts):
         size = 4 * words[opcode]
@@ -104,4 +121,15 @@ def join(frame: bytes) -> bytes:
             packed[byte::size] = plane
             position += counts[opcode]
         records[opcode] = iter([bytes(packed[at : at + size]) for at in range(0, len(packed), size)])
-    return b"".join([next(records[opcode]) for opcode in selectors]) + frame[position:]
+    code = b"".join([next(records[opcode]) for opcode in selectors])
+    ends = {0, *accumulate(4 * words[opcode] for opcode in selectors)}
+    parts, done = [], 0
+    for skip, size in RANGE.iter_unpack(frame[HEAD.size : begin]):
+        if skip > len(frame) - position or done + size not in ends:
+            raise ValueError("a frame's ranges are malformed")
+        parts += frame[position : position + skip], code[done : done + size]
+        position += skip
+        done += size
+    if done != len(code):
+        raise ValueError("a frame's ranges are malformed")
+    return b"".join([*parts, frame[position:]])
