@@ -53,7 +53,7 @@ def _decoder(folder: Path) -> ctypes.CDLL:
     """decode.cc with the runtime's own sources, by the release's compiler and flags."""
     the_lock = lock.read_lock(ROOT / "input" / lock.LOCK_NAME)
     (file,) = (f for p in the_lock.packages if p.name == "zstandard" for f in p.files if f.name.endswith(".tar.gz"))
-    zstd = native.extract_zstd(ROOT / "input/cache" / file.name, folder / "zstd")
+    zstd = native.extract_zstd(ROOT / "input/cache" / file.name, file.sha256, folder)
     compiler = native.zig_compiler(sys.executable, folder / "zig", importlib.metadata.version("ziglang"))
     environment = {**os.environ, **dict(compiler.environment)}
     include = folder / "include/kiln"
