@@ -32,4 +32,5 @@ VARIABLES: Mapping[str, str] = {
     "KILN_TEST_VENV": "where test.sh keeps its packages",
     "KILN_TEST_LINT": "0: test.sh without linters",
     "KILN_TEST_TORCH": "1: test.sh installs PyTorch too",
+    "KILN_TEST_REQUIRED": "1: a test that is skipped fails, unless it needs a GPU",
 }

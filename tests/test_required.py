@@ -1,0 +1,54 @@
+"""KILN_TEST_REQUIRED: what is skipped fails, and says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = {
+    "test_runs.py": "def test_good(): pass\n",
+    "test_one.py": "import pytest\ndef test_tool(): pytest.skip('needs a tool')\n",
+    "test_file.py": "import pytest\npytest.importorskip('no_such_module', reason='needs a module')\n",
+    "test_mark.py": "import pytest\n@pytest.mark.skipif(True, reason='needs a mark')\ndef test_mark(): pass\n",
+    "test_gpu.py": "import pytest\npytestmark = [pytest.mark.gpu, pytest.mark.skip(reason='needs a GPU')]\n"
+    "def test_gpu(): pass\n",
+    "test_known.py": "import pytest\n@pytest.mark.xfail\ndef test_known(): assert False\n",
+}
+
+
+def run(folder: Path, *names: str, required: str) -> tuple[int, str]:
+    folder.mkdir()
+    shutil.copy(Path(__file__).with_name("conftest.py"), folder)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    for name in names:
+        (folder / name).write_text(TESTS[name])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "KILN_TEST_REQUIRED": required}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout
+
+
+def test_what_is_skipped_fails_with_its_reason(tmp_path):
+    code, said = run(tmp_path / "all", *TESTS, required="1")
+    listed = said.partition("KILN_TEST_REQUIRED is 1: this fails")[2]
+    assert code == 1
+    assert "test_one.py::test_tool: needs a tool\n" in listed
+    assert "test_mark.py::test_mark: needs a mark\n" in listed
+    assert "test_file.py: needs a module\n" in listed
+    assert "a GPU" not in listed and "test_known" not in listed
+    assert "1 passed" in said
+
+
+@pytest.mark.parametrize("name", ["test_one.py", "test_file.py", "test_mark.py"])
+def test_one_is_enough(tmp_path, name):
+    assert run(tmp_path / "one", "test_runs.py", name, required="1")[0] == 1
+
+
+def test_without_it_and_for_a_gpu_skips_are_skips(tmp_path):
+    assert run(tmp_path / "all", *TESTS, required="")[0] == 0
+    assert run(tmp_path / "gpu", "test_runs.py", "test_gpu.py", "test_known.py", required="1")[0] == 0
