@@ -24,9 +24,15 @@ bool look_in(Search& search, const char* folder, size_t length, const char* belo
   if (length == 0) return false;
   char path[4096];
   int n = snprintf(path, sizeof path, "%.*s%s/%s", static_cast<int>(length), folder, below, search.pack.file);
-  if (n < 0 || static_cast<size_t>(n) >= sizeof path) return false;
-  search.looked.add("%s%.*s%s", search.looked.length() ? ", " : "", static_cast<int>(length), folder, below);
   const Options& options = search.family.runtime->options;
+  if (n < 0 || static_cast<size_t>(n) >= sizeof path) {
+    FixedText<160> name;  // as much of it as tells which it is
+    name.add("%.60s... (%zu characters, too long for a path)", folder, length);
+    search.looked.add("%s%s", search.looked.length() ? ", " : "", name.c_str());
+    log(options, KILN_LOG_WARNING, "passed over: the folder %s", name.c_str());
+    return false;
+  }
+  search.looked.add("%s%.*s%s", search.looked.length() ? ", " : "", static_cast<int>(length), folder, below);
   kiln_status status = open_pack(path, search.pack.target, search.trust, &search.found);
   if (status == KILN_OK) {
     log(options, KILN_LOG_INFO, "opened %s", path);

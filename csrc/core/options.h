@@ -19,6 +19,11 @@ struct Options {
   void* resolve_user;
 };
 
+// Copies all of it into `to`, which is zeroed; what is there after a failure is free_options' too.
+kiln_status read_options(const kiln_options& from, Options& to);
+
+void free_options(Options& options);
+
 __attribute__((format(printf, 3, 4))) void log(const Options& options, int32_t level, const char* format, ...);
 
 }  // namespace kiln

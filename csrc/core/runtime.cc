@@ -4,8 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "sha256.h"
-
 namespace kiln {
 namespace {
 
@@ -28,44 +26,6 @@ bool is_forked(const kiln_runtime& runtime) {
   return runtime.alive ? *static_cast<const volatile uint64_t*>(runtime.alive) == 0 : runtime.process != getpid();
 }
 
-kiln_status read_trusted(const char* text, Options& options) {
-  size_t most = (strlen(text) + 1) / 65 + 1;
-  options.trusted = reinterpret_cast<uint8_t (*)[32]>(allocate<uint8_t>(most * 32));
-  if (!options.trusted) return out_of_memory();
-  while (*text) {
-    size_t length = strcspn(text, ",");
-    if (!from_hex(text, length, options.trusted[options.trusted_count]))
-      return fail(
-          KILN_E_ARGUMENT,
-          "kiln_options.trusted_packs: \"%.*s\" is no digest; it must be 64 hexadecimal digits, several of them "
-          "separated by ','",
-          static_cast<int>(length < 80 ? length : 80), text);
-    ++options.trusted_count;
-    text += length;
-    if (*text) ++text;
-  }
-  return KILN_OK;
-}
-
-kiln_status copy(const char* text, char** out) {
-  if (!text) return KILN_OK;
-  *out = copy_string(text);
-  return *out ? KILN_OK : out_of_memory();
-}
-
-kiln_status set_options(const kiln_options& from, Options& to) {
-  if (from.reserved0) return fail(KILN_E_NEWER_CALLER, "kiln_options.reserved0 is not zero");
-  to.log = from.log;
-  to.log_user = from.log_user;
-  to.log_level = from.log_level;
-  to.resolve = from.resolve;
-  to.resolve_user = from.resolve_user;
-  kiln_status status = copy(from.pack_path, &to.pack_path);
-  if (status == KILN_OK) status = copy(secure_getenv("KILN_PACK_PATH"), &to.environment);
-  if (status == KILN_OK && from.trusted_packs) status = read_trusted(from.trusted_packs, to);
-  return status;
-}
-
 // Everything but what belongs to the drivers.
 void release(kiln_runtime* runtime, bool unload) {
   for (Family* family = runtime->families.load(std::memory_order_relaxed); family;) {
@@ -80,9 +40,7 @@ void release(kiln_runtime* runtime, bool unload) {
   }
   for (std::atomic<Driver*>& slot : runtime->drivers)
     if (Driver* driver = slot.load(std::memory_order_relaxed)) driver->calls->close(driver, unload);
-  free(runtime->options.pack_path);
-  free(runtime->options.environment);
-  free(runtime->options.trusted);
+  free_options(runtime->options);
   if (runtime->alive) munmap(const_cast<uint64_t*>(runtime->alive), kPage);
   free(runtime);
 }
@@ -154,7 +112,7 @@ kiln_status kiln_open(const kiln_options* from, kiln_t* out) {
   kiln_runtime* runtime = allocate<kiln_runtime>();
   if (!runtime) return out_of_memory();
   mark_process(*runtime);
-  status = set_options(options, runtime->options);
+  status = read_options(options, runtime->options);
   if (status != KILN_OK) {
     release(runtime, false);
     return status;

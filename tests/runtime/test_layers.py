@@ -40,6 +40,16 @@ def test_calls_go_one_way(built):
     assert not wrong
 
 
+def test_what_kiln_open_is_told_is_read_in_one_place(built):
+    """The environment too."""
+    readers = []
+    for name in layers():
+        with (built / "objects" / f"{name}.o").open("rb") as file:
+            symbols = ELFFile(file).get_section_by_name(".symtab").iter_symbols()
+            readers += [name for symbol in symbols if symbol.name in ("getenv", "secure_getenv")]
+    assert readers == ["options.cc"]
+
+
 def test_headers_go_one_way():
     """No header includes itself by way of others, and what the runtime is built on knows nothing of it."""
     includes = {

@@ -73,6 +73,18 @@ def test_not_found_says_where_it_looked(opened, away, tmp_path, monkeypatch):
     run(kiln)
 
 
+def test_a_folder_that_is_too_long_is_said(opened, away, tmp_path):
+    put(away / "kiln.images", good())
+    kiln = opened(pack_path=f"/{'x' * 5000}:{tmp_path}/a")
+    run(kiln)  # the next has it
+    name = f"/{'x' * 59}... (5001 characters, too long for a path)"
+    assert (1, f"passed over: the folder {name}") in kiln.messages
+    (away / "kiln.images" / FILE).unlink()
+    with pytest.raises(ffi.Failure) as failure:
+        run(opened(pack_path=f"/{'x' * 5000}:{tmp_path}/a"))
+    assert f"there is no pack {FILE} in {name}, {tmp_path}/a, {away}/kiln.images;" in failure.value.sentence
+
+
 def test_order_of_the_search(opened, away, tmp_path, monkeypatch):
     folders = [tmp_path / "option", tmp_path / "environment", away / "kiln.images"]
     monkeypatch.setenv("KILN_PACK_PATH", str(folders[1]))
