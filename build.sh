@@ -37,7 +37,8 @@ sys.implementation.name == "cpython" and ensurepip.version()))'
             return 7
         fi
     done
-    echo "kiln: no CPython 3.10 to 3.14 with venv is here; install one (Debian: python3-venv), or name it: KILN_PYTHON" >&2
+    echo "kiln: no CPython 3.10 to 3.14 with venv is here; install one (Debian: python3-venv)," \
+        "or name it: KILN_PYTHON" >&2
     return 7
 }
 

@@ -2,8 +2,9 @@
 # Builds a wheel of Triton from a source archive and a tarball of LLVM, without a network.
 # usage: install_triton.sh <triton-<ref>.tar.gz> <llvm-<hash>-almalinux-x64.tar.gz> <work folder> <wheel folder>
 #
-# MAX_JOBS is how many compilers run at once. KILN_BUILD_PYTHON is the Python to build with. It needs what the source's pyproject.toml asks for (setuptools, cmake,
-# ninja, pybind11) and a C++ compiler: the manylinux_2_28 image has those, a bare host may not.
+# MAX_JOBS is how many compilers run at once. KILN_BUILD_PYTHON is the Python to build with. It needs what the source's
+# pyproject.toml asks for (setuptools, cmake, ninja, pybind11) and a C++ compiler: the manylinux_2_28 image has those, a
+# bare host may not.
 set -euo pipefail
 
 archive=$1

@@ -95,6 +95,13 @@ def test_a_tag_without_build_sh(tree, tmp_path):
     assert not (tmp_path / "t").exists()
 
 
+def test_what_is_left_out_is_what_git_kiln_and_its_tools_make():
+    root = Path(__file__).resolve().parents[1]
+    text = "\n".join([*((root / name).read_text() for name in (".gitignore", ".dockerignore")), *source._LEFT_OUT])
+    hidden = {line.strip("/") for line in text.splitlines() if line.startswith((".", "/."))}
+    assert hidden == {".git", ".venv", ".*_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
+
+
 @pytest.mark.parametrize("with_git", [True, False])
 def test_a_copy_has_what_belongs_to_the_tree(tree, tmp_path, with_git):
     (tree / "input" / "cache").mkdir()
