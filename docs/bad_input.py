@@ -1,10 +1,11 @@
 """Provokes every bad input that Kiln must handle and writes what each printed: docs/bad-input.md.
 
-    python3 docs/bad_input.py --workspace DIR [--output FILE]
+    python3 docs/bad_input.py --workspace DIR [--output FILE] [--quick]
 
 DIR is a workspace of build.sh, made if it is not there; its packages are used, its store is not. The Python needs what
 the tests need (tests/requirements.lock) and a C and C++ compiler. The calls run on the recording driver of
 tests/runtime, so no GPU is needed. Exits with 1 if a row is not as expected; a row that could not be run says so.
+--quick: only the rows that need no build; the document's others stay. A test compares those with the document.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ HEAD = """\
 
 Written by `docs/bad_input.py`, which does all of this for real and fails where a row is not as expected. The exit codes
 are in [README.md](../README.md#exit-codes). Builds print progress as well: shown is the line that speaks of the
-mistake, cut at 300 characters, with names such as `<output>` in place of temporary paths. The calls run on the
-recording driver of `tests/runtime`, which stands in for the vendors' drivers.
+mistake, cut at 300 characters, with names such as `<output>` and `<digest>` in place of what differs from one time to
+the next. The calls run on the recording driver of `tests/runtime`, which stands in for the vendors' drivers.
 
 | what was done | exit code or status | what was printed |
 | --- | --- | --- |
@@ -92,29 +93,35 @@ class Table:
         for path in sorted(self._names, key=len, reverse=True):
             printed = printed.replace(path, self._names[path])
         printed = re.sub(r"/\S*/lib\w+\.so\.\d+", "<library>", printed.strip())
+        printed = re.sub(r"\b[0-9a-f]{64}\b", "<digest>", printed)
         cut = printed if len(printed) <= WIDTH else printed[: WIDTH - 1] + "…"
         self.rows.append(Row(row.done, row.result, cut, row.problem))
         print(f"{'FAILED' if row.problem else 'ok':6} {row.done}: {row.result}  {row.problem}", flush=True)
 
-    def text(self) -> str:
+    def lines(self) -> list[str]:
         def cell(text: str) -> str:
             return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
 
-        lines = [f"| {cell(row.done)} | {cell(row.result)} | {cell(row.printed)} |\n" for row in self.rows]
-        return HEAD + "".join(lines)
+        return [f"| {cell(row.done)} | {cell(row.result)} | {cell(row.printed)} |\n" for row in self.rows]
+
+
+def what_of(line: str) -> str:
+    """The first cell of a line: what was done."""
+    return line.split(" | ")[0]
 
 
 # ---- builds ----
 
 
 class Builds:
-    """Builds with the packages of a workspace, in folders that are removed at the end."""
+    """Builds with the packages of a workspace, in folders that are removed at the end. `front`: the workspace that
+    build.sh is given."""
 
-    def __init__(self, workspace: Path, base: Path, table: Table) -> None:
+    def __init__(self, workspace: Path, base: Path, table: Table, front: Path) -> None:
         self.base, self.table = base, table
         built = support.Built(workspace, base / "out", base, "")
         self.builder = support.Builder(built, base)
-        self.workspace = workspace
+        self.workspace, self._front = workspace, front
 
     def folder(self, name: str) -> Path:
         path = self.base / name
@@ -124,7 +131,7 @@ class Builds:
     def front(self, done: str, code: int, says: str, prefix: str = "", **words: str) -> None:
         """A row by build.sh itself. `prefix`: shell text that runs first."""
         given = {
-            "input": str(ROOT / "input"), "workspace": str(self.workspace), "output": str(self.folder("output")),
+            "input": str(ROOT / "input"), "workspace": str(self._front), "output": str(self.folder("output")),
             "version": support.VERSION, "targets": "sm_90",
         } | words  # fmt: skip
         command = ["bash", str(ROOT / "build.sh"), *given.values()]
@@ -201,29 +208,47 @@ def words(builds: Builds) -> None:
     builds.front("an output below a regular file", 7, "<file>|/file/out", output=str(blocked / "out"))
     builds.front("an output below /proc", 7, "/proc/out", output="/proc/out")
     builds.front("an input that is not there", 7, "missing", input=str(builds.folder("missing")))
-    small = builds.folder("small")
-    small.mkdir()
-    mount = f"mount -t tmpfs -o size=64m tmpfs {shlex.quote(str(small))}"
+    small, mount = small_disk(builds, "64m")
     what = "a workspace on a file system of 64 MiB"
-    if subprocess.run(["unshare", "-m", "bash", "-c", mount], capture_output=True).returncode == 0:
+    if mount:
         builds.front(what, 7, "GiB free", prefix=mount, workspace=str(small / "w"))
-        store = small / "store"
-        environment = builds.builder.environment(KILN_STORE=str(store))
-        command = builds.builder.words(builds.folder("full workspace"), builds.folder("output"), targets="sm_90")
-        script = f'{mount.replace("64m", "64k")} && exec "$@"'
-        code, text = builds.run(["unshare", "-m", "bash", "-c", script, "bash", *command], environment)
-        builds.table.check("a store that is full while images are written (64 KiB)", "7", str(code), "space|full", text)
     else:
         builds.table.add(Row(what, "not run: needs root", ""))
 
 
-def recipes_and_kernels(builds: Builds) -> None:
+def full_store(builds: Builds) -> None:
+    small, mount = small_disk(builds, "64k")
+    what = "a store that is full while images are written (64 KiB)"
+    if mount:
+        environment = builds.builder.environment(KILN_STORE=str(small / "store"))
+        command = builds.builder.words(builds.folder("full workspace"), builds.folder("output"), targets="sm_90")
+        script = f'{mount} && exec "$@"'
+        code, text = builds.run(["unshare", "-m", "bash", "-c", script, "bash", *command], environment)
+        builds.table.check(what, "7", str(code), "space|full", text)
+    else:
+        builds.table.add(Row(what, "not run: needs root", ""))
+
+
+def small_disk(builds: Builds, size: str) -> tuple[Path, str]:
+    """A folder, and the command that mounts so much memory there, or "" where none can be mounted."""
+    small = builds.folder("small")
+    small.mkdir(exist_ok=True)
+    mount = f"mount -t tmpfs -o size={size} tmpfs {shlex.quote(str(small))}"
+    possible = subprocess.run(["unshare", "-m", "bash", "-c", mount], capture_output=True).returncode == 0
+    return small, mount if possible else ""
+
+
+def recipes(builds: Builds) -> None:
     family, recipe = builds.family, r"recipe\.yaml:\d+"
     family("a recipe with the unknown field sorce", 3, f"{recipe}.*sorce", old="source: scale", new="sorce: scale")
     family("a recipe with rank: one", 3, f"{recipe}.*rank", old="rank: 1}", new="rank: one}")
     idle = 'rank: 1}\n    choices:\n      idle: {of: "x.size[0]", values: [1, 2]}'
     family("a recipe with a choice that no kernel uses", 3, f"{recipe}.*idle", old="rank: 1}", new=idle)
     family("a kernel with a syntax error", 3, r"scale\.py:\d+", body="x = = x")
+
+
+def kernels(builds: Builds) -> None:
+    family = builds.family
     neg = 'x = tl.inline_asm_elementwise("neg.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)'
     both = "sm_90;gfx942"
     family("a kernel with PTX in it, for sm_90 and gfx942", 4, "scaling.scale/scale.*@gfx942", body=neg, targets=both)
@@ -293,10 +318,10 @@ def shared_store(builds: Builds) -> None:
 class Calls:
     """Calls of the toy family and of the flash entries on the recording driver."""
 
-    def __init__(self, base: Path, table: Table) -> None:
+    def __init__(self, base: Path, table: Table, built: Path | None = None) -> None:
         self.table = table
         self.base = base
-        self.built = nativebuild.build_all(base / "built")
+        self.built = built or nativebuild.build_all(base / "built")
         self.library = ffi.Library(self.built / "lib")
         self.toy = ctypes.CDLL(str(self.built / "lib" / "libkiln_toy.so"))
         self.entries = ctypes.CDLL(str(self.built / "lib" / "libkiln_flash.so"))
@@ -460,28 +485,60 @@ def flash_calls(calls: Calls) -> None:
         flash("kiln_attn_fwd_params of a newer caller, its new field 1", ffi.NEWER_CALLER, "does not know", tail=1)
 
 
+def quick(workspace: Path, base: Path, built: Path | None = None) -> Table:
+    """The rows that need no build: by the packages of `workspace`, in the folder `base`.
+
+    Args:
+        built: the runtime with the families of its tests, if it is there already.
+    """
+    table = Table()
+    table.name(ROOT, "tree")
+    table.name(base, "temporary")
+    builds = Builds(workspace, base, table, base / "front")
+    for part in (words, recipes):
+        part(builds)
+    calls = Calls(base, table, built)
+    for part in (bad_packs, toy_calls, flash_calls):
+        part(calls)
+    return table
+
+
+def all_rows(workspace: Path, base: Path) -> Table:
+    table = Table()
+    table.name(workspace, "workspace of packages")
+    table.name(ROOT, "tree")
+    table.name(base, "temporary")
+    builds = Builds(workspace, base, table, workspace)
+    for part in (words, full_store, recipes, kernels, kills, shared_store):
+        part(builds)
+    calls = Calls(base, table)
+    for part in (bad_packs, toy_calls, flash_calls):
+        part(calls)
+    return table
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workspace", type=Path, required=True, help="a workspace of build.sh; made if need be")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "bad-input.md", help="the table")
+    parser.add_argument("--quick", action="store_true", help="only the rows that need no build")
     options = parser.parse_args()
-    workspace, table = options.workspace.resolve(), Table()
-    table.name(workspace, "workspace of packages")
-    table.name(ROOT, "tree")
+    workspace = options.workspace.resolve()
     with tempfile.TemporaryDirectory(prefix="kiln-bad-input-") as temporary:
         base = Path(temporary)
-        table.name(base, "temporary")
-        builds = Builds(workspace, base, table)
-        if not builds.builder.release.python.exists():
+        if not (workspace / "venv/bin/python").exists():
             command = ["bash", str(ROOT / "build.sh"), str(ROOT / "input"), str(workspace), str(base / "first"),
                        support.VERSION, "sm_90"]  # fmt: skip
             subprocess.run(command, env=support.environment(**support.SELECTION), check=True)
-        for part in (words, recipes_and_kernels, kills, shared_store):
-            part(builds)
-        calls = Calls(base, table)
-        for part in (bad_packs, toy_calls, flash_calls):
-            part(calls)
-    options.output.write_text(table.text())
+        table = (quick if options.quick else all_rows)(workspace, base)
+    lines = table.lines()
+    if options.quick:
+        new = {what_of(line): line for line in lines}
+        old = options.output.read_text().partition(HEAD[HEAD.index("| ---") :])[2].splitlines(keepends=True)
+        lines = [new.pop(what_of(line), line) for line in old]
+        for what in new:
+            table.rows.append(Row(what, "", "", "not in the document, which has to be made without --quick"))
+    options.output.write_text(HEAD + "".join(lines))
     problems = [row for row in table.rows if row.problem]
     for row in problems:
         print(f"{row.done}: {row.problem}", file=sys.stderr)
