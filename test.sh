@@ -4,7 +4,7 @@
 #   bash test.sh -k fetch      the tests that have to do with fetch
 # Packages go to .venv, or to KILN_TEST_VENV; KILN_TEST_LINT=0 leaves the linters out;
 # KILN_TEST_TORCH=1 installs PyTorch too (its CPU build where the package client knows one, else a large download);
-# KILN_TEST_REQUIRED=1 lets tests that are skipped fail, but those that need a GPU.
+# KILN_TEST_REQUIRED="cmake clang" lets tests fail that are skipped for want of these; 1: all but those for a GPU.
 set -euo pipefail
 unset CDPATH
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)

@@ -35,7 +35,7 @@ def run(folder: Path, *names: str, required: str) -> tuple[int, str]:
 
 def test_what_is_skipped_fails_with_its_reason(tmp_path):
     code, said = run(tmp_path / "all", *TESTS, required="1")
-    listed = said.partition("KILN_TEST_REQUIRED is 1: this fails")[2]
+    listed = said.partition("1 required: this fails")[2]
     assert code == 1
     assert "test_one.py::test_tool: needs a tool\n" in listed
     assert "test_mark.py::test_mark: needs a mark\n" in listed
@@ -47,6 +47,13 @@ def test_what_is_skipped_fails_with_its_reason(tmp_path):
 @pytest.mark.parametrize("name", ["test_one.py", "test_file.py", "test_mark.py"])
 def test_one_is_enough(tmp_path, name):
     assert run(tmp_path / "one", "test_runs.py", name, required="1")[0] == 1
+
+
+def test_only_what_is_named_is_required(tmp_path):
+    assert run(tmp_path / "other", *TESTS, required="cmake modul")[0] == 0
+    code, said = run(tmp_path / "module", *TESTS, required="cmake module")
+    listed = said.partition("cmake module required: this fails")[2]
+    assert code == 1 and "test_file.py: needs a module\n" in listed and "a tool" not in listed
 
 
 def test_without_it_and_for_a_gpu_skips_are_skips(tmp_path):
