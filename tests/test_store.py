@@ -208,7 +208,7 @@ except EnvironmentProblem as error: print(error)
     assert "File too large" in process.communicate(timeout=30)[0]
     store = Store(tmp_path / "store")
     assert store.get(digest(1)) and store.get(digest(2)) is None
-    assert not list(store.root.rglob(".tmp-*"))
+    assert not list(store.root.rglob(".*"))
 
 
 def test_a_store_that_one_may_only_read(tmp_path):

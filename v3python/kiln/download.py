@@ -27,6 +27,7 @@ import urllib3
 
 from kiln import digests
 from kiln.errors import ToolchainError
+from kiln.folder import appear, is_same_file
 from kiln.lock import Lock, LockedAddress, LockedFile
 from kiln.progress import Progress
 from kiln.registry import Candidate, Registry
@@ -249,9 +250,8 @@ class Download:
         tag = response.headers.get("ETag", "")
         # A weak tag promises equal meaning, not equal bytes.
         validator = tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
-        fresh = self._note.with_name(f".{self._note.name}.{os.getpid()}")
-        fresh.write_text(json.dumps({"url": url, "validator": validator}))
-        os.replace(fresh, self._note)
+        with appear(self._note) as fresh:
+            fresh.write_text(json.dumps({"url": url, "validator": validator}))
 
 
 class _WrongBytes(Exception):
@@ -279,11 +279,7 @@ def _own_part(part: Path, stop: threading.Event) -> Iterator[int]:
                 except BlockingIOError:
                     if stop.wait(0.1):
                         raise Stopped
-            try:
-                same = os.stat(part).st_ino == os.fstat(descriptor).st_ino
-            except FileNotFoundError:
-                same = False
-            if same:  # else the other has renamed what we had opened
+            if is_same_file(descriptor, part):  # else the other has renamed what we had opened
                 yield descriptor
                 return
         finally:

@@ -11,7 +11,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,6 +23,47 @@ from kiln.errors import EnvironmentProblem
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@contextlib.contextmanager
+def appear(path: Path) -> Iterator[Path]:
+    """Gives a free name beside `path`; the file that is there in the end takes the name `path`, by rename.
+
+    If it fails on the way nothing of it is left, and what stood at `path` stands there still.
+    """
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        yield fresh
+        os.replace(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise
+
+
+@contextlib.contextmanager
+def appear_folder(path: Path) -> Iterator[Path]:
+    """`appear` for a folder, which is there and empty at first; the folder at `path` is removed before the rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        os.chmod(fresh, 0o755)
+        yield fresh
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(fresh, path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def is_same_file(descriptor: int, path: Path) -> bool:
+    """Whether an open file still stands at `path`: who opens a lock file and then locks it must ask, for another may
+    have removed it in between."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 class SharedFolder:
@@ -48,18 +91,13 @@ class SharedFolder:
 
     def write(self, path: Path, data: bytes) -> None:
         """A file that appears complete, by rename, in the place of an older one if there is one."""
-        temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
         try:
-            with open(self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
-                while data:
-                    data = data[file.write(data) :]
-            os.replace(temporary, path)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            if isinstance(error, OSError):
-                raise self.problem("write", path, error) from error
-            raise
+            with appear(path) as fresh:
+                with open(self._open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
+                    while data:
+                        data = data[file.write(data) :]
+        except OSError as error:
+            raise self.problem("write", path, error) from error
 
     def append(self, path: Path, line: bytes) -> None:
         """Adds a line in one write: processes of one machine never mix theirs."""
@@ -103,7 +141,7 @@ class SharedFolder:
             return True  # another user's, in a folder that is not a group's: we cannot know
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(descriptor, path):
+            if is_same_file(descriptor, path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             return False
@@ -200,7 +238,7 @@ class SharedFolder:
                 except BlockingIOError:
                     with waiting():
                         fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if _is_same_file(descriptor, path):
+                if is_same_file(descriptor, path):
                     return descriptor
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -211,10 +249,3 @@ class SharedFolder:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # its last holder has removed it since we opened it
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

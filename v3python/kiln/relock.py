@@ -5,7 +5,6 @@ To move to another version, edit `version:` in input/toolchain.lock.yaml and run
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist
 from kiln import digests
 from kiln.download import spell_error
 from kiln.errors import EnvironmentProblem, ToolchainError
+from kiln.folder import appear
 from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, parse_draft, parse_lock, read_text, write_lock
 from kiln.registry import Candidate, Registry
 
@@ -138,11 +138,8 @@ def _header_lines(text: str) -> int:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
+        with appear(path) as fresh:
+            fresh.write_text(text)
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be written ({error.strerror}); give a folder that you may write to")
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from kiln import digests
 from kiln.errors import EnvironmentProblem, ToolchainError
+from kiln.folder import appear, appear_folder
 
 if TYPE_CHECKING:
     from kiln.progress import Progress
@@ -123,16 +124,10 @@ def prepare_toolchain(
     target = workspace / "toolchains" / f"{name}-{digest[:16]}"
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=target.parent))
-    try:
+    with appear_folder(target) as fresh:
         install_locked(workspace, folder / "cache", requirements, target=fresh, progress=progress)
         for file, text in texts.items():
             (fresh / file).write_text(text)
-        os.chmod(fresh, 0o755)
-        os.replace(fresh, target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return target
 
 
@@ -311,7 +306,5 @@ def _read_stamp(workspace: Path) -> dict[str, str]:
 
 
 def _write_stamp(workspace: Path, stamp: Mapping[str, str]) -> None:
-    path = workspace / "venv" / _STAMP
-    fresh = path.with_name(f".{_STAMP}.{os.getpid()}")
-    fresh.write_text(json.dumps(stamp))
-    os.replace(fresh, path)
+    with appear(workspace / "venv" / _STAMP) as fresh:
+        fresh.write_text(json.dumps(stamp))

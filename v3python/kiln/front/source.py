@@ -12,12 +12,12 @@ import os
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kiln.errors import EnvironmentProblem, UsageError
+from kiln.folder import appear_folder
 
 ORIGIN_NAME = ".source.json"
 # What a copy of a tree that is no checkout leaves out.
@@ -76,7 +76,7 @@ def export_tag(root: Path, version: str, commit: str, target: Path) -> Path:
     archive = _git(root, "archive", "--format=tar", commit)
     if archive is None:
         raise EnvironmentProblem(f"git cannot export the tag {version} of {root}; KILN_SOURCE=tree builds the tree")
-    with _replacing(target) as fresh:
+    with appear_folder(target) as fresh:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(fresh)  # made by git just now, of our own tree
         if not (fresh / "build.sh").is_file():
@@ -87,7 +87,7 @@ def export_tag(root: Path, version: str, commit: str, target: Path) -> Path:
 
 def copy_tree(root: Path, target: Path, origin: Origin) -> Path:
     """A copy of the tree at `root` without what git ignores, at `target`, which is replaced."""
-    with _replacing(target) as fresh:
+    with appear_folder(target) as fresh:
         for relative in _tree_files(root):
             source, copy = root / relative, fresh / relative
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -139,26 +139,6 @@ def _tree_files(root: Path) -> Iterator[str]:
         for name in files:
             if not (here == "input" and name.endswith(".tar.gz")) and name != ORIGIN_NAME:
                 yield os.path.normpath(os.path.join(here, name))
-
-
-class _replacing:
-    """A fresh folder that takes the place of `target` if all goes well."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-
-    def __enter__(self) -> Path:
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._fresh = Path(tempfile.mkdtemp(prefix=f".{self._target.name}.", dir=self._target.parent))
-        os.chmod(self._fresh, 0o755)
-        return self._fresh
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            shutil.rmtree(self._target, ignore_errors=True)
-            os.replace(self._fresh, self._target)
-        else:
-            shutil.rmtree(self._fresh, ignore_errors=True)
 
 
 def _record(tree: Path, origin: Origin) -> None:
