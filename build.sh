@@ -46,6 +46,10 @@ if (($# == 0)); then
     usage >&2
     exit 2
 fi
+if ! pwd -P >/dev/null 2>&1; then
+    echo "kiln: the current folder is not there any more; change to one that is" >&2
+    exit 7
+fi
 if [[ $1 == -h || $1 == --help ]]; then
     usage
     python=$(find_python)
@@ -65,4 +69,7 @@ if (($# != 5)); then
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-exec "$python" -I -B "$here/v3python/kiln/front/door.py" "$@"
+# A Ctrl-C while Python itself starts would end in a traceback: where env can hold it back, door.py gets it.
+hold=()
+if env --block-signal=INT true 2>/dev/null; then hold=(env --block-signal=INT); fi
+exec ${hold[@]+"${hold[@]}"} "$python" -I -B "$here/v3python/kiln/front/door.py" "$@"

@@ -65,7 +65,7 @@ def test_without_words_usage_and_examples():
 def test_help_names_every_variable():
     done = door("--help")
     assert done.returncode == 0
-    from kiln.options import VARIABLES
+    from kiln.variables import VARIABLES
 
     assert all(re.search(rf"^  {name} ", done.stdout, re.MULTILINE) for name in VARIABLES)
 
@@ -141,6 +141,34 @@ def test_no_python(tmp_path):
     )
     assert done.returncode == 7
     assert "no CPython 3.10 to 3.14 with venv is here; install one" in done.stderr
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = 'cd "$1" && rmdir "$1" && exec bash "$2" i w o 1.0 sm_90'
+    words = ["bash", "-c", script, "bash", str(folder), str(ROOT / "build.sh")]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1] == "kiln: the current folder is not there any more; change to one that is"
+
+
+def test_an_interruption_while_python_starts_is_no_traceback(tmp_path):
+    if subprocess.run(["env", "--block-signal=INT", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("env cannot hold signals back here")
+    slow = tmp_path / "python"
+    slow.write_text(
+        f'#!/bin/bash\nif [[ $* == *door.py* ]]; then touch "{tmp_path}/ready"; sleep 0.5; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    slow.chmod(0o755)
+    words = ["bash", str(ROOT / "build.sh"), str(INPUT), str(tmp_path / "w"), str(tmp_path / "o"), "0.1", "sm_91"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment(KILN_PYTHON=str(slow)))
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "kiln: interrupted by SIGINT\n")
 
 
 def memory_workspaces() -> set[Path]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kiln.errors import ToolchainError
 from kiln.front import door
-from kiln.front.interruption import Interruption
+from kiln.front.interruption import Interruption, guarded
 from kiln.options import read_front_door
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
@@ -121,3 +122,41 @@ except KeyboardInterrupt:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 143 and time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ToolchainError("no lock"), 5, "kiln: no lock\n"),
+        (
+            PermissionError(13, "Permission denied", "/w/container/x"),
+            7,
+            "kiln: /w/container/x cannot be used (Permission denied); name another, or make it readable\n",
+        ),
+        (
+            OSError(28, "No space left on device", "/tree/a", None, "/w/source/a"),
+            7,
+            "kiln: /w/source/a cannot be written (No space left on device); it needs room\n",
+        ),
+        (
+            OSError(28, "No space left on device"),
+            7,
+            "kiln: the workspace or the output cannot be written (No space left on device); it needs room\n",
+        ),
+        (KeyboardInterrupt(), 130, "kiln: interrupted by SIGINT\n"),
+    ],
+)
+def test_errors_of_either_half_are_one_sentence(capsys, error, code, said):
+    def half(_interruption):
+        raise error
+
+    assert guarded(half) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_defect_stays_a_traceback():
+    def half(_interruption):
+        raise OSError("nobody knows what")
+
+    with pytest.raises(OSError, match="nobody knows"):
+        guarded(half)

@@ -7,6 +7,10 @@ with 1.
 
 from __future__ import annotations
 
+import errno
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 class KilnError(Exception):
     """Base of all deliberate failures; `str(error)` is the sentence for the user."""
@@ -83,3 +87,20 @@ class Interrupted(KilnError):
     def __init__(self, message: str, number: int = 2) -> None:
         super().__init__(message)
         self.exit_code = 128 + number
+
+
+def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem | None:
+    """The sentence for an error of the operating system that nobody has given a better one; None if it tells of no
+    file and no full disk: then it may be a defect of ours.
+
+    Args:
+        place: what was written to, where the error does not name it.
+    """
+    if error.errno in _FULL:
+        full = error.filename2 or error.filename or place
+        return EnvironmentProblem(f"{full} cannot be written ({error.strerror}); it needs room")
+    if error.filename:
+        return EnvironmentProblem(
+            f"{error.filename} cannot be used ({error.strerror}); name another, or make it readable"
+        )
+    return None

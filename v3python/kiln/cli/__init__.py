@@ -7,7 +7,6 @@ What it does stands behind the colon of its docstring's first line: '`kiln targe
 from __future__ import annotations
 
 import ast
-import errno
 import importlib
 import os
 import signal
@@ -16,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kiln
+from kiln import errors
 from kiln.errors import EnvironmentProblem, KilnError, UsageError
 from kiln.suggest import nearest
 from kiln.usage import Parser
 
 VERBS = ("targets", "recipes", "plan", "build", "list", "inspect", "store", "clean", "doctor", "fetch")
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -51,14 +49,12 @@ def main(words: Sequence[str] | None = None) -> int:
         _forget_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.errno in _FULL:
-            _forget_output()
-            _say(f"{error.filename or 'the output'} cannot be written ({error.strerror}); it needs room")
-        elif error.filename:
-            _say(f"{error.filename} cannot be used ({error.strerror}); name another, or make it readable")
-        else:
+        problem = errors.of_system(error)
+        if problem is None:
             raise
-        return EnvironmentProblem.exit_code
+        _forget_output()
+        _say(str(problem))
+        return problem.exit_code
 
 
 def _run(words: list[str]) -> int:

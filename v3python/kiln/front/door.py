@@ -24,10 +24,11 @@ ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln.errors import EnvironmentProblem, KilnError  # noqa: E402
+from kiln.errors import EnvironmentProblem  # noqa: E402
 from kiln.front import packages, source, triton, workspace  # noqa: E402
-from kiln.front.interruption import SIGNALS, Interruption  # noqa: E402
-from kiln.options import VARIABLES, FrontDoor, environment_of, read_front_door, unknown_variables  # noqa: E402
+from kiln.front.interruption import SIGNALS, Interruption, guarded, say  # noqa: E402
+from kiln.options import FrontDoor, environment_of, read_front_door, unknown_variables  # noqa: E402
+from kiln.variables import VARIABLES  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 10.0  # seconds that an interrupted build has to put things in order
@@ -39,27 +40,17 @@ def main(words: Sequence[str]) -> int:
         print("\nVariables:")
         print("\n".join(f"  {name:17} {meaning}" for name, meaning in VARIABLES.items()))
         return 0
-    interruption = Interruption()
-    try:
-        with interruption:
-            for warning in unknown_variables(os.environ):
-                say(f"warning: {warning}")
-            door = read_front_door(words, os.environ, Path.cwd())
-            if door.build.triton == "source":
-                triton.find_sources(door.input)
-            with _workspace(door, interruption) as held:
-                return _build(held, interruption)
-    except KilnError as error:
-        say(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        say(str(interruption))
-        return interruption.exit_code
+    return guarded(lambda interruption: _run(words, interruption))
 
 
-def say(text: str) -> None:
-    """One line for the user. Standard output is for the result alone: the tarball's path."""
-    print(f"kiln: {text}", file=sys.stderr, flush=True)
+def _run(words: Sequence[str], interruption: Interruption) -> int:
+    for warning in unknown_variables(os.environ):
+        say(f"warning: {warning}")
+    door = read_front_door(words, os.environ, Path.cwd())
+    if door.build.triton == "source":
+        triton.find_sources(door.input)
+    with _workspace(door, interruption) as held:
+        return _build(held, interruption)
 
 
 def _build(door: FrontDoor, interruption: Interruption) -> int:

@@ -1,15 +1,43 @@
-"""Ctrl-C, SIGTERM and SIGHUP, alike in both halves of build.sh. Standard library only."""
+"""How both halves of build.sh end: Ctrl-C, SIGTERM and SIGHUP, and errors. Standard library only."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
+
+from kiln import errors
+from kiln.errors import KilnError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _nothing(number: int) -> None:
     pass
+
+
+def say(text: str) -> None:
+    """One line for the user. Standard output is for the result alone: the tarball's path."""
+    print(f"kiln: {text}", file=sys.stderr, flush=True)
+
+
+def guarded(half: Callable[[Interruption], int]) -> int:
+    """Runs a half; returns its exit code. What a user did or can mend becomes one sentence."""
+    interruption = Interruption()
+    try:
+        with interruption:
+            return half(interruption)
+    except KilnError as error:
+        problem = error
+    except OSError as error:
+        problem = errors.of_system(error, "the workspace or the output")
+        if problem is None:
+            raise
+    except KeyboardInterrupt:
+        say(str(interruption))
+        return interruption.exit_code
+    say(str(problem))
+    return problem.exit_code
 
 
 class Interruption:

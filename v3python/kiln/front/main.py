@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kiln import lock, options, progress, targets
-from kiln.errors import KilnError
 from kiln.front import cache, engine, packages, source, triton
-from kiln.front.interruption import Interruption
+from kiln.front.interruption import Interruption, guarded, say
 from kiln.options import FrontDoor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,23 +20,18 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def main(words: Sequence[str]) -> int:
     """Takes build.sh's five words, made absolute; returns the exit code."""
-    interruption = Interruption()
-    try:
-        with interruption:
-            door = options.read_front_door(words, os.environ, Path.cwd())
-            targets.parse(door.targets)
-            chosen = engine.choose(door, _say)
-            if chosen is not None:
-                return engine.build(chosen, door, ROOT, _say)
-            interruption.first = make_helpers_stop()
-            print(_build_here(door))
-            return 0
-    except KilnError as error:
-        _say(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        _say(str(interruption))
-        return interruption.exit_code
+    return guarded(lambda interruption: _run(words, interruption))
+
+
+def _run(words: Sequence[str], interruption: Interruption) -> int:
+    door = options.read_front_door(words, os.environ, Path.cwd())
+    targets.parse(door.targets)
+    chosen = engine.choose(door, say)
+    if chosen is not None:
+        return engine.build(chosen, door, ROOT, say)
+    interruption.first = make_helpers_stop()
+    print(_build_here(door))
+    return 0
 
 
 def _build_here(door: FrontDoor) -> Path:
@@ -73,7 +67,7 @@ def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, t
     if from_source:
         tools = the_lock.requirements(python, ("triton-source",))
         sources = triton.find_sources(door.input)
-        site = triton.build_from_source(sources, door.input, place, tools, door.build.jobs, _say)
+        site = triton.build_from_source(sources, door.input, place, tools, door.build.jobs, say)
     else:
         site = packages.environment_site(place)
     target_sites = []
@@ -106,10 +100,6 @@ def make_helpers_stop() -> Callable[[int], None]:
     # Begun now: what is called on a signal may find the locks of `threading` taken.
     threading.Thread(target=stop, daemon=True).start()
     return tell
-
-
-def _say(text: str) -> None:
-    print(f"kiln: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
