@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kiln import cli, errors, options, targets
+from kiln import cli, errors, targets, variables
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all
@@ -20,7 +20,7 @@ def tables() -> dict[str, str]:
     return {
         "targets": _table(("target", "GPUs"), ((f"`{t.name}`", _some(t.names)) for t in targets.load())),
         "commands": _table(("command", "what it does"), ((f"`kiln {verb}`", cli.summary(verb)) for verb in cli.VERBS)),
-        "variables": _table(("variable", "meaning"), ((f"`{n}`", m) for n, m in options.VARIABLES.items())),
+        "variables": _table(("variable", "meaning"), ((f"`{n}`", m) for n, m in variables.VARIABLES.items())),
         "codes": _table(("code", "meaning"), _codes()),
     }
 

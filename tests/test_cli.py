@@ -229,3 +229,56 @@ def test_doctor_finds_this_host_good_and_a_bad_variable_bad(tmp_path, capsys, mo
     said = capsys.readouterr().out
     assert "bad   variable     KILN_JOBS=none cannot be" in said
     assert f"bad   cache        {tmp_path}/toolchain.lock.yaml cannot be read" in said
+
+
+@pytest.fixture
+def build_words(tmp_path):
+    return ["build", str(Path(__file__).parents[1] / "input"), str(tmp_path / "w"), str(tmp_path / "o"), "1.0", "sm_90"]
+
+
+def test_build_takes_nobodys_home_for_a_workspace(build_words, tmp_path, capsys, monkeypatch):
+    from kiln import build
+
+    monkeypatch.setattr(build, "build", lambda _: pytest.fail("it must not begin"))
+    monkeypatch.setenv("KILN_CLEAN", "1")
+    for name in ("build", "store", "letters"):
+        (tmp_path / "w" / name).mkdir(parents=True)
+    assert cli.main(build_words) == 7
+    assert "holds 'build', which no build made; give an empty folder" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "w").iterdir()} == {"build", "store", "letters"}
+
+
+def test_build_holds_its_workspace_and_cleans_all_of_it(build_words, tmp_path, capsys, monkeypatch):
+    from kiln import build
+    from kiln.errors import EnvironmentProblem
+    from kiln.front import workspace
+
+    def held(options):
+        with pytest.raises(EnvironmentProblem, match="is in use by a build"):
+            with workspace.locked(options.workspace, print, wait=False):
+                pass
+        return "a tarball"
+
+    monkeypatch.setattr(build, "build", held)
+    assert cli.main(build_words) == 0
+    for name in ("build", "store", "logs", "mine"):
+        (tmp_path / "w" / name).mkdir()
+    monkeypatch.setenv("KILN_CLEAN", "1")
+    assert cli.main(build_words) == 0
+    assert capsys.readouterr().out == "a tarball\n" * 2
+    assert {path.name for path in (tmp_path / "w").iterdir()} == {".kiln-workspace", "mine"}
+    assert cli.main([*build_words[:-1], "sm_91"]) == 2  # what is refused cleans nothing
+
+
+def test_what_clean_cannot_remove_is_one_sentence(tmp_path, capsys, monkeypatch):
+    from kiln.front import workspace
+
+    def busy(path):
+        raise OSError(16, "Device or resource busy", f"{path}/held")
+
+    monkeypatch.setattr(workspace.shutil, "rmtree", busy)
+    (tmp_path / ".kiln-workspace").touch()
+    (tmp_path / "store").mkdir()
+    assert cli.main(["clean", str(tmp_path)]) == 7
+    said = f"kiln: {tmp_path}/store cannot be removed (Device or resource busy: {tmp_path}/store/held); remove it, or"
+    assert capsys.readouterr().err.startswith(said)

@@ -157,8 +157,16 @@ def test_a_wrong_base_is_one_sentence(stand_in, place):
 def test_buildah_falls_back_to_chroot(stand_in):
     stand_in("unshare", "exit 1")
     log = stand_in("buildah", 'case "$1 $2" in "run --isolation") exit 0;; "run "*) exit 1;; esac')
-    assert probe_engine("buildah", "b", False) == Engine("buildah", "b", ("--isolation", "chroot"), ())
+    said: list[str] = []
+    assert probe_engine("buildah", "b", False, said.append) == Engine("buildah", "b", ("--isolation", "chroot"), ())
     assert log.read_text().count("rm kiln-probe") == 2
+    assert said == [
+        "warning: the container will have a network: buildah works here in a chroot alone, and `unshare --net` ended "
+        "with 1"
+    ]
+    stand_in("unshare", "exit 0")
+    said.clear()
+    assert probe_engine("buildah", "b", False, said.append).offline == ("unshare", "--net") and said == []
 
 
 def test_an_engine_that_hangs(stand_in, monkeypatch):

@@ -144,6 +144,21 @@ def test_workers_are_replaced_after_some_tasks_or_when_they_have_grown(tmp_path)
         assert ended["greedy"].value != ended["next"].value
 
 
+def test_temporary_files_lie_where_they_are_told_to(tmp_path):
+    place = tmp_path / "not there" / "yet"
+    with LocalExecutor(1, temporary=place) as executor:
+        executor.submit(Task(0, tasks.temporary_folder, (), tmp_path / "log"))
+        assert place in Path(collect(executor, 1)[0].value).parents
+    wait_for(lambda: not list(place.iterdir()))
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with LocalExecutor(1, temporary=tmp_path / "file") as executor:
+        with pytest.raises(EnvironmentProblem, match="cannot start a worker process: File exists"):
+            executor.submit(Task(0, tasks.process_id, (), tmp_path / "log"))
+
+
 def test_wake_interrupts_a_wait(run):
     run((tasks.add, 1, 1))
     handler = signal.signal(signal.SIGALRM, lambda *_: run.executor.wake())

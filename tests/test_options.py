@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import options, words
+from kiln import variables, words
 from kiln.errors import EnvironmentProblem, KilnError, UsageError
 from kiln.options import (
     environment_of,
     make_options,
-    parse_selection,
     read_build_variables,
     read_front_door,
     spell,
@@ -195,7 +194,7 @@ FULL = {
 
 
 def test_another_process_is_told_the_same_from_any_folder(place):
-    assert set(FULL) == {name for name in options.VARIABLES if not name.startswith(("KILN_TEST", "KILN_PACK"))}
+    assert set(FULL) == {name for name in variables.VARIABLES if not name.startswith(("KILN_TEST", "KILN_PACK"))}
     (place / "a b").mkdir()
     for name in ("norm.yaml", "a b/recipe.yaml", "ca.pem"):
         (place / name).touch()
@@ -224,23 +223,23 @@ def test_a_certificate_that_is_not_there(place):
 
 
 def test_selection():
-    assert parse_selection(" dtype = bf16 ; head_dim=64, 128,64;") == (
+    assert words.parse_selection(" dtype = bf16 ; head_dim=64, 128,64;") == (
         ("dtype", ("bf16",)),
         ("head_dim", ("64", "128")),
     )
-    assert parse_selection("") == ()
+    assert words.parse_selection("") == ()
 
 
 @given(st.text())
 def test_every_selection_is_read_or_refused(text):
     try:
-        made = parse_selection(text)
+        made = words.parse_selection(text)
     except UsageError:
         return
-    assert parse_selection(";".join(f"{name}={','.join(values)}" for name, values in made)) == made
+    assert words.parse_selection(";".join(f"{name}={','.join(values)}" for name, values in made)) == made
 
 
-@given(st.dictionaries(st.sampled_from(sorted(options.VARIABLES)), st.text(max_size=8)))
+@given(st.dictionaries(st.sampled_from(sorted(variables.VARIABLES)), st.text(max_size=8)))
 def test_every_environment_is_read_or_refused(environment):
     try:
         made = read_build_variables(environment)
@@ -278,7 +277,7 @@ def test_options_of_a_build(place):
     words = ["input", "work", "out", "1.0", "MI300X;sm_90"]
     sites = (("sm_90", place / "other"),)
     made = make_options(words, variables, Path("/tree"), place, site=place / "site", target_sites=sites)
-    assert made.recipes == (recipe,) and made.jobs == 3 and made.store == place / "s"
+    assert made.build.recipes == (str(recipe),) and made.build.jobs == 3 and made.store == place / "s"
     assert [target.name for target in made.targets] == ["gfx942", "sm_90"]
     assert (made.site_of("sm_90"), made.site_of("gfx942")) == (place / "other", place / "site")
     assert made.cache == place / "input" / "cache"

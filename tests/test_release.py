@@ -105,20 +105,28 @@ def test_an_older_tarball_is_replaced_whole(stage, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [tarball.name, f"{tarball.name}.sha256", "stage"]
 
 
-def test_withdraw_leaves_nothing_to_take_for_a_result(tmp_path):
+def test_a_tarball_counts_with_its_checksum_alone(tmp_path):
     tarball = tmp_path / release.tarball_name(VERSION)
-    other = tmp_path / release.tarball_name("0.2")
-    for path in (tarball, other, tmp_path / f"{tarball.name}.sha256"):
-        path.write_text("old")
-    release.withdraw(tmp_path, VERSION)
-    assert list(tmp_path.iterdir()) == [other]
-    release.withdraw(tmp_path, VERSION)
+    assert not release.is_finished(tmp_path, VERSION)
+    tarball.touch()
+    assert not release.is_finished(tmp_path, VERSION)
+    (tmp_path / f"{tarball.name}.sha256").touch()
+    assert release.is_finished(tmp_path, VERSION) and not release.is_finished(tmp_path, "0.2")
 
 
-def test_withdraw_that_cannot(tmp_path):
-    (tmp_path / release.tarball_name(VERSION)).mkdir()
-    with pytest.raises(EnvironmentProblem, match="of an earlier build cannot be removed"):
-        release.withdraw(tmp_path, VERSION)
+def test_a_failure_leaves_the_earlier_tarball_as_it_was(stage, tmp_path, monkeypatch):
+    tarball = tmp_path / release.tarball_name(VERSION)
+    earlier = {tarball.name: "old", f"{tarball.name}.sha256": "its digest"}
+    for name, text in earlier.items():
+        (tmp_path / name).write_text(text)
+
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EnvironmentProblem, match="No space left on device"):
+        release.make_release(stage, tmp_path, VERSION)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == earlier
 
 
 def test_a_failure_leaves_no_tarball(stage, tmp_path):

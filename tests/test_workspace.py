@@ -82,9 +82,47 @@ def own_workspace_of_any_size(path):
     return workspace.locked(path, lambda text: None)
 
 
+def test_a_workspace_that_is_removed_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
+    """Another build may take it for a dead one's between the opening of the lock file and the lock."""
+    path = tmp_path / f"{workspace._MEMORY_PREFIX}x"
+    flock, calls = workspace.fcntl.flock, []
+
+    def slow(descriptor, how):
+        calls.append(how)
+        if len(calls) == 1:
+            workspace._remove_dead(tmp_path)
+            assert not path.exists()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(workspace.fcntl, "flock", slow)
+    with own_workspace_of_any_size(path):
+        assert workspace.is_workspace(path)
+        workspace._remove_dead(tmp_path)
+        assert workspace.is_workspace(path)
+
+
+def test_a_workspace_that_was_made_anew_is_not_removed_for_its_dead_namesake(tmp_path, monkeypatch):
+    path = tmp_path / f"{workspace._MEMORY_PREFIX}x"
+    path.mkdir()
+    (path / workspace._LOCK).touch()
+    flock = workspace.fcntl.flock
+
+    def slow(descriptor, how):
+        (path / workspace._LOCK).unlink()  # a third build is faster, and the first goes on in a new folder
+        (path / workspace._LOCK).touch()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(workspace.fcntl, "flock", slow)
+    workspace._remove_dead(tmp_path)
+    assert workspace.is_workspace(path)
+
+
 def test_no_room(small_tmpfs):
     with pytest.raises(EnvironmentProblem, match=r"has 0.06 GiB free, and a build needs 2.50 GiB"):
         with own_workspace(small_tmpfs / "w", print, False):
+            pass
+    with pytest.raises(EnvironmentProblem, match=r"has 0.06 GiB free, and a build needs 0.25 GiB"):
+        with own_workspace(small_tmpfs / "w", print, False, installs=False):
             pass
 
 
@@ -160,3 +198,30 @@ def test_clean_keeps_what_is_not_ours(tmp_path):
     (tmp_path / "zig").symlink_to(tmp_path / "mine")
     with own_workspace(tmp_path, print, True):
         assert {path.name for path in tmp_path.iterdir()} == {".kiln-workspace", "mine", "other"}
+
+
+def test_clean_keeps_the_python_that_we_run_on(tmp_path, monkeypatch):
+    with own_workspace(tmp_path, print, False):
+        pass
+    for name in ("store", "venv"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    with own_workspace(tmp_path, print, True):
+        assert {path.name for path in tmp_path.iterdir()} == {".kiln-workspace", "venv"}
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    with own_workspace(tmp_path, print, True):
+        assert {path.name for path in tmp_path.iterdir()} == {".kiln-workspace"}
+
+
+def test_what_cannot_be_removed_is_one_sentence(small_tmpfs):
+    place = small_tmpfs.parent / "w"
+    with own_workspace(place, print, False):
+        pass
+    (place / "store" / "held").mkdir(parents=True)
+    subprocess.run(["mount", "--bind", str(small_tmpfs), str(place / "store" / "held")], check=True)
+    try:
+        with pytest.raises(EnvironmentProblem, match="store cannot be removed .*busy.*; remove it, or give another"):
+            with own_workspace(place, print, True):
+                pass
+    finally:
+        subprocess.run(["umount", str(place / "store" / "held")], check=True)

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "v3python"))
 
 from kiln import farm, plan, recipe, targets, toolchain  # noqa: E402
-from kiln.options import parse_selection  # noqa: E402
 from kiln.progress import make_progress  # noqa: E402
 from kiln.store import Store  # noqa: E402
+from kiln.words import parse_selection  # noqa: E402
 
 LEAST_THROUGHPUT = 1.7
 MOST_OVERHEAD = 1.08

@@ -181,7 +181,7 @@ def test_python_and_the_library_choose_alike(kiln, release):
     from hypothesis import given, settings
     from hypothesis import strategies as st
 
-    from kiln import layout, options, plan, recipe, targets
+    from kiln import layout, plan, recipe, targets, words
 
     flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
     operation = next(o for o in flash.operations if o.name == "attn_fwd")
@@ -189,7 +189,7 @@ def test_python_and_the_library_choose_alike(kiln, release):
         [flash],
         (targets.by_name("sm_90"),),
         "core",
-        options.parse_selection("dtype=bf16;head_dim=64;causal=true"),
+        words.parse_selection("dtype=bf16;head_dim=64;causal=true"),
         ROOT / "tuning",
     )
     (kernel,) = made.kernels

@@ -6,7 +6,6 @@ A step whose inputs are those of the last time finds its result under the digest
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,35 +31,37 @@ from kiln.plan_model import Plan
 from kiln.progress import Progress, make_progress, spell_seconds
 from kiln.store import Store, StoredImage
 from kiln.toolchain import Toolchain
+from kiln.words import spell_selection
 
 
 def build(options: Options) -> Path:
     """Builds a release; returns the tarball's path.
 
     Raises:
-        KilnError: bad input, or a step that failed; there is no tarball then.
+        KilnError: bad input, or a step that failed; the tarball of an earlier build stays as it was.
     """
-    with make_progress(log_json=options.log_json) as progress:
-        return _build(options, progress)
+    with make_progress(log_json=options.build.log_json) as progress:
+        try:
+            return _build(options, progress)
+        except BaseException:
+            if release.is_finished(options.output, options.version):
+                earlier = options.output / release.tarball_name(options.version)
+                progress.message(f"{earlier} is an earlier build's, and stays as it was")
+            raise
 
 
 def _build(options: Options, progress: Progress) -> Path:
-    release.withdraw(options.output, options.version)
-    if options.clean:
-        shutil.rmtree(options.workspace / "build", ignore_errors=True)
-        if options.store == options.workspace / "store":  # a shared store is not ours to empty
-            shutil.rmtree(options.store, ignore_errors=True)
     the_plan = make_plan(options)
     toolchains = {t.name: toolchain.find_toolchain(options.site_of(t.name)) for t in options.targets}
     store = Store(options.store, warn=progress.message)
     packs: dict[str, Path] = {}
     harvest = None
-    if not options.no_image:
+    if not options.build.no_image:
         with store.in_use():
             harvest = _harvest(the_plan, toolchains, store, options, progress)
             folder = options.workspace / "build/packs"
             packs = {
-                t.name: assemble.pack_of(t, the_plan, harvest, store, options.version, options.ptx, folder)
+                t.name: assemble.pack_of(t, the_plan, harvest, store, options.version, options.build.ptx, folder)
                 for t in options.targets
             }
     progress.message("linking the libraries")
@@ -77,7 +78,7 @@ def _build(options: Options, progress: Progress) -> Path:
         families,
         compiler,
         options.workspace / "build/lib",
-        options.jobs or machine.usable_cpus(),
+        options.build.jobs or machine.usable_cpus(),
     )
     stage = options.workspace / "build/stage/kiln"
     release.lay_out(
@@ -95,9 +96,9 @@ def _build(options: Options, progress: Progress) -> Path:
     document = manifest.make_manifest(
         manifest.Inputs(
             version=options.version,
-            profile=options.profile,
-            selection=_selection(options),
-            ptx=options.ptx,
+            profile=options.build.profile,
+            selection=spell_selection(options.build.selection),
+            ptx=options.build.ptx,
             source=manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches),
             tools=made_by(compiler, the_lock),
             targets=options.targets,
@@ -116,13 +117,9 @@ def _build(options: Options, progress: Progress) -> Path:
 
 def make_plan(options: Options) -> Plan:
     """The plan of a build: the tree's own recipes and those that were named."""
-    recipes = [recipe.load(path) for path in recipe_paths(options.source, options.recipes)]
-    return plan.make_plan(recipes, options.targets, options.profile, options.selection, options.source / "tuning")
-
-
-def recipe_paths(source: Path, others: Sequence[Path]) -> list[Path]:
-    """The recipes of the source tree, then others."""
-    return [*sorted((source / "tritonsrc").glob("*/recipe.yaml")), *others]
+    asked = options.build
+    recipes = [recipe.load(path) for path in (*recipe.find(options.source), *map(Path, asked.recipes))]
+    return plan.make_plan(recipes, options.targets, asked.profile, asked.selection, options.source / "tuning")
 
 
 def _harvest(
@@ -131,7 +128,12 @@ def _harvest(
     """All images, compiled where the store has none: one run of the farm for each Triton."""
     outcomes: dict[str, StoredImage | farm.Failure] = {}
     keys: dict[str, str] = {}
-    farm_options = farm.FarmOptions(options.workspace / "logs", jobs=options.jobs, timeout=options.job_timeout)
+    farm_options = farm.FarmOptions(
+        options.workspace / "logs",
+        options.workspace / "tmp",
+        jobs=options.build.jobs,
+        timeout=options.build.job_timeout,
+    )
     for chain in dict.fromkeys(toolchains.values()):
         variants = [v for v in the_plan.variants if toolchains[v.target] == chain]
         keys |= {v.name: v.spec.key(chain.identity) for v in variants}
@@ -149,10 +151,6 @@ def _headers(source: Path, version_header: str, families: Sequence[native.Family
     paths = [source / "include/kiln" / name for name in native.CORE_HEADERS]
     paths += [header for family in families for header in family.headers]
     return {f"kiln/{path.name}": path for path in paths} | {"kiln/version.h": version_header}
-
-
-def _selection(options: Options) -> str:
-    return ";".join(f"{name}={','.join(values)}" for name, values in options.selection)
 
 
 def made_by(compiler: native.Compiler, the_lock: lock.Lock) -> tuple[manifest.Tool, ...]:

@@ -121,6 +121,7 @@ class LocalExecutor:
         initializer, arguments: called in each worker before its first task; picklable.
         tasks_per_worker: after so many, a worker is replaced.
         bytes_per_worker: a worker that has grown beyond this is replaced.
+        temporary: the folder for the workers' temporary files, made if it is not there; None: the system's.
 
     Raises:
         EnvironmentProblem: from `wait`: workers cannot be started. A KilnError of the initializer is raised as it is.
@@ -134,12 +135,14 @@ class LocalExecutor:
         *,
         tasks_per_worker: int = 1000,
         bytes_per_worker: int = 2 << 30,
+        temporary: Path | None = None,
     ) -> None:
         self._limit = workers
         self._initializer = initializer
         self._arguments = arguments
         self._tasks_per_worker = tasks_per_worker
         self._bytes_per_worker = bytes_per_worker
+        self._temporary = temporary
         self._workers: list[_Worker] = []
         self._queue: deque[Task] = deque()
         self._events: deque[Event] = deque()
@@ -240,9 +243,9 @@ class LocalExecutor:
     def _start(self) -> None:
         ours, theirs = Pipe()
         self._started += 1
-        folder = self._make_folder() / str(self._started)
-        log = folder / "log"
         try:
+            folder = self._make_folder() / str(self._started)
+            log = folder / "log"
             folder.mkdir()
             with log.open("wb") as output:
                 process = subprocess.Popen(
@@ -324,7 +327,9 @@ class LocalExecutor:
     def _make_folder(self) -> Path:
         """For the workers' temporary files: Triton leaves its own behind when it is killed."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="kiln-workers-"))
+            if self._temporary is not None:
+                self._temporary.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="kiln-workers-", dir=self._temporary)).absolute()
         return self._folder
 
     def _tell_guardian(self, line: str) -> None:

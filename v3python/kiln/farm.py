@@ -39,6 +39,7 @@ class FarmOptions:
 
     Attributes:
         logs: the folder for the logs of jobs that fail.
+        temporary: the folder for the temporary files of compilers; None: the system's.
         jobs: compiles at once; None: as many as processors and memory allow.
         timeout: seconds that one job may take.
         attempts: how often a job is tried whose worker dies.
@@ -47,6 +48,7 @@ class FarmOptions:
     """
 
     logs: Path
+    temporary: Path | None = None
     jobs: int | None = None
     timeout: float = 300.0
     attempts: int = 3
@@ -200,7 +202,11 @@ class _Farm:
         self.scheduler = Scheduler(self.calls, policy, self.store.durations())
         self._make_logs()
         workers = LocalExecutor(
-            self.jobs, prepare_worker, (toolchain,), bytes_per_worker=max(self.options.job_memory, 1 << 29)
+            self.jobs,
+            prepare_worker,
+            (toolchain,),
+            bytes_per_worker=max(self.options.job_memory, 1 << 29),
+            temporary=self.options.temporary,
         )
         with _interruptible(workers.wake) as interruption, workers, contextlib.closing(self.progress):
             self.progress.start(len(self.calls), self.scheduler.remaining(time.monotonic()), title="compile")

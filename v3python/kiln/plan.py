@@ -11,7 +11,6 @@ from kiln import tuning
 from kiln.errors import RecipeError, UsageError
 from kiln.expressions import Expression, Fault, Name
 from kiln.fingerprint import fingerprint
-from kiln.options import PROFILES
 from kiln.plan_model import CompileSpec, Functional, KernelPlan, Plan, Variant, digest
 from kiln.recipe_configurations import MAX_CONFIGURATIONS
 from kiln.recipe_kernel import triton_dtype
@@ -31,6 +30,7 @@ from kiln.recipe_model import (
 from kiln.recipe_rules import is_one_of
 from kiln.suggest import nearest
 from kiln.targets import Target
+from kiln.variables import PROFILES
 from kiln.words import Selection
 
 

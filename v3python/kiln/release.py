@@ -7,8 +7,8 @@
       kiln/include/kiln/
       kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
 
-A tarball counts with its .sha256 beside it only. A build calls `withdraw` before it does anything else, so no tarball
-of an earlier build is left that could pass for its result; the new one appears by rename, its .sha256 after it.
+A tarball counts with its .sha256 beside it only. Both appear by rename once they are complete, the .sha256 last; until
+then what an earlier build left there stays as it was.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kiln import manifest, package, portable
 from kiln.errors import EnvironmentProblem
+from kiln.folder import appear
 
 PLATFORM = "manylinux_2_28_x86_64"
 TOP = "kiln"
@@ -61,19 +62,10 @@ def tarball_name(version: str) -> str:
     return f"kiln-{version}-{PLATFORM}-shared.tar.gz"
 
 
-def withdraw(output: Path, version: str) -> None:
-    """Removes an earlier build's tarball of this version, and its .sha256, from the folder `output`.
-
-    Raises:
-        EnvironmentProblem: they are there and cannot be removed.
-    """
-    for path in (_checksum_path(output / tarball_name(version)), output / tarball_name(version)):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise EnvironmentProblem(
-                f"{path} of an earlier build cannot be removed ({error.strerror}); remove it, or give another output"
-            ) from error
+def is_finished(output: Path, version: str) -> bool:
+    """Whether `output` has a tarball of that version that counts."""
+    tarball = output / tarball_name(version)
+    return tarball.exists() and _checksum_path(tarball).exists()
 
 
 def lay_out(contents: Contents, stage: Path) -> None:
@@ -111,26 +103,21 @@ def make_release(stage: Path, output: Path, version: str) -> Path:
         raise EnvironmentProblem(f"{stage} has no {manifest.PATH}; a release states what is in it")
     tarball = output / tarball_name(version)
     checksum = _checksum_path(tarball)
-    temporary, line = (path.with_name(f".{path.name}.{os.getpid()}") for path in (tarball, checksum))
     try:
-        digest = hashlib.sha256()
-        with temporary.open("wb") as file:
-            for block in _gzip(_tar(stage)):
-                digest.update(block)
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-        checksum.unlink(missing_ok=True)  # never an old digest beside a new tarball
-        os.replace(temporary, tarball)
-        line.write_text(f"{digest.hexdigest()}  {tarball.name}\n")
-        os.replace(line, checksum)
+        with appear(checksum) as line, appear(tarball) as fresh:
+            digest = hashlib.sha256()
+            with fresh.open("wb") as file:
+                for block in _gzip(_tar(stage)):
+                    digest.update(block)
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+            line.write_text(f"{digest.hexdigest()}  {tarball.name}\n")
+            checksum.unlink(missing_ok=True)  # never an old digest beside a new tarball
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {tarball}: {error.strerror or error}") from error
     except ValueError as error:  # of tobuf: a path of more than 255 bytes, a file of more than 8 GiB
         raise EnvironmentProblem(f"a file of {stage} cannot be in a tarball: {error}") from error
-    finally:
-        for path in (temporary, line):
-            path.unlink(missing_ok=True)
     return tarball
 
 

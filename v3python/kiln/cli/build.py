@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import sysconfig
 from pathlib import Path
 
 from kiln import build, lock, options
 from kiln.errors import UsageError
-from kiln.front import source
+from kiln.front import source, workspace
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = """\
@@ -45,8 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
     # build.sh alone sets up more than one Triton; to build with another than was asked for would be silent.
     overrides = lock.read_lock(made.input / lock.LOCK_NAME).overrides
     named = [t.name for t in made.targets if any(t.is_called(name) for name in overrides)]
-    if made.triton == "source" or named:
+    if made.build.triton == "source" or named:
         what = f"the lock has another Triton for {', '.join(named)}" if named else "KILN_TRITON=source"
         raise UsageError(f"{what}: `kiln build` compiles with the Triton that it runs beside; use build.sh")
-    print(build.build(made))
+    with workspace.own_workspace(made.workspace, _say, made.build.clean, installs=False):
+        print(build.build(made))
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"kiln: {text}", file=sys.stderr, flush=True)

@@ -77,9 +77,10 @@ def _machine() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
+    from kiln import machine
     from kiln.front import workspace
 
-    available = workspace.available_memory()
+    available = machine.usable_memory()
     yield Finding("good", "memory", f"{available / workspace.GIB:.1f} GiB available, {os.cpu_count()} processors")
     mounts = Path("/proc/self/mounts").read_text()
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -104,7 +105,8 @@ def _source() -> Iterator[Finding]:
 
 
 def _variables() -> Iterator[Finding]:
-    from kiln.options import VARIABLES, read_build_variables, unknown_variables
+    from kiln.options import read_build_variables, unknown_variables
+    from kiln.variables import VARIABLES
 
     for name in VARIABLES:
         if os.environ.get(name):
@@ -118,7 +120,9 @@ def _variables() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    present = [name for name in ("docker", "podman", "buildah") if shutil.which(name)]
+    from kiln.variables import CONTAINER_ENGINES
+
+    present = [name for name in CONTAINER_ENGINES if shutil.which(name)]
     detail = f"{', '.join(present)} installed" if present else "none installed: this host builds, which needs none"
     yield Finding("good", "engines", detail)
 

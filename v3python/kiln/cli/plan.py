@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln import machine, options, plan, recipe, targets
+from kiln import machine, options, plan, recipe, targets, words
 from kiln.errors import EnvironmentProblem
 from kiln.plan_model import KernelPlan, Plan, Variant
 from kiln.schedule import Estimates
@@ -61,12 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     variables = options.read_build_variables(os.environ)
     selection = variables.selection
     if arguments.select is not None:
-        selection = options.parse_selection(arguments.select, "--select")
+        selection = words.parse_selection(arguments.select, "--select")
     if not arguments.tuning.is_dir():
         raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
     paths = arguments.recipe or [
         *recipe.find(_TREE),
-        *(options.check_recipe(word, Path.cwd()) for word in variables.recipes),
+        *(words.check_recipe(word, Path.cwd()) for word in variables.recipes),
     ]
     the_plan = plan.make_plan(
         [recipe.load(path) for path in paths],

@@ -24,7 +24,8 @@ from pathlib import Path
 from kiln import lock
 from kiln.errors import BuildFailed, EnvironmentProblem, UsageError
 from kiln.front import cache, source
-from kiln.options import CONTAINER_ENGINES, FrontDoor, spell
+from kiln.options import FrontDoor, spell
+from kiln.variables import CONTAINER_ENGINES
 
 DOCKERFILE = "dockerfile/manylinux_2_28.Dockerfile"
 
@@ -104,7 +105,7 @@ def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: No
 
     Args:
         patient: the engine or its base was asked for: try to fetch the base even if its registry seems out of reach.
-        say: told before the base is fetched, which takes long.
+        say: told before the base is fetched, which takes long; and if nothing can keep the network from the container.
 
     Returns:
         The engine, or the reason why it does not work.
@@ -125,7 +126,8 @@ def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: No
     if name != "buildah":
         reason = _try([name, "run", "--rm", "--network", "none", base, "true"])
         return reason or Engine(name, base)
-    offline = () if _try(["unshare", "--net", "true"]) else ("unshare", "--net")
+    online = _try(["unshare", "--net", "true"])
+    offline = () if online else ("unshare", "--net")
     for isolation in ((), ("--isolation", "chroot")):
         container = f"kiln-probe-{_token()}"
         reason = _try([name, "from", *isolation, "--pull-never", "--name", container, base])
@@ -133,6 +135,8 @@ def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: No
             reason = _try([name, "run", *isolation, container, "--", "true"])
             _try([name, "rm", container])
         if not reason:
+            if isolation and online:
+                say(f"warning: the container will have a network: {name} works here in a chroot alone, and {online}")
             return Engine(name, base, isolation, offline)
     return reason
 

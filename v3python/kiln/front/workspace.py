@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from kiln import machine
 from kiln.errors import EnvironmentProblem
+from kiln.folder import is_same_file
 
 GIB = 1 << 30
 MEMORY_NEEDED = 6 * GIB  # packages 2, store and caches 2, and something for the tarball and the compilers
@@ -29,8 +31,6 @@ _LOCK = ".kiln-workspace"
 _NOBODYS = {"lost+found"}  # in the root of a file system that is empty otherwise
 _MEMORY_PREFIX = "kiln-workspace-"
 _REMOVALS = 20
-
-available_memory = machine.usable_memory
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,21 @@ def make_memory_workspace(say: Callable[[str], None], needed: int = MEMORY_NEEDE
 
 
 @contextlib.contextmanager
-def own_workspace(path: Path, say: Callable[[str], None], clean: bool) -> Iterator[Path]:
+def own_workspace(path: Path, say: Callable[[str], None], clean: bool, *, installs: bool = True) -> Iterator[Path]:
     """Holds a workspace, one build at a time; makes the folder, empties it if `clean`, checks its room.
+
+    Args:
+        clean: remove what builds made there, but for the Python that we run on.
+        installs: the build will install packages there.
 
     Raises:
         EnvironmentProblem: it cannot be made or written, or has too little room.
     """
     with locked(path, say):
         if clean:
-            clean_workspace(path)
-        check_room(path)
+            ours = os.path.realpath(sys.prefix)
+            clean_workspace(path, [name for name in KEPT if os.path.realpath(path / name) == ours])
+        check_room(path, installs)
         yield path
 
 
@@ -125,28 +130,36 @@ def locked(path: Path, say: Callable[[str], None], *, wait: bool = True) -> Iter
         EnvironmentProblem: it cannot be made or written, or has something in it that no build made; or it is in use,
             and we shall not wait.
     """
+    while True:
+        lock = _open_lock(path)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    raise EnvironmentProblem(f"workspace {path} is in use by a build; wait for its end, or stop it")
+                say(f"workspace: {path} is in use by another build; waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_same_file(lock, path / _LOCK):
+                continue  # it was taken for a dead build's, and removed
+            yield
+            return
+        finally:
+            os.close(lock)
+
+
+def _open_lock(path: Path) -> int:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not is_workspace(path) and (strange := sorted({entry.name for entry in path.iterdir()} - _NOBODYS)):
             raise EnvironmentProblem(
                 f"workspace {path} holds {strange[0]!r}, which no build made; give an empty folder, a new one, or tmpfs"
             )
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise EnvironmentProblem(
             f"workspace {path} cannot be written ({error.strerror}); give a folder that you may write to, or tmpfs"
         )
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                raise EnvironmentProblem(f"workspace {path} is in use by a build; wait for its end, or stop it")
-            say(f"workspace: {path} is in use by another build; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def is_workspace(path: Path) -> bool:
@@ -154,12 +167,12 @@ def is_workspace(path: Path) -> bool:
     return (path / _LOCK).is_file()
 
 
-def check_room(path: Path) -> None:
+def check_room(path: Path, installs: bool = True) -> None:
     """
     Raises:
-        EnvironmentProblem: the file system is too full for a build.
+        EnvironmentProblem: the file system is too full for a build, or for the packages that it `installs`.
     """
-    needed = DISK_NEEDED if (path / "venv").is_dir() else DISK_NEEDED_AT_FIRST
+    needed = DISK_NEEDED_AT_FIRST if installs and not (path / "venv").is_dir() else DISK_NEEDED
     status = os.statvfs(path)
     free = status.f_bavail * status.f_frsize
     if free < needed:
@@ -174,17 +187,27 @@ def check_room(path: Path) -> None:
 
 
 def clean_workspace(path: Path, keep: Collection[str] = ()) -> list[str]:
-    """Removes what builds made in a workspace, but for `keep`, and nothing else; returns the names."""
+    """Removes what builds made in a workspace, but for `keep`, and nothing else; returns the names.
+
+    Raises:
+        EnvironmentProblem: something cannot be removed.
+    """
     removed = []
     for name in KEPT:
         if name in keep:
             continue
-        if (path / name).is_symlink() or (path / name).is_file():
-            (path / name).unlink()
-        elif (path / name).is_dir():
-            shutil.rmtree(path / name)
-        else:
-            continue
+        try:
+            if (path / name).is_symlink() or (path / name).is_file():
+                (path / name).unlink()
+            elif (path / name).is_dir():
+                shutil.rmtree(path / name)
+            else:
+                continue
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{path / name} cannot be removed ({error.strerror}: {error.filename}); remove it, or give another "
+                "workspace"
+            )
         removed.append(name)
     return removed
 
@@ -198,7 +221,8 @@ def _remove_dead(place: Path) -> None:
             continue  # another user's, or not yet locked
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+            if is_same_file(descriptor, path / _LOCK):  # else its build has just made it anew
+                shutil.rmtree(path, ignore_errors=True)
         except OSError:
             pass  # alive
         finally:
