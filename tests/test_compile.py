@@ -89,6 +89,80 @@ def test_what_llvm_only_prints_fails_the_variant(tmp_path):
     assert "register" in sentence and "register" in log
 
 
+MISTAKEN = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def helper(x_ptr, BLOCK: tl.constexpr):
+    # as long as it likes
+    return tl.load(x_ptr + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < nn)
+
+
+@triton.jit
+def k(
+    x_ptr,
+):
+    CALL
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "line", "words"),
+    [
+        ("helper(x_ptr, 64)", 8, "nn is not defined"),
+        ("tl.store(x_ptr, mm)", 15, "mm is not defined"),
+        ("tl.static_assert(1 == 2, 'one is\\n  not two')", 15, "one is not two"),
+        ("tl.arange(0, 63)", 15, "arange's range must be a power of 2"),
+        ("tl.sum(tl.arange(0, 64), 5)", 15, "invalid axis 5"),
+        ("tl.load(x_ptr)[0, 1, 2]", 15, ""),
+    ],
+)
+def test_a_mistake_in_a_kernel_is_told_by_its_place_in_the_file(tmp_path, call, line, words):
+    (tmp_path / "k.py").write_text(MISTAKEN.replace("CALL", call))
+    (tmp_path / "recipe.yaml").write_text(
+        "family: f\noperations:\n  o:\n    arguments: {x: {tensor: fp32, rank: 1}}\n    kernels:\n      k:\n"
+        "        source: k.py\n        parameters: {x_ptr: {type: '*fp32', value: x.data}}\n"
+        "        specializations: {generic: {}}\n        grid: [1]\n"
+        "        configurations: [{core: [{num_warps: 1}]}]\n"
+    )
+    told = run(
+        """
+        from kiln.errors import CompileError
+        told = []
+        for variant in variants(sys.argv[1], "sm_90;gfx942"):
+            try:
+                compile.compile_variant(variant.spec, chain)
+            except CompileError as error:
+                told.append([error.stage, str(error), error.log])
+        print(json.dumps(told))
+        """,
+        tmp_path / "recipe.yaml",
+    )
+    assert len(told) == 2 and told[0] == told[1], "equal on each target"
+    stage, sentence, log = told[0]
+    place = f"{tmp_path}/k.py:{line}: "
+    assert stage == "ttir" and sentence.startswith(place) and words in sentence and "\n" not in sentence
+    assert "at 1:" not in sentence and "Error(" not in sentence
+    assert place.strip() in log and "Traceback" not in log
+
+
+def test_a_mistake_at_a_module_s_top_is_told_by_its_place(tmp_path):
+    (tmp_path / "k.py").write_text("import no_such_module\n" + MISTAKEN.replace("CALL", "pass"))
+    answer = run(
+        """
+        from kiln.errors import CompileError
+        spec = next(iter(variants("examples/family/recipe.yaml", "sm_90"))).spec
+        try:
+            compile.compile_variant(dataclasses.replace(spec, source=sys.argv[1], function="k"), chain)
+        except CompileError as error:
+            print(json.dumps([error.stage, str(error)]))
+        """,
+        tmp_path / "k.py",
+    )
+    assert answer == ["source", f"{tmp_path}/k.py:1: ModuleNotFoundError: No module named 'no_such_module'"]
+
+
 def test_the_digest_of_the_ir_covers_the_toolchain():
     """Equal IR under another assembler or Triton is another image, and is not taken from the store."""
     answer = run(

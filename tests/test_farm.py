@@ -144,7 +144,9 @@ def test_failures_are_all_reported_and_cost_nobody_else(build):
     bad = result.outcomes["k[bad]@t"]
     assert (bad.kind, bad.message) == ("compile", "bad: no such register")
     assert "many words of the tools" in Path(bad.log).read_text() and "stage: llir" in Path(bad.log).read_text()
+    assert "Traceback" not in Path(bad.log).read_text(), "the mistake is the user's: Kiln's own calls explain nothing"
     assert result.outcomes["k[odd]@t"].message == "KeyError: 'a defect'"
+    assert "Traceback" in Path(result.outcomes["k[odd]@t"].log).read_text()
     assert ("failed", "k[bad]@t", f"bad: no such register (log: {bad.log})") in build.progress.events
     assert len(os.listdir(Path(bad.log).parent)) == 2, "successes leave no logs"
 

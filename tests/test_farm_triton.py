@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,4 +96,8 @@ def test_compiles_reuses_shares_and_rejects(build):
 
     rejected = build(build.variants(function="broken"))
     assert [failure.kind for failure in rejected.failures] == ["compile"] * 3
-    assert all("broken" in failure.message and Path(failure.log).stat().st_size for failure in rejected.failures)
+    (message,) = {failure.message for failure in rejected.failures}
+    line = KERNEL.splitlines().index("    tl.store(x_ptr + tl.arange(0, BLOCK), tl.load(x_ptr)[0, 1, 2])") + 1
+    assert re.match(rf"/.*\.py:{line}: ", message)
+    logs = [Path(failure.log).read_text() for failure in rejected.failures]
+    assert len(logs) == 3 and all(message in log and "Traceback" not in log for log in logs)

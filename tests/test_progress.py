@@ -41,6 +41,31 @@ def test_lines_are_few_but_each_failure_shows():
     assert all("about 3.0 s left" in line for line in shown[1:-1])
 
 
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_equal_failures_are_said_once_and_counted_at_the_end(stream):
+    shown = make_progress(stream())
+    with shown:
+        shown.start(5, title="compile")
+        for number in range(3):
+            shown.done(f"v{number}", 1.0, "failed", detail=f"k.py:14: nn is not defined (log: /logs/v{number}.log)")
+        shown.done("w0", 1.0, "failed", detail="took longer (log: /logs/w0.log)")
+        shown.done("w1", 1.0, "failed")
+        shown.close()
+    text = shown._stream.getvalue()
+    assert text.count("nn is not defined") == 1 and text.count("FAILED") == 4
+    assert "FAILED v0 after 1.0 s: k.py:14: nn is not defined (log: /logs/v0.log)\n" in text
+    assert "FAILED v0 (and 2 more variants)\n" in text
+
+
+def test_programs_are_told_of_each_failure(tmp_path):
+    with make_progress(io.StringIO(), tmp_path / "log") as progress:
+        progress.start(2)
+        for name in "ab":
+            progress.done(name, 1.0, "failed", detail="k.py:14: nn is not defined")
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["name"] for line in told if line.get("detail") == "k.py:14: nn is not defined"] == ["a", "b"]
+
+
 def test_bytes_as_lines():
     stream, clock = io.StringIO(), Clock()
     lines = Lines(stream, interval=5, clock=clock)

@@ -15,6 +15,7 @@ from kiln.errors import ArtifactError, BuildFailed
 from kiln.farm import Failure
 from kiln.pack import KernelSlots, Pack, Slot
 from kiln.plan_model import KernelPlan, Plan, Variant
+from kiln.progress import and_more
 from kiln.recipe_model import Recipe
 from kiln.store import Store, StoredImage
 from kiln.targets import Target
@@ -46,9 +47,11 @@ def judge_all(
     """Every image against its target's limits.
 
     Raises:
-        BuildFailed: variants failed or are unfit that no recipe waives; names each, its reason and its log.
+        BuildFailed: variants failed or are unfit that no recipe waives; names each, its reason and its log. Of those
+            that the compiler rejected in the same words the first is named and the others are counted.
     """
-    images, missing, failed = {}, {}, []
+    images, missing = {}, {}
+    failed: dict[str, list[tuple[str, str]]] = {}  # names and reasons, by what makes failures equal
     for variant in variants:
         outcome = outcomes[variant.name]
         waivable = True
@@ -64,9 +67,14 @@ def judge_all(
         elif waivable and variant.waiver is not None:
             missing[variant.name] = variant.waiver
         else:
-            failed.append(f"  {variant.name}: {reason}")
+            rejected = isinstance(outcome, Failure) and outcome.kind == "compile"
+            same = outcome.message if rejected else variant.name
+            failed.setdefault(same, []).append((variant.name, reason))
     if failed:
-        raise BuildFailed("\n".join([f"{len(failed)} of {len(variants)} variants failed:", *failed]))
+        lines = [f"{sum(map(len, failed.values()))} of {len(variants)} variants failed:"]
+        for (name, reason), *more in failed.values():
+            lines.append(f"  {name}{f' {and_more(len(more))}' if more else ''}: {reason}")
+        raise BuildFailed("\n".join(lines))
     return Harvest(images, missing, keys)
 
 

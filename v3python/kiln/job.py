@@ -57,7 +57,8 @@ def run(
     """Makes sure that the store has the image of `spec` under `key`.
 
     Raises:
-        CompileError: the variant is at fault; what the tools printed is in the job's log, no longer in the error.
+        CompileError: the variant is at fault; what the tools printed is in the job's log, no longer in the error: that
+            tells the worker that the log wants no traceback of Kiln's.
         ToolDied, MemoryError: it may do better another time.
         EnvironmentProblem: the store cannot be written.
     """

@@ -1,30 +1,33 @@
 """What a user sees of work that takes long: a bar on a terminal, plain lines elsewhere, JSON lines on request.
 
 Nothing else in Kiln prints progress. All three speak one interface, `Progress`, whose methods may be called from any
-thread, and never fail because nobody reads them.
+thread, and never fail because nobody reads them. The bar alone needs more than the standard library.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TextIO
-
-import msgspec
-import tqdm
+from typing import TYPE_CHECKING, TextIO
 
 from kiln.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    import tqdm
 
 # Outcomes that a user must see at once; all others are only counted.
 FAILED = "failed"
 
 _SECONDS_BETWEEN_LINES = 5.0
+_LOG = re.compile(r" \(log: [^()]*\)$")  # with which the farm ends a detail
 
 
 class Progress:
@@ -75,13 +78,38 @@ class Progress:
         self.close()
 
 
+class _Failures:
+    """The failures of a phase, for people: those that differ in nothing but the piece and its log are said once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._alike: dict[str, list[str]] = {}
+
+    def add(self, name: str, seconds: float, detail: str) -> None:
+        names = self._alike.setdefault(_LOG.sub("", detail), [])
+        names.append(name)
+        if len(names) == 1 or not detail:
+            self._say(_failure_line(name, seconds, detail))
+
+    def close(self) -> None:
+        """Says how many there were of each that was said once."""
+        for detail, (first, *more) in self._alike.items():
+            if more and detail:
+                self._say(f"FAILED {first} {and_more(len(more))}")
+        self._alike.clear()
+
+
 class Bar(Progress):
     """A tqdm bar with an estimate, for terminals. Failures and messages stay on the screen above it."""
 
     def __init__(self, stream: TextIO) -> None:
+        import tqdm
+
+        self._tqdm = tqdm.tqdm
         self._stream = stream
         self._lock = threading.RLock()
         self._bar: tqdm.tqdm | None = None
+        self._failures = _Failures(self.message)
         self._counts_bytes = False
 
     def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
@@ -89,7 +117,7 @@ class Bar(Progress):
             self.close()
             self._counts_bytes = unit == "B"
             shape = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}"
-            self._bar = tqdm.tqdm(
+            self._bar = self._tqdm(
                 total=total,
                 desc=title + " " if title else "",
                 unit=unit,
@@ -120,18 +148,19 @@ class Bar(Progress):
             if self._bar is None:
                 return
             if outcome == FAILED:
-                self.message(_failure_line(name, seconds, detail))
+                self._failures.add(name, seconds, detail)
             self._show(remaining)
             if not self._counts_bytes:
                 self._bar.update(1)
 
     def message(self, text: str) -> None:
         with self._lock:
-            tqdm.tqdm.write(text, file=self._stream)
+            self._tqdm.write(text, file=self._stream)
 
     def close(self) -> None:
         with self._lock:
             if self._bar is not None:
+                self._failures.close()
                 self._bar.set_postfix_str("", refresh=False)
                 self._bar.close()
                 self._bar = None
@@ -154,6 +183,7 @@ class Lines(Progress):
         self._interval = interval
         self._clock = clock
         self._lock = threading.RLock()
+        self._failures = _Failures(self.message)
         self._open = False
 
     def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
@@ -182,7 +212,7 @@ class Lines(Progress):
             if not self._open:
                 return
             if outcome == FAILED:
-                self.message(_failure_line(name, seconds, detail))
+                self._failures.add(name, seconds, detail)
             self._outcomes[outcome] += 1
             self._remaining = remaining if remaining is not None else self._remaining
             if self._unit != "B":
@@ -198,6 +228,7 @@ class Lines(Progress):
             if not self._open:
                 return
             self._open = False
+            self._failures.close()
             outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(self._outcomes.items()))
             took = spell_seconds(self._clock() - self._began)
             self._print(f"{self._heading()}" + (f": {outcomes}" if outcomes else "") + f", in {took}")
@@ -277,7 +308,8 @@ class JsonLines(Progress):
             os.close(self._descriptor)
 
     def _write(self, **fields: object) -> None:
-        line = msgspec.json.encode({"time": round(time.time(), 3), **fields}) + b"\n"
+        fields = {"time": round(time.time(), 3), **fields}
+        line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
         with self._lock, contextlib.suppress(OSError):
             while line:  # a pipe may take less than the whole
                 line = line[os.write(self._descriptor, line) :]
@@ -334,7 +366,10 @@ def make_progress(stream: TextIO | None = None, log_json: str | int | Path | Non
         EnvironmentProblem: the file cannot be opened, or the descriptor is not open.
     """
     stream = sys.stderr if stream is None else stream
-    shown: Progress = Bar(stream) if stream.isatty() else Lines(stream)
+    try:
+        shown: Progress = Bar(stream) if stream.isatty() else Lines(stream)
+    except ImportError:
+        shown = Lines(stream)
     if log_json is None:
         return shown
     text = str(log_json)
@@ -359,6 +394,11 @@ def spell_seconds(seconds: float) -> str:
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def and_more(number: int) -> str:
+    """ "(and 5 more variants)" """
+    return f"(and {number} more variant{'s' if number > 1 else ''})"
 
 
 def _failure_line(name: str, seconds: float, detail: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from kiln.errors import EnvironmentProblem
+from kiln.errors import CompileError, EnvironmentProblem
 
 _PR_SET_PDEATHSIG = 1
 _IOLBF = 1
@@ -111,7 +111,8 @@ def _run(order: Order) -> tuple:
         with _data_limit(order.data_limit):
             answer = (DONE, order.function(*order.arguments))
     except BaseException as error:  # noqa: BLE001  (a kernel's module may call sys.exit())
-        traceback.print_exc()
+        if not isinstance(error, CompileError) or error.log:  # without: job.py has written all that there is to know
+            traceback.print_exc()
         answer = (RAISED, _portable(error))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
