@@ -104,7 +104,26 @@ def test_cmake_compiles_and_links_with_the_same_flags():
     assert "cxx_std_17" in text and "POSITION_INDEPENDENT_CODE ON" in text
 
 
-VERSIONS = ("0.1", "0.1.0b", "1.2rc1", "10.20.30post4", "1.0a1b2", "1.2-b", "1.2.3.4", "1", "1.2B", "1.2 ", "")
+VERSIONS = (
+    "0.1",
+    "0.1.0b",
+    "1.2rc1",
+    "10.20.30post4",
+    "1.0a1b2",
+    "1.2-b",
+    "1.2.3.4",
+    "01.2",
+    "1.02",
+    "1.2.03",
+    "0.0",
+    "99999.1",
+    "100000.1",
+    "1.2.99999999999",
+    "1",
+    "1.2B",
+    "1.2 ",
+    "",
+)
 
 
 def test_cmake_takes_the_same_versions():

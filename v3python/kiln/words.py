@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from kiln.errors import EnvironmentProblem, UsageError
 
 Selection = tuple[tuple[str, tuple[str, ...]], ...]
 
-_NUMBERS = r"[0-9]+\.[0-9]+(?:\.[0-9]+)?"
+_NUMBER = r"(?:0|[1-9][0-9]{0,4})"
+_NUMBERS = rf"{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?"
 _SUFFIX = r"[a-z]+[0-9]*"
 
 
@@ -29,8 +31,12 @@ def check_version(version: str) -> str:
         UsageError: it is not X.Y or X.Y.Z with an optional suffix of small letters and digits.
     """
     if not re.fullmatch(rf"{_NUMBERS}({_SUFFIX})?", version):
-        suffix = re.fullmatch(rf"{_NUMBERS}(.+)", version, re.DOTALL)
-        what = f", and {suffix[1]!r} is no such suffix" if suffix else ""
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+){1,2})(.*)", version, re.DOTALL)
+        numbers, suffix = found.groups() if found else ("", "")
+        what = f", and {suffix!r} is no such suffix" if suffix else ""
+        for number in numbers.split(".") if found else ():
+            if not re.fullmatch(_NUMBER, number):
+                what = f", and {number} has {'a leading 0' if number[0] == '0' else 'more than five digits'}"
         raise UsageError(
             f"version {version!r} is not X.Y or X.Y.Z with an optional suffix of small letters and then digits{what}; "
             "right are 0.1.0b, 1.2, 1.2.0rc1"
@@ -87,6 +93,31 @@ def check_output(word: str, cwd: Path) -> Path:
     return _writable(path, f"output {path}")
 
 
+def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
+    """Where a file that the user names is to be written: at the end of its links, so that these stay.
+
+    Args:
+        what: the sentence's first word, "--html".
+
+    Raises:
+        EnvironmentProblem: something is there that is no file, or there is no such folder.
+    """
+    path = absolute(word, cwd)
+    try:
+        path = path.resolve()
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise EnvironmentProblem(f"{what} {word}: there is no folder {path.parent}; make it, or name another")
+    except (OSError, RuntimeError) as error:  # RuntimeError: of links that lead in a circle, before Python 3.13
+        reason = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"{what} {word} cannot be written ({reason}); give a name that is free")
+    else:
+        if not stat.S_ISREG(kind):
+            raise EnvironmentProblem(f"{what} {word} is {_kind(path)}; give a file, or a name that is free")
+    return path
+
+
 def check_store(word: str, cwd: Path) -> Path:
     """The absolute folder of KILN_STORE, made if it is not there.
 
@@ -122,6 +153,8 @@ def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
         UsageError: it is not of that form, or names a choice twice.
     """
     selection: dict[str, tuple[str, ...]] = {}
+    if text.strip() and not text.strip("; \t\n"):
+        raise UsageError(f"{source}={text!r} names no choice; right is 'dtype=bf16;head_dim=64,128', or nothing at all")
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, values = (word.strip() for word in part.partition("="))
         split = tuple(value.strip() for value in values.split(","))
@@ -154,4 +187,13 @@ def _writable(path: Path, name: str) -> Path:
 def _kind(path: Path) -> str:
     if path.is_file():
         return "a file"
+    for is_such, kind in (
+        (path.is_dir, "a folder"),
+        (path.is_fifo, "a pipe"),
+        (path.is_socket, "a socket"),
+        (path.is_block_device, "a device"),
+        (path.is_char_device, "a device"),
+    ):
+        if is_such():
+            return kind
     return "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no folder"

@@ -1,0 +1,46 @@
+"""The words of a command line, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiln import words
+from kiln.errors import EnvironmentProblem, UsageError
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("01.2", "and 01 has a leading 0"),
+        ("1.02", "and 02 has a leading 0"),
+        ("1.2.00", "and 00 has a leading 0"),
+        ("99999999999.1.1", "and 99999999999 has more than five digits"),
+        ("1.2-b", "and '-b' is no such suffix"),
+    ],
+)
+def test_versions_that_cannot_be(version, said):
+    with pytest.raises(UsageError, match=f"{said}; right are 0.1.0b, 1.2, 1.2.0rc1"):
+        words.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.0", "99999.0.1", "1.2rc01", "10.20.30post4"])
+def test_versions_that_can_be(version):
+    assert words.check_version(version) == version
+
+
+@pytest.mark.parametrize("text", [";", " ; ", ";;;"])
+def test_a_selection_of_separators_alone_is_not_everything(text):
+    with pytest.raises(UsageError, match="KILN_SELECT='.*' names no choice; right is 'dtype=bf16;head_dim=64,128'"):
+        words.parse_selection(text)
+    assert words.parse_selection("") == words.parse_selection(" ") == ()
+
+
+def test_a_new_file_stands_where_links_lead(tmp_path):
+    (tmp_path / "link").symlink_to("there")
+    assert words.check_new_file("link", tmp_path, "--html") == tmp_path / "there"
+    (tmp_path / "there").touch()
+    assert words.check_new_file(tmp_path / "link", tmp_path, "--html") == tmp_path / "there"
+    (tmp_path / "astray").symlink_to("no/where")
+    for word, said in ((".", "is a folder"), ("no/where", "there is no folder"), ("astray", "there is no folder")):
+        with pytest.raises(EnvironmentProblem, match=f"--html {word}:? {said}"):
+            words.check_new_file(word, tmp_path, "--html")
