@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import stat
+import subprocess
+import sys
 import tarfile
 
 import pytest
 
 from kiln.bundle import read_bundle, write_bundle
+from kiln.cli import main
 from kiln.errors import ArtifactError, EnvironmentProblem, ToolchainError
 from kiln.lock import LOCK_NAME, write_lock
 from kiln.progress import Progress
-from test_fetch import make_files, make_lock, wheel
+from test_fetch import SOURCE, make_files, make_lock, wheel
 
 
 @pytest.fixture
@@ -55,6 +59,25 @@ def test_equal_files_give_equal_bytes(packed, tmp_path):
         os.chmod(folder / "cache" / name, 0o600)
     write_bundle(tmp_path / "again.tar", folder, make_lock(files), make_lock(files).every_file()[::-1], Progress())
     assert (tmp_path / "again.tar").read_bytes() == bundle.read_bytes()
+
+
+def test_a_bundle_replaces_no_node_and_follows_links(packed, tmp_path):
+    bundle, folder, _ = packed
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link.tar").symlink_to(tmp_path / "led.tar")
+    assert main(["fetch", "--input", str(folder), "--bundle", str(tmp_path / "fifo")]) == 7
+    assert main(["fetch", "--input", str(folder), "--bundle", str(tmp_path / "loop")]) == 7
+    assert (tmp_path / "fifo").is_fifo() and (tmp_path / "loop").is_symlink()
+    assert main(["fetch", "--input", str(folder), "--bundle", str(tmp_path / "link.tar")]) == 0
+    assert (tmp_path / "link.tar").is_symlink() and (tmp_path / "led.tar").read_bytes() == bundle.read_bytes()
+    if os.geteuid() == 0:
+        try:
+            os.mknod(tmp_path / "node", stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        except PermissionError:
+            return
+        assert main(["fetch", "--input", str(folder), "--bundle", str(tmp_path / "node")]) == 7
+        assert (tmp_path / "node").is_char_device()
 
 
 def test_what_is_missing_or_wrong_is_not_packed(packed, tmp_path):
@@ -176,3 +199,28 @@ def test_a_compressed_tar_and_a_missing_one(packed, tmp_path):
         read_bundle(tmp_path / "c.tar.gz", fresh(packed, tmp_path), Progress())
     with pytest.raises(EnvironmentProblem, match="No such file"):
         read_bundle(tmp_path / "gone.tar", tmp_path / "elsewhere", Progress())
+
+
+def test_both_ways_that_need_no_package(packed, tmp_path):
+    """Where there is no network a bundle is unpacked before any package is there."""
+    bundle = packed[0]
+    target = fresh(packed, tmp_path)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)}
+
+    def bare(*words):
+        command = [sys.executable, "-S", "-B", "-m", "kiln", "fetch", "--input", str(target), *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    done = bare("--verify")
+    assert done.returncode == 5 and f"missing  {wheel('alpha')}" in done.stdout, done.stderr
+    done = bare("--unbundle", bundle)
+    assert done.returncode == 0 and "3 files unpacked" in done.stdout, done.stderr
+    done = bare("--verify")
+    assert done.returncode == 0 and "is complete and right" in done.stdout, done.stderr
+    done = bare("--bundle", tmp_path / "again.tar")
+    assert done.returncode == 0 and (tmp_path / "again.tar").read_bytes() == bundle.read_bytes(), done.stderr
+    (target / "cache" / wheel("alpha")).write_bytes(b"x")
+    assert bare("--verify").returncode == 5
+    (target / "cache" / wheel("alpha")).unlink()
+    done = bare()
+    assert done.returncode == 7 and "fetch needs the package requests" in done.stderr

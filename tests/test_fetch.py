@@ -356,6 +356,10 @@ def test_ctrl_c_stops_at_once(folder):
     [
         (["--python", "2.7"], 2, "Python 2.7 is not one that the toolchain is locked for"),
         (["--parallel", "0"], 2, "--parallel 0 cannot be"),
+        (["--relock", "--python", "3.9"], 2, "--relock is for every Python and use of the lock; leave --python out"),
+        (["--unbundle", "x", "--triton-source"], 2, "--unbundle is for every Python and use of the lock; leave --trit"),
+        (["--bundle", "/nowhere/x.tar"], 7, "--bundle /nowhere/x.tar: there is no folder /nowhere; make it"),
+        (["--bundle", "."], 7, "--bundle . is a folder; give a file, or a name that is free"),
         (["--unbundle", "/nowhere.tar"], 7, "/nowhere.tar cannot be read (No such file or directory)"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -17,7 +19,9 @@ from kiln.lock import (
     LockedAddress,
     LockedFile,
     Package,
+    _read_written,
     check_python,
+    parse_draft,
     parse_lock,
     read_lock,
     write_lock,
@@ -45,6 +49,27 @@ def test_no_lock_names_an_index():
     tests = Path(__file__).parent
     for path in (INPUT / LOCK_NAME, INPUT / FRONT_NAME, tests / "requirements.lock", tests / "torch.lock"):
         assert "://" not in path.read_text(), path
+
+
+def without_packages(monkeypatch):
+    for name in ("yaml", "msgspec"):
+        monkeypatch.setitem(sys.modules, name, None)
+    parse_lock.cache_clear()
+
+
+def test_what_kiln_wrote_is_read_without_a_package(monkeypatch):
+    text = (INPUT / LOCK_NAME).read_bytes()
+    addresses = (LockedAddress(url="https://x.org/y.tgz", name="y.tgz", size=5, sha256="1" * 64, licence="MIT"),)
+    more = write_lock(lock(files=addresses, overrides={"gfx12": "a==1.0"}), "# x\n# y").encode()
+    edited = text + b"# a word more\n"
+    whole = [parse_draft(one, "lock.yaml") for one in (text, more, edited)]
+    assert whole[0] == whole[2]
+    without_packages(monkeypatch)
+    assert parse_lock(text, "lock.yaml") == whole[0]
+    monkeypatch.setattr("kiln.lock._problems", lambda lock: ())
+    assert parse_lock(more, "lock.yaml") == whole[1]
+    with pytest.raises(ToolchainError, match="lock.yaml is not as `kiln fetch --relock` writes it"):
+        parse_lock(edited, "lock.yaml")
 
 
 def test_the_front_lock_is_made_from_the_lock():
@@ -93,14 +118,14 @@ def test_contradictions(changes, said):
 
 @pytest.mark.parametrize("name", ["../evil.whl", "/etc/passwd", "a/b.whl", ".hidden", "", "a b"])
 def test_names_that_are_no_plain_files(name):
-    package = msgspec.structs.replace(lock().packages[0], files=(file(name),))
+    package = dataclasses.replace(lock().packages[0], files=(file(name),))
     text = msgspec.yaml.encode(lock(packages=(package,))) if hasattr(msgspec, "yaml") else b""
     with pytest.raises(ToolchainError, match="no plain file name"):
         parse_lock(text, "lock.yaml")
 
 
 def test_a_malformed_digest():
-    package = msgspec.structs.replace(lock().packages[0], files=(file(sha256="0" * 63 + "G"),))
+    package = dataclasses.replace(lock().packages[0], files=(file(sha256="0" * 63 + "G"),))
     with pytest.raises(ToolchainError, match="malformed size or sha256"):
         parse_lock(msgspec.yaml.encode(lock(packages=(package,))), "lock.yaml")
 
@@ -118,6 +143,17 @@ def test_a_malformed_digest():
 def test_malformed_locks(text, said):
     with pytest.raises(ToolchainError, match=said):
         parse_lock(text, "lock.yaml")
+
+
+@given(st.data())
+def test_a_changed_lock_never_reads_differently_without_packages(data):
+    text = (INPUT / LOCK_NAME).read_bytes()
+    at = data.draw(st.integers(0, len(text)))
+    put = data.draw(st.sampled_from([b"", b"\n", b" ", b"#", b'"', b"'", b": ", b"0", b"- ", b"\\", b"x"]))
+    changed = text[:at] + put + text[at + data.draw(st.integers(0, 2)) :]
+    plain = _read_written(changed)
+    if plain is not None:
+        assert plain == parse_draft(changed, "lock.yaml")
 
 
 @given(st.binary(max_size=200))

@@ -14,11 +14,14 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kiln.download import check_file
 from kiln.errors import ArtifactError, EnvironmentProblem, ToolchainError
-from kiln.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, parse_lock
-from kiln.progress import Progress
+from kiln.folder import appear
+from kiln.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, check_file, parse_lock
+
+if TYPE_CHECKING:
+    from kiln.progress import Progress
 
 _PREFIX = "cache/"
 _LONGEST_LOCK = 16 << 20
@@ -41,13 +44,9 @@ def write_bundle(
             raise ToolchainError(f"{file.name} is not in {folder / 'cache'}; `kiln fetch` brings it")
     progress.start(sum(file.size for file in ordered), title="bundle", unit="B")
     try:
-        bundle.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=bundle.parent, prefix=f".{bundle.name}.")
-    except OSError as error:
-        raise EnvironmentProblem(f"{bundle} cannot be written ({error.strerror}); give a file in a folder of yours")
-    try:
         with (
-            open(descriptor, "wb") as stream,
+            appear(bundle) as fresh,
+            fresh.open("wb") as stream,
             tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar,
         ):
             text = (folder / LOCK_NAME).read_bytes()
@@ -60,14 +59,12 @@ def write_bundle(
                 with path.open("rb") as source:
                     tar.addfile(_member(_PREFIX + file.name, file.size), source)
                 progress.advance(file.size)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, bundle)
     except OSError as error:
-        raise EnvironmentProblem(f"{bundle} cannot be written ({error.strerror}); it needs {_mebibytes(ordered)} MiB")
+        raise EnvironmentProblem(
+            f"{bundle} cannot be written ({error.strerror}); it needs a folder of yours, and {_mebibytes(ordered)} MiB"
+        )
     finally:
         progress.close()
-        if os.path.exists(temporary):
-            os.unlink(temporary)
 
 
 def read_bundle(bundle: Path, folder: Path, progress: Progress) -> list[str]:

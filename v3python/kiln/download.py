@@ -18,7 +18,7 @@ import random
 import re
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ import urllib3
 from kiln import digests
 from kiln.errors import ToolchainError
 from kiln.folder import appear, is_same_file
-from kiln.lock import Lock, LockedAddress, LockedFile
+from kiln.lock import Lock, LockedAddress, LockedFile, difference, has_size
 from kiln.progress import Progress
 from kiln.registry import Candidate, Registry
 
@@ -53,20 +53,6 @@ class Patience:
 
 class Stopped(Exception):
     """Another file failed for good, or the user stopped us."""
-
-
-def check_file(path: Path, locked: LockedFile | LockedAddress, read: Callable[[int], object] = lambda n: None) -> str:
-    """What is wrong with a file, naming it, what was expected and what is there; "" if it is right."""
-    digest, size = digests.measure_file(path, read)
-    return _difference(locked, size, digest)
-
-
-def has_size(path: Path, size: int) -> bool:
-    """Whether the file is there, in its full size; its bytes are not read."""
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
 
 
 class Download:
@@ -223,7 +209,7 @@ class Download:
         os.fsync(descriptor)
         os.lseek(descriptor, 0, os.SEEK_SET)
         digest, size = digests.measure(iter(lambda: os.read(descriptor, _BLOCK), b""))
-        problem = _difference(self._file, size, digest)
+        problem = difference(self._file, size, digest)
         if problem:
             os.ftruncate(descriptor, 0)
             self._count(0)
@@ -289,15 +275,6 @@ def _own_part(part: Path, stop: threading.Event) -> Iterator[int]:
 def _stream(response: requests.Response) -> Iterator[bytes]:
     """The body as it comes: what has arrived is not lost when the connection breaks within a block."""
     return iter(lambda: response.raw.read1(_BLOCK, decode_content=False), b"")
-
-
-def _difference(locked: LockedFile | LockedAddress, size: int, digest: str) -> str:
-    if size != locked.size:
-        more = "more than " if size > locked.size else ""
-        return f"{locked.name}: expected {locked.size} bytes, got {more}{min(size, locked.size) if more else size}"
-    if digest != locked.sha256:
-        return f"{locked.name}: expected SHA-256 {locked.sha256}, got {digest}"
-    return ""
 
 
 def _asked_pause(response: requests.Response) -> float | None:

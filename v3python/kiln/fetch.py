@@ -1,4 +1,7 @@
-"""Fills the download cache, several files at once, and checks what is in it. download.py brings one file."""
+"""Fills the download cache, several files at once, and checks what is in it. download.py brings one file.
+
+Only what downloads needs more than the standard library: a cache is checked where no package is there yet.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kiln.download import Download, Patience, Stopped, check_file, has_size
 from kiln.errors import EnvironmentProblem, ToolchainError
-from kiln.lock import Lock, LockedAddress, LockedFile
-from kiln.progress import Progress
-from kiln.registry import Registry
+from kiln.lock import Lock, LockedAddress, LockedFile, check_file, has_size
+
+if TYPE_CHECKING:
+    from kiln.download import Patience
+    from kiln.progress import Progress
+    from kiln.registry import Registry
 
 
 def missing_files(files: Sequence[LockedFile | LockedAddress], cache: Path) -> list[LockedFile | LockedAddress]:
@@ -28,13 +34,14 @@ def fetch_files(
     progress: Progress,
     *,
     parallel: int = 4,
-    patience: Patience = Patience(),
+    patience: Patience | None = None,
 ) -> list[str]:
     """Downloads what is missing of `files`; returns the names of what was downloaded.
 
     Args:
         registry: made only if something is missing: a full cache asks nobody.
         parallel: how many files at once.
+        patience: with a place that does not answer; None: the usual.
 
     Raises:
         ToolchainError: a file cannot be had, or what can be had is not what is locked; names each such file.
@@ -47,6 +54,9 @@ def fetch_files(
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"{cache} cannot be made ({error.strerror}); it must hold the downloads")
+    from kiln.download import Download, Patience, Stopped
+
+    patience = patience or Patience()
     place = registry()
     stop = threading.Event()
     progress.start(sum(file.size for file in wanted), title="fetch", unit="B")

@@ -2,20 +2,23 @@
 
 Packages of the registries stand by name, version and file name; where they come from is the client's own
 configuration. Other files stand by address.
+
+Standard library only, but for locks that somebody has edited: where there is no network, `kiln fetch --unbundle` runs
+before any package is there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import msgspec
-import yaml
-
+from kiln import digests
 from kiln.errors import EnvironmentProblem, ToolchainError, UsageError
 
 LOCK_NAME = "toolchain.lock.yaml"
@@ -24,7 +27,8 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class LockedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, kw_only=True)
+class LockedFile:
     """One file of a package.
 
     Attributes:
@@ -40,7 +44,8 @@ class LockedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sha256: str
 
 
-class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, kw_only=True)
+class Package:
     """One version of a package of the registry.
 
     Attributes:
@@ -63,7 +68,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{self.name}=={self.version}"
 
 
-class LockedAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, kw_only=True)
+class LockedAddress:
     """A file that no registry has."""
 
     url: str
@@ -73,7 +79,8 @@ class LockedAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     licence: str
 
 
-class Lock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, kw_only=True)
+class Lock:
     """The whole lock.
 
     Attributes:
@@ -85,7 +92,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     format: int
     pythons: tuple[str, ...]
     packages: tuple[Package, ...]
-    overrides: dict[str, str] = {}
+    overrides: dict[str, str] = dataclasses.field(default_factory=dict)
     files: tuple[LockedAddress, ...] = ()
 
     def wanted(
@@ -195,7 +202,7 @@ def parse_lock(text: bytes, name: str) -> Lock:
     Raises:
         ToolchainError: as `read_lock`.
     """
-    lock = parse_draft(text, name)
+    lock = _read_written(text) or parse_draft(text, name)
     for problem in _problems(lock):
         raise ToolchainError(f"{name}: {problem}; `kiln fetch --relock` writes it anew")
     return lock
@@ -205,10 +212,21 @@ def parse_draft(text: bytes, name: str) -> Lock:
     """A lock that may contradict itself, since somebody has edited it.
 
     Raises:
-        ToolchainError: it is malformed.
+        ToolchainError: it is malformed, or the packages that read YAML are not there.
     """
     try:
-        lock = msgspec.convert(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), Lock)
+        import msgspec
+        import yaml
+    except ImportError as error:
+        raise ToolchainError(
+            f"{name} is not as `kiln fetch --relock` writes it, and to read it this Python lacks {error.name}; "
+            "give one that Kiln wrote"
+        ) from error
+    try:
+        rows = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        lock = msgspec.convert(rows, Lock)
+        for unknown in _unknown_fields(rows):
+            raise msgspec.ValidationError(f"it contains the unknown field `{unknown}`")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
@@ -218,6 +236,30 @@ def parse_draft(text: bytes, name: str) -> Lock:
     if lock.format != FORMAT:
         raise ToolchainError(f"{name} has format {lock.format}; this Kiln reads format {FORMAT}")
     return lock
+
+
+def check_file(path: Path, locked: LockedFile | LockedAddress, read: Callable[[int], object] = lambda n: None) -> str:
+    """What is wrong with a file, naming it, what was expected and what is there; "" if it is right."""
+    digest, size = digests.measure_file(path, read)
+    return difference(locked, size, digest)
+
+
+def has_size(path: Path, size: int) -> bool:
+    """Whether the file is there, in its full size; its bytes are not read."""
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def difference(locked: LockedFile | LockedAddress, size: int, digest: str) -> str:
+    """`check_file` for a file that was measured."""
+    if size != locked.size:
+        more = "more than " if size > locked.size else ""
+        return f"{locked.name}: expected {locked.size} bytes, got {more}{min(size, locked.size) if more else size}"
+    if digest != locked.sha256:
+        return f"{locked.name}: expected SHA-256 {locked.sha256}, got {digest}"
+    return ""
 
 
 def running_python() -> str:
@@ -254,6 +296,68 @@ def write_lock(lock: Lock, header: str) -> str:
         lines += [f"  - url: {file.url}", f"    name: {file.name}", f"    size: {file.size}"]
         lines += [f'    sha256: "{file.sha256}"', f"    licence: {file.licence}"]
     return "\n".join(lines) + "\n"
+
+
+# A lock as `write_lock` writes it: all that is read without PyYAML.
+_TEXT = r"[A-Za-z0-9][A-Za-z0-9 ._+!()=-]*"
+_WRITTEN_LOCK = re.compile(
+    r"((?:#.*\n)+)format: 1\npythons: \[(.*)\]\noverrides: \{(.*)\}\n"
+    r"packages:\n((?:  .*\n)*)files:(?: \[\])?\n((?:  .*\n)*)"
+)
+_WRITTEN_PACKAGE = re.compile(
+    rf'  - name: ({_TEXT})\n    version: "({_TEXT})"\n    licence: ({_TEXT})\n'
+    r"    use: (front|build|override|triton-source)\n(    source: true\n)?    files:\n((?:      .*\n)*)"
+)
+_WRITTEN_FILE = re.compile(
+    rf'      - \{{name: ({_TEXT}), pythons: \[(.*)\], size: ([0-9]+),\n         sha256: "([0-9a-f]+)"\}}\n'
+)
+_WRITTEN_ADDRESS = re.compile(
+    rf'  - url: (\S+)\n    name: ({_TEXT})\n    size: ([0-9]+)\n    sha256: "([0-9a-f]+)"\n    licence: ({_TEXT})\n'
+)
+
+
+def _read_written(text: bytes) -> Lock | None:
+    """What `text` says if `write_lock` wrote it; None if it did not, to a byte."""
+    try:
+        found = _WRITTEN_LOCK.fullmatch(text.decode())
+    except UnicodeDecodeError:
+        return None
+    if found is None:
+        return None
+    header, pythons, overrides, packages, addresses = found.groups()
+    lock = Lock(
+        format=FORMAT,
+        pythons=_words(pythons),
+        overrides=dict(pair.split(": ", 1) for pair in overrides.split(", ") if ": " in pair),
+        packages=tuple(
+            Package(
+                name=name, version=version, licence=licence, use=use, source=bool(source),
+                files=tuple(
+                    LockedFile(name=file, pythons=_words(pythons), size=int(size[:18]), sha256=sha256)
+                    for file, pythons, size, sha256 in _WRITTEN_FILE.findall(files)
+                ),
+            )
+            for name, version, licence, use, source, files in _WRITTEN_PACKAGE.findall(packages)
+        ),
+        files=tuple(
+            LockedAddress(url=url, name=name, size=int(size[:18]), sha256=sha256, licence=licence)
+            for url, name, size, sha256, licence in _WRITTEN_ADDRESS.findall(addresses)
+        ),
+    )  # fmt: skip
+    return lock if write_lock(lock, header).encode() == text else None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r'"([^"]*)"', text))
+
+
+def _unknown_fields(rows: Mapping[str, Any]) -> Iterator[str]:
+    """Fields that no lock has; `rows` have the right shape otherwise."""
+    tables = [(Lock, [rows]), (Package, rows["packages"]), (LockedAddress, rows.get("files", ()))]
+    tables.append((LockedFile, [file for package in rows["packages"] for file in package.get("files", ())]))
+    for shape, entries in tables:
+        known = {field.name for field in dataclasses.fields(shape)}
+        yield from (str(name) for entry in entries for name in entry if name not in known)
 
 
 def _flow(words: list[str]) -> str:

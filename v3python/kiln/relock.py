@@ -5,10 +5,10 @@ To move to another version, edit `version:` in input/toolchain.lock.yaml and run
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import requests
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
@@ -42,12 +42,12 @@ def relock(folder: Path, registry: Registry) -> Lock:
     header = "".join(line for line in text.splitlines(keepends=True)[: _header_lines(text)])
     try:
         packages = tuple(
-            msgspec.structs.replace(package, files=locked_files(package, draft.pythons, registry))
+            dataclasses.replace(package, files=locked_files(package, draft.pythons, registry))
             for package in draft.packages
         )
     except requests.RequestException as error:
         raise ToolchainError(f"the registry cannot be asked ({spell_error(error)}; asked: {registry.places()})")
-    written = write_lock(msgspec.structs.replace(draft, packages=packages), header)
+    written = write_lock(dataclasses.replace(draft, packages=packages), header)
     lock = parse_lock(written.encode(), str(path))
     _replace(path, written)
     _replace(folder / FRONT_NAME, lock.front_requirements())

@@ -1,4 +1,7 @@
-"""`kiln fetch`: fills the download cache from the toolchain's lock, checks it, and carries it in one file."""
+"""`kiln fetch`: fills the download cache from the toolchain's lock, checks it, and carries it in one file.
+
+`--verify` and `--unbundle` run on machines with no more than Python: `PYTHONPATH=v3python python3 -m kiln fetch ...`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kiln import bundle, fetch, options, progress
-from kiln.errors import ToolchainError
+from kiln import bundle, fetch, options, progress, words
+from kiln.errors import ToolchainError, UsageError
 from kiln.lock import LOCK_NAME, check_python, read_lock, running_python
-from kiln.registry import Registry, read_configuration
-from kiln.relock import relock
 from kiln.usage import count
+
+if TYPE_CHECKING:
+    from kiln.registry import Registry
 
 EXAMPLE = """
 kiln fetch                              fill input/cache/ for the Python that runs
@@ -47,16 +52,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     folder, cache = arguments.input, arguments.input / "cache"
+    for what in ("unbundle", "relock"):
+        if getattr(arguments, what) and (arguments.python or arguments.triton_source):
+            ignored = "--python" if arguments.python else "--triton-source"
+            raise UsageError(f"--{what} is for every Python and use of the lock; leave {ignored} out")
+    made = words.check_new_file(arguments.bundle, Path.cwd(), "--bundle") if arguments.bundle else None
     certificates = options.read_ca_bundle(os.environ, Path.cwd())
     shown = progress.make_progress()
 
     def registry() -> Registry:
+        from kiln.registry import Registry, read_configuration
+
         return Registry(read_configuration(certificates))
 
     if arguments.unbundle:
         names = bundle.read_bundle(arguments.unbundle, folder, shown)
         return _tell(arguments, f"{len(names)} files unpacked into {cache}", unpacked=names)
     if arguments.relock:
+        from kiln.relock import relock
+
         lock = relock(folder, registry())
         return _tell(arguments, f"{folder / LOCK_NAME}: {len(lock.every_file())} files", files=len(lock.every_file()))
     lock = read_lock(folder / LOCK_NAME)
@@ -67,11 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verify:
         return _verify(arguments, fetch.verify_cache(lock, files, cache, shown), cache)
     names = fetch.fetch_files(lock, files, cache, registry, shown, parallel=arguments.parallel)
-    if arguments.bundle:
-        bundle.write_bundle(arguments.bundle, folder, lock, files, shown)
+    if made:
+        bundle.write_bundle(made, folder, lock, files, shown)
     here = f"{len(names)} files fetched, {len(files) - len(names)} were there: {cache}"
-    made = f"; {arguments.bundle} made" if arguments.bundle else ""
-    return _tell(arguments, here + made, fetched=names, bundle=str(arguments.bundle) if arguments.bundle else None)
+    also = f"; {arguments.bundle} made" if made else ""
+    return _tell(arguments, here + also, fetched=names, bundle=str(arguments.bundle) if arguments.bundle else None)
 
 
 def _verify(arguments: argparse.Namespace, verdict: fetch.Verdict, cache: Path) -> int:
