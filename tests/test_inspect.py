@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gzip
 import hashlib
 import importlib.util
 import json
@@ -231,7 +232,7 @@ def test_nothing_of_kilns(tmp_path, capsys):
     [
         ("{", "is no JSON"),
         ('{"format": 2}', "has format 2; this Kiln reads format 1"),
-        ("[]", "has format None"),
+        ("[]", "has no format"),
         ('{"format": 1, "files": {}}', "no table 'files'"),
         ("[" * 100000, "is no JSON"),
         ('{"format": 1, "release": {"a": ["\\u001b]0;x"]}}', "a text with control characters"),
@@ -262,12 +263,15 @@ def test_every_altered_file_is_found(folder):
 
 def test_missing_added_and_redirected(folder):
     (folder / "include/kiln/kiln.h").unlink()
+    (folder / "include/kiln/version.h").unlink()
+    (folder / "include/kiln/version.h").symlink_to("/etc/passwd")
     (folder / "lib/extra.so").write_bytes(b"")
     (folder / "lib/libkiln.so").unlink()
     (folder / "lib/libkiln.so").symlink_to("/tmp/evil.so")
     os.mkfifo(folder / "share/kiln/LICENCE.pipe")
     assert sorted(problems(folder)) == [
         "include/kiln/kiln.h is missing",
+        "include/kiln/version.h is a link to /etc/passwd; the manifest says that it is a file",
         "lib/extra.so is there, but the manifest does not name it",
         "lib/libkiln.so is a link to /tmp/evil.so; the manifest says libkiln.so.0",
         "share/kiln/LICENCE.pipe is there, but the manifest does not name it",
@@ -351,6 +355,48 @@ def test_damaged_tarballs(tmp_path):
             assert problems(path), number
         except ArtifactError as error:
             assert str(path) in str(error)
+
+
+def test_bytes_behind_the_end(tmp_path, capsys):
+    whole = small_release().tarball.read_bytes()
+    plain = gzip.decompress(whole)
+    for name, data in (
+        ("junk", whole + b"junk"),
+        ("zeros", whole + b"\0" * 512),
+        ("twice", whole + whole),
+        ("tar-junk", gzip.compress(plain + b"junk")),
+        ("tar-twice", gzip.compress(plain + plain)),
+    ):
+        path = tmp_path / f"{name}.tar.gz"
+        path.write_bytes(data)
+        message = "its tar must be the last thing in it" if "tar-" in name else "one gzip stream must be all of it"
+        assert problems(path) == [f"{path} has bytes behind its end; {message}"]
+        assert main(["inspect", str(path), "--verify"]) == 6
+    capsys.readouterr()
+    for cut in (1, 4, 8):  # of the stream's CRC and length
+        path.write_bytes(whole[:-cut])
+        assert any("is truncated or corrupt" in problem for problem in problems(path))
+
+
+def test_outputs_stand_where_links_lead_and_replace_no_node(tmp_path, capsys):
+    pack = str(small_release().packs["gfx942"])
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.html").symlink_to("real/page.html")
+    for _ in range(2):
+        assert main(["inspect", pack, "--html", str(tmp_path / "link.html")]) == 0
+    assert (tmp_path / "link.html").is_symlink() and svgs((tmp_path / "real/page.html").read_text())
+    os.mkfifo(tmp_path / "fifo")
+    capsys.readouterr()
+    assert main(["inspect", pack, "--html", str(tmp_path / "fifo")]) == 7
+    assert f"--html {tmp_path}/fifo is a pipe; give a file, or a name that is free" in capsys.readouterr().err
+    assert (tmp_path / "fifo").is_fifo()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["fifo", "link.html", "page.html", "real"]
+
+
+def test_a_pack_cut_within_its_header(tmp_path):
+    (tmp_path / "cut.pack").write_bytes(small_release().packs["sm_90"].read_bytes()[:10])
+    with pytest.raises(ArtifactError, match="is truncated: its header has [0-9]+ bytes, the file 10 in all"):
+        inspect.open_artifact(tmp_path / "cut.pack")
 
 
 def test_the_checksum_beside_it(tmp_path):
@@ -439,7 +485,9 @@ def test_without_images(tmp_path):
     (stage / manifest.PATH).write_bytes(manifest.encode(made))
     assert problems(stage) == []
     assert svgs(picture.page(inspect.open_artifact(stage)))
-    assert run("inspect", stage).returncode == 0
+    done = run("inspect", stage)
+    assert done.returncode == 0
+    assert "no images in this release" in done.stdout and "not run" not in done.stdout
     assert run("list", stage).returncode == 0
 
 

@@ -245,7 +245,8 @@ def _parse_manifest(data: bytes, name: str) -> dict[str, Any]:
         raise ArtifactError(f"{name}: its manifest is no JSON ({error})") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         stated = document.get("format") if isinstance(document, dict) else None
-        raise ArtifactError(f"{name}: its manifest has format {stated!r}; this Kiln reads format {FORMAT}")
+        has = "no format" if stated is None else f"format {stated!r}"
+        raise ArtifactError(f"{name}: its manifest has {has}; this Kiln reads format {FORMAT}")
     if not all(map(pack.is_line, _texts(document))):
         raise ArtifactError(f"{name}: its manifest has a text with control characters")
     texts = {"variants": ("target", "kernel", "functional", "configuration", "specialization", "key")}
@@ -290,9 +291,28 @@ def _broken(path: Path, error: Exception) -> ArtifactError:
     return ArtifactError(f"{path} is truncated or corrupt ({error or type(error).__name__})")
 
 
+class _Unzipped:
+    """What a file of one gzip member holds, for tarfile, which checks neither its CRC nor what comes behind it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._member = zlib.decompressobj(31)
+
+    def read(self, size: int) -> bytes:
+        while not self._member.eof:
+            data = self._member.unconsumed_tail or self._file.read(1 << 16)
+            if not data:
+                raise EOFError("its gzip stream has no end")
+            if plain := self._member.decompress(data, size):
+                return plain
+        if self._member.unused_data or self._file.read(1):
+            raise ArtifactError(f"{self._file.name} has bytes behind its end; one gzip stream must be all of it")
+        return b""
+
+
 def _tarball_entries(path: Path) -> Iterator[Entry]:
     try:
-        with tarfile.open(path, "r|gz") as tar:
+        with path.open("rb") as file, tarfile.open(fileobj=_Unzipped(file), mode="r|") as tar:
             for member in tar:
                 top, _, name = member.name.partition("/")
                 problem = ""
@@ -303,6 +323,9 @@ def _tarball_entries(path: Path) -> Iterator[Entry]:
                 else:
                     kind = "folder" if member.isdir() else "link" if member.issym() else "other"
                     yield Entry(name, kind, path, member.linkname, problem=problem)
+            while block := tar.fileobj.read(1 << 20):
+                if block.strip(b"\0"):
+                    raise ArtifactError(f"{path} has bytes behind its end; its tar must be the last thing in it")
     except _BROKEN as error:
         raise _broken(path, error) from error
 

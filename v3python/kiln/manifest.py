@@ -24,6 +24,7 @@ from kiln.toolchain import Toolchain
 
 FORMAT = 1
 PATH = "share/kiln/manifest.json"
+NO_IMAGES = "no images in this release"
 
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", description="SHA-256")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -84,7 +85,7 @@ class TargetRow(_Row, kw_only=True):
         lowest_driver: the lowest that loads the images.
         runs_on: architectures that execute the images natively.
         functionals, variants, images, unavailable: counts; variants of equal code share an image.
-        verified: "compiled, not run", or what ran how many of the variants.
+        verified: "compiled, not run", or what ran how many of the variants, or "no images in this release".
     """
 
     name: str
@@ -339,7 +340,7 @@ def _target_row(target: Target, inputs: Inputs) -> TargetRow:
         variants=len(slots),
         images=len({slot.image for slot in slots if slot.image}),
         unavailable=sum(slot.image is None for slot in slots),
-        verified=_verified({slot.key for slot in slots if slot.image}, inputs.verifications),
+        verified=_verified({slot.key for slot in slots if slot.image}, inputs.verifications) if pack else NO_IMAGES,
     )
 
 

@@ -185,8 +185,10 @@ def read_pack(path: Path) -> Pack:
 
 def parse_pack(data: bytes, name: str) -> Pack:
     """`read_pack` for bytes at hand; `name` is what errors call it."""
-    if len(data) < HEADER.size or data[:8] != MAGIC:
+    if data[:8] != MAGIC:
         raise ArtifactError(f"{name} is no Kiln pack: it must begin with {MAGIC.decode()}")
+    if len(data) < HEADER.size:
+        raise ArtifactError(f"{name} is truncated: its header has {HEADER.size} bytes, the file {len(data)} in all")
     _, version, header_size, index_size, digest, _ = HEADER.unpack_from(data)
     if version != VERSION or header_size != HEADER.size:
         raise ArtifactError(f"{name} is a pack of format {version}; this Kiln reads format {VERSION}")

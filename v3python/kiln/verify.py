@@ -76,7 +76,8 @@ def _verify_release(release: Release, report: Report) -> None:
             report.problems.append(f"{entry.path} is there, but the manifest does not name it")
         elif entry.kind == "link":
             if row.get("link") != entry.link:
-                report.problems.append(f"{entry.path} is a link to {entry.link}; the manifest says {row.get('link')}")
+                says = row.get("link") or "that it is a file"
+                report.problems.append(f"{entry.path} is a link to {entry.link}; the manifest says {says}")
             elif "/" in entry.link:
                 report.problems.append(f"{entry.path} is a link out of its folder, to {entry.link}")
         elif entry.kind != "file":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Any
 
 from kiln import inspect, verify
 from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln.folder import appear
 from kiln.inspect import ImageFile, PackFile, Release
 from kiln.tables import plural, quantity, span, table
+from kiln.words import check_new_file
 
 EXAMPLE = """\
 kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --verify
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     artifact = inspect.open_artifact(Path(arguments.artifact))
     report = verify.verify(artifact) if arguments.verify else None
     if arguments.html:
-        _write_page(artifact, Path(arguments.html))
+        _write_page(artifact, check_new_file(arguments.html, Path.cwd(), "--html"))
     if arguments.json:
         document = _document(artifact)
         if report:
@@ -188,9 +189,8 @@ def _write_page(artifact: Release | PackFile | ImageFile, path: Path) -> None:
         raise UsageError("--html shows a release or a pack; an image has too few facts for a picture")
     from kiln import picture
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(picture.page(artifact), encoding="utf-8")
-        os.replace(temporary, path)
+        with appear(path) as fresh:
+            fresh.write_text(picture.page(artifact), encoding="utf-8")
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
