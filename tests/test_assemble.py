@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kiln import assemble
+from kiln import assemble, plan, recipe, targets
 from kiln.errors import BuildFailed
 from kiln.farm import Failure
 from kiln.plan_model import Variant
+from small_release import ROOT
 
 
 def variant(number: int, waiver: str | None = None) -> Variant:
@@ -39,3 +40,15 @@ def test_a_waiver_covers_a_rejection_and_no_crash():
     outcomes = {o.variant: o for o in (failed(0, "compile", "no"), failed(1, "crash", "died"))}
     with pytest.raises(BuildFailed, match=r"1 of 2 variants failed:\n  .*width=1.*: died"):
         assemble.judge_all([variant(0, "not here"), variant(1, "not here")], outcomes, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("examples/family/recipe.yaml", {"kiln/norm.h"}), ("tritonsrc/flash/recipe.yaml", {"kiln/flash.h"})],
+)
+def test_a_family_has_a_header_its_own_or_a_generated_one(path, headers):
+    loaded = recipe.load(ROOT / path)
+    made = plan.make_plan([loaded], targets.parse("sm_90"), "core", (), ROOT / "tuning")
+    public = assemble.family_of(loaded, made, None, {}, "0.1.0b").public
+    assert set(public) == headers
+    assert all((isinstance(header, str)) == (name == "kiln/norm.h") for name, header in public.items())

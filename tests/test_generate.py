@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,48 @@ def test_compiles_without_a_warning_to_constant_data(tmp_path, include, compiler
     entry = getattr(library, f"kiln_{family}_family")
     entry.restype = ctypes.POINTER(ctypes.c_uint64)
     assert entry()[0] == 56, "sizeof(kiln_family)"
+
+
+HEADER = """/* Kiln: the family norm, release 0.1.0b. Generated from its recipe.
+ * Root mean square normalization.
+ *
+ * Its operations are called by name. Once for a kiln_t:
+ *   kiln_register_family(kiln, kiln_norm_family());
+ *   kiln_find_operation(kiln, "norm.rms_norm", &operation);
+ * then kiln_launch with a kiln_call whose `arguments` are those below, in this order; kiln/kiln.h has the rest.
+ *
+ * norm.rms_norm
+ *   out = w * x / sqrt(mean(x^2) + eps), row by row; total, if wanted, gets the sum of all x^2.
+ *   0: x      KILN_ARG_TENSOR of rank 2, dtype (fp16, bf16, fp32)
+ *   1: w      KILN_ARG_TENSOR of rank 1, dtype (fp16, bf16, fp32)
+ *   2: out    KILN_ARG_TENSOR of rank 2, dtype (fp16, bf16, fp32)
+ *   3: total  KILN_ARG_TENSOR of rank 1, fp32, or KILN_ARG_ABSENT
+ *   4: eps    KILN_ARG_FLOAT
+ *   required: out must have the shape of x
+"""
+
+
+def test_a_header_says_how_the_family_is_called():
+    header = generate.family_header(recipe.load(RECIPES["norm"]), "0.1.0b")
+    assert header.startswith(HEADER)
+    assert "needs workspace" in header and "KILN_API const kiln_family* kiln_norm_family(void);" in header
+
+
+@pytest.mark.parametrize("compiler", [["gcc", "-std=c89"], ["clang", "-std=c89"], ["g++", "-xc++", "-std=c++11"]])
+@pytest.mark.parametrize("summary", [None, "a */ int oops; /* b ??/\n\\ // Größe " + "long " * 99 + "\\"])
+def test_a_header_compiles_whatever_the_recipe_says(tmp_path, include, compiler, summary):
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"{compiler[0]} is not installed")
+    norm = recipe.load(RECIPES["norm"])
+    if summary:
+        norm = replace(norm, summary=summary, operations=tuple(replace(o, summary=summary) for o in norm.operations))
+    header = generate.family_header(norm, "0.1.0b")
+    assert all(len(line) <= 120 for line in header.splitlines())
+    (tmp_path / "kiln/norm.h").write_text(header)
+    (tmp_path / "use.c").write_text('#include "kiln/norm.h"\n#include "kiln/norm.h"\nint x;\n')
+    command = [*compiler, "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *include, "use.c"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_same_plan_gives_the_same_text():

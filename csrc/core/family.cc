@@ -102,7 +102,18 @@ kiln_status kiln_find_operation(kiln_t kiln, const char* name, kiln_operation* o
   for (Family* family = kiln->families.load(std::memory_order_acquire); family; family = family->next)
     for (int32_t i = 0; i < family->table->operation_count; ++i)
       known.add("%s%s", known.length() ? ", " : "", family->operations[i].name);
-  if (!known.length()) return fail(KILN_E_NOT_FOUND, "there is no operation %s: no family is registered", name);
+  if (!known.length()) return fail(KILN_E_NOT_FOUND, "there is no operation %s: %s", name, kNoFamily);
+  // Another family's operations are of no help to who forgot to register this one.
+  int length = static_cast<int>(strcspn(name, "."));
+  bool registered = !name[length];
+  for (Family* family = kiln->families.load(std::memory_order_acquire); family; family = family->next)
+    registered |= strlen(family->table->name) == static_cast<size_t>(length) &&
+                  strncmp(family->table->name, name, static_cast<size_t>(length)) == 0;
+  if (!registered)
+    return fail(KILN_E_NOT_FOUND,
+                "there is no operation %s: no family %.*s is registered, of which "
+                "kiln_register_family(kiln, kiln_%.*s_family()) makes the operations known; there are %s",
+                name, length, name, length, name, known.c_str());
   return fail(KILN_E_NOT_FOUND, "there is no operation %s; there are %s", name, known.c_str());
 }
 

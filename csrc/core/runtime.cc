@@ -50,7 +50,7 @@ void find_refusal(kiln_runtime& runtime, Device& device, Text& refusal) {
   if (ask(device) != KILN_OK) return refusal.add("%s", kiln_error());
   if (device.refusal[0]) return refusal.add("%s", device.refusal);
   Family* family = runtime.families.load(std::memory_order_acquire);
-  if (!family) return refusal.add("no family is registered");
+  if (!family) return refusal.add("%s", kNoFamily);
   for (; family; family = family->next) {
     Binding* binding;
     if (bind(*family, device, nullptr, &binding) == KILN_OK) return refusal.clear();

@@ -72,6 +72,9 @@ struct kiln_runtime {
 
 namespace kiln {
 
+constexpr char kNoFamily[] =
+    "no family is registered; kiln_register_family(kiln, kiln_<family>_family()) registers one";
+
 // KILN_E_ARGUMENT for NULL, KILN_E_FORKED in a child of the process that opened it.
 kiln_status check_runtime(const kiln_runtime* runtime);
 

@@ -162,7 +162,7 @@ extern "C" kiln_status kiln_variants(kiln_t kiln, const char* operation, const c
   kiln_operation found = nullptr;
   if (operation && (status = kiln_find_operation(kiln, operation, &found)) != KILN_OK) return status;
   Family* first = kiln->families.load(std::memory_order_acquire);
-  if (!first) return fail(KILN_E_NOT_FOUND, "there are no variants: no family is registered");
+  if (!first) return fail(KILN_E_NOT_FOUND, "there are no variants: %s", kNoFamily);
   bool stopped = false, known = !target;
   int32_t packs = 0;
   for (Family* family = first; family && !stopped; family = family->next) {

@@ -1,4 +1,4 @@
-"""The C example against the release, in each of the ways that its pages show."""
+"""The C examples against the release, in each of the ways that their pages show."""
 
 from __future__ import annotations
 
@@ -55,3 +55,17 @@ def test_cmake(release, examples):
 def test_pkg_config(release, examples):
     build("make", cwd=examples / "pkgconfig", PKG_CONFIG_PATH=str(release.prefix / "lib/pkgconfig"))
     run(examples / "pkgconfig/attention")
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_a_family_of_ones_own_by_name(release, examples, compiler):
+    """With the header that the build generated: the family's library is needed because its tables are asked for."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    lib = release.prefix / "lib"
+    build(compiler, "-std=gnu99", "-Wall", "-Wextra", "-Werror", "call.c", "-I", release.prefix / "include", "-L", lib,
+          "-Wl,--as-needed", "-lkiln_norm", "-lkiln", "-ldl", "-lm", f"-Wl,-rpath,{lib}", "-o", "call",
+          cwd=examples / "family")  # fmt: skip
+    run(examples / "family/call")
+    needed = subprocess.run(["readelf", "-d", examples / "family/call"], capture_output=True, text=True).stdout
+    assert "[libkiln_norm.so]" in needed

@@ -54,6 +54,11 @@ build_with_cc() {
         -Wl,-rpath,"$prefix/lib" -o "$work/attention" && "$work/attention"
 }
 
+call_own_family() {
+    cc -O2 "$here/examples/family/call.c" -I "$prefix/include" -L "$prefix/lib" -lkiln_norm -lkiln -ldl -lm \
+        -Wl,-rpath,"$prefix/lib" -o "$work/call" && "$work/call"
+}
+
 build_with_cmake() {
     cmake -S "$here/examples/cmake" -B "$work/cmake" "-DCMAKE_PREFIX_PATH=$prefix" && cmake --build "$work/cmake" &&
         "$work/cmake/attention"
@@ -81,6 +86,7 @@ step "calls" tests tests/gpu/test_gpu_calls.py
 step "foreign family" tests tests/gpu/test_foreign_family.py
 step "runtime" tests tests/gpu/test_runtime.py
 step "example, cc" build_with_cc
+if [[ -e $prefix/lib/libkiln_norm.so ]]; then step "example, own family" call_own_family; fi
 if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
 if command -v pkg-config >/dev/null; then step "example, pkg-config" build_with_pkg_config; fi
 if command -v compute-sanitizer >/dev/null && [[ -x $work/attention ]]; then

@@ -324,7 +324,10 @@ def test_find_operation(kiln, library, fake):
     with pytest.raises(ffi.Failure, match=r"there is no operation toy.max; there are toy.mix") as failure:
         kiln.operation("toy.max")
     assert failure.value.status == ffi.NOT_FOUND
-    with ffi.Kiln(library, fake) as empty, pytest.raises(ffi.Failure, match="no family is registered"):
+    register = r"kiln_register_family\(kiln, kiln_%s_family\(\)\)"
+    with pytest.raises(ffi.Failure, match="no family norm is registered.*" + register % "norm" + ".*there are toy.mix"):
+        kiln.operation("norm.rms_norm")
+    with ffi.Kiln(library, fake) as empty, pytest.raises(ffi.Failure, match="no family.*; " + register % "<family>"):
         empty.operation("toy.mix")
 
 

@@ -133,7 +133,8 @@ def family_of(
             tables.append(generate.KernelTables(kernel, plan.lookup(kernel, available)))
     digests = {name: index.index_digest for name, index in indexes.items()}
     source = generate.family_source(recipe, tables, the_plan.targets, digests, version)
-    return native.FamilySources(recipe.family, source, recipe.native.sources, recipe.native.headers)
+    header = "" if recipe.native.headers else generate.family_header(recipe, version)
+    return native.FamilySources(recipe.family, source, recipe.native.sources, recipe.native.headers, header)
 
 
 def _slots(kernel: KernelPlan, the_plan: Plan, harvest: Harvest, with_ptx: bool) -> KernelSlots:

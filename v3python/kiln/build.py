@@ -148,9 +148,10 @@ def _harvest(
 
 def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:
     """The public headers by their path below include/: the core's, and those of the families that are built."""
-    paths = [source / "include/kiln" / name for name in native.CORE_HEADERS]
-    paths += [header for family in families for header in family.headers]
-    return {f"kiln/{path.name}": path for path in paths} | {"kiln/version.h": version_header}
+    headers: dict[str, Path | str] = {f"kiln/{name}": source / "include/kiln" / name for name in native.CORE_HEADERS}
+    for family in families:
+        headers |= family.public
+    return headers | {"kiln/version.h": version_header}
 
 
 def made_by(compiler: native.Compiler, the_lock: lock.Lock) -> tuple[manifest.Tool, ...]:

@@ -1,4 +1,5 @@
-"""Writes a family's dispatch tables: constexpr plain data in C++, after include/kiln/family.h.
+"""Writes a family's dispatch tables: constexpr plain data in C++, after include/kiln/family.h; and, for a family that
+brings no header, its header.
 
 All that is decided here is how rows are spelled. Which variants exist is the plan's decision, what a table means is
 family.h's, and the text around the rows is templates/family.cc.jinja's.
@@ -7,6 +8,7 @@ family.h's, and the text around the rows is templates/family.cc.jinja's.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,6 +76,50 @@ def family_source(
             for target in targets
         ],
     )
+
+
+def family_header(recipe: Recipe, version: str) -> str:
+    """The text of kiln/<family>.h: the declaration of the family's tables, and how its operations are called."""
+    return _environment.get_template("family.h.jinja").render(
+        family=recipe.family,
+        version=version,
+        summary=_comment(recipe.summary),
+        operations=[
+            {
+                "name": f"{recipe.family}.{operation.name}",
+                "summary": _comment(operation.summary),
+                "arguments": [line for argument in _argument_comments(operation) for line in argument],
+                "requirements": [line for r in operation.requirements for line in _comment(f"required: {r.otherwise}")],
+                "workspace": operation.workspaces,
+            }
+            for operation in recipe.operations
+        ],
+    )
+
+
+def _argument_comments(operation: Operation) -> list[list[str]]:
+    """For each argument the lines that say what a call gives."""
+    width = max((len(argument.name) for argument in operation.arguments), default=0)
+    comments = []
+    for number, argument in enumerate(operation.arguments):
+        if argument.kind == "tensor":
+            choice = operation.choice(argument.dtype_choice) if argument.dtype_choice else None
+            dtype = f"{choice.name} ({', '.join(choice.spellings)})" if choice else argument.dtype or "any dtype"
+            what = f"KILN_ARG_TENSOR of rank {argument.rank}, {dtype}"
+        elif argument.kind == "int":
+            what = "KILN_ARG_INT, " + ("a boolean" if argument.bits == 1 else f"{argument.bits} bits")
+        else:
+            what = "KILN_ARG_FLOAT"
+        optional = ", or KILN_ARG_ABSENT" if argument.optional else ""
+        text = f"{number}: {argument.name.ljust(width)}  {what}{optional}"
+        comments.append(_comment(text, indent=" " * (len(str(number)) + width + 4)))
+    return comments
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    """`text` as lines that may stand in a comment of C, whatever a recipe's author wrote."""
+    plain = text.encode("ascii", "replace").decode().replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
+    return textwrap.wrap(plain, 110, subsequent_indent=indent, replace_whitespace=True)
 
 
 def c_string(text: str) -> str:

@@ -53,12 +53,24 @@ class Compiler:
 
 @dataclass(frozen=True)
 class FamilySources:
-    """What a family's library is made of: the generated tables, and hand-written typed entries if it has any."""
+    """What a family's library is made of: the generated tables, and hand-written typed entries if it has any.
+
+    Attributes:
+        headers: hand-written public headers.
+        header: the text of the public header that was generated, kiln/<name>.h; "" where there are hand-written ones.
+    """
 
     name: str
     tables: str
     sources: tuple[Path, ...]
     headers: tuple[Path, ...]
+    header: str = ""
+
+    @property
+    def public(self) -> dict[str, Path | str]:
+        """Its public headers by their path below include/."""
+        generated = {f"kiln/{self.name}.h": self.header} if self.header else {}
+        return generated | {f"kiln/{path.name}": path for path in self.headers}
 
 
 def zig_compiler(python: str, cache: Path, version: str) -> Compiler:

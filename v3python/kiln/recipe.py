@@ -38,6 +38,7 @@ _SCALARS = {
     "fp64": ("float", 64),
 }
 _SCALAR_ALIASES = {"i32": "int32", "i64": "int64", "i1": "bool"}
+_CORE_NAMES = ("kiln", "family", "version")  # a family may get a header of its name beside theirs
 MAX_KERNELS = 16  # KILN_MAX_KERNELS
 MAX_VALUES = 512  # KILN_MAX_VALUES
 
@@ -51,6 +52,8 @@ def load(path: Path | str) -> Recipe:
     path = Path(path)
     document = read(path, RecipeShape)
     shape = document.value
+    if shape.family in _CORE_NAMES:
+        document.fail(("family",), f"the runtime has a header kiln/{shape.family}.h; give the family another name")
     operations = []
     owners: dict[str, str] = {}
     for name, operation in shape.operations.items():
