@@ -1,5 +1,5 @@
-/* Kiln: a C++17 wrapper of the C interface, header-only, so that it is compiled with the caller's own standard library
- * and settings. It adds ownership, exceptions and containers, and nothing that the C interface does not have:
+/* Kiln: a wrapper of the C interface for C++11 and later, header-only, so that it is compiled with the caller's own
+ * standard library and settings. It adds ownership, exceptions and containers, and nothing that the C interface does not have:
  *
  *   kiln::Runtime runtime;
  *   runtime.register_family(kiln_flash_family());
@@ -87,12 +87,12 @@ class Argument {
     value_.value.tensor = tensor;
   }
   Argument(const Tensor& tensor) : Argument(tensor.get()) {}
-  template <typename T, std::enable_if_t<std::is_integral<T>::value, int> = 0>
+  template <typename T, typename std::enable_if<std::is_integral<T>::value, int>::type = 0>
   Argument(T integer) : value_() {
     value_.kind = KILN_ARG_INT;
     value_.value.integer = static_cast<std::int64_t>(integer);
   }
-  template <typename T, std::enable_if_t<std::is_floating_point<T>::value, long> = 0>
+  template <typename T, typename std::enable_if<std::is_floating_point<T>::value, long>::type = 0>
   Argument(T real) : value_() {
     value_.kind = KILN_ARG_FLOAT;
     value_.value.real = static_cast<double>(real);
@@ -229,7 +229,7 @@ class Runtime {
  public:
   Runtime() : Runtime(nullptr) {}
   explicit Runtime(const kiln_options& options) : Runtime(&options) {}
-  Runtime(Runtime&& other) noexcept : kiln_(std::exchange(other.kiln_, nullptr)) {}
+  Runtime(Runtime&& other) noexcept : kiln_(other.kiln_) { other.kiln_ = nullptr; }
   Runtime& operator=(Runtime&& other) noexcept {
     std::swap(kiln_, other.kiln_);
     return *this;

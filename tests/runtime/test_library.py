@@ -156,6 +156,15 @@ def test_headers_alone(built, tmp_path, compiler, header):
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("standard", ["c++11", "c++20"])
+def test_the_wrapper_takes_any_cpp_since_11(built, tmp_path, compiler, standard):
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler} here")
+    run([compiler, f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", built / "include", "-I", HERE,
+         "-c", HERE / "consumer.cc", "-o", tmp_path / "consumer.o"])  # fmt: skip
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
 @pytest.mark.parametrize("abi", [0, 1])
 def test_cpp_consumer(built, tmp_path, compiler, abi):
     """One binary serves consumers of either C++ ABI."""
@@ -263,6 +272,7 @@ def installed(built, tmp_path_factory) -> Path:
         (HERE / "toy_family.cc").read_text().replace("#ifdef TOY_DIGESTS\n#include TOY_DIGESTS\n", f"#if 1\n{digests}")
     )
     shutil.copy(HERE / "flash_family.cc", generated / "flash.cc")
+    (generated / "toy.h").write_text("/* as the generator writes one */\n")
     cmake_build(
         folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
         f"-DKILN_GENERATED={generated}", f"-DKILN_PACKS={built / 'lib' / 'kiln.images'}", "-DCMAKE_BUILD_TYPE=Debug",
@@ -277,9 +287,9 @@ def test_cmake_install(installed):
     files = {str(path.relative_to(installed)) for path in installed.rglob("*") if not path.is_dir()}
     assert {
         "include/kiln/kiln.h", "include/kiln/kiln.hpp", "include/kiln/family.h", "include/kiln/flash.h",
-        "include/kiln/version.h", "lib/libkiln.so", "lib/libkiln.so.0", "lib/libkiln_toy.so", "lib/libkiln_flash.so",
-        "lib/kiln.images/nvidia-sm_90.pack", "lib/pkgconfig/kiln.pc", "lib/cmake/kiln/kilnConfig.cmake",
-        "lib/cmake/kiln/kilnConfigVersion.cmake",
+        "include/kiln/version.h", "include/kiln/toy.h", "lib/libkiln.so", "lib/libkiln.so.0", "lib/libkiln_toy.so",
+        "lib/libkiln_flash.so", "lib/kiln.images/nvidia-sm_90.pack", "lib/pkgconfig/kiln.pc",
+        "lib/cmake/kiln/kilnConfig.cmake", "lib/cmake/kiln/kilnConfigVersion.cmake",
     } <= files  # fmt: skip
     assert not any(name.endswith(".in") for name in files)
     check_library(installed / "lib" / "libkiln.so.0", EXPORTS, [])
