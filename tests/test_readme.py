@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln import package
+from kiln import generate, package, recipe
 from small_release import ROOT, VERSION, small_release
 
 README = (ROOT / "README.md").read_text()
@@ -32,10 +32,14 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("compiler", [["gcc", "-std=c99", "-pedantic"], ["g++", "-x", "c++", "-std=c++17"], ["clang"]])
-def test_the_program_compiles_with_the_headers_alone(tmp_path, compiler):
-    program = re.search(r"```c\n(.*?)```", README, re.DOTALL)[1]
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_programs_compile_with_the_headers_alone(tmp_path, compiler, number):
+    """Attention, and an operation of the family norm, whose header is generated."""
+    program = re.findall(r"```c\n(.*?)```", README, re.DOTALL)[number]
+    (tmp_path / "kiln").mkdir()
+    norm = generate.family_header(recipe.load(ROOT / "examples/family/recipe.yaml"), VERSION)
+    (tmp_path / "kiln/norm.h").write_text(norm)
     for header in ("kiln.h", "family.h", "flash.h"):
-        (tmp_path / "kiln").mkdir(exist_ok=True)
         (tmp_path / "kiln" / header).write_bytes((ROOT / "include/kiln" / header).read_bytes())
     stamped = package.version_header((ROOT / "include/kiln/version.h.in").read_text(), VERSION)
     (tmp_path / "kiln/version.h").write_text(stamped)
