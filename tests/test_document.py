@@ -19,6 +19,7 @@ from kiln.suggest import nearest
 class Leaf(msgspec.Struct, forbid_unknown_fields=True):
     size: Annotated[int, Meta(ge=1)]
     name: str = ""
+    few: Annotated[int, Meta(ge=0, le=8)] = 0
 
 
 class Tree(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,7 +76,10 @@ def test_merged_mappings_keep_their_own_lines(tmp_path):
         ("leaves:\n  a: {size: 1}\n  a: {size: 2}\n", 3, "'a' stands here a second time"),
         ("leaves:\n  1: {size: 1}\n", 2, "has the key 1; a key must be text"),
         ("leaves: {a\n", 2, "is no YAML"),
-        ("leaves: *b\n", 1, "is no YAML"),
+        ("leaves: *b\n", 1, 'is no YAML: found undefined alias; a text that begins with * stands in quotes: "*b"'),
+        ("leaves:\n\ta: {size: 1}\n", 2, "; the line begins with a tab, and YAML indents with spaces alone"),
+        ("leaves: {a: {size: 1, name: @x}}\n", 1, "; a text that begins with @ stands in quotes"),
+        ("leaves: {a: {size: 1, few: 9}}\n", 1, "leaves.a.few is 9; it must be an integer from 0 to 8"),
         ("leaves: !!python/object:os.system {}\n", 1, "is no YAML"),
         ("a: &a [*a]\n", 1, ""),
         ("", 1, "is empty"),
@@ -123,3 +127,12 @@ def test_nearest():
     assert nearest("grdi", ["grid", "zero"]) == "did you mean 'grid'? the fields are grid, zero"
     assert nearest("x", ["grid"], "ones") == "the ones are grid"
     assert nearest("x", []) == "there are no fields"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16"), ("float", "fp32"), ("torch.float64", "fp64")],
+)
+def test_what_others_call_a_dtype(word, meant):
+    assert nearest(word, ("fp32", "fp16", "bf16", "fp64", "int8")).startswith(f"did you mean '{meant}'? the fields are")
+    assert nearest(word, ("x",)) == "the fields are x"

@@ -205,8 +205,11 @@ def test_mistakes_in_a_selection(small, selection, part):
 def test_other_mistakes(small, tmp_path):
     with pytest.raises(UsageError, match="unknown profile 'al'"):
         planned(small, "sm_90", "al")
-    with pytest.raises(UsageError, match="two recipes are of the family 'small'"):
-        plan.make_plan([small, small], targets.parse("sm_90"))
+    (tmp_path / "other").mkdir()
+    other = recipe.load(small_recipe.write(tmp_path / "other", "# another\n" + small_recipe.RECIPE))
+    with pytest.raises(RecipeError) as caught:
+        plan.make_plan([small, other], targets.parse("sm_90"))
+    assert str(caught.value).startswith(f"{other.path}:2: {small.path} is of the family 'small' too;")
     text = small_recipe.RECIPE.replace(
         "          - core: [{BLOCK: 16, num_warps: 1}]", "          - {targets: amd, core: [{BLOCK: 16}]}"
     )

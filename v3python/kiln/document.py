@@ -97,7 +97,8 @@ def read(path: Path, shape: type[T]) -> Document[T]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.context, error.problem)))
-        raise RecipeError(f"{path}:{mark.line + 1 if mark else 1}: is no YAML: {problem}") from None
+        hint = _hint(text, mark, problem) if mark else ""
+        raise RecipeError(f"{path}:{mark.line + 1 if mark else 1}: is no YAML: {problem}{hint}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{path}:1: is no YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -107,6 +108,19 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         return Document(path, msgspec.convert(data, shape), lines)
     except msgspec.ValidationError as error:
         raise RecipeError(f"{path}:1: {error}") from error
+
+
+def _hint(text: bytes, mark: yaml.Mark, problem: str) -> str:
+    """What YAML's own sentence leaves out of the mistakes that are made most."""
+    line = text.decode(errors="replace").split("\n")[mark.line :][:1]
+    rest = line[0][mark.column :] if line else ""
+    if "alias" in problem and (word := re.match(r"\*[A-Za-z0-9_]+", rest)):
+        return f'; a text that begins with * stands in quotes: "{word[0]}"'
+    if re.match(r" *\t", line[0] if line else ""):
+        return "; the line begins with a tab, and YAML indents with spaces alone"
+    if rest[:1] in ("@", "`", "%"):
+        return f"; a text that begins with {rest[0]} stands in quotes"
+    return ""
 
 
 def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
@@ -253,6 +267,8 @@ def _expected(option: inspect.Type) -> str:
     if isinstance(option, (inspect.ListType, inspect.VarTupleType)):
         return "a list"
     if isinstance(option, inspect.IntType):
+        if option.ge is not None and option.le is not None:
+            return f"an integer from {option.ge} to {option.le}"
         return f"an integer of {option.ge} or more" if option.ge is not None else "an integer of 64 bits"
     names = {"StrType": "text", "BoolType": "true or false", "FloatType": "a number", "NoneType": "empty"}
     return names.get(type(option).__name__, type(option).__name__)

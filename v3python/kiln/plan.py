@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kiln import tuning
+from kiln import document, tuning
 from kiln.errors import RecipeError, UsageError
 from kiln.expressions import Expression, Fault, Name
 from kiln.fingerprint import fingerprint
 from kiln.plan_model import CompileSpec, Functional, KernelPlan, Plan, Variant, digest
 from kiln.recipe_configurations import MAX_CONFIGURATIONS
+from kiln.recipe_file import RecipeShape
 from kiln.recipe_kernel import triton_dtype
 from kiln.recipe_model import (
     OPTION_ORDER,
@@ -50,14 +51,17 @@ def make_plan(
 
     Raises:
         UsageError: the profile or something in the selection is unknown, or nothing is left to compile.
-        RecipeError: a recipe or a tuning file does not hold.
+        RecipeError: a recipe or a tuning file does not hold, or two recipes are of one family.
     """
     if profile not in PROFILES:
         raise UsageError(f"unknown profile {profile!r}; {nearest(profile, PROFILES, 'profiles')}")
-    names = [recipe.family for recipe in recipes]
+    first: dict[str, Recipe] = {}
     for recipe in recipes:
-        if names.count(recipe.family) > 1:
-            raise UsageError(f"two recipes are of the family {recipe.family!r}; each needs a name of its own")
+        if first.setdefault(recipe.family, recipe) is not recipe:
+            document.read(recipe.path, RecipeShape).fail(
+                ("family",),
+                f"{first[recipe.family].path} is of the family {recipe.family!r} too; give each a name of its own",
+            )
     selected = check_selection(selection, recipes)
     kernels: list[KernelPlan] = []
     variants: list[Variant] = []

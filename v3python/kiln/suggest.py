@@ -5,10 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# What others call a dtype.
+_SYNONYMS = {
+    "half": "fp16", "float16": "fp16", "f16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32",
+    "f32": "fp32", "double": "fp64", "float64": "fp64", "f64": "fp64", "int": "int32", "long": "int64",
+    "float8_e4m3fn": "fp8e4m3", "float8_e5m2": "fp8e5m2", "i1": "bool",
+}  # fmt: skip
+
 
 def nearest(word: str, known: Iterable[str], what: str = "fields") -> str:
     """ "did you mean 'x'? the fields are x, y, z"."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, 1, 0.6)
+    same = _SYNONYMS.get(word.removeprefix("torch.").removeprefix("tl.").lower())
+    close = [same] if same in known else difflib.get_close_matches(word, known, 1, 0.6)
     listed = f"the {what} are {', '.join(known)}" if known else f"there are no {what}"
     return f"did you mean {close[0]!r}? {listed}" if close else listed
