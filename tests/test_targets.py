@@ -96,6 +96,12 @@ def test_what_is_unknown_is_named_with_the_nearest_and_the_list(text, entry, nea
     assert "\n" not in message and caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("word", ["foo", "bogus", "--help", "volta"])
+def test_a_word_that_is_like_none_gets_no_guess(word):
+    with pytest.raises(UsageError, match=f"^unknown target '{word}'; the targets are gfx908, "):
+        targets.parse(word)
+
+
 @pytest.mark.parametrize("text", ["", " ", ";", "sm_80;;sm_90", "sm_80;", ",sm_80", "sm_80; ,sm_90"])
 def test_an_empty_entry_is_refused(text):
     with pytest.raises(UsageError, match=r"^empty target.*gfx942"):

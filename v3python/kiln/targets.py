@@ -14,6 +14,7 @@ import yaml
 from kiln.errors import UsageError
 
 TABLE = Path(__file__).with_name("targets.yaml")
+_ALIKE = 0.6  # words less alike than that share letters by chance
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -191,7 +192,9 @@ def _unknown(word: str, rest: str = "") -> str:
     shown = {_plain(name): name for target in load() for name in (target.name, *target.names)}
     shown |= {key: key for key in _spellings() if key not in shown}
     nearest = max(shown, key=lambda key: max(_likeness(word, key), _likeness(rest, key)))
-    return f"unknown target {word!r}; the nearest is {shown[nearest]}, and the targets are {_list()}"
+    like = max(_likeness(word, nearest), _likeness(rest, nearest))[0]
+    guess = f"the nearest is {shown[nearest]}, and " if like >= _ALIKE and not word.startswith("-") else ""
+    return f"unknown target {word!r}; {guess}the targets are {_list()}"
 
 
 def _likeness(word: str, key: str) -> tuple[float, int]:
