@@ -189,6 +189,21 @@ def test_list_shows_what_is_missing(capsys):
     assert hashlib.sha256(b"sm_90 fp16 256 aligned").hexdigest() in out
 
 
+def test_list_leaves_out_what_was_not_compiled(monkeypatch, capsys):
+    rows = inspect.variants_of(inspect.open_artifact(small_release().tarball))
+    rows[0] |= {"image": None, "unavailable": None, "key": "0" * 64}
+    rows[1] |= {"image": None, "unavailable": "the recipe has no such", "key": "0" * 64}
+    monkeypatch.setattr(inspect, "variants_of", lambda artifact: rows)
+    assert main(["list", str(small_release().tarball)]) == 0
+    out = capsys.readouterr().out
+    assert "  0000000" not in out and out.count("\nsm_90") + out.count("\ngfx942") == len(rows) - 2
+    assert "without an image: 1: not part of this build\nwithout an image: 1: the recipe has no such\n" in out
+    assert out.endswith("2 variants that the build did not compile: --missing shows them too\n")
+    assert main(["list", str(small_release().tarball), "--missing"]) == 0
+    out = capsys.readouterr().out
+    assert "  0000000" not in out and out.count("\nsm_90") + out.count("\ngfx942") == len(rows) - 1 + 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

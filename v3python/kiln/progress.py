@@ -380,7 +380,9 @@ def make_progress(stream: TextIO | None = None, log_json: str | int | Path | Non
         descriptor = os.open(text, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise EnvironmentProblem(f"--log-json {text}: cannot be written ({reason}); give a file or a descriptor")
+        raise EnvironmentProblem(
+            f"progress cannot be written to {text} ({reason}); give a file, or a descriptor that is open"
+        )
     return Several((shown, JsonLines(descriptor, owned=True)))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from kiln import inspect
 from kiln.errors import UsageError
 from kiln.inspect import ImageFile
-from kiln.tables import table
+from kiln.tables import plural, table
 from kiln.words import parse_selection
 
 EXAMPLE = """\
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", default=[], help="only this target; may be given again")
     parser.add_argument("--select", default="", help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'")
     parser.add_argument("--keys", action="store_true", help="show whole keys, as a call's force_keys takes them")
+    parser.add_argument("--missing", action="store_true", help="show those too that the build did not compile")
     parser.add_argument(
         "--json", action="store_true", help="as JSON: a list, with names, key, image and its facts of each variant"
     )
@@ -41,11 +43,21 @@ def run(arguments: argparse.Namespace) -> int:
               "BYTES", "REGISTERS", "SHARED", "SPILLS", "THREADS")  # fmt: skip
     lines = []
     for row in rows:
+        if _is_left_out(row) and not arguments.missing:
+            continue
         name = (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"])
         facts = [row.get(column, "-") for column in ("bytes", "registers", "shared", "spills", "threads")]
-        lines.append((*name, row["key"] if arguments.keys else row["key"][:12], *facts))
+        key = "-" if _is_left_out(row) else row["key"]
+        lines.append((*name, key if arguments.keys else key[:12], *facts))
     print(table(header, lines, header[6:]))
     reasons = [row["unavailable"] or "not part of this build" for row in rows if row["image"] is None]
     for reason in sorted(set(reasons)):
         print(f"without an image: {reasons.count(reason)}: {reason}")
+    if not arguments.missing and (count := sum(map(_is_left_out, rows))):
+        print(f"{plural(count, 'variant')} that the build did not compile: --missing shows them too")
     return 0
+
+
+def _is_left_out(row: dict[str, Any]) -> bool:
+    """Whether the build had nothing to compile here, and so no key."""
+    return row["image"] is None and not row["key"].strip("0")

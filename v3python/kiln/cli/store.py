@@ -40,8 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if (arguments.action == "gc") != (arguments.max_size is not None):
-        raise UsageError("--max-size belongs to `kiln store gc`, which needs it: kiln store gc --max-size 10G")
+    if arguments.action == "gc" and arguments.max_size is None:
+        raise UsageError("`kiln store gc` lacks the size that the store may keep; give --max-size SIZE, e.g. 20G")
+    if arguments.action != "gc" and arguments.max_size is not None:
+        raise UsageError(
+            f"--max-size is for `kiln store gc` alone; `kiln store {arguments.action}` removes nothing by size"
+        )
     max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
     root = _root(arguments.store or options.read_build_variables(os.environ).store, Path.cwd())
     files = StoreFiles(root, print_warning)
