@@ -252,6 +252,7 @@ def kernels(builds: Builds) -> None:
     neg = 'x = tl.inline_asm_elementwise("neg.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)'
     both = "sm_90;gfx942"
     family("a kernel with PTX in it, for sm_90 and gfx942", 4, "scaling.scale/scale.*@gfx942", body=neg, targets=both)
+    family("a kernel that uses an undefined name", 4, r"scale\.py:9: nn is not defined", "x = x + nn", targets=both)
     endless = "for _ in tl.static_range(0, 100000000):\n    x += 1.0"
     family("a kernel that hangs the compiler, KILN_TIMEOUT=6", 4, r"scaling\.scale/scale.* 6 s", endless,
            KILN_TIMEOUT="6")  # fmt: skip
