@@ -205,8 +205,7 @@ def clean_workspace(path: Path, keep: Collection[str] = ()) -> list[str]:
                 continue
         except OSError as error:
             raise EnvironmentProblem(
-                f"{path / name} cannot be removed ({error.strerror}: {error.filename}); remove it, or give another "
-                "workspace"
+                f"{path / name} cannot be removed ({error.strerror}); remove it, or give another workspace"
             )
         removed.append(name)
     return removed
