@@ -25,12 +25,12 @@ USAGE
 
 # The first Python that fits: CPython 3.10 to 3.14 with venv and pip's wheel.
 find_python() {
-    local name fits='import sys, venv, ensurepip; sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 14) and
-sys.implementation.name == "cpython" and ensurepip.version()))'
+    local name fits='import sys, venv, ensurepip; print("fits" if (3, 10) <= sys.version_info[:2] <= (3, 14) and
+sys.implementation.name == "cpython" and ensurepip.version() else "")'
     for name in ${KILN_PYTHON:+"$KILN_PYTHON"} python3 python3.12 python3.13 python3.14 python3.11 python3.10 \
         /opt/python/cp312-cp312/bin/python3; do
-        if "$name" -I -B -c "$fits" >/dev/null 2>&1; then
-            printf '%s\n' "$name"
+        if [[ $("$name" -I -B -c "$fits" 2>/dev/null) == fits ]]; then
+            command -v -- "$name" # with its folder: without PATH, Python does not know where it lies
             return
         elif [[ -n ${KILN_PYTHON:-} ]]; then
             echo "kiln: KILN_PYTHON=$KILN_PYTHON is no CPython 3.10 to 3.14 with venv; give the path of one" >&2
@@ -60,7 +60,7 @@ if [[ $1 == --python ]]; then # which version a build here runs on: what the cac
     exec "$python" -I -B -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 fi
 if [[ $1 == --python-path ]]; then
-    command -v -- "$python"
+    printf '%s\n' "$python"
     exit
 fi
 if (($# != 5)); then

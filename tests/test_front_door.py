@@ -106,7 +106,7 @@ def test_bad_targets(place, targets, said):
         ({"KILN_PYTHON": "/usr/bin/false"}, 7, "KILN_PYTHON=/usr/bin/false is no CPython 3.10 to 3.14"),
         ({"KILN_CA_BUNDLE": "gone.pem"}, 7, "KILN_CA_BUNDLE=gone.pem is not a file"),
         ({"KILN_BASE_IMAGE": "b"}, 2, "KILN_ENGINE=none builds without a container, which alone obeys KILN_BASE_IMAGE"),
-        ({"KILN_STORE": "/dev/null"}, 7, "KILN_STORE=/dev/null is no folder; give a folder, or a name that is free"),
+        ({"KILN_STORE": "/dev/null"}, 7, "KILN_STORE=/dev/null is a device; give a folder, or a name that is free"),
         ({"workspace": INPUT / "README.md"}, 7, f"workspace {INPUT}/README.md is a file; give a folder"),
         (
             {"KILN_RECIPES": "examples/family"},
@@ -141,6 +141,21 @@ def test_no_python(tmp_path):
     )
     assert done.returncode == 7
     assert "no CPython 3.10 to 3.14 with venv is here; install one" in done.stderr
+
+
+def test_a_python_that_says_nothing_is_none(tmp_path):
+    done = door("i", "w", "o", "1.0", "sm_90", KILN_PYTHON="/bin/true")
+    assert done.returncode == 7 and "KILN_PYTHON=/bin/true is no CPython 3.10 to 3.14" in done.stderr
+
+
+def test_without_a_path_python_is_known_by_its_folder():
+    kept = {key: value for key, value in environment().items() if key not in ("PATH", "KILN_PYTHON")}
+    words = [shutil.which("bash"), str(ROOT / "build.sh"), "--python-path"]
+    done = subprocess.run(words, env=kept, capture_output=True, text=True, check=False)
+    if done.returncode == 7:
+        assert "no CPython" in done.stderr  # none where a shell looks by itself
+    else:
+        assert Path(done.stdout.strip()).is_absolute()
 
 
 def test_a_folder_that_is_gone(tmp_path):

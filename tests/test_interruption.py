@@ -160,3 +160,20 @@ def test_a_defect_stays_a_traceback():
 
     with pytest.raises(OSError, match="nobody knows"):
         guarded(half)
+
+
+@pytest.mark.parametrize(("result", "code", "said"), [("full", 7, "cannot be written"), ("closed", 141, "")])
+def test_a_result_that_nobody_takes(result, code, said):
+    """The release is there; who reads its name is gone, or has no room for it."""
+    script = "import sys; from kiln.front.interruption import guarded; sys.exit(guarded(lambda _: print('p') or 0))"
+    if result == "full":
+        takes = os.open("/dev/full", os.O_WRONLY)
+    else:
+        read, takes = os.pipe()
+        os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", script], stdout=takes, stderr=subprocess.PIPE, env=environment)
+    os.close(takes)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr.decode() and "Exception" not in done.stderr.decode()
+    assert said in done.stderr.decode()

@@ -113,7 +113,7 @@ def test_bad_words(place, words, error, said):
         ("KILN_ENGINE", "lxc", "right are auto, docker, podman, buildah, none"),
         ("KILN_SOURCE", "head", "right are tag, tree"),
         ("KILN_TRITON", "git", "right are wheel, source"),
-        ("KILN_JOBS", "many", "KILN_JOBS=many cannot be; right is a whole number from 1 on"),
+        ("KILN_JOBS", "many", "KILN_JOBS=many cannot be; right is a whole number from 1 to 10000"),
         ("KILN_JOBS", "0", "KILN_JOBS=0"),
         ("KILN_JOBS", "-2", "KILN_JOBS=-2"),
         ("KILN_TIMEOUT", "nan", "KILN_TIMEOUT=nan"),

@@ -106,7 +106,7 @@ def test_a_wrong_file_in_the_cache_is_never_installed(made):
     wheel = make_wheel(folder / "cache", "evilone", "1.0", 1)
     asked = requirement(wheel)
     make_wheel(folder / "cache", "evilone", "1.0", 666)
-    with pytest.raises(ToolchainError, match="locked packages cannot be installed from .*HASHES"):
+    with pytest.raises(ToolchainError, match="is not what the lock says; `kiln fetch --verify"):
         packages.prepare_rest(place, folder, asked)
     assert value(place, "evilone") == ""
     with pytest.raises(ToolchainError, match="gone==1.0"):
@@ -150,6 +150,11 @@ def test_a_package_that_nobody_has(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     (tmp_path / packages.FRONT_LOCK).write_text("gone==1.0 --hash=sha256:" + "0" * 64 + "\n")
     with pytest.raises(ToolchainError, match=r"front.lock cannot be fetched: .*gone==1.0"):
+        packages.prepare_front(tmp_path / "w", tmp_path, None, lambda text: None)
+    with pytest.raises(ToolchainError, match=r"bring the cache with `kiln fetch --unbundle FILE`.*--python 3\.\d+ "):
+        packages.prepare_front(tmp_path / "w", tmp_path, None, lambda text: None)
+    (tmp_path / packages.FRONT_LOCK).write_text("gone==1.0\n")
+    with pytest.raises(ToolchainError, match=r"front.lock is damaged: 'gone==1.0' is no package with its digests"):
         packages.prepare_front(tmp_path / "w", tmp_path, None, lambda text: None)
 
 

@@ -8,6 +8,8 @@ with 1.
 from __future__ import annotations
 
 import errno
+import os
+import sys
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -104,3 +106,15 @@ def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem |
             f"{error.filename} cannot be used ({error.strerror}); name another, or make it readable"
         )
     return None
+
+
+def forget_output() -> None:
+    """What nobody takes must not make the interpreter complain when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream:
+                stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

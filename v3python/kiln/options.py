@@ -276,8 +276,9 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
     warnings = []
     for name in sorted(environment):
         if name.startswith("KILN_") and name not in VARIABLES:
-            nearest = difflib.get_close_matches(name, VARIABLES, 1, 0)[0]
-            warnings.append(f"{name} is set, but nothing reads it; did you mean {nearest}?")
+            near = difflib.get_close_matches(name, VARIABLES, 1, 0.75)
+            meant = f"did you mean {near[0]}?" if near else "`bash build.sh --help` lists what is read"
+            warnings.append(f"{name} is set, but nothing reads it; {meant}")
     return warnings
 
 

@@ -52,8 +52,8 @@ def one_of(*allowed: str) -> Reader:
     return read
 
 
-def number(kind: type[int | float], right: str, default: float | None = None) -> Reader:
-    """A positive number."""
+def number(kind: type[int | float], what: str, most: int, default: float | None = None) -> Reader:
+    """A number above 0 and not above `most`."""
 
     def read(name: str, text: str) -> float | None:
         if not text.strip():
@@ -62,8 +62,8 @@ def number(kind: type[int | float], right: str, default: float | None = None) ->
             value = kind(text)
         except ValueError:
             value = 0
-        if not 0 < value < 1e9:
-            raise UsageError(f"{name}={text.strip()} cannot be; right is {right}")
+        if not 0 < value <= most:
+            raise UsageError(f"{name}={text.strip()} cannot be; right is {what} to {most}")
         return value
 
     return read
@@ -95,7 +95,7 @@ def _one(_value: object) -> str:
     return "1"
 
 
-_SECONDS = number(float, "seconds, more than 0", 300.0)
+_SECONDS = number(float, "seconds, from more than 0", 1_000_000, 300.0)
 
 # fmt: off
 # What `kiln build` and `kiln plan` obey: options.BuildVariables.
@@ -103,7 +103,7 @@ BUILD = (
     Variable("KILN_PROFILE", "profile", one_of(*PROFILES), "core (default) or full: how many configurations"),
     Variable("KILN_SELECT", "selection", lambda name, text: parse_selection(text, name),
              "only these functionals: 'dtype=bf16;head_dim=64,128'", spell_selection),
-    Variable("KILN_JOBS", "jobs", number(int, "a whole number from 1 on"),
+    Variable("KILN_JOBS", "jobs", number(int, "a whole number from 1", 10_000),
              "how many compile at once; default: what cores and memory allow"),
     Variable("KILN_TIMEOUT", "job_timeout", _SECONDS, "seconds that one compile may take; default 300"),
     Variable("KILN_NOIMAGE", "no_image", _flag, "1: library, tables and headers only", _one),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -46,13 +45,13 @@ def main(words: Sequence[str] | None = None) -> int:
         _say("interrupted; what was done is kept")
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of `kiln list | head` has gone
-        _forget_output()
+        errors.forget_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
         problem = errors.of_system(error)
         if problem is None:
             raise
-        _forget_output()
+        errors.forget_output()
         _say(str(problem))
         return problem.exit_code
 
@@ -81,19 +80,7 @@ def _say(text: str) -> None:
     try:
         print(f"kiln: {text}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads that either; the exit code still says it
-        _forget_output()
-
-
-def _forget_output() -> None:
-    """What nobody takes must not make the interpreter complain when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream:
-                stream.flush()
-        except OSError:
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+        errors.forget_output()
 
 
 def summary(verb: str) -> str:

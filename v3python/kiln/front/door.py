@@ -37,10 +37,14 @@ _GRACE = 10.0  # seconds that an interrupted build has to put things in order
 def main(words: Sequence[str]) -> int:
     """Runs a build; returns its exit code."""
     if list(words) == ["--variables"]:
-        print("\nVariables:")
-        print("\n".join(f"  {name:17} {meaning}" for name, meaning in VARIABLES.items()))
-        return 0
+        return guarded(lambda _: _print_variables())
     return guarded(lambda interruption: _run(words, interruption))
+
+
+def _print_variables() -> int:
+    print("\nVariables:")
+    print("\n".join(f"  {name:17} {meaning}" for name, meaning in VARIABLES.items()))
+    return 0
 
 
 def _run(words: Sequence[str], interruption: Interruption) -> int:

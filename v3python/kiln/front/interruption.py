@@ -26,13 +26,20 @@ def guarded(half: Callable[[Interruption], int]) -> int:
     interruption = Interruption()
     try:
         with interruption:
-            return half(interruption)
+            code = half(interruption)
+            if sys.stdout:  # a parent may have closed it
+                sys.stdout.flush()
+            return code
     except KilnError as error:
         problem = error
+    except BrokenPipeError:  # the reader of the result has gone
+        errors.forget_output()
+        return 128 + signal.SIGPIPE
     except OSError as error:
         problem = errors.of_system(error, "the workspace or the output")
         if problem is None:
             raise
+        errors.forget_output()
     except KeyboardInterrupt:
         say(str(interruption))
         return interruption.exit_code

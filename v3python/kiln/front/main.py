@@ -41,6 +41,11 @@ def _build_here(door: FrontDoor) -> Path:
     cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton)
     site, target_sites = _install(door, the_lock, python)
     origin = source.describe(ROOT)
+    if origin.dirty or origin.commit == "unknown":
+        named = (
+            "no commit is known of" if origin.commit == "unknown" else f"commit {origin.commit[:12]}, but changes in"
+        )
+        say(f"source: {named} this tree; the release says so, and another tree's will differ")
     made = options.make_options(
         [str(door.input), str(door.workspace), str(door.output), door.version, door.targets],
         door.build,

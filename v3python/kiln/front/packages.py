@@ -57,6 +57,12 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
         text = (folder / FRONT_LOCK).read_text()
     except OSError as error:
         raise ToolchainError(f"{folder / FRONT_LOCK} cannot be read ({error.strerror}); give input/ of the source tree")
+    for line in re.sub(r"(?m)^#.*|\\\n", "", text).splitlines():
+        if line.strip() and not re.fullmatch(r"[\w.-]+==\S+( +--hash=sha256:[0-9a-f]{64})+ *", line):
+            raise ToolchainError(
+                f"{folder / FRONT_LOCK} is damaged: {line[:60].strip()!r} is no package with its digests; take the "
+                "file from the source again"
+            )
     stamp = _read_stamp(workspace)
     if stamp.get("base") == _base() and stamp.get("front") == digests.of_text(text) and python.exists():
         return python
@@ -80,7 +86,7 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
         _download_front(python, folder, ca_bundle)
         done = _install_front(workspace, folder)
         if done.returncode != 0:
-            raise ToolchainError(f"the packages of {folder / FRONT_LOCK} cannot be installed: {_reason(done)}")
+            raise ToolchainError(f"the packages of {folder / FRONT_LOCK} cannot be installed: {_refusal(done, folder)}")
     _write_stamp(workspace, {"base": _base(), "front": digests.of_text(text)})
     return python
 
@@ -154,7 +160,7 @@ def install_locked(
     if done.returncode != 0:
         if "No space left" in done.stderr:
             raise EnvironmentProblem(f"{workspace} is full: its packages need 2 GiB; give a workspace with more room")
-        raise ToolchainError(f"the locked packages cannot be installed from {cache}: {_reason(done)}")
+        raise ToolchainError(f"the locked packages cannot be installed from {cache}: {_refusal(done, cache.parent)}")
 
 
 def pip_environment(workspace: Path, **more: str) -> dict[str, str]:
@@ -215,7 +221,7 @@ def _download_front(python: Path, folder: Path, ca_bundle: Path | None) -> None:
             {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {"RUSTUP_HOME": str(temporary / "r")},
         )
         if done.returncode != 0:
-            raise ToolchainError(f"the packages of {folder / FRONT_LOCK} cannot be fetched: {_reason(done)}")
+            raise ToolchainError(f"the packages of {folder / FRONT_LOCK} cannot be fetched: {_refusal(done, folder)}")
         for file in temporary.glob("*.whl"):
             os.replace(file, cache / file.name)
     finally:
@@ -285,6 +291,19 @@ def _unpacked_size(cache: Path, requirements: str) -> int:
 
 def _plain(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", requirement).casefold()
+
+
+def _refusal(done: subprocess.CompletedProcess[str], folder: Path) -> str:
+    """What the package client refused, and what to do about it."""
+    if "DO NOT MATCH THE HASHES" in done.stderr:
+        return f"a file is not what the lock says; `kiln fetch --verify --input {folder}` names it"
+    if "No matching distribution" in done.stderr:
+        python = ".".join(map(str, sys.version_info[:2]))
+        return (
+            f"{_reason(done)}; where there is no network, bring the cache with `kiln fetch --unbundle FILE`, which "
+            f"`kiln fetch --python {python} --bundle FILE` makes where there is one"
+        )
+    return _reason(done)
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
