@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-for folder in ("runtime", "end_to_end"):  # ffi and packs; how builds are started
-    sys.path.insert(0, str(ROOT / "tests" / folder))
+for folder in ("tests/runtime", "tests/end_to_end", "v3python"):  # ffi and packs; how builds are started
+    sys.path.insert(0, str(ROOT / folder))
 
 import builds as support  # noqa: E402
 import ffi  # noqa: E402
@@ -39,6 +39,8 @@ from ffi import BF16, FP16, FP32, NVIDIA, tensor  # noqa: E402
 from test_calls import in_child  # noqa: E402
 from test_launch import X, Y, arguments, work  # noqa: E402
 from test_rebuild import counts  # noqa: E402
+
+from kiln.front.workspace import own_workspace  # noqa: E402
 
 WIDTH = 300  # characters of a cell
 PATIENCE = 240.0  # seconds for one build
@@ -168,7 +170,8 @@ class Builds:
         log = self.base / f"{name}.log"
         compiled = self.base / f"{name} workspace" / "zig"  # zig's cache: what is tested is the farm, not the linker
         if not compiled.exists() and (self.workspace / "zig").is_dir():
-            shutil.copytree(self.workspace / "zig", compiled, symlinks=True)
+            with own_workspace(compiled.parent, lambda _: None, clean=False, installs=False):
+                shutil.copytree(self.workspace / "zig", compiled, symlinks=True)
         words = self.builder.words(self.folder(f"{name} workspace"), self.folder(f"{name} output"))
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 from kiln.errors import EnvironmentProblem, UsageError
@@ -119,12 +120,20 @@ def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
 
 
 def check_store(word: str, cwd: Path) -> Path:
-    """The absolute folder of KILN_STORE, made if it is not there.
+    """The absolute folder of KILN_STORE. What is not there is not made: it may lie in a workspace that is still to be.
 
     Raises:
         EnvironmentProblem: it cannot be made or written to.
     """
-    return _writable(absolute(word, cwd), f"KILN_STORE={word}")
+    path, name = absolute(word, cwd), f"KILN_STORE={word}"
+    there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    if there == path:
+        return _writable(path, name)
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".kiln-", dir=there))
+    except OSError as error:
+        raise EnvironmentProblem(f"{name} cannot be written ({error.strerror}); give a folder that you may write to")
+    return path
 
 
 def check_recipe(word: str, cwd: Path) -> Path:

@@ -60,7 +60,10 @@ class Interruption:
         self.again: Callable[[int], None] = _nothing
 
     def __enter__(self) -> Interruption:  # noqa: PYI034  (Self needs Python 3.11)
-        self._before = [signal.signal(number, self._handle) for number in SIGNALS]
+        self._before = [signal.getsignal(number) for number in SIGNALS]
+        for number, before in zip(SIGNALS, self._before):
+            if number != signal.SIGHUP or before != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # whoever started us may have held them back until now
         return self
 
