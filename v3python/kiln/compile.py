@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import json
@@ -42,7 +43,11 @@ class Compiled:
 
 
 def prepare_worker(toolchain: Toolchain) -> None:
-    """Makes this process a worker: a clean environment, and Triton imported once."""
+    """Makes this process a worker: a clean environment, and Triton imported once.
+
+    From here on Python's garbage is collected after each variant alone: else all of Triton is walked again and again
+    while the front end builds its trees, for 5 to 10 % of a compile's time.
+    """
     kept = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     os.environ.clear()
     os.environ.update(kept | PINNED_ENVIRONMENT)
@@ -50,6 +55,10 @@ def prepare_worker(toolchain: Toolchain) -> None:
         sys.path.insert(0, toolchain.site)
     import triton
     import triton.compiler  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
 
 
 def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None = None) -> Compiled:
@@ -84,6 +93,8 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
             ) from error
         log = "\n".join(part for part in (printed.text, f"{type(error).__name__}: {error}") if part)
         raise CompileError(f"{spec.function} for {spec.target}: {_gist(error)}", stage, log) from error
+    finally:
+        gc.collect()
 
 
 class _Pipeline:
