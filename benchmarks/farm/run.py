@@ -2,8 +2,8 @@
 
     python benchmarks/farm/run.py --targets "gfx942;sm_90" --jobs 2 [--limit 80] [--rounds 2] [--json FILE]
 
-A machine shared with others is no constant one: let it take several rounds, and enough variants for both sides to see the
-same weather.
+A machine shared with others is no constant one: let it take several rounds, and enough variants for both sides to see
+the same weather.
 
 The farm compiles into an empty store. A process per kernel means: `--jobs` processes at a time, each a fresh Python
 that imports Triton and compiles one variant by `triton.compile` with the same options, the same assembler and an empty
