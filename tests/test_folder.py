@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from kiln.folder import appear, appear_folder, is_same_file
+from kiln.appear import appear, appear_folder
+from kiln.folder import is_same_file
 
 
 class Broken(Exception):

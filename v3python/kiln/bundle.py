@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln.appear import appear
 from kiln.errors import ArtifactError, EnvironmentProblem, ToolchainError
-from kiln.folder import appear
 from kiln.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, check_file, parse_lock
 
 if TYPE_CHECKING:

@@ -26,8 +26,9 @@ import requests
 import urllib3
 
 from kiln import digests
+from kiln.appear import appear
 from kiln.errors import ToolchainError
-from kiln.folder import appear, is_same_file
+from kiln.folder import is_same_file
 from kiln.lock import Lock, LockedAddress, LockedFile, difference, has_size
 from kiln.progress import Progress
 from kiln.registry import Candidate, Registry

@@ -1,4 +1,4 @@
-"""A folder that many processes, users and machines write at once: files that appear complete, and locks.
+"""A folder that many processes, users and machines write at once: its files, and locks.
 
 Nothing is synced to disk, and nothing has to be locked to read or to write a file. All locks are flock(2): the kernel
 drops them with their process, and network file systems carry them. If the folder is a group's (its setgid bit is set),
@@ -11,50 +11,17 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import stat
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from kiln.appear import appear
 from kiln.errors import EnvironmentProblem
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-@contextlib.contextmanager
-def appear(path: Path) -> Iterator[Path]:
-    """Gives a free name beside `path`; the file that is there in the end takes the name `path`, by rename.
-
-    If it fails on the way nothing of it is left, and what stood at `path` stands there still.
-    """
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-    try:
-        yield fresh
-        os.replace(fresh, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise
-
-
-@contextlib.contextmanager
-def appear_folder(path: Path) -> Iterator[Path]:
-    """`appear` for a folder, which is there and empty at first; the folder at `path` is removed before the rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        os.chmod(fresh, 0o755)
-        yield fresh
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(fresh, path)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
 
 
 def is_same_file(descriptor: int, path: Path) -> bool:

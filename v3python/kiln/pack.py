@@ -32,8 +32,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.errors import ArtifactError
-from kiln.folder import SharedFolder
+from kiln.appear import appear
+from kiln.errors import ArtifactError, EnvironmentProblem
 from kiln.image import ImageInfo
 from kiln.split import Instructions, join, largest_frame, split
 
@@ -168,7 +168,11 @@ def write_pack(
     index = b"".join([counts, *located, tables])
     digest = hashlib.sha256(index)
     header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), digest.digest(), 0)
-    SharedFolder(path.parent).write(path, b"".join([header, index, *frames]))
+    try:
+        with appear(path) as fresh:
+            fresh.write_bytes(b"".join([header, index, *frames]))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
     return digest.hexdigest()
 
 

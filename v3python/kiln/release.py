@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln import manifest, package, portable
+from kiln.appear import appear
 from kiln.errors import EnvironmentProblem
-from kiln.folder import appear
 
 PLATFORM = "manylinux_2_28_x86_64"
 TOP = "kiln"

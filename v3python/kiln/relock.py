@@ -15,9 +15,9 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
 from kiln import digests
+from kiln.appear import appear
 from kiln.download import spell_error
 from kiln.errors import EnvironmentProblem, ToolchainError
-from kiln.folder import appear
 from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, parse_draft, parse_lock, read_text, write_lock
 from kiln.registry import Candidate, Registry
 

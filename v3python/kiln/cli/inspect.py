@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kiln import inspect, verify
+from kiln.appear import appear
 from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
-from kiln.folder import appear
 from kiln.inspect import ImageFile, PackFile, Release
 from kiln.tables import plural, quantity, span, table
 from kiln.words import check_new_file

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln import digests
+from kiln.appear import appear, appear_folder
 from kiln.errors import EnvironmentProblem, ToolchainError
-from kiln.folder import appear, appear_folder
 
 if TYPE_CHECKING:
     from kiln.progress import Progress

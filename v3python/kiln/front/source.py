@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln.appear import appear_folder
 from kiln.errors import EnvironmentProblem, UsageError
-from kiln.folder import appear_folder
 
 ORIGIN_NAME = ".source.json"
 # What a copy of a tree that is no checkout leaves out.

@@ -1,0 +1,43 @@
+"""Files and folders that appear complete, by rename. Runs wherever Python does: the inspector of a release needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def appear(path: Path) -> Iterator[Path]:
+    """Gives a free name beside `path`; the file that is there in the end takes the name `path`, by rename.
+
+    If it fails on the way nothing of it is left, and what stood at `path` stands there still.
+    """
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        yield fresh
+        os.replace(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise
+
+
+@contextlib.contextmanager
+def appear_folder(path: Path) -> Iterator[Path]:
+    """`appear` for a folder, which is there and empty at first; the folder at `path` is removed before the rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        os.chmod(fresh, 0o755)
+        yield fresh
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(fresh, path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
