@@ -101,6 +101,21 @@ def test_specs(small):
     assert {variant.spill_allowance for variant in generic} == {8}
 
 
+def test_a_specialization_overrides_its_images_constants_and_options_alone(tmp_path):
+    overrides = "generic: {overrides: {BLOCK: 64, num_warps: 1, KIND: 7}}"
+    path = small_recipe.write(tmp_path, small_recipe.RECIPE.replace("generic: {}\n", overrides + "\n", 1))
+    variants = [v for v in planned(recipe.load(path)).variants if v.kernel == "norm" and v.target == "sm_90"]
+    generic = [v for v in variants if v.specialization == "generic"]
+    assert {v.configuration for v in generic} == {v.configuration for v in variants} and len(generic) > 4
+    assert {v.spec.options for v in generic} == {(("num_warps", 1),)}
+    assert {(dict(v.spec.constants)["BLOCK"], dict(v.spec.constants)["KIND"]) for v in generic} == {(64, 7)}
+    # Configurations that differ in what is overridden alone have one image: their keys are equal.
+    assert len({v.spec.key("t") for v in generic}) == len({v.functional for v in generic})
+    others = [v for v in variants if v.specialization != "generic"]
+    assert {dict(v.spec.constants)["BLOCK"] for v in others} == {64, 256}
+    assert {dict(v.spec.options)["num_warps"] for v in others} == {1, 4}
+
+
 def test_fp8_is_spelled_as_triton_does_and_waived_where_the_recipe_says(small):
     fp8 = [v for v in planned(small, "gfx90a;gfx942", "full").variants if "fp8" in v.functional]
     assert {dict(variant.spec.signature)["x_ptr"] for variant in fp8} == {"*fp8e4nv"}

@@ -1,13 +1,12 @@
 """The farm against a process per kernel, on the same variants and the same number of cores, in one run.
 
-    python benchmarks/farm/run.py --targets "gfx942;sm_90" --jobs 2 [--limit 80] [--rounds 2] [--json FILE]
-
-A machine shared with others is no constant one: let it take several rounds, and enough variants for both sides to see
-the same weather.
+    python benchmarks/farm/run.py --targets "gfx942;sm_90" --jobs 2 [--limit 80] [--rounds 3] [--json FILE]
 
 The farm compiles into an empty store. A process per kernel means: `--jobs` processes at a time, each a fresh Python
 that imports Triton and compiles one variant by `triton.compile` with the same options, the same assembler and an empty
-cache. Two figures are judged (exit code 1 if one is missed):
+cache. Variants that are compiled from the same bytes with the same settings count once: that the farm would compile
+them once is no part of this. A machine shared with others is no constant one: the sides take turns at being first, the
+median round counts, and each round takes its own variants. Two figures are judged (exit code 1 if one is missed):
 
     throughput   wall time of the processes / wall time of the farm, at least 1.7
     overhead     wall time of the farm / (seconds of the compiler, as the workers measured them / workers), at most 1.08
@@ -18,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -97,10 +97,14 @@ def run_processes(variants, chain, jobs: int, scratch: Path) -> dict:
     return {"wall_seconds": time.monotonic() - began, "compiled": len(variants), "jobs": jobs}
 
 
-def measure(variants, chain, jobs: int, scratch: Path) -> dict:
-    """One round: the farm, then the processes."""
-    ours = run_farm(variants, chain, jobs, scratch / "farm")
-    theirs = run_processes(variants, chain, ours["jobs"], scratch / "processes")
+def measure(variants, chain, jobs: int, scratch: Path, farm_first: bool) -> dict:
+    """One round: both sides, one after the other."""
+    sides = {
+        "farm": lambda: run_farm(variants, chain, jobs, scratch / "farm"),
+        "processes": lambda: run_processes(variants, chain, jobs, scratch / "processes"),
+    }
+    done = {name: sides[name]() for name in (sides if farm_first else reversed(sides))}
+    ours, theirs = done["farm"], done["processes"]
     return {
         "farm": ours,
         "processes": theirs,
@@ -115,8 +119,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--recipe", type=Path, default=ROOT / "tritonsrc" / "flash" / "recipe.yaml")
     parser.add_argument("--select", default="", help="as KILN_SELECT")
-    parser.add_argument("--limit", type=int, help="at most so many variants, evenly taken from the plan")
-    parser.add_argument("--rounds", type=int, default=1, help="the median round counts")
+    parser.add_argument("--limit", type=int, help="at most so many variants a round, taken at random from the plan")
+    parser.add_argument("--rounds", type=int, default=3, help="the median round counts")
     parser.add_argument("--site", type=Path, help="the site-packages with Triton; default: this Python's")
     parser.add_argument("--json", type=Path, help="write all figures there")
     arguments = parser.parse_args()
@@ -127,26 +131,28 @@ def main() -> int:
     variants = plan.make_plan(
         [recipe.load(arguments.recipe)], chosen, "core", parse_selection(arguments.select)
     ).variants
-    if arguments.limit and arguments.limit < len(variants):
-        variants = [variants[n * len(variants) // arguments.limit] for n in range(arguments.limit)]
+    distinct = list({variant.spec.key(chain.identity): variant for variant in variants}.values())
+    limit = min(arguments.limit or len(distinct), len(distinct))
+    choose = random.Random(0)
 
     rounds = []
     for number in range(arguments.rounds):
+        chosen_variants = choose.sample(distinct, limit)
         with tempfile.TemporaryDirectory(prefix="kiln-bench-") as scratch:
-            rounds.append(measure(variants, chain, arguments.jobs, Path(scratch)))
-        if number + 1 < arguments.rounds:
-            print(
-                f"round {number + 1}: throughput {rounds[-1]['throughput']:.2f}, overhead {rounds[-1]['overhead']:.3f}"
-            )
+            rounds.append(measure(chosen_variants, chain, arguments.jobs, Path(scratch), number % 2 == 0))
+        print(f"round {number + 1}: throughput {rounds[-1]['throughput']:.2f}, overhead {rounds[-1]['overhead']:.3f}")
 
     throughput = statistics.median(entry["throughput"] for entry in rounds)
     overhead = statistics.median(entry["overhead"] for entry in rounds)
     last = rounds[-1]
     ours, theirs = last["farm"], last["processes"]
-    print(f"\n{len(variants)} variants for {' '.join(target.name for target in chosen)}, {ours['jobs']} at once")
+    print(
+        f"\n{limit} of {len(distinct)} different variants for {' '.join(target.name for target in chosen)} a round, "
+        f"{ours['jobs']} at once; the last round:"
+    )
     print(f"{'':22}{'wall':>10}{'a variant':>12}")
     for name, seconds in (("farm", ours["wall_seconds"]), ("process per kernel", theirs["wall_seconds"])):
-        print(f"{name:22}{seconds:>8.1f} s{seconds * ours['jobs'] / len(variants):>10.2f} s")
+        print(f"{name:22}{seconds:>8.1f} s{seconds * ours['jobs'] / limit:>10.2f} s")
     compiling = ours["compile_seconds"] / ours["jobs"]
     print(f"{'compiling, a worker':22}{compiling:>8.1f} s, {ours['shared']} variants shared an image")
     passed = throughput >= LEAST_THROUGHPUT and overhead <= MOST_OVERHEAD
@@ -156,6 +162,8 @@ def main() -> int:
     if arguments.json:
         document = {
             "variants": len(variants),
+            "different": len(distinct),
+            "measured": limit,
             "targets": [target.name for target in chosen],
             "triton": chain.triton_version,
             "throughput": throughput,

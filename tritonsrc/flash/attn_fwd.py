@@ -76,14 +76,16 @@ def attn_fwd(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     heads, heads_per_kv, seqlen_q, seqlen_k, want_lse,
-    HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, UNMASKED_LOOP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention forward; the grid is (cdiv(seqlen_q, BLOCK_M) * heads * batch,).
 
     Shapes: q, out [batch, heads, seqlen_q, HEAD_DIM]; k, v [batch, heads / heads_per_kv, seqlen_k, HEAD_DIM]; lse
     [batch, heads, seqlen_q] fp32, contiguous, natural logarithms, written unless want_lse is 0. Strides count elements
     and are 64 bits wide: of batch (b), head (h) and row (m, n, o); the last dimension is contiguous. CAUSAL: row i sees
-    the keys j <= i. A row that sees no key (seqlen_k is 0) gets zeros and a log-sum-exp of -inf.
+    the keys j <= i. A row that sees no key (seqlen_k is 0) gets zeros and a log-sum-exp of -inf. UNMASKED_LOOP: a loop of
+    its own for the blocks of keys that need no mask, for speed; without it, half the code.
     """
     # A grid's first dimension takes 2^31 blocks, the others 65,535. Neighbours share a head, so its keys in the cache.
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
@@ -115,15 +117,18 @@ def attn_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
 
     # [0, unmasked): blocks of keys that all rows see whole. [unmasked, end): the diagonal, the last block if not whole.
-    unmasked = seqlen_k // BLOCK_N * BLOCK_N
+    unmasked = 0
     end = seqlen_k
     if CAUSAL:
-        unmasked = tl.minimum(unmasked, (first_row + 1) // BLOCK_N * BLOCK_N)
         end = tl.minimum(end, first_row + BLOCK_M)
-    acc, row_max, row_sum, k_ptr, v_ptr = attend_to_keys(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, stride_kn, stride_vn, 0, unmasked, seqlen_k, rows, scale,
-        CAUSAL, False, HEAD_DIM, BLOCK_N,
-    )  # fmt: skip
+    if UNMASKED_LOOP:
+        unmasked = seqlen_k // BLOCK_N * BLOCK_N
+        if CAUSAL:
+            unmasked = tl.minimum(unmasked, (first_row + 1) // BLOCK_N * BLOCK_N)
+        acc, row_max, row_sum, k_ptr, v_ptr = attend_to_keys(
+            acc, row_max, row_sum, q, k_ptr, v_ptr, stride_kn, stride_vn, 0, unmasked, seqlen_k, rows, scale,
+            CAUSAL, False, HEAD_DIM, BLOCK_N,
+        )  # fmt: skip
     acc, row_max, row_sum, k_ptr, v_ptr = attend_to_keys(
         acc, row_max, row_sum, q, k_ptr, v_ptr, stride_kn, stride_vn, unmasked, end, seqlen_k, rows, scale,
         CAUSAL, True, HEAD_DIM, BLOCK_N,

@@ -253,13 +253,14 @@ class LocalExecutor:
             folder = self._make_folder() / str(self._started)
             log = folder / "log"
             folder.mkdir()
+            tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), _TUNABLES)))
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     [sys.executable, "-c", _BOOT, _PACKAGES, str(theirs.fileno()), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=os.environ | {"TMPDIR": str(folder), "GLIBC_TUNABLES": _TUNABLES},
+                    env=os.environ | {"TMPDIR": str(folder), "GLIBC_TUNABLES": tunables},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )

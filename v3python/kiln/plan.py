@@ -177,12 +177,11 @@ class _Planner:
             left_out = self.left_out(values)
             for configuration in self.configurations:
                 reason = left_out or self.excluded(functional, configuration)
-                constants = {} if reason else self.constants(functional, configuration)
                 for specialization in self.kernel.specializations:
                     if reason:
                         self.absent[slot] = reason
                     else:
-                        self.variants.append(self.variant(slot, functional, configuration, specialization, constants))
+                        self.variants.append(self.variant(slot, functional, configuration, specialization))
                     slot += 1
 
     def listed(self, entry: ConfigurationSet) -> tuple[Configuration, ...]:
@@ -220,7 +219,9 @@ class _Planner:
                 f"{self.kernel.place}: {expression.text!r} ends in {fault} for {functional.name} {configuration.name}"
             ) from None
 
-    def constants(self, functional: Functional, configuration: Configuration) -> dict[str, Scalar]:
+    def constants(
+        self, functional: Functional, configuration: Configuration, specialization: Specialization
+    ) -> dict[str, Scalar]:
         """The values of the function's constexpr parameters."""
         known: dict[str, Scalar] = {n: v for n, v in configuration.values if n in self.kernel.order}
         for name, value in self.kernel.constants:
@@ -230,7 +231,8 @@ class _Planner:
                 known[name] = functional.values[value.root.text]  # keeps its type: True, "bf16"
             else:
                 known[name] = self.evaluate(value, functional, configuration)
-        return known
+        known |= {name: value for name, value in specialization.overrides if name in self.kernel.order}
+        return known | dict.fromkeys(specialization.equal_to_one, 1)
 
     def variant(
         self,
@@ -238,10 +240,10 @@ class _Planner:
         functional: Functional,
         configuration: Configuration,
         specialization: Specialization,
-        constants: Mapping[str, Scalar],
     ) -> Variant:
         kernel = self.kernel
-        constants = {**constants, **dict.fromkeys(specialization.equal_to_one, 1)}
+        compiled = configuration.overridden(specialization.overrides)
+        constants = self.constants(functional, compiled, specialization)
         types = {
             parameter.name: f"*{triton_dtype(functional.values[parameter.dtype_choice])}"
             if parameter.dtype_choice
@@ -256,7 +258,7 @@ class _Planner:
             constants=tuple((name, constants[name]) for name in kernel.order if name in constants),
             divisible=tuple(name for name in kernel.order if name in specialization.divisible),
             target=self.target.name,
-            options=tuple((name, value) for name, value in configuration.values if name in OPTION_ORDER),
+            options=tuple((name, compiled.mapping[name]) for name in OPTION_ORDER if name in compiled.mapping),
         )
         matching = [
             entry for entry in kernel.spills if self.matches(entry.when, functional, configuration, specialization)

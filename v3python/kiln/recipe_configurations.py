@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from kiln import targets
 from kiln.document import Document, Keys
-from kiln.recipe_file import ConfigurationsShape, KernelShape
+from kiln.recipe_file import ConfigurationsShape, KernelShape, SpecializationShape
 from kiln.recipe_model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest
 from kiln.recipe_rules import read_targets
 from kiln.recipe_scope import Scope, read_expression
@@ -74,6 +74,25 @@ def _expand(
         lists = [axes[name] if isinstance(axes[name], tuple) else (axes[name],) for name in ordered]
         configurations += (Configuration(tuple(zip(ordered, values))) for values in itertools.product(*lists))
     return distinct(configurations)
+
+
+def read_overrides(
+    document: Document,
+    keys: Keys,
+    entry: SpecializationShape,
+    tunable: Sequence[str],
+    shape: KernelShape,
+    sets: Sequence[ConfigurationSet],
+) -> tuple[tuple[str, Value], ...]:
+    """What a specialization sets in place of the configurations' values: for every target, so no option of one backend."""
+    backends = sorted({t.backend for t in targets.load() if narrowest(sets, t)})
+    shared = [name for name in OPTION_ORDER if all(name in OPTIONS[backend] for backend in backends)]
+    for name, value in entry.overrides.items():
+        if name not in shape.constants:
+            _check_axis(
+                document, (*keys, name), name, (value,), tunable, shape, backends, [*tunable, *shape.constants, *shared]
+            )
+    return tuple(entry.overrides.items())
 
 
 def _check_axis(

@@ -62,6 +62,10 @@ class SpecializationShape(Shape):
 
     divisible_by_16: tuple[str, ...] = ()
     equal_to_1: tuple[str, ...] = ()
+    overrides: Annotated[
+        dict[str, Value],
+        Meta(description="constexpr parameters and compile options that its images have, whatever the configuration's."),
+    ] = {}
 
 
 class BinShape(Shape):

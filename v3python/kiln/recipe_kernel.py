@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kiln import fingerprint
 from kiln.document import Document, Keys
 from kiln.expressions import DTYPES, Expression, parse
-from kiln.recipe_configurations import distinct, read_configurations, with_configurations
+from kiln.recipe_configurations import distinct, read_configurations, read_overrides, with_configurations
 from kiln.recipe_file import KernelShape, ParameterShape
 from kiln.recipe_model import (
     OPTION_ORDER,
@@ -19,6 +19,7 @@ from kiln.recipe_model import (
     Bin,
     Choice,
     Configuration,
+    ConfigurationSet,
     Kernel,
     Parameter,
     Requirement,
@@ -90,12 +91,14 @@ def read_kernel(
     parameters = _parameters(document, keys, shape, own, arguments, inner)
     constants = _constants(document, keys, shape, constexprs, inner)
     _refuse_unused_choices(document, keys, own, parameters, constants)
-    specializations = _specializations(document, keys, shape, parameters)
+    specializations = _specializations(document, keys, shape, parameters, tunable, sets)
     bins = _bins(document, keys, shape, own, columns, scope)
     words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
     zeros, requirements = _zeros(document, keys, shape, arguments, workspaces, inner)
     _refuse_too_many(document, keys, zeros, bins, specializations)
     grid = [read_expression(document, (*keys, "grid", i), text, inner) for i, text in enumerate(shape.grid)]
+    on_host = (*grid, *(p.value for p in parameters), *(e for zero in zeros for e in (zero.address, zero.bytes)))
+    _refuse_overrides(document, keys, specializations, on_host)
     when = None if shape.when is None else read_expression(document, (*keys, "when"), shape.when, scope)
     kernel = Kernel(
         name=name,
@@ -337,7 +340,12 @@ def _refuse_unused_choices(
 
 
 def _specializations(
-    document: Document, keys: Keys, shape: KernelShape, parameters: Sequence[Parameter]
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    parameters: Sequence[Parameter],
+    tunable: Sequence[str],
+    sets: Sequence[ConfigurationSet],
 ) -> tuple[Specialization, ...]:
     keys = (*keys, "specializations")
     if not shape.specializations:
@@ -356,7 +364,8 @@ def _specializations(
             if parameter in entry.divisible_by_16:
                 document.fail((*keys, name), f"{parameter} cannot be both 1 and a multiple of 16")
         check_name(document, (*keys, name), name, "a specialization")
-        result.append(Specialization(name, tuple(entry.divisible_by_16), tuple(entry.equal_to_1)))
+        overrides = read_overrides(document, (*keys, name, "overrides"), entry, tunable, shape, sets)
+        result.append(Specialization(name, tuple(entry.divisible_by_16), tuple(entry.equal_to_1), overrides))
     if result[-1].divisible or result[-1].equal_to_one:
         document.fail(
             keys, f"the last specialization must hold for every call; put `generic: {{}}` after {result[-1].name}"
@@ -365,6 +374,20 @@ def _specializations(
         if not earlier.divisible and not earlier.equal_to_one:
             document.fail((*keys, earlier.name), f"{earlier.name} always holds, so what stands after it is never taken")
     return tuple(result)
+
+
+def _refuse_overrides(
+    document: Document, keys: Keys, specializations: Sequence[Specialization], on_host: Iterable[Expression]
+) -> None:
+    """What the host computes a launch from must be true of every image of the configuration."""
+    used = {name for expression in on_host for name in expression.names}
+    for specialization in specializations:
+        for name, _ in specialization.overrides:
+            if name in used:
+                document.fail(
+                    (*keys, "specializations", specialization.name, "overrides", name),
+                    f"{name} cannot be overridden: the kernel's grid, a parameter or a range to zero depends on it",
+                )
 
 
 def _bins(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -120,11 +120,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Specialization:
-    """Holds where each parameter in `divisible` is a multiple of 16 and each in `equal_to_one` is 1."""
+    """Holds where each parameter in `divisible` is a multiple of 16 and each in `equal_to_one` is 1.
+
+    Attributes:
+        overrides: what its images have in place of the configuration's values or of the kernel's constants. Nothing that
+            is computed on the host depends on these.
+    """
 
     name: str
     divisible: tuple[str, ...]
     equal_to_one: tuple[str, ...]
+    overrides: tuple[tuple[str, Value], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,10 @@ class Configuration:
     @cached_property
     def mapping(self) -> Mapping[str, Value]:
         return dict(self.values)
+
+    def overridden(self, values: Iterable[tuple[str, Value]]) -> Configuration:
+        """The same with these values in place of its own, or besides them."""
+        return Configuration(tuple({**self.mapping, **dict(values)}.items()))
 
 
 @dataclass(frozen=True)
