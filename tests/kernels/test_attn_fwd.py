@@ -72,6 +72,12 @@ def test_lengths(child, lengths, dtype, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(1, 1), (37, 1), (16, 16), (15, 17), (33, 16), (40, 75), (20, 0)])
+def test_lengths_with_one_loop_for_all_keys(child, lengths, causal):
+    check(child, make(*lengths, causal=causal, unmasked_loop=False), "padded")
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("blocks", [(16, 32), (32, 16), (64, 16), (16, 64)])
 def test_blocks_of_other_shapes(child, blocks, causal):
     check(child, make(70, 70, causal=causal, block_m=blocks[0], block_n=blocks[1]))
@@ -112,8 +118,9 @@ def test_large_scores_do_not_overflow(child):
     check(child, Attention(call.q * 1e4, call.k * 1e4, call.v, 1.0, causal=True))
 
 
-def test_a_nan_reaches_only_the_rows_that_see_it(child):
-    call = make(40, 40, causal=True)
+@pytest.mark.parametrize("unmasked_loop", [True, False])
+def test_a_nan_reaches_only_the_rows_that_see_it(child, unmasked_loop):
+    call = make(40, 40, causal=True, unmasked_loop=unmasked_loop)
     call.k[0, 0, 20, 3] = np.nan
     out, lse = child.submit(run_attention, call, "contiguous").result(timeout=120)
     seen = np.isnan(out).any(axis=3)[0, 0]
