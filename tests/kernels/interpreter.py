@@ -100,6 +100,7 @@ def run_attention(call: Attention, layout: str) -> tuple[np.ndarray, np.ndarray]
     module.attn_fwd[grid](
         *tensors, torch.from_numpy(lse), call.sm_scale, *strides,
         heads, heads // heads_kv, seqlen_q, seqlen_k, int(call.want_lse),
-        HEAD_DIM=head_dim, CAUSAL=call.causal, UNMASKED_LOOP=call.unmasked_loop, BLOCK_M=call.block_m, BLOCK_N=call.block_n,
+        HEAD_DIM=head_dim, CAUSAL=call.causal, UNMASKED_LOOP=call.unmasked_loop,
+        BLOCK_M=call.block_m, BLOCK_N=call.block_n,
     )  # fmt: skip
     return np.ascontiguousarray(view), lse

@@ -84,8 +84,8 @@ def attn_fwd(
     Shapes: q, out [batch, heads, seqlen_q, HEAD_DIM]; k, v [batch, heads / heads_per_kv, seqlen_k, HEAD_DIM]; lse
     [batch, heads, seqlen_q] fp32, contiguous, natural logarithms, written unless want_lse is 0. Strides count elements
     and are 64 bits wide: of batch (b), head (h) and row (m, n, o); the last dimension is contiguous. CAUSAL: row i sees
-    the keys j <= i. A row that sees no key (seqlen_k is 0) gets zeros and a log-sum-exp of -inf. UNMASKED_LOOP: a loop of
-    its own for the blocks of keys that need no mask, for speed; without it, half the code.
+    the keys j <= i. A row that sees no key (seqlen_k is 0) gets zeros and a log-sum-exp of -inf. UNMASKED_LOOP: blocks
+    of keys that need no mask have a loop of their own, for speed; without it, the code is half as long.
     """
     # A grid's first dimension takes 2^31 blocks, the others 65,535. Neighbours share a head, so its keys in the cache.
     blocks = tl.cdiv(seqlen_q, BLOCK_M)

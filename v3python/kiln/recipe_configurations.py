@@ -84,7 +84,7 @@ def read_overrides(
     shape: KernelShape,
     sets: Sequence[ConfigurationSet],
 ) -> tuple[tuple[str, Value], ...]:
-    """What a specialization sets in place of the configurations' values: for every target, so no option of one backend."""
+    """What a specialization sets in place of the configurations' values, for every target: no option of one backend."""
     backends = sorted({t.backend for t in targets.load() if narrowest(sets, t)})
     shared = [name for name in OPTION_ORDER if all(name in OPTIONS[backend] for backend in backends)]
     for name, value in entry.overrides.items():

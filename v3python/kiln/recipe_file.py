@@ -64,7 +64,7 @@ class SpecializationShape(Shape):
     equal_to_1: tuple[str, ...] = ()
     overrides: Annotated[
         dict[str, Value],
-        Meta(description="constexpr parameters and compile options that its images have, whatever the configuration's."),
+        Meta(description="constexpr parameters and compile options of its images, whatever the configuration says."),
     ] = {}
 
 

@@ -123,8 +123,8 @@ class Specialization:
     """Holds where each parameter in `divisible` is a multiple of 16 and each in `equal_to_one` is 1.
 
     Attributes:
-        overrides: what its images have in place of the configuration's values or of the kernel's constants. Nothing that
-            is computed on the host depends on these.
+        overrides: what its images have in place of the configuration's values or of the kernel's constants. Nothing
+            that is computed on the host depends on these.
     """
 
     name: str
