@@ -145,6 +145,15 @@ def test_malformed_locks(text, said):
         parse_lock(text, "lock.yaml")
 
 
+def test_what_yaml_refuses_is_not_read_without_packages_either():
+    text = (INPUT / LOCK_NAME).read_bytes()
+    assert _read_written(text) is not None
+    for old, new in ((b'"3.10"', b'"3.1\\q0"'), (b'"3.10"', b'"3.10\x07"'), (b'version: "', b'version: "\\')):
+        with pytest.raises(ToolchainError, match="is not YAML"):
+            parse_lock(text.replace(old, new, 1), "lock.yaml")
+    assert _read_written(text.replace(b".whl, pythons", b".whl , pythons", 1)) is None  # YAML drops that space
+
+
 @given(st.data())
 def test_a_changed_lock_never_reads_differently_without_packages(data):
     text = (INPUT / LOCK_NAME).read_bytes()

@@ -299,7 +299,8 @@ def write_lock(lock: Lock, header: str) -> str:
 
 
 # A lock as `write_lock` writes it: all that is read without PyYAML.
-_TEXT = r"[A-Za-z0-9][A-Za-z0-9 ._+!()=-]*"
+_PLAIN = re.compile(rb"[\n -\[\]-~]*")  # printable ASCII, no backslash
+_TEXT = r"[A-Za-z0-9](?:[A-Za-z0-9 ._+!()=-]*[A-Za-z0-9._+!()=-])?"
 _WRITTEN_LOCK = re.compile(
     r"((?:#.*\n)+)format: 1\npythons: \[(.*)\]\noverrides: \{(.*)\}\n"
     r"packages:\n((?:  .*\n)*)files:(?: \[\])?\n((?:  .*\n)*)"
@@ -318,10 +319,10 @@ _WRITTEN_ADDRESS = re.compile(
 
 def _read_written(text: bytes) -> Lock | None:
     """What `text` says if `write_lock` wrote it; None if it did not, to a byte."""
-    try:
-        found = _WRITTEN_LOCK.fullmatch(text.decode())
-    except UnicodeDecodeError:
+    # YAML reads more into a backslash and refuses control characters; the patterns would take both as they are.
+    if not _PLAIN.fullmatch(text):
         return None
+    found = _WRITTEN_LOCK.fullmatch(text.decode())
     if found is None:
         return None
     header, pythons, overrides, packages, addresses = found.groups()
