@@ -34,8 +34,8 @@ def attend_to_keys(
     keys = tl.arange(0, BLOCK_N)
     k_rows = keys[None, :] * stride_kn
     v_rows = keys[:, None] * stride_vn
-    # The masked loop takes a step or two. What a compiler moves out of it saves nothing, and holds registers while the
-    # other loop runs.
+    # Beside the other loop the masked one takes a step or two: what a compiler moves out of it saves nothing, and holds
+    # registers while the other runs. Alone it keeps unaligned tensors' addresses out of registers, which are scarce.
     for start in tl.range(begin, end, BLOCK_N, disable_licm=MASKED):
         inside = start + keys < seqlen_k
         if MASKED:

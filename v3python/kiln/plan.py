@@ -219,20 +219,19 @@ class _Planner:
                 f"{self.kernel.place}: {expression.text!r} ends in {fault} for {functional.name} {configuration.name}"
             ) from None
 
-    def constants(
-        self, functional: Functional, configuration: Configuration, specialization: Specialization
-    ) -> dict[str, Scalar]:
-        """The values of the function's constexpr parameters."""
+    def constants(self, functional: Functional, configuration: Configuration) -> dict[str, Scalar]:
+        """The values of the function's constexpr parameters; what the configuration says goes before `constants`."""
         known: dict[str, Scalar] = {n: v for n, v in configuration.values if n in self.kernel.order}
         for name, value in self.kernel.constants:
+            if name in known:
+                continue
             if not isinstance(value, Expression):
                 known[name] = value
             elif isinstance(value.root, Name) and value.root.text in functional.values:
                 known[name] = functional.values[value.root.text]  # keeps its type: True, "bf16"
             else:
                 known[name] = self.evaluate(value, functional, configuration)
-        known |= {name: value for name, value in specialization.overrides if name in self.kernel.order}
-        return known | dict.fromkeys(specialization.equal_to_one, 1)
+        return known
 
     def variant(
         self,
@@ -243,7 +242,7 @@ class _Planner:
     ) -> Variant:
         kernel = self.kernel
         compiled = configuration.overridden(specialization.overrides)
-        constants = self.constants(functional, compiled, specialization)
+        constants = self.constants(functional, compiled) | dict.fromkeys(specialization.equal_to_one, 1)
         types = {
             parameter.name: f"*{triton_dtype(functional.values[parameter.dtype_choice])}"
             if parameter.dtype_choice

@@ -59,7 +59,7 @@ def _expand(
 ) -> tuple[Configuration, ...]:
     """Every combination of the lists in the entries of one profile."""
     configurations: list[Configuration] = []
-    known = [*tunable, *(name for name in OPTION_ORDER if all(name in OPTIONS[backend] for backend in backends))]
+    known = [*tunable, *_shared_options(backends)]
     for position, axes in enumerate(getattr(entry, profile)):
         here = (*keys, profile, position)
         for name, value in axes.items():
@@ -86,13 +86,16 @@ def read_overrides(
 ) -> tuple[tuple[str, Value], ...]:
     """What a specialization sets in place of the configurations' values, for every target: no option of one backend."""
     backends = sorted({t.backend for t in targets.load() if narrowest(sets, t)})
-    shared = [name for name in OPTION_ORDER if all(name in OPTIONS[backend] for backend in backends)]
+    known = [*tunable, *shape.constants, *_shared_options(backends)]
     for name, value in entry.overrides.items():
         if name not in shape.constants:
-            _check_axis(
-                document, (*keys, name), name, (value,), tunable, shape, backends, [*tunable, *shape.constants, *shared]
-            )
+            _check_axis(document, (*keys, name), name, (value,), tunable, shape, backends, known)
     return tuple(entry.overrides.items())
+
+
+def _shared_options(backends: Iterable[str]) -> list[str]:
+    """The compile options that each of these backends has."""
+    return [name for name in OPTION_ORDER if all(name in OPTIONS[backend] for backend in backends)]
 
 
 def _check_axis(
