@@ -1,4 +1,16 @@
-/* Kiln: the flash family's typed entries (libkiln_flash.so). */
+/* Kiln: the flash family's typed entries (libkiln_flash.so): attention forward, backward, and with a cache.
+ *
+ * Tensors are described by kiln_tensor: any strides whose last is 1, element offsets of 64 bits. All of them, and all
+ * other arrays, lie in device memory and are borrowed until the launched work is done. `dtype` below is fp16, bf16 or
+ * fp32, one for the whole call. Head dimensions: 1 to 512; head_dim of q and k and head_dim_v of v and out may differ.
+ *
+ * Each entry registers the family with `kiln` at its first call, enqueues its kernels on the queue, and may be called
+ * from any thread. Each *_workspace entry says how many bytes of device memory the same call needs (`workspace`,
+ * `workspace_bytes`); it looks at no other memory. A call that no kernel serves is KILN_E_UNSUPPORTED or
+ * KILN_E_ARGUMENT, with a sentence that names what is wrong.
+ *
+ * Parameter structures begin with their size: set it, and the defaults, with the _INIT macros.
+ */
 #ifndef KILN_FLASH_H
 #define KILN_FLASH_H
 
@@ -11,14 +23,28 @@ extern "C" {
 /* The family's tables, for kiln_register_family(). Static. */
 KILN_API const kiln_family* kiln_flash_family(void);
 
-/* Attention forward: out = softmax(sm_scale * q k^T + mask) v.
+/* ---- attention forward ------------------------------------------------------------------------------------------ */
+
+/* out = dropout(softmax(mask(score(sm_scale * q k^T)))) v, with
+ * score(x) = softcap * tanh(x / softcap) + bias - slope * |i + keys - rows - j|, each part where it is asked for.
  *
- * Shapes, in elements; any strides whose last is 1:
- *   q    [batch, heads, seqlen_q, head_dim]      fp16 or bf16
- *   k, v [batch, heads_kv, seqlen_k, head_dim]   as q; heads is a multiple of heads_kv
- *   out  as q
- *   lse  [batch, heads, seqlen_q] fp32, contiguous; the natural logarithm of the softmax's denominator. NULL: not
- *        wanted.
+ * Shapes:
+ *   q    [batch, heads, rows, head_dim]
+ *   k    [batch, heads_kv, keys, head_dim]    heads is a multiple of heads_kv
+ *   v    [batch, heads_kv, keys, head_dim_v]
+ *   out  [batch, heads, rows, head_dim_v]
+ *   lse  [batch, heads, rows] fp32; the natural logarithm of the softmax's denominator. NULL: not wanted.
+ *
+ * Sequences of several lengths. Either they lie one after another, and the batch of those tensors is 1
+ * (cu_seqlens: [batch + 1] int32, where each begins, and the end), or each lies at the begin of its batch
+ * (seqused: [batch] int32, how many rows count); both together say how many rows from its begin on. Rows that do not
+ * count are not written.
+ *
+ * Masks: row i sees the keys from i + d - window_left to i + d + window_right; d is 0, or keys - rows if bottom_right.
+ * A row that sees no key gets zeros and a log-sum-exp of minus infinity.
+ *
+ * Dropout is a function of seed, offset, batch, head, row and key alone (Philox4x32-10): the same on every device. seed
+ * is seed_value, plus what lies at `seed` if that is given; so is offset.
  */
 typedef struct kiln_attn_fwd_params {
     uint64_t size;
@@ -26,24 +52,188 @@ typedef struct kiln_attn_fwd_params {
     const kiln_tensor* k;
     const kiln_tensor* v;
     const kiln_tensor* out;
-    const kiln_tensor* lse;  /* NULL: none */
-    float sm_scale;          /* 0: 1 / sqrt(head_dim) */
-    int32_t causal;          /* non-zero: key j is seen by query i if j <= i (top-left aligned) */
-    void* workspace;         /* as in kiln_call */
+    const kiln_tensor* lse;          /* NULL: none */
+    const kiln_tensor* sinks;        /* [heads] fp32: the score of a key without a value that every row sees. NULL: none */
+    const kiln_tensor* bias;         /* [batch, heads, rows, keys] of dtype; strides but the last may be 0. NULL: none */
+    const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */
+    const kiln_tensor* seed;         /* int64, rank 0. NULL: 0 */
+    const kiln_tensor* offset;       /* int64, rank 0. NULL: 0 */
+    const kiln_tensor* seed_out;     /* int64, rank 0: the seed that was used. Both or neither; need dropout */
+    const kiln_tensor* offset_out;
+    const kiln_tensor* cu_seqlens_q; /* NULL: sequences have the shape's lengths */
+    const kiln_tensor* cu_seqlens_k;
+    const kiln_tensor* seqused_q;
+    const kiln_tensor* seqused_k;
+    int64_t max_seqlen_q;            /* with cu_seqlens_q: no sequence is longer */
+    int64_t max_seqlen_k;
+    int64_t window_left;             /* below 0: unlimited, the default */
+    int64_t window_right;
+    int64_t seed_value;
+    int64_t offset_value;
+    float sm_scale;                  /* 0: 1 / sqrt(head_dim) */
+    float softcap;                   /* 0: none */
+    float dropout;                   /* the probability that a weight is dropped, below 1 */
+    int32_t causal;                  /* non-zero: window_right is 0, whatever it says */
+    int32_t bottom_right;            /* non-zero: the last row and the last key belong together, not the first */
+    int32_t reserved0;               /* zero */
+    void* workspace;                 /* as in kiln_call */
     uint64_t workspace_bytes;
-    const char* const* force_keys; /* as in kiln_call */
+    const char* const* force_keys;   /* as in kiln_call */
     const char* force_target;
     int32_t force_count;
-    int32_t reserved0;       /* zero */
+    int32_t reserved1;               /* zero */
 } kiln_attn_fwd_params;
-#define KILN_ATTN_FWD_PARAMS_INIT \
-    {sizeof(kiln_attn_fwd_params), NULL, NULL, NULL, NULL, NULL, 0.0f, 0, NULL, 0, NULL, NULL, 0, 0}
+#define KILN_ATTN_FWD_PARAMS_INIT                                                                                   \
+    {sizeof(kiln_attn_fwd_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
+     NULL, NULL, NULL, 0, 0, -1, -1, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL, 0, 0}
 
-/* Enqueues attention forward; registers the family with `kiln` at its first call. Threads: any. */
 KILN_API kiln_status kiln_attn_fwd(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params);
-/* How much workspace the same call needs. */
 KILN_API kiln_status kiln_attn_fwd_workspace(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params,
                                              uint64_t* bytes);
+
+/* ---- attention backward ----------------------------------------------------------------------------------------- */
+
+/* The gradients of q, k, v, and of bias and sinks where they are wanted, of the forward call with the same parameters:
+ * out and lse are its results, seed and offset what it used. dq, dk and dv have the shapes of q, k and v (dk and dv are
+ * summed over the heads that share them). Rows of sequences that do not count are not written.
+ */
+typedef struct kiln_attn_bwd_params {
+    uint64_t size;
+    const kiln_tensor* q;
+    const kiln_tensor* k;
+    const kiln_tensor* v;
+    const kiln_tensor* out;
+    const kiln_tensor* dout;         /* as out */
+    const kiln_tensor* lse;          /* as kiln_attn_fwd wrote it */
+    const kiln_tensor* dq;
+    const kiln_tensor* dk;
+    const kiln_tensor* dv;
+    const kiln_tensor* dbias;        /* [batch, heads, rows, keys] of dtype; strides[0] or strides[1] 0: summed over
+                                        batches or heads. NULL: not wanted */
+    const kiln_tensor* dsinks;       /* [heads] fp32. NULL: not wanted */
+    const kiln_tensor* sinks;        /* from here on as in kiln_attn_fwd_params */
+    const kiln_tensor* bias;
+    const kiln_tensor* alibi_slopes;
+    const kiln_tensor* seed;
+    const kiln_tensor* offset;
+    const kiln_tensor* cu_seqlens_q;
+    const kiln_tensor* cu_seqlens_k;
+    const kiln_tensor* seqused_q;
+    const kiln_tensor* seqused_k;
+    int64_t max_seqlen_q;
+    int64_t max_seqlen_k;
+    int64_t window_left;
+    int64_t window_right;
+    int64_t seed_value;
+    int64_t offset_value;
+    float sm_scale;
+    float softcap;
+    float dropout;
+    int32_t causal;
+    int32_t bottom_right;
+    int32_t deterministic;           /* non-zero: equal bits from equal calls; zero, the default: what is fastest */
+    void* workspace;
+    uint64_t workspace_bytes;
+    const char* const* force_keys;
+    const char* force_target;
+    int32_t force_count;
+    int32_t reserved1;               /* zero */
+} kiln_attn_bwd_params;
+#define KILN_ATTN_BWD_PARAMS_INIT                                                                                   \
+    {sizeof(kiln_attn_bwd_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
+     NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, -1, -1, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL,  \
+     0, 0}
+
+KILN_API kiln_status kiln_attn_bwd(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_params* params);
+KILN_API kiln_status kiln_attn_bwd_workspace(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_params* params,
+                                             uint64_t* bytes);
+
+/* ---- attention with a cache of keys and values ------------------------------------------------------------------ */
+
+/* Attention of new queries over cached keys and values, of which those of this call may be appended first: decoding
+ * (few rows, keys split over programs and reduced), and prefill in chunks (many rows).
+ *
+ * Shapes:
+ *   q        [batch, heads, rows, head_dim], or with cu_seqlens_q [1, heads, all rows, head_dim]
+ *   k_cache  [batches, heads_kv, keys, head_dim], or with block_table [pages, heads_kv, page_size, head_dim]
+ *   v_cache  the same with head_dim_v; both of dtype, or of fp8e4m3 with k_scale and v_scale
+ *   out      [batch, heads, rows, head_dim_v], or as q
+ *   lse      [batch, heads, rows] fp32, or as q; NULL: not wanted
+ *   k_new    [batch, heads_kv, new_rows, head_dim] of dtype; v_new the same with head_dim_v
+ *
+ * Sequence b has seqused_k[b] keys in the cache, and new_rows more after this call has appended k_new and v_new behind
+ * them; its last row and its last key belong together: row i sees the keys from i + d - window_left to
+ * i + d + window_right with d = keys - rows. leftpad[b] keys at the begin of its cache are not seen.
+ *
+ * Rotary embedding (rotary_cos given): the first rotary_dim = 2 * rotary_cos.sizes[1] elements of k_new's row i are
+ * rotated by the angles of position seqused_k[b] + i, and those of q's row i by those of the same position, or of
+ * seqused_k[b] where nothing is masked (neither causal nor a window), as flash-attention does. Halves: element c is
+ * paired with c + rotary_dim / 2; interleaved: 2 c with 2 c + 1.
+ */
+typedef struct kiln_attn_decode_params {
+    uint64_t size;
+    const kiln_tensor* q;
+    const kiln_tensor* k_cache;
+    const kiln_tensor* v_cache;
+    const kiln_tensor* out;
+    const kiln_tensor* lse;          /* NULL: none */
+    const kiln_tensor* k_new;        /* both or neither; with seqused_k, not with cu_seqlens_q. NULL: none */
+    const kiln_tensor* v_new;
+    const kiln_tensor* seqused_k;    /* [batch] int32. NULL: all keys of k_cache count; not with block_table */
+    const kiln_tensor* cu_seqlens_q; /* [batch + 1] int32. NULL: all sequences have q's rows */
+    const kiln_tensor* block_table;  /* [batch, at least the pages of the longest sequence] int32: numbers of pages, the
+                                        last dimension contiguous. NULL: none */
+    const kiln_tensor* cache_batch;  /* [batch] int32: the batch of the cache that each sequence has; not with
+                                        block_table. NULL: its own number */
+    const kiln_tensor* leftpad;      /* [batch] int32; not with block_table. NULL: 0 */
+    const kiln_tensor* rotary_cos;   /* [positions, rotary_dim / 2] of dtype, rows contiguous. Both or neither; needs k_new */
+    const kiln_tensor* rotary_sin;
+    const kiln_tensor* k_scale;      /* [heads_kv] fp32: what cached elements are multiplied by; with fp8e4m3 only */
+    const kiln_tensor* v_scale;
+    const kiln_tensor* sinks;        /* [heads] fp32. NULL: none */
+    const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */
+    int64_t max_seqlen_q;            /* with cu_seqlens_q: no sequence is longer */
+    int64_t max_seqlen_k;            /* no sequence has more keys, new ones included; 0: as many as the cache or the
+                                        block table holds. Only the speed depends on it. */
+    int64_t window_left;             /* below 0: unlimited, the default */
+    int64_t window_right;
+    int64_t splits;                  /* into how many parts the keys are split; 0: as many as fill the device */
+    float sm_scale;                  /* 0: 1 / sqrt(head_dim) */
+    float softcap;                   /* 0: none */
+    int32_t causal;                  /* non-zero: window_right is 0 */
+    int32_t rotary_interleaved;
+    void* workspace;
+    uint64_t workspace_bytes;
+    const char* const* force_keys;
+    const char* force_target;
+    int32_t force_count;
+    int32_t reserved1;               /* zero */
+} kiln_attn_decode_params;
+#define KILN_ATTN_DECODE_PARAMS_INIT                                                                                \
+    {sizeof(kiln_attn_decode_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+     NULL, NULL, NULL, NULL, NULL, 0, 0, -1, -1, 0, 0.0f, 0.0f, 0, 0, NULL, 0, NULL, NULL, 0, 0}
+
+KILN_API kiln_status kiln_attn_decode(kiln_t kiln, const kiln_queue* queue, const kiln_attn_decode_params* params);
+KILN_API kiln_status kiln_attn_decode_workspace(kiln_t kiln, const kiln_queue* queue,
+                                                const kiln_attn_decode_params* params, uint64_t* bytes);
+
+/* ---- what dropout keeps ----------------------------------------------------------------------------------------- */
+
+/* Writes the mask that the calls above draw: for tests, and for whoever must apply it elsewhere. */
+typedef struct kiln_dropout_mask_params {
+    uint64_t size;
+    const kiln_tensor* mask;         /* [batch, heads, rows, keys] uint8: 1 where a weight is kept, 0 where it is not */
+    const kiln_tensor* seed;         /* as in kiln_attn_fwd_params */
+    const kiln_tensor* offset;
+    int64_t seed_value;
+    int64_t offset_value;
+    float dropout;
+    int32_t reserved0;               /* zero */
+    const char* force_target;
+} kiln_dropout_mask_params;
+#define KILN_DROPOUT_MASK_PARAMS_INIT {sizeof(kiln_dropout_mask_params), NULL, NULL, NULL, 0, 0, 0.0f, 0, NULL}
+
+KILN_API kiln_status kiln_dropout_mask(kiln_t kiln, const kiln_queue* queue, const kiln_dropout_mask_params* params);
 
 #ifdef __cplusplus
 }

@@ -1,147 +1,234 @@
-"""Attention forward: out = softmax(sm_scale * q k^T + mask) v, and the log-sum-exp of each row.
+"""Attention forward: out = dropout(softmax(mask(score(q k^T)))) v, and the log-sum-exp of each row.
 
 One program computes BLOCK_M rows of one head. It walks over the keys in blocks of BLOCK_N and keeps, for each row, the
 largest score so far and the sum of exponentials relative to it: the online softmax of FlashAttention-2 (Dao, 2023,
 arXiv:2307.08691, section 3.1, algorithm 1), whose output is divided once, at the end. Exponentials are taken in base 2:
 exp(x) = exp2(x * log2(e)), and log2(e) is folded into the scale.
 
-Offsets are 64 bits wide and made in three steps: the block's start, a row's offset, the column. So any stride is right,
-and the columns become constants in the load instructions, which need no registers: that is what keeps the images for
-unaligned tensors, whose loads are one element wide, from spilling.
+Which keys a row sees is a matter of numbers (window.py). Blocks that all rows see whole have a loop without masks; the
+others, on both sides of these, share one with masks.
+
+Offsets of pointers are 64 bits wide and made in three steps: the block's start, a row's offset, the column. So any
+stride is right, and the columns become constants in the load instructions, which need no registers: that is what keeps
+the images for unaligned tensors, whose loads are one element wide, from spilling.
 """
 
 import triton
 import triton.language as tl
+from dropout import factors, seed_of
+from flags import LSE, SEED_OUT, SINKS
+from rows import added, inner, load_rows, scaled, signed, store_rows, zeros
+from scores import LOG2E, shaped, slope_of
+from sequences import sequence
+from window import bounds, span
 
 
 @triton.jit
-def attend_to_keys(
-    acc, row_max, row_sum, q, k_ptr, v_ptr, stride_kn, stride_vn, begin, end, seqlen_k, rows, scale,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+def attend(
+    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+    rows, seqlen_k, first, last, scale, softcap, bias_ptr, stride_bm, slope, distance,
+    seed, offset, threshold, keep_scale, plane, flags,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
 ):  # fmt: skip
-    """Adds the keys [begin, end) to the running softmax of a block of rows; returns it and the pointers to key `end`.
+    """Adds a block of keys to the running softmax of a block of rows.
 
     Args:
-        acc: [BLOCK_M, HEAD_DIM] fp32, the output so far, not yet divided by row_sum.
+        acc: [BLOCK_M, ...] fp32 pieces, the output so far, not yet divided by row_sum.
         row_max, row_sum: [BLOCK_M] fp32, the largest score (in base 2) and the sum of exponentials relative to it.
-        q: [BLOCK_M, HEAD_DIM], the queries.
-        k_ptr, v_ptr: key and value number `begin` of the head.
-        rows: [BLOCK_M], the rows' numbers.
-        scale: of the scores, in base 2; not negative.
-        MASKED: some key of the range must be left out: beyond seqlen_k or, if CAUSAL, after its row.
+        q: [BLOCK_M, ...] pieces, the queries.
+        k_ptr, v_ptr: the sequence's first key and value; the block begins `start` behind them.
+        first, last: [BLOCK_M], the keys that each row sees.
+        scale: of the products, in base 2; not negative.
+        MASKED: some key of the block must be left out: beyond seqlen_k, or for a row that does not see it.
     """
-    dims = tl.arange(0, HEAD_DIM)
-    keys = tl.arange(0, BLOCK_N)
-    k_rows = keys[None, :] * stride_kn
-    v_rows = keys[:, None] * stride_vn
-    # Beside the other loop the masked one takes a step or two: what a compiler moves out of it saves nothing, and holds
-    # registers while the other runs. Alone it keeps unaligned tensors' addresses out of registers, which are scarce.
-    for start in tl.range(begin, end, BLOCK_N, disable_licm=MASKED):
-        inside = start + keys < seqlen_k
-        if MASKED:
-            k = tl.load(k_ptr + k_rows + dims[:, None], mask=inside[None, :], other=0.0)
-        else:
-            k = tl.load(k_ptr + k_rows + dims[:, None])
-        scores = tl.dot(q, k)
-        if MASKED:
-            seen = inside[None, :]
-            if CAUSAL:
-                seen = seen & ((start + keys)[None, :] <= rows[:, None])
-            # Scaled before it is masked, since -inf * 0 is NaN. The maximum is never -inf, which would make NaN too:
-            # the first block holds key 0, and every row sees that.
-            scores = tl.where(seen, scores * scale, float("-inf"))
-            new_max = tl.maximum(row_max, tl.max(scores, 1))
-            p = tl.math.exp2(scores - new_max[:, None])
-        else:
-            # As the scale is not negative, the largest score stays the largest: scale and subtract in one operation.
-            new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
-            p = tl.math.exp2(scores * scale - new_max[:, None])
+    keys = start + tl.arange(0, BLOCK_N)
+    inside = keys < seqlen_k
+    k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
+    products = inner(q, k, P1, P2, TF32X3)
+    # Neither a bias nor a soft cap: as the scale is not negative, the largest score stays the largest.
+    PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
+    if PLAIN and MASKED:
+        # Scaled before it is masked, since -inf * 0 is NaN.
+        scores = products * scale
+    elif not PLAIN:
+        scores, _ = shaped(
+            products, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
+            (first <= last)[:, None] & inside[None, :], flags, EXTRAS,
+        )  # fmt: skip
+    if MASKED:
+        seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    if PLAIN and not MASKED:
+        # Scale and subtract in one operation.
+        new_max = tl.maximum(row_max, tl.max(products, 1) * scale)
+        p = tl.math.exp2(products * scale - new_max[:, None])
         correction = tl.math.exp2(row_max - new_max)
-        row_max = new_max
-        row_sum = row_sum * correction + tl.sum(p, 1)
-        acc = acc * correction[:, None]
-        if MASKED:
-            v = tl.load(v_ptr + v_rows + dims[None, :], mask=inside[:, None], other=0.0)
+    else:
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # A row that has seen no key yet: -inf - -inf would be NaN.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = tl.math.exp2(scores - shift[:, None])
+        correction = tl.math.exp2(row_max - shift)
+    row_sum = row_sum * correction + tl.sum(p, 1)
+    if EXTRAS == "dropout" or EXTRAS == "any":
+        p *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
+    acc = scaled(acc, correction, P1, P2)
+    v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
+    acc = added(p.to(v[0].dtype), v, acc, P1, P2, TF32X3)
+    return acc, new_max, row_sum
+
+
+@triton.jit
+def attend_rows(
+    tile, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed, offset,
+    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+    stride_bb, stride_bh, stride_bm, stride_sb,
+    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """All of one block of rows, number `tile`; the arguments are attn_fwd's."""
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    # Neighbours share a head, so its keys in the cache. Under a causal mask the last rows see most: longest first, so
+    # that the last to start are short.
+    first_row = (blocks - 1 - tile % blocks) * BLOCK_M
+    plane = tile // blocks
+    batch = plane // heads
+    head = plane % heads
+    head_kv = head // heads_per_kv
+    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
+    batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
+    if first_row < rows_q:
+        batch_q = batch_q.to(tl.int64)
+        batch_k = batch_k.to(tl.int64)
+        row_q = start_q.to(tl.int64) + first_row
+        q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
+        k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k.to(tl.int64) * stride_kn
+        v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k.to(tl.int64) * stride_vn
+        out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
+        lse_ptr += batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
+        bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
+
+        column = tl.arange(0, BLOCK_M)
+        rows = first_row + column
+        inside = rows < rows_q
+        q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
+        # The sign goes to the queries, so that a larger product is a larger score.
+        q = signed(q, sm_scale < 0, P1, P2)
+        scale = tl.abs(sm_scale) * LOG2E
+        cap = softcap * LOG2E
+        slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
+
+        acc = zeros(BLOCK_M, P0, P1, P2)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
+        first, last, begin, end, whole_begin, whole_end = span(
+            first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
+        )
+        if EXTRAS == "bias" or EXTRAS == "any":
+            last = tl.where(inside, last, -1)  # other rows have no bias
+        if UNMASKED_LOOP:
+            for start in tl.range(whole_begin, whole_end, BLOCK_N):
+                acc, row_max, row_sum = attend(
+                    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+                    rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
+                    seed, offset, threshold, keep_scale, plane, flags,
+                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+                )  # fmt: skip
         else:
-            v = tl.load(v_ptr + v_rows + dims[None, :])
-        acc = tl.dot(p.to(v.dtype), v, acc)
-        k_ptr += BLOCK_N * stride_kn
-        v_ptr += BLOCK_N * stride_vn
-    return acc, row_max, row_sum, k_ptr, v_ptr
+            whole_end = whole_begin
+        # The masked loop takes a step or two on each side. What a compiler moves out of it saves nothing, and holds
+        # registers while the other loop runs.
+        whole = whole_end - whole_begin
+        for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
+            acc, row_max, row_sum = attend(
+                acc, row_max, row_sum, q, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
+                stride_kn, stride_vn, width_qk, width_v,
+                rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
+                seed, offset, threshold, keep_scale, plane, flags,
+                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+            )  # fmt: skip
+
+        if flags & SINKS:
+            sink = tl.load(sinks_ptr + head) * LOG2E
+            new_max = tl.maximum(row_max, sink)
+            correction = tl.math.exp2(row_max - new_max)
+            row_sum = row_sum * correction + tl.math.exp2(sink - new_max)
+            acc = scaled(acc, correction, P1, P2)
+            row_max = new_max
+        empty = row_sum == 0.0
+        divisor = tl.where(empty, 1.0, row_sum)
+        acc = scaled(acc, 1.0 / divisor, P1, P2)
+        store_rows(out_ptr, column * stride_om, inside, width_v, acc, P0, P1, P2, PADDED)
+        if flags & LSE:
+            lse = tl.where(empty, float("-inf"), (row_max + tl.math.log2(divisor)) * 0.6931471805599453)  # ln(2)
+            tl.store(lse_ptr + column, lse, mask=inside)
 
 
 @triton.jit
 def attn_fwd(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sm_scale,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr,
+    seed_out_ptr, offset_out_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    sm_scale, softcap, keep_scale, seed, offset,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
-    heads, heads_per_kv, seqlen_q, seqlen_k, want_lse,
-    HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr, UNMASKED_LOOP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+    stride_bb, stride_bh, stride_bm, stride_sb,
+    tiles, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """Attention forward; the grid is (cdiv(seqlen_q, BLOCK_M) * heads * batch,).
+    """Attention forward: `tiles` = cdiv(seqlen_q, BLOCK_M) * heads * batches blocks of rows, a program each.
 
-    Shapes: q, out [batch, heads, seqlen_q, HEAD_DIM]; k, v [batch, heads / heads_per_kv, seqlen_k, HEAD_DIM]; lse
-    [batch, heads, seqlen_q] fp32, contiguous, natural logarithms, written unless want_lse is 0. Strides count elements
-    and are 64 bits wide: of batch (b), head (h) and row (m, n, o); the last dimension is contiguous. CAUSAL: row i sees
-    the keys j <= i. A row that sees no key (seqlen_k is 0) gets zeros and a log-sum-exp of -inf. UNMASKED_LOOP: blocks
-    of keys that need no mask have a loop of their own, for speed; without it, the code is half as long.
+    Shapes: q, out [batch, heads, seqlen_q, width]; k, v [batch, heads / heads_per_kv, seqlen_k, width]; lse [batch,
+    heads, seqlen_q] fp32, natural logarithms. With the flag CU_Q or CU_K the batch of those tensors is 1, and sequences
+    lie one after another in their rows (sequences.py). Strides count elements and are 64 bits wide: of batch (b), head
+    (h) and row (m, n, o); the last dimension is contiguous. A row that sees no key gets zeros and a log-sum-exp of -inf;
+    rows beyond a sequence's length are not written.
+
+    Args:
+        sinks_ptr: [heads] fp32, with SINKS: the score of a key without a value, which each row sees besides.
+        bias_ptr: [batch, heads, seqlen_q, seqlen_k] as q, with BIAS; its strides may be 0.
+        slopes_ptr: fp32, of batch b and head h at b * stride_sb + h, with ALIBI.
+        seed, offset: of dropout.py; with SEED or OFFSET, what lies at seed_ptr or offset_ptr is added. With SEED_OUT the
+            sums are written to seed_out_ptr and offset_out_ptr.
+        keep_scale, threshold: 1 / (1 - probability) and 2^32 * probability of dropout.
+        softcap: of the scores, with SOFTCAP, else anything but 0.
+        window_left, window_right: how many keys before and after its own a row sees.
+        EXTRAS: what may happen to scores (scores.py).
+        PADDED: width_qk or width_v may be less than the pieces together.
+        UNMASKED_LOOP: blocks of keys that need no mask have a loop of their own, for speed; without it, the code is
+            half as long.
+        PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile: of sequences of
+            different lengths most tiles are empty, and cost a step of a loop instead of a program.
     """
-    # A grid's first dimension takes 2^31 blocks, the others 65,535. Neighbours share a head, so its keys in the cache.
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    block = tl.program_id(0) % blocks
-    plane = (tl.program_id(0) // blocks).to(tl.int64)
-    if CAUSAL:
-        block = blocks - 1 - block  # longest first, so that the last to start are short
-    batch = plane // heads
-    head = plane % heads
-    head_kv = head // heads_per_kv
-
-    first_row = block * BLOCK_M
-    q_ptr += batch * stride_qb + head * stride_qh + first_row.to(tl.int64) * stride_qm
-    k_ptr += batch * stride_kb + head_kv * stride_kh
-    v_ptr += batch * stride_vb + head_kv * stride_vh
-    out_ptr += batch * stride_ob + head * stride_oh + first_row.to(tl.int64) * stride_om
-
-    dims = tl.arange(0, HEAD_DIM)
-    tile_rows = tl.arange(0, BLOCK_M)
-    rows = first_row + tile_rows
-    inside = rows < seqlen_q
-    q = tl.load(q_ptr + tile_rows[:, None] * stride_qm + dims[None, :], mask=inside[:, None], other=0.0)
-    # The loops want a scale that is not negative; -scale * q k^T = scale * (-q) k^T, and negation is exact.
-    q = q * tl.where(sm_scale < 0, -1.0, 1.0).to(q.dtype)
-    scale = tl.abs(sm_scale) * 1.4426950408889634  # log2(e)
-
-    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-
-    # [0, unmasked): blocks of keys that all rows see whole. [unmasked, end): the diagonal, the last block if not whole.
-    unmasked = 0
-    end = seqlen_k
-    if CAUSAL:
-        end = tl.minimum(end, first_row + BLOCK_M)
-    if UNMASKED_LOOP:
-        unmasked = seqlen_k // BLOCK_N * BLOCK_N
-        if CAUSAL:
-            unmasked = tl.minimum(unmasked, (first_row + 1) // BLOCK_N * BLOCK_N)
-        acc, row_max, row_sum, k_ptr, v_ptr = attend_to_keys(
-            acc, row_max, row_sum, q, k_ptr, v_ptr, stride_kn, stride_vn, 0, unmasked, seqlen_k, rows, scale,
-            CAUSAL, False, HEAD_DIM, BLOCK_N,
+    if EXTRAS == "dropout" or EXTRAS == "any":
+        seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
+        if (flags & SEED_OUT) != 0 and tl.program_id(0) == 0:
+            tl.store(seed_out_ptr, seed)
+            tl.store(offset_out_ptr, offset)
+    if PERSISTENT:
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+            attend_rows(
+                tile, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed, offset,
+                cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale,
+                stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+                stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+                stride_bb, stride_bh, stride_bm, stride_sb, heads, heads_per_kv, seqlen_q, seqlen_k,
+                width_qk, width_v, window_left, window_right, threshold, flags,
+                P0, P1, P2, EXTRAS, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+    else:
+        attend_rows(
+            tl.program_id(0), q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed, offset,
+            cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale,
+            stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+            stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+            stride_bb, stride_bh, stride_bm, stride_sb, heads, heads_per_kv, seqlen_q, seqlen_k,
+            width_qk, width_v, window_left, window_right, threshold, flags,
+            P0, P1, P2, EXTRAS, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-    acc, row_max, row_sum, k_ptr, v_ptr = attend_to_keys(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, stride_kn, stride_vn, unmasked, end, seqlen_k, rows, scale,
-        CAUSAL, True, HEAD_DIM, BLOCK_N,
-    )  # fmt: skip
-
-    empty = row_sum == 0.0
-    divisor = tl.where(empty, 1.0, row_sum)
-    acc = acc * (1.0 / divisor)[:, None]
-    tl.store(
-        out_ptr + tile_rows[:, None] * stride_om + dims[None, :],
-        acc.to(out_ptr.dtype.element_ty),
-        mask=inside[:, None],
-    )
-    if want_lse:
-        lse = tl.where(empty, float("-inf"), (row_max + tl.math.log2(divisor)) * 0.6931471805599453)  # ln(2)
-        tl.store(lse_ptr + plane * seqlen_q + rows, lse, mask=inside)

@@ -1,0 +1,248 @@
+"""The attention kernels, interpreted on the CPU, against float64: each feature by itself, then all of them at random."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import replace
+
+import pytest
+
+# Looked for, not imported: see interpreter.py.
+for package in ("numpy", "torch", "triton"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}: Triton's interpreter works on PyTorch's tensors", allow_module_level=True)
+
+import numpy as np  # noqa: E402
+from attention import EVERYTHING, Call, attention, kept, philox  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from interpreter import Image, interpreter, run  # noqa: E402
+
+# Largest error that rounding explains, relative to 1 + the value: of P and the gradients' factors in fp16, or of fp32.
+TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
+MASKS = {
+    "none": {},
+    "causal": {"right": 0},
+    "causal, bottom right": {"right": 0, "bottom_right": True},
+    "window": {"left": 7, "right": 3},
+    "window, bottom right": {"left": 20, "right": 0, "bottom_right": True},
+    "one key": {"left": 0, "right": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def child():
+    with interpreter() as executor:
+        yield executor
+
+
+def make(
+    rows=33, keys=40, *, heads=1, heads_kv=1, batch=1, width=16, width_v=None, dtype=np.float32, seed=0, **rest
+) -> Call:
+    """A call of normal random numbers, with gradients."""
+    draw = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return draw.standard_normal(shape).astype(dtype)
+
+    width_v = width_v or width
+    rest.setdefault("sm_scale", 1 / math.sqrt(width))
+    return Call(
+        q=normal(batch, heads, rows, width), k=normal(batch, heads_kv, keys, width),
+        v=normal(batch, heads_kv, keys, width_v), dout=normal(batch, heads, rows, width_v), **rest,
+    )  # fmt: skip
+
+
+def check(child, call: Call, image: Image = Image(), layout: str = "contiguous") -> None:
+    """Each result is right, and nothing else is written."""
+    got = child.submit(run, call, image, layout).result(timeout=300)
+    expected = attention(call)
+    tolerance = TOLERANCE[call.q.dtype.type] / (1 - call.dropout)
+    for name in ("out", "dq", "dk", "dv"):
+        one, other = getattr(got, name), getattr(expected, name)
+        if other is not None:
+            scale = 4 if name[0] == "d" else 1  # a gradient is the product of one more rounded factor
+            np.testing.assert_allclose(one.astype(np.float64), other, rtol=scale * tolerance, atol=scale * tolerance, err_msg=name)
+    if image.want_lse:
+        np.testing.assert_allclose(got.lse, expected.lse, rtol=1e-6, atol=1e-5 if call.q.dtype == np.float32 else 1e-4)
+    else:
+        assert np.isnan(got.lse).all(), "lse was written although it was not wanted"
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 37), (37, 1), (16, 16), (15, 17), (33, 16), (40, 75), (20, 0)])
+def test_masks_and_lengths(child, lengths, mask):
+    check(child, make(*lengths, **MASKS[mask]))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_one_loop_for_all_keys(child, mask):
+    check(child, make(35, 50, **MASKS[mask]), Image(unmasked_loop=False), "padded")
+
+
+@pytest.mark.parametrize("blocks", [(16, 32), (32, 16), (64, 16), (16, 64)])
+@pytest.mark.parametrize("mask", ["causal", "window", "window, bottom right"])
+def test_blocks_of_other_shapes(child, blocks, mask):
+    check(child, make(70, 70, **MASKS[mask]), Image(block_m=blocks[0], block_n=blocks[1]))
+
+
+@pytest.mark.parametrize("width", [16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256])
+def test_head_sizes(child, width):
+    check(child, make(20, 18, width=width, dtype=np.float16, right=0))
+
+
+@pytest.mark.parametrize(("width", "width_v"), [(1, 1), (13, 13), (40, 40), (72, 72), (100, 100), (24, 16), (16, 48), (90, 7)])
+def test_padded_head_sizes(child, width, width_v):
+    check(child, make(20, 18, width=width, width_v=width_v, right=0), layout="padded")
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+def test_grouped_heads_and_batch(child, heads_kv):
+    check(child, make(18, 21, heads=4, heads_kv=heads_kv, batch=2, right=0))
+
+
+@pytest.mark.parametrize("layout", ["rows", "padded", "reversed"])
+def test_strides(child, layout):
+    check(child, make(19, 35, heads=2, batch=2, right=0), layout=layout)
+
+
+@pytest.mark.parametrize("sm_scale", [-0.25, -3.0, 0.0, 1e-30, 5.0])
+def test_scales(child, sm_scale):
+    check(child, make(20, 30, sm_scale=sm_scale, right=0))
+
+
+def test_no_lse(child):
+    check(child, replace(make(20, 20), dout=None), Image(want_lse=False))
+
+
+def test_sinks(child):
+    check(child, make(20, 30, heads=3, heads_kv=3, sinks=np.array([0.5, -2.0, 9.0]), right=0))
+    check(child, make(20, 30, heads=1, sinks=np.array([0.5]), left=2, right=-1))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "window, bottom right"])
+def test_bias(child, mask):
+    bias = np.random.default_rng(5).standard_normal((2, 1, 20, 37)).astype(np.float32)
+    check(child, make(20, 37, heads=2, batch=2, bias=np.broadcast_to(bias, (2, 2, 20, 37)), **MASKS[mask]))
+
+
+def test_a_bias_of_minus_infinity_is_a_mask(child):
+    bias = np.zeros((1, 1, 20, 37), np.float32)
+    bias[..., 5:9] = -np.inf
+    bias[0, 0, 4] = -np.inf
+    check(child, make(20, 37, bias=bias))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "causal, bottom right"])
+def test_alibi(child, mask):
+    check(child, make(20, 37, heads=2, heads_kv=2, batch=2, slopes=np.array([[0.5, 0.1], [2.0, 0.0]]), **MASKS[mask]))
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_soft_cap(child, softcap):
+    check(child, make(20, 37, softcap=softcap, right=0))
+
+
+@pytest.mark.parametrize("blocks", [(16, 16), (32, 16), (16, 32)])
+def test_dropout_does_not_depend_on_blocks(child, blocks):
+    call = make(40, 50, heads=2, heads_kv=1, batch=2, dropout=0.3, seed=3, right=0)
+    call = replace(call, seed=0x123456789ABCDEF, offset=0x3_0000_0007)
+    check(child, call, Image(block_m=blocks[0], block_n=blocks[1]))
+
+
+def test_philox_is_philox():
+    """The known answers of the authors' own implementation (Random123, kat_vectors)."""
+    cases = [
+        (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (0xFFFFFFFFFFFFFFFF, (0xFFFFFFFF,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            0x299F31D0A4093822,
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ]
+    for key, counter, expected in cases:
+        assert tuple(int(n) for n in philox(key, tuple(np.array(c) for c in counter))) == expected
+
+
+def test_dropout_keeps_its_share_and_draws_independently():
+    call = Call(*[np.zeros((1, 1, 512, 16), np.float32)] * 3, 1.0, dropout=0.25, seed=7)
+    keep = kept(call, 0, 512, 512).astype(float)
+    deviation = math.sqrt(0.25 * 0.75)
+    assert abs(keep.mean() - 0.75) < 5 * deviation / 512
+    centred = (keep - 0.75) / deviation
+    for rows, keys in ((0, 1), (1, 0), (0, 4), (1, 1), (0, 2)):
+        correlation = (centred[rows:, keys:] * centred[: 512 - rows, : 512 - keys]).mean()
+        assert abs(correlation) < 5 / 512
+    other = (kept(replace(call, offset=4), 0, 512, 512) - 0.75) / deviation
+    assert abs((centred * other).mean()) < 5 / 512
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_sequences_one_after_another(child, mask):
+    cu_q, cu_k = np.array([0, 17, 17, 20, 45]), np.array([0, 5, 30, 30, 60])
+    call = make(45, 60, heads=2, heads_kv=1, cu_q=cu_q, cu_k=cu_k, **MASKS[mask])
+    check(child, call)
+
+
+def test_padded_sequences(child):
+    used_q, used_k = np.array([20, 0, 7]), np.array([3, 18, 30])
+    check(child, make(20, 30, heads=2, heads_kv=2, batch=3, used_q=used_q, used_k=used_k, right=0, bottom_right=True))
+
+
+def test_a_neighbours_infinities_stay_away(child):
+    """Blocks reach into the next sequence: what it holds there must not matter."""
+    call = make(40, 40, cu_q=np.array([0, 20, 40]), cu_k=np.array([0, 20, 40]))
+    spoilt = replace(call, k=call.k.copy(), v=call.v.copy(), q=call.q.copy(), dout=call.dout.copy())
+    for array in (spoilt.q, spoilt.k, spoilt.v, spoilt.dout):
+        array[0, 0, 20:] = np.inf
+    clean, dirty = (child.submit(run, one).result(timeout=300) for one in (call, spoilt))
+    for name in ("out", "dq", "dk", "dv"):
+        np.testing.assert_array_equal(getattr(clean, name)[0, 0, :20], getattr(dirty, name)[0, 0, :20], err_msg=name)
+
+
+def test_large_scores_do_not_overflow(child):
+    call = make(17, 40, right=0, sm_scale=1.0)
+    check(child, replace(call, q=call.q * 1e4, k=call.k * 1e4, dout=None))
+
+
+@pytest.mark.parametrize("unmasked_loop", [True, False])
+def test_a_nan_reaches_only_the_rows_that_see_it(child, unmasked_loop):
+    call = make(40, 40, right=0)
+    call.k[0, 0, 20, 3] = np.nan
+    got = child.submit(run, replace(call, dout=None), Image(unmasked_loop=unmasked_loop)).result(timeout=300)
+    seen = np.isnan(got.out).any(axis=3)[0, 0]
+    assert not seen[:20].any() and seen[20:].all()
+    assert not np.isnan(got.lse[0, 0, :20]).any() and np.isnan(got.lse[0, 0, 20:]).all()
+
+
+@st.composite
+def calls(draw) -> tuple[Call, Image, str]:
+    heads_kv, group, batch = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 2]))
+    rows, keys = draw(st.integers(1, 50)), draw(st.integers(0, 50))
+    heads, width = heads_kv * group, draw(st.integers(1, 80))
+    some = st.booleans()
+    generator = np.random.default_rng(draw(st.integers(0, 99)))
+    call = make(
+        rows, keys, heads=heads, heads_kv=heads_kv, batch=batch, width=width, width_v=draw(st.sampled_from([width, 11])),
+        dtype=draw(st.sampled_from([np.float16, np.float32])), seed=draw(st.integers(0, 99)),
+        left=draw(st.sampled_from([EVERYTHING, 0, 5, 30])), right=draw(st.sampled_from([EVERYTHING, 0, 5])),
+        bottom_right=draw(some), softcap=draw(st.sampled_from([0.0, 0.0, 2.0])),
+        dropout=draw(st.sampled_from([0.0, 0.0, 0.5])), offset=draw(st.integers(0, 2**40)),
+        bias=generator.standard_normal((batch, heads, rows, keys)).astype(np.float32) if draw(some) and keys else None,
+        slopes=generator.random((batch, heads)) if draw(some) else None,
+        sinks=generator.standard_normal(heads) if draw(some) else None,
+    )  # fmt: skip
+    if draw(some):
+        call = replace(call, used_k=generator.integers(0, keys + 1, batch))
+    image = Image(
+        block_m=draw(st.sampled_from([16, 32])), block_n=draw(st.sampled_from([16, 32])), unmasked_loop=draw(some)
+    )
+    return call, image, draw(st.sampled_from(["contiguous", "rows", "padded", "reversed"]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls())
+def test_everything_together(child, drawn):
+    check(child, *drawn)

@@ -1,0 +1,293 @@
+"""Attention backward: the gradients of q, k and v (FlashAttention-2: Dao, 2023, arXiv:2307.08691, section 3.1, algorithm 2).
+
+With p = softmax's weights, D = rowsum(out * dout), dp = dout v^T and ds = p * (dp - D):
+
+    dv = p^T dout,   dk = sm_scale * ds^T q,   dq = sm_scale * ds k.
+
+Nothing of the size of p is kept: it is computed again from q, k and the log-sum-exp. Two kernels follow each other: dq, a
+block of rows in each program, which walks over the keys, and leaves D on its way; then dk and dv, a block of keys in
+each, which walks over the rows that see it. Each element is summed by one program in one order, so results are the same
+every time. attn_bwd_scores.py has the gradients of bias and sinks.
+"""
+
+import triton
+import triton.language as tl
+from dropout import factors, seed_of
+from flags import SOFTCAP
+from rows import added, inner, load_rows, scaled, store_rows, summed, turned, zeros
+from scores import LOG2E, shaped, slope_of
+from sequences import sequence
+from window import bounds, span
+
+
+@triton.jit
+def weights_of(
+    products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, seen, flags,
+    MASKED: tl.constexpr, EXTRAS: tl.constexpr,
+):  # fmt: skip
+    """Softmax's weights [rows, keys], and what shaped() says of the soft cap.
+
+    Args:
+        lse: [rows], in base 2; inf for rows that see nothing.
+        seen: [rows, keys]; looked at if MASKED.
+    """
+    squeezed = products
+    if EXTRAS == "none" or EXTRAS == "dropout":
+        p = tl.math.exp2(products * scale - lse[:, None])
+    else:
+        scores, squeezed = shaped(
+            products, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, flags, EXTRAS
+        )  # fmt: skip
+        p = tl.math.exp2(scores - lse[:, None])
+    if MASKED:
+        p = tl.where(seen, p, 0.0)
+    return p, squeezed
+
+
+@triton.jit
+def derivative(ds, squeezed, flags, EXTRAS: tl.constexpr):
+    """ds of the scores to ds of the products, but for the scale."""
+    if EXTRAS == "softcap":
+        ds *= 1.0 - squeezed * squeezed
+    if EXTRAS == "any":
+        if flags & SOFTCAP:
+            ds *= 1.0 - squeezed * squeezed
+    return ds
+
+
+@triton.jit
+def add_keys(
+    dq, q, dout, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+    rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
+    seed, offset, threshold, plane, flags,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
+):  # fmt: skip
+    """Adds what a block of keys gives to dq of a block of rows."""
+    keys = start + tl.arange(0, BLOCK_N)
+    inside = keys < rows_k
+    k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
+    p, squeezed = weights_of(
+        inner(q, turned(k, P1, P2), P1, P2, TF32X3), lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
+        (first <= last)[:, None] & inside[None, :],
+        (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), flags, MASKED, EXTRAS,
+    )  # fmt: skip
+    v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
+    dp = inner(dout, v, P1, P2, TF32X3)
+    if EXTRAS == "dropout" or EXTRAS == "any":
+        dp *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
+    ds = derivative(p * (dp - delta[:, None]), squeezed, flags, EXTRAS)
+    return added(ds.to(k[0].dtype), k, dq, P1, P2, TF32X3)
+
+
+@triton.jit
+def attn_bwd_dq(
+    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr,
+    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale, seed, offset,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_dqb, stride_dqh, stride_dqm,
+    stride_lb, stride_lh, stride_db, stride_dh, stride_bb, stride_bh, stride_bm, stride_sb,
+    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dq, and delta = D; the grid is (cdiv(seqlen_q, BLOCK_M) * heads * batch,).
+
+    Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d.
+    """
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    first_row = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
+    plane = tl.program_id(0) // blocks
+    batch = plane // heads
+    head = plane % heads
+    head_kv = head // heads_per_kv
+    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
+    batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
+    if first_row >= rows_q:
+        return
+    batch_k = batch_k.to(tl.int64)
+    batch_q = batch_q.to(tl.int64)
+    row_q = start_q.to(tl.int64) + first_row
+    q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
+    out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
+    dout_ptr += batch_q * stride_gb + head.to(tl.int64) * stride_gh + row_q * stride_gm
+    dq_ptr += batch_q * stride_dqb + head.to(tl.int64) * stride_dqh + row_q * stride_dqm
+    lse_ptr += batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
+    delta_ptr += batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
+    k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k.to(tl.int64) * stride_kn
+    v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k.to(tl.int64) * stride_vn
+    bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
+
+    column = tl.arange(0, BLOCK_M)
+    rows = first_row + column
+    inside = rows < rows_q
+    dout = load_rows(dout_ptr, 0, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, True, PADDED)
+    out = load_rows(out_ptr, 0, stride_om, inside, width_v, BLOCK_M, P0, P1, P2, False, True, PADDED)
+    delta = summed(out, dout, P1, P2)
+    tl.store(delta_ptr + column, delta, mask=inside)
+    q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
+    lse = tl.load(lse_ptr + column, mask=inside, other=0.0) * LOG2E
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)  # rows that see nothing
+    scale = sm_scale * LOG2E
+    softcap *= LOG2E
+    slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
+    if EXTRAS == "dropout" or EXTRAS == "any":
+        seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
+    shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
+    first, last, begin, end, whole_begin, whole_end = span(
+        first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
+    )
+    if EXTRAS == "bias" or EXTRAS == "any":
+        last = tl.where(inside, last, -1)  # other rows have no bias
+    if not UNMASKED_LOOP:
+        whole_end = whole_begin
+    whole = whole_end - whole_begin
+
+    dq = zeros(BLOCK_M, P0, P1, P2)
+    if UNMASKED_LOOP:
+        for start in tl.range(whole_begin, whole_end, BLOCK_N):
+            dq = add_keys(
+                dq, q, dout, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+                rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
+                seed, offset, threshold, plane, flags,
+                False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+            )  # fmt: skip
+    for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
+        dq = add_keys(
+            dq, q, dout, lse, delta, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
+            stride_kn, stride_vn, width_qk, width_v,
+            rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
+            seed, offset, threshold, plane, flags,
+            True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+        )  # fmt: skip
+    dq = scaled(dq, tl.full([BLOCK_M], 1.0, tl.float32) * sm_scale, P1, P2)
+    store_rows(dq_ptr, column * stride_dqm, inside, width_qk, dq, P0, P1, P2, PADDED)
+
+
+@triton.jit
+def add_rows(
+    dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, start, stride_qm, stride_gm, width_qk, width_v,
+    keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
+    seed, offset, threshold, plane, first_key, flags,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
+):  # fmt: skip
+    """Adds what a block of rows gives to dk and dv of a block of keys. Scores are transposed: [BLOCK_N, BLOCK_M]."""
+    rows = start + tl.arange(0, BLOCK_M)
+    inside = rows < rows_q
+    q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
+    if MASKED:
+        lse = tl.load(lse_ptr + rows, mask=inside, other=0.0) * LOG2E
+    else:
+        lse = tl.load(lse_ptr + rows) * LOG2E
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)  # rows that see nothing
+    products = inner(k, turned(q, P1, P2), P1, P2, TF32X3)
+    if EXTRAS == "none" or EXTRAS == "dropout":
+        squeezed = products
+        p = tl.math.exp2(products * scale - lse[None, :])
+    else:
+        scores, squeezed = shaped(
+            products.T, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
+            inside[:, None] & (keys < rows_k)[None, :], flags, EXTRAS,
+        )  # fmt: skip
+        squeezed = squeezed.T
+        p = tl.math.exp2(scores.T - lse[None, :])
+    if MASKED:
+        p = tl.where((rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), p, 0.0)
+    dout = load_rows(
+        dout_ptr, start, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, MASKED, PADDED
+    )
+    dp = inner(v, turned(dout, P1, P2), P1, P2, TF32X3)
+    weights = p
+    if EXTRAS == "dropout" or EXTRAS == "any":
+        keep = factors(keep_scale, seed, offset, threshold, plane, rows, first_key, flags, BLOCK_N, EXTRAS).T
+        weights = p * keep
+        dp *= keep
+    dv = added(weights.to(dout[0].dtype), dout, dv, P1, P2, TF32X3)
+    if MASKED:
+        delta = tl.load(delta_ptr + rows, mask=inside, other=0.0)
+    else:
+        delta = tl.load(delta_ptr + rows)
+    ds = derivative(p * (dp - delta[None, :]), squeezed, flags, EXTRAS)
+    dk = added(ds.to(q[0].dtype), q, dk, P1, P2, TF32X3)
+    return dk, dv
+
+
+@triton.jit
+def attn_bwd_dk_dv(
+    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr,
+    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale, seed, offset,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_gb, stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    stride_lb, stride_lh, stride_db, stride_dh, stride_bb, stride_bh, stride_bm, stride_sb,
+    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dk and dv; the grid is (cdiv(seqlen_k, BLOCK_N) * heads / heads_per_kv * batch,). Arguments as of attn_bwd_dq, which
+    has left delta. The query heads that share a key head are summed here, one after another."""
+    blocks = tl.cdiv(seqlen_k, BLOCK_N)
+    first_key = tl.program_id(0) % blocks * BLOCK_N  # under a causal mask the first keys are seen by most: longest first
+    plane_kv = tl.program_id(0) // blocks
+    heads_kv = heads // heads_per_kv
+    batch = plane_kv // heads_kv
+    head_kv = plane_kv % heads_kv
+    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
+    batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
+    if first_key >= rows_k:
+        return
+    batch_k = batch_k.to(tl.int64)
+    batch_q = batch_q.to(tl.int64)
+    row_k = start_k.to(tl.int64) + first_key
+    row_q = start_q.to(tl.int64)
+    k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + row_k * stride_kn
+    v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + row_k * stride_vn
+    dk_ptr += batch_k * stride_dkb + head_kv.to(tl.int64) * stride_dkh + row_k * stride_dkn
+    dv_ptr += batch_k * stride_dvb + head_kv.to(tl.int64) * stride_dvh + row_k * stride_dvn
+
+    column = tl.arange(0, BLOCK_N)
+    keys = first_key + column
+    inside = keys < rows_k
+    k = load_rows(k_ptr, 0, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, True, PADDED)
+    v = load_rows(v_ptr, 0, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, True, PADDED)
+    scale = sm_scale * LOG2E
+    softcap *= LOG2E
+    if EXTRAS == "dropout" or EXTRAS == "any":
+        seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
+
+    dk = zeros(BLOCK_N, P0, P1, P2)
+    dv = zeros(BLOCK_N, P0, P1, P2)
+    shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
+    first, last, begin, end, whole_begin, whole_end = span(
+        first_key, first_key + BLOCK_N - 1, keys, -shift, right, left, rows_q, BLOCK_M
+    )
+    if not UNMASKED_LOOP:
+        whole_end = whole_begin
+    whole = whole_end - whole_begin
+    for member in range(heads_per_kv):
+        head = head_kv * heads_per_kv + member
+        q_rows = q_ptr + batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
+        dout_rows = dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + row_q * stride_gm
+        lse_rows = lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
+        delta_rows = delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
+        bias_plane = bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
+        slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
+        if UNMASKED_LOOP:
+            for start in tl.range(whole_begin, whole_end, BLOCK_M):
+                dk, dv = add_rows(
+                    dk, dv, k, v, q_rows, dout_rows, lse_rows, delta_rows, start, stride_qm, stride_gm, width_qk, width_v,
+                    keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
+                    rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
+                    False, PADDED, EXTRAS, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
+                )  # fmt: skip
+        for step in tl.range(begin, end - whole, BLOCK_M, disable_licm=True):
+            dk, dv = add_rows(
+                dk, dv, k, v, q_rows, dout_rows, lse_rows, delta_rows, tl.where(step < whole_begin, step, step + whole),
+                stride_qm, stride_gm, width_qk, width_v,
+                keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
+                rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
+                True, PADDED, EXTRAS, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
+            )  # fmt: skip
+    dk = scaled(dk, tl.full([BLOCK_N], 1.0, tl.float32) * sm_scale, P1, P2)
+    store_rows(dk_ptr, column * stride_dkn, inside, width_qk, dk, P0, P1, P2, PADDED)
+    store_rows(dv_ptr, column * stride_dvn, inside, width_v, dv, P0, P1, P2, PADDED)

@@ -1,0 +1,18 @@
+"""What a call asks for, as bits of the argument `flags`: what is no constant of an image. The recipe sets the same."""
+
+import triton.language as tl
+
+CU_Q = tl.constexpr(1)  # sequences of queries lie one after another; cu_q says where
+CU_K = tl.constexpr(2)
+USED_Q = tl.constexpr(4)  # used_q says how many rows of each sequence count
+USED_K = tl.constexpr(8)
+BOTTOM_RIGHT = tl.constexpr(16)  # the last row and the last key belong together, not the first
+SINKS = tl.constexpr(32)
+LSE = tl.constexpr(64)
+BIAS = tl.constexpr(128)
+ALIBI = tl.constexpr(256)
+SOFTCAP = tl.constexpr(512)
+DROPOUT = tl.constexpr(1024)
+SEED = tl.constexpr(2048)  # the seed lies in device memory
+OFFSET = tl.constexpr(4096)
+SEED_OUT = tl.constexpr(8192)  # seed and offset are to be written
