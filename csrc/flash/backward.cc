@@ -16,8 +16,8 @@ kiln_status make_call(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_
   if (status != KILN_OK) return status;
   if (params.reserved1)
     return kiln_set_error(KILN_E_NEWER_CALLER, "a reserved field of kiln_attn_bwd_params is not zero");
-  if ((status = check_dropout(name, params.dropout)) != KILN_OK) return status;
-  if ((status = check_softcap(name, params.softcap)) != KILN_OK) return status;
+  if ((status = check_dropout(params.dropout)) != KILN_OK) return status;
+  if ((status = check_softcap(params.softcap)) != KILN_OK) return status;
   if ((status = find(kiln, name, &operation)) != KILN_OK) return status;
   const kiln_tensor* const tensors[] = {params.q,  params.k,  params.v,  params.out,   params.dout,  params.lse,
                                         params.dq, params.dk, params.dv, params.dbias, params.dsinks};

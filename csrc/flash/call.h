@@ -54,14 +54,14 @@ inline double scale_of(float sm_scale, const kiln_tensor* q) {
   return known ? 1.0 / sqrt(static_cast<double>(q->sizes[3])) : 1.0;  // if not, the call fails for q's sake
 }
 
-inline kiln_status check_softcap(const char* operation, float softcap) {
+inline kiln_status check_softcap(float softcap) {
   if (softcap >= 0.0f && softcap <= 3.0e38f) return KILN_OK;
-  return kiln_set_error(KILN_E_ARGUMENT, "%s: softcap must be finite and not negative; 0 for none", operation);
+  return kiln_set_error(KILN_E_ARGUMENT, "flash: softcap must be finite and not negative; 0 for none");
 }
 
-inline kiln_status check_dropout(const char* operation, float dropout) {
+inline kiln_status check_dropout(float dropout) {
   if (dropout >= 0.0f && dropout < 1.0f) return KILN_OK;
-  return kiln_set_error(KILN_E_ARGUMENT, "%s: dropout must be at least 0 and below 1", operation);
+  return kiln_set_error(KILN_E_ARGUMENT, "flash: dropout must be at least 0 and below 1");
 }
 
 // Weights whose 32-bit number is below this are dropped.

@@ -16,8 +16,8 @@ kiln_status make_call(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_
   if (status != KILN_OK) return status;
   if (params.reserved0 || params.reserved1)
     return kiln_set_error(KILN_E_NEWER_CALLER, "a reserved field of kiln_attn_fwd_params is not zero");
-  if ((status = check_dropout(name, params.dropout)) != KILN_OK) return status;
-  if ((status = check_softcap(name, params.softcap)) != KILN_OK) return status;
+  if ((status = check_dropout(params.dropout)) != KILN_OK) return status;
+  if ((status = check_softcap(params.softcap)) != KILN_OK) return status;
   if ((status = find(kiln, name, &operation)) != KILN_OK) return status;
   const kiln_tensor* const tensors[] = {params.q,   params.k,        params.v,         params.out,
                                         params.lse, params.seed_out, params.offset_out};
@@ -55,7 +55,7 @@ kiln_status kiln_dropout_mask(kiln_t kiln, const kiln_queue* queue, const kiln_d
   if (status != KILN_OK) return status;
   if (params.reserved0)
     return kiln_set_error(KILN_E_NEWER_CALLER, "a reserved field of kiln_dropout_mask_params is not zero");
-  if ((status = check_dropout(name, params.dropout)) != KILN_OK) return status;
+  if ((status = check_dropout(params.dropout)) != KILN_OK) return status;
   if ((status = find(kiln, name, &operation)) != KILN_OK) return status;
   Arguments<6> arguments;
   arguments.tensor(params.mask);
