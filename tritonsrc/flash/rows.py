@@ -35,14 +35,12 @@ def load_piece(
 
 
 @triton.jit
-def load_rows(
-    ptr, start, stride, inside, width,
-    ROWS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+def load_rows_at(
+    ptr, offsets, inside, width,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
     TRANSPOSED: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The rows [start, start + ROWS) from ptr on, all pieces; the other arguments are load_piece's."""
-    ptr += start * stride  # 64 bits wide, as strides are
-    offsets = tl.arange(0, ROWS) * stride
+    """The rows that begin at `offsets` from ptr on, wherever that is, all pieces; the arguments are load_piece's."""
     if P2 > 0:
         return (
             load_piece(ptr, offsets, inside, width, 0, P0, TRANSPOSED, MASKED, PADDED),
@@ -56,6 +54,18 @@ def load_rows(
         )
     else:
         return (load_piece(ptr, offsets, inside, width, 0, P0, TRANSPOSED, MASKED, PADDED),)
+
+
+@triton.jit
+def load_rows(
+    ptr, start, stride, inside, width,
+    ROWS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+    TRANSPOSED: tl.constexpr, MASKED: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """The rows [start, start + ROWS) from ptr on, all pieces; the other arguments are load_piece's."""
+    ptr += start * stride  # 64 bits wide, as strides are
+    offsets = tl.arange(0, ROWS) * stride
+    return load_rows_at(ptr, offsets, inside, width, P0, P1, P2, TRANSPOSED, MASKED, PADDED)
 
 
 @triton.jit
