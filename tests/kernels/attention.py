@@ -51,12 +51,6 @@ class Call:
         return len(self.cu_q) - 1 if self.cu_q is not None else self.q.shape[0]
 
     @property
-    def has_extras(self) -> bool:
-        return bool(
-            self.bias is not None or self.slopes is not None or self.softcap or self.dropout or self.sm_scale < 0
-        )
-
-    @property
     def threshold(self) -> int:
         return int(self.dropout * 2**32)
 
@@ -73,13 +67,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Result:
-    """out, lse and, if dout was given, the gradients; float64, NaN where nothing is to be written."""
+    """out, lse and, if dout was given, the gradients; float64, NaN where nothing is to be written. dbias is summed over
+    the batches and heads that the bias is broadcast over."""
 
     out: np.ndarray
     lse: np.ndarray
     dq: np.ndarray | None = None
     dk: np.ndarray | None = None
     dv: np.ndarray | None = None
+    dbias: np.ndarray | None = None
+    dsinks: np.ndarray | None = None
 
 
 def philox(seed: int, counter: tuple[np.ndarray, ...]) -> list[np.ndarray]:
@@ -107,7 +104,12 @@ def kept(call: Call, plane: int, rows: int, keys: int) -> np.ndarray:
 
 def attention(call: Call) -> Result:
     """The definition, sequence by sequence and head by head."""
-    q, k, v = (torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in (call.q, call.k, call.v))
+    leaves = {
+        name: torch.tensor(array, dtype=torch.float64, requires_grad=True)
+        for name in ("q", "k", "v", "bias", "sinks")
+        if (array := getattr(call, name)) is not None
+    }
+    q, k, v = (leaves[name] for name in "qkv")
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     out = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=torch.float64)
     lse = torch.full(q.shape[:3], math.nan, dtype=torch.float64)
@@ -116,7 +118,8 @@ def attention(call: Call) -> Result:
         (batch_q, rows), (batch_k, keys) = call.span(sequence, False), call.span(sequence, True)
         for head in range(heads):
             one, log = _head(
-                call, sequence, head, q[batch_q, head, rows], k[batch_k, head // group, keys], v[batch_k, head // group, keys]
+                call, sequence, head, q[batch_q, head, rows], k[batch_k, head // group, keys], v[batch_k, head // group, keys],
+                leaves,
             )  # fmt: skip
             out[batch_q, head, rows], lse[batch_q, head, rows] = one.detach(), log.detach()
             if call.dout is not None and one.requires_grad and one.numel():
@@ -124,27 +127,30 @@ def attention(call: Call) -> Result:
                 cotangents.append(torch.tensor(call.dout[batch_q, head, rows], dtype=torch.float64))
     if call.dout is None:
         return Result(out.numpy(), lse.numpy())
-    grads = torch.autograd.grad(outputs, (q, k, v), cotangents, allow_unused=True) if outputs else (None, None, None)
-    full = [np.zeros(t.shape) if grad is None else grad.numpy() for t, grad in zip((q, k, v), grads)]
-    written = [_written(call, array, of_keys) for array, of_keys in zip(full, (False, True, True))]
-    return Result(out.numpy(), lse.numpy(), *written)
+    found = torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True) if outputs else ()
+    grads = {name: np.zeros(leaf.shape) for name, leaf in leaves.items()}
+    grads |= {name: grad.numpy() for name, grad in zip(leaves, found) if grad is not None}
+    if call.bias is not None:
+        broadcast = tuple(axis for axis in (0, 1) if call.bias.strides[axis] == 0)
+        grads["bias"] = grads["bias"].sum(broadcast, keepdims=True)
+    written = [_written(call, grads[name], name != "q") for name in "qkv"]
+    return Result(out.numpy(), lse.numpy(), *written, grads.get("bias"), grads.get("sinks"))
 
 
-def _head(call: Call, sequence: int, head: int, q, k, v):
+def _head(call: Call, sequence: int, head: int, q, k, v, leaves):
     rows, keys = q.shape[0], k.shape[0]
     scores = call.sm_scale * (q @ k.T)
     if call.softcap:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.bias is not None:
-        scores = scores + torch.tensor(call.bias[sequence, head, :rows, :keys], dtype=torch.float64)
+        scores = scores + leaves["bias"][sequence, head, :rows, :keys]
     i, j = torch.arange(rows)[:, None], torch.arange(keys)[None, :]
     if call.slopes is not None:
         scores = scores - float(call.slopes[sequence, head]) * (i + (keys - rows) - j).abs()
     own = i + (keys - rows if call.bottom_right else 0)
     scores = scores.masked_fill((j < own - call.left) | (j > own + call.right), -math.inf)
     if call.sinks is not None:
-        sink = torch.full((rows, 1), float(call.sinks[head]), dtype=torch.float64)
-        scores = torch.cat([scores, sink], 1)
+        scores = torch.cat([scores, leaves["sinks"][head].expand(rows, 1)], 1)
     if scores.shape[1] == 0:
         return torch.zeros(rows, v.shape[1], dtype=torch.float64), torch.full((rows,), -math.inf, dtype=torch.float64)
     blind = (scores == -math.inf).all(1)  # rows that see nothing

@@ -25,7 +25,9 @@ PIECES = {
     16: (16, 0, 0), 32: (32, 0, 0), 48: (32, 16, 0), 64: (64, 0, 0), 80: (64, 16, 0), 96: (64, 32, 0), 128: (128, 0, 0),
     160: (128, 32, 0), 192: (128, 64, 0), 224: (128, 64, 32), 256: (256, 0, 0), 512: (512, 0, 0),
 }  # fmt: skip
-CU_Q, CU_K, USED_Q, USED_K, BOTTOM_RIGHT, SINKS, LSE, BIAS, ALIBI, SOFTCAP, DROPOUT = (1 << n for n in range(11))
+(CU_Q, CU_K, USED_Q, USED_K, BOTTOM_RIGHT, SINKS, LSE, BIAS, ALIBI, SOFTCAP, DROPOUT, SEED, OFFSET, SEED_OUT) = (
+    1 << n for n in range(14)
+)
 
 
 def _become_interpreter() -> None:
@@ -47,6 +49,7 @@ class Image:
 
     Attributes:
         size: the head size that it is compiled for; None: the next larger.
+        programs: of the forward, each of which takes several tiles; None: one for each tile.
     """
 
     size: int | None = None
@@ -54,6 +57,7 @@ class Image:
     block_n: int = 16
     unmasked_loop: bool = True
     want_lse: bool = True
+    programs: int | None = None
 
 
 @dataclass
@@ -82,11 +86,18 @@ def _lay_out(array: np.ndarray, layout: str) -> _Tensor:
     return _Tensor(torch.from_numpy(storage)[start:], view, strides[:3])
 
 
+def extras_of(call: Call) -> str:
+    """Which images serve a call."""
+    given = {"bias": call.bias is not None or call.slopes is not None, "softcap": call.softcap, "dropout": call.dropout}
+    wanted = [name for name, is_wanted in given.items() if is_wanted]
+    return "none" if not wanted else wanted[0] if len(wanted) == 1 else "any"
+
+
 def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Result:
     """Runs the kernels in this process. What they did not write is NaN."""
     import triton
 
-    fwd, bwd = importlib.import_module("attn_fwd"), importlib.import_module("attn_bwd")
+    fwd, bwd, scores = (importlib.import_module(name) for name in ("attn_fwd", "attn_bwd", "attn_bwd_scores"))
     width_qk, width_v = call.q.shape[3], call.v.shape[3]
     size = image.size or next(size for size in PIECES if size >= max(width_qk, width_v))
     heads, heads_kv = call.q.shape[1], call.k.shape[1]
@@ -100,13 +111,14 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     options = {
         CU_Q: call.cu_q, CU_K: call.cu_k, USED_Q: call.used_q, USED_K: call.used_k, SINKS: call.sinks, BIAS: call.bias,
         ALIBI: call.slopes, BOTTOM_RIGHT: call.bottom_right or None, LSE: image.want_lse or None,
-        SOFTCAP: call.softcap or None, DROPOUT: call.dropout or None,
+        SOFTCAP: call.softcap or None, DROPOUT: call.dropout or None, SEED: call.dropout or None,
+        OFFSET: call.dropout or None, SEED_OUT: call.dropout or None,
     }  # fmt: skip
     flags = sum(flag for flag, given in options.items() if given is not None)
     bias = np.zeros((1, 1, 1, 1), call.q.dtype) if call.bias is None else call.bias
-    bias_strides = (0, 0, 0) if call.bias is None else tuple(s // bias.itemsize for s in bias.strides[:3])
+    bias_strides = (0, 0, 0) if call.bias is None else _strides(bias)
+    lse_strides = _strides(lse)[:2]
     threshold = int(np.uint32(call.threshold).astype(np.int32))
-    lse_strides = tuple(s // 4 for s in lse.strides[:2])
 
     def integers(array: np.ndarray | None) -> torch.Tensor:
         return torch.from_numpy(np.zeros(1, np.int32) if array is None else array.astype(np.int32))
@@ -114,42 +126,77 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     def reals(array: np.ndarray | None) -> torch.Tensor:
         return torch.from_numpy(np.zeros(1, np.float32) if array is None else array.astype(np.float32))
 
-    sequences = tuple(map(integers, (call.cu_q, call.cu_k, call.used_q, call.used_k)))
-    extras = (torch.from_numpy(bias), reals(call.slopes), torch.tensor([call.seed]), torch.tensor([call.offset]))
-    scalars = (call.sm_scale, call.softcap or 1.0, 1 / (1 - call.dropout))
-    shared = (*lse_strides, *bias_strides, heads if call.slopes is not None else 0)
-    lengths = (heads, heads // heads_kv, longest_q, longest_k, width_qk, width_v)
+    # A part of seed and offset by value, the rest in memory.
+    seed, offset = torch.tensor([call.seed - 5]), torch.tensor([call.offset - 7])
+    drawn = torch.zeros(2, dtype=torch.int64)
+    shared = (
+        q.storage, k.storage, v.storage, torch.from_numpy(bias), reals(call.slopes), seed, offset,
+        *map(integers, (call.cu_q, call.cu_k, call.used_q, call.used_k)),
+        call.sm_scale, call.softcap or 1.0, 1 / (1 - call.dropout), 5, 7, *q.strides, *k.strides, *v.strides, *bias_strides,
+        heads if call.slopes is not None else 0, heads, heads // heads_kv, longest_q, longest_k, width_qk, width_v,
+        call.left, call.right, threshold, flags,
+    )  # fmt: skip
     padded = {width_qk, width_v} != {size}
-    constants = (*PIECES[size], call.has_extras, padded, image.unmasked_loop, False, image.block_m, image.block_n)
-    tail = (*lengths, call.left, call.right, threshold, flags, int(padded), *constants)
-    programs_q = triton.cdiv(longest_q, image.block_m) * heads * call.sequences
-    programs_k = triton.cdiv(longest_k, image.block_n) * heads_kv * call.sequences
+    constants = (*PIECES[size], extras_of(call), padded, image.unmasked_loop, False, image.block_m, image.block_n)
+    blocks_q, blocks_k = triton.cdiv(longest_q, image.block_m), triton.cdiv(longest_k, image.block_n)
+    tiles = blocks_q * heads * call.sequences
 
-    if programs_q:
-        fwd.attn_fwd[(programs_q,)](
-            q.storage, k.storage, v.storage, out.storage, torch.from_numpy(lse), reals(call.sinks), *extras, *sequences,
-            *scalars, *q.strides, *k.strides, *v.strides, *out.strides, *shared, *tail,
+    if tiles:
+        fwd.attn_fwd[(min(tiles, image.programs or tiles),)](
+            *shared, out.storage, torch.from_numpy(lse), reals(call.sinks), drawn[:1], drawn[1:], *out.strides,
+            *lse_strides, tiles, *constants, image.programs is not None,
         )  # fmt: skip
+        if call.dropout:
+            assert drawn.tolist() == [call.seed, call.offset], "seed and offset are not as they were used"
     if call.dout is None:
         return Result(out.view.copy(), lse)
     dout = _lay_out(call.dout, layout)
     dq, dk, dv = (_lay_out(np.full(array.shape, np.nan, array.dtype), layout) for array in (call.q, call.k, call.v))
     delta = np.full_like(lse, np.nan)
-    logs = (torch.from_numpy(lse), torch.from_numpy(delta))
-    if programs_q:
-        bwd.attn_bwd_delta[(programs_q,)](
-            out.storage, dout.storage, logs[1], sequences[0], sequences[2], *out.strides, *dout.strides, *lse_strides,
-            heads, longest_q, width_v, flags, int(padded), *PIECES[size], padded, image.block_m,
+    logs, steps = (torch.from_numpy(lse), torch.from_numpy(delta)), (*lse_strides, *lse_strides)
+    if tiles:
+        bwd.attn_bwd_dq[(tiles,)](
+            *shared, out.storage, dout.storage, dq.storage, *logs, *out.strides, *dout.strides, *dq.strides, *steps,
+            *constants,
         )  # fmt: skip
-    inputs = (q.storage, k.storage, v.storage, dout.storage)
-    steps = (*q.strides, *k.strides, *v.strides, *dout.strides)
-    if programs_k:
-        bwd.attn_bwd_dk_dv[(programs_k,)](
-            *inputs, dk.storage, dv.storage, *logs, *extras, *sequences, *scalars,
-            *steps, *dk.strides, *dv.strides, *shared, *tail,
+    if blocks_k:
+        bwd.attn_bwd_dk_dv[(blocks_k * heads_kv * call.sequences,)](
+            *shared, dout.storage, dk.storage, dv.storage, *logs, *dout.strides, *dk.strides, *dv.strides, *steps,
+            *constants,
         )  # fmt: skip
-    if programs_q:
-        bwd.attn_bwd_dq[(programs_q,)](
-            *inputs, dq.storage, *logs, *extras, *sequences, *scalars, *steps, *dq.strides, *shared, *tail
-        )
-    return Result(out.view.copy(), lse, dq.view.copy(), dk.view.copy(), dv.view.copy())
+    dbias = dsinks = None
+    if call.bias is not None and tiles:
+        dbias = np.full([1 if step == 0 else n for n, step in zip(bias.shape[:2], bias_strides)] + [*bias.shape[2:]], np.nan)
+        dbias = dbias.astype(bias.dtype)
+        sums = [n // m for n, m in zip(bias.shape[:2], dbias.shape[:2])]
+        scores.attn_bwd_dbias[(blocks_q * blocks_k * dbias.shape[0] * dbias.shape[1],)](
+            *shared, dout.storage, torch.from_numpy(dbias), *logs, *dout.strides, *_strides(dbias), *steps, *sums,
+            *PIECES[size], padded, False, image.block_m, image.block_n,
+        )  # fmt: skip
+    if call.sinks is not None:
+        dsinks = np.full(heads, np.nan, np.float32)
+        scores.attn_bwd_dsinks[(heads,)](
+            reals(call.sinks), torch.from_numpy(dsinks), *logs, shared[7], shared[9], *steps, call.sequences, longest_q,
+            flags, 16,
+        )  # fmt: skip
+    return Result(out.view.copy(), lse, dq.view.copy(), dk.view.copy(), dv.view.copy(), dbias, dsinks)
+
+
+def mask(call: Call) -> np.ndarray:
+    """What dropout_mask writes: [batch, heads, rows, keys]."""
+    import triton
+
+    shape = (call.sequences, call.q.shape[1], call.q.shape[2], call.k.shape[2])
+    written = np.full(shape, 7, np.uint8)
+    threshold = int(np.uint32(call.threshold).astype(np.int32))
+    programs = triton.cdiv(shape[2], 16) * triton.cdiv(shape[3], 32) * shape[0] * shape[1]
+    importlib.import_module("dropout_mask").dropout_mask[(programs,)](
+        torch.from_numpy(written), torch.tensor([call.seed]), torch.tensor([0]), 0, call.offset, *_strides(written),
+        *shape[1:], threshold, SEED, 16, 32,
+    )  # fmt: skip
+    return written
+
+
+def _strides(array: np.ndarray) -> tuple[int, ...]:
+    """In elements, but for the last dimension's."""
+    return tuple(step // array.itemsize for step in array.strides[:-1])

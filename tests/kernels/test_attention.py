@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 from attention import EVERYTHING, Call, attention, kept, philox  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from interpreter import Image, interpreter, run  # noqa: E402
+from interpreter import Image, interpreter, mask, run  # noqa: E402
 
 # Largest error that rounding explains, relative to 1 + the value: of P and the gradients' factors in fp16, or of fp32.
 TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
@@ -59,7 +59,7 @@ def check(child, call: Call, image: Image = Image(), layout: str = "contiguous")
     got = child.submit(run, call, image, layout).result(timeout=300)
     expected = attention(call)
     tolerance = TOLERANCE[call.q.dtype.type] / (1 - call.dropout)
-    for name in ("out", "dq", "dk", "dv"):
+    for name in ("out", "dq", "dk", "dv", "dbias", "dsinks"):
         one, other = getattr(got, name), getattr(expected, name)
         if other is not None:
             scale = 4 if name[0] == "d" else 1  # a gradient is the product of one more rounded factor
@@ -112,6 +112,13 @@ def test_scales(child, sm_scale):
     check(child, make(20, 30, sm_scale=sm_scale, right=0))
 
 
+@pytest.mark.parametrize("programs", [1, 5])
+def test_programs_that_take_several_tiles(child, programs):
+    check(child, make(50, 50, heads=2, batch=2, right=0), Image(programs=programs))
+    cu = np.array([0, 17, 17, 20, 45])
+    check(child, make(45, 45, cu_q=cu, cu_k=cu, bottom_right=True, right=0), Image(programs=programs))
+
+
 def test_no_lse(child):
     check(child, replace(make(20, 20), dout=None), Image(want_lse=False))
 
@@ -121,10 +128,11 @@ def test_sinks(child):
     check(child, make(20, 30, heads=1, sinks=np.array([0.5]), left=2, right=-1))
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (2, 1), (1, 2), (1, 1)])
 @pytest.mark.parametrize("mask", ["none", "causal", "window, bottom right"])
-def test_bias(child, mask):
-    bias = np.random.default_rng(5).standard_normal((2, 1, 20, 37)).astype(np.float32)
-    check(child, make(20, 37, heads=2, batch=2, bias=np.broadcast_to(bias, (2, 2, 20, 37)), **MASKS[mask]))
+def test_bias(child, mask, shape):
+    bias = np.random.default_rng(5).standard_normal((*shape, 20, 37)).astype(np.float32)
+    check(child, make(20, 37, heads=2, heads_kv=1, batch=2, bias=np.broadcast_to(bias, (2, 2, 20, 37)), **MASKS[mask]))
 
 
 def test_a_bias_of_minus_infinity_is_a_mask(child):
@@ -149,6 +157,14 @@ def test_dropout_does_not_depend_on_blocks(child, blocks):
     call = make(40, 50, heads=2, heads_kv=1, batch=2, dropout=0.3, seed=3, right=0)
     call = replace(call, seed=0x123456789ABCDEF, offset=0x3_0000_0007)
     check(child, call, Image(block_m=blocks[0], block_n=blocks[1]))
+
+
+def test_the_mask_of_dropout_written_out(child):
+    call = make(40, 50, heads=2, batch=2, dropout=0.3)
+    call = replace(call, seed=0x123456789ABCDEF, offset=0x3_0000_0007)
+    written = child.submit(mask, call).result(timeout=300)
+    for plane in range(4):
+        np.testing.assert_array_equal(written[plane // 2, plane % 2], kept(call, plane, 40, 50))
 
 
 def test_philox_is_philox():

@@ -15,7 +15,7 @@ import triton.language as tl
 from dropout import factors, seed_of
 from flags import SOFTCAP
 from rows import added, inner, load_rows, scaled, store_rows, summed, turned, zeros
-from scores import LOG2E, shaped, slope_of
+from scores import LOG2E, known, shaped, slope_of
 from sequences import sequence
 from window import bounds, span
 
@@ -82,12 +82,12 @@ def add_keys(
 
 @triton.jit
 def attn_bwd_dq(
-    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr,
-    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale, seed, offset,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_dqb, stride_dqh, stride_dqm,
-    stride_lb, stride_lh, stride_db, stride_dh, stride_bb, stride_bh, stride_bm, stride_sb,
+    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
     heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
+    stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -95,6 +95,7 @@ def attn_bwd_dq(
 
     Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d.
     """
+    KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     first_row = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
     plane = tl.program_id(0) // blocks
@@ -105,17 +106,15 @@ def attn_bwd_dq(
     batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
     if first_row >= rows_q:
         return
-    batch_k = batch_k.to(tl.int64)
-    batch_q = batch_q.to(tl.int64)
-    row_q = start_q.to(tl.int64) + first_row
+    row_q = start_q + first_row
     q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
     out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
     dout_ptr += batch_q * stride_gb + head.to(tl.int64) * stride_gh + row_q * stride_gm
     dq_ptr += batch_q * stride_dqb + head.to(tl.int64) * stride_dqh + row_q * stride_dqm
     lse_ptr += batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
     delta_ptr += batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
-    k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k.to(tl.int64) * stride_kn
-    v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k.to(tl.int64) * stride_vn
+    k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
+    v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
     bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
 
     column = tl.arange(0, BLOCK_M)
@@ -130,14 +129,14 @@ def attn_bwd_dq(
     lse = tl.where(lse == float("-inf"), float("inf"), lse)  # rows that see nothing
     scale = sm_scale * LOG2E
     softcap *= LOG2E
-    slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
-    if EXTRAS == "dropout" or EXTRAS == "any":
+    slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, KNOWN)
+    if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
     shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
     first, last, begin, end, whole_begin, whole_end = span(
         first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
     )
-    if EXTRAS == "bias" or EXTRAS == "any":
+    if KNOWN == "bias" or KNOWN == "any":
         last = tl.where(inside, last, -1)  # other rows have no bias
     if not UNMASKED_LOOP:
         whole_end = whole_begin
@@ -150,7 +149,7 @@ def attn_bwd_dq(
                 dq, q, dout, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
                 rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
                 seed, offset, threshold, plane, flags,
-                False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+                False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3,
             )  # fmt: skip
     for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
         dq = add_keys(
@@ -158,7 +157,7 @@ def attn_bwd_dq(
             stride_kn, stride_vn, width_qk, width_v,
             rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
             seed, offset, threshold, plane, flags,
-            True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+            True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3,
         )  # fmt: skip
     dq = scaled(dq, tl.full([BLOCK_M], 1.0, tl.float32) * sm_scale, P1, P2)
     store_rows(dq_ptr, column * stride_dqm, inside, width_qk, dq, P0, P1, P2, PADDED)
@@ -215,17 +214,18 @@ def add_rows(
 
 @triton.jit
 def attn_bwd_dk_dv(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr,
-    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale, seed, offset,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_gb, stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    stride_lb, stride_lh, stride_db, stride_dh, stride_bb, stride_bh, stride_bm, stride_sb,
+    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
     heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, stride_db, stride_dh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk and dv; the grid is (cdiv(seqlen_k, BLOCK_N) * heads / heads_per_kv * batch,). Arguments as of attn_bwd_dq, which
     has left delta. The query heads that share a key head are summed here, one after another."""
+    KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     blocks = tl.cdiv(seqlen_k, BLOCK_N)
     first_key = tl.program_id(0) % blocks * BLOCK_N  # under a causal mask the first keys are seen by most: longest first
     plane_kv = tl.program_id(0) // blocks
@@ -236,10 +236,8 @@ def attn_bwd_dk_dv(
     batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
     if first_key >= rows_k:
         return
-    batch_k = batch_k.to(tl.int64)
-    batch_q = batch_q.to(tl.int64)
-    row_k = start_k.to(tl.int64) + first_key
-    row_q = start_q.to(tl.int64)
+    row_k = start_k + first_key
+    row_q = start_q
     k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + row_k * stride_kn
     v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + row_k * stride_vn
     dk_ptr += batch_k * stride_dkb + head_kv.to(tl.int64) * stride_dkh + row_k * stride_dkn
@@ -252,7 +250,7 @@ def attn_bwd_dk_dv(
     v = load_rows(v_ptr, 0, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, True, PADDED)
     scale = sm_scale * LOG2E
     softcap *= LOG2E
-    if EXTRAS == "dropout" or EXTRAS == "any":
+    if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
 
     dk = zeros(BLOCK_N, P0, P1, P2)
@@ -271,14 +269,14 @@ def attn_bwd_dk_dv(
         lse_rows = lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
         delta_rows = delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
         bias_plane = bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
-        slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
+        slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, KNOWN)
         if UNMASKED_LOOP:
             for start in tl.range(whole_begin, whole_end, BLOCK_M):
                 dk, dv = add_rows(
                     dk, dv, k, v, q_rows, dout_rows, lse_rows, delta_rows, start, stride_qm, stride_gm, width_qk, width_v,
                     keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                     rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
-                    False, PADDED, EXTRAS, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
+                    False, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
                 )  # fmt: skip
         for step in tl.range(begin, end - whole, BLOCK_M, disable_licm=True):
             dk, dv = add_rows(
@@ -286,7 +284,7 @@ def attn_bwd_dk_dv(
                 stride_qm, stride_gm, width_qk, width_v,
                 keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                 rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
-                True, PADDED, EXTRAS, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
+                True, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
             )  # fmt: skip
     dk = scaled(dk, tl.full([BLOCK_N], 1.0, tl.float32) * sm_scale, P1, P2)
     store_rows(dk_ptr, column * stride_dkn, inside, width_qk, dk, P0, P1, P2, PADDED)

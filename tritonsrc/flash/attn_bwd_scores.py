@@ -18,13 +18,13 @@ from window import bounds, span
 
 @triton.jit
 def attn_bwd_dbias(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dbias_ptr, lse_ptr, delta_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr,
-    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale, seed, offset,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_gb, stride_gh, stride_gm, stride_eb, stride_eh, stride_em,
-    stride_lb, stride_lh, stride_db, stride_dh, stride_bb, stride_bh, stride_bm, stride_sb,
-    heads, heads_per_kv, sums_b, sums_h, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
+    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    dout_ptr, dbias_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm, stride_eb, stride_eh, stride_em,
+    stride_lb, stride_lh, stride_db, stride_dh, sums_b, sums_h,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr,
     TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dbias [batch / sums_b, heads / sums_h, seqlen_q, seqlen_k] as q; its strides are e.
@@ -46,8 +46,7 @@ def attn_bwd_dbias(
     plane_h = plane_e % planes_h
     rows = first_row + tl.arange(0, BLOCK_M)
     keys = first_key + tl.arange(0, BLOCK_N)
-    if EXTRAS == "dropout" or EXTRAS == "any":
-        seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
+    seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for item in range(sums_b * sums_h):
         batch = plane_b * sums_b + item // sums_h
@@ -55,51 +54,46 @@ def attn_bwd_dbias(
         head_kv = head // heads_per_kv
         batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
         batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
-        batch_q = batch_q.to(tl.int64)
-        batch_k = batch_k.to(tl.int64)
-        row_q = start_q.to(tl.int64)
-        row_k = start_k.to(tl.int64)
         inside_q = rows < rows_q
         inside_k = keys < rows_k
         shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
-        first, last, begin, end, _, _ = span(
+        first, last, begin, end, whole_begin, whole_end = span(
             first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
         )
         last = tl.where(inside_q, last, -1)
         if (first_row < rows_q) & (first_key < end) & (first_key + BLOCK_N > begin):
             q = load_rows(
-                q_ptr + batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm,
+                q_ptr + batch_q * stride_qb + head.to(tl.int64) * stride_qh + start_q * stride_qm,
                 first_row, stride_qm, inside_q, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED,
             )  # fmt: skip
             k = load_rows(
-                k_ptr + batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + row_k * stride_kn,
+                k_ptr + batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn,
                 first_key, stride_kn, inside_k, width_qk, BLOCK_N, P0, P1, P2, True, True, PADDED,
             )  # fmt: skip
-            row = row_q + rows
+            row = start_q + rows
             lse = tl.load(
                 lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0
             )
             lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)  # rows that see nothing
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
-            p, _ = weights_of(
+            p, squeezed = weights_of(
                 inner(q, k, P1, P2, TF32X3), lse, sm_scale * LOG2E, softcap * LOG2E,
                 bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh, stride_bm,
-                slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS), rows, keys, rows_k - rows_q,
-                seen, seen, flags, True, EXTRAS,
+                slope_of(slopes_ptr, batch, stride_sb, head, flags, "any"), rows, keys, rows_k - rows_q,
+                seen, seen, flags, True, "any",
             )  # fmt: skip
             dout = load_rows(
-                dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + row_q * stride_gm,
+                dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + start_q * stride_gm,
                 first_row, stride_gm, inside_q, width_v, BLOCK_M, P0, P1, P2, False, True, PADDED,
             )  # fmt: skip
             v = load_rows(
-                v_ptr + batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + row_k * stride_vn,
+                v_ptr + batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn,
                 first_key, stride_vn, inside_k, width_v, BLOCK_N, P0, P1, P2, True, True, PADDED,
             )  # fmt: skip
             dp = inner(dout, v, P1, P2, TF32X3)
-            if EXTRAS == "dropout" or EXTRAS == "any":
-                dp *= factors(
-                    keep_scale, seed, offset, threshold, batch * heads + head, rows, first_key, flags, BLOCK_N, EXTRAS
-                )  # fmt: skip
+            dp *= factors(
+                keep_scale, seed, offset, threshold, batch * heads + head, rows, first_key, flags, BLOCK_N, "any"
+            )
             delta = tl.load(
                 delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + row, mask=inside_q, other=0.0
             )
@@ -122,9 +116,8 @@ def attn_bwd_dsinks(
     total = tl.zeros([BLOCK_M], tl.float32)
     for batch in range(batches):
         batch_q, start, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
-        at = batch_q.to(tl.int64)
-        lse_rows = lse_ptr + at * stride_lb + head.to(tl.int64) * stride_lh + start
-        delta_rows = delta_ptr + at * stride_db + head.to(tl.int64) * stride_dh + start
+        lse_rows = lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + start
+        delta_rows = delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + start
         for first_row in range(0, rows_q, BLOCK_M):
             rows = first_row + tl.arange(0, BLOCK_M)
             lse = tl.load(lse_rows + rows, mask=rows < rows_q, other=float("inf"))

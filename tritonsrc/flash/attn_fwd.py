@@ -18,7 +18,7 @@ import triton.language as tl
 from dropout import factors, seed_of
 from flags import LSE, SEED_OUT, SINKS
 from rows import added, inner, load_rows, scaled, signed, store_rows, zeros
-from scores import LOG2E, shaped, slope_of
+from scores import LOG2E, known, shaped, slope_of
 from sequences import sequence
 from window import bounds, span
 
@@ -81,12 +81,12 @@ def attend(
 
 @triton.jit
 def attend_rows(
-    tile, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed, offset,
-    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-    stride_bb, stride_bh, stride_bm, stride_sb,
+    tile,
+    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
     heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -102,12 +102,10 @@ def attend_rows(
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
     batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
     if first_row < rows_q:
-        batch_q = batch_q.to(tl.int64)
-        batch_k = batch_k.to(tl.int64)
-        row_q = start_q.to(tl.int64) + first_row
+        row_q = start_q + first_row
         q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
-        k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k.to(tl.int64) * stride_kn
-        v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k.to(tl.int64) * stride_vn
+        k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
+        v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
         out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
         lse_ptr += batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
         bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
@@ -171,13 +169,11 @@ def attend_rows(
 
 @triton.jit
 def attn_fwd(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr,
-    seed_out_ptr, offset_out_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
-    sm_scale, softcap, keep_scale, seed, offset,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-    stride_bb, stride_bh, stride_bm, stride_sb,
-    tiles, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
+    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    out_ptr, lse_ptr, sinks_ptr, seed_out_ptr, offset_out_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
@@ -206,7 +202,8 @@ def attn_fwd(
         PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile: of sequences of
             different lengths most tiles are empty, and cost a step of a loop instead of a program.
     """
-    if EXTRAS == "dropout" or EXTRAS == "any":
+    KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
+    if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
         if (flags & SEED_OUT) != 0 and tl.program_id(0) == 0:
             tl.store(seed_out_ptr, seed)
@@ -214,21 +211,21 @@ def attn_fwd(
     if PERSISTENT:
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
             attend_rows(
-                tile, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed, offset,
-                cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale,
-                stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
-                stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-                stride_bb, stride_bh, stride_bm, stride_sb, heads, heads_per_kv, seqlen_q, seqlen_k,
-                width_qk, width_v, window_left, window_right, threshold, flags,
-                P0, P1, P2, EXTRAS, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
+                tile,
+                q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+                sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+                stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
+                heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+                out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         attend_rows(
-            tl.program_id(0), q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, bias_ptr, slopes_ptr, seed, offset,
-            cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale, softcap, keep_scale,
-            stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
-            stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-            stride_bb, stride_bh, stride_bm, stride_sb, heads, heads_per_kv, seqlen_q, seqlen_k,
-            width_qk, width_v, window_left, window_right, threshold, flags,
-            P0, P1, P2, EXTRAS, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
+            tl.program_id(0),
+            q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+            sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+            stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
+            heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+            out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 EXTRAS says which of them an image knows, besides dropout: "none"; "bias", which means a bias, ALiBi or both; "softcap";
 "dropout"; "any", all of them together, by branches. Branches in the loop over keys cost three quarters of the speed,
-taken or not: that is why there are images for each alone.
+taken or not: that is why there are images for each alone, but for fp32 and for unaligned tensors.
 """
 
 import triton
@@ -10,6 +10,12 @@ import triton.language as tl
 from flags import ALIBI, BIAS, SOFTCAP
 
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.constexpr_function
+def known(extras, dtype, unmasked_loop):
+    """What an image knows: for fp32, and where there is one loop for all keys, nothing or all."""
+    return "any" if extras != "none" and (dtype == tl.float32 or not unmasked_loop) else extras
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from flags import CU_K, CU_Q, USED_K, USED_Q
 
 @triton.jit
 def sequence(batch, length, cu_ptr, used_ptr, flags, KEYS: tl.constexpr):
-    """(batch, row, rows): where a sequence's first row lies in its tensor, and how many rows it has.
+    """(batch, row, rows): where a sequence's first row lies in its tensor, 64 bits wide, and how many rows it has.
 
     Args:
         length: rows of every sequence, where nothing else is known.
@@ -17,12 +17,13 @@ def sequence(batch, length, cu_ptr, used_ptr, flags, KEYS: tl.constexpr):
     """
     CU: tl.constexpr = CU_K if KEYS else CU_Q
     USED: tl.constexpr = USED_K if KEYS else USED_Q
-    start = batch * 0
-    lies_in = batch
+    lies_in = tl.full([], 0, tl.int64) + batch
+    start = lies_in * 0
     if flags & CU:
-        start = tl.load(cu_ptr + batch)
-        length = tl.load(cu_ptr + batch + 1) - start
-        lies_in = batch * 0
+        begin = tl.load(cu_ptr + batch)
+        length = tl.load(cu_ptr + batch + 1) - begin
+        start = begin.to(tl.int64)
+        lies_in *= 0
     if flags & USED:
         length = tl.load(used_ptr + batch)
     return lies_in, start, length

@@ -191,16 +191,22 @@ def _choice(
     check_name(document, keys, name, "a choice")
     of = read_expression(document, (*keys, "of"), shape.of, call)
     values = shape.values
-    kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else "dtype" for v in values}
+    text = "dtype" if any(isinstance(v, str) and v in DTYPES for v in values) else "word"
+    kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else text for v in values}
     if len(kinds) > 1:
         document.fail((*keys, "values"), f"the values of {name} are of several kinds: {', '.join(sorted(kinds))}")
     (kind,) = kinds
     for position, value in enumerate(values):
         if kind == "dtype" and value not in DTYPES:
             document.fail((*keys, "values", position), f"unknown dtype {value!r}; {nearest(value, DTYPES, 'dtypes')}")
+        if kind == "word":
+            check_name(document, (*keys, "values", position), value, "a value")
         if value in values[:position]:
             document.fail((*keys, "values", position), f"{name} has the value {value} twice")
-    numbers = tuple(DTYPES[value] if kind == "dtype" else int(value) for value in values)
+    numbers = tuple(
+        DTYPES[value] if kind == "dtype" else position if kind == "word" else int(value)
+        for position, value in enumerate(values)
+    )
     if shape.match == "next_larger" and (kind != "int" or list(numbers) != sorted(numbers)):
         document.fail(
             (*keys, "values"), f"the values of {name} must be ascending integers, since it matches next_larger"

@@ -65,10 +65,10 @@ class Choice:
     """What a call asks for that changes the kernel itself.
 
     Attributes:
-        kind: "int", "bool" or "dtype".
+        kind: "int", "bool", "dtype" or "word".
         match: "exact" or "next_larger".
         values: as the recipe spells them: 64, True, "bf16".
-        numbers: the same as `v` holds them; a dtype's is its kiln_dtype.
+        numbers: the same as `v` holds them; a dtype's is its kiln_dtype, a word's its place in the list.
         core: which of the values the core profile has.
     """
 

@@ -1,0 +1,275 @@
+"""Attention of new queries over cached keys: decoding, and prefill in chunks.
+
+In decoding a head has one row, or a few, and all the time goes into reading keys and values: so each is read once, by one
+program, and all multiprocessors read. Heads that share a key head are rows of one block: packed row r is row r // group of
+head r % group of the key head's. And the keys are split over programs, each of which leaves the output and the
+log-sum-exp of its part, which a second kernel combines: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023,
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Rows in plenty, a chunk of a prompt, fill the device by
+themselves; then there is one split, and the output is written at once.
+
+The softmax is attn_fwd.py's, with its two loops. pages.py says where a key lies; keys that are not seen for leftpad are
+skipped by beginning behind them. A row's own key is counted from the end of the keys.
+"""
+
+import triton
+import triton.language as tl
+from flags import ALIBI, BOTTOM_RIGHT, LSE, SCALES, SINKS, SOFTCAP
+from pages import cached_keys, page_of
+from rows import added, inner, load_rows_at, scaled, signed, store_rows, zeros
+from scores import LOG2E, squashed
+from sequences import sequence
+from window import bounds, span
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def converted(rows, dtype: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr):
+    """The rows in another dtype: what the cache holds as what q is."""
+    if P2 > 0:
+        return (rows[0].to(dtype), rows[1].to(dtype), rows[2].to(dtype))
+    elif P1 > 0:
+        return (rows[0].to(dtype), rows[1].to(dtype))
+    else:
+        return (rows[0].to(dtype),)
+
+
+@triton.jit
+def attend_cached(
+    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kb, stride_kn, stride_vb, stride_vn, width_qk, width_v,
+    table_ptr, lies_in, page_size, page_factor, page_shift, leftpad,
+    rows, seqlen_k, first, last, scale, softcap, slopes, distance, flags,
+    MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
+):  # fmt: skip
+    """Adds a block of cached keys to the running softmax of a block of rows: as attend() of attn_fwd.py.
+
+    Args:
+        k_ptr, v_ptr: the key head's first key and value of page 0.
+        lies_in, leftpad: as cached_keys() gives them; `start` counts from behind leftpad.
+        rows: [BLOCK_M], the number of each row in its sequence.
+        slopes: [BLOCK_M], ALiBi's, in base 2, if EXTRAS is "any".
+    """
+    keys = start + tl.arange(0, BLOCK_N)
+    inside = keys < seqlen_k
+    page, key = page_of(
+        keys + leftpad, inside, table_ptr, lies_in, page_size, page_factor, page_shift, flags, MASKED
+    )  # fmt: skip
+    places = page * stride_kb + key * stride_kn
+    k = load_rows_at(k_ptr, places, inside, width_qk, P0, P1, P2, True, MASKED, PADDED)
+    products = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2, TF32X3)
+    if EXTRAS == "any" or MASKED:
+        # Scaled before it is masked, since -inf * 0 is NaN.
+        scores = products * scale
+    if EXTRAS == "any":
+        if flags & SOFTCAP:
+            scores = squashed(scores / softcap) * softcap
+        scores -= slopes[:, None] * tl.abs(rows[:, None] + distance - keys[None, :]).to(tl.float32)
+    if MASKED:
+        seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    if EXTRAS == "none" and not MASKED:
+        # As the scale is not negative, the largest product is the largest score. Scale and subtract in one operation.
+        new_max = tl.maximum(row_max, tl.max(products, 1) * scale)
+        p = tl.math.exp2(products * scale - new_max[:, None])
+        correction = tl.math.exp2(row_max - new_max)
+    else:
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # A row that has seen no key yet: -inf - -inf would be NaN.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = tl.math.exp2(scores - shift[:, None])
+        correction = tl.math.exp2(row_max - shift)
+    row_sum = row_sum * correction + tl.sum(p, 1)
+    acc = scaled(acc, correction, P1, P2)
+    places = page * stride_vb + key * stride_vn
+    v = load_rows_at(v_ptr, places, inside, width_v, P0, P1, P2, False, MASKED, PADDED)
+    acc = added(p.to(q[0].dtype), converted(v, q[0].dtype, P1, P2), acc, P1, P2, TF32X3)
+    return acc, new_max, row_sum
+
+
+@triton.jit
+def with_sink(row_max, row_sum, sinks):
+    """The running softmax with a key without a value: the new maximum, the new sum, and the output's factor."""
+    new_max = tl.maximum(row_max, sinks)
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    correction = tl.math.exp2(row_max - shift)
+    return new_max, row_sum * correction + tl.math.exp2(sinks - shift), correction
+
+
+@triton.jit
+def attn_decode(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, partial_ptr, partial_lse_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr,
+    cu_q_ptr, used_k_ptr, table_ptr, cache_batch_ptr, leftpad_ptr, sm_scale, softcap,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_om, stride_lb, stride_lh, stride_pm, stride_tb, stride_sb,
+    splits, rows_head, rows_total, heads, heads_per_kv, seqlen_q, seqlen_k, new_rows, page_size, page_factor, page_shift,
+    width_qk, width_v, window_left, window_right, flags,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Attention with a cache; the grid is
+    (splits * cdiv(seqlen_q * heads_per_kv, BLOCK_M) * heads / heads_per_kv * batch,).
+
+    Shapes: q, out [batch, heads, seqlen_q, width], lse [batch, heads, seqlen_q] fp32; with the flag CU_Q the batch of
+    these is 1, and sequences lie one after another (sequences.py). k, v [pages, heads / heads_per_kv, page_size, width]
+    (pages.py). Strides as in attn_fwd, b of k and v being that of a page. A sequence has used_k[batch] (with USED_K, else
+    seqlen_k) + new_rows keys. A row that sees no key gets zeros and a log-sum-exp of -inf.
+
+    If splits > 1, nothing is written to out and lse, but to partial [splits, rows_total, stride_pm] and partial_lse
+    [splits, rows_total], both fp32. Rows follow each other as in q, rows_head of each head; log-sum-exps are in base 2.
+
+    Args:
+        sinks_ptr: [heads] fp32, with SINKS.
+        slopes_ptr: fp32, of batch b and head h at b * stride_sb + h, with ALIBI.
+        k_scale_ptr, v_scale_ptr: [heads / heads_per_kv] fp32, with SCALES: of what is cached.
+        table_ptr: int32, the pages of sequence b from b * stride_tb on, with PAGED.
+        page_factor, page_shift: how to divide by page_size (pages.py).
+        cache_batch_ptr, leftpad_ptr: [batch] int32, with CACHE_BATCH and LEFTPAD (pages.py).
+        softcap: of the scores, with SOFTCAP, else anything but 0.
+        window_left, window_right: how many keys before and after its own a row sees.
+        EXTRAS: "none", or "any": soft cap and ALiBi.
+        PADDED, UNMASKED_LOOP: as in attn_fwd.
+    """
+    split = tl.program_id(0) % splits
+    tile = tl.program_id(0) // splits
+    blocks = tl.cdiv(seqlen_q * heads_per_kv, BLOCK_M)
+    # The last rows see most keys: longest first.
+    block = blocks - 1 - tile % blocks
+    plane = tile // blocks
+    heads_kv = heads // heads_per_kv
+    batch = plane // heads_kv
+    head_kv = plane % heads_kv
+    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, cu_q_ptr, flags, False)
+    if block * BLOCK_M < rows_q * heads_per_kv:
+        lies_in, rows_k, leftpad = cached_keys(batch, seqlen_k, used_k_ptr, cache_batch_ptr, leftpad_ptr, flags)
+        rows_k = tl.maximum(rows_k + new_rows - leftpad, 0)
+        packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        rows = packed // heads_per_kv
+        head = head_kv * heads_per_kv + packed % heads_per_kv
+        inside = rows < rows_q
+        batch_q = batch_q.to(tl.int64)
+        row = (start_q + rows).to(tl.int64)
+        head_64 = head.to(tl.int64)
+        q_ptr += batch_q * stride_qb
+        q = load_rows_at(
+            q_ptr, row * stride_qm + head_64 * stride_qh, inside, width_qk, P0, P1, P2, False, True, PADDED
+        )  # fmt: skip
+        k_ptr += head_kv.to(tl.int64) * stride_kh
+        v_ptr += head_kv.to(tl.int64) * stride_vh
+        table_ptr += batch.to(tl.int64) * stride_tb
+        has_scales = (flags & SCALES) != 0
+        scale = sm_scale * tl.load(k_scale_ptr + head_kv, mask=has_scales, other=1.0)
+        # The sign goes to the queries, so that a larger product is a larger score.
+        q = signed(q, scale < 0, P1, P2)
+        scale = tl.abs(scale) * LOG2E
+        cap = softcap * LOG2E
+        slopes = 0.0
+        if EXTRAS == "any":
+            slopes_ptr += batch.to(tl.int64) * stride_sb
+            slopes = tl.load(slopes_ptr + head, mask=inside & ((flags & ALIBI) != 0), other=0.0) * LOG2E
+
+        acc = zeros(BLOCK_M, P0, P1, P2)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        distance, left, right = bounds(rows_q, rows_k, window_left, window_right, flags | BOTTOM_RIGHT)
+        first, last, begin, end, whole_begin, whole_end = span(
+            block * BLOCK_M // heads_per_kv,
+            tl.minimum((block * BLOCK_M + BLOCK_M - 1) // heads_per_kv, rows_q - 1),
+            rows, distance, left, right, rows_k, BLOCK_N,
+        )  # fmt: skip
+        # The split's part of what these rows see.
+        part = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), splits) * BLOCK_N
+        begin = tl.minimum(begin + split * part, end)
+        end = tl.minimum(begin + part, end)
+        whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
+        whole_end = tl.maximum(tl.minimum(whole_end, end), whole_begin)
+        if UNMASKED_LOOP:
+            for start in tl.range(whole_begin, whole_end, BLOCK_N):
+                acc, row_max, row_sum = attend_cached(
+                    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kb, stride_kn, stride_vb, stride_vn,
+                    width_qk, width_v, table_ptr, lies_in, page_size, page_factor, page_shift, leftpad,
+                    rows, rows_k, first, last, scale, cap, slopes, distance, flags,
+                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+                )  # fmt: skip
+        else:
+            whole_end = whole_begin
+        whole = whole_end - whole_begin
+        for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
+            acc, row_max, row_sum = attend_cached(
+                acc, row_max, row_sum, q, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
+                stride_kb, stride_kn, stride_vb, stride_vn,
+                width_qk, width_v, table_ptr, lies_in, page_size, page_factor, page_shift, leftpad,
+                rows, rows_k, first, last, scale, cap, slopes, distance, flags,
+                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+            )  # fmt: skip
+
+        factor = tl.full([BLOCK_M], 1.0, tl.float32) * tl.load(v_scale_ptr + head_kv, mask=has_scales, other=1.0)
+        if splits == 1:
+            sinks = tl.load(sinks_ptr + head, mask=inside & ((flags & SINKS) != 0), other=float("-inf")) * LOG2E
+            row_max, row_sum, correction = with_sink(row_max, row_sum, sinks)
+            factor *= correction
+        empty = row_sum == 0.0
+        divisor = tl.where(empty, 1.0, row_sum)
+        acc = scaled(acc, factor / divisor, P1, P2)
+        lse = tl.where(empty, float("-inf"), row_max + tl.math.log2(divisor))
+        if splits == 1:
+            store_rows(
+                out_ptr + batch_q * stride_ob, row * stride_om + head_64 * stride_oh, inside, width_v, acc, P0, P1, P2, PADDED
+            )  # fmt: skip
+            lse_ptr += batch_q * stride_lb
+            tl.store(lse_ptr + head_64 * stride_lh + row, lse * LN2, mask=inside & ((flags & LSE) != 0))
+        else:
+            place = split * rows_total + (batch_q * heads + head_64) * rows_head + row
+            store_rows(partial_ptr, place * stride_pm, inside, width_v, acc, P0, P1, P2, PADDED)
+            tl.store(partial_lse_ptr + place, lse, mask=inside)
+
+
+@triton.jit
+def attn_decode_reduce(
+    partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, sinks_ptr, cu_q_ptr,
+    stride_pm, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+    splits, rows_head, rows_total, heads, seqlen_q, width_v, flags,
+    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Combines the parts that attn_decode left: out is their mean, weighted by the exponentials of their log-sum-exps.
+    The grid is (seqlen_q * heads * batch, cdiv(width_v, BLOCK_D)), a program for each row; arguments as there.
+
+    Args:
+        BLOCK_S, BLOCK_D: how many parts are read at once, and how many of their columns.
+        MAX_SPLITS: there are no more.
+    """
+    row = tl.program_id(0) % seqlen_q
+    plane = tl.program_id(0) // seqlen_q
+    head = plane % heads
+    batch_q, start_q, rows_q = sequence(plane // heads, seqlen_q, cu_q_ptr, cu_q_ptr, flags, False)
+    if row < rows_q:
+        batch_q = batch_q.to(tl.int64)
+        row_q = (start_q + row).to(tl.int64)
+        place = (batch_q * heads + head) * rows_head + row_q
+        every = tl.arange(0, MAX_SPLITS)
+        lses = tl.load(partial_lse_ptr + place + every * rows_total, mask=every < splits, other=float("-inf"))
+        row_max = tl.max(lses, 0)
+        shift = tl.where(row_max == float("-inf"), 0.0, row_max)
+        row_sum = tl.sum(tl.math.exp2(lses - shift), 0)
+        sink = tl.load(sinks_ptr + head, mask=(flags & SINKS) != 0, other=float("-inf")) * LOG2E
+        row_max, row_sum, _ = with_sink(row_max, row_sum, sink)
+        empty = row_sum == 0.0
+        lse = tl.where(empty, float("-inf"), row_max + tl.math.log2(tl.where(empty, 1.0, row_sum)))
+
+        columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+        there = columns < width_v
+        acc = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+        for first in tl.range(0, splits, BLOCK_S):
+            parts = first + tl.arange(0, BLOCK_S)
+            places = place + parts * rows_total
+            log = tl.load(partial_lse_ptr + places, mask=parts < splits, other=float("-inf"))
+            saw = log != float("-inf")  # else lse may be -inf too, and the weight NaN
+            part = tl.load(
+                partial_ptr + (places * stride_pm)[:, None] + columns[None, :], mask=saw[:, None] & there[None, :], other=0.0
+            )  # fmt: skip
+            acc += part * tl.where(saw, tl.math.exp2(log - lse), 0.0)[:, None]
+        out = tl.sum(acc, 0)
+        out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
+        tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=there)
+        if (flags & LSE) != 0 and tl.program_id(1) == 0:
+            tl.store(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q, lse * LN2)
