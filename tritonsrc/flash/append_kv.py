@@ -43,7 +43,7 @@ def append_kv(
     inside = rows < new_rows
     keys = cached + rows
     page, key = page_of(
-        keys, inside, table_ptr + batch.to(tl.int64) * stride_tb, lies_in, page_size, page_factor, page_shift, flags, True
+        keys, inside, table_ptr + batch.to(tl.int64) * stride_tb, lies_in, page_size, page_factor, page_shift, flags
     )  # fmt: skip
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     rows = rows.to(tl.int64)

@@ -36,9 +36,8 @@ def converted(rows, dtype: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr):
 
 @triton.jit
 def attend_cached(
-    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kb, stride_kn, stride_vb, stride_vn, width_qk, width_v,
-    table_ptr, lies_in, page_size, page_factor, page_shift, leftpad,
-    rows, seqlen_k, first, last, scale, softcap, slopes, distance, flags,
+    acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
+    width_qk, width_v, rows, seqlen_k, first, last, scale, softcap, slopes, distance, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
 ):  # fmt: skip
@@ -46,15 +45,13 @@ def attend_cached(
 
     Args:
         k_ptr, v_ptr: the key head's first key and value of page 0.
-        lies_in, leftpad: as cached_keys() gives them; `start` counts from behind leftpad.
+        start: the number of the block's first key, which counts from behind leftpad.
+        page, key: [BLOCK_N], where the block's keys lie, as page_of() gives it.
         rows: [BLOCK_M], the number of each row in its sequence.
         slopes: [BLOCK_M], ALiBi's, in base 2, if EXTRAS is "any".
     """
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < seqlen_k
-    page, key = page_of(
-        keys + leftpad, inside, table_ptr, lies_in, page_size, page_factor, page_shift, flags, MASKED
-    )  # fmt: skip
     places = page * stride_kb + key * stride_kn
     k = load_rows_at(k_ptr, places, inside, width_qk, P0, P1, P2, True, MASKED, PADDED)
     products = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2, TF32X3)
@@ -184,22 +181,37 @@ def attn_decode(
         whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
         whole_end = tl.maximum(tl.minimum(whole_end, end), whole_begin)
         if UNMASKED_LOOP:
+            # The table is read a block ahead of the keys, so that these can be fetched stages ahead of their use. A
+            # compiler that finds a load that waits for a load in the same step halves the number of stages.
+            keys = whole_begin + tl.arange(0, BLOCK_N)
+            page, key = page_of(
+                keys + leftpad, keys < rows_k, table_ptr, lies_in, page_size, page_factor, page_shift, flags
+            )  # fmt: skip
             for start in tl.range(whole_begin, whole_end, BLOCK_N):
+                keys = start + BLOCK_N + tl.arange(0, BLOCK_N)
+                next_page, next_key = page_of(
+                    keys + leftpad, keys < rows_k, table_ptr, lies_in, page_size, page_factor, page_shift, flags
+                )  # fmt: skip
                 acc, row_max, row_sum = attend_cached(
-                    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kb, stride_kn, stride_vb, stride_vn,
-                    width_qk, width_v, table_ptr, lies_in, page_size, page_factor, page_shift, leftpad,
-                    rows, rows_k, first, last, scale, cap, slopes, distance, flags,
+                    acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
+                    width_qk, width_v, rows, rows_k, first, last, scale, cap, slopes, distance, flags,
                     False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
                 )  # fmt: skip
+                page = next_page
+                key = next_key
         else:
             whole_end = whole_begin
         whole = whole_end - whole_begin
-        for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
+        # A step or two: nothing to fetch ahead, and nothing to hold in registers while the other loop runs.
+        for step in tl.range(begin, end - whole, BLOCK_N, num_stages=1, disable_licm=True):
+            start = tl.where(step < whole_begin, step, step + whole)
+            keys = start + tl.arange(0, BLOCK_N)
+            page, key = page_of(
+                keys + leftpad, keys < rows_k, table_ptr, lies_in, page_size, page_factor, page_shift, flags
+            )  # fmt: skip
             acc, row_max, row_sum = attend_cached(
-                acc, row_max, row_sum, q, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
-                stride_kb, stride_kn, stride_vb, stride_vn,
-                width_qk, width_v, table_ptr, lies_in, page_size, page_factor, page_shift, leftpad,
-                rows, rows_k, first, last, scale, cap, slopes, distance, flags,
+                acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
+                width_qk, width_v, rows, rows_k, first, last, scale, cap, slopes, distance, flags,
                 True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
             )  # fmt: skip
 

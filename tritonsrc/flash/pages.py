@@ -30,18 +30,15 @@ def cached_keys(batch, length, used_ptr, cache_batch_ptr, leftpad_ptr, flags):
 
 
 @triton.jit
-def page_of(keys, inside, table_ptr, batch, page_size, factor, shift, flags, MASKED: tl.constexpr):
+def page_of(keys, inside, table_ptr, batch, page_size, factor, shift, flags):
     """(page, key): the number of each key's page, 64 bits wide, and that of the key in it.
 
     Args:
         keys: [keys], their numbers in the sequence.
-        inside: if MASKED, which of them there are; the table may end before the others.
+        inside: which of them there are; the table may end before the others.
         table_ptr: the sequence's row of the table, with PAGED.
         batch: of a contiguous cache.
     """
     number = (tl.umulhi(keys.to(tl.uint32), factor.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
-    there = tl.full(keys.shape, (flags & PAGED) != 0, tl.int1)
-    if MASKED:
-        there = there & inside
-    page = tl.load(table_ptr + number, mask=there, other=batch)
+    page = tl.load(table_ptr + number, mask=inside & ((flags & PAGED) != 0), other=batch)
     return page.to(tl.int64), keys - number * page_size
