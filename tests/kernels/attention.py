@@ -21,7 +21,7 @@ class Call:
         dout: the gradient of the output, where gradients are wanted.
         left, right: keys that a row sees before and after its own.
         bottom_right: a row's own key is counted from the end.
-        sinks: [heads]; bias: [batch, heads, rows, keys]; slopes: [batch, heads].
+        sinks: [heads]; bias: [batch, heads, rows, keys], the first two may be 1 for all; slopes: [batch, heads].
         softcap, dropout: 0 for none.
         cu_q, cu_k: [sequences + 1]; used_q, used_k: [sequences].
     """
@@ -67,8 +67,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Result:
-    """out, lse and, if dout was given, the gradients; float64, NaN where nothing is to be written. dbias is summed over
-    the batches and heads that the bias is broadcast over."""
+    """out, lse and, if dout was given, the gradients; float64, NaN where nothing is to be written."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -130,9 +129,6 @@ def attention(call: Call) -> Result:
     found = torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True) if outputs else ()
     grads = {name: np.zeros(leaf.shape) for name, leaf in leaves.items()}
     grads |= {name: grad.numpy() for name, grad in zip(leaves, found) if grad is not None}
-    if call.bias is not None:
-        broadcast = tuple(axis for axis in (0, 1) if call.bias.strides[axis] == 0)
-        grads["bias"] = grads["bias"].sum(broadcast, keepdims=True)
     written = [_written(call, grads[name], name != "q") for name in "qkv"]
     return Result(out.numpy(), lse.numpy(), *written, grads.get("bias"), grads.get("sinks"))
 
@@ -143,7 +139,7 @@ def _head(call: Call, sequence: int, head: int, q, k, v, leaves):
     if call.softcap:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.bias is not None:
-        scores = scores + leaves["bias"][sequence, head, :rows, :keys]
+        scores = scores + leaves["bias"].expand(call.sequences, call.q.shape[1], -1, -1)[sequence, head, :rows, :keys]
     i, j = torch.arange(rows)[:, None], torch.arange(keys)[None, :]
     if call.slopes is not None:
         scores = scores - float(call.slopes[sequence, head]) * (i + (keys - rows) - j).abs()

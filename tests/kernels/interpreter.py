@@ -102,8 +102,8 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     size = image.size or next(size for size in PIECES if size >= max(width_qk, width_v))
     heads, heads_kv = call.q.shape[1], call.k.shape[1]
     longest_q, longest_k = (
-        max((rows.stop - rows.start for _, rows in (call.span(n, side) for n in range(call.sequences))), default=0)
-        for side in (False, True)
+        array.shape[2] if cu is None else int(np.diff(cu).max(initial=0))
+        for array, cu in ((call.q, call.cu_q), (call.k, call.cu_k))
     )
     q, k, v = (_lay_out(array, layout) for array in (call.q, call.k, call.v))
     out = _lay_out(np.full((*call.q.shape[:3], width_v), np.nan, call.q.dtype), layout)
@@ -116,7 +116,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     }  # fmt: skip
     flags = sum(flag for flag, given in options.items() if given is not None)
     bias = np.zeros((1, 1, 1, 1), call.q.dtype) if call.bias is None else call.bias
-    bias_strides = (0, 0, 0) if call.bias is None else _strides(bias)
+    bias_strides = tuple(0 if size == 1 else step for size, step in zip(bias.shape, _strides(bias)))
     lse_strides = _strides(lse)[:2]
     threshold = int(np.uint32(call.threshold).astype(np.int32))
 
@@ -166,9 +166,8 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         )  # fmt: skip
     dbias = dsinks = None
     if call.bias is not None and tiles:
-        dbias = np.full([1 if step == 0 else n for n, step in zip(bias.shape[:2], bias_strides)] + [*bias.shape[2:]], np.nan)
-        dbias = dbias.astype(bias.dtype)
-        sums = [n // m for n, m in zip(bias.shape[:2], dbias.shape[:2])]
+        dbias = np.full_like(bias, np.nan)
+        sums = [n // m for n, m in zip((call.sequences, heads), dbias.shape)]
         scores.attn_bwd_dbias[(blocks_q * blocks_k * dbias.shape[0] * dbias.shape[1],)](
             *shared, dout.storage, torch.from_numpy(dbias), *logs, *dout.strides, *_strides(dbias), *steps, *sums,
             *PIECES[size], padded, False, image.block_m, image.block_n,

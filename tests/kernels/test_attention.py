@@ -132,7 +132,7 @@ def test_sinks(child):
 @pytest.mark.parametrize("mask", ["none", "causal", "window, bottom right"])
 def test_bias(child, mask, shape):
     bias = np.random.default_rng(5).standard_normal((*shape, 20, 37)).astype(np.float32)
-    check(child, make(20, 37, heads=2, heads_kv=1, batch=2, bias=np.broadcast_to(bias, (2, 2, 20, 37)), **MASKS[mask]))
+    check(child, make(20, 37, heads=2, heads_kv=1, batch=2, bias=bias, **MASKS[mask]))
 
 
 def test_a_bias_of_minus_infinity_is_a_mask(child):
@@ -240,13 +240,14 @@ def calls(draw) -> tuple[Call, Image, str]:
     heads, width = heads_kv * group, draw(st.integers(1, 80))
     some = st.booleans()
     generator = np.random.default_rng(draw(st.integers(0, 99)))
+    shape = (draw(st.sampled_from([batch, 1])), draw(st.sampled_from([heads, 1])), rows, keys)
     call = make(
         rows, keys, heads=heads, heads_kv=heads_kv, batch=batch, width=width, width_v=draw(st.sampled_from([width, 11])),
         dtype=draw(st.sampled_from([np.float16, np.float32])), seed=draw(st.integers(0, 99)),
         left=draw(st.sampled_from([EVERYTHING, 0, 5, 30])), right=draw(st.sampled_from([EVERYTHING, 0, 5])),
         bottom_right=draw(some), softcap=draw(st.sampled_from([0.0, 0.0, 2.0])),
         dropout=draw(st.sampled_from([0.0, 0.0, 0.5])), offset=draw(st.integers(0, 2**40)),
-        bias=generator.standard_normal((batch, heads, rows, keys)).astype(np.float32) if draw(some) and keys else None,
+        bias=generator.standard_normal(shape).astype(np.float32) if keys and draw(some) else None,
         slopes=generator.random((batch, heads)) if draw(some) else None,
         sinks=generator.standard_normal(heads) if draw(some) else None,
     )  # fmt: skip
