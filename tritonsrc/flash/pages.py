@@ -5,8 +5,8 @@ pages of each sequence in a table. A contiguous cache is the same with one page 
 there the table is not read, and the page is the sequence's batch. So one image serves both, without a branch.
 
 Keys are divided by page_size, which is any number, by a multiplication (Granlund and Montgomery, PLDI 1994): with
-shift = ceil(log2(page_size)) - 1 and factor = ceil(2^(32 + shift) / page_size), key // page_size is
-(key * factor >> 32) >> shift for all keys below 2^31.
+shift = ceil(log2(page_size)) and factor = ceil(2^(31 + shift) / page_size), key // page_size is
+(2 * key * factor >> 32) >> shift for all keys below 2^31.
 """
 
 import triton
@@ -39,6 +39,6 @@ def page_of(keys, inside, table_ptr, batch, page_size, factor, shift, flags):
         table_ptr: the sequence's row of the table, with PAGED.
         batch: of a contiguous cache.
     """
-    number = (tl.umulhi(keys.to(tl.uint32), factor.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
+    number = (tl.umulhi(keys.to(tl.uint32) * 2, factor.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
     page = tl.load(table_ptr + number, mask=inside & ((flags & PAGED) != 0), other=batch)
     return page.to(tl.int64), keys - number * page_size

@@ -135,12 +135,13 @@ def signed(rows, negative, P1: tl.constexpr, P2: tl.constexpr):
 
 @triton.jit
 def inner(a, b, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr):
-    """a b, summed over the columns of a's rows; b is transposed."""
-    product = tl.dot(a[0], b[0], input_precision="tf32x3" if TF32X3 else "ieee")
+    """a b, summed over the columns of a's rows; b is transposed. fp32 is multiplied by three TF32 products if TF32X3."""
+    PRECISION: tl.constexpr = "tf32x3" if TF32X3 and a[0].dtype == tl.float32 else "ieee"
+    product = tl.dot(a[0], b[0], input_precision=PRECISION)
     if P1 > 0:
-        product = tl.dot(a[1], b[1], product, input_precision="tf32x3" if TF32X3 else "ieee")
+        product = tl.dot(a[1], b[1], product, input_precision=PRECISION)
     if P2 > 0:
-        product = tl.dot(a[2], b[2], product, input_precision="tf32x3" if TF32X3 else "ieee")
+        product = tl.dot(a[2], b[2], product, input_precision=PRECISION)
     return product
 
 
@@ -168,17 +169,18 @@ def turned(rows, P1: tl.constexpr, P2: tl.constexpr):
 
 @triton.jit
 def added(weights, rows, onto, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr):
-    """onto + weights rows."""
+    """onto + weights rows; TF32X3 as of inner."""
+    PRECISION: tl.constexpr = "tf32x3" if TF32X3 and weights.dtype == tl.float32 else "ieee"
     if P2 > 0:
         return (
-            tl.dot(weights, rows[0], onto[0], input_precision="tf32x3" if TF32X3 else "ieee"),
-            tl.dot(weights, rows[1], onto[1], input_precision="tf32x3" if TF32X3 else "ieee"),
-            tl.dot(weights, rows[2], onto[2], input_precision="tf32x3" if TF32X3 else "ieee"),
+            tl.dot(weights, rows[0], onto[0], input_precision=PRECISION),
+            tl.dot(weights, rows[1], onto[1], input_precision=PRECISION),
+            tl.dot(weights, rows[2], onto[2], input_precision=PRECISION),
         )
     elif P1 > 0:
         return (
-            tl.dot(weights, rows[0], onto[0], input_precision="tf32x3" if TF32X3 else "ieee"),
-            tl.dot(weights, rows[1], onto[1], input_precision="tf32x3" if TF32X3 else "ieee"),
+            tl.dot(weights, rows[0], onto[0], input_precision=PRECISION),
+            tl.dot(weights, rows[1], onto[1], input_precision=PRECISION),
         )
     else:
-        return (tl.dot(weights, rows[0], onto[0], input_precision="tf32x3" if TF32X3 else "ieee"),)
+        return (tl.dot(weights, rows[0], onto[0], input_precision=PRECISION),)
