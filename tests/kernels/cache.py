@@ -153,8 +153,8 @@ def with_cache(call: CacheCall) -> CacheResult:
 
 def divisor(page_size: int) -> tuple[int, int]:
     """(factor, shift) of pages.py."""
-    shift = max(math.ceil(math.log2(page_size)) - 1, 0)
-    return -(-(2 ** (32 + shift)) // page_size), shift
+    shift = (page_size - 1).bit_length()
+    return -(-(2 ** (31 + shift)) // page_size), shift
 
 
 @dataclass(frozen=True)

@@ -163,10 +163,10 @@ def test_pages(child, page_size, splits):
 def test_division_by_multiplication(page_size):
     factor, shift = divisor(page_size)
     assert 0 < factor < 2**32
-    multiples = np.arange(2**31 // page_size - 3, 2**31 // page_size, dtype=np.uint64)[:3] * np.uint64(page_size)
+    multiples = np.arange(max(2**31 // page_size - 3, 0), 2**31 // page_size, dtype=np.uint64) * np.uint64(page_size)
     numbers = np.concatenate([np.random.default_rng(0).integers(0, 2**31, 10000, np.uint64), multiples, multiples + 1])
-    numbers = np.concatenate([numbers, np.maximum(multiples, 1) - 1])
-    quotients = (numbers * np.uint64(factor) >> np.uint64(32)) >> np.uint64(shift)
+    numbers = np.concatenate([numbers, np.maximum(multiples, 1) - np.uint64(1)])
+    quotients = (2 * numbers * np.uint64(factor) >> np.uint64(32)) >> np.uint64(shift)
     np.testing.assert_array_equal(quotients, numbers // np.uint64(page_size))
 
 
