@@ -5,7 +5,7 @@ namespace {
 
 using namespace kiln_flash;
 
-using ForwardArguments = Arguments<28>;
+using ForwardArguments = Arguments<29>;
 
 kiln_status make_call(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* from,
                       ForwardArguments* arguments, kiln_call* call) {

@@ -88,7 +88,7 @@ def _lay_out(array: np.ndarray, layout: str) -> _Tensor:
 
 def extras_of(call: Call) -> str:
     """Which images serve a call."""
-    given = {"bias": call.bias is not None or call.slopes is not None, "softcap": call.softcap, "dropout": call.dropout}
+    given = {"bias": call.bias is not None or call.slopes is not None or call.sm_scale < 0, "softcap": call.softcap, "dropout": call.dropout}
     wanted = [name for name, is_wanted in given.items() if is_wanted]
     return "none" if not wanted else wanted[0] if len(wanted) == 1 else "any"
 
@@ -133,13 +133,19 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         q.storage, k.storage, v.storage, torch.from_numpy(bias), reals(call.slopes), seed, offset,
         *map(integers, (call.cu_q, call.cu_k, call.used_q, call.used_k)),
         call.sm_scale, call.softcap or 1.0, 1 / (1 - call.dropout), 5, 7, *q.strides, *k.strides, *v.strides, *bias_strides,
-        heads if call.slopes is not None else 0, heads, heads // heads_kv, longest_q, longest_k, width_qk, width_v,
+        heads if call.slopes is not None else 0,
+        call.sequences, heads, heads // heads_kv, longest_q, longest_k, width_qk, width_v,
         call.left, call.right, threshold, flags,
     )  # fmt: skip
     padded = {width_qk, width_v} != {size}
     constants = (*PIECES[size], extras_of(call), padded, image.unmasked_loop, False, image.block_m, image.block_n)
     blocks_q, blocks_k = triton.cdiv(longest_q, image.block_m), triton.cdiv(longest_k, image.block_n)
     tiles = blocks_q * heads * call.sequences
+    if call.cu_q is not None:
+        tiles = (triton.cdiv(call.q.shape[2], image.block_m) + call.sequences) * heads
+    tiles_k = blocks_k * heads_kv * call.sequences
+    if call.cu_k is not None:
+        tiles_k = (triton.cdiv(call.k.shape[2], image.block_n) + call.sequences) * heads_kv
 
     if tiles:
         fwd.attn_fwd[(min(tiles, image.programs or tiles),)](
@@ -159,13 +165,13 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
             *shared, out.storage, dout.storage, dq.storage, *logs, *out.strides, *dout.strides, *dq.strides, *steps,
             *constants,
         )  # fmt: skip
-    if blocks_k:
-        bwd.attn_bwd_dk_dv[(blocks_k * heads_kv * call.sequences,)](
+    if tiles_k:
+        bwd.attn_bwd_dk_dv[(tiles_k,)](
             *shared, dout.storage, dk.storage, dv.storage, *logs, *dout.strides, *dk.strides, *dv.strides, *steps,
             *constants,
         )  # fmt: skip
     dbias = dsinks = None
-    if call.bias is not None and tiles:
+    if call.bias is not None and blocks_q and blocks_k:
         dbias = np.full_like(bias, np.nan)
         sums = [n // m for n, m in zip((call.sequences, heads), dbias.shape)]
         scores.attn_bwd_dbias[(blocks_q * blocks_k * dbias.shape[0] * dbias.shape[1],)](

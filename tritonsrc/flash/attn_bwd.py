@@ -16,7 +16,7 @@ from dropout import factors, seed_of
 from flags import SOFTCAP
 from rows import added, inner, load_rows, scaled, store_rows, summed, turned, zeros
 from scores import LOG2E, known, shaped, slope_of
-from sequences import sequence
+from sequences import place, sequence
 from window import bounds, span
 
 
@@ -85,26 +85,26 @@ def attn_bwd_dq(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
     stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dq, and delta = D; the grid is (cdiv(seqlen_q, BLOCK_M) * heads * batch,).
+    """dq, and delta = D; the grid is sequences.place's.
 
     Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    first_row = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    plane = tl.program_id(0) // blocks
-    batch = plane // heads
-    head = plane % heads
+    batch, head, block = place(
+        tl.program_id(0), tl.num_programs(0), heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False
+    )
+    plane = batch * heads + head
     head_kv = head // heads_per_kv
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
     batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
-    if first_row >= rows_q:
+    first_row = (tl.cdiv(rows_q, BLOCK_M) - 1 - block) * BLOCK_M
+    if first_row < 0:
         return
     row_q = start_q + first_row
     q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
@@ -217,21 +217,19 @@ def attn_bwd_dk_dv(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, stride_db, stride_dh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv; the grid is (cdiv(seqlen_k, BLOCK_N) * heads / heads_per_kv * batch,). Arguments as of attn_bwd_dq, which
-    has left delta. The query heads that share a key head are summed here, one after another."""
+    """dk and dv; the grid is sequences.place's, of keys. Arguments as of attn_bwd_dq, which has left delta. The query heads that share a key head are summed here, one after another."""
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
-    blocks = tl.cdiv(seqlen_k, BLOCK_N)
-    first_key = tl.program_id(0) % blocks * BLOCK_N  # under a causal mask the first keys are seen by most: longest first
-    plane_kv = tl.program_id(0) // blocks
     heads_kv = heads // heads_per_kv
-    batch = plane_kv // heads_kv
-    head_kv = plane_kv % heads_kv
+    batch, head_kv, block = place(
+        tl.program_id(0), tl.num_programs(0), heads_kv, batches, seqlen_k, cu_k_ptr, flags, BLOCK_N, True
+    )
+    first_key = block * BLOCK_N  # under a causal mask the first keys are seen by most: longest first
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
     batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
     if first_key >= rows_k:

@@ -21,7 +21,7 @@ def attn_bwd_dbias(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     dout_ptr, dbias_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm, stride_eb, stride_eh, stride_em,
     stride_lb, stride_lh, stride_db, stride_dh, sums_b, sums_h,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr,

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from dropout import factors, seed_of
 from flags import LSE, SEED_OUT, SINKS
-from rows import added, inner, load_rows, scaled, signed, store_rows, zeros
+from rows import added, inner, load_rows, scaled, store_rows, zeros
 from scores import LOG2E, known, shaped, slope_of
-from sequences import sequence
+from sequences import place, sequence
 from window import bounds, span
 
 
@@ -39,14 +39,14 @@ def attend(
         q: [BLOCK_M, ...] pieces, the queries.
         k_ptr, v_ptr: the sequence's first key and value; the block begins `start` behind them.
         first, last: [BLOCK_M], the keys that each row sees.
-        scale: of the products, in base 2; not negative.
+        scale: of the products, in base 2; not negative where EXTRAS is "none" or "dropout".
         MASKED: some key of the block must be left out: beyond seqlen_k, or for a row that does not see it.
     """
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < seqlen_k
     k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
     products = inner(q, k, P1, P2, TF32X3)
-    # Neither a bias nor a soft cap: as the scale is not negative, the largest score stays the largest.
+    # Neither a bias nor a soft cap; as the scale is not negative, the largest score stays the largest.
     PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
     if PLAIN and MASKED:
         # Scaled before it is masked, since -inf * 0 is NaN.
@@ -81,27 +81,24 @@ def attend(
 
 @triton.jit
 def attend_rows(
-    tile,
+    tile, tiles,
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """All of one block of rows, number `tile`; the arguments are attn_fwd's."""
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    # Neighbours share a head, so its keys in the cache. Under a causal mask the last rows see most: longest first, so
-    # that the last to start are short.
-    first_row = (blocks - 1 - tile % blocks) * BLOCK_M
-    plane = tile // blocks
-    batch = plane // heads
-    head = plane % heads
+    batch, head, block = place(tile, tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
+    plane = batch * heads + head
     head_kv = head // heads_per_kv
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
     batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
-    if first_row < rows_q:
+    # Under a causal mask the last rows see most: longest first, so that the last to start are short.
+    first_row = (tl.cdiv(rows_q, BLOCK_M) - 1 - block) * BLOCK_M
+    if first_row >= 0:
         row_q = start_q + first_row
         q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
         k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
@@ -114,9 +111,7 @@ def attend_rows(
         rows = first_row + column
         inside = rows < rows_q
         q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
-        # The sign goes to the queries, so that a larger product is a larger score.
-        q = signed(q, sm_scale < 0, P1, P2)
-        scale = tl.abs(sm_scale) * LOG2E
+        scale = sm_scale * LOG2E
         cap = softcap * LOG2E
         slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
 
@@ -172,13 +167,13 @@ def attn_fwd(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, lse_ptr, sinks_ptr, seed_out_ptr, offset_out_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """Attention forward: `tiles` = cdiv(seqlen_q, BLOCK_M) * heads * batches blocks of rows, a program each.
+    """Attention forward: `tiles` blocks of rows (sequences.place), a program each.
 
     Shapes: q, out [batch, heads, seqlen_q, width]; k, v [batch, heads / heads_per_kv, seqlen_k, width]; lse [batch,
     heads, seqlen_q] fp32, natural logarithms. With the flag CU_Q or CU_K the batch of those tensors is 1, and sequences
@@ -193,14 +188,14 @@ def attn_fwd(
         seed, offset: of dropout.py; with SEED or OFFSET, what lies at seed_ptr or offset_ptr is added. With SEED_OUT the
             sums are written to seed_out_ptr and offset_out_ptr.
         keep_scale, threshold: 1 / (1 - probability) and 2^32 * probability of dropout.
+        sm_scale: if it is below 0, EXTRAS is neither "none" nor "dropout".
         softcap: of the scores, with SOFTCAP, else anything but 0.
         window_left, window_right: how many keys before and after its own a row sees.
         EXTRAS: what may happen to scores (scores.py).
         PADDED: width_qk or width_v may be less than the pieces together.
         UNMASKED_LOOP: blocks of keys that need no mask have a loop of their own, for speed; without it, the code is
             half as long.
-        PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile: of sequences of
-            different lengths most tiles are empty, and cost a step of a loop instead of a program.
+        PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     if KNOWN == "dropout" or KNOWN == "any":
@@ -211,21 +206,21 @@ def attn_fwd(
     if PERSISTENT:
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
             attend_rows(
-                tile,
+                tile, tiles,
                 q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
                 sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
                 stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-                heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+                batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
                 out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
                 P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         attend_rows(
-            tl.program_id(0),
+            tl.program_id(0), tiles,
             q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
             sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
             stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-            heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+            batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
             out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
             P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
         )  # fmt: skip

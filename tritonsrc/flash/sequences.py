@@ -1,4 +1,4 @@
-"""Where a sequence lies, and how long it is."""
+"""Where a sequence lies, how long it is, and which block of which sequence a program takes."""
 
 import triton
 import triton.language as tl
@@ -27,3 +27,35 @@ def sequence(batch, length, cu_ptr, used_ptr, flags, KEYS: tl.constexpr):
     if flags & USED:
         length = tl.load(used_ptr + batch)
     return lies_in, start, length
+
+
+@triton.jit
+def place(tile, tiles, heads, batches, length, cu_ptr, flags, BLOCK: tl.constexpr, KEYS: tl.constexpr):
+    """(batch, head, block) of the program, or tile, number `tile`: neighbours share a head, so its rows in the cache.
+
+    Sequences that lie one after another may have any lengths: with as many blocks for each as the longest has, most
+    programs could have nothing to do. Instead sequence b has the numbers from cu[b] // BLOCK + b on: cdiv(rows, BLOCK)
+    of them at least, whatever its begin, and at most one more. The sequence is found by bisection.
+
+    Args:
+        tiles: of the whole launch: cdiv(length, BLOCK) * heads * batches, or with cu_ptr (cdiv(rows of all sequences,
+            BLOCK) + batches) * heads.
+    """
+    CU: tl.constexpr = CU_K if KEYS else CU_Q
+    blocks = tl.cdiv(length, BLOCK)
+    block = tile % blocks
+    head = tile // blocks % heads
+    batch = tile // blocks // heads
+    if flags & CU:
+        each = tiles // heads
+        head = tile // each
+        number = tile % each
+        batch = tile * 0
+        beyond = batch + batches
+        while beyond - batch > 1:
+            middle = (batch + beyond) // 2
+            is_there = tl.load(cu_ptr + middle) // BLOCK + middle <= number
+            batch = tl.where(is_there, middle, batch)
+            beyond = tl.where(is_there, beyond, middle)
+        block = number - (tl.load(cu_ptr + batch) // BLOCK + batch)
+    return batch, head, block

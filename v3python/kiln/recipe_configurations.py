@@ -40,7 +40,7 @@ def read_configurations(
             document.fail(here, f"gives {len(core) + len(full)} configurations; a target can have {MAX_CONFIGURATIONS}")
         where = None
         if entry.where is not None:
-            inner = with_configurations(scope, [*tunable, *OPTION_ORDER], (*core, *full))
+            inner = with_configurations(scope, [*tunable, *OPTION_ORDER], (*core, *full), switched(shape))
             configured = [name for name in inner.names if name not in scope.names]
             only = inner.only_choices(shape.choices, configured, "which only a call knows")
             where = read_expression(document, (*here, "where"), entry.where, only)
@@ -68,7 +68,7 @@ def _expand(
                 document.fail((*here, name), f"{name} has no value")
             _check_axis(document, (*here, name), name, values, tunable, shape, backends, known)
         for name in tunable:
-            if name not in axes:
+            if name not in axes and name not in shape.constants:
                 document.fail(here, f"lacks {name}, a constexpr parameter that `constants` does not give either")
         ordered = [name for name in known if name in axes]
         lists = [axes[name] if isinstance(axes[name], tuple) else (axes[name],) for name in ordered]
@@ -134,12 +134,22 @@ def _check_axis(
             document.fail(keys, f"{name} is {value}, which is too small")
 
 
-def with_configurations(scope: Scope, columns: Sequence[str], configurations: Sequence[Configuration]) -> Scope:
-    """The operation's names, and those values that every configuration has."""
+def switched(shape: KernelShape) -> tuple[str, ...]:
+    """The constants that are false unless a configuration says otherwise."""
+    named = {name for entry in shape.configurations for axes in (*entry.core, *entry.full) for name in axes}
+    return tuple(name for name, value in shape.constants.items() if value is False and name in named)
+
+
+def with_configurations(
+    scope: Scope, columns: Sequence[str], configurations: Sequence[Configuration], switches: Sequence[str]
+) -> Scope:
+    """The operation's names, and those values that every configuration has; it has all `switches`."""
     usable, missing = [], {}
     for name in columns:
         having = [c for c in configurations if name in c.mapping]
-        if having and len(having) < len(configurations):
+        if name in switches:
+            usable.append(name)
+        elif having and len(having) < len(configurations):
             missing[name] = "which not every configuration has"
         elif any(isinstance(c.mapping[name], str) for c in having):
             missing[name] = "which is text"

@@ -11,7 +11,7 @@ from pathlib import Path
 from kiln import fingerprint
 from kiln.document import Document, Keys
 from kiln.expressions import DTYPES, Expression, parse
-from kiln.recipe_configurations import distinct, read_configurations, read_overrides, with_configurations
+from kiln.recipe_configurations import distinct, read_configurations, read_overrides, switched, with_configurations
 from kiln.recipe_file import KernelShape, ParameterShape
 from kiln.recipe_model import (
     OPTION_ORDER,
@@ -83,11 +83,12 @@ def read_kernel(
     source, signature = _function(document, keys, shape, function)
     own = _choices(document, keys, shape, choices)
     constexprs = [parameter.name for parameter in signature if parameter.constexpr]
-    tunable = [parameter for parameter in constexprs if parameter not in shape.constants]
+    switches = switched(shape)
+    tunable = [name for name in constexprs if name not in shape.constants or name in switches]
     sets = read_configurations(document, keys, shape, tunable, scope)
     all_configurations = distinct(c for entry in sets for c in (*entry.core, *entry.full))
     columns = _columns(document, keys, tunable, all_configurations, scope)
-    inner = with_configurations(scope, columns, all_configurations)
+    inner = with_configurations(scope, columns, all_configurations, switches)
     parameters = _parameters(document, keys, shape, own, arguments, inner)
     constants = _constants(document, keys, shape, constexprs, inner)
     _refuse_unused_choices(document, keys, own, parameters, constants)
