@@ -243,7 +243,7 @@ def plot(results: dict, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kiln"  # equal figures give equal files
+    matplotlib.rcParams |= {"svg.hashsalt": "kiln", "svg.fonttype": "none"}  # equal figures give equal, small files
     from matplotlib import pyplot
 
     chosen = [(d, of(results, d)) for d in ("forward", "backward") if of(results, d)]
@@ -257,9 +257,11 @@ def plot(results: dict, path: Path) -> None:
         labels = [f"d{r['head_dim']}{' causal' if r['causal'] else ''}\n{r['length'] // 1024}k" for r in rows]
         axis.set_xticks(range(len(rows)), labels, fontsize=8)
         axis.set_ylabel("TFLOP/s")
-        axis.set_title(f"{direction}, {results['about']['dtype']}", fontsize=10)
+        axis.set_title(f"{direction}, {results['about']['dtype']}", fontsize=10, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(frameon=False, ncols=len(NAMES), fontsize=8, loc="upper left")
+    above = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
+    axes[0, 0].legend(frameon=False, ncols=len(NAMES), fontsize=8, **above)
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

@@ -50,19 +50,21 @@ def interleave(
     once, while the device works.
     """
     counts = {name: max(1, round(budget_ms / _once(work))) for name, work in sides.items()}
-    names, marks = list(sides), {name: [] for name in sides}
+    names, marks, ahead = list(sides), {name: [] for name in sides}, True
     torch.cuda.synchronize()
     for number in range(rounds + 1):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            begin, end = _event(), _event()
+            begin, before_last, end = _event(), _event(), _event()
             begin.record()
-            for _ in range(counts[name]):
+            for _ in range(counts[name] - 1):
                 sides[name]()
+            before_last.record()
+            sides[name]()
+            # A device that is past it already keeps up with the host, and so may wait for it.
+            ahead &= number == 0 or not before_last.query()
             end.record()
             marks[name].append((begin, end))
-    # The host enqueues at a steady rate, and the device runs at one: who is ahead in the end was so before.
-    ahead = not end.query()
     if while_busy:
         while_busy()
     torch.cuda.synchronize()
