@@ -2,8 +2,9 @@
 
     python3 -m pytest tests/gpu --kiln-prefix <where the tarball was unpacked>/kiln
 
-Needs a GPU and PyTorch; skipped where either is missing. With --kiln-results FOLDER each test of an image leaves a line
-in FOLDER/<process>.jsonl, which report.py makes a table of. run_all.sh runs everything there is for a GPU.
+Needs a GPU and PyTorch; skipped where either is missing, but for test_harness.py, which needs PyTorch alone. With
+--kiln-results FOLDER tests leave lines in FOLDER/<process>.jsonl, which report.py makes a table of. run_all.sh runs
+everything there is for a GPU. The calls are made by processes of their own (pool.py), as many as KILN_PROCESSES.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 
 FOLDER = Path(__file__).parent
+MOST_PROCESSES = 14
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +48,7 @@ def why_not(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if FOLDER in item.path.parents]
+    ours = [item for item in items if FOLDER in item.path.parents and item.path.name != "test_harness.py"]
     if not ours:
         return
     reason = why_not(config)
@@ -65,10 +67,37 @@ def prefix(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def flash(prefix: Path):
-    from attention import Flash
+    from release import Flash
 
     with Flash(prefix) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def pool(prefix: Path):
+    from pool import Pool
+
+    pool = Pool(prefix, int(os.environ.get("KILN_PROCESSES", 0)) or min(MOST_PROCESSES, os.cpu_count() or 1))
+    yield pool
+    pool.close()
+
+
+def why_no_ptx(prefix: Path) -> str | None:
+    """Why a release has no PTX of sm_80, by its own words, or None: then it must have it."""
+    manifest = json.loads((prefix / "share/kiln/manifest.json").read_bytes())
+    if not manifest["ptx"]:
+        return "the release was made without PTX; build it with KILN_PTX=1"
+    if all(target["name"] != "sm_80" for target in manifest["targets"]):
+        return "the release was made without sm_80"
+    return None
+
+
+@pytest.fixture(scope="session", params=[None, "sm_80"], ids=["native", "by PTX of sm_80"])
+def target(request: pytest.FixtureRequest, prefix: Path) -> str | None:
+    """What is forced: nothing, or another target, which runs by way of its PTX."""
+    if request.param and (reason := why_no_ptx(prefix)):
+        pytest.skip(reason)
+    return request.param
 
 
 @pytest.fixture(scope="session")

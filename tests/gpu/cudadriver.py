@@ -75,3 +75,6 @@ class Memory:
         result = np.empty_like(self.like)
         call("cuMemcpyDtoH_v2", result.ctypes.data_as(c.c_void_p), self.address, c.c_size_t(result.nbytes))
         return result
+
+    def free(self) -> None:
+        call("cuMemFree_v2", self.address)

@@ -1,149 +1,131 @@
-"""What a call takes when nothing is forced, and calls that a kernel's images differ on."""
+"""Calls that say something of all kernels together: equal bits, large tensors, refusals."""
 
 from __future__ import annotations
 
-import ctypes
-
 import ffi
 import pytest
-from test_images import FUNCTIONALS, images, own_target
 
 
-@pytest.mark.parametrize("functional", FUNCTIONALS)
-def test_the_chosen_image_is_right(flash, functional):
-    from attention import Case, Functional, expected
+def deterministic_calls() -> list:
+    from calls import Call
+    from features import VARLEN
 
-    cases = (Case(1, 1), Case(64, 64, batch=2), Case(500, 500), Case(1500, 5000, heads=8, heads_kv=2),
-             Case(1024, 1024, batch=8, heads=16, heads_kv=16), Case(33, 33, layout="offset"))  # fmt: skip
-    wrong = []
-    for case in cases:
-        result = flash.run(expected(Functional.parse(functional), case))
-        wrong += [f"{case}: {fault}" for fault in result.faults]
-    assert not wrong, "\n".join(wrong)
-
-
-def arguments(want, out, lse=None) -> list:
-    from attention import DTYPES, describe
-
-    code = DTYPES[want.functional.dtype][1]
-    views = [describe(t, code) for t in (want.q, want.k, want.v, out)]
-    scale = want.case.scale(want.functional.head_dim)
-    return [*views, None if lse is None else describe(lse, ffi.FP32), scale, want.functional.causal]
+    return [
+        Call(dtype="bf16", rows=1023, keys=1023, heads=8, heads_kv=2, causal=True, deterministic=True),
+        Call(dtype="fp16", rows=600, keys=900, heads=4, heads_kv=4, bias="both", batch=2, deterministic=True),
+        Call(dtype="fp32", rows=300, keys=300, heads=4, heads_kv=1, sinks=True, deterministic=True),
+        Call(dtype="bf16", rows=700, keys=500, width=128, dropout=0.2, softcap=20.0, deterministic=True),
+        Call(dtype="fp16", width=100, layout="odd rows", rows=400, keys=400, alibi="heads", deterministic=True),
+        Call(**VARLEN, dtype="bf16", varlen_q="compact", varlen_k="compact", causal=True, deterministic=True),
+    ]
 
 
-def chosen(flash, want) -> dict:
+@pytest.mark.parametrize("number", range(6))
+def test_deterministic_backward_gives_the_same_bits(flash, record, target, number):
     import torch
+    from calls import Inputs
+    from check import Outputs
 
-    call = flash.kiln.call(arguments(want, torch.empty_like(want.q)), operation="flash.attn_fwd", device=0)
-    (variant,) = flash.kiln.explain(call)
-    return variant
-
-
-def test_the_specialization_follows_the_arguments(flash):
-    from attention import Case, Functional, expected
-
-    functional = Functional("bf16", 64, True)
-    for layout, name in (
-        ("contiguous", b"aligned"),
-        ("rows", b"aligned"),
-        ("padded", b"aligned"),
-        ("offset", b"generic"),
-        ("odd rows", b"generic"),
-        ("odd heads", b"generic"),
-    ):
-        variant = chosen(flash, expected(functional, Case(130, 130, layout=layout)))
-        assert variant["specialization"] == name, layout
-        assert variant["target"].decode() == own_target(flash)
-
-
-def test_an_aligned_image_refuses_what_is_not_aligned(flash):
-    from attention import Case, Functional, expected
-
-    aligned = [v for v in images(flash, FUNCTIONALS[0], own_target(flash)) if v["specialization"] == "aligned"]
-    want = expected(Functional.parse(FUNCTIONALS[0]), Case(100, 260, layout="offset"))
-    with pytest.raises(ffi.Failure) as raised:
-        flash.run(want, (aligned[0]["key"],))
-    assert raised.value.status == ffi.UNSUPPORTED
-
-
-def test_an_image_of_another_functional_is_refused(flash):
-    from attention import Case, Functional, expected
-
-    other = images(flash, FUNCTIONALS[1], own_target(flash))[0]
-    with pytest.raises(ffi.Failure) as raised:
-        flash.run(expected(Functional.parse(FUNCTIONALS[0]), Case(100, 100)), (other["key"],))
-    assert raised.value.status == ffi.UNSUPPORTED
-
-
-def test_the_generic_entry_does_what_the_typed_one_does(flash):
-    import torch
-    from attention import Case, Functional, expected
-
-    want = expected(Functional("fp16", 128, True), Case(300, 300, heads=4, heads_kv=2))
-    outs = [torch.full_like(want.q, torch.nan) for _ in range(2)]
-    lses = [torch.full(want.q.shape[:3], torch.nan, device="cuda") for _ in range(2)]
-    flash.attention(want.q, want.k, want.v, outs[0], lses[0], causal=True)
-    stream = torch.cuda.current_stream().cuda_stream or None
-    flash.kiln.launch(
-        flash.kiln.call(arguments(want, outs[1], lses[1]), operation="flash.attn_fwd", device=0, stream=stream)
-    )
-    torch.cuda.synchronize()
-    assert torch.equal(outs[0], outs[1]) and torch.equal(lses[0], lses[1])
-    assert not outs[0].isnan().any()
-
-
-def test_repeated_calls_give_the_same_bits(flash):
-    import torch
-    from attention import Case, Functional, expected
-
-    want = expected(Functional("bf16", 128, False), Case(1023, 1023, heads=8, heads_kv=8))
-    first, again = torch.empty_like(want.q), torch.empty_like(want.q)
-    flash.attention(want.q, want.k, want.v, first)
-    for _ in range(20):
-        flash.attention(want.q, want.k, want.v, again.fill_(torch.nan))
-        assert torch.equal(first, again)
+    call = deterministic_calls()[number]
+    inputs, first = Inputs(call, "cuda"), None
+    runs = 20
+    for _ in range(runs):
+        outputs = Outputs(inputs)
+        flash.forward(inputs, outputs, target=target)
+        flash.backward(inputs, outputs, target=target)
+        bits = {name: memory.view(torch.uint8) for name, memory in outputs.clone().items()}
+        first = first or bits
+        differ = [name for name in bits if not torch.equal(bits[name], first[name])]
+        assert not differ, f"{call}: {differ} differ from run to run"
+    record("deterministic", call=str(call), target=target, runs=runs)
 
 
 def test_tensors_of_more_than_two_to_the_31_elements(flash, record):
-    """k, v and out span 2^33 elements and more, by their rows; q by its batch. One 35 GB piece of memory holds all."""
+    """Every tensor spans 2^33 elements and more, by its rows and by its batches; one 35 GB piece of memory holds all."""
     import torch
-    from attention import attention64
+    from judge import Verdict
+    from reference import attend, honest_precision
 
-    elements = 17_500_000_000
+    elements, heads, width, rows = 17_500_000_000, 2, 128, 1000
     if torch.cuda.mem_get_info()[0] < elements * 2 + (8 << 30):
         pytest.skip(f"needs {elements * 2 >> 30} GiB of free device memory")
-    head_dim, rows = 128, 1000
     memory = torch.empty(elements, dtype=torch.bfloat16, device="cuda")
-    row = 8_000_512  # elements from one row to the next: 1000 of them are 8e9, almost 2^33
-    shape = (2, 1, rows, head_dim)
-    k = memory.as_strided(shape, (8_500_000_768, 0, row, 1), 0)
-    v = memory.as_strided(shape, (8_500_000_768, 0, row, 1), 4096)
-    out = memory.as_strided(shape, (8_500_000_768, 0, row, 1), 8192)
-    q = memory.as_strided(shape, (8_500_000_768, 0, head_dim, 1), 16384)
-    assert q.data_ptr() % 16 == 0 and out.storage_offset() + 8_500_000_768 + row * (rows - 1) < elements
+    row, batch = 8_000_512, 8_500_000_768  # 1000 rows are 8e9 elements, almost 2^33
     generator = torch.Generator("cuda").manual_seed(31)
-    for view in (q, k, v):
-        view.copy_(torch.randn(shape, generator=generator, device="cuda"))
-    out.fill_(torch.nan)
-    flash.attention(q, k, v, out, causal=True)
+    tensors = {}
+    for number, name in enumerate(("q", "k", "v", "dout", "out", "dq", "dk", "dv")):
+        view = memory.as_strided((2, heads, rows, width), (batch, 4096, row, 1), number * 16384)
+        assert view.data_ptr() % 16 == 0 and view.storage_offset() + batch + row * (rows - 1) + 8192 < elements
+        tensors[name] = view
+        view.copy_(torch.randn(view.shape, generator=generator, device="cuda") if number < 4 else torch.nan)
+    tensors["lse"] = torch.full((2, heads, rows), torch.nan, device="cuda")
+    forward = {name: tensors[name] for name in ("q", "k", "v", "out", "lse")}
+    flash.enqueue("kiln_attn_fwd", ffi.AttnFwd(causal=1), forward)
+    flash.enqueue("kiln_attn_bwd", ffi.AttnBwd(causal=1), tensors)
     torch.cuda.synchronize()
-    reference, _ = attention64(q, k, v, head_dim**-0.5, True)
-    error = (out.double() - reference).abs().max().item()
-    record("large", bytes=elements * 2, error=error)
-    assert error < 0.02
+
+    hidden = torch.ones(rows, rows, dtype=torch.bool, device="cuda").triu(1)
+    answers = []
+    for dtype in (torch.float64, torch.bfloat16):
+        leaves = [tensors[name].detach().to(dtype).contiguous().requires_grad_() for name in "qkv"]
+        with honest_precision():
+            out, _ = attend(*leaves, width**-0.5, hidden=hidden)
+            answers.append([out.detach(), *torch.autograd.grad(out, leaves, tensors["dout"].to(dtype))])
+    verdict = Verdict()
+    for name, exact, low in zip(("out", "dq", "dk", "dv"), *answers):
+        verdict.compare(name, tensors[name], exact, low)
+    ratio, output = verdict.worst
+    record("feature", row="tensors above 2^31 elements", target=None, cases=1, refused=0, wrong=len(verdict.wrong()),
+           ratio=ratio, output=output, pooled=0)  # fmt: skip
+    assert not verdict.wrong(), verdict.wrong()
 
 
-def test_every_status_leaves_the_memory_alone(flash):
-    """A refused call writes nothing."""
+def test_repeated_forward_calls_give_the_same_bits(flash):
     import torch
-    from attention import Case, Functional, expected
+    from calls import Call, Inputs
+    from check import Outputs
 
-    want = expected(Functional("bf16", 64, False), Case(64, 64))
-    out = torch.full_like(want.q, 7.0)
-    call = flash.kiln.call(arguments(want, out[:, :, :63]), operation="flash.attn_fwd", device=0)
+    inputs = Inputs(Call(dtype="bf16", width=128, rows=1023, keys=1023, heads=8, heads_kv=8, backward=False), "cuda")
+    first = None
+    for _ in range(20):
+        outputs = Outputs(inputs)
+        flash.forward(inputs, outputs)
+        bits = outputs["out"].memory.view(torch.int16).clone()
+        first = bits if first is None else first
+        assert torch.equal(first, bits)
+
+
+def test_a_refused_call_leaves_the_memory_alone(flash):
+    import torch
+    from calls import Call, Inputs
+
+    inputs = Inputs(Call(), "cuda")
+    q, k, v = (storage.values for storage in (inputs.q, inputs.k, inputs.v))
+    out = torch.full_like(q, 7.0)
     with pytest.raises(ffi.Failure) as raised:
-        flash.kiln.launch(call)
+        flash.attention(q, k, v, out[:, :, :63])
     assert raised.value.status == ffi.ARGUMENT and "out" in raised.value.sentence
     torch.cuda.synchronize()
     assert (out == 7).all()
-    assert ctypes.c_char_p(flash.library.c.kiln_error()).value
+
+
+def test_a_workspace_that_is_too_small_is_refused(flash):
+    import ctypes
+
+    import torch
+    from calls import Call, Inputs
+    from check import Outputs
+
+    inputs = Inputs(Call(), "cuda")
+    outputs = Outputs(inputs)
+    flash.forward(inputs, outputs)
+    params = ffi.AttnBwd()
+    names = ("out", "lse", "dq", "dk", "dv")
+    tensors = flash._shared(params, inputs) | {name: outputs[name] for name in names} | {"dout": inputs.dout}
+    workspace = flash.enqueue("kiln_attn_bwd", params, tensors)
+    if workspace is None:
+        pytest.skip("backward of this call needs no workspace")
+    params.workspace_bytes -= 1
+    queue = ffi.Queue(ctypes.sizeof(ffi.Queue), ffi.NVIDIA, 0, torch.cuda.current_stream().cuda_stream or None)
+    status = flash.flash.kiln_attn_bwd(flash.kiln.handle, ctypes.byref(queue), ctypes.byref(params))
+    assert status == ffi.WORKSPACE

@@ -1,101 +1,92 @@
-"""Every image of a release, forced in turn, against float64.
-
-An image is right if its largest error is at most twice that of PyTorch's math attention in the same precision, plus
-1e-5. The device's own images run, and those of sm_80 by way of their PTX, if the release has any (KILN_PTX=1).
-"""
+"""Every image of a release, forced in turn, against float64: the device's own, and those of sm_80 by way of their PTX if
+the release has any (KILN_PTX=1)."""
 
 from __future__ import annotations
 
-import json
 import math
-from functools import cache
-from pathlib import Path
+from collections import defaultdict
 
-import ffi
 import pytest
 
-FUNCTIONALS = [
-    f"dtype={dtype} head_dim={head_dim} causal={causal}"
-    for dtype in ("fp16", "bf16")
-    for head_dim in (64, 128)
-    for causal in ("false", "true")
-]
+OPERATIONS = ("attn_fwd", "attn_bwd", "attn_decode")
+AT_ONCE = 6  # images of a task: some take seconds to load, where the driver compiles them
+FACTS = ("kernel", "functional", "configuration", "specialization", "registers", "shared_bytes", "spill_bytes")
 
 
-@cache
-def own_target(flash) -> str:
-    return flash.kiln.devices()[0]["target"].decode()
+def leave(record, variant: dict, target: str | None, row: dict) -> None:
+    share = math.inf if row["wrong"] else row["ratio"] / 2
+    record(
+        "image", operation=variant["operation"], target=variant["target"], by="PTX" if target else variant["target"],
+        key=row["key"], cases=row["cases"], worst_share_of_limit=share, output=row["output"],
+        **{name: variant[name] for name in FACTS},
+    )  # fmt: skip
 
 
-def images(flash, functional: str, target: str) -> list[dict]:
-    """The variants of a functional that have an image; none where the release has no such target."""
-    try:
-        variants = flash.kiln.variants("flash.attn_fwd", target)
-    except ffi.Failure as failure:
-        if failure.status == ffi.NOT_FOUND:
-            return []
-        raise
-    found = [
-        {name: value.decode() if isinstance(value, bytes) else value for name, value in variant.items()}
-        for variant in variants
-    ]
-    return [v for v in found if v["functional"] == functional and v["unavailable"] is None]
+def one_of_each(variants: list[dict]) -> list[dict]:
+    """Slots may share an image; a key counts once in a functional."""
+    return list({(v["kernel"], v["functional"], v["key"]): v for v in variants}.values())
 
 
-def check_images(flash, record, functional: str, variants: list[dict], forced_target: str | None) -> None:
-    from attention import CASES, Functional, expected
-
+def test_images(flash, pool, record, target):
+    tasks, of_task = [], []
+    for operation in OPERATIONS:
+        variants = one_of_each(flash.images(operation, target or flash.target))
+        assert variants, f"the release has no image of {operation}"
+        lacking = [v["configuration"] for v in variants if target and not v["has_ptx"]]
+        assert not lacking, f"the manifest promises PTX; these have none: {lacking}"
+        groups = defaultdict(list)
+        for variant in variants:
+            groups[variant["kernel"], variant["functional"], variant["specialization"]].append(variant)
+        for (_, functional, _), members in groups.items():
+            for i in range(0, len(members), AT_ONCE):
+                tasks.append((operation, functional, members[i : i + AT_ONCE], target))
+                of_task.append(members[i : i + AT_ONCE])
     wrong = []
-    wanted = Functional.parse(functional)
-    for variant in variants:
-        assert variant["unavailable"] is None, f"{variant['configuration']} is missing: {variant['unavailable']}"
-        worst, worst_case, ran, lse_error = -1.0, "", 0, 0.0
-        name = f"{functional} [{variant['configuration']}] {variant['specialization']}@{variant['target']}"
-        for case in CASES:
-            if not case.aligned and variant["specialization"] == "aligned":
-                continue
-            result = flash.run(expected(wanted, case), (variant["key"],), forced_target)
-            wrong += [f"{name}, {case}: {fault}" for fault in result.faults]
-            ran += 1
-            lse_error = max(lse_error, result.lse_error)
-            share = max(result.out_error / result.out_limit, result.lse_error / result.lse_limit)
-            if result.faults:
-                share = math.inf
-            if share > worst:
-                worst, worst_case, worst_result = share, str(case), result
-        record(
-            "image", target=variant["target"], by="PTX" if forced_target else variant["target"],
-            functional=functional, configuration=variant["configuration"], specialization=variant["specialization"],
-            key=variant["key"], registers=variant["registers"], shared_bytes=variant["shared_bytes"],
-            spill_bytes=variant["spill_bytes"], cases=ran, worst_share_of_limit=worst, worst_case=worst_case,
-            error=worst_result.out_error, limit=worst_result.out_limit, lse_error=lse_error,
-        )  # fmt: skip
+    for members, answer in zip(of_task, pool.map("images", tasks)):
+        missing = {"wrong": [answer.get("fault", "")], "cases": 0, "ratio": 0.0, "output": ""}
+        for i, variant in enumerate(members):
+            row = answer["rows"][i] if "rows" in answer else missing | {"key": variant["key"]}
+            leave(record, variant, target, row)
+            name = (
+                f"{variant['kernel']} {variant['functional']} [{variant['configuration']}] {variant['specialization']}"
+            )
+            wrong += [f"{name}: {fault}" for fault in row["wrong"]]
     assert not wrong, "\n".join([f"{len(wrong)} wrong answers", *wrong[:40]])
 
 
-@pytest.mark.parametrize("functional", FUNCTIONALS)
-def test_images_of_the_device(flash, record, functional):
-    variants = images(flash, functional, own_target(flash))
-    assert len(variants) >= 8, "a functional has at least four configurations, aligned and generic"
-    check_images(flash, record, functional, variants, None)
+def test_images_of_the_dropout_mask(flash, record, target):
+    import torch
+    from candidates import run_mask_image
+    from standin import kept
+
+    variants = one_of_each(flash.images("dropout_mask", target or flash.target))
+    assert variants, "the release has no image of dropout_mask"
+    wrong = []
+    for variant in variants:
+        for shape in ((2, 3, 65, 130), (1, 1, 300, 7)):
+            mask = run_mask_image(flash, variant["key"], target, shape)
+            if not torch.equal(mask.bool().cpu(), torch.from_numpy(kept(5, 9, 0.5, shape))):
+                wrong.append(f"{variant['configuration']}, {shape}: the mask is another than that of Philox")
+        row = {"wrong": wrong, "ratio": 0.0, "output": "mask", "cases": 2, "key": variant["key"]}
+        leave(record, variant, target, row)
+    assert not wrong, "\n".join(wrong)
 
 
-def without_ptx(prefix: Path) -> str | None:
-    """Why a release has no PTX of sm_80, by its own words, or None: then it must have it."""
-    manifest = json.loads((prefix / "share/kiln/manifest.json").read_bytes())
-    if not manifest["ptx"]:
-        return "the release was made without PTX; build it with KILN_PTX=1"
-    if all(target["name"] != "sm_80" for target in manifest["targets"]):
-        return "the release was made without sm_80"
-    return None
+def test_every_key_is_forced_only_where_it_belongs(flash):
+    """An image of another dtype, or one for aligned rows, is refused where it does not fit."""
+    import ffi
+    from calls import Call
+    from candidates import words
+    from check import check
 
-
-@pytest.mark.parametrize("functional", FUNCTIONALS)
-def test_ptx_of_sm_80(flash, prefix, record, functional):
-    if reason := without_ptx(prefix):
-        pytest.skip(reason)
-    variants = images(flash, functional, "sm_80")
-    assert len(variants) >= 8, "a functional has at least four configurations, aligned and generic"
-    lacking = [variant["configuration"] for variant in variants if not variant["has_ptx"]]
-    assert not lacking, f"the manifest promises PTX; these have none: {lacking}"
-    check_images(flash, record, functional, variants, "sm_80")
+    variants = flash.images("attn_fwd", flash.target)
+    other = next(v for v in variants if words(v["functional"])["dtype"] == "fp16")
+    aligned = [
+        v for v in variants
+        if v["specialization"] == "aligned" and words(v["functional"])["dtype"] == "bf16"
+        and words(v["functional"])["head_dim"] == "64"
+    ]  # fmt: skip
+    for call, key in ((Call(backward=False), other), (Call(backward=False, layout="offset"), aligned[0])):
+        with pytest.raises(ffi.Failure) as raised:
+            check(call, flash, "cuda", keys=(key["key"],))
+        assert raised.value.status == ffi.UNSUPPORTED

@@ -23,14 +23,24 @@ def run_script(name: str, prefix: Path, *words: object) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def small(causal: bool = True, seed: int = 0):
-    from attention import Case, Functional, expected
+def small(seed: int = 0):
+    from calls import Call
+    from check import Expected
 
-    return expected(Functional("fp16", 64, causal), Case(257, 257, batch=2, heads=4, heads_kv=4), seed)
+    call = Call(
+        dtype="fp16", batch=2, heads=4, heads_kv=4, rows=257, keys=257, causal=True, backward=False, number=seed
+    )
+    want = Expected(call, "cuda", None)
+    want.q, want.k, want.v = (storage.values for storage in (want.inputs.q, want.inputs.k, want.inputs.v))
+    return want
 
 
 def check(want, out) -> None:
-    assert (out.double() - want.out).abs().max().item() <= 2 * want.out_error + 1e-5
+    from judge import Verdict
+
+    verdict = Verdict()
+    verdict.compare("out", out.reshape(-1), want.exact["out"], want.low["out"])
+    assert not verdict.wrong(), verdict.wrong()
 
 
 def test_devices_are_listed(flash, record):
@@ -76,12 +86,9 @@ def test_a_second_context(flash):
         memory = [cudadriver.Memory(array) for array in (*arrays, np.full_like(arrays[0], np.nan))]
         stream = ctypes.c_void_p()
         cudadriver.call("cuStreamCreate", ctypes.byref(stream), 1)
-        views = [ffi.tensor(m.address.value, ffi.FP16, m.like.shape) for m in memory]
-        queue = ffi.Queue(ctypes.sizeof(ffi.Queue), ffi.NVIDIA, -1, stream)
-        params = ffi.AttnFwd(size=ctypes.sizeof(ffi.AttnFwd), causal=1)
-        params.q, params.k, params.v, params.out = (ctypes.pointer(view) for view in views)
-        kiln = flash.kiln.handle
-        flash.library.check(flash.flash.kiln_attn_fwd(kiln, ctypes.byref(queue), ctypes.byref(params)))
+        names = ("q", "k", "v", "out")
+        views = {name: ffi.tensor(m.address.value, ffi.FP16, m.like.shape) for name, m in zip(names, memory)}
+        flash.enqueue("kiln_attn_fwd", ffi.AttnFwd(causal=1), views, stream=stream.value)
         assert cudadriver.current() == context
         cudadriver.call("cuStreamSynchronize", stream)
         out = memory[3].read()
@@ -150,7 +157,7 @@ def test_a_stream_of_another_device_is_refused(flash):
 @pytest.mark.parametrize("loaded", [True, False], ids=["loaded before", "first loaded inside"])
 def test_graph_capture_and_replay(prefix, flash, loaded):
     import torch
-    from attention import Flash
+    from release import Flash
 
     with Flash(prefix) as fresh:
         want, other = small(), small(seed=1)
@@ -174,7 +181,7 @@ def test_graph_capture_and_replay(prefix, flash, loaded):
 
 def test_eight_threads_at_the_first_call(prefix):
     import torch
-    from attention import Flash
+    from release import Flash
 
     want = small()
     outs = [torch.full_like(want.q, torch.nan) for _ in range(8)]
@@ -223,7 +230,7 @@ def test_close_and_dlclose_leave_nothing(prefix, record):
 def test_images_are_released_by_close(prefix):
     """Twenty more runtimes in this process, with all of PyTorch around, take no more device memory than one did."""
     import torch
-    from attention import Flash
+    from release import Flash
 
     want = small()
     out = torch.empty_like(want.q)

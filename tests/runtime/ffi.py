@@ -9,7 +9,8 @@ from pathlib import Path
 OK, ARGUMENT, UNSUPPORTED, NO_DEVICE, DRIVER, PACK_NOT_FOUND, PACK_MISMATCH, PACK_CORRUPT = range(8)
 WORKSPACE, NEWER_CALLER, FORKED, OUT_OF_MEMORY, NOT_FOUND, QUEUE, RANGE, RESOURCES, FAMILY = range(8, 17)
 NVIDIA, AMD = 1, 2
-FP32, FP16, BF16 = 1, 2, 3
+FP32, FP16, BF16, FP64, FP8E4M3 = 1, 2, 3, 4, 5
+INT32, INT64, UINT8 = 12, 13, 20
 ABSENT, TENSOR, INT, FLOAT = range(4)
 
 
@@ -73,12 +74,65 @@ class ArgumentInfo(c.Structure):
     ]  # fmt: skip
 
 
-class AttnFwd(c.Structure):
+def _tensors(*names: str) -> list[tuple]:
+    return [(name, c.POINTER(Tensor)) for name in names]
+
+
+def _integers(*names: str) -> list[tuple]:
+    return [(name, c.c_int64) for name in names]
+
+
+_WORKSPACE = [("workspace", c.c_void_p), ("workspace_bytes", c.c_uint64)]
+_FORCE = [
+    ("force_keys", c.POINTER(c.c_char_p)), ("force_target", c.c_char_p), ("force_count", c.c_int32),
+    ("reserved1", c.c_int32),
+]  # fmt: skip
+_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_LIMITS = ("max_seqlen_q", "max_seqlen_k", "window_left", "window_right")
+
+
+class _Attn(c.Structure):
+    """What the parameter structures of flash.h have in common: made with the defaults of their _INIT macros."""
+
+    def __init__(self, size: int | None = None, **fields: object) -> None:
+        size = c.sizeof(self) if size is None else size
+        super().__init__(**({"size": size, "window_left": -1, "window_right": -1} | fields))
+
+
+class AttnFwd(_Attn):
     _fields_ = [
-        ("size", c.c_uint64), ("q", c.POINTER(Tensor)), ("k", c.POINTER(Tensor)), ("v", c.POINTER(Tensor)),
-        ("out", c.POINTER(Tensor)), ("lse", c.POINTER(Tensor)), ("sm_scale", c.c_float), ("causal", c.c_int32),
-        ("workspace", c.c_void_p), ("workspace_bytes", c.c_uint64), ("force_keys", c.POINTER(c.c_char_p)),
-        ("force_target", c.c_char_p), ("force_count", c.c_int32), ("reserved0", c.c_int32),
+        ("size", c.c_uint64),
+        *_tensors("q", "k", "v", "out", "lse", "sinks", "bias", "alibi_slopes", "seed", "offset", "seed_out"),
+        *_tensors("offset_out", *_SEQUENCES), *_integers(*_LIMITS, "seed_value", "offset_value"),
+        ("sm_scale", c.c_float), ("softcap", c.c_float), ("dropout", c.c_float), ("causal", c.c_int32),
+        ("bottom_right", c.c_int32), ("reserved0", c.c_int32), *_WORKSPACE, *_FORCE,
+    ]  # fmt: skip
+
+
+class AttnBwd(_Attn):
+    _fields_ = [
+        ("size", c.c_uint64),
+        *_tensors("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv", "dbias", "dsinks", "sinks", "bias"),
+        *_tensors("alibi_slopes", "seed", "offset", *_SEQUENCES), *_integers(*_LIMITS, "seed_value", "offset_value"),
+        ("sm_scale", c.c_float), ("softcap", c.c_float), ("dropout", c.c_float), ("causal", c.c_int32),
+        ("bottom_right", c.c_int32), ("deterministic", c.c_int32), *_WORKSPACE, *_FORCE,
+    ]  # fmt: skip
+
+
+class AttnDecode(_Attn):
+    _fields_ = [
+        ("size", c.c_uint64),
+        *_tensors("q", "k_cache", "v_cache", "out", "lse", "k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table"),
+        *_tensors("cache_batch", "leftpad", "rotary_cos", "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes"),
+        *_integers(*_LIMITS, "splits"), ("sm_scale", c.c_float), ("softcap", c.c_float), ("causal", c.c_int32),
+        ("rotary_interleaved", c.c_int32), *_WORKSPACE, *_FORCE,
+    ]  # fmt: skip
+
+
+class DropoutMask(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64), *_tensors("mask", "seed", "offset"), *_integers("seed_value", "offset_value"),
+        ("dropout", c.c_float), ("reserved0", c.c_int32), ("force_target", c.c_char_p),
     ]  # fmt: skip
 
 

@@ -33,6 +33,6 @@ def make_tensors() -> list[ffi.Tensor]:
 def attention(library: ffi.Library, flash: ctypes.CDLL, handle: ctypes.c_void_p, tensors: list[ffi.Tensor]) -> int:
     """kiln_attn_fwd's status."""
     queue = ffi.Queue(ctypes.sizeof(ffi.Queue), ffi.NVIDIA, 0, None)
-    params = ffi.AttnFwd(size=ctypes.sizeof(ffi.AttnFwd))
+    params = ffi.AttnFwd()
     params.q, params.k, params.v, params.out = (ctypes.pointer(tensor) for tensor in tensors)
     return flash.kiln_attn_fwd(handle, ctypes.byref(queue), ctypes.byref(params))

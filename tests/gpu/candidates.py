@@ -1,0 +1,138 @@
+"""Small calls, by which every image of a release is reached; and the images, forced in turn."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from functools import lru_cache
+
+import ffi
+import torch
+from calls import Call
+from check import Expected, check
+from decode import DecodeCall, check_decode
+from storage import CODES, describe
+
+MOST_CASES = 3  # of each image
+
+
+def words(functional: str) -> dict[str, str]:
+    """ "dtype=bf16 head_dim=64", taken apart."""
+    return dict(re.findall(r"(\S+?)=(\S*)", functional))
+
+
+EXTRAS = {
+    "none": {}, "bias": {"bias": "none", "alibi": "heads"}, "softcap": {"softcap": 5.0}, "dropout": {"dropout": 0.3},
+    "any": {"bias": "heads", "softcap": 20.0, "dropout": 0.2, "sinks": True},
+}  # fmt: skip
+SHAPES = (
+    {"rows": 130, "keys": 190, "causal": True, "bottom_right": True},
+    {"rows": 200, "keys": 77, "heads": 4, "heads_kv": 2, "left": 50, "right": 20},
+    {"rows": 1, "keys": 300, "heads": 8, "heads_kv": 8},
+    {"rows": 70, "keys": 70, "batch": 3, "varlen_q": "compact", "varlen_k": "compact", "lengths_q": (70, 0, 33),
+     "lengths_k": (70, 20, 33), "causal": True},
+    {"rows": 600, "keys": 600, "heads": 4, "heads_kv": 4, "causal": True, "batch": 2},
+    {"rows": 5000, "keys": 70, "heads": 1, "heads_kv": 1},
+    {"rows": 70, "keys": 5000, "heads": 1, "heads_kv": 1},
+)  # fmt: skip
+LAYOUTS = ({}, {"layout": "odd rows", "layout_out": "odd rows"}, {"layout": "offset", "layout_out": "offset"})
+DECODES = (
+    {"batch": 3, "keys": 900, "used": (900, 0, 411), "splits": 4},
+    {"keys": 900, "used": (890, 411), "splits": 4, "new_rows": 3, "rows": 3, "rotary": "half", "rotary_dim": 16, "causal": True},
+    {"keys": 300, "used": (290, 11), "rows": 130, "causal": True, "page_size": 64, "splits": 1},
+    {"keys": 300, "used": (290, 11), "rows": 16, "new_rows": 1, "heads": 8, "heads_kv": 1, "page_size": 16},
+)  # fmt: skip
+DECODE_EXTRAS = ({}, {"softcap": 20.0}, {"alibi": True}, {"sinks": True, "softcap": 20.0, "alibi": True})
+
+
+def calls(operation: str, functional: str) -> list[Call | DecodeCall]:
+    """Calls that may be of a functional, the likely ones first, by those of its words that are known here. Whether one is,
+    only the release can say."""
+    known = words(functional)
+    dtypes = [known["dtype"]] if "dtype" in known else ["bf16", "fp16", "fp32"]
+    width = int(known["head_dim"]) if "head_dim" in known else 64
+    widths = [{"width": width}, {"width": width - 3, "width_v": max(width - 8, 5)}]
+    if known.get("padded") == "true":
+        widths.reverse()
+    if operation == "attn_decode":
+        fp8s = ({"fp8": True}, {}) if "fp8" in functional or "e4m3" in functional else ({}, {"fp8": True})
+        parts = itertools.product(fp8s, DECODE_EXTRAS, widths, ({}, {"layout": "odd rows"}), DECODES)
+        fields = [{name: value for part in some for name, value in part.items()} for some in parts]
+        return [
+            DecodeCall(dtype=dtype, **one)
+            for one in fields
+            for dtype in dtypes
+            if not ("fp8" in one and dtype == "fp32")
+        ]
+    extras = sorted(EXTRAS, key=lambda name: name != known.get("extras"))
+    modes = ({"deterministic": True}, {"deterministic": False}) if operation == "attn_bwd" else ({},)
+    result = []
+    for some in itertools.product([EXTRAS[name] for name in extras], widths, LAYOUTS, modes, SHAPES):
+        fields = {name: value for part in some for name, value in part.items()}
+        if "sinks" in fields:
+            fields["heads"] = fields["heads_kv"] = 4
+        result += [Call(dtype=dtype, backward=operation == "attn_bwd", **fields) for dtype in dtypes]
+    return result
+
+
+@lru_cache(maxsize=24)
+def _expected(call: Call, device: str, kiln, target: str | None) -> Expected:
+    return Expected(call, device, kiln, target)
+
+
+def is_of_another(failure: ffi.Failure) -> bool:
+    """Whether a forced image was refused since the call is of another functional, or not aligned as the image wants."""
+    return failure.status == ffi.UNSUPPORTED and (
+        "no variant of this call's functional" in failure.sentence or "is specialised" in failure.sentence
+    )
+
+
+def run_images(kiln, device: str, operation: str, functional: str, variants: list[dict], target: str | None) -> dict:
+    """Forces each image of a functional in up to MOST_CASES calls, and judges these: {"rows": [...]}, a row an image."""
+    candidates = calls(operation, functional)
+    hits: dict[tuple, list[Call | DecodeCall]] = {}  # the calls that take an image of a kernel and specialization
+    rows = []
+    for variant in variants:
+        row = {"wrong": [], "cases": 0, "ratio": 0.0, "output": "", "key": variant["key"]}
+        found = hits.setdefault((variant["kernel"], variant["specialization"]), [])
+        for call in list(found) or candidates:
+            try:
+                verdict = _run(kiln, device, call, operation, variant["key"], target)
+            except ffi.Failure as failure:
+                if is_of_another(failure):
+                    continue
+                row["wrong"].append(f"{call}: {failure.sentence}")
+                break
+            if call not in found:
+                found.append(call)
+            row["cases"] += 1
+            ratio, output = verdict.worst
+            if ratio >= row["ratio"]:
+                row |= {"ratio": ratio, "output": output}
+            row["wrong"] += [f"{call}: {fault}" for fault in verdict.wrong()]
+            if row["cases"] >= MOST_CASES:
+                break
+        if not row["cases"] and not row["wrong"]:
+            row["wrong"].append("no call of candidates.py reaches this image")
+        rows.append(row)
+    return {"rows": rows}
+
+
+def _run(kiln, device: str, call: Call | DecodeCall, operation: str, key: str, target: str | None):
+    if isinstance(call, DecodeCall):
+        return check_decode(call, kiln, device, target, (key,))
+    expected = _expected(call, device, kiln, target)
+    return check(call, kiln, device, target, (key,), operation == "attn_bwd", expected)
+
+
+def run_mask_image(flash, key: str, target: str | None, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """The mask of seed 5 and offset 9, half of which is dropped, by a forced image."""
+    mask = torch.full(shape, 7, dtype=torch.uint8, device="cuda")
+    assert CODES[mask.dtype] == ffi.UINT8
+    arguments = [describe(mask), None, None, 1 << 31, 5, 9]
+    stream = torch.cuda.current_stream().cuda_stream or None
+    call = flash.kiln.call(
+        arguments, operation="flash.dropout_mask", device=0, stream=stream, keys=(key,), target=target
+    )  # fmt: skip
+    flash.kiln.launch(call)
+    return mask

@@ -1,0 +1,164 @@
+"""Runs a call of attention forward and backward into poisoned memory, and judges what was written, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from calls import Call, Inputs
+from judge import Verdict
+from reference import Answers, counted, solve
+from storage import DTYPES, SENTINEL, Storage
+
+
+class Outputs:
+    """Memory for all that a call writes: NaN where it must write, SENTINEL where it must not."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        call, device = inputs.call, inputs.device
+        dtype = DTYPES[call.dtype]
+        of_q = "contiguous" if call.layout == "broadcast" else call.layout
+
+        def output(of_keys: bool, heads: int, width: int, layout: str) -> Storage:
+            storage = Storage(call.shape(of_keys, heads, width), dtype, device, layout, SENTINEL)
+            return storage.put(math.nan, inputs.keys if of_keys else inputs.rows)
+
+        self.inputs, self.storages = inputs, {}
+        self.storages["out"] = output(False, call.heads, call.out_width, call.layout_out)
+        if call.want_lse or call.backward:
+            shape = call.shape(False, call.heads, 1)[:3]
+            self.storages["lse"] = Storage(shape, torch.float32, device, fill=SENTINEL).put(math.nan, inputs.rows)
+        if call.backward:
+            self.storages["dq"] = output(False, call.heads, call.width, of_q)
+            self.storages["dk"] = output(True, call.heads_kv, call.width, of_q)
+            self.storages["dv"] = output(True, call.heads_kv, call.out_width, of_q)
+            if inputs.bias is not None:
+                shape = (*inputs.bias.values.shape[:2], call.rows, call.keys)
+                layout = "contiguous" if call.is_aligned else "odd rows"
+                # 0 where no sequence reaches, whether it is written there or not.
+                self.storages["dbias"] = Storage(shape, dtype, device, layout, SENTINEL).put(0.0)
+                for segment in call.segments():
+                    rows, keys = segment.rows.stop - segment.rows.start, segment.keys.stop - segment.keys.start
+                    places = self["dbias"].values
+                    (places if shape[0] == 1 else places[segment.batches])[..., :rows, :keys] = math.nan
+            if inputs.sinks is not None:
+                self.storages["dsinks"] = Storage((1, 1, call.heads), torch.float32, device, fill=SENTINEL).put(
+                    math.nan
+                )
+
+    def __getitem__(self, name: str) -> Storage:
+        return self.storages[name]
+
+    def get(self, name: str) -> Storage | None:
+        return self.storages.get(name)
+
+    def answers(self) -> Answers:
+        return {name: counted(self.inputs.call, name, storage.values) for name, storage in self.storages.items()}
+
+    def untouched(self, verdict: Verdict) -> None:
+        """Nothing was written but what was to be."""
+        for name, storage in self.storages.items():
+            rows = (
+                None if name in ("dbias", "dsinks") else self.inputs.keys if name in ("dk", "dv") else self.inputs.rows
+            )
+            verdict.require(
+                storage.is_intact(rows), f"{name}: something was written beside it, or to rows that do not count"
+            )
+
+    def clone(self) -> Answers:
+        return {name: storage.memory.clone() for name, storage in self.storages.items()}
+
+
+class Kiln(Protocol):
+    """What the checks need of a release; tests of the checks put something else in its place."""
+
+    def forward(self, inputs: Inputs, outputs: Outputs, keys: tuple[str, ...], target: str | None) -> None: ...
+    def backward(self, inputs: Inputs, outputs: Outputs, keys: tuple[str, ...], target: str | None) -> None: ...
+    def dropout_mask(self, inputs: Inputs, target: str | None) -> torch.Tensor: ...
+
+
+class Expected:
+    """A call's tensors, and what may come of them."""
+
+    def __init__(self, call: Call, device: str, kiln: Kiln, target: str | None = None) -> None:
+        self.call, self.inputs = call, Inputs(call, device)
+        self._kiln, self._target = kiln, target
+
+    # Worked out once they are needed: a call may be refused.
+    @cached_property
+    def _keep(self) -> torch.Tensor | None:
+        return self._kiln.dropout_mask(self.inputs, self._target).bool() if self.call.dropout else None
+
+    @cached_property
+    def exact(self) -> Answers:
+        return solve(self.call, self.inputs, torch.float64, self._keep)
+
+    @cached_property
+    def low(self) -> Answers:
+        return solve(self.call, self.inputs, DTYPES[self.call.dtype], self._keep)
+
+    def noise(self, name: str) -> float:
+        """See Verdict.compare: the size of what cancels in a gradient."""
+        call, inputs = self.call, self.inputs
+        if name not in ("dq", "dk", "dbias"):
+            return 0.0
+        dout, v = (storage.values.nan_to_num().double().norm(dim=3) for storage in (inputs.dout, inputs.v))
+        if not dout.numel() or not v.numel():
+            return 0.0
+        products = dout.max() * v.max()
+        if name != "dbias":
+            other = (inputs.k if name == "dq" else inputs.q).values.nan_to_num().abs()
+            sums = math.sqrt(call.rows * call.heads / call.heads_kv) if name == "dk" else 1.0
+            products = products * other.max() * abs(call.scale) * sums
+        return products.item()
+
+    def judge(self, outputs: Outputs) -> Verdict:
+        verdict = Verdict()
+        for name, got in outputs.answers().items():
+            verdict.compare(name, got, self.exact[name], self.low[name], self.noise(name))
+        outputs.untouched(verdict)
+        return verdict
+
+    def run(
+        self, kiln: Kiln, keys: tuple[str, ...] = (), target: str | None = None, forced_backward: bool = False
+    ) -> Verdict:
+        """Forward, and backward if the call wants it. `keys` are forced in the forward call, or in the other."""
+        outputs = Outputs(self.inputs)
+        kiln.forward(self.inputs, outputs, () if forced_backward else keys, target)
+        if self.call.backward:
+            kiln.backward(self.inputs, outputs, keys if forced_backward else (), target)
+        return self.judge(outputs)
+
+
+DRAWS = 5
+
+
+def settled(verdict: Verdict, again: Callable[[int], Verdict]) -> Verdict:
+    """A verdict by which only errors are too large, together with those of more draws: again(1), again(2)..."""
+    if verdict.errors() and not verdict.faults:
+        for number in range(1, DRAWS):
+            verdict.merge(again(number))
+    return verdict
+
+
+def check(
+    call: Call, kiln: Kiln, device: str, target: str | None = None, keys: tuple[str, ...] = (),
+    forced_backward: bool = False, expected: Expected | None = None,
+) -> Verdict:  # fmt: skip
+    """Makes a call, and judges it.
+
+    Args:
+        keys, forced_backward: as of Expected.run.
+        expected: of this call, if it is there already.
+    """
+    expected = expected or Expected(call, device, kiln, target)
+
+    def again(number: int) -> Verdict:
+        other = replace(call, number=call.number + 100_003 * number)
+        return Expected(other, device, kiln, target).run(kiln, keys, target, forced_backward)
+
+    return settled(expected.run(kiln, keys, target, forced_backward), again)

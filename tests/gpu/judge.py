@@ -1,0 +1,129 @@
+"""Whether an output is right: its error against float64 is at most twice that of the same formula in the call's own
+precision, plus 1e-5. Both the largest and the mean error, absolute and relative to the output's scale."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+TIMES, PLUS = 2.0, 1e-5
+# Below this an output has no scale: what is left of sums that cancel is no measure of anything.
+NO_SCALE = 1e-3
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Errors of a kernel and of the reference in the call's precision; the scale, see Verdict.compare for noise."""
+
+    largest: float
+    mean: float
+    own_largest: float
+    own_mean: float
+    scale: float
+    noise: float
+
+    @property
+    def allowance(self) -> float:
+        if self.scale < 1e-9 * self.noise:
+            return PLUS * max(1.0, self.noise)
+        return PLUS * (self.scale if NO_SCALE < self.scale < 1 else 1.0)
+
+    def ratios(self) -> tuple[float, float]:
+        """(error - allowance) / the reference's error, of the largest and of the mean: right if not above TIMES."""
+
+        def one(error: float, limit: float) -> float:
+            excess = error - self.allowance
+            if excess <= 0:
+                return 0.0
+            return excess / limit if limit and not math.isnan(error) else math.inf
+
+        return one(self.largest, self.own_largest), one(self.mean, self.own_mean)
+
+
+def pooled(several: list[Figures]) -> Figures:
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    def most(values: list[float]) -> float:
+        return math.nan if any(map(math.isnan, values)) else max(values)
+
+    return Figures(
+        most([f.largest for f in several]), mean([f.mean for f in several]), most([f.own_largest for f in several]),
+        mean([f.own_mean for f in several]), most([f.scale for f in several]), most([f.noise for f in several]),
+    )  # fmt: skip
+
+
+@dataclass
+class Verdict:
+    """What is wrong of a call, and how near to its limit each output came.
+
+    The largest error of few numbers is a matter of luck, the kernel's as much as the reference's. So a call may be made
+    again with other values (check.py), and its draws judged together: by the largest errors of all, the mean of means.
+
+    Attributes:
+        faults: in words, what is wrong whatever the errors are.
+        figures: by output, of each draw.
+        draws: how many there are.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    figures: dict[str, list[Figures]] = field(default_factory=dict)
+    draws: int = 1
+
+    def require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.faults.append(otherwise)
+
+    def compare(self, name: str, got: torch.Tensor, exact: torch.Tensor, low: torch.Tensor, noise: float = 0.0) -> None:
+        """Measures one output.
+
+        Args:
+            got, exact, low: of the kernel, in float64, in the call's precision; of one shape.
+            noise: what an error of 1e-5 is relative to where the exact output is 0 by cancellation, and PyTorch's,
+                which then multiplies by exactly 1, too.
+        """
+        if not exact.numel():
+            return
+        got, low = got.double(), low.double()
+        # -inf is right where the definition has it too.
+        difference = torch.where(got == exact, 0.0, (got - exact).abs())
+        own = torch.where(low == exact, 0.0, (low - exact).abs())
+        size = torch.where(exact.isinf(), 0.0, exact.abs())
+        numbers = torch.stack([difference.max(), difference.mean(), own.max(), own.mean(), size.max()]).tolist()
+        self.require(math.isfinite(numbers[2]), f"{name}: the reference itself is not finite")
+        self.figures.setdefault(name, []).append(Figures(*numbers, noise))
+
+    def merge(self, other: Verdict) -> None:
+        self.faults += other.faults
+        self.draws += other.draws
+        for name, figures in other.figures.items():
+            self.figures.setdefault(name, []).extend(figures)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        return {name: max(pooled(figures).ratios()) for name, figures in self.figures.items()}
+
+    @property
+    def worst(self) -> tuple[float, str]:
+        """The ratio of the output that came nearest to its limit, and its name."""
+        return max(((ratio, name) for name, ratio in self.ratios.items()), default=(0.0, ""))
+
+    def errors(self) -> list[str]:
+        """In words, which errors are too large."""
+        result = []
+        for name, several in self.figures.items():
+            f = pooled(several)
+            for kind, ratio, error, own in zip(
+                ("largest", "mean"), f.ratios(), (f.largest, f.mean), (f.own_largest, f.own_mean)
+            ):
+                if not ratio <= TIMES:
+                    result.append(
+                        f"{name}: the {kind} error is {error:.3g}, that of the reference in the same precision {own:.3g}, "
+                        f"the scale {f.scale:.3g} ({self.draws} draws)"
+                    )
+        return result
+
+    def wrong(self) -> list[str]:
+        return self.faults + self.errors()

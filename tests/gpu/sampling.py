@@ -1,0 +1,117 @@
+"""Random calls. The same seed gives the same calls, on every machine; call n does not depend on how many there are."""
+
+from __future__ import annotations
+
+import random
+
+from calls import Call
+from decode import DecodeCall
+from storage import ALIGNED, UNALIGNED
+
+LENGTHS = (1, 2, 63, 64, 65, 127, 1023, 2047, 4097)
+WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
+MOST_SCORES = 1 << 25
+# Fewer numbers than these make the largest error a matter of luck.
+FEWEST_ELEMENTS = 512
+
+
+def _width(draw: random.Random, dtype: str) -> int:
+    kind = draw.random()
+    if kind < 0.5:
+        return draw.choice((64, 128))
+    if kind < 0.75:
+        return draw.choice(WIDTHS)
+    return draw.choice((512, 264, 511)) if kind < 0.78 and dtype != "fp32" else draw.randint(1, 256)
+
+
+def _lengths(draw: random.Random, longest: int, count: int) -> tuple[int, ...]:
+    """Far apart, some of them 0; one is the longest."""
+    lengths = [draw.choice([0, *(n for n in LENGTHS if n <= longest)]) for _ in range(count)]
+    lengths[draw.randrange(count)] = longest
+    return tuple(lengths)
+
+
+def random_call(seed: int, number: int) -> Call:
+    draw = random.Random(f"kiln {seed} {number}")
+    some = lambda share: draw.random() < share  # noqa: E731
+    dtype = draw.choice(("bf16", "bf16", "fp16", "fp16", "fp32"))
+    rows = draw.choice((*LENGTHS, draw.randint(1, 600)))
+    keys = rows if some(0.35) else draw.choice((*LENGTHS, draw.randint(1, 600), 0))
+    batch = draw.choice((1, 1, 2, 3))
+    heads_kv, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 4))
+    width = _width(draw, dtype)
+    sinks = some(0.2)
+    if sinks and heads_kv * group < 4:
+        group = 4  # dsinks is one number for each head
+    while heads_kv * group * batch * rows * max(keys, 1) > MOST_SCORES and (batch, heads_kv, group) != (1, 1, 1):
+        if batch > 1:
+            batch -= 1
+        elif heads_kv > 1:
+            heads_kv -= 1
+        else:
+            group //= 2
+    sinks = sinks and heads_kv * group >= 4
+    while heads_kv * group * batch * rows * width < FEWEST_ELEMENTS:
+        heads_kv *= 2
+    while heads_kv * batch * max(keys, 1) * width < FEWEST_ELEMENTS:
+        heads_kv *= 2
+    varlen = draw.choice(("compact", "compact", "padded", "both")) if some(0.35) else ""
+    batch = draw.choice((2, 3, 5)) if varlen and rows * keys < 1 << 20 else batch
+    mask = draw.choice(("none", "causal", "causal", "causal, bottom right", "window", "window, bottom right"))
+    left = draw.choice((-1, 0, 1, 40, 64, 1000)) if mask.startswith("window") else -1
+    right = draw.choice((-1, 0, 1, 40, 64, 1000)) if mask.startswith("window") else -1
+    extra = draw.choice(("", "", "", "bias", "alibi", "softcap", "dropout", "several"))
+    has = lambda name: extra == name or (extra == "several" and some(0.5))  # noqa: E731
+    inputs = draw.choice(("normal", "normal", "normal", "means", "outliers", "hot row"))
+    # Where each row sees one key, gradients are 0 by cancellation; nothing is learnt from rounding of large numbers then.
+    few = min(rows, keys) <= 2 or (0 <= left <= 1 and 0 <= right <= 1)
+    inputs = "normal" if few or batch > 3 else inputs
+    softcap = draw.choice((1.0, 15.0, 50.0)) if has("softcap") else 0.0
+    alibi = draw.choice(("heads", "batch")) if has("alibi") else ""
+    # Far from all keys that it sees, a row's log-sum-exp is in the hundreds: too coarse in fp32 for backward.
+    is_near = rows <= keys and not varlen and (mask == "none" or "bottom" in mask)
+    backward = some(0.7) and (dtype != "fp32" or not alibi or is_near)
+    return Call(
+        dtype=dtype, batch=batch, heads=heads_kv * group, heads_kv=heads_kv, rows=rows, keys=keys, width=width,
+        width_v=_width(draw, dtype) if some(0.15) else 0,
+        layout=draw.choice((*ALIGNED, *UNALIGNED)) if some(0.6) else "contiguous",
+        layout_out=draw.choice(("rows", "padded", "reversed", *UNALIGNED)) if some(0.4) else "contiguous",
+        causal=mask.startswith("causal"), bottom_right="bottom" in mask, left=left, right=right,
+        bias=draw.choice(("none", "batch", "heads", "both", "rows", "hides")) if has("bias") and keys else "",
+        sinks=sinks, alibi=alibi, softcap=softcap,
+        dropout=draw.choice((0.1, 0.5, 0.8)) if has("dropout") and not few else 0.0, seed=draw.getrandbits(63),
+        offset=draw.getrandbits(62), in_memory=some(0.5), varlen_q=varlen,
+        varlen_k=draw.choice(("compact", "padded", "both")) if varlen and some(0.2) else varlen,
+        lengths_q=_lengths(draw, rows, batch) if varlen else (), lengths_k=_lengths(draw, keys, batch) if varlen else (),
+        sm_scale=draw.choice((0.0, 0.0, 0.0, 0.05, 1.0 if inputs == "normal" and not few else 0.2, -0.3)), inputs=inputs,
+        want_lse=some(0.8), backward=backward, deterministic=some(0.3), number=draw.getrandbits(40),
+    )  # fmt: skip
+
+
+def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
+    draw = random.Random(f"kiln decode {seed} {number}")
+    some = lambda share: draw.random() < share  # noqa: E731
+    batch, heads_kv = draw.choice((1, 2, 5)), draw.choice((1, 2, 4))
+    rows = draw.choice((1, 1, 2, 3, 7, 16, 33, 130))
+    width = draw.choice((64, 64, 128, 128, draw.choice(WIDTHS), draw.randint(2, 256)))
+    keys = draw.choice((17, 64, 500, 1500, 4097))
+    lengths_q = tuple(draw.choice((0, 1, 2, rows)) for _ in range(batch - 1)) + (rows,) if some(0.2) else ()
+    new_rows = draw.choice((1, rows, 5)) if some(0.5) and not lengths_q else 0
+    new_rows = min(new_rows, keys)
+    page_size = draw.choice((16, 17, 32, 64, 100, 128, 256)) if some(0.5) else 0
+    has_used = bool(new_rows or page_size) or some(0.6)
+    used = tuple(min(draw.choice((0, 1, keys // 2, keys)), keys - new_rows) for _ in range(batch)) if has_used else ()
+    masked = draw.choice(("", "causal", "causal", "left", "both"))
+    fp8 = has_fp8 and some(0.25)
+    rotary_dim = draw.choice((2, 16, 32, width)) // 2 * 2
+    return DecodeCall(
+        dtype=draw.choice(("bf16", "fp16")) if fp8 else draw.choice(("bf16", "bf16", "fp16", "fp16", "fp32")),
+        batch=batch, heads=heads_kv * draw.choice((1, 2, 4, 8)), heads_kv=heads_kv, rows=rows, lengths_q=lengths_q,
+        keys=keys, used=used, width=width, width_v=draw.choice((32, 96)) if some(0.1) else 0, page_size=page_size,
+        new_rows=new_rows, rotary=draw.choice(("", "half", "interleaved")) if new_rows and rotary_dim <= width else "",
+        rotary_dim=rotary_dim, fp8=fp8, cache_batch=not page_size and some(0.3),
+        leftpad=not page_size and some(0.2), causal=masked == "causal", left=37 if masked in ("left", "both") else -1,
+        right=3 if masked == "both" else -1, softcap=20.0 if some(0.15) else 0.0, sinks=some(0.2), alibi=some(0.15),
+        splits=draw.choice((0, 0, 1, 2, 5, 16)), layout=draw.choice(("contiguous", "rows", "odd rows", "padded")),
+        want_lse=some(0.8), number=draw.getrandbits(40),
+    )  # fmt: skip

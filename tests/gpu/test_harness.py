@@ -1,0 +1,190 @@
+"""The suite's own checks, on the CPU: they let FlashAttention's rounding pass, and find what is wrong.
+
+A stand-in (standin.py) takes the release's place. Needs PyTorch, and no GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sampling  # noqa: E402
+from calls import Call  # noqa: E402
+from check import check  # noqa: E402
+from decode import DecodeCall, check_decode  # noqa: E402
+from standin import Standin  # noqa: E402
+
+CALLS = (
+    Call(rows=70, keys=130, causal=True, bottom_right=True, layout="reversed", layout_out="odd rows"),
+    Call(dtype="fp16", rows=70, keys=50, batch=2, heads=4, bias="both", alibi="heads", layout="broadcast"),
+    Call(dtype="fp32", rows=70, keys=50, heads=4, sinks=True, softcap=5.0, dropout=0.3, left=20, right=3, width_v=40),
+    Call(batch=3, rows=70, keys=65, heads=4, heads_kv=1, lengths_q=(70, 0, 13), lengths_k=(5, 65, 0), varlen_q="compact",
+         varlen_k="both", bias="heads", sinks=True),
+    Call(dtype="fp16", rows=200, keys=0),
+)  # fmt: skip
+DECODES = (
+    DecodeCall(used=(190, 0), keys=200, rows=5, new_rows=5, rotary="interleaved", page_size=16, causal=True),
+    DecodeCall(used=(190, 0), keys=200, rows=5, new_rows=2, rotary="half", fp8=True, sinks=True, left=50),
+    DecodeCall(dtype="fp16", cache_batch=True, leftpad=True, keys=100, alibi=True, lengths_q=(9, 0), rows=9),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small(call: Call) -> bool:
+    return call.scores * max(call.width, 64) < 5e6
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_honest_rounding_passes(call):
+    assert not check(call, Standin(), "cpu").wrong()
+
+
+@pytest.mark.parametrize("call", DECODES, ids=str)
+def test_honest_decoding_passes(call):
+    assert not check_decode(call, Standin(), "cpu").wrong()
+
+
+def test_random_calls_pass():
+    calls = [sampling.random_call(3, number) for number in range(120)]
+    wrong = [
+        (str(call), verdict.wrong())
+        for call in filter(small, calls)
+        if (verdict := check(call, Standin(), "cpu")).wrong()
+    ]
+    assert not wrong
+
+
+def test_random_decoding_passes():
+    calls = [sampling.random_decode(3, number, True) for number in range(40)]
+    calls = [call for call in calls if call.batch * call.heads * call.rows * call.keys * call.width < 5e6]
+    wrong = [
+        (str(call), verdict.wrong()) for call in calls if (verdict := check_decode(call, Standin(), "cpu")).wrong()
+    ]
+    assert not wrong
+
+
+def test_random_calls_are_the_same_every_time():
+    assert sampling.random_call(3, 7) == sampling.random_call(3, 7)
+    assert len({sampling.random_call(3, number) for number in range(50)}) == 50
+
+
+MISTAKES = {
+    "one row is another's": lambda t: torch.cat([t[:, :, 1:2], t[:, :, 1:]], 2),
+    "two heads are swapped": lambda t: t.flip(1),
+    "one in a hundred too large": lambda t: t * 1.01,
+    "one element is NaN": lambda t: t.index_fill(2, torch.tensor([3]), torch.nan),
+    "all is 0": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("output", ["out", "lse", "dq", "dk", "dv", "dbias"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_found(mistake, output, dtype):
+    call = Call(dtype=dtype, rows=70, keys=90, heads=4, heads_kv=2, bias="none", inputs="normal")
+    spoil = Standin(lambda name, values: MISTAKES[mistake](values) if name == output else values)
+    wrong = check(call, spoil, "cpu").wrong()
+    # 1 % of lse and of what feeds the gradients shows there as well.
+    assert any(fault.startswith(f"{output}:") for fault in wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ({"causal": True}, {"causal": True, "bottom_right": True}),
+        ({"left": 20, "right": 0}, {"left": 21, "right": 0}),
+        ({"softcap": 5.0}, {}),
+        ({"alibi": "heads"}, {}),
+        ({"sm_scale": 0.125}, {"sm_scale": 0.126}),
+        ({"dropout": 0.3}, {"dropout": 0.3, "offset": 1}),
+        ({"varlen_k": "padded", "lengths_k": (89,)}, {"varlen_k": "padded", "lengths_k": (90,)}),
+    ],
+    ids=lambda fields: ", ".join(f"{name}={value}" for name, value in fields.items()),
+)
+def test_another_call_than_was_asked_for_is_found(asked, given):
+    """What the stand-in makes of other parameters is judged as the answer to those that were asked."""
+    from dataclasses import replace
+
+    from check import Expected, Outputs
+
+    call = Call(dtype="fp32", rows=70, keys=90, heads=4, **asked)
+    expected = Expected(call, "cpu", Standin())
+    outputs = Outputs(expected.inputs)
+    other = Call(dtype="fp32", rows=70, keys=90, heads=4, **given)
+    inputs, asked_for = expected.inputs, expected.inputs.call
+    inputs.k.put(0.0, ~inputs.keys)  # NaN beyond the sequence would give it away
+    inputs.v.put(0.0, ~inputs.keys)
+    inputs.slopes = inputs.slopes if other.alibi else None
+    expected._keep  # noqa: B018  of the call that was asked for
+    inputs.call = replace(other, number=call.number)
+    Standin().forward(inputs, outputs)
+    Standin().backward(inputs, outputs)
+    inputs.call = asked_for
+    if asked.get("alibi"):
+        expected = Expected(call, "cpu", Standin())
+    wrong = expected.judge(outputs).wrong()
+    for output in ("out", "dq", "dk"):
+        assert any(fault.startswith(output) for fault in wrong), wrong
+
+
+def test_what_is_written_elsewhere_is_found():
+    class Careless(Standin):
+        def forward(self, inputs, outputs, keys=(), target=None):
+            super().forward(inputs, outputs, keys, target)
+            outputs["out"].memory[0] = 0.0
+
+        def backward(self, inputs, outputs, keys=(), target=None):
+            super().backward(inputs, outputs, keys, target)
+            outputs["dk"].put(0.0, ~inputs.keys)
+
+    call = Call(batch=2, varlen_k="padded", varlen_q="padded", lengths_q=(65, 3), lengths_k=(65, 60))
+    wrong = check(call, Careless(), "cpu").wrong()
+    assert [fault.split(":")[0] for fault in wrong] == ["out", "dk"]
+
+
+def test_a_cache_that_is_written_elsewhere_is_found():
+    class Careless(Standin):
+        def decode(self, run):
+            super().decode(run)
+            run.inputs._raw(run.inputs.v_cache)[0, 0, 40, 0] ^= 1
+
+    wrong = check_decode(DecodeCall(used=(30, 20), keys=50, new_rows=1), Careless(), "cpu").wrong()
+    assert wrong == ["v_cache: something was written beside what was appended"]
+
+
+def test_forced_images():
+    """Images that no call reaches are said; those that one reaches are run in a few."""
+    import ffi
+    from candidates import MOST_CASES, run_images
+
+    class Choosy(Standin):
+        def forward(self, inputs, outputs, keys=(), target=None):
+            if keys == ("never",) or (keys == ("generic",) and inputs.call.is_aligned):
+                raise ffi.Failure(ffi.UNSUPPORTED, "the variant is specialised (aligned) for arguments that this")
+            super().forward(inputs, outputs, keys, target)
+
+    variants = [{"kernel": "attn_fwd", "specialization": key, "key": key} for key in ("aligned", "generic", "never")]
+    rows = run_images(Choosy(), "cpu", "attn_fwd", "dtype=bf16 head_dim=16 extras=none", variants, None)["rows"]
+    assert [row["cases"] for row in rows] == [MOST_CASES, MOST_CASES, 0]
+    assert [len(row["wrong"]) for row in rows] == [0, 0, 1]
+
+
+def test_a_task_says_what_went_wrong():
+    from worker import Tasks
+
+    class Broken(Standin):
+        def forward(self, inputs, outputs, keys=(), target=None):
+            raise RuntimeError("no such thing")
+
+    tasks = Tasks(Broken(), "cpu")
+    assert "no such thing" in tasks.one(Call(), None)["fault"]
+    answer = tasks.random(1, 0, 3, "attention", None)
+    assert answer["ran"] == 3 and len(answer["rows"]) == 3
