@@ -32,6 +32,7 @@ for folder in ("tests/runtime", "tests/end_to_end", "v3python"):  # ffi and pack
 
 import builds as support  # noqa: E402
 import ffi  # noqa: E402
+import flash_tables  # noqa: E402
 import nativebuild  # noqa: E402
 import packs  # noqa: E402
 import test_bad_kernels  # noqa: E402
@@ -355,13 +356,8 @@ class Calls:
     @contextlib.contextmanager
     def flash(self) -> Iterator[Callable]:
         """A function that calls kiln_attn_fwd with some of its parameters changed, as a structure of any size."""
-        symbol = "attn_bf16"
-        image = packs.Image(symbol, packs.fake_code(symbol, [8, 8, 8, 8, 8, 4, 4, 8, 8]), 1, 9)
-        slots = [(packs.NONE, packs.NONE, "not in this pack", packs.key_of("fp16")),
-                 (0, packs.NONE, None, packs.key_of("bf16"))]  # fmt: skip
-        kernel = packs.Kernel("flash", "attn_fwd", "attn_fwd", ["num_warps=4"], ["generic"],
-                              ["dtype=fp16", "dtype=bf16"], bytes([5]).ljust(32, b"\0"), slots)  # fmt: skip
-        data = packs.write("sm_90", "1.2.3", [kernel], [image])
+        tables = flash_tables.make(self.base / "flash")
+        data = tables.pack(lambda functional: "fp16" not in functional and "fp32" not in functional)
         folder = self.base / "flash packs"
         folder.mkdir()
         (folder / packs.FILES["sm_90"]).write_bytes(data)
@@ -473,17 +469,19 @@ def flash_calls(calls: Calls) -> None:
             calls.check(f"kiln_attn_fwd: {done}", status, says, lambda: call(**fields))
 
         flash("k of fp16 beside q of bf16", ffi.ARGUMENT, "k is fp16", k=view(0x20000, FP16))
-        flash("all of fp32", ffi.UNSUPPORTED, "the nearest that exists",
-              **{n: view(0x10000, FP32) for n in ("q", "k", "v", "out")})  # fmt: skip
+        flash("all of fp64", ffi.UNSUPPORTED, "the nearest that exists",
+              **{n: view(0x10000, ffi.FP64) for n in ("q", "k", "v", "out")})  # fmt: skip
         flash("q of size (-2, 4, 100, 64)", ffi.ARGUMENT, "negative", q=view(0x10000, sizes=(-2, 4, 100, 64)))
         flash("q NULL", ffi.ARGUMENT, "q is absent", q=None)
         flash("q with a null pointer", ffi.ARGUMENT, "NULL", q=view(0))
         flash("q with a stride of 2**62", ffi.RANGE, "64-bit", q=view(0x10000, strides=(1 << 62, 1, 1, 1)))
         flash("q at an odd address", ffi.OK, "launched", q=view(0x10001))
+        flash("dropout of 1", ffi.ARGUMENT, "at least 0 and below 1", dropout=1.0)
+        flash("softcap NaN", ffi.ARGUMENT, "finite", softcap=float("nan"))
         flash("a stream of device 1, the queue names device 0", ffi.QUEUE, "belongs to device 1", device=0,
               stream=calls.fake.stream(device=1))  # fmt: skip
         flash("from a second context of the device", ffi.OK, "device 0", stream=calls.fake.stream(number=1))
-        flash("kiln_attn_fwd_params of an older caller", ffi.OK, "launched", size=ffi.AttnFwd.sm_scale.offset,
+        flash("kiln_attn_fwd_params of an older caller", ffi.OK, "launched", size=ffi.AttnFwd.max_seqlen_q.offset,
               sm_scale=9.0)  # fmt: skip
         flash("kiln_attn_fwd_params of a newer caller, its new field 0", ffi.OK, "launched", tail=0)
         flash("kiln_attn_fwd_params of a newer caller, its new field 1", ffi.NEWER_CALLER, "does not know", tail=1)

@@ -11,11 +11,13 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import flash_tables
 import packs
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CORE = ROOT / "csrc" / "core"
+FLASH = sorted((ROOT / "csrc" / "flash").glob("*.cc"))
 ZSTD_SDIST = "zstandard-0.25.0.tar.gz"
 CXX_FLAGS = [
     "-std=c++17",
@@ -154,6 +156,12 @@ def build_toy(folder: Path, flags: list[str] = ()) -> None:
     build_family(folder, "bare", [source], [*flags, "-DTOY_NAME=bare"])
 
 
+def build_flash(folder: Path, flags: list[str] = ()) -> None:
+    """The typed entries with flash_tables.py's tables, which stay in `folder` as flash.cc."""
+    (folder / "flash.cc").write_text(flash_tables.make(folder / "flash").source)
+    build_family(folder, "flash", [folder / "flash.cc", *FLASH], flags)
+
+
 def build_fake(folder: Path, flags: list[str] = ()) -> None:
     run(["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
          *flags, HERE / "fake_driver.c", "-o", folder / "lib" / "libfake.so", "-lpthread"])  # fmt: skip
@@ -163,6 +171,6 @@ def build_all(folder: Path, flags: list[str] = ()) -> Path:
     """Everything that the tests load, under `folder`/lib."""
     build_core(folder, flags)
     build_toy(folder, flags)
-    build_family(folder, "flash", [HERE / "flash_family.cc", ROOT / "csrc" / "flash" / "attention.cc"], flags)
+    build_flash(folder, flags)
     build_fake(folder, flags)
     return folder

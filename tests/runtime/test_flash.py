@@ -1,91 +1,279 @@
-"""The typed entries of csrc/flash/attention.cc, on tables that hand the kernel all of its arguments."""
+"""The typed entries of csrc/flash, on tables that hand each kernel all arguments of the recipe's operation."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
+from collections.abc import Mapping
 
 import ffi
+import flash_tables
 import packs
 import pytest
 from ffi import BF16, FP16, FP32, tensor
 
-SIZES = [8, 8, 8, 8, 8, 4, 4, 8, 8]
+from kiln.expressions import DTYPES
 
-
-@pytest.fixture
-def flash(built, library, fake, tmp_path):
-    """(runtime, a function that calls kiln_attn_fwd)"""
-    images, slots = [], []
-    for dtype in ("fp16", "bf16"):
-        symbol = f"attn_{dtype}"
-        images.append(packs.Image(symbol, packs.fake_code(symbol, SIZES), 1, 9, scratch=64, scratch_align=16))
-        slots.append((len(images) - 1, packs.NONE, None, packs.key_of(dtype)))
-    kernel = packs.Kernel("flash", "attn_fwd", "attn_fwd", ["num_warps=4"], ["generic"], ["dtype=fp16", "dtype=bf16"],
-                          bytes([5]).ljust(32, b"\0"), slots)  # fmt: skip
-    data = packs.write("sm_90", "1.2.3", [kernel], images)
-    (tmp_path / packs.FILES["sm_90"]).write_bytes(data)
-    entries = ctypes.CDLL(str(built / "lib" / "libkiln_flash.so"))
-    with ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=packs.digest_of(data)) as kiln:
-
-        def call(name="kiln_attn_fwd", extra=(), queue=None, **fields):
-            views = {"q": view(0x10000), "k": view(0x20000), "v": view(0x30000), "out": view(0x40000)}
-            views.update({key: fields.pop(key) for key in list(fields) if isinstance(fields[key], ffi.Tensor)})
-            pointers = {key: ctypes.pointer(value) for key, value in views.items()}
-            defaults = {"size": ctypes.sizeof(ffi.AttnFwd), "workspace": 0x100000, "workspace_bytes": 4096}
-            params = ffi.AttnFwd(**(defaults | pointers | fields))
-            queue = queue or ffi.Queue(ctypes.sizeof(ffi.Queue), ffi.NVIDIA, -1, None)
-            status = getattr(entries, name)(kiln.handle, ctypes.byref(queue), ctypes.byref(params), *extra)
-            library.check(status)
-
-        yield kiln, call
-
-
-def view(data: int, dtype: int = BF16, sizes: tuple[int, ...] = (2, 4, 100, 64)) -> ffi.Tensor:
-    return tensor(data, dtype, sizes)
+PARAMS = {
+    "attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode, "dropout_mask": ffi.DropoutMask,
+}  # fmt: skip
+ATTENTION = ("attn_fwd", "attn_bwd", "attn_decode")
+# Fields that the recipe calls otherwise.
+NAMES = {
+    "k_cache": "k", "v_cache": "v", "alibi_slopes": "slopes", "cu_seqlens_q": "cu_q", "cu_seqlens_k": "cu_k",
+    "seqused_q": "used_q", "seqused_k": "used_k", "block_table": "table", "rotary_cos": "cos", "rotary_sin": "sin",
+    "max_seqlen_q": "longest_q", "max_seqlen_k": "longest_k", "rotary_interleaved": "interleaved",
+}  # fmt: skip
+SIZES = {4: (2, 4, 100, 64), 3: (2, 4, 100), 2: (2, 32), 1: (3,), 0: ()}
+INFINITE = (1 << 64) - 1  # -1 in 64 bits
 
 
 def fp32(value: float) -> int:
     return struct.unpack("<I", struct.pack("<f", value))[0]
 
 
-def test_arguments_in_the_recipes_order(flash, fake):
-    _, call = flash
-    call()
-    call(lse=view(0x50000, FP32, (2, 4, 100)), sm_scale=0.25, causal=7)
-    first, second = fake.launches()
-    assert first.symbol == b"attn_bf16" and list(first.grid) == [2, 1, 1]
-    pointers = [0x10000, 0x20000, 0x30000, 0x40000]
-    assert first.parameters() == [*pointers, 0, fp32(0.125), 0, 0x100000, 0]  # 1 / sqrt(64)
-    assert second.parameters() == [*pointers, 0x50000, fp32(0.25), 1, 0x100000, 0]
+def view(data: int, dtype: int = BF16, sizes: tuple[int, ...] = SIZES[4]) -> ffi.Tensor:
+    return tensor(data, dtype, sizes)
 
 
-def test_family_registers_itself_once(flash):
-    kiln, call = flash
-    call()
-    call()
-    assert len([m for _, m in kiln.messages if "registered the family flash" in m]) == 1
+def tensor_fields(operation: str) -> list[str]:
+    """The fields of an entry's structure that are tensors, in its order."""
+    return [name for name, kind in PARAMS[operation]._fields_ if kind is ctypes.POINTER(ffi.Tensor)]
 
 
-def test_workspace(flash):
-    _, call = flash
+class Entries:
+    """The typed entries of a kiln_t."""
+
+    def __init__(self, kiln: ffi.Kiln, library: ctypes.CDLL, tables: flash_tables.Tables) -> None:
+        self.kiln, self.library, self.tables = kiln, library, tables
+
+    def views(self, operation: str, is_wanted=lambda argument: not argument.get("optional")) -> dict[str, ffi.Tensor]:
+        """By field a tensor of the recipe's rank and dtype, each at an address of its own; the mandatory ones."""
+        views = {}
+        for number, field in enumerate(tensor_fields(operation), 1):
+            argument = self.tables.arguments[operation][NAMES.get(field, field)]
+            if is_wanted(argument):
+                dtype = DTYPES.get(argument["tensor"], BF16)  # what a choice decides is bf16
+                views[field] = view(0x10000 * number, dtype, SIZES[argument["rank"]])
+        return views
+
+    def params(self, operation: str, **fields: object) -> ctypes.Structure:
+        """The mandatory tensors and `fields`."""
+        made = self.views(operation) | {"size": ctypes.sizeof(PARAMS[operation])} | fields
+        return PARAMS[operation](**{k: ctypes.pointer(v) if isinstance(v, ffi.Tensor) else v for k, v in made.items()})
+
+    def call(self, operation: str = "attn_fwd", suffix: str = "", extra: tuple = (), **fields: object) -> None:
+        queue = ffi.Queue(ctypes.sizeof(ffi.Queue), ffi.NVIDIA, -1, None)
+        params = self.params(operation, **fields)
+        entry = getattr(self.library, f"kiln_{operation}{suffix}")
+        self.kiln.library.check(entry(self.kiln.handle, ctypes.byref(queue), ctypes.byref(params), *extra))
+
+    def arguments(self, operation: str, **fields: object) -> Mapping[str, int]:
+        """What the kernel of a call gets, by the recipe's names of its arguments."""
+        self.kiln.fake.reset()
+        self.kiln.fake.set_current(self.kiln.fake.context(0))
+        self.call(operation, **fields)
+        (launch,) = self.kiln.fake.launches()
+        return dict(zip(self.tables.arguments[operation], launch.parameters()))
+
+    def tensors(self, operation: str, **fields: object) -> dict[str, int]:
+        got = self.arguments(operation, **fields)
+        return {n: got[n] for n, argument in self.tables.arguments[operation].items() if "tensor" in argument}
+
+    def scalars(self, operation: str, **fields: object) -> dict[str, int]:
+        got = self.arguments(operation, **fields)
+        return {n: got[n] for n, argument in self.tables.arguments[operation].items() if "scalar" in argument}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> flash_tables.Tables:
+    return flash_tables.make(tmp_path_factory.mktemp("flash"))
+
+
+@pytest.fixture
+def flash(request, built, library, fake, tables, tmp_path):
+    """Entries; by a parameter, on images that need so many bytes of scratch."""
+    data = tables.pack(scratch=getattr(request, "param", 0))
+    (tmp_path / packs.FILES["sm_90"]).write_bytes(data)
+    with ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=packs.digest_of(data)) as kiln:
+        yield Entries(kiln, ctypes.CDLL(str(built / "lib" / "libkiln_flash.so")), tables)
+
+
+def test_every_operation_of_the_recipe_has_an_entry(tables):
+    assert set(tables.arguments) == set(PARAMS)
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+def test_each_tensor_is_the_argument_of_its_name(flash, operation):
+    everything = flash.views(operation, lambda argument: True)
+    got = flash.tensors(operation, **everything)
+    assert got == {NAMES.get(field, field): 0x10000 * number for number, field in enumerate(everything, 1)}
+    mandatory = flash.views(operation)
+    without = {n: a if n in {NAMES.get(f, f) for f in mandatory} else 0 for n, a in got.items()}
+    assert flash.tensors(operation) == without, "what a call leaves out is 0"
+
+
+SHARED = {
+    "longest_q": 0, "longest_k": 0, "window_left": INFINITE, "window_right": INFINITE, "bottom_right": 0,
+    "sm_scale": fp32(0.125), "is_negative": 0, "is_capped": 0, "softcap": fp32(1.0), "threshold": 0,
+    "keep_scale": fp32(1.0), "seed_value": 0, "offset_value": 0,
+}  # fmt: skip
+DEFAULTS = {
+    "attn_fwd": SHARED,
+    "attn_bwd": SHARED | {"deterministic": 0},
+    "attn_decode": {
+        "longest_q": 0, "longest_k": 0, "window_left": INFINITE, "window_right": INFINITE, "wanted_splits": 0,
+        "sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "interleaved": 0,
+    },
+    "dropout_mask": {"threshold": 0, "seed_value": 0, "offset_value": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+def test_defaults(flash, operation):
+    assert flash.scalars(operation) == {n: DEFAULTS[operation][n] for n in flash.scalars(operation)}
+
+
+# A field, its value, and by argument what the value means.
+FIELDS = [
+    ("max_seqlen_q", 70, {"longest_q": 70}),
+    ("max_seqlen_k", 1 << 40, {"longest_k": 1 << 40}),
+    ("window_left", 3, {"window_left": 3}),
+    ("window_right", 5, {"window_right": 5}),
+    ("causal", 7, {"window_right": 0}),
+    ("bottom_right", -2, {"bottom_right": 1}),
+    ("sm_scale", 0.25, {"sm_scale": fp32(0.25)}),
+    ("sm_scale", -3.0, {"sm_scale": fp32(-3.0), "is_negative": 1}),
+    ("softcap", 30.0, {"softcap": fp32(30.0), "is_capped": 1}),
+    ("dropout", 0.5, {"threshold": 1 << 31, "keep_scale": fp32(2.0)}),
+    ("dropout", 1 - 2**-24, {"threshold": (1 << 32) - (1 << 8), "keep_scale": fp32(2.0**24)}),
+    ("dropout", 2.0**-40, {"threshold": 0, "keep_scale": fp32(1.0)}),
+    ("seed_value", 1 << 62, {"seed_value": 1 << 62}),
+    ("offset_value", -1, {"offset_value": INFINITE}),
+    ("deterministic", 9, {"deterministic": 1}),
+    ("splits", 12, {"wanted_splits": 12}),
+    ("rotary_interleaved", 4, {"interleaved": 1}),
+]
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+def test_each_number_is_the_argument_that_it_means_and_no_other(flash, operation):
+    known = {name for name, _ in PARAMS[operation]._fields_}
+    before = flash.scalars(operation)
+    tested = set()
+    for field, value, meaning in FIELDS:
+        if field in known:
+            expected = before | {name: number for name, number in meaning.items() if name in before}
+            assert flash.scalars(operation, **{field: value}) == expected, (field, value)
+            tested.add(field)
+    numbers = {name for name, kind in PARAMS[operation]._fields_ if kind in (ctypes.c_int64, ctypes.c_float)}
+    assert numbers <= tested
+
+
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_causal_goes_before_the_window(flash, operation):
+    got = flash.scalars(operation, causal=1, window_left=8, window_right=5)
+    assert (got["window_left"], got["window_right"]) == (8, 0)
+
+
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_the_scale_follows_the_head_dimension(flash, operation):
+    for width in (1, 80, 512):
+        got = flash.scalars(operation, q=view(0x10000, sizes=(2, 4, 100, width)))
+        assert got["sm_scale"] == fp32(1 / math.sqrt(width))
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+@pytest.mark.parametrize("field", ["dropout", "softcap"])
+def test_numbers_that_mean_nothing(flash, operation, field):
+    if field not in {name for name, _ in PARAMS[operation]._fields_}:
+        return
+    most = 1.0 if field == "dropout" else 3.2e38
+    for value in (math.nan, -1e-30, -1.0, most, math.inf, -math.inf):
+        with pytest.raises(ffi.Failure, match=f"flash: {field} must be") as failure:
+            flash.call(operation, **{field: value})
+        assert failure.value.status == ffi.ARGUMENT
+    assert not flash.kiln.fake.launches()
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+def test_reserved_fields_and_sizes(flash, operation):
+    structure = PARAMS[operation]
+    for field in [name for name, _ in structure._fields_ if name.startswith("reserved")]:
+        with pytest.raises(ffi.Failure, match=f"kiln_{operation}_params is not zero") as failure:
+            flash.call(operation, **{field: 1})
+        assert failure.value.status == ffi.NEWER_CALLER
+    with pytest.raises(ffi.Failure, match=f"kiln_{operation}_params.size is 0") as failure:
+        flash.call(operation, size=0)
+    assert failure.value.status == ffi.ARGUMENT
+    assert not flash.kiln.fake.launches()
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+def test_newer_callers(flash, operation):
+    class Newer(ctypes.Structure):
+        _fields_ = [("params", PARAMS[operation]), ("tail", ctypes.c_uint64)]
+
+    entry = getattr(flash.library, f"kiln_{operation}")
+    queue = ffi.Queue(ctypes.sizeof(ffi.Queue), ffi.NVIDIA, -1, None)
+    params = flash.params(operation, size=ctypes.sizeof(Newer))
+    newer = Newer(params)
+    for newer.tail, status in ((0, ffi.OK), (1, ffi.NEWER_CALLER)):
+        assert entry(flash.kiln.handle, ctypes.byref(queue), ctypes.byref(newer)) == status
+    assert entry(flash.kiln.handle, None, None) == ffi.ARGUMENT
+    newer.tail = 0
+    assert entry(None, None, ctypes.byref(newer)) == ffi.ARGUMENT
+    assert flash.kiln.library.error() == "the kiln_t is NULL"
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+def test_older_callers(flash, operation):
+    """What lies beyond a structure's size is not read, and has its default, zero or not."""
+    last = [name for name, kind in PARAMS[operation]._fields_ if kind is ctypes.POINTER(ffi.Tensor)][-1]
+    field = getattr(PARAMS[operation], last)
+    numbers = {name: value for name, value, _ in FIELDS if name in {n for n, _ in PARAMS[operation]._fields_}}
+    got = flash.scalars(operation, size=field.offset + field.size, **numbers)
+    assert got == {name: DEFAULTS[operation][name] for name in got}
+
+
+@pytest.mark.parametrize("flash", [64], indirect=True)
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_workspace(flash, operation):
     size = ctypes.c_uint64()
-    call("kiln_attn_fwd_workspace", extra=(ctypes.byref(size),), workspace=None, workspace_bytes=0)
-    assert size.value == 2 * 64
-    with pytest.raises(ffi.Failure, match="needs 128 bytes of workspace and is given 100") as failure:
-        call(workspace_bytes=100)
-    assert failure.value.status == ffi.WORKSPACE
+    flash.call(operation, "_workspace", (ctypes.byref(size),))
+    assert size.value == 2 * 64, "the scratch of two programs"
+    for fields, says in (({}, "its workspace is NULL"), ({"workspace": 0x100000}, "is given 100")):
+        with pytest.raises(ffi.Failure, match=f"needs 128 bytes of workspace and {says}") as failure:
+            flash.call(operation, workspace_bytes=100, **fields)
+        assert failure.value.status == ffi.WORKSPACE
+    assert not flash.kiln.fake.launches()
+    flash.call(operation, workspace=0x100000, workspace_bytes=128)
+    (launch,) = flash.kiln.fake.launches()
+    assert launch.parameters()[-2:] == [0x100000, 0]
 
 
-def test_forcing(flash, fake):
-    _, call = flash
-    keys = (ctypes.c_char_p * 1)(packs.key_of("bf16").hex().encode())
-    call(force_keys=keys, force_count=1)
-    assert len(fake.launches()) == 1
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_forcing(flash, operation):
+    (functional,) = (f.name for f in flash.tables.kernels[operation].functionals if set(f.values.values()) == {"bf16"})
+    keys = (ctypes.c_char_p * 1)(packs.key_of(operation, functional).hex().encode())
+    flash.call(operation, force_keys=keys, force_count=1)
+    assert len(flash.kiln.fake.launches()) == 1
+    half = {n: view(v.data, FP16) for n, v in flash.views(operation).items() if v.dtype == BF16}
     with pytest.raises(ffi.Failure, match="no variant of this call's functional"):
-        call(force_keys=keys, force_count=1, **{n: view(0x10000, FP16) for n in ("q", "k", "v", "out")})
+        flash.call(operation, force_keys=keys, force_count=1, **half)
+
+
+@pytest.mark.parametrize("operation", PARAMS)
+def test_another_target(flash, operation):
     with pytest.raises(ffi.Failure, match="flash has no target sm_70"):
-        call(force_target=b"sm_70")
+        flash.call(operation, force_target=b"sm_70")
+
+
+def test_the_family_registers_itself_once(flash):
+    for operation in PARAMS:
+        flash.call(operation)
+    assert len([m for _, m in flash.kiln.messages if "registered the family flash" in m]) == 1
 
 
 @pytest.mark.parametrize(
@@ -94,38 +282,18 @@ def test_forcing(flash, fake):
         ({"q": None}, ffi.ARGUMENT, "flash.attn_fwd: q is absent; it must be a tensor"),
         ({"out": None}, ffi.ARGUMENT, "flash.attn_fwd: out is absent"),
         ({"q": view(0x10000, BF16, (2, 4, 64))}, ffi.ARGUMENT, "q has rank 3; it must be 4"),
-        ({"q": view(0x10000, BF16, (2, 4, 100, 0))}, None, ""),
         ({"k": view(0x10000, FP16)}, ffi.ARGUMENT, "k is fp16; it must be bf16, as this call's dtype"),
         ({"lse": view(0x10000, BF16, (2, 4, 100))}, ffi.ARGUMENT, "lse is bf16; it must be fp32"),
-        ({"q": view(0x10000, FP32)}, ffi.UNSUPPORTED, "dtype=fp32 on sm_90; the nearest that exists is dtype=fp16"),
-        ({"size": 0}, ffi.ARGUMENT, "kiln_attn_fwd_params.size is 0"),
-        ({"reserved0": 1}, ffi.NEWER_CALLER, "kiln_attn_fwd_params.reserved0 is not zero"),
+        ({"q": view(0x10000, ffi.FP64)}, ffi.UNSUPPORTED, "dtype=fp64 on sm_90; the nearest that exists is dtype="),
+        ({"cu_seqlens_q": view(0x10000, FP32, (3,))}, ffi.ARGUMENT, "cu_q is fp32; it must be int32"),
     ],
 )  # fmt: skip
 def test_bad_calls(flash, fields, status, sentence):
-    _, call = flash
-    if status is None:
-        call(**fields)
-        return
     with pytest.raises(ffi.Failure, match=sentence) as failure:
-        call(**fields)
+        flash.call(**fields)
     assert failure.value.status == status
 
 
-def test_older_and_newer_callers(flash, fake, built):
-    kiln, call = flash
-    with pytest.raises(ffi.Failure, match="its workspace is NULL"):
-        call(size=ffi.AttnFwd.sm_scale.offset, sm_scale=9.0)
-    call(size=ffi.AttnFwd.force_keys.offset, force_count=5)  # beyond its size: not read
-    assert len(fake.launches()) == 1
-
-    class Newer(ctypes.Structure):
-        _fields_ = [("params", ffi.AttnFwd), ("tail", ctypes.c_uint64)]
-
-    newer = Newer(tail=1)
-    newer.params.size = ctypes.sizeof(Newer)
-    entries = ctypes.CDLL(str(built / "lib" / "libkiln_flash.so"))
-    assert entries.kiln_attn_fwd(kiln.handle, None, ctypes.byref(newer)) == ffi.NEWER_CALLER
-    assert entries.kiln_attn_fwd(kiln.handle, None, None) == ffi.ARGUMENT
-    assert entries.kiln_attn_fwd(None, None, ctypes.byref(ffi.AttnFwd(ctypes.sizeof(ffi.AttnFwd)))) == ffi.ARGUMENT
-    assert kiln.library.error() == "the kiln_t is NULL"
+def test_an_empty_head_dimension_is_the_recipes_to_refuse(flash):
+    flash.call(q=view(0x10000, BF16, (2, 4, 100, 0)))
+    assert len(flash.kiln.fake.launches()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ffi
 import nativebuild
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -34,6 +36,16 @@ EXPORTS = [
     "kiln_variants",
     "kiln_version",
     "kiln_workspace_size",
+]
+FLASH_EXPORTS = [
+    "kiln_attn_bwd",
+    "kiln_attn_bwd_workspace",
+    "kiln_attn_decode",
+    "kiln_attn_decode_workspace",
+    "kiln_attn_fwd",
+    "kiln_attn_fwd_workspace",
+    "kiln_dropout_mask",
+    "kiln_flash_family",
 ]
 GLIBC = re.compile(r"(libc|libm|libdl|libpthread|librt|ld-linux-x86-64)\.so\.\d+")
 
@@ -78,31 +90,25 @@ def test_what_the_libraries_need_and_export(built):
     assert core["soname"] == ["libkiln.so.0"]
     toy = check_library(built / "lib" / "libkiln_toy.so", ["kiln_toy_family"], ["$ORIGIN"])
     assert toy["needed"].count("libkiln.so.0") <= 1
-    flash = check_library(
-        built / "lib" / "libkiln_flash.so",
-        ["kiln_attn_fwd", "kiln_attn_fwd_workspace", "kiln_flash_family"],
-        ["$ORIGIN"],
-    )
+    flash = check_library(built / "lib" / "libkiln_flash.so", FLASH_EXPORTS, ["$ORIGIN"])
     assert "libkiln.so.0" in flash["needed"]
 
 
 @pytest.mark.slow
-def test_the_releases_compiler():
+def test_the_releases_compiler(built):
     """zig, as v3python/kiln/native.py calls it: for glibc 2.28, on whatever this machine is."""
     version = run([sys.executable, "-m", "ziglang", "version"]).strip()
     compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", version)
     headers = nativebuild.stamp_headers(nativebuild.cache() / "stamped") / "kiln"
     family = native.FamilySources(
-        "flash", (HERE / "flash_family.cc").read_text(), (ROOT / "csrc/flash/attention.cc",), (headers / "flash.h",)
+        "flash", (built / "flash.cc").read_text(), tuple(nativebuild.FLASH), (headers / "flash.h",)
     )
     libraries = native.build_libraries(
         ROOT, nativebuild.zstd_source(), (headers / "version.h").read_text(), [family], compiler,
         nativebuild.cache() / "native", 1,
     )  # fmt: skip
     core = check_library(libraries["libkiln.so.0"], EXPORTS, [])
-    flash = check_library(
-        libraries["libkiln_flash.so"], ["kiln_attn_fwd", "kiln_attn_fwd_workspace", "kiln_flash_family"], ["$ORIGIN"]
-    )
+    flash = check_library(libraries["libkiln_flash.so"], FLASH_EXPORTS, ["$ORIGIN"])
     versions = [tuple(map(int, v[6:].split("."))) for v in core["versions"] + flash["versions"] if v[:6] == "GLIBC_"]
     assert versions and max(versions) <= (2, 28)
 
@@ -125,7 +131,10 @@ def test_layout_of_the_interface(built, tmp_path):
         "kiln_argument_info": (32, {"name": 8, "kind": 16, "optional": 28}),
         "kiln_call": (72, {"operation": 8, "queue": 16, "arguments": 24, "force_count": 36, "workspace_bytes": 64}),
         "kiln_variant": (96, {"key": 8, "unavailable": 64, "has_ptx": 72, "threads": 88}),
-        "kiln_attn_fwd_params": (96, {"q": 8, "lse": 40, "sm_scale": 48, "workspace": 56, "force_count": 88}),
+        "kiln_attn_fwd_params": (248, {"q": 8, "sinks": 48, "sm_scale": 184, "workspace": 208, "force_count": 240}),
+        "kiln_attn_bwd_params": (280, {"q": 8, "sinks": 96, "sm_scale": 216, "workspace": 240, "force_count": 272}),
+        "kiln_attn_decode_params": (248, {"q": 8, "leftpad": 96, "splits": 184, "workspace": 208, "force_count": 240}),
+        "kiln_dropout_mask_params": (64, {"mask": 8, "seed_value": 32, "dropout": 48, "force_target": 56}),
         "kiln_family": (56, {"abi": 8, "name": 24, "packs": 48}),
         "kiln_kernel_target_table": (72, {"configurations": 16, "layout": 40}),
         "kiln_kernel_table": (120, {"choices": 16, "grid": 64, "choice_count": 88}),
@@ -140,6 +149,28 @@ def test_layout_of_the_interface(built, tmp_path):
     source = tmp_path / "layout.c"
     source.write_text("\n".join([*lines, "int x;"]))
     run(["cc", "-std=c11", "-c", source, "-I", built / "include", "-o", tmp_path / "layout.o"])
+
+
+@pytest.mark.parametrize(
+    ("structure", "macro", "mirror"),
+    [
+        ("kiln_attn_fwd_params", "KILN_ATTN_FWD_PARAMS_INIT", ffi.AttnFwd()),
+        ("kiln_attn_bwd_params", "KILN_ATTN_BWD_PARAMS_INIT", ffi.AttnBwd()),
+        ("kiln_attn_decode_params", "KILN_ATTN_DECODE_PARAMS_INIT", ffi.AttnDecode()),
+        ("kiln_dropout_mask_params", "KILN_DROPOUT_MASK_PARAMS_INIT", ffi.DropoutMask(ctypes.sizeof(ffi.DropoutMask))),
+    ],
+)  # fmt: skip
+def test_parameters_and_their_defaults_are_those_that_the_tests_use(built, tmp_path, structure, macro, mirror):
+    """Each field of ffi.py's structures lies where the header has it, and the macro's defaults are theirs."""
+    fields = [(name, getattr(type(mirror), name)) for name, _ in mirror._fields_]
+    asserts = [f'_Static_assert(offsetof({structure}, {n}) == {field.offset}, "{n}");' for n, field in fields]
+    source = tmp_path / "defaults.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <kiln/flash.h>\n" + "\n".join(asserts) + "\nint main(void) {\n"
+        f"  static const {structure} p = {macro};\n  return fwrite(&p, sizeof p, 1, stdout) != 1;\n}}\n"
+    )
+    run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-I", built / "include", "-o", tmp_path / "defaults"])
+    assert subprocess.run([tmp_path / "defaults"], capture_output=True, check=True).stdout == bytes(mirror)
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
@@ -271,7 +302,7 @@ def installed(built, tmp_path_factory) -> Path:
     (generated / "toy.cc").write_text(
         (HERE / "toy_family.cc").read_text().replace("#ifdef TOY_DIGESTS\n#include TOY_DIGESTS\n", f"#if 1\n{digests}")
     )
-    shutil.copy(HERE / "flash_family.cc", generated / "flash.cc")
+    shutil.copy(built / "flash.cc", generated / "flash.cc")
     (generated / "toy.h").write_text("/* as the generator writes one */\n")
     cmake_build(
         folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
@@ -293,10 +324,7 @@ def test_cmake_install(installed):
     } <= files  # fmt: skip
     assert not any(name.endswith(".in") for name in files)
     check_library(installed / "lib" / "libkiln.so.0", EXPORTS, [])
-    flash = check_library(
-        installed / "lib" / "libkiln_flash.so", ["kiln_attn_fwd", "kiln_attn_fwd_workspace", "kiln_flash_family"],
-        ["$ORIGIN"],
-    )  # fmt: skip
+    flash = check_library(installed / "lib" / "libkiln_flash.so", FLASH_EXPORTS, ["$ORIGIN"])
     assert "libkiln.so.0" in flash["needed"]
     assert '#define KILN_VERSION "1.2.3"' in (installed / "include/kiln/version.h").read_text()
 

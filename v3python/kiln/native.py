@@ -56,6 +56,7 @@ class FamilySources:
     """What a family's library is made of: the generated tables, and hand-written typed entries if it has any.
 
     Attributes:
+        sources: of the entries; they may include what lies beside them (*.h).
         headers: hand-written public headers.
         header: the text of the public header that was generated, kiln/<name>.h; "" where there are hand-written ones.
     """
@@ -154,10 +155,11 @@ def build_libraries(
     libraries[core.name] = core.build(compiler, folder, jobs, {})
     for family in families:
         sources = {f"family/{path.name}": path for path in family.sources}
+        private = {f"family/{path.name}": path for source in family.sources for path in source.parent.glob("*.h")}
         extra = {f"include/kiln/{path.name}": path for path in family.headers}
         library = _Library(
             name=f"libkiln_{family.name}.so",
-            files=exports | headers | extra | sources,
+            files=exports | headers | extra | private | sources,
             texts={"include/kiln/version.h": version_header, "family/tables.cc": family.tables},
             units=("family/tables.cc", *sources),
             link=(f"-Wl,-soname,libkiln_{family.name}.so", "-Wl,-rpath,$ORIGIN",

@@ -174,7 +174,7 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
         document.fail(keys, f"the tensor {name} lacks its rank")
     if shape.tensor in operation.choices:
         values = operation.choices[shape.tensor].values
-        if not any(isinstance(value, str) for value in values):
+        if not any(value in DTYPES for value in values if isinstance(value, str)):
             document.fail((*keys, "tensor"), f"the choice {shape.tensor} is none of dtypes")
         return Argument(name, "tensor", shape.rank, None, shape.tensor, shape.optional, 0)
     if shape.tensor not in DTYPES:

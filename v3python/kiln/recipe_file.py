@@ -31,7 +31,10 @@ class ChoiceShape(Shape):
     """What a call asks for that changes the kernel itself: an image for each value."""
 
     of: Annotated[Text, Meta(description="What the call asks for: an expression over arguments and definitions.")]
-    values: Annotated[tuple[Value, ...], Meta(min_length=1, description="Integers, truth values, dtypes, or words, whose `of` is 0 for the first.")]
+    values: Annotated[
+        tuple[Value, ...],
+        Meta(min_length=1, description="Integers, truth values, dtypes, or words, whose `of` is 0 for the first."),
+    ]
     match: Annotated[
         Literal["exact", "next_larger"],
         Meta(description="next_larger: the smallest value that is not below what is asked for."),
@@ -169,7 +172,7 @@ class OperationShape(Shape):
 
 
 class NativeShape(Shape):
-    """Hand-written C++ of the family's library: typed entries."""
+    """Hand-written C++ of the family's library: typed entries. What they include stands beside them, in *.h."""
 
     sources: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
