@@ -102,7 +102,7 @@ class Call:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether all rows begin at 16 bytes: as long as the head dimensions are multiples of 8 elements (4 of fp32)."""
+        """Whether all rows begin at 16 bytes, if head dimensions are multiples of 8 elements (4 of fp32)."""
         return self.layout in ALIGNED and self.layout_out in ALIGNED
 
     @property
@@ -195,13 +195,13 @@ class Inputs:
         # Nothing may be written through a stride of 0, and heads that are one would be summed over by nobody.
         of_q = "contiguous" if call.layout == "broadcast" else call.layout
         self.q = tensor(False, call.heads, call.width, of_q, "normal" if call.inputs == "hot row" else call.inputs)
-        # fp32's log-sum-exp holds scores in the hundreds to 1e-5 or so, and backward's weights are no better: there q alone
-        # has outliers.
+        # fp32's log-sum-exp holds scores in the hundreds to 1e-5 or so, and backward's weights are no better: there q
+        # alone has outliers.
         coarse = call.inputs == "outliers" and call.backward
         of_k = "normal" if coarse and call.dtype == "fp32" else call.inputs
         self.k = tensor(True, call.heads_kv, call.width, call.layout, of_k)
-        # Every FlashAttention takes rowsum(dout * out) of an output that was rounded, which outliers of v make coarse: more
-        # so than twice the reference's error in bf16. That is the algorithm's; forward alone is held to it.
+        # Every FlashAttention takes rowsum(dout * out) of an output that was rounded, which outliers of v make coarse:
+        # in bf16 more so than twice the reference's error. That is the algorithm's; forward alone is held to it.
         of_v = "normal" if call.inputs == "hot row" or coarse else call.inputs
         self.v = tensor(True, call.heads_kv, call.out_width, call.layout, of_v)
         self.dout = tensor(False, call.heads, call.out_width, call.layout_out, "normal") if call.backward else None

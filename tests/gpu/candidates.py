@@ -38,7 +38,8 @@ SHAPES = (
 LAYOUTS = ({}, {"layout": "odd rows", "layout_out": "odd rows"}, {"layout": "offset", "layout_out": "offset"})
 DECODES = (
     {"batch": 3, "keys": 900, "used": (900, 0, 411), "splits": 4},
-    {"keys": 900, "used": (890, 411), "splits": 4, "new_rows": 3, "rows": 3, "rotary": "half", "rotary_dim": 16, "causal": True},
+    {"keys": 900, "used": (890, 411), "splits": 4, "new_rows": 3, "rows": 3, "rotary": "half", "rotary_dim": 16,
+     "causal": True},
     {"keys": 300, "used": (290, 11), "rows": 130, "causal": True, "page_size": 64, "splits": 1},
     {"keys": 300, "used": (290, 11), "rows": 16, "new_rows": 1, "heads": 8, "heads_kv": 1, "page_size": 16},
 )  # fmt: skip
@@ -46,8 +47,8 @@ DECODE_EXTRAS = ({}, {"softcap": 20.0}, {"alibi": True}, {"sinks": True, "softca
 
 
 def calls(operation: str, functional: str) -> list[Call | DecodeCall]:
-    """Calls that may be of a functional, the likely ones first, by those of its words that are known here. Whether one is,
-    only the release can say."""
+    """Calls that may be of a functional, the likely ones first, by those of its words that are known here. Whether one
+    is, only the release can say."""
     known = words(functional)
     dtypes = [known["dtype"]] if "dtype" in known else ["bf16", "fp16", "fp32"]
     width = int(known["head_dim"]) if "head_dim" in known else 64
@@ -88,7 +89,7 @@ def is_of_another(failure: ffi.Failure) -> bool:
 
 
 def run_images(kiln, device: str, operation: str, functional: str, variants: list[dict], target: str | None) -> dict:
-    """Forces each image of a functional in up to MOST_CASES calls, and judges these: {"rows": [...]}, a row an image."""
+    """Forces each image of a functional in up to MOST_CASES calls, and judges these: {"rows": [one an image]}."""
     candidates = calls(operation, functional)
     hits: dict[tuple, list[Call | DecodeCall]] = {}  # the calls that take an image of a kernel and specialization
     rows = []

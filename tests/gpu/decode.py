@@ -115,8 +115,8 @@ class DecodeInputs:
         )
         self.out_layout = of_q
 
-        # Where each sequence's keys lie: batches of the cache, or pages in any order. The last is nobody's: NaN, and what
-        # the table has where it is not to be read.
+        # Where each sequence's keys lie: batches of the cache, or pages in any order. The last is nobody's: NaN, and
+        # what the table has where it is not to be read.
         self.table = self.cache_batch = None
         size = call.page_size or call.keys
         count = -(-call.keys // size) if call.page_size else 1

@@ -66,7 +66,9 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
         every(dtype=DTYPES, bias=("batch", "heads", "both"), batch=(3,), heads=(4,), rows=(130,), keys=(257,))
     ),
     "ALiBi per head": deep(every(dtype=DTYPES, alibi=("heads",), heads=(8,), heads_kv=(4,), rows=(130,), keys=(300,))),
-    "ALiBi per batch and head": deep(every(dtype=DTYPES, alibi=("batch",), batch=(3,), heads=(4,), rows=(250,), keys=(300,))),
+    "ALiBi per batch and head": deep(
+        every(dtype=DTYPES, alibi=("batch",), batch=(3,), heads=(4,), rows=(250,), keys=(300,))
+    ),
     "soft cap": deep(every(dtype=DTYPES, softcap=(1.0, 30.0), rows=(130, 1023), keys=(257,), width=(64, 128))),
     "sinks, and their gradient": deep(
         every(dtype=DTYPES, sinks=(True,), heads=(8,), heads_kv=(4,), rows=(130, 1023), keys=(257,))
@@ -107,24 +109,30 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
         every(dtype=DTYPES, inputs=("outliers",), rows=(1023,), keys=(300, 2047), backward=(False, True))
     ),
     "inputs with a hot row": deep(every(dtype=DTYPES, inputs=("hot row",), rows=(1023,), keys=(300, 2047))),
-    "backward, deterministic": deep(every(dtype=DTYPES, deterministic=(True,), rows=(1023,), keys=(1023,), width=(64, 128))),
+    "backward, deterministic": deep(
+        every(dtype=DTYPES, deterministic=(True,), rows=(1023,), keys=(1023,), width=(64, 128))
+    ),
     "decode, split": [
         DecodeCall(dtype=dtype, rows=rows, keys=keys, splits=splits, heads=8, heads_kv=heads_kv)
         for dtype, rows, keys, splits, heads_kv in product(
             DTYPES, (1, 2, 3, 7, 16), (64, 2047, 4097), (0, 1, 2, 7, 32), (1, 8)
         )
     ],
-    "decode, head dims": [DecodeCall(dtype=dtype, width=width, keys=700) for dtype in DTYPES for width in (*SIZES, 40, 127)],
+    "decode, head dims": [
+        DecodeCall(dtype=dtype, width=width, keys=700) for dtype in DTYPES for width in (*SIZES, 40, 127)
+    ],
     "decode, paged": [
         DecodeCall(dtype=dtype, batch=3, rows=rows, keys=1000, used=(1000, 0, 333), page_size=size, causal=True)
         for dtype, rows, size in product(DTYPES, (1, 16), (16, 32, 48, 64, 128, 256))
     ],
     "decode, other batches of the cache, left padding": [
-        DecodeCall(dtype=dtype, batch=3, rows=2, keys=500, used=(500, 3, 333), cache_batch=batch, leftpad=pad, causal=causal)
+        DecodeCall(dtype=dtype, batch=3, rows=2, keys=500, used=(500, 3, 333), cache_batch=batch, leftpad=pad,
+                   causal=causal)
         for dtype, batch, pad, causal in product(DTYPES, (False, True), (False, True), (False, True))
     ],
     "decode, append": [
-        DecodeCall(dtype=dtype, batch=3, rows=rows, keys=500, used=(480, 0, 333), new_rows=new, page_size=size, causal=True)
+        DecodeCall(dtype=dtype, batch=3, rows=rows, keys=500, used=(480, 0, 333), new_rows=new, page_size=size,
+                   causal=True)
         for dtype, rows, new, size in product(DTYPES, (1, 5), (1, 5, 17), (0, 16, 256))
     ],
     "decode, rotary": [
@@ -135,8 +143,8 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
         )
     ],
     "decode, fp8 cache": [
-        DecodeCall(dtype=dtype, batch=3, rows=rows, keys=700, used=(680, 0, 333), fp8=True, new_rows=new, page_size=size,
-                   width=width, rotary="half" if new else "", causal=True)
+        DecodeCall(dtype=dtype, batch=3, rows=rows, keys=700, used=(680, 0, 333), fp8=True, new_rows=new,
+                   page_size=size, width=width, rotary="half" if new else "", causal=True)
         for dtype, rows, new, size, width in product(("bf16", "fp16"), (1, 5), (0, 1), (0, 64), (64, 128))
     ],
     "decode, windows, soft cap, sinks, ALiBi": [

@@ -120,8 +120,8 @@ class Verdict:
             ):
                 if not ratio <= TIMES:
                     result.append(
-                        f"{name}: the {kind} error is {error:.3g}, that of the reference in the same precision {own:.3g}, "
-                        f"the scale {f.scale:.3g} ({self.draws} draws)"
+                        f"{name}: the {kind} error is {error:.3g}, that of the reference in the same precision "
+                        f"{own:.3g}, the scale {f.scale:.3g} ({self.draws} draws)"
                     )
         return result
 

@@ -1,5 +1,5 @@
-"""Processes that run tasks on the GPU, beside each other. A call that breaks the device, or hangs, costs its process: the
-task is answered by what went wrong, and another process takes the place."""
+"""Processes that run tasks on the GPU, beside each other. A call that breaks the device, or hangs, costs its process:
+the task is answered by what went wrong, and another process takes the place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a call of attention must give: the definition in float64, and the same formula in the call's own precision, whose
-error is what a kernel's is measured by. PyTorch's own math attention is that formula wherever it has the features."""
+"""What a call of attention must give: the definition in float64, and the same formula in the call's own precision,
+whose error is what a kernel's is measured by. PyTorch's own math attention is that formula where it can be."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class Flash:
         self, entry: str, params: ctypes.Structure, tensors: dict[str, object], *, keys: tuple[str, ...] = (),
         target: str | None = None, stream: int | None = None, device: int = -1, has_workspace: bool = True,
     ) -> torch.Tensor | None:  # fmt: skip
-        """Calls a typed entry with a workspace as large as it asks for; returns the workspace, all ones but for what was
-        written.
+        """Calls a typed entry with a workspace as large as it asks for; returns the workspace, whose bits are ones but
+        for what was written.
 
         Args:
             tensors: by the field's name a Storage, a torch.Tensor, a kiln_tensor or None.

@@ -57,43 +57,111 @@ def table(head: list[str], rows: Iterable[Iterable[object]]) -> list[str]:
     return [row(head), "|---" * len(head) + "|", *map(row, rows), ""]
 
 
-def image_rows(images: list[dict]) -> list[list[object]]:
-    def order(i: dict) -> tuple:
-        return i["by"], i["target"], i["functional"], i["configuration"], i["specialization"]
+def by(target: str | None) -> str:
+    return f"{target}'s PTX" if target else "native"
 
-    return [
-        [
-            i["functional"], i["configuration"], i["specialization"],
-            f"{i['target']}'s PTX" if i["by"] == "PTX" else i["by"], i["cases"], f"{i['error']:.2e}",
-            f"{i['limit']:.2e}", f"{i['worst_share_of_limit']:.2f}", f"{i['lse_error']:.1e}", i["registers"],
-            i["spill_bytes"],
-        ]
-        for i in sorted(images, key=order)
+
+def feature_rows(features: list[dict]) -> list[list[object]]:
+    """A row of the table for each feature, in the order of the suite: natively, and by PTX."""
+    names = list(dict.fromkeys(entry["row"] for entry in features))
+    result = []
+    for name in names:
+        cells: list[object] = [name]
+        for target in (None, "sm_80"):
+            found = [e for e in features if e["row"] == name and e["target"] == target]
+            if not found:
+                cells += ["", "", ""]
+                continue
+            (entry,) = found[-1:]
+            refused = f" ({entry['refused']} refused)" if entry["refused"] else ""
+            worst = f"{entry['ratio']:.2f} ({entry['output']})" if entry["output"] else "0"
+            cells += [f"{entry['cases']}{refused}", entry["wrong"], worst]
+        result.append(cells)
+    return result
+
+
+def image_rows(images: list[dict]) -> list[list[object]]:
+    """A row for each kernel and target: how many images there are, and the worst of them."""
+    groups: dict[tuple, list[dict]] = {}
+    for image in images:
+        groups.setdefault((image["kernel"], image["by"], image["target"]), []).append(image)
+    rows = []
+    for (kernel, how, target), members in sorted(groups.items()):
+        worst = max(members, key=lambda i: i["worst_share_of_limit"])
+        rows.append([
+            kernel, f"{target}'s PTX" if how == "PTX" else target, len(members), sum(i["cases"] for i in members),
+            sum(not i["worst_share_of_limit"] <= 1 for i in members), f"{2 * worst['worst_share_of_limit']:.2f}",
+            f"{worst['functional']} [{worst['configuration']}] {worst['specialization']}",
+        ])  # fmt: skip
+    return rows
+
+
+def sections(answer: dict) -> list[str]:
+    kinds = answer["kinds"]
+    lines = [
+        "## Features",
+        "",
+        "The worst of (error - 1e-5) / (error of PyTorch's math attention in the same precision, or of the same ",
+        "formula in plain operations of that precision), each against float64: the largest and the mean error, absolute and",
+        "relative to the output's scale. Right if not above 2.",
+        "",
+        *table(
+            ["feature", "native: cases", "wrong", "worst ratio", "sm_80's PTX: cases", "wrong", "worst ratio"],
+            feature_rows(kinds.get("feature", [])),
+        ),
+        "## Random calls",
+        "",
+        *table(
+            ["of", "seed", "calls", "wrong", "refused", "judged by five draws", "worst ratio"],
+            [
+                [e["of"], e["seed"], e["cases"], e["wrong"], e["refused"], e["pooled"], f"{e['worst_ratio']:.2f}"]
+                for e in kinds.get("random", [])
+            ],
+        ),
+        "## Deterministic backward",
+        "",
+        *table(
+            ["call", "by", "runs with equal bits"],
+            [[f"`{e['call']}`", by(e["target"]), e["runs"]] for e in kinds.get("deterministic", [])],
+        ),
+        "## Dropout",
+        "",
+        *(f"- {json.dumps(e)}" for e in kinds.get("dropout", [])),
+        "",
+        "## compute-sanitizer",
+        "",
+        *table(["tool", "outcome", "verdict"],
+               [[e["tool"], "FAILED" if e["status"] else "clean", e["verdict"]] for e in kinds.get("sanitizer", [])]),
+        "## Images",
+        "",
+        *table(["kernel", "by", "images", "cases", "wrong", "worst ratio", "of"], image_rows(kinds.get("image", []))),
     ]  # fmt: skip
+    refused = sorted({e["sentence"] for e in kinds.get("refused", [])})
+    if refused:
+        lines += [
+            "## Refused",
+            "",
+            "What the release has no image for, in its own words:",
+            "",
+            *map("- {}".format, refused),
+            "",
+        ]
+    return lines
 
 
 def markdown(answer: dict) -> str:
-    about, gpu = answer["facts"], answer["facts"]["gpu"]
-    steps = [[s["name"], "FAILED" if s["status"] else "passed", s["seconds"]] for s in answer["steps"]]
+    about, gpu, kinds = answer["facts"], answer["facts"]["gpu"], answer["kinds"]
+    steps = [[s["name"], "FAILED" if s["status"] else "passed", s["seconds"]] for s in kinds.get("step", [])]
     lines = [
-        f"# Attention forward on {gpu.get('name', 'a GPU')}, {about['date']}",
+        f"# The attention family on {gpu.get('name', 'a GPU')}, {about['date']}",
         "",
         f"`{about['tarball']}`, sha256 `{about['sha256']}`. Driver {gpu.get('driver_version')}; SM clock "
         f"{gpu.get('clocks.sm')} after the run (at most {gpu.get('clocks.max.sm')}), memory {gpu.get('clocks.mem')}; "
         f"Python {about['python']}, PyTorch {about['torch']}. Made by `tests/gpu/run_all.sh`.",
         "",
         *table(["step", "outcome", "seconds"], steps),
-        "## Images",
-        "",
-        "Largest absolute error against float64 over all cases of an image, in the worst of them; the limit there is",
-        "twice the error of PyTorch's math attention in the same precision, plus 1e-5.",
-        "",
-        *table(
-            ["functional", "configuration", "specialization", "by", "cases", "error", "limit", "share", "lse error",
-             "registers", "spills"],
-            image_rows(answer["images"]),
-        ),
-    ]  # fmt: skip
+        *sections(answer),
+    ]
     rounds = answer["launch"]
     if rounds:
         lines += ["## Cost of a call on the host", "", "Microseconds, of processes one after another.", ""]
@@ -102,24 +170,26 @@ def markdown(answer: dict) -> str:
             for name in rounds[0]
         ]
         lines += table(["", "median", *(f"run {n + 1}" for n in range(len(rounds)))], figures)
-    if answer["other"]:
-        lines += ["## Other figures", "", "```", *map(json.dumps, answer["other"]), "```"]
+    other = [e for kind in ("device", "unload") for e in kinds.get(kind, [])]
+    if other:
+        lines += ["## Other figures", "", "```", *map(json.dumps, other), "```"]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> int:
     tarball, results, output = map(Path, sys.argv[1:4])
-    answer: dict = {"facts": facts(tarball), "steps": [], "images": [], "other": [], "launch": launch_rounds(results)}
+    answer: dict = {"facts": facts(tarball), "kinds": {}, "launch": launch_rounds(results)}
     lines = [line for path in sorted(results.glob("*.jsonl")) for line in path.read_text().splitlines()]
     for entry in map(json.loads, lines):
-        answer[{"image": "images", "step": "steps"}.get(entry["kind"], "other")].append(entry)
+        answer["kinds"].setdefault(entry["kind"], []).append(entry)
     (output / "rows.jsonl").write_text("\n".join(lines) + "\n")
     figures = {name: answer[name] for name in ("facts", "launch")}
     (output / "facts.json").write_text(json.dumps(figures, indent=1) + "\n")
     (output / "report.md").write_text(markdown(answer))
-    images, rounds = answer["images"], answer["launch"]
-    worst = max((i["worst_share_of_limit"] for i in images), default=0)
-    print(f"{len(images)} images, {sum(i['cases'] for i in images)} cases; the worst error is {worst:.2f} of its limit")
+    kinds, rounds = answer["kinds"], answer["launch"]
+    images, features, random = (kinds.get(kind, []) for kind in ("image", "feature", "random"))
+    print(f"{len(images)} images, {sum(i['cases'] for i in images)} cases; {sum(f['cases'] for f in features)} cases "
+          f"of {len(features)} rows of features; {sum(r['cases'] for r in random)} random calls")  # fmt: skip
     for name in rounds[0] if rounds else ():
         print(f"{name:20s} {statistics.median(r[name] for r in rounds):10.2f} us")
     return 0 if images else 1

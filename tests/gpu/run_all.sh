@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# The proof on hardware, in one go: every image against float64, the runtime on the real driver, the C example in three
-# builds, the host's cost of a call. Needs a GPU, python3 with PyTorch and pytest, a C compiler; no network.
+# The proof on hardware, in one go: every image, every feature and random calls against float64, dropout, equal bits, the
+# runtime on the real driver, the sanitizer on a sample of all kernels, the C example in three builds, the host's cost of
+# a call. Needs a GPU, python3 with PyTorch and pytest, a C compiler; no network.
 #   bash tests/gpu/run_all.sh <tarball> <output folder>
 # The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX; one made with
-# KILN_RECIPES=examples/family/recipe.yaml the family norm. Leaves report.md, facts.json, rows.jsonl (what verified.py
-# reads) and log.txt in the output folder; fails if anything did.
+# KILN_RECIPES=examples/family/recipe.yaml the family norm. The feature table wants KILN_PROFILE=full. Leaves report.md,
+# facts.json, rows.jsonl (what verified.py reads) and log.txt in the output folder; fails if anything did.
+# KILN_RANDOM_SEED, KILN_RANDOM_CASES, KILN_RANDOM_DECODE and KILN_PROCESSES change what their names say.
 # shellcheck disable=SC2329  # functions run by name, as steps
 set -uo pipefail
 unset CDPATH
 if (($# != 2)); then
-    sed -n '2,7s/^# \{0,1\}//p' "$0"
+    sed -n '2,9s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -21,6 +23,8 @@ trap 'rm -rf -- "$work"' EXIT
 tar -xzf "$tarball" -C "$work" || exit 1
 prefix=$work/kiln
 export KILN_PREFIX=$prefix KILN_RESULTS=$work/results KILN_REQUIRED=1 PYTHONDONTWRITEBYTECODE=1
+# What the driver compiles of PTX is compiled once, by whichever process comes first.
+export CUDA_CACHE_PATH=$work/cuda CUDA_CACHE_MAXSIZE=4294967296
 mkdir "$KILN_RESULTS"
 log=$output/log.txt
 : >"$log"
@@ -79,9 +83,23 @@ launch_cost() {
     done
 }
 
-parallel=()
-if python3 -c 'import xdist' 2>/dev/null; then parallel=(-n 8); fi
-step "images" tests "${parallel[@]}" tests/gpu/test_images.py
+# sanitize <tool> <dtypes>: its last line is the tool's verdict. What it reports goes to the output folder besides.
+sanitize() {
+    compute-sanitizer --tool "$1" --error-exitcode 3 --launch-timeout 120 --log-file "$output/$1.txt" \
+        python3 "$here/tests/gpu/scripts/sample.py" "$prefix" "$2"
+    local status=$?
+    tail -n 40 "$output/$1.txt"
+    local reports
+    reports=$(tail -n 1 "$output/$1.txt" | tr -d '="')
+    printf '{"kind": "sanitizer", "tool": "%s", "status": %d, "verdict": "%s"}\n' "$1" "$status" "$reports" \
+        >>"$KILN_RESULTS/steps.jsonl"
+    return "$status"
+}
+
+step "images" tests tests/gpu/test_images.py
+step "features" tests tests/gpu/test_features.py
+step "random calls" tests -s tests/gpu/test_random.py
+step "dropout" tests tests/gpu/test_dropout.py
 step "calls" tests tests/gpu/test_gpu_calls.py
 step "foreign family" tests tests/gpu/test_foreign_family.py
 step "runtime" tests tests/gpu/test_runtime.py
@@ -89,8 +107,10 @@ step "example, cc" build_with_cc
 if [[ -e $prefix/lib/libkiln_norm.so ]]; then step "example, own family" call_own_family; fi
 if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
 if command -v pkg-config >/dev/null; then step "example, pkg-config" build_with_pkg_config; fi
-if command -v compute-sanitizer >/dev/null && [[ -x $work/attention ]]; then
-    step "example, compute-sanitizer" compute-sanitizer --error-exitcode 3 "$work/attention"
+step "sample of all kernels" python3 "$here/tests/gpu/scripts/sample.py" "$prefix"
+if command -v compute-sanitizer >/dev/null; then
+    step "memcheck" sanitize memcheck bf16,fp16,fp32
+    step "racecheck" sanitize racecheck bf16,fp32
 fi
 step "launch cost" launch_cost
 python3 "$here/tests/gpu/report.py" "$tarball" "$KILN_RESULTS" "$output" || failed=1

@@ -63,7 +63,7 @@ def random_call(seed: int, number: int) -> Call:
     extra = draw.choice(("", "", "", "bias", "alibi", "softcap", "dropout", "several"))
     has = lambda name: extra == name or (extra == "several" and some(0.5))  # noqa: E731
     inputs = draw.choice(("normal", "normal", "normal", "means", "outliers", "hot row"))
-    # Where each row sees one key, gradients are 0 by cancellation; nothing is learnt from rounding of large numbers then.
+    # Where each row sees one key, gradients are 0 by cancellation: rounding of large numbers says nothing then.
     few = min(rows, keys) <= 2 or (0 <= left <= 1 and 0 <= right <= 1)
     inputs = "normal" if few or batch > 3 else inputs
     softcap = draw.choice((1.0, 15.0, 50.0)) if has("softcap") else 0.0
@@ -82,8 +82,9 @@ def random_call(seed: int, number: int) -> Call:
         dropout=draw.choice((0.1, 0.5, 0.8)) if has("dropout") and not few else 0.0, seed=draw.getrandbits(63),
         offset=draw.getrandbits(62), in_memory=some(0.5), varlen_q=varlen,
         varlen_k=draw.choice(("compact", "padded", "both")) if varlen and some(0.2) else varlen,
-        lengths_q=_lengths(draw, rows, batch) if varlen else (), lengths_k=_lengths(draw, keys, batch) if varlen else (),
-        sm_scale=draw.choice((0.0, 0.0, 0.0, 0.05, 1.0 if inputs == "normal" and not few else 0.2, -0.3)), inputs=inputs,
+        lengths_q=_lengths(draw, rows, batch) if varlen else (),
+        lengths_k=_lengths(draw, keys, batch) if varlen else (), inputs=inputs,
+        sm_scale=draw.choice((0.0, 0.0, 0.0, 0.05, 1.0 if inputs == "normal" and not few else 0.2, -0.3)),
         want_lse=some(0.8), backward=backward, deterministic=some(0.3), number=draw.getrandbits(40),
     )  # fmt: skip
 
@@ -95,7 +96,7 @@ def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
     rows = draw.choice((1, 1, 2, 3, 7, 16, 33, 130))
     width = draw.choice((64, 64, 128, 128, draw.choice(WIDTHS), draw.randint(2, 256)))
     keys = draw.choice((17, 64, 500, 1500, 4097))
-    lengths_q = tuple(draw.choice((0, 1, 2, rows)) for _ in range(batch - 1)) + (rows,) if some(0.2) else ()
+    lengths_q = (*(draw.choice((0, 1, 2, rows)) for _ in range(batch - 1)), rows) if some(0.2) else ()
     new_rows = draw.choice((1, rows, 5)) if some(0.5) and not lengths_q else 0
     new_rows = min(new_rows, keys)
     page_size = draw.choice((16, 17, 32, 64, 100, 128, 256)) if some(0.5) else 0

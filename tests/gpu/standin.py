@@ -1,5 +1,5 @@
-"""What stands in for a release where there is no GPU: FlashAttention-2's steps and roundings in plain torch. With it the
-checks themselves are checked: that they let honest rounding pass, and nothing else."""
+"""What stands in for a release where there is no GPU: FlashAttention-2's steps and roundings in plain torch. With it
+the checks themselves are checked: that they let honest rounding pass, and nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Standin:
         return torch.from_numpy(kept(call.seed, call.offset, call.dropout, shape)).to(inputs.device)
 
     def _parts(self, inputs: Inputs, outputs: Outputs):
-        """Of each sequence: its place, q, k, v, weights as exp(score - lse) needs them, and what dropout multiplies by."""
+        """Of each sequence: its place, q, k, v, scores, what their soft cap squeezed, what dropout multiplies by."""
         call = inputs.call
         group = call.heads // call.heads_kv
         factors = self.dropout_mask(inputs, None).float() / (1 - call.dropout) if call.dropout else None
@@ -75,7 +75,7 @@ class Standin:
     def forward(self, inputs: Inputs, outputs: Outputs, keys=(), target=None) -> None:
         call, dtype = inputs.call, DTYPES[inputs.call.dtype]
         out, lse = torch.zeros(outputs["out"].values.shape), torch.zeros(call.shape(False, call.heads, 1)[:3])
-        for segment, q, _, v, scores, _, factor in self._parts(inputs, outputs):
+        for segment, _, _, v, scores, _, factor in self._parts(inputs, outputs):
             sink = torch.full((1, call.heads, 1, 1), -math.inf)
             if inputs.sinks is not None:
                 sink = inputs.sinks[None, :, None, None]

@@ -22,7 +22,7 @@ UNALIGNED = ("offset", "odd rows", "odd heads")
 
 
 def _strides(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    b, h, s, d = shape
+    _, h, s, d = shape
     return {
         "contiguous": (h * s * d, s * d, d),
         "reversed": (h * s * d, s * d, d),
@@ -83,7 +83,8 @@ class Storage:
             values = values.flip(2)
         if rows is None:
             rows = torch.ones(view.shape[0], view.shape[2], dtype=torch.bool, device=view.device)
-        mask = (rows.flip(1) if self._is_reversed else rows)[:, None, :, *[None] * (view.dim() - 3)]
+        mask = (rows.flip(1) if self._is_reversed else rows)[:, None, :]
+        mask = mask if view.dim() == 3 else mask[..., None]
         if isinstance(values, torch.Tensor):
             view.copy_(torch.where(mask, values, view))
         else:
@@ -91,7 +92,7 @@ class Storage:
         return self
 
     def is_intact(self, rows: torch.Tensor | None = None) -> bool:
-        """Whether everything is as filled, but all of the tensor, or those of its rows that are true in [batch, rows]."""
+        """Whether everything is as filled, but for the tensor, or those of its rows that are true in [batch, rows]."""
         copy = Storage.__new__(Storage)
         copy.__dict__.update(self.__dict__, memory=self.memory.clone())
         copy.put(self.fill, rows)

@@ -27,8 +27,8 @@ def test_the_mask_is_that_of_philox(flash, target, rate, in_memory):
         for shape in ((2, 3, 65, 130), (1, 5, 1, 1023), (3, 2, 300, 1)):
             b, h, rows, keys = shape
             got = mask_of(
-                flash, target, batch=b, heads=h, heads_kv=h, rows=rows, keys=keys, dropout=rate, seed=seed, offset=offset,
-                in_memory=in_memory,
+                flash, target, batch=b, heads=h, heads_kv=h, rows=rows, keys=keys, dropout=rate, seed=seed,
+                offset=offset, in_memory=in_memory,
             )  # fmt: skip
             assert torch.equal(got.bool().cpu(), torch.from_numpy(kept(seed, offset, rate, shape))), (
                 seed,

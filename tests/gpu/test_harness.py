@@ -19,8 +19,8 @@ CALLS = (
     Call(rows=70, keys=130, causal=True, bottom_right=True, layout="reversed", layout_out="odd rows"),
     Call(dtype="fp16", rows=70, keys=50, batch=2, heads=4, bias="both", alibi="heads", layout="broadcast"),
     Call(dtype="fp32", rows=70, keys=50, heads=4, sinks=True, softcap=5.0, dropout=0.3, left=20, right=3, width_v=40),
-    Call(batch=3, rows=70, keys=65, heads=4, heads_kv=1, lengths_q=(70, 0, 13), lengths_k=(5, 65, 0), varlen_q="compact",
-         varlen_k="both", bias="heads", sinks=True),
+    Call(batch=3, rows=70, keys=65, heads=4, heads_kv=1, lengths_q=(70, 0, 13), lengths_k=(5, 65, 0),
+         varlen_q="compact", varlen_k="both", bias="heads", sinks=True),
     Call(dtype="fp16", rows=200, keys=0),
 )  # fmt: skip
 DECODES = (

@@ -1,5 +1,5 @@
-"""Every image of a release, forced in turn, against float64: the device's own, and those of sm_80 by way of their PTX if
-the release has any (KILN_PTX=1)."""
+"""Every image of a release, forced in turn, against float64: the device's own, and those of sm_80 by way of their PTX
+if the release has any (KILN_PTX=1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random calls against float64. KILN_RANDOM_SEED and KILN_RANDOM_CASES change which and how many; a call that was wrong is
+"""Random calls against float64. KILN_RANDOM_SEED and KILN_RANDOM_CASES change which and how many; one that was wrong is
 printed as it would be typed, and random_call(seed, number) of sampling.py makes it again."""
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Tasks:
 
     @cache  # noqa: B019  as long as the process
     def reasons(self, target: str | None) -> list[str]:
-        """Why the release has no images of some variants, in its own words: calls may be refused by these, no others."""
+        """Why the release has no images of some variants, in its words: calls may be refused by these, no others."""
         if self.device != "cuda":
             return []
         variants = self.kiln.kiln.variants(None, target or self.kiln.target)

@@ -122,8 +122,9 @@ class AttnBwd(_Attn):
 class AttnDecode(_Attn):
     _fields_ = [
         ("size", c.c_uint64),
-        *_tensors("q", "k_cache", "v_cache", "out", "lse", "k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table"),
-        *_tensors("cache_batch", "leftpad", "rotary_cos", "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes"),
+        *_tensors("q", "k_cache", "v_cache", "out", "lse", "k_new", "v_new", "seqused_k", "cu_seqlens_q"),
+        *_tensors("block_table", "cache_batch", "leftpad", "rotary_cos", "rotary_sin", "k_scale", "v_scale", "sinks"),
+        *_tensors("alibi_slopes"),
         *_integers(*_LIMITS, "splits"), ("sm_scale", c.c_float), ("softcap", c.c_float), ("causal", c.c_int32),
         ("rotary_interleaved", c.c_int32), *_WORKSPACE, *_FORCE,
     ]  # fmt: skip
