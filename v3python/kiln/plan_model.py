@@ -67,7 +67,7 @@ class Variant:
     family: str
     operation: str
     kernel: str
-    functional: str  # "dtype=bf16 head_dim=64 causal=false"
+    functional: str  # "dtype=bf16 head_dim=64 padded=false extras=none"
     configuration: str  # "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3"
     specialization: str  # "aligned"
     target: str
@@ -79,7 +79,7 @@ class Variant:
 
     @cached_property
     def name(self) -> str:
-        """'flash.attn_fwd/attn_fwd[dtype=bf16 head_dim=64 causal=false][BLOCK_M=128 ...][aligned]@sm_90'"""
+        """'flash.attn_fwd/attn_fwd[dtype=bf16 head_dim=64 padded=false extras=none][BLOCK_M=128 ...][aligned]@sm_90'"""
         return (
             f"{self.family}.{self.operation}/{self.kernel}[{self.functional}][{self.configuration}]"
             f"[{self.specialization}]@{self.target}"
