@@ -46,7 +46,7 @@ DECODES = (
 DECODE_EXTRAS = ({}, {"softcap": 20.0}, {"alibi": True}, {"sinks": True, "softcap": 20.0, "alibi": True})
 
 
-def calls(operation: str, functional: str) -> list[Call | DecodeCall]:
+def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCall]:
     """Calls that may be of a functional, the likely ones first, by those of its words that are known here. Whether one
     is, only the release can say."""
     known = words(functional)
@@ -65,7 +65,8 @@ def calls(operation: str, functional: str) -> list[Call | DecodeCall]:
             for dtype in dtypes
             if not ("fp8" in one and dtype == "fp32")
         ]
-    extras = sorted(EXTRAS, key=lambda name: name != known.get("extras"))
+    likely = "any" if "sink" in kernel else "bias" if "bias" in kernel else known.get("extras")
+    extras = sorted(EXTRAS, key=lambda name: name != likely)
     modes = ({"deterministic": True}, {"deterministic": False}) if operation == "attn_bwd" else ({},)
     result = []
     for some in itertools.product([EXTRAS[name] for name in extras], widths, LAYOUTS, modes, SHAPES):
@@ -88,9 +89,16 @@ def is_of_another(failure: ffi.Failure) -> bool:
     )
 
 
-def run_images(kiln, device: str, operation: str, functional: str, variants: list[dict], target: str | None) -> dict:
-    """Forces each image of a functional in up to MOST_CASES calls, and judges these: {"rows": [one an image]}."""
-    candidates = calls(operation, functional)
+def run_images(
+    kiln, device: str, reasons: list[str], operation: str, functional: str, variants: list[dict], target: str | None
+) -> dict:
+    """Forces each image of a functional in up to MOST_CASES calls, and judges these: {"rows": [one an image]}.
+
+    Args:
+        variants: of one kernel.
+        reasons: why the release has no images of some other variants.
+    """
+    candidates = calls(operation, functional, variants[0]["kernel"])
     hits: dict[tuple, list[Call | DecodeCall]] = {}  # the calls that take an image of a kernel and specialization
     rows = []
     for variant in variants:
@@ -101,6 +109,9 @@ def run_images(kiln, device: str, operation: str, functional: str, variants: lis
                 verdict = _run(kiln, device, call, operation, variant["key"], target)
             except ffi.Failure as failure:
                 if is_of_another(failure):
+                    continue
+                if failure.status == ffi.UNSUPPORTED and any(reason in failure.sentence for reason in reasons):
+                    row["refused"] = failure.sentence  # another kernel of the call has no image
                     continue
                 row["wrong"].append(f"{call}: {failure.sentence}")
                 break
@@ -113,7 +124,7 @@ def run_images(kiln, device: str, operation: str, functional: str, variants: lis
             row["wrong"] += [f"{call}: {fault}" for fault in verdict.wrong()]
             if row["cases"] >= MOST_CASES:
                 break
-        if not row["cases"] and not row["wrong"]:
+        if not row["cases"] and not row["wrong"] and "refused" not in row:
             row["wrong"].append("no call of candidates.py reaches this image")
         rows.append(row)
     return {"rows": rows}

@@ -101,9 +101,9 @@ def sections(answer: dict) -> list[str]:
     lines = [
         "## Features",
         "",
-        "The worst of (error - 1e-5) / (error of PyTorch's math attention in the same precision, or of the same ",
-        "formula in plain operations of that precision), each against float64: the largest and the mean error, absolute and",
-        "relative to the output's scale. Right if not above 2.",
+        "The worst of (error - 1e-5) / (error of PyTorch's math attention in the same precision, or of the same",
+        "formula in plain operations of that precision), each against float64: the largest and the mean error,",
+        "absolute and relative to the output's scale. Right if not above 2.",
         "",
         *table(
             ["feature", "native: cases", "wrong", "worst ratio", "sm_80's PTX: cases", "wrong", "worst ratio"],

@@ -85,7 +85,7 @@ launch_cost() {
 
 # sanitize <tool> <dtypes>: its last line is the tool's verdict. What it reports goes to the output folder besides.
 sanitize() {
-    compute-sanitizer --tool "$1" --error-exitcode 3 --launch-timeout 120 --log-file "$output/$1.txt" \
+    timeout 420 compute-sanitizer --tool "$1" --error-exitcode 3 --launch-timeout 120 --log-file "$output/$1.txt" \
         python3 "$here/tests/gpu/scripts/sample.py" "$prefix" "$2"
     local status=$?
     tail -n 40 "$output/$1.txt"
@@ -96,22 +96,39 @@ sanitize() {
     return "$status"
 }
 
+# Waits for a sanitizer that runs beside the other steps.
+finished() {
+    local status
+    wait "$1"
+    status=$?
+    cat "$2"
+    return "$status"
+}
+
+beside=()
+if command -v compute-sanitizer >/dev/null; then
+    sanitize memcheck bf16,fp16,fp32 >"$work/memcheck.out" 2>&1 &
+    beside+=($!)
+    sanitize racecheck bf16,fp32 >"$work/racecheck.out" 2>&1 &
+    beside+=($!)
+fi
 step "images" tests tests/gpu/test_images.py
 step "features" tests tests/gpu/test_features.py
 step "random calls" tests -s tests/gpu/test_random.py
 step "dropout" tests tests/gpu/test_dropout.py
 step "calls" tests tests/gpu/test_gpu_calls.py
+step "sample of all kernels" python3 "$here/tests/gpu/scripts/sample.py" "$prefix"
+# What follows measures free memory, and time: alone.
+if ((${#beside[@]})); then
+    step "memcheck" finished "${beside[0]}" "$work/memcheck.out"
+    step "racecheck" finished "${beside[1]}" "$work/racecheck.out"
+fi
 step "foreign family" tests tests/gpu/test_foreign_family.py
 step "runtime" tests tests/gpu/test_runtime.py
 step "example, cc" build_with_cc
 if [[ -e $prefix/lib/libkiln_norm.so ]]; then step "example, own family" call_own_family; fi
 if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
 if command -v pkg-config >/dev/null; then step "example, pkg-config" build_with_pkg_config; fi
-step "sample of all kernels" python3 "$here/tests/gpu/scripts/sample.py" "$prefix"
-if command -v compute-sanitizer >/dev/null; then
-    step "memcheck" sanitize memcheck bf16,fp16,fp32
-    step "racecheck" sanitize racecheck bf16,fp32
-fi
 step "launch cost" launch_cost
 python3 "$here/tests/gpu/report.py" "$tarball" "$KILN_RESULTS" "$output" || failed=1
 exit $failed

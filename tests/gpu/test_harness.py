@@ -172,7 +172,7 @@ def test_forced_images():
             super().forward(inputs, outputs, keys, target)
 
     variants = [{"kernel": "attn_fwd", "specialization": key, "key": key} for key in ("aligned", "generic", "never")]
-    rows = run_images(Choosy(), "cpu", "attn_fwd", "dtype=bf16 head_dim=16 extras=none", variants, None)["rows"]
+    rows = run_images(Choosy(), "cpu", [], "attn_fwd", "dtype=bf16 head_dim=16 extras=none", variants, None)["rows"]
     assert [row["cases"] for row in rows] == [MOST_CASES, MOST_CASES, 0]
     assert [len(row["wrong"]) for row in rows] == [0, 0, 1]
 

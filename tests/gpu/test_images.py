@@ -27,8 +27,14 @@ def one_of_each(variants: list[dict]) -> list[dict]:
     return list({(v["kernel"], v["functional"], v["key"]): v for v in variants}.values())
 
 
+def size(variant: dict) -> int:
+    from candidates import words
+
+    return int(words(variant["functional"]).get("head_dim", 0))
+
+
 def test_images(flash, pool, record, target):
-    tasks, of_task = [], []
+    tasks = []
     for operation in OPERATIONS:
         variants = one_of_each(flash.images(operation, target or flash.target))
         assert variants, f"the release has no image of {operation}"
@@ -40,12 +46,15 @@ def test_images(flash, pool, record, target):
         for (_, functional, _), members in groups.items():
             for i in range(0, len(members), AT_ONCE):
                 tasks.append((operation, functional, members[i : i + AT_ONCE], target))
-                of_task.append(members[i : i + AT_ONCE])
+    tasks.sort(key=lambda task: -size(task[2][0]))  # what compiles longest begins first
     wrong = []
-    for members, answer in zip(of_task, pool.map("images", tasks)):
+    for (_, _, members, _), answer in zip(tasks, pool.map("images", tasks)):
         missing = {"wrong": [answer.get("fault", "")], "cases": 0, "ratio": 0.0, "output": ""}
         for i, variant in enumerate(members):
             row = answer["rows"][i] if "rows" in answer else missing | {"key": variant["key"]}
+            if "refused" in row and not row["cases"] and not row["wrong"]:
+                record("refused", call=f"{variant['kernel']} {variant['functional']}", sentence=row["refused"])
+                continue  # nothing ran
             leave(record, variant, target, row)
             name = (
                 f"{variant['kernel']} {variant['functional']} [{variant['configuration']}] {variant['specialization']}"

@@ -69,11 +69,11 @@ class Tasks:
                 break
         return {"ran": number - first + 1, "rows": rows, "worst": worst, "is_broken": broken}
 
-    def images(self, *arguments: object) -> dict:
+    def images(self, operation: str, functional: str, variants: list[dict], target: str | None) -> dict:
         try:
-            return run_images(self.kiln, self.device, *arguments)
+            return run_images(self.kiln, self.device, self.reasons(target), operation, functional, variants, target)
         except Exception as error:  # noqa: BLE001
-            return self._failed(f"images {arguments[:2]}", error)
+            return self._failed(f"images of {operation}, {functional}", error)
 
     def refused(self, call: Call | DecodeCall, target: str | None) -> dict:
         """The sentence by which a call is refused: {"status", "sentence"}."""
