@@ -19,16 +19,19 @@ RECIPE = ROOT / "tritonsrc/flash/recipe.yaml"
 ABOUT = {"date": "2026-01-01", "device": "a GPU: 'quoted'", "driver": "1.2", "clock": "1 MHz", "release": "0.1.0"}
 TOLERANCE = 0.02
 FLASH = recipe.load(RECIPE)
-AXES = rules.edges(RECIPE, "attn_fwd", "attn_fwd")
-(KERNEL,) = plan.make_plan([FLASH], [targets.by_name("sm_90")]).kernels
-CONFIGURATIONS = [configuration.name for configuration in KERNEL.configurations]
+NAME = "attn_fwd"
+AXES = rules.edges(RECIPE, NAME, NAME)
+FUNCTIONALS = [f"dtype=bf16 head_dim={head_dim} padded=false extras=none" for head_dim in (64, 128)]
+PLAN = plan.make_plan([FLASH], [targets.by_name("sm_90")])
+CONFIGURATIONS = list(
+    dict.fromkeys(v.configuration for v in PLAN.variants if v.kernel == NAME and v.functional in FUNCTIONALS)
+)
 BINS = list(itertools.product(*([0, *edges] for edges in AXES.values())))
 
 
 def rows_of(times: list[list[float]]) -> list[dict]:
     """What run.py measured, for two functionals of bf16."""
-    names = [f"dtype=bf16 head_dim={head_dim} causal=true" for head_dim in (64, 128)]
-    places = itertools.product(names, BINS)
+    places = itertools.product(FUNCTIONALS, BINS)
     return [
         {"functional": name, "bin": dict(zip(AXES, place)), "microseconds": dict(zip(CONFIGURATIONS, row))}
         for (name, place), row in zip(places, times)
@@ -46,11 +49,11 @@ def test_each_bin_takes_a_configuration_within_the_tolerance(tmp_path_factory, s
     written = rules.make(AXES, rows, rules.choose(rows, TOLERANCE))
     folder = tmp_path_factory.mktemp("tuning")
     (folder / "flash").mkdir()
-    (folder / "flash" / "sm_90.yaml").write_text(rules.tuning_file("attn_fwd", written, ABOUT))
+    (folder / "flash" / "sm_90.yaml").write_text(rules.tuning_file({NAME: written, "attn_bwd_dq": []}, ABOUT))
 
     made = plan.make_plan([FLASH], [targets.by_name("sm_90")], tuning_root=folder)
-    (kernel,) = made.kernels
-    decisions = plan.explain(kernel, {variant.slot for variant in made.variants})
+    (kernel,) = (kernel for kernel in made.kernels if kernel.kernel.name == NAME)
+    decisions = plan.explain(kernel, {variant.slot for variant in made.variants if variant.kernel == NAME})
     by_functional = {functional.name: row for functional, row in zip(kernel.functionals, decisions)}
     for row in rows:
         decision = by_functional[row["functional"]][BINS.index(tuple(row["bin"].values()))]
@@ -62,7 +65,16 @@ def test_each_bin_takes_a_configuration_within_the_tolerance(tmp_path_factory, s
 def test_one_winner_is_one_rule_for_each_functional():
     rows = rows_of([[1.0 + i for i in range(len(CONFIGURATIONS))]] * 2 * len(BINS))
     written = rules.make(AXES, rows, rules.choose(rows, TOLERANCE))
-    assert [rule["when"] for rule in written] == [{"head_dim": 64, "causal": True}, {"head_dim": 128, "causal": True}]
+    assert [rule["when"] for rule in written] == [about(64), about(128)]
+
+
+def about(head_dim: int) -> dict:
+    return {"head_dim": head_dim, "padded": False, "extras": "none"}
+
+
+def test_names_become_values():
+    assert rules.values("head_dim=64 padded=false extras=none PERSISTENT=true") == about(64) | {"PERSISTENT": True}
+    assert "kernels:\n  {}\n" in rules.tuning_file({NAME: []}, ABOUT)
 
 
 def test_bins_that_touch_are_merged():
@@ -73,4 +85,4 @@ def test_bins_that_touch_are_merged():
     rows = rows_of(times + times)
     written = rules.make(AXES, rows, rules.choose(rows, TOLERANCE))
     assert len(written) == 4
-    assert written[0]["when"] == {"head_dim": 64, "causal": True, first: {"below": AXES[first][0]}}
+    assert written[0]["when"] == about(64) | {first: {"below": AXES[first][0]}}

@@ -41,11 +41,10 @@ def choose(rows: list[dict], tolerance: float) -> dict[tuple, str]:
 
 
 def make(axes: dict[str, list[int]], rows: list[dict], chosen: dict[tuple, str]) -> list[dict]:
-    """The tuning file's rules: exceptions first, then for each functional what most bins take."""
+    """A kernel's rules: exceptions first, then for each functional what most bins take; of whatever dtype."""
     exceptions, defaults = [], []
     for name in {row["functional"]: None for row in rows}:
-        words = dict(word.split("=") for word in name.split())
-        about = {"head_dim": int(words["head_dim"]), "causal": words["causal"] == "true"}
+        about = {choice: value for choice, value in values(name).items() if choice != "dtype"}
         mine = {place: c for (functional, place), c in chosen.items() if functional == name}
         ((common, _),) = collections.Counter(mine.values()).most_common(1)
         for place, configuration in mine.items():
@@ -82,8 +81,9 @@ def merged(rules: list[dict]) -> list[dict]:
             return rules
 
 
-def values(configuration: str) -> dict[str, int]:
-    return {name: int(value) for name, value in (word.split("=") for word in configuration.split())}
+def values(names: str) -> dict[str, int | bool | str]:
+    """A configuration's or a functional's name as what a recipe says: "BLOCK_M=64 PERSISTENT=true"."""
+    return {name: yaml.safe_load(value) for name, value in (word.split("=") for word in names.split())}
 
 
 def inline(value: object) -> str:
@@ -93,12 +93,13 @@ def inline(value: object) -> str:
     )
 
 
-def tuning_file(kernel: str, rules: list[dict], about: dict) -> str:
+def tuning_file(rules: dict[str, list[dict]], about: dict) -> str:
+    """`rules`: of each kernel; `about`: the run that made them."""
     comment = (
         f"# Made by benchmarks/tune/run.py on {about['date']}: {about['device']}, driver {about['driver']}, SM clock "
         f"{about['clock']} after the run, release {about['release']}.\n"
     )
-    lines = [f"  - {inline(rule)}\n" for rule in rules]
-    return f"{comment}summary: {inline('Tuned on ' + about['device'])}\nkernels:\n  {kernel}:\n" + "".join(
-        f"  {line}" for line in lines
+    kernels = "".join(
+        f"  {kernel}:\n" + "".join(f"    - {inline(rule)}\n" for rule in mine) for kernel, mine in rules.items() if mine
     )
+    return f"{comment}summary: {inline('Tuned on ' + about['device'])}\nkernels:\n" + (kernels or "  {}\n")
