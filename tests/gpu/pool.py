@@ -63,7 +63,7 @@ class Pool:
             if answer is None:
                 process.process.kill()  # if it hangs; else it is gone
             code = process.end()
-            answer = answer or {"fault": f"{task}: the process gave no answer and ended with {code}"}
+            answer = answer or {"fault": f"{str(task)[:300]}: the process gave no answer and ended with {code}"}
         return answer
 
     def close(self) -> None:
