@@ -24,7 +24,7 @@ from kiln.front.engine import Engine, _container, image, probe_engine, run_comma
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/kiln-standin:bookworm"
 # Enough of a build to be one.
-VERSION, TARGETS, SELECTION = "0.0.1test", "sm_90", "dtype=bf16;head_dim=64;causal=false"
+VERSION, TARGETS, SELECTION = "0.0.1test", "sm_90", "dtype=bf16;head_dim=64;padded=false;extras=none"
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 

@@ -11,10 +11,15 @@ import ffi
 import nativebuild
 import packs
 import pytest
-from builds import ROOT, loaded
-from ffi import BF16, FP16, FP32, tensor
+from builds import ROOT, SELECTION, loaded
+from ffi import BF16, FP16, FP32, INT32, UINT8, tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kiln import elf, pack, split
+from kiln import elf, pack, plan, recipe, split, targets, words
+from kiln.recipe_model import Argument, Operation
+
+FLASH = ROOT / "tritonsrc/flash/recipe.yaml"
 
 # "sm_90" is the fake driver's device 0; its cubins cannot be parsed by it, so each image is replaced by a description
 # of its own parameters, read off the real one.
@@ -150,79 +155,140 @@ def test_what_was_not_selected_is_refused_by_its_reason(kiln):
     assert failure.value.status == 2 and "dtype=bf16" in failure.value.sentence
 
 
-def test_every_attention_variant_can_be_forced(kiln, fake_library):
-    """Each image in turn: the kernel, grid, block and shared memory of its own row; parameters by its own sizes."""
-    variants = [v for v in kiln.variants("flash.attn_fwd", "sm_90") if v["unavailable"] is None]
-    assert len(variants) >= 4
+# Scalars of attention that mean something where they are not given; the others are 0.
+NUMBERS = {"window_left": -1, "window_right": -1, "sm_scale": 0.125, "softcap": 1.0, "keep_scale": 1.0}
+
+
+@pytest.fixture(scope="module")
+def flash_operations() -> dict[str, Operation]:
+    return {operation.name: operation for operation in recipe.load(FLASH).operations}
+
+
+def values_of(operation: Operation, some: dict[str, object]) -> list[object]:
+    """A call's arguments in the recipe's order: `some`, the others absent or as NUMBERS has them."""
+
+    def other(argument: Argument) -> object:
+        number = NUMBERS.get(argument.name, 0)
+        return {"tensor": None, "int": number, "float": float(number)}[argument.kind]
+
+    assert set(some) <= {argument.name for argument in operation.arguments}
+    return [some.get(argument.name, other(argument)) for argument in operation.arguments]
+
+
+def flash_call(kiln, operation: Operation, keys: tuple[str, ...] = (), **some: object) -> ffi.Call:
+    """A call with the workspace that it needs."""
+    values, name = values_of(operation, some), f"flash.{operation.name}"
+    size = kiln.workspace_size(kiln.call(values, operation=name, keys=keys))
+    return kiln.call(values, operation=name, keys=keys, workspace=0x10000000, workspace_bytes=size)
+
+
+def attention(operation: str, batch: int, heads: int, heads_kv: int, queries: int, keys: int) -> dict[str, object]:
+    """Arguments of a call that runs all kernels of an operation which this build has."""
+    if operation == "dropout_mask":
+        return {"mask": tensor(0x10000, UINT8, (batch, heads, queries, keys)), "threshold": 1 << 31}
+    q, k = (batch, heads, queries, 64), (batch, heads_kv, keys, 64)
+    shapes = {"q": q, "k": k, "v": k, "out": q}
+    numbers: dict[str, object] = {"window_right": 0}
+    if operation == "attn_bwd":
+        shapes |= {"dout": q, "dq": q, "dk": k, "dv": k}
+    if operation == "attn_decode":
+        new, angles = (batch, heads_kv, 5, 64), (keys, 16)
+        shapes |= {"k_new": new, "v_new": new, "cos": angles, "sin": angles}
+        numbers |= {"used_k": tensor(0x1000, INT32, (batch,)), "wanted_splits": 3}
+    made = {name: tensor(0x100000 * i, BF16, shape) for i, (name, shape) in enumerate(shapes.items(), 1)}
+    made["lse"] = tensor(0x2000000, FP32, q[:3])
+    if operation == "attn_bwd":
+        made |= {name: tensor(0x3000000, FP32, (heads,)) for name in ("sinks", "dsinks")}
+    return made | numbers
+
+
+@pytest.mark.parametrize("operation", ["attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"])
+def test_every_attention_variant_can_be_forced(kiln, fake_library, flash_operations, operation):
+    """Each image in turn: the block and shared memory of its own row, parameters by its own sizes; forward's grid."""
+    variants = [v for v in kiln.variants(f"flash.{operation}", "sm_90") if v["unavailable"] is None]
+    variants = [v for v in variants if v["kernel"] != b"attn_bwd_dbias"]  # a bias needs images that are not selected
     shapes = itertools.cycle([(2, 4, 2, 200, 333), (1, 8, 8, 1024, 1024), (3, 2, 1, 1, 77)])
     for variant, (batch, heads, heads_kv, queries, keys) in zip(variants, shapes):
-        q = tensor(0x100000, BF16, (batch, heads, queries, 64))
-        k = tensor(0x200000, BF16, (batch, heads_kv, keys, 64))
-        arguments = [q, k, k, q, tensor(0x300000, FP32, (batch, heads, queries)), 0.125, True]
+        arguments = attention(operation, batch, heads, heads_kv, queries, keys)
         key = variant["key"].decode()
         fake_library.reset()
         fake_library.set_current(fake_library.context(0))
-        call = kiln.call(arguments, operation="flash.attn_fwd", keys=(key,))
-        assert [v["key"].decode() for v in kiln.explain(call)] == [key]
+        call = flash_call(kiln, flash_operations[operation], (key,), **arguments)
+        explained = [v["key"].decode() for v in kiln.explain(call)]
         kiln.launch(call)
-        (launch,) = fake_library.launches()
-        block_m = int(variant["configuration"].decode().split("BLOCK_M=")[1].split()[0])
-        blocks = -(-queries // block_m)
-        assert launch.grid[0] * launch.grid[1] * launch.grid[2] == blocks * heads * batch
+        launches = fake_library.launches()
+        assert len(launches) == len(explained)
+        launch = launches[explained.index(key)]
         assert launch.block[0] == variant["threads"] and launch.shared <= variant["shared_bytes"]
-        assert launch.parameters()[:3] == [0x100000, 0x200000, 0x200000]
-        assert fp32(0.125) in launch.parameters()
-        sizes = list(launch.sizes[: launch.parameter_count])
-        assert all(size in (4, 8) for size in sizes)
+        assert all(size in (4, 8) for size in launch.sizes[: launch.parameter_count])
+        if operation == "attn_fwd":
+            configuration = dict(word.split("=") for word in variant["configuration"].decode().split())
+            tiles = -(-queries // int(configuration["BLOCK_M"])) * heads * batch
+            assert launch.grid[0] * launch.grid[1] * launch.grid[2] == tiles
+            assert launch.parameters()[:3] == [arguments[name].data for name in ("q", "k", "v")]
+            assert fp32(0.125) in launch.parameters()
 
 
-def test_python_and_the_library_choose_alike(kiln, release):
-    """The look-up in Python (what `kiln plan` explains) and in C++ lead to the same configuration for any call."""
-    from hypothesis import given, settings
-    from hypothesis import strategies as st
+def environment_of(operation: Operation, values: list[object], multiprocessors: int) -> dict[str, int]:
+    """What expressions over a call read: its arguments, the device, definitions."""
+    environment = dict.fromkeys(("device.multiprocessors", "multiprocessors"), multiprocessors)
+    for argument, value in zip(operation.arguments, values):
+        if argument.kind == "int":
+            environment[argument.name] = int(value)
+        elif argument.kind == "tensor":
+            environment |= dict.fromkeys(argument.values, 0)
+            if value is not None:
+                environment |= {f"{argument.name}.data": value.data, f"{argument.name}.dtype": value.dtype}
+                environment |= {f"{argument.name}.size[{i}]": value.sizes[i] for i in range(value.rank)}
+                environment |= {f"{argument.name}.stride[{i}]": value.strides[i] for i in range(value.rank)}
+    for definition in operation.definitions:
+        environment[definition.name] = definition.value.evaluate(environment)
+    return environment
 
-    from kiln import layout, plan, recipe, targets, words
 
-    flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
-    operation = next(o for o in flash.operations if o.name == "attn_fwd")
-    made = plan.make_plan(
-        [flash],
-        (targets.by_name("sm_90"),),
-        "core",
-        words.parse_selection("dtype=bf16;head_dim=64;causal=true"),
-        ROOT / "tuning",
-    )
-    (kernel,) = made.kernels
-    available = {v.slot for v in made.variants}
-    table = plan.lookup(kernel, available)
-    functional = next(i for i, f in enumerate(kernel.functionals) if f.name == "dtype=bf16 head_dim=64 causal=true")
+def test_python_and_the_library_choose_alike(kiln, flash_operations):
+    """The look-up in Python (what `kiln plan` explains) and in C++ lead to the same functional for any call, by numbers
+    and words, and to the same configuration, where this build has one."""
+    operation = flash_operations["attn_fwd"]
+    selection = words.parse_selection(SELECTION["KILN_SELECT"])
+    made = plan.make_plan([recipe.load(FLASH)], (targets.by_name("sm_90"),), "core", selection, ROOT / "tuning")
+    (kernel,) = (kernel for kernel in made.kernels if kernel.kernel.name == "attn_fwd")
+    table = plan.lookup(kernel, {v.slot for v in made.variants if v.kernel == "attn_fwd"})
+    multiprocessors = kiln.devices()[0]["multiprocessors"]
+    names = [functional.name for functional in kernel.functionals]
 
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=200)
     @given(
         batch=st.integers(1, 64), heads_kv=st.integers(1, 8), group=st.integers(1, 8),
-        queries=st.integers(1, 20000), keys=st.integers(0, 20000),
+        queries=st.integers(1, 20000), keys=st.integers(0, 20000), dtype=st.sampled_from([BF16, BF16, BF16, FP16]),
+        width=st.sampled_from([64, 64, 64, 56, 80]), asked=st.sets(st.sampled_from(["cap", "drop", "bias"])),
     )  # fmt: skip
-    def check(batch, heads_kv, group, queries, keys):
+    def check(batch, heads_kv, group, queries, keys, dtype, width, asked):
         heads = heads_kv * group
-        q = tensor(0x100000, BF16, (batch, heads, queries, 64))
-        k = tensor(0x200000, BF16, (batch, heads_kv, keys, 64))
-        call = kiln.call([q, k, k, q, None, 0.125, True], operation="flash.attn_fwd")
-        (chosen,) = kiln.explain(call)
-        environment = dict.fromkeys(layout.layout(operation).kernels[kernel.kernel.name], 0)
-        for name, view in (("q", q), ("k", k), ("v", k), ("out", q)):
-            environment |= {f"{name}.size[{i}]": view.sizes[i] for i in range(4)}
-            environment |= {f"{name}.stride[{i}]": view.strides[i] for i in range(4)}
-        environment |= {"q.dtype": BF16, "causal": 1, "sm_scale": 0}
-        for spelling in ("device.multiprocessors", "multiprocessors"):
-            environment[spelling] = kiln.devices()[0]["multiprocessors"]
-        for definition in operation.definitions:
-            environment[definition.name] = definition.value.evaluate(environment)
-        environment |= {"dtype": BF16, "head_dim": 64}
+        q = tensor(0x100000, dtype, (batch, heads, queries, width))
+        k = tensor(0x200000, dtype, (batch, heads_kv, keys, width))
+        values = {"q": q, "k": k, "v": k, "out": q, "is_capped": "cap" in asked, "threshold": int("drop" in asked)}
+        if "bias" in asked:
+            values["slopes"] = tensor(0x300000, FP32, (batch, heads))
+        environment = environment_of(operation, values_of(operation, values), multiprocessors)
+        chosen = {}
+        for choice in operation.choices:
+            wanted = choice.of.evaluate(environment)
+            fits = [n >= wanted if choice.match == "next_larger" else n == wanted for n in choice.numbers]
+            chosen[choice.name] = fits.index(True)
+            environment[choice.name] = choice.numbers[chosen[choice.name]]
+        functional = " ".join(f"{c.name}={c.spellings[chosen[c.name]]}" for c in operation.choices)
         number = 0
         for axis in kernel.kernel.bins:
             value = axis.of.evaluate(environment)
             number = number * (len(axis.edges) + 1) + sum(edge <= value for edge in axis.edges)
-        expected = kernel.configurations[table[functional * kernel.kernel.bin_total + number]].name
-        assert chosen["configuration"].decode() == expected
+        expected = table[names.index(functional) * kernel.kernel.bin_total + number]
+        if expected == 255:
+            with pytest.raises(ffi.Failure, match=f"no image for {functional} on sm_90: this build was made for"):
+                flash_call(kiln, operation, **values)
+            return
+        (variant,) = kiln.explain(flash_call(kiln, operation, **values))
+        assert variant["functional"].decode() == functional
+        assert variant["configuration"].decode() == kernel.configurations[expected].name
 
     check()
