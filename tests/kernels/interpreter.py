@@ -49,6 +49,7 @@ class Image:
 
     Attributes:
         size: the head size that it is compiled for; None: the next larger.
+        chunk: columns at a time of rows that registers do not hold; 0: whole rows.
         programs: of the forward, each of which takes several tiles; None: one for each tile.
     """
 
@@ -58,6 +59,7 @@ class Image:
     unmasked_loop: bool = True
     want_lse: bool = True
     programs: int | None = None
+    chunk: int = 0
 
 
 @dataclass
@@ -88,7 +90,11 @@ def _lay_out(array: np.ndarray, layout: str) -> _Tensor:
 
 def extras_of(call: Call) -> str:
     """Which images serve a call."""
-    given = {"bias": call.bias is not None or call.slopes is not None or call.sm_scale < 0, "softcap": call.softcap, "dropout": call.dropout}
+    given = {
+        "bias": call.bias is not None or call.slopes is not None or call.sm_scale < 0,
+        "softcap": call.softcap,
+        "dropout": call.dropout,
+    }
     wanted = [name for name, is_wanted in given.items() if is_wanted]
     return "none" if not wanted else wanted[0] if len(wanted) == 1 else "any"
 
@@ -138,7 +144,16 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         call.left, call.right, threshold, flags,
     )  # fmt: skip
     padded = {width_qk, width_v} != {size}
-    constants = (*PIECES[size], extras_of(call), padded, image.unmasked_loop, False, image.block_m, image.block_n)
+    constants = (
+        *PIECES[size],
+        extras_of(call),
+        padded,
+        image.unmasked_loop,
+        False,
+        image.chunk,
+        image.block_m,
+        image.block_n,
+    )
     blocks_q, blocks_k = triton.cdiv(longest_q, image.block_m), triton.cdiv(longest_k, image.block_n)
     tiles = blocks_q * heads * call.sequences
     if call.cu_q is not None:
@@ -176,7 +191,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         sums = [n // m for n, m in zip((call.sequences, heads), dbias.shape)]
         scores.attn_bwd_dbias[(blocks_q * blocks_k * dbias.shape[0] * dbias.shape[1],)](
             *shared, dout.storage, torch.from_numpy(dbias), *logs, *dout.strides, *_strides(dbias), *steps, *sums,
-            *PIECES[size], padded, False, image.block_m, image.block_n,
+            False, image.chunk or 16, image.block_m, image.block_n,
         )  # fmt: skip
     if call.sinks is not None:
         dsinks = np.full(heads, np.nan, np.float32)

@@ -87,6 +87,13 @@ def test_blocks_of_other_shapes(child, blocks, mask):
     check(child, make(70, 70, **MASKS[mask]), Image(block_m=blocks[0], block_n=blocks[1]))
 
 
+@pytest.mark.parametrize("mask", ["causal", "window"])
+@pytest.mark.parametrize(("width", "width_v"), [(64, 64), (40, 24), (17, 33)])
+def test_rows_in_chunks(child, width, width_v, mask):
+    call = make(35, 50, heads=2, batch=2, width=width, width_v=width_v, **MASKS[mask])
+    check(child, call, Image(chunk=16), "padded")
+
+
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256])
 def test_head_sizes(child, width):
     check(child, make(20, 18, width=width, dtype=np.float16, right=0))
@@ -254,8 +261,9 @@ def calls(draw) -> tuple[Call, Image, str]:
     if draw(some):
         call = replace(call, used_k=generator.integers(0, keys + 1, batch))
     image = Image(
-        block_m=draw(st.sampled_from([16, 32])), block_n=draw(st.sampled_from([16, 32])), unmasked_loop=draw(some)
-    )
+        block_m=draw(st.sampled_from([16, 32])), block_n=draw(st.sampled_from([16, 32])), unmasked_loop=draw(some),
+        chunk=draw(st.sampled_from([0, 0, 16])),
+    )  # fmt: skip
     return call, image, draw(st.sampled_from(["contiguous", "rows", "padded", "reversed"]))
 
 

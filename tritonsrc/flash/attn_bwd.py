@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from dropout import factors, seed_of
 from flags import SOFTCAP
-from rows import added, inner, load_rows, scaled, store_rows, summed, turned, zeros
+from rows import added, inner, inner_in_chunks, load_rows, scaled, store_rows, summed, turned, zeros
 from scores import LOG2E, known, shaped, slope_of
 from sequences import place, sequence
 from window import bounds, span
@@ -57,26 +57,40 @@ def derivative(ds, squeezed, flags, EXTRAS: tl.constexpr):
 
 @triton.jit
 def add_keys(
-    dq, q, dout, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+    dq, q, dout, stride_qm, stride_gm, inside_q, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
     rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, plane, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds what a block of keys gives to dq of a block of rows."""
+    """Adds what a block of keys gives to dq of a block of rows; with CHUNK, q and dout are the addresses of the first."""
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < rows_k
-    k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
+    if CHUNK:
+        local_q = tl.arange(0, rows.shape[0])
+        local_k = tl.arange(0, BLOCK_N)
+        products = inner_in_chunks(
+            q, local_q * stride_qm, inside_q, k_ptr + start * stride_kn, local_k * stride_kn, inside, width_qk, CHUNK, TF32X3
+        )  # fmt: skip
+        dp = inner_in_chunks(
+            dout, local_q * stride_gm, inside_q, v_ptr + start * stride_vn, local_k * stride_vn, inside, width_v, CHUNK, TF32X3
+        )  # fmt: skip
+    else:
+        k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
+        products = inner(q, turned(k, P1, P2), P1, P2, TF32X3)
     p, squeezed = weights_of(
-        inner(q, turned(k, P1, P2), P1, P2, TF32X3), lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
+        products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
         (first <= last)[:, None] & inside[None, :],
         (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), flags, MASKED, EXTRAS,
     )  # fmt: skip
-    v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
-    dp = inner(dout, v, P1, P2, TF32X3)
+    if not CHUNK:
+        v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
+        dp = inner(dout, v, P1, P2, TF32X3)
     if EXTRAS == "dropout" or EXTRAS == "any":
         dp *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
     ds = derivative(p * (dp - delta[:, None]), squeezed, flags, EXTRAS)
+    if CHUNK:
+        k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
     return added(ds.to(k[0].dtype), k, dq, P1, P2, TF32X3)
 
 
@@ -89,7 +103,8 @@ def attn_bwd_dq(
     out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
     stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq, and delta = D; the grid is sequences.place's.
 
@@ -124,7 +139,11 @@ def attn_bwd_dq(
     out = load_rows(out_ptr, 0, stride_om, inside, width_v, BLOCK_M, P0, P1, P2, False, True, PADDED)
     delta = summed(out, dout, P1, P2)
     tl.store(delta_ptr + column, delta, mask=inside)
-    q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
+    if CHUNK:
+        q = q_ptr
+        dout = dout_ptr
+    else:
+        q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
     lse = tl.load(lse_ptr + column, mask=inside, other=0.0) * LOG2E
     lse = tl.where(lse == float("-inf"), float("inf"), lse)  # rows that see nothing
     scale = sm_scale * LOG2E
@@ -146,18 +165,18 @@ def attn_bwd_dq(
     if UNMASKED_LOOP:
         for start in tl.range(whole_begin, whole_end, BLOCK_N):
             dq = add_keys(
-                dq, q, dout, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
-                rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
+                dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, start,
+                stride_kn, stride_vn, width_qk, width_v, rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
                 seed, offset, threshold, plane, flags,
-                False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3,
+                False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
             )  # fmt: skip
     for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
         dq = add_keys(
-            dq, q, dout, lse, delta, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
+            dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
             stride_kn, stride_vn, width_qk, width_v,
             rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
             seed, offset, threshold, plane, flags,
-            True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3,
+            True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
         )  # fmt: skip
     dq = scaled(dq, tl.full([BLOCK_M], 1.0, tl.float32) * sm_scale, P1, P2)
     store_rows(dq_ptr, column * stride_dqm, inside, width_qk, dq, P0, P1, P2, PADDED)
@@ -165,22 +184,35 @@ def attn_bwd_dq(
 
 @triton.jit
 def add_rows(
-    dk, dv, k, v, q_ptr, dout_ptr, lse_ptr, delta_ptr, start, stride_qm, stride_gm, width_qk, width_v,
+    dk, dv, k, v, stride_kn, stride_vn, q_ptr, dout_ptr, lse_ptr, delta_ptr, start, stride_qm, stride_gm, width_qk, width_v,
     keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, plane, first_key, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds what a block of rows gives to dk and dv of a block of keys. Scores are transposed: [BLOCK_N, BLOCK_M]."""
+    """Adds what a block of rows gives to dk and dv of a block of keys. Scores are transposed: [BLOCK_N, BLOCK_M]. With
+    CHUNK, k and v are the addresses of the first."""
     rows = start + tl.arange(0, BLOCK_M)
     inside = rows < rows_q
-    q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
+    if CHUNK:
+        local_q = tl.arange(0, BLOCK_M)
+        local_k = tl.arange(0, BLOCK_N)
+        products = inner_in_chunks(
+            k, local_k * stride_kn, keys < rows_k, q_ptr + start * stride_qm, local_q * stride_qm, inside, width_qk, CHUNK,
+            TF32X3,
+        )  # fmt: skip
+        dp = inner_in_chunks(
+            v, local_k * stride_vn, keys < rows_k, dout_ptr + start * stride_gm, local_q * stride_gm, inside, width_v, CHUNK,
+            TF32X3,
+        )  # fmt: skip
+    else:
+        q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
+        products = inner(k, turned(q, P1, P2), P1, P2, TF32X3)
     if MASKED:
         lse = tl.load(lse_ptr + rows, mask=inside, other=0.0) * LOG2E
     else:
         lse = tl.load(lse_ptr + rows) * LOG2E
     lse = tl.where(lse == float("-inf"), float("inf"), lse)  # rows that see nothing
-    products = inner(k, turned(q, P1, P2), P1, P2, TF32X3)
     if EXTRAS == "none" or EXTRAS == "dropout":
         squeezed = products
         p = tl.math.exp2(products * scale - lse[None, :])
@@ -196,7 +228,8 @@ def add_rows(
     dout = load_rows(
         dout_ptr, start, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, MASKED, PADDED
     )
-    dp = inner(v, turned(dout, P1, P2), P1, P2, TF32X3)
+    if not CHUNK:
+        dp = inner(v, turned(dout, P1, P2), P1, P2, TF32X3)
     weights = p
     if EXTRAS == "dropout" or EXTRAS == "any":
         keep = factors(keep_scale, seed, offset, threshold, plane, rows, first_key, flags, BLOCK_N, EXTRAS).T
@@ -208,6 +241,8 @@ def add_rows(
     else:
         delta = tl.load(delta_ptr + rows)
     ds = derivative(p * (dp - delta[None, :]), squeezed, flags, EXTRAS)
+    if CHUNK:
+        q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
     dk = added(ds.to(q[0].dtype), q, dk, P1, P2, TF32X3)
     return dk, dv
 
@@ -221,7 +256,8 @@ def attn_bwd_dk_dv(
     dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, stride_db, stride_dh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk and dv; the grid is sequences.place's, of keys. Arguments as of attn_bwd_dq, which has left delta. The query heads that share a key head are summed here, one after another."""
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
@@ -244,8 +280,12 @@ def attn_bwd_dk_dv(
     column = tl.arange(0, BLOCK_N)
     keys = first_key + column
     inside = keys < rows_k
-    k = load_rows(k_ptr, 0, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, True, PADDED)
-    v = load_rows(v_ptr, 0, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, True, PADDED)
+    if CHUNK:
+        k = k_ptr
+        v = v_ptr
+    else:
+        k = load_rows(k_ptr, 0, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, True, PADDED)
+        v = load_rows(v_ptr, 0, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, True, PADDED)
     scale = sm_scale * LOG2E
     softcap *= LOG2E
     if KNOWN == "dropout" or KNOWN == "any":
@@ -271,18 +311,20 @@ def attn_bwd_dk_dv(
         if UNMASKED_LOOP:
             for start in tl.range(whole_begin, whole_end, BLOCK_M):
                 dk, dv = add_rows(
-                    dk, dv, k, v, q_rows, dout_rows, lse_rows, delta_rows, start, stride_qm, stride_gm, width_qk, width_v,
+                    dk, dv, k, v, stride_kn, stride_vn, q_rows, dout_rows, lse_rows, delta_rows, start,
+                    stride_qm, stride_gm, width_qk, width_v,
                     keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                     rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
-                    False, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
+                    False, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
                 )  # fmt: skip
         for step in tl.range(begin, end - whole, BLOCK_M, disable_licm=True):
             dk, dv = add_rows(
-                dk, dv, k, v, q_rows, dout_rows, lse_rows, delta_rows, tl.where(step < whole_begin, step, step + whole),
+                dk, dv, k, v, stride_kn, stride_vn, q_rows, dout_rows, lse_rows, delta_rows,
+                tl.where(step < whole_begin, step, step + whole),
                 stride_qm, stride_gm, width_qk, width_v,
                 keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                 rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
-                True, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3,
+                True, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
             )  # fmt: skip
     dk = scaled(dk, tl.full([BLOCK_N], 1.0, tl.float32) * sm_scale, P1, P2)
     store_rows(dk_ptr, column * stride_dkn, inside, width_qk, dk, P0, P1, P2, PADDED)

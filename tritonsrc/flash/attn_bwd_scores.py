@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from attn_bwd import weights_of
 from dropout import factors, seed_of
-from rows import inner, load_rows
+from rows import inner_in_chunks
 from scores import LOG2E, slope_of
 from sequences import sequence
 from window import bounds, span
@@ -24,8 +24,7 @@ def attn_bwd_dbias(
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     dout_ptr, dbias_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm, stride_eb, stride_eh, stride_em,
     stride_lb, stride_lh, stride_db, stride_dh, sums_b, sums_h,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr,
-    TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TF32X3: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dbias [batch / sums_b, heads / sums_h, seqlen_q, seqlen_k] as q; its strides are e.
 
@@ -44,8 +43,10 @@ def attn_bwd_dbias(
     planes_h = heads // sums_h
     plane_b = plane_e // planes_h
     plane_h = plane_e % planes_h
-    rows = first_row + tl.arange(0, BLOCK_M)
-    keys = first_key + tl.arange(0, BLOCK_N)
+    local_q = tl.arange(0, BLOCK_M)
+    local_k = tl.arange(0, BLOCK_N)
+    rows = first_row + local_q
+    keys = first_key + local_k
     seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for item in range(sums_b * sums_h):
@@ -62,14 +63,16 @@ def attn_bwd_dbias(
         )
         last = tl.where(inside_q, last, -1)
         if (first_row < rows_q) & (first_key < end) & (first_key + BLOCK_N > begin):
-            q = load_rows(
-                q_ptr + batch_q * stride_qb + head.to(tl.int64) * stride_qh + start_q * stride_qm,
-                first_row, stride_qm, inside_q, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED,
-            )  # fmt: skip
-            k = load_rows(
-                k_ptr + batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn,
-                first_key, stride_kn, inside_k, width_qk, BLOCK_N, P0, P1, P2, True, True, PADDED,
-            )  # fmt: skip
+            q_rows = q_ptr + batch_q * stride_qb + head.to(tl.int64) * stride_qh + (start_q + first_row) * stride_qm
+            k_rows = k_ptr + batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + (start_k + first_key) * stride_kn
+            v_rows = v_ptr + batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + (start_k + first_key) * stride_vn
+            dout_rows = dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + (start_q + first_row) * stride_gm
+            products = inner_in_chunks(
+                q_rows, local_q * stride_qm, inside_q, k_rows, local_k * stride_kn, inside_k, width_qk, CHUNK, TF32X3
+            )
+            dp = inner_in_chunks(
+                dout_rows, local_q * stride_gm, inside_q, v_rows, local_k * stride_vn, inside_k, width_v, CHUNK, TF32X3
+            )
             row = start_q + rows
             lse = tl.load(
                 lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0
@@ -77,20 +80,11 @@ def attn_bwd_dbias(
             lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)  # rows that see nothing
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
             p, squeezed = weights_of(
-                inner(q, k, P1, P2, TF32X3), lse, sm_scale * LOG2E, softcap * LOG2E,
+                products, lse, sm_scale * LOG2E, softcap * LOG2E,
                 bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh, stride_bm,
                 slope_of(slopes_ptr, batch, stride_sb, head, flags, "any"), rows, keys, rows_k - rows_q,
                 seen, seen, flags, True, "any",
             )  # fmt: skip
-            dout = load_rows(
-                dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + start_q * stride_gm,
-                first_row, stride_gm, inside_q, width_v, BLOCK_M, P0, P1, P2, False, True, PADDED,
-            )  # fmt: skip
-            v = load_rows(
-                v_ptr + batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn,
-                first_key, stride_vn, inside_k, width_v, BLOCK_N, P0, P1, P2, True, True, PADDED,
-            )  # fmt: skip
-            dp = inner(dout, v, P1, P2, TF32X3)
             dp *= factors(
                 keep_scale, seed, offset, threshold, batch * heads + head, rows, first_key, flags, BLOCK_N, "any"
             )

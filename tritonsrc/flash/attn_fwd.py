@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from dropout import factors, seed_of
 from flags import LSE, SEED_OUT, SINKS
-from rows import added, inner, load_rows, scaled, store_rows, zeros
+from rows import added, inner, inner_in_chunks, load_rows, scaled, store_rows, zeros
 from scores import LOG2E, known, shaped, slope_of
 from sequences import place, sequence
 from window import bounds, span
@@ -25,18 +25,18 @@ from window import bounds, span
 
 @triton.jit
 def attend(
-    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+    acc, row_max, row_sum, q, stride_qm, inside_q, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
     rows, seqlen_k, first, last, scale, softcap, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, keep_scale, plane, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds a block of keys to the running softmax of a block of rows.
 
     Args:
         acc: [BLOCK_M, ...] fp32 pieces, the output so far, not yet divided by row_sum.
         row_max, row_sum: [BLOCK_M] fp32, the largest score (in base 2) and the sum of exponentials relative to it.
-        q: [BLOCK_M, ...] pieces, the queries.
+        q: [BLOCK_M, ...] pieces, the queries; with CHUNK, the address of the first.
         k_ptr, v_ptr: the sequence's first key and value; the block begins `start` behind them.
         first, last: [BLOCK_M], the keys that each row sees.
         scale: of the products, in base 2; not negative where EXTRAS is "none" or "dropout".
@@ -44,8 +44,14 @@ def attend(
     """
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < seqlen_k
-    k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
-    products = inner(q, k, P1, P2, TF32X3)
+    if CHUNK:
+        products = inner_in_chunks(
+            q, tl.arange(0, rows.shape[0]) * stride_qm, inside_q, k_ptr + start * stride_kn,
+            tl.arange(0, BLOCK_N) * stride_kn, inside, width_qk, CHUNK, TF32X3,
+        )  # fmt: skip
+    else:
+        k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
+        products = inner(q, k, P1, P2, TF32X3)
     # Neither a bias nor a soft cap; as the scale is not negative, the largest score stays the largest.
     PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
     if PLAIN and MASKED:
@@ -88,7 +94,8 @@ def attend_rows(
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """All of one block of rows, number `tile`; the arguments are attn_fwd's."""
     batch, head, block = place(tile, tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
@@ -110,7 +117,10 @@ def attend_rows(
         column = tl.arange(0, BLOCK_M)
         rows = first_row + column
         inside = rows < rows_q
-        q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
+        if CHUNK:
+            q = q_ptr
+        else:
+            q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
         scale = sm_scale * LOG2E
         cap = softcap * LOG2E
         slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
@@ -127,10 +137,10 @@ def attend_rows(
         if UNMASKED_LOOP:
             for start in tl.range(whole_begin, whole_end, BLOCK_N):
                 acc, row_max, row_sum = attend(
-                    acc, row_max, row_sum, q, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+                    acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
                     rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                     seed, offset, threshold, keep_scale, plane, flags,
-                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
                 )  # fmt: skip
         else:
             whole_end = whole_begin
@@ -139,11 +149,11 @@ def attend_rows(
         whole = whole_end - whole_begin
         for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
             acc, row_max, row_sum = attend(
-                acc, row_max, row_sum, q, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
+                acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
                 stride_kn, stride_vn, width_qk, width_v,
                 rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                 seed, offset, threshold, keep_scale, plane, flags,
-                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
             )  # fmt: skip
 
         if flags & SINKS:
@@ -170,7 +180,7 @@ def attn_fwd(
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, lse_ptr, sinks_ptr, seed_out_ptr, offset_out_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Attention forward: `tiles` blocks of rows (sequences.place), a program each.
@@ -195,6 +205,7 @@ def attn_fwd(
         PADDED: width_qk or width_v may be less than the pieces together.
         UNMASKED_LOOP: blocks of keys that need no mask have a loop of their own, for speed; without it, the code is
             half as long.
+        TF32X3, CHUNK: how products are made (rows.inner, rows.inner_in_chunks); CHUNK may be 0.
         PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
@@ -212,7 +223,7 @@ def attn_fwd(
                 stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
                 batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
                 out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
+                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, CHUNK, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         attend_rows(
@@ -222,5 +233,5 @@ def attn_fwd(
             stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
             batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
             out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, BLOCK_M, BLOCK_N,
+            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, CHUNK, BLOCK_M, BLOCK_N,
         )  # fmt: skip

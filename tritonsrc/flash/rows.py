@@ -157,6 +157,31 @@ def summed(a, b, P1: tl.constexpr, P2: tl.constexpr):
 
 
 @triton.jit
+def inner_in_chunks(
+    a_ptr, a_offsets, a_inside, b_ptr, b_offsets, b_inside, width, CHUNK: tl.constexpr, TF32X3: tl.constexpr
+):  # fmt: skip
+    """a b^T, summed over `width` columns, of rows in memory: CHUNK columns at a time, so that no row is held as a whole.
+
+    Slower than inner(), whose a is read once; for rows that registers do not hold.
+
+    Args:
+        a_ptr, a_offsets, a_inside: as load_piece's; b's likewise.
+    """
+    products = tl.zeros([a_offsets.shape[0], b_offsets.shape[0]], tl.float32)
+    for begin in tl.range(0, width, CHUNK, num_stages=1, disable_licm=True):
+        columns = begin + tl.arange(0, CHUNK)
+        there = columns < width
+        a = tl.load(
+            a_ptr + a_offsets[:, None] + columns[None, :], mask=a_inside[:, None] & there[None, :], other=0.0
+        )
+        b = tl.load(
+            b_ptr + b_offsets[None, :] + columns[:, None], mask=b_inside[None, :] & there[:, None], other=0.0
+        )
+        products = tl.dot(a, b, products, input_precision="tf32x3" if TF32X3 and a.dtype == tl.float32 else "ieee")
+    return products
+
+
+@triton.jit
 def turned(rows, P1: tl.constexpr, P2: tl.constexpr):
     """The transposed pieces."""
     if P2 > 0:

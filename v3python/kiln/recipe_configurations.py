@@ -135,9 +135,9 @@ def _check_axis(
 
 
 def switched(shape: KernelShape) -> tuple[str, ...]:
-    """The constants that are false unless a configuration says otherwise."""
+    """The constants that are false or 0 unless a configuration says otherwise."""
     named = {name for entry in shape.configurations for axes in (*entry.core, *entry.full) for name in axes}
-    return tuple(name for name, value in shape.constants.items() if value is False and name in named)
+    return tuple(name for name, value in shape.constants.items() if (value is False or value == 0) and name in named)
 
 
 def with_configurations(
