@@ -19,11 +19,11 @@ kiln_status make_call(kiln_t kiln, const kiln_queue* queue, const kiln_attn_deco
   if ((status = check_softcap(params.softcap)) != KILN_OK) return status;
   if ((status = find(kiln, name, &operation)) != KILN_OK) return status;
   const kiln_tensor* const tensors[] = {
-      params.q,          params.k_cache,      params.v_cache,    params.out,     params.lse,         params.k_new,
-      params.v_new,      params.seqused_k,    params.cu_seqlens_q, params.block_table, params.cache_batch, params.leftpad,
-      params.rotary_cos, params.rotary_sin,   params.k_scale,    params.v_scale, params.sinks,       params.alibi_slopes};
-  for (const kiln_tensor* tensor : tensors)
-    arguments->tensor(tensor);
+      params.q,           params.k_cache, params.v_cache,     params.out,          params.lse,
+      params.k_new,       params.v_new,   params.seqused_k,   params.cu_seqlens_q, params.block_table,
+      params.cache_batch, params.leftpad, params.rotary_cos,  params.rotary_sin,   params.k_scale,
+      params.v_scale,     params.sinks,   params.alibi_slopes};
+  for (const kiln_tensor* tensor : tensors) arguments->tensor(tensor);
   arguments->integer(params.max_seqlen_q);
   arguments->integer(params.max_seqlen_k);
   arguments->integer(params.window_left);

@@ -1,4 +1,4 @@
-"""Attention with a cache: as it is defined, in float64, and a run of the kernels in this process (see interpreter.py)."""
+"""Attention with a cache: as it is defined, in float64, and a run of the kernels in this process (interpreter.py)."""
 
 from __future__ import annotations
 
@@ -141,10 +141,11 @@ def with_cache(call: CacheCall) -> CacheResult:
         q = call.q[batch, :, rows]
         if call.cos is not None:
             q = rotate(q, positions, call).astype(q.dtype)
+        slopes = None if call.slopes is None else call.slopes[sequence][None]
         one = attention(
             Call(
                 q[None], k[None], v[None], call.sm_scale, left=call.left, right=call.right, bottom_right=True,
-                sinks=call.sinks, slopes=None if call.slopes is None else call.slopes[sequence][None], softcap=call.softcap,
+                sinks=call.sinks, slopes=slopes, softcap=call.softcap,
             )
         )  # fmt: skip
         out[batch, :, rows], lse[batch, :, rows] = one.out[0], one.lse[0]
@@ -244,7 +245,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
         assert np.isnan(out.view).all() and np.isnan(lse).all(), "a part was written as if it were the whole"
         decode.attn_decode_reduce[(longest * heads * call.sequences, triton.cdiv(width_v, 32))](
             partial, partial_lse, out.storage, torch.from_numpy(lse), reals(call.sinks), cu_q,
-            width_v + 3, *out.strides, *lse_strides, image.splits, rows_head, rows_total, heads, longest, width_v, flags,
-            4, 32, 16,
+            width_v + 3, *out.strides, *lse_strides,
+            image.splits, rows_head, rows_total, heads, longest, width_v, flags, 4, 32, 16,
         )  # fmt: skip
     return CacheResult(out.view.copy(), lse, k.view.copy(), v.view.copy())

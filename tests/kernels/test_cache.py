@@ -171,7 +171,8 @@ def test_division_by_multiplication(page_size):
 
 
 def test_batches_of_the_cache(child):
-    call = make(2, 40, batch=3, cache_batch=np.array([4, 0, 3]), spare=2, used=np.array([20, 37, 5]), new_rows=3, right=0)
+    cache_batch, used = np.array([4, 0, 3]), np.array([20, 37, 5])
+    call = make(2, 40, batch=3, cache_batch=cache_batch, spare=2, used=used, new_rows=3, right=0)
     check(child, call, CacheImage(splits=2))
 
 
@@ -212,8 +213,8 @@ def test_rotary(child, mask, rotary, interleaved):
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_quantized(child, page_size, dtype):
     call = make(
-        3, 60, heads=4, heads_kv=2, used=np.array([50, 3]), new_rows=4, page_size=page_size, quantized=True, dtype=dtype,
-        rotary=16, right=0,
+        3, 60, heads=4, heads_kv=2, used=np.array([50, 3]), new_rows=4, page_size=page_size, quantized=True,
+        dtype=dtype, rotary=16, right=0,
     )  # fmt: skip
     check(child, call, CacheImage(splits=2))
 
@@ -269,8 +270,8 @@ def test_sequences_one_after_another(child, mask, page_size, splits):
 
 @st.composite
 def calls(draw) -> tuple[CacheCall, CacheImage, str]:
-    heads_kv, group, batch = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3, 8])), draw(st.sampled_from([1, 3]))
-    rows, keys = draw(st.sampled_from([1, 1, 2, 11, 30])), draw(st.integers(1, 90))
+    heads_kv, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 3), (1, 8)]))
+    batch, rows, keys = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 1, 2, 9])), draw(st.integers(1, 70))
     heads, width = heads_kv * group, draw(st.integers(1, 70))
     some = st.booleans()
     generator = np.random.default_rng(draw(st.integers(0, 99)))
@@ -303,7 +304,7 @@ def calls(draw) -> tuple[CacheCall, CacheImage, str]:
     return call, image, draw(st.sampled_from(["contiguous", "rows", "padded", "reversed"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(calls())
 def test_everything_together(child, drawn):
     check(child, *drawn)

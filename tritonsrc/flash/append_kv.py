@@ -18,7 +18,8 @@ def quantized(x, scale_ptr, head, QUANTIZED: tl.constexpr):
 
 @triton.jit
 def append_kv(
-    k_new_ptr, v_new_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, k_scale_ptr, v_scale_ptr, used_k_ptr, table_ptr, cache_batch_ptr,
+    k_new_ptr, v_new_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, k_scale_ptr, v_scale_ptr,
+    used_k_ptr, table_ptr, cache_batch_ptr,
     stride_knb, stride_knh, stride_knm, stride_vnb, stride_vnh, stride_vnm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_cos, stride_sin, stride_tb,
     heads_kv, new_rows, page_size, page_factor, page_shift, width_qk, width_v, half, flags,
@@ -26,8 +27,8 @@ def append_kv(
 ):  # fmt: skip
     """Appends; the grid is (cdiv(new_rows, BLOCK_M) * heads_kv * batch, cdiv(max(width_qk, width_v), BLOCK_D)).
 
-    Shapes: k_new [batch, heads_kv, new_rows, width_qk], strides knb, knh, knm; v_new the same with width_v; the cache as
-    in attn_decode, whose arguments the others are. Row i of sequence b becomes key used_k[b] + i.
+    Shapes: k_new [batch, heads_kv, new_rows, width_qk], strides knb, knh, knm; v_new the same with width_v; the cache
+    as in attn_decode, whose arguments the others are. Row i of sequence b becomes key used_k[b] + i.
 
     Args:
         half: of the columns of k_new, 2 * half are rotated (rotary.py); 0: none.

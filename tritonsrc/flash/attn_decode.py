@@ -1,9 +1,9 @@
 """Attention of new queries over cached keys: decoding, and prefill in chunks.
 
-In decoding a head has one row, or a few, and all the time goes into reading keys and values: so each is read once, by one
-program, and all multiprocessors read. Heads that share a key head are rows of one block: packed row r is row r // group of
-head r % group of the key head's. And the keys are split over programs, each of which leaves the output and the
-log-sum-exp of its part, which a second kernel combines: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023,
+In decoding a head has one row, or a few, and all the time goes into reading keys and values: so each is read once, by
+one program, and all multiprocessors read. Heads that share a key head are rows of one block: packed row r is row
+r // group of head r % group of the key head's. And the keys are split over programs, each of which leaves the output
+and the log-sum-exp of its part, which a second kernel combines: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Rows in plenty, a chunk of a prompt, fill the device by
 themselves; then there is one split, and the output is written at once.
 
@@ -95,12 +95,12 @@ def with_sink(row_max, row_sum, sinks):
 
 @triton.jit
 def attn_decode(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, partial_ptr, partial_lse_ptr, sinks_ptr, slopes_ptr, k_scale_ptr, v_scale_ptr,
-    cu_q_ptr, used_k_ptr, table_ptr, cache_batch_ptr, leftpad_ptr, sm_scale, softcap,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, partial_ptr, partial_lse_ptr, sinks_ptr, slopes_ptr,
+    k_scale_ptr, v_scale_ptr, cu_q_ptr, used_k_ptr, table_ptr, cache_batch_ptr, leftpad_ptr, sm_scale, softcap,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_om, stride_lb, stride_lh, stride_pm, stride_tb, stride_sb,
-    splits, rows_head, rows_total, heads, heads_per_kv, seqlen_q, seqlen_k, new_rows, page_size, page_factor, page_shift,
-    width_qk, width_v, window_left, window_right, flags,
+    splits, rows_head, rows_total, heads, heads_per_kv, seqlen_q, seqlen_k, new_rows,
+    page_size, page_factor, page_shift, width_qk, width_v, window_left, window_right, flags,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -109,8 +109,8 @@ def attn_decode(
 
     Shapes: q, out [batch, heads, seqlen_q, width], lse [batch, heads, seqlen_q] fp32; with the flag CU_Q the batch of
     these is 1, and sequences lie one after another (sequences.py). k, v [pages, heads / heads_per_kv, page_size, width]
-    (pages.py). Strides as in attn_fwd, b of k and v being that of a page. A sequence has used_k[batch] (with USED_K, else
-    seqlen_k) + new_rows keys. A row that sees no key gets zeros and a log-sum-exp of -inf.
+    (pages.py). Strides as in attn_fwd, b of k and v being that of a page. A sequence has used_k[batch] (with USED_K,
+    else seqlen_k) + new_rows keys. A row that sees no key gets zeros and a log-sum-exp of -inf.
 
     If splits > 1, nothing is written to out and lse, but to partial [splits, rows_total, stride_pm] and partial_lse
     [splits, rows_total], both fp32. Rows follow each other as in q, rows_head of each head; log-sum-exps are in base 2.
@@ -193,8 +193,9 @@ def attn_decode(
                     keys + leftpad, keys < rows_k, table_ptr, lies_in, page_size, page_factor, page_shift, flags
                 )  # fmt: skip
                 acc, row_max, row_sum = attend_cached(
-                    acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
-                    width_qk, width_v, rows, rows_k, first, last, scale, cap, slopes, distance, flags,
+                    acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key,
+                    stride_kb, stride_kn, stride_vb, stride_vn, width_qk, width_v,
+                    rows, rows_k, first, last, scale, cap, slopes, distance, flags,
                     False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
                 )  # fmt: skip
                 page = next_page
@@ -225,9 +226,8 @@ def attn_decode(
         acc = scaled(acc, factor / divisor, P1, P2)
         lse = tl.where(empty, float("-inf"), row_max + tl.math.log2(divisor))
         if splits == 1:
-            store_rows(
-                out_ptr + batch_q * stride_ob, row * stride_om + head_64 * stride_oh, inside, width_v, acc, P0, P1, P2, PADDED
-            )  # fmt: skip
+            out_ptr += batch_q * stride_ob
+            store_rows(out_ptr, row * stride_om + head_64 * stride_oh, inside, width_v, acc, P0, P1, P2, PADDED)
             lse_ptr += batch_q * stride_lb
             tl.store(lse_ptr + head_64 * stride_lh + row, lse * LN2, mask=inside & ((flags & LSE) != 0))
         else:
@@ -276,9 +276,8 @@ def attn_decode_reduce(
             places = place + parts * rows_total
             log = tl.load(partial_lse_ptr + places, mask=parts < splits, other=float("-inf"))
             saw = log != float("-inf")  # else lse may be -inf too, and the weight NaN
-            part = tl.load(
-                partial_ptr + (places * stride_pm)[:, None] + columns[None, :], mask=saw[:, None] & there[None, :], other=0.0
-            )  # fmt: skip
+            addresses = partial_ptr + (places * stride_pm)[:, None] + columns[None, :]
+            part = tl.load(addresses, mask=saw[:, None] & there[None, :], other=0.0)
             acc += part * tl.where(saw, tl.math.exp2(log - lse), 0.0)[:, None]
         out = tl.sum(acc, 0)
         out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om

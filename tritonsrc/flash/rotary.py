@@ -1,5 +1,5 @@
-"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864, section 3.4.2), of rows that are appended to a cache, and
-of queries."""
+"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864, section 3.4.2), of queries and of rows that are
+appended to a cache."""
 
 import triton
 import triton.language as tl
