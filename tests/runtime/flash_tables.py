@@ -1,5 +1,5 @@
 """A family `flash` to test its typed entries by: the operations of tritonsrc/flash/recipe.yaml with their own
-arguments, so that entries and recipe cannot disagree unseen, but of each a single kernel, which is handed all of them."""
+arguments, so that entries and recipe cannot disagree unseen. Each has a single kernel, which is handed all of them."""
 
 from __future__ import annotations
 
