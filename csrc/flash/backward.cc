@@ -1,4 +1,5 @@
-// kiln_attn_bwd: parameters become a call of the recipe's operation.
+// kiln_attn_bwd: parameters become a call of the recipe's operation. `deterministic` is no argument: all kernels there are
+// give equal bits for equal calls.
 #include "call.h"
 
 namespace {
@@ -24,7 +25,6 @@ kiln_status make_call(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_
   for (const kiln_tensor* tensor : tensors)
     arguments->tensor(tensor);
   add_shared(params, arguments);
-  arguments->integer(params.deterministic != 0);
   fill(params, queue, operation, *arguments, call);
   return KILN_OK;
 }

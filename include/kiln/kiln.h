@@ -239,7 +239,7 @@ typedef struct kiln_variant {
     const char* target;          /* "sm_90" */
     const char* operation;       /* "flash.attn_fwd" */
     const char* kernel;          /* "attn_fwd" */
-    const char* functional;      /* "dtype=bf16 head_dim=64 causal=false" */
+    const char* functional;      /* "dtype=bf16 head_dim=64 padded=false extras=none" */
     const char* configuration;   /* "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3" */
     const char* specialization;  /* "aligned" */
     const char* unavailable;     /* NULL, or why there is no image */

@@ -178,12 +178,12 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     if tiles:
         bwd.attn_bwd_dq[(tiles,)](
             *shared, out.storage, dout.storage, dq.storage, *logs, *out.strides, *dout.strides, *dq.strides, *steps,
-            *constants,
+            tiles, *constants,
         )  # fmt: skip
     if tiles_k:
         bwd.attn_bwd_dk_dv[(tiles_k,)](
             *shared, dout.storage, dk.storage, dv.storage, *logs, *dout.strides, *dk.strides, *dv.strides, *steps,
-            *constants,
+            tiles_k, *constants,
         )  # fmt: skip
     dbias = dsinks = None
     if call.bias is not None and blocks_q and blocks_k:

@@ -101,18 +101,18 @@ def attn_bwd_dq(
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
-    stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh,
+    stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dq, and delta = D; the grid is sequences.place's.
+    """dq, and delta = D, by `tiles` programs (sequences.place).
 
     Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     batch, head, block = place(
-        tl.program_id(0), tl.num_programs(0), heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False
+        tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False
     )
     plane = batch * heads + head
     head_kv = head // heads_per_kv
@@ -255,15 +255,16 @@ def attn_bwd_dk_dv(
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, stride_db, stride_dh,
+    tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv; the grid is sequences.place's, of keys. Arguments as of attn_bwd_dq, which has left delta. The query heads that share a key head are summed here, one after another."""
+    """dk and dv, by `tiles` programs (sequences.place, of keys). Arguments as of attn_bwd_dq, which has left delta. The query heads that share a key head are summed here, one after another."""
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     heads_kv = heads // heads_per_kv
     batch, head_kv, block = place(
-        tl.program_id(0), tl.num_programs(0), heads_kv, batches, seqlen_k, cu_k_ptr, flags, BLOCK_N, True
+        tl.program_id(0), tiles, heads_kv, batches, seqlen_k, cu_k_ptr, flags, BLOCK_N, True
     )
     first_key = block * BLOCK_N  # under a causal mask the first keys are seen by most: longest first
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)

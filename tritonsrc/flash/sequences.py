@@ -17,7 +17,9 @@ def sequence(batch, length, cu_ptr, used_ptr, flags, KEYS: tl.constexpr):
     """
     CU: tl.constexpr = CU_K if KEYS else CU_Q
     USED: tl.constexpr = USED_K if KEYS else USED_Q
+    # Triton's JIT makes constants of arguments that are 1; what branches assign to must be no constant.
     lies_in = tl.full([], 0, tl.int64) + batch
+    length = tl.full([], 0, tl.int32) + length
     start = lies_in * 0
     if flags & CU:
         begin = tl.load(cu_ptr + batch)
