@@ -1,5 +1,5 @@
-// kiln_attn_bwd: parameters become a call of the recipe's operation. `deterministic` is no argument: all kernels there are
-// give equal bits for equal calls.
+// kiln_attn_bwd: parameters become a call of the recipe's operation. `deterministic` is no argument: all kernels there
+// are give equal bits for equal calls.
 #include "call.h"
 
 namespace {
@@ -22,8 +22,7 @@ kiln_status make_call(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_
   if ((status = find(kiln, name, &operation)) != KILN_OK) return status;
   const kiln_tensor* const tensors[] = {params.q,  params.k,  params.v,  params.out,   params.dout,  params.lse,
                                         params.dq, params.dk, params.dv, params.dbias, params.dsinks};
-  for (const kiln_tensor* tensor : tensors)
-    arguments->tensor(tensor);
+  for (const kiln_tensor* tensor : tensors) arguments->tensor(tensor);
   add_shared(params, arguments);
   fill(params, queue, operation, *arguments, call);
   return KILN_OK;

@@ -1,4 +1,5 @@
-// What the typed entries of the flash family share: parameters become the arguments of an operation, in the recipe's order.
+// What the typed entries of the flash family share: parameters become the arguments of an operation, in the recipe's
+// order.
 #ifndef KILN_FLASH_CALL_H
 #define KILN_FLASH_CALL_H
 
@@ -65,18 +66,15 @@ inline kiln_status check_dropout(float dropout) {
 }
 
 // Weights whose 32-bit number is below this are dropped.
-inline int64_t threshold_of(float dropout) {
-  return static_cast<int64_t>(static_cast<double>(dropout) * 4294967296.0);
-}
+inline int64_t threshold_of(float dropout) { return static_cast<int64_t>(static_cast<double>(dropout) * 4294967296.0); }
 
 // The arguments that forward and backward have in common, in the recipes' order: what shapes scores and weights.
 template <typename Params, typename Arguments>
 void add_shared(const Params& params, Arguments* to) {
-  const kiln_tensor* const tensors[] = {params.sinks,        params.bias,         params.alibi_slopes,
-                                        params.seed,         params.offset,       params.cu_seqlens_q,
-                                        params.cu_seqlens_k, params.seqused_q,    params.seqused_k};
-  for (const kiln_tensor* tensor : tensors)
-    to->tensor(tensor);
+  const kiln_tensor* const tensors[] = {params.sinks,        params.bias,      params.alibi_slopes,
+                                        params.seed,         params.offset,    params.cu_seqlens_q,
+                                        params.cu_seqlens_k, params.seqused_q, params.seqused_k};
+  for (const kiln_tensor* tensor : tensors) to->tensor(tensor);
   to->integer(params.max_seqlen_q);
   to->integer(params.max_seqlen_k);
   to->integer(params.window_left);

@@ -21,8 +21,7 @@ kiln_status make_call(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_
   if ((status = find(kiln, name, &operation)) != KILN_OK) return status;
   const kiln_tensor* const tensors[] = {params.q,   params.k,        params.v,         params.out,
                                         params.lse, params.seed_out, params.offset_out};
-  for (const kiln_tensor* tensor : tensors)
-    arguments->tensor(tensor);
+  for (const kiln_tensor* tensor : tensors) arguments->tensor(tensor);
   add_shared(params, arguments);
   fill(params, queue, operation, *arguments, call);
   return KILN_OK;

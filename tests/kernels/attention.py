@@ -117,7 +117,8 @@ def attention(call: Call) -> Result:
         (batch_q, rows), (batch_k, keys) = call.span(sequence, False), call.span(sequence, True)
         for head in range(heads):
             one, log = _head(
-                call, sequence, head, q[batch_q, head, rows], k[batch_k, head // group, keys], v[batch_k, head // group, keys],
+                call, sequence, head, q[batch_q, head, rows], k[batch_k, head // group, keys],
+                v[batch_k, head // group, keys],
                 leaves,
             )  # fmt: skip
             out[batch_q, head, rows], lse[batch_q, head, rows] = one.detach(), log.detach()

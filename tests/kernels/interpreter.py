@@ -72,8 +72,8 @@ class _Tensor:
 
 
 def _lay_out(array: np.ndarray, layout: str) -> _Tensor:
-    """Layouts: "contiguous", "rows" (rows before heads, as projections give them), "padded" (rows one element longer than
-    the width, so that no row but the first is aligned), "reversed" (rows last to first)."""
+    """Layouts: "contiguous", "rows" (rows before heads, as projections give them), "padded" (rows one element longer
+    than the width, so that no row but the first is aligned), "reversed" (rows last to first)."""
     b, h, s, d = array.shape
     row = d + 1 if layout == "padded" else d
     strides = (s * h * d, d, h * d, 1) if layout == "rows" else (h * s * row, s * row, row, 1)
@@ -138,7 +138,8 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     shared = (
         q.storage, k.storage, v.storage, torch.from_numpy(bias), reals(call.slopes), seed, offset,
         *map(integers, (call.cu_q, call.cu_k, call.used_q, call.used_k)),
-        call.sm_scale, call.softcap or 1.0, 1 / (1 - call.dropout), 5, 7, *q.strides, *k.strides, *v.strides, *bias_strides,
+        call.sm_scale, call.softcap or 1.0, 1 / (1 - call.dropout), 5, 7, *q.strides, *k.strides, *v.strides,
+        *bias_strides,
         heads if call.slopes is not None else 0,
         call.sequences, heads, heads // heads_kv, longest_q, longest_k, width_qk, width_v,
         call.left, call.right, threshold, flags,

@@ -1,4 +1,5 @@
-"""The attention kernels, interpreted on the CPU, against float64: each feature by itself, then all of them at random."""
+"""The attention kernels, interpreted on the CPU, against float64: each feature by itself, then all of them at
+random."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def check(child, call: Call, image: Image = Image(), layout: str = "contiguous")
         one, other = getattr(got, name), getattr(expected, name)
         if other is not None:
             scale = 4 if name[0] == "d" else 1  # a gradient is the product of one more rounded factor
-            np.testing.assert_allclose(one.astype(np.float64), other, rtol=scale * tolerance, atol=scale * tolerance, err_msg=name)
+            np.testing.assert_allclose(
+                one.astype(np.float64), other, rtol=scale * tolerance, atol=scale * tolerance, err_msg=name
+            )
     if image.want_lse:
         np.testing.assert_allclose(got.lse, expected.lse, rtol=1e-6, atol=1e-5 if call.q.dtype == np.float32 else 1e-4)
     else:
@@ -99,7 +102,9 @@ def test_head_sizes(child, width):
     check(child, make(20, 18, width=width, dtype=np.float16, right=0))
 
 
-@pytest.mark.parametrize(("width", "width_v"), [(1, 1), (13, 13), (40, 40), (72, 72), (100, 100), (24, 16), (16, 48), (90, 7)])
+@pytest.mark.parametrize(
+    ("width", "width_v"), [(1, 1), (13, 13), (40, 40), (72, 72), (100, 100), (24, 16), (16, 48), (90, 7)]
+)
 def test_padded_head_sizes(child, width, width_v):
     check(child, make(20, 18, width=width, width_v=width_v, right=0), layout="padded")
 
@@ -249,7 +254,8 @@ def calls(draw) -> tuple[Call, Image, str]:
     generator = np.random.default_rng(draw(st.integers(0, 99)))
     shape = (draw(st.sampled_from([batch, 1])), draw(st.sampled_from([heads, 1])), rows, keys)
     call = make(
-        rows, keys, heads=heads, heads_kv=heads_kv, batch=batch, width=width, width_v=draw(st.sampled_from([width, 11])),
+        rows, keys, heads=heads, heads_kv=heads_kv, batch=batch, width=width,
+        width_v=draw(st.sampled_from([width, 11])),
         dtype=draw(st.sampled_from([np.float16, np.float32])), seed=draw(st.integers(0, 99)),
         left=draw(st.sampled_from([EVERYTHING, 0, 5, 30])), right=draw(st.sampled_from([EVERYTHING, 0, 5])),
         bottom_right=draw(some), softcap=draw(st.sampled_from([0.0, 0.0, 2.0])),

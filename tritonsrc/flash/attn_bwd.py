@@ -1,13 +1,14 @@
-"""Attention backward: the gradients of q, k and v (FlashAttention-2: Dao, 2023, arXiv:2307.08691, section 3.1, algorithm 2).
+"""Attention backward: the gradients of q, k and v (FlashAttention-2: Dao, 2023, arXiv:2307.08691, section 3.1,
+algorithm 2).
 
 With p = softmax's weights, D = rowsum(out * dout), dp = dout v^T and ds = p * (dp - D):
 
     dv = p^T dout,   dk = sm_scale * ds^T q,   dq = sm_scale * ds k.
 
-Nothing of the size of p is kept: it is computed again from q, k and the log-sum-exp. Two kernels follow each other: dq, a
-block of rows in each program, which walks over the keys, and leaves D on its way; then dk and dv, a block of keys in
-each, which walks over the rows that see it. Each element is summed by one program in one order, so results are the same
-every time. attn_bwd_scores.py has the gradients of bias and sinks.
+Nothing of the size of p is kept: it is computed again from q, k and the log-sum-exp. Two kernels follow each other:
+dq, a block of rows in each program, which walks over the keys, and leaves D on its way; then dk and dv, a block of
+keys in each, which walks over the rows that see it. Each element is summed by one program in one order, so results are
+the same every time. attn_bwd_scores.py has the gradients of bias and sinks.
 """
 
 import triton
@@ -49,7 +50,7 @@ def derivative(ds, squeezed, flags, EXTRAS: tl.constexpr):
     """ds of the scores to ds of the products, but for the scale."""
     if EXTRAS == "softcap":
         ds *= 1.0 - squeezed * squeezed
-    if EXTRAS == "any":
+    if EXTRAS == "any":  # noqa: SIM102  the one is decided when compiling, the other when running
         if flags & SOFTCAP:
             ds *= 1.0 - squeezed * squeezed
     return ds
@@ -57,23 +58,27 @@ def derivative(ds, squeezed, flags, EXTRAS: tl.constexpr):
 
 @triton.jit
 def add_keys(
-    dq, q, dout, stride_qm, stride_gm, inside_q, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+    dq, q, dout, stride_qm, stride_gm, inside_q, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk,
+    width_v,
     rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, plane, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds what a block of keys gives to dq of a block of rows; with CHUNK, q and dout are the addresses of the first."""
+    """Adds what a block of keys gives to dq of a block of rows; with CHUNK, q and dout are the addresses of the
+    first."""
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < rows_k
     if CHUNK:
         local_q = tl.arange(0, rows.shape[0])
         local_k = tl.arange(0, BLOCK_N)
         products = inner_in_chunks(
-            q, local_q * stride_qm, inside_q, k_ptr + start * stride_kn, local_k * stride_kn, inside, width_qk, CHUNK, TF32X3
+            q, local_q * stride_qm, inside_q, k_ptr + start * stride_kn, local_k * stride_kn, inside, width_qk, CHUNK,
+            TF32X3
         )  # fmt: skip
         dp = inner_in_chunks(
-            dout, local_q * stride_gm, inside_q, v_ptr + start * stride_vn, local_k * stride_vn, inside, width_v, CHUNK, TF32X3
+            dout, local_q * stride_gm, inside_q, v_ptr + start * stride_vn, local_k * stride_vn, inside, width_v,
+            CHUNK, TF32X3
         )  # fmt: skip
     else:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
@@ -111,9 +116,7 @@ def attn_bwd_dq(
     Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
-    batch, head, block = place(
-        tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False
-    )
+    batch, head, block = place(tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
     plane = batch * heads + head
     head_kv = head // heads_per_kv
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
@@ -166,14 +169,14 @@ def attn_bwd_dq(
         for start in tl.range(whole_begin, whole_end, BLOCK_N):
             dq = add_keys(
                 dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, start,
-                stride_kn, stride_vn, width_qk, width_v, rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
-                seed, offset, threshold, plane, flags,
+                stride_kn, stride_vn, width_qk, width_v, rows, rows_k, first, last, scale, softcap, keep_scale,
+                bias_ptr, stride_bm, slope, rows_k - rows_q, seed, offset, threshold, plane, flags,
                 False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
             )  # fmt: skip
     for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
         dq = add_keys(
-            dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
-            stride_kn, stride_vn, width_qk, width_v,
+            dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr,
+            tl.where(step < whole_begin, step, step + whole), stride_kn, stride_vn, width_qk, width_v,
             rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
             seed, offset, threshold, plane, flags,
             True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
@@ -184,8 +187,8 @@ def attn_bwd_dq(
 
 @triton.jit
 def add_rows(
-    dk, dv, k, v, stride_kn, stride_vn, q_ptr, dout_ptr, lse_ptr, delta_ptr, start, stride_qm, stride_gm, width_qk, width_v,
-    keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
+    dk, dv, k, v, stride_kn, stride_vn, q_ptr, dout_ptr, lse_ptr, delta_ptr, start, stride_qm, stride_gm, width_qk,
+    width_v, keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, plane, first_key, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
@@ -198,12 +201,12 @@ def add_rows(
         local_q = tl.arange(0, BLOCK_M)
         local_k = tl.arange(0, BLOCK_N)
         products = inner_in_chunks(
-            k, local_k * stride_kn, keys < rows_k, q_ptr + start * stride_qm, local_q * stride_qm, inside, width_qk, CHUNK,
-            TF32X3,
+            k, local_k * stride_kn, keys < rows_k, q_ptr + start * stride_qm, local_q * stride_qm, inside, width_qk,
+            CHUNK, TF32X3,
         )  # fmt: skip
         dp = inner_in_chunks(
-            v, local_k * stride_vn, keys < rows_k, dout_ptr + start * stride_gm, local_q * stride_gm, inside, width_v, CHUNK,
-            TF32X3,
+            v, local_k * stride_vn, keys < rows_k, dout_ptr + start * stride_gm, local_q * stride_gm, inside, width_v,
+            CHUNK, TF32X3,
         )  # fmt: skip
     else:
         q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
@@ -225,9 +228,7 @@ def add_rows(
         p = tl.math.exp2(scores.T - lse[None, :])
     if MASKED:
         p = tl.where((rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), p, 0.0)
-    dout = load_rows(
-        dout_ptr, start, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, MASKED, PADDED
-    )
+    dout = load_rows(dout_ptr, start, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
     if not CHUNK:
         dp = inner(v, turned(dout, P1, P2), P1, P2, TF32X3)
     weights = p
@@ -260,12 +261,11 @@ def attn_bwd_dk_dv(
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv, by `tiles` programs (sequences.place, of keys). Arguments as of attn_bwd_dq, which has left delta. The query heads that share a key head are summed here, one after another."""
+    """dk and dv, by `tiles` programs (sequences.place, of keys). Arguments as of attn_bwd_dq, which has left delta.
+    The query heads that share a key head are summed here, one after another."""
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     heads_kv = heads // heads_per_kv
-    batch, head_kv, block = place(
-        tl.program_id(0), tiles, heads_kv, batches, seqlen_k, cu_k_ptr, flags, BLOCK_N, True
-    )
+    batch, head_kv, block = place(tl.program_id(0), tiles, heads_kv, batches, seqlen_k, cu_k_ptr, flags, BLOCK_N, True)
     first_key = block * BLOCK_N  # under a causal mask the first keys are seen by most: longest first
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
     batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)

@@ -1,4 +1,5 @@
-"""Attention backward of what is added to scores: the gradients of the bias and of the sinks (attn_bwd.py has the words).
+"""Attention backward of what is added to scores: the gradients of the bias and of the sinks (attn_bwd.py has the
+words).
 
     dbias = ds, summed over what the bias is broadcast over,   dsink = -sum over rows of (exp(sink - lse) * D).
 
@@ -21,7 +22,8 @@ def attn_bwd_dbias(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, offset_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-    batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+    batches,  # noqa: ARG001  as the other kernels' arguments
+    heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     dout_ptr, dbias_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm, stride_eb, stride_eh, stride_em,
     stride_lb, stride_lh, stride_db, stride_dh, sums_b, sums_h,
     TF32X3: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -58,7 +60,7 @@ def attn_bwd_dbias(
         inside_q = rows < rows_q
         inside_k = keys < rows_k
         shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
-        first, last, begin, end, whole_begin, whole_end = span(
+        first, last, begin, end, _whole_begin, _whole_end = span(
             first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
         )
         last = tl.where(inside_q, last, -1)
@@ -66,7 +68,9 @@ def attn_bwd_dbias(
             q_rows = q_ptr + batch_q * stride_qb + head.to(tl.int64) * stride_qh + (start_q + first_row) * stride_qm
             k_rows = k_ptr + batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + (start_k + first_key) * stride_kn
             v_rows = v_ptr + batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + (start_k + first_key) * stride_vn
-            dout_rows = dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + (start_q + first_row) * stride_gm
+            dout_rows = (
+                dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + (start_q + first_row) * stride_gm
+            )
             products = inner_in_chunks(
                 q_rows, local_q * stride_qm, inside_q, k_rows, local_k * stride_kn, inside_k, width_qk, CHUNK, TF32X3
             )
@@ -74,12 +78,10 @@ def attn_bwd_dbias(
                 dout_rows, local_q * stride_gm, inside_q, v_rows, local_k * stride_vn, inside_k, width_v, CHUNK, TF32X3
             )
             row = start_q + rows
-            lse = tl.load(
-                lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0
-            )
+            lse = tl.load(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0)
             lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)  # rows that see nothing
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
-            p, squeezed = weights_of(
+            p, _squeezed = weights_of(
                 products, lse, sm_scale * LOG2E, softcap * LOG2E,
                 bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh, stride_bm,
                 slope_of(slopes_ptr, batch, stride_sb, head, flags, "any"), rows, keys, rows_k - rows_q,

@@ -137,7 +137,8 @@ def attend_rows(
         if UNMASKED_LOOP:
             for start in tl.range(whole_begin, whole_end, BLOCK_N):
                 acc, row_max, row_sum = attend(
-                    acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
+                    acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk,
+                    width_v,
                     rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                     seed, offset, threshold, keep_scale, plane, flags,
                     False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
@@ -149,7 +150,8 @@ def attend_rows(
         whole = whole_end - whole_begin
         for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
             acc, row_max, row_sum = attend(
-                acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, tl.where(step < whole_begin, step, step + whole),
+                acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr,
+                tl.where(step < whole_begin, step, step + whole),
                 stride_kn, stride_vn, width_qk, width_v,
                 rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                 seed, offset, threshold, keep_scale, plane, flags,
@@ -178,7 +180,8 @@ def attn_fwd(
     sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
-    out_ptr, lse_ptr, sinks_ptr, seed_out_ptr, offset_out_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, tiles,
+    out_ptr, lse_ptr, sinks_ptr, seed_out_ptr, offset_out_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
+    tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
@@ -188,15 +191,15 @@ def attn_fwd(
     Shapes: q, out [batch, heads, seqlen_q, width]; k, v [batch, heads / heads_per_kv, seqlen_k, width]; lse [batch,
     heads, seqlen_q] fp32, natural logarithms. With the flag CU_Q or CU_K the batch of those tensors is 1, and sequences
     lie one after another in their rows (sequences.py). Strides count elements and are 64 bits wide: of batch (b), head
-    (h) and row (m, n, o); the last dimension is contiguous. A row that sees no key gets zeros and a log-sum-exp of -inf;
-    rows beyond a sequence's length are not written.
+    (h) and row (m, n, o); the last dimension is contiguous. A row that sees no key gets zeros and a log-sum-exp of
+    -inf; rows beyond a sequence's length are not written.
 
     Args:
         sinks_ptr: [heads] fp32, with SINKS: the score of a key without a value, which each row sees besides.
         bias_ptr: [batch, heads, seqlen_q, seqlen_k] as q, with BIAS; its strides may be 0.
         slopes_ptr: fp32, of batch b and head h at b * stride_sb + h, with ALIBI.
-        seed, offset: of dropout.py; with SEED or OFFSET, what lies at seed_ptr or offset_ptr is added. With SEED_OUT the
-            sums are written to seed_out_ptr and offset_out_ptr.
+        seed, offset: of dropout.py; with SEED or OFFSET, what lies at seed_ptr or offset_ptr is added. With SEED_OUT
+            the sums are written to seed_out_ptr and offset_out_ptr.
         keep_scale, threshold: 1 / (1 - probability) and 2^32 * probability of dropout.
         sm_scale: if it is below 0, EXTRAS is neither "none" nor "dropout".
         softcap: of the scores, with SOFTCAP, else anything but 0.
@@ -219,9 +222,11 @@ def attn_fwd(
             attend_rows(
                 tile, tiles,
                 q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
-                sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+                sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh,
+                stride_kn,
                 stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-                batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+                batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right,
+                threshold, flags,
                 out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
                 P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, CHUNK, BLOCK_M, BLOCK_N,
             )  # fmt: skip
@@ -229,9 +234,11 @@ def attn_fwd(
         attend_rows(
             tl.program_id(0), tiles,
             q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
-            sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+            sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh,
+            stride_kn,
             stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-            batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
+            batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold,
+            flags,
             out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
             P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, CHUNK, BLOCK_M, BLOCK_N,
         )  # fmt: skip

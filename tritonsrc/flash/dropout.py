@@ -33,7 +33,8 @@ def kept(seed, offset, threshold, plane, rows, first_key, COLUMNS: tl.constexpr)
 def factors(
     factor, seed, offset, threshold, plane, rows, first_key, flags, COLUMNS: tl.constexpr, EXTRAS: tl.constexpr
 ):  # fmt: skip
-    """[rows, COLUMNS] fp32, what dropout multiplies weights by: `factor` where they are kept, else 0; 1 without dropout."""
+    """[rows, COLUMNS] fp32, what dropout multiplies weights by: `factor` where they are kept, else 0; 1 without
+    dropout."""
     if EXTRAS == "dropout":
         return tl.where(kept(seed, offset, threshold, plane, rows, first_key, COLUMNS), factor, 0.0)
     else:

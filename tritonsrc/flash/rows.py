@@ -135,7 +135,8 @@ def signed(rows, negative, P1: tl.constexpr, P2: tl.constexpr):
 
 @triton.jit
 def inner(a, b, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr):
-    """a b, summed over the columns of a's rows; b is transposed. fp32 is multiplied by three TF32 products if TF32X3."""
+    """a b, summed over the columns of a's rows; b is transposed. fp32 is multiplied by three TF32 products if
+    TF32X3."""
     PRECISION: tl.constexpr = "tf32x3" if TF32X3 and a[0].dtype == tl.float32 else "ieee"
     product = tl.dot(a[0], b[0], input_precision=PRECISION)
     if P1 > 0:
@@ -160,7 +161,8 @@ def summed(a, b, P1: tl.constexpr, P2: tl.constexpr):
 def inner_in_chunks(
     a_ptr, a_offsets, a_inside, b_ptr, b_offsets, b_inside, width, CHUNK: tl.constexpr, TF32X3: tl.constexpr
 ):  # fmt: skip
-    """a b^T, summed over `width` columns, of rows in memory: CHUNK columns at a time, so that no row is held as a whole.
+    """a b^T, summed over `width` columns, of rows in memory: CHUNK columns at a time, so that no row is held as a
+    whole.
 
     Slower than inner(), whose a is read once; for rows that registers do not hold.
 
@@ -171,12 +173,8 @@ def inner_in_chunks(
     for begin in tl.range(0, width, CHUNK, num_stages=1, disable_licm=True):
         columns = begin + tl.arange(0, CHUNK)
         there = columns < width
-        a = tl.load(
-            a_ptr + a_offsets[:, None] + columns[None, :], mask=a_inside[:, None] & there[None, :], other=0.0
-        )
-        b = tl.load(
-            b_ptr + b_offsets[None, :] + columns[:, None], mask=b_inside[None, :] & there[:, None], other=0.0
-        )
+        a = tl.load(a_ptr + a_offsets[:, None] + columns[None, :], mask=a_inside[:, None] & there[None, :], other=0.0)
+        b = tl.load(b_ptr + b_offsets[None, :] + columns[:, None], mask=b_inside[None, :] & there[:, None], other=0.0)
         products = tl.dot(a, b, products, input_precision="tf32x3" if TF32X3 and a.dtype == tl.float32 else "ieee")
     return products
 

@@ -2,8 +2,8 @@
 
 Row i sees the keys from i + offset - left to i + offset + right, as far as there are any. The offset is 0 where the
 first row and the first key belong together (top-left), and seqlen_k - seqlen_q where the last do (bottom-right). Seen
-from the keys it is the same with the signs turned: key j is seen by the rows from j - offset - right to j - offset + left.
-Lengths and window sizes are below 2^30, so nothing here leaves 32 bits.
+from the keys it is the same with the signs turned: key j is seen by the rows from j - offset - right to j - offset +
+left. Lengths and window sizes are below 2^30, so nothing here leaves 32 bits.
 """
 
 import triton
