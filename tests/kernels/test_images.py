@@ -1,0 +1,131 @@
+"""The family compiled without a GPU: every functional of the full profile to Triton's IR, and of each kernel an image
+for each target, held against what it was asked to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ("gfx942", "gfx90a", "gfx1100", "sm_80", "sm_90")
+KERNELS = (
+    "attn_fwd", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dbias", "attn_bwd_dsinks", "dropout_mask", "append_kv",
+    "rotate_q", "attn_decode", "attn_decode_reduce",
+)  # fmt: skip
+PRELUDE = """
+import contextlib, dataclasses, importlib.util, json, sys
+from pathlib import Path
+from kiln import compile, elf, judge, plan, recipe, targets, toolchain
+from kiln.image import Image
+# Not imported here: what Triton reads from the environment while it is imported must be ours already.
+chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1])
+compile.prepare_worker(chain)
+flash = recipe.load(Path("tritonsrc/flash/recipe.yaml"))
+def variants(words, profile):
+    return plan.make_plan([flash], targets.parse(words), profile, ()).variants
+"""
+
+LOWER = """
+@contextlib.contextmanager
+def stop(digest):
+    yield Image(b"", None)  # as if an image of this IR were there already: nothing is compiled
+
+done, part, parts = {}, int(sys.argv[1]), int(sys.argv[2])
+# Block sizes and options are another matter: one variant of each functional and specialization.
+chosen = {}
+for variant in variants("sm_90", "full"):
+    chosen.setdefault((variant.kernel, variant.functional, variant.specialization), variant)
+distinct = {(v.spec.function, v.spec.signature, v.spec.constants, v.spec.divisible): v for v in chosen.values()}
+for number, variant in enumerate(distinct.values()):
+    if number % parts == part:
+        assert len(compile.compile_variant(variant.spec, chain, stop).ir) == 64
+        done[variant.kernel] = done.get(variant.kernel, 0) + 1
+print(json.dumps({"functionals": len(chosen), "kernels": done}))
+"""
+
+SAMPLE = """
+found = {}
+for variant in variants(sys.argv[1], "core"):
+    words = dict(word.split("=") for word in variant.functional.split())
+    # The heaviest of each kernel: everything at once, and the largest head of the core profile.
+    weight = (words.get("extras") == "any", int(words.get("head_dim", 0)), words.get("dtype") == "bf16")
+    if variant.specialization != "generic" or variant.kernel not in found:
+        if variant.kernel not in found or weight > found[variant.kernel][0]:
+            found[variant.kernel] = (weight, variant)
+target = targets.by_name(sys.argv[1])
+answer = {}
+for kernel, (_, variant) in found.items():
+    image = compile.compile_variant(variant.spec, chain).image
+    row = {"verdict": judge.verdict(image.info, target, variant.parameter_count, variant.spill_allowance),
+           "types": [kind for _, kind in variant.spec.signature if kind != "constexpr"],
+           "warps": dict(variant.spec.options)["num_warps"], "info": dataclasses.asdict(image.info)}
+    facts = elf.amd_facts(image.code) if target.vendor == "amd" else elf.nvidia_facts(image.code)
+    answer[kernel] = row | {"facts": dataclasses.asdict(facts)}
+print(json.dumps(answer))
+"""
+SIZES = {"i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8, "fp64": 8}
+
+
+def start(code: str, *words: object) -> subprocess.Popen:
+    """A process that runs `code` behind the prelude: workers empty their environment."""
+    command = [sys.executable, "-c", PRELUDE + code, *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "v3python")}
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def answer(process: subprocess.Popen) -> dict:
+    out, err = process.communicate(timeout=1200)
+    assert process.returncode == 0, err[-4000:]
+    return json.loads(out.splitlines()[-1])
+
+
+def test_every_functional_of_the_full_profile_has_an_ir():
+    parts = len(os.sched_getaffinity(0))
+    answers = [answer(process) for process in [start(LOWER, part, parts) for part in range(parts)]]
+    counts: dict[str, int] = {}
+    for one in answers:
+        for kernel, count in one["kernels"].items():
+            counts[kernel] = counts.get(kernel, 0) + count
+    assert set(counts) == set(KERNELS)
+    assert answers[0]["functionals"] > 2000
+    # Three dtypes, twelve head sizes, five kinds of extras, two specializations, and two paddings for 64 and 128.
+    assert counts["attn_bwd_dq"] >= 3 * 12 * 5 * 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_sample_of_each_kernel_is_what_it_was_asked_to_be(target):
+    rows = answer(start(SAMPLE, target))
+    assert set(rows) == set(KERNELS)
+    for kernel, row in rows.items():
+        info, facts = row["info"], row["facts"]
+        assert row["verdict"] == [], f"{kernel}: {row['verdict']}"
+        assert info["symbol"] == kernel
+        if target.startswith("gfx"):
+            assert facts["target"].split(":")[0] == target
+            assert facts["wavefront_size"] == (32 if target == "gfx1100" else 64)
+            assert facts["max_flat_workgroup_size"] == row["warps"] * facts["wavefront_size"]
+        else:
+            assert facts["sm"] == int(target.removeprefix("sm_"))
+            assert facts["threads"] == row["warps"] * 32
+        parameters = facts["arguments"] if target.startswith("gfx") else facts["parameters"]
+        assert _layout(row["types"]) == [(p["offset"], p["size"]) for p in parameters][: len(row["types"])], kernel
+
+
+def _layout(types: list[str]) -> list[tuple[int, int]]:
+    """Where the runtime puts arguments of these types: each at a multiple of its size (launch.cc)."""
+    offset, result = 0, []
+    for kind in types:
+        size = 8 if kind.startswith("*") else SIZES[kind]
+        offset = -(-offset // size) * size
+        result.append((offset, size))
+        offset += size
+    return result
