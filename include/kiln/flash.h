@@ -156,7 +156,8 @@ KILN_API kiln_status kiln_attn_bwd_workspace(kiln_t kiln, const kiln_queue* queu
  * Shapes:
  *   q        [batch, heads, rows, head_dim], or with cu_seqlens_q [1, heads, all rows, head_dim]
  *   k_cache  [batches, heads_kv, keys, head_dim], or with block_table [pages, heads_kv, page_size, head_dim]
- *   v_cache  the same with head_dim_v; both of dtype, or of fp8e4m3 with k_scale and v_scale
+ *   v_cache  the same with head_dim_v; both of dtype, or of fp8e4m3 (with fp16 and bf16 queries), times k_scale and
+ *            v_scale; a page has 1 to 65536 keys
  *   out      [batch, heads, rows, head_dim_v], or as q
  *   lse      [batch, heads, rows] fp32, or as q; NULL: not wanted
  *   k_new    [batch, heads_kv, new_rows, head_dim] of dtype; v_new the same with head_dim_v
@@ -197,7 +198,7 @@ typedef struct kiln_attn_decode_params {
                                         block table holds. Only the speed depends on it. */
     int64_t window_left;             /* below 0: unlimited, the default */
     int64_t window_right;
-    int64_t splits;                  /* into how many parts the keys are split; 0: as many as fill the device */
+    int64_t splits;                  /* into how many parts the keys are split, at most 128; 0: as it is fastest */
     float sm_scale;                  /* 0: 1 / sqrt(head_dim) */
     float softcap;                   /* 0: none */
     int32_t causal;                  /* non-zero: window_right is 0 */
