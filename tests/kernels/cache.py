@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from attention import EVERYTHING, Call, attention
-from interpreter import ALIBI, CU_Q, LSE, PIECES, SINKS, SOFTCAP, USED_K, _lay_out
+from interpreter import ALIBI, CU_Q, LSE, PIECES, SINKS, SOFTCAP, USED_K, lay_out
 
 PAGED, CACHE_BATCH, LEFTPAD, SCALES, INTERLEAVED, ONE_ANGLE = (1 << n for n in range(14, 20))
 CONTIGUOUS = 2**30  # keys of the one page that a contiguous cache is
@@ -185,8 +185,8 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
     heads, heads_kv = call.q.shape[1], call.k_cache.shape[1]
     spans = [call.rows(sequence)[1] for sequence in range(call.sequences)]
     longest = max((rows.stop - rows.start for rows in spans), default=0)
-    q, k, v = (_lay_out(array, layout) for array in (call.q, call.k_cache, call.v_cache))
-    out = _lay_out(np.full((*call.q.shape[:3], width_v), np.nan, call.q.dtype), layout)
+    q, k, v = (lay_out(array, layout) for array in (call.q, call.k_cache, call.v_cache))
+    out = lay_out(np.full((*call.q.shape[:3], width_v), np.nan, call.q.dtype), layout)
     lse = np.full(call.q.shape[:3], np.nan, np.float32)
     options = {
         CU_Q: call.cu_q, USED_K: call.used, SINKS: call.sinks, LSE: image.want_lse or None, ALIBI: call.slopes,
@@ -211,7 +211,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
     if call.cos is not None:
         half, angles = call.cos.shape[1], (torch.from_numpy(call.cos), torch.from_numpy(call.sin))
     if call.k_new is not None:
-        k_new, v_new = (_lay_out(array, layout) for array in (call.k_new, call.v_new))
+        k_new, v_new = (lay_out(array, layout) for array in (call.k_new, call.v_new))
         grid = (triton.cdiv(call.new_rows, 16) * heads_kv * call.sequences, triton.cdiv(max(width_qk, width_v), 32))
         append.append_kv[grid](
             k_new.storage, v_new.storage, k.storage, v.storage, *angles, *scales, used, table, cache_batch,
@@ -219,7 +219,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
             heads_kv, call.new_rows, *paging, width_qk, width_v, half, flags, call.k_scale is not None, 16, 32,
         )  # fmt: skip
     if half and longest:
-        rotated = _lay_out(np.full(call.q.shape, np.nan, call.q.dtype), "contiguous")
+        rotated = lay_out(np.full(call.q.shape, np.nan, call.q.dtype), "contiguous")
         rotary.rotate_q[(triton.cdiv(longest, 16) * heads * call.sequences, triton.cdiv(width_qk, 32))](
             q.storage, rotated.storage, *angles, cu_q, used, *q.strides, *rotated.strides, half, half,
             heads, longest, width_qk, half, flags, 16, 32,

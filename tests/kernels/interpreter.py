@@ -71,7 +71,7 @@ class _Tensor:
     strides: tuple[int, ...]
 
 
-def _lay_out(array: np.ndarray, layout: str) -> _Tensor:
+def lay_out(array: np.ndarray, layout: str) -> _Tensor:
     """Layouts: "contiguous", "rows" (rows before heads, as projections give them), "padded" (rows one element longer
     than the width, so that no row but the first is aligned), "reversed" (rows last to first)."""
     b, h, s, d = array.shape
@@ -111,8 +111,8 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         array.shape[2] if cu is None else int(np.diff(cu).max(initial=0))
         for array, cu in ((call.q, call.cu_q), (call.k, call.cu_k))
     )
-    q, k, v = (_lay_out(array, layout) for array in (call.q, call.k, call.v))
-    out = _lay_out(np.full((*call.q.shape[:3], width_v), np.nan, call.q.dtype), layout)
+    q, k, v = (lay_out(array, layout) for array in (call.q, call.k, call.v))
+    out = lay_out(np.full((*call.q.shape[:3], width_v), np.nan, call.q.dtype), layout)
     lse = np.full(call.q.shape[:3], np.nan, np.float32)
     options = {
         CU_Q: call.cu_q, CU_K: call.cu_k, USED_Q: call.used_q, USED_K: call.used_k, SINKS: call.sinks, BIAS: call.bias,
@@ -172,8 +172,8 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
             assert drawn.tolist() == [call.seed, call.offset], "seed and offset are not as they were used"
     if call.dout is None:
         return Result(out.view.copy(), lse)
-    dout = _lay_out(call.dout, layout)
-    dq, dk, dv = (_lay_out(np.full(array.shape, np.nan, array.dtype), layout) for array in (call.q, call.k, call.v))
+    dout = lay_out(call.dout, layout)
+    dq, dk, dv = (lay_out(np.full(array.shape, np.nan, array.dtype), layout) for array in (call.q, call.k, call.v))
     delta = np.full_like(lse, np.nan)
     logs, steps = (torch.from_numpy(lse), torch.from_numpy(delta)), (*lse_strides, *lse_strides)
     if tiles:
