@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The proof on hardware, in one go: every image, every feature and random calls against float64, dropout, equal bits, the
-# runtime on the real driver, the sanitizer on a sample of all kernels, the C example in three builds, the host's cost of
-# a call. Needs a GPU, python3 with PyTorch and pytest, a C compiler; no network.
+# The proof on hardware, in one go: every image, every feature and random calls against float64, dropout, equal bits,
+# the runtime on the real driver, the sanitizer on a sample of all kernels, the C example in three builds, the host's
+# cost of a call. Needs a GPU, python3 with PyTorch and pytest, a C compiler; no network.
 #   bash tests/gpu/run_all.sh <tarball> <output folder>
 # The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX; one made with
 # KILN_RECIPES=examples/family/recipe.yaml the family norm. The feature table wants KILN_PROFILE=full. Leaves report.md,
