@@ -292,7 +292,7 @@ def kiln_decode(kiln, run: DecodeRun, keys: tuple[str, ...], target: str | None)
     params = ffi.AttnDecode(
         causal=int(call.causal), rotary_interleaved=int(call.rotary == "interleaved"), softcap=call.softcap,
         sm_scale=call.sm_scale, splits=call.splits, window_left=call.left, window_right=call.right,
-        max_seqlen_q=call.rows if call.lengths_q else 0,
+        max_seqlen_q=max(call.lengths_q, default=0),
     )  # fmt: skip
     tensors = {
         "q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache, "out": run.out, "lse": run.lse,

@@ -239,7 +239,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
             call.sm_scale, call.softcap or 1.0, *q.strides, *k.strides, *v.strides, *out.strides, *lse_strides,
             width_v + 3, strides_t, heads, image.splits, rows_head, rows_total, heads, heads // heads_kv,
             longest, call.k_cache.shape[2], call.new_rows, *paging, width_qk, width_v, call.left, call.right, flags,
-            *PIECES[size], extras, padded, image.unmasked_loop, False, image.block_m, image.block_n,
+            *PIECES[size], extras, padded, image.unmasked_loop, image.block_m, image.block_n,
         )  # fmt: skip
     if blocks and image.splits > 1:
         assert np.isnan(out.view).all() and np.isnan(lse).all(), "a part was written as if it were the whole"

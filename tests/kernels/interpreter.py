@@ -150,7 +150,6 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         extras_of(call),
         padded,
         image.unmasked_loop,
-        False,
         image.chunk,
         image.block_m,
         image.block_n,
@@ -192,7 +191,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         sums = [n // m for n, m in zip((call.sequences, heads), dbias.shape)]
         scores.attn_bwd_dbias[(blocks_q * blocks_k * dbias.shape[0] * dbias.shape[1],)](
             *shared, dout.storage, torch.from_numpy(dbias), *logs, *dout.strides, *_strides(dbias), *steps, *sums,
-            False, image.chunk or 16, image.block_m, image.block_n,
+            image.chunk or 16, image.block_m, image.block_n,
         )  # fmt: skip
     if call.sinks is not None:
         dsinks = np.full(heads, np.nan, np.float32)

@@ -63,7 +63,7 @@ def add_keys(
     rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, plane, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds what a block of keys gives to dq of a block of rows; with CHUNK, q and dout are the addresses of the
     first."""
@@ -73,16 +73,15 @@ def add_keys(
         local_q = tl.arange(0, rows.shape[0])
         local_k = tl.arange(0, BLOCK_N)
         products = inner_in_chunks(
-            q, local_q * stride_qm, inside_q, k_ptr + start * stride_kn, local_k * stride_kn, inside, width_qk, CHUNK,
-            TF32X3
+            q, local_q * stride_qm, inside_q, k_ptr + start * stride_kn, local_k * stride_kn, inside, width_qk, CHUNK
         )  # fmt: skip
         dp = inner_in_chunks(
             dout, local_q * stride_gm, inside_q, v_ptr + start * stride_vn, local_k * stride_vn, inside, width_v,
-            CHUNK, TF32X3
+            CHUNK
         )  # fmt: skip
     else:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
-        products = inner(q, turned(k, P1, P2), P1, P2, TF32X3)
+        products = inner(q, turned(k, P1, P2), P1, P2)
     p, squeezed = weights_of(
         products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
         (first <= last)[:, None] & inside[None, :],
@@ -90,13 +89,13 @@ def add_keys(
     )  # fmt: skip
     if not CHUNK:
         v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
-        dp = inner(dout, v, P1, P2, TF32X3)
+        dp = inner(dout, v, P1, P2)
     if EXTRAS == "dropout" or EXTRAS == "any":
         dp *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
     ds = derivative(p * (dp - delta[:, None]), squeezed, flags, EXTRAS)
     if CHUNK:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
-    return added(ds.to(k[0].dtype), k, dq, P1, P2, TF32X3)
+    return added(ds.to(k[0].dtype), k, dq, P1, P2)
 
 
 @triton.jit
@@ -108,7 +107,7 @@ def attn_bwd_dq(
     out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
     stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq, and delta = D, by `tiles` programs (sequences.place).
@@ -171,7 +170,7 @@ def attn_bwd_dq(
                 dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, start,
                 stride_kn, stride_vn, width_qk, width_v, rows, rows_k, first, last, scale, softcap, keep_scale,
                 bias_ptr, stride_bm, slope, rows_k - rows_q, seed, offset, threshold, plane, flags,
-                False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
+                False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
             )  # fmt: skip
     for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
         dq = add_keys(
@@ -179,7 +178,7 @@ def attn_bwd_dq(
             tl.where(step < whole_begin, step, step + whole), stride_kn, stride_vn, width_qk, width_v,
             rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
             seed, offset, threshold, plane, flags,
-            True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
+            True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
         )  # fmt: skip
     dq = scaled(dq, tl.full([BLOCK_M], 1.0, tl.float32) * sm_scale, P1, P2)
     store_rows(dq_ptr, column * stride_dqm, inside, width_qk, dq, P0, P1, P2, PADDED)
@@ -191,7 +190,7 @@ def add_rows(
     width_v, keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, plane, first_key, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds what a block of rows gives to dk and dv of a block of keys. Scores are transposed: [BLOCK_N, BLOCK_M]. With
     CHUNK, k and v are the addresses of the first."""
@@ -202,15 +201,15 @@ def add_rows(
         local_k = tl.arange(0, BLOCK_N)
         products = inner_in_chunks(
             k, local_k * stride_kn, keys < rows_k, q_ptr + start * stride_qm, local_q * stride_qm, inside, width_qk,
-            CHUNK, TF32X3,
+            CHUNK,
         )  # fmt: skip
         dp = inner_in_chunks(
             v, local_k * stride_vn, keys < rows_k, dout_ptr + start * stride_gm, local_q * stride_gm, inside, width_v,
-            CHUNK, TF32X3,
+            CHUNK,
         )  # fmt: skip
     else:
         q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
-        products = inner(k, turned(q, P1, P2), P1, P2, TF32X3)
+        products = inner(k, turned(q, P1, P2), P1, P2)
     if MASKED:
         lse = tl.load(lse_ptr + rows, mask=inside, other=0.0) * LOG2E
     else:
@@ -230,13 +229,13 @@ def add_rows(
         p = tl.where((rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), p, 0.0)
     dout = load_rows(dout_ptr, start, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
     if not CHUNK:
-        dp = inner(v, turned(dout, P1, P2), P1, P2, TF32X3)
+        dp = inner(v, turned(dout, P1, P2), P1, P2)
     weights = p
     if EXTRAS == "dropout" or EXTRAS == "any":
         keep = factors(keep_scale, seed, offset, threshold, plane, rows, first_key, flags, BLOCK_N, EXTRAS).T
         weights = p * keep
         dp *= keep
-    dv = added(weights.to(dout[0].dtype), dout, dv, P1, P2, TF32X3)
+    dv = added(weights.to(dout[0].dtype), dout, dv, P1, P2)
     if MASKED:
         delta = tl.load(delta_ptr + rows, mask=inside, other=0.0)
     else:
@@ -244,7 +243,7 @@ def add_rows(
     ds = derivative(p * (dp - delta[None, :]), squeezed, flags, EXTRAS)
     if CHUNK:
         q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
-    dk = added(ds.to(q[0].dtype), q, dk, P1, P2, TF32X3)
+    dk = added(ds.to(q[0].dtype), q, dk, P1, P2)
     return dk, dv
 
 
@@ -258,7 +257,7 @@ def attn_bwd_dk_dv(
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, stride_db, stride_dh,
     tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk and dv, by `tiles` programs (sequences.place, of keys). Arguments as of attn_bwd_dq, which has left delta.
@@ -316,7 +315,7 @@ def attn_bwd_dk_dv(
                     stride_qm, stride_gm, width_qk, width_v,
                     keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                     rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
-                    False, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
+                    False, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, CHUNK,
                 )  # fmt: skip
         for step in tl.range(begin, end - whole, BLOCK_M, disable_licm=True):
             dk, dv = add_rows(
@@ -325,7 +324,7 @@ def attn_bwd_dk_dv(
                 stride_qm, stride_gm, width_qk, width_v,
                 keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                 rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
-                True, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
+                True, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, CHUNK,
             )  # fmt: skip
     dk = scaled(dk, tl.full([BLOCK_N], 1.0, tl.float32) * sm_scale, P1, P2)
     store_rows(dk_ptr, column * stride_dkn, inside, width_qk, dk, P0, P1, P2, PADDED)

@@ -26,7 +26,7 @@ def attn_bwd_dbias(
     heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     dout_ptr, dbias_ptr, lse_ptr, delta_ptr, stride_gb, stride_gh, stride_gm, stride_eb, stride_eh, stride_em,
     stride_lb, stride_lh, stride_db, stride_dh, sums_b, sums_h,
-    TF32X3: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dbias [batch / sums_b, heads / sums_h, seqlen_q, seqlen_k] as q; its strides are e.
 
@@ -72,10 +72,10 @@ def attn_bwd_dbias(
                 dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + (start_q + first_row) * stride_gm
             )
             products = inner_in_chunks(
-                q_rows, local_q * stride_qm, inside_q, k_rows, local_k * stride_kn, inside_k, width_qk, CHUNK, TF32X3
+                q_rows, local_q * stride_qm, inside_q, k_rows, local_k * stride_kn, inside_k, width_qk, CHUNK
             )
             dp = inner_in_chunks(
-                dout_rows, local_q * stride_gm, inside_q, v_rows, local_k * stride_vn, inside_k, width_v, CHUNK, TF32X3
+                dout_rows, local_q * stride_gm, inside_q, v_rows, local_k * stride_vn, inside_k, width_v, CHUNK
             )
             row = start_q + rows
             lse = tl.load(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0)

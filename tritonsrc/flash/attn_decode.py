@@ -39,7 +39,7 @@ def attend_cached(
     acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
     width_qk, width_v, rows, seqlen_k, first, last, scale, softcap, slopes, distance, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
 ):  # fmt: skip
     """Adds a block of cached keys to the running softmax of a block of rows: as attend() of attn_fwd.py.
 
@@ -54,7 +54,7 @@ def attend_cached(
     inside = keys < seqlen_k
     places = page * stride_kb + key * stride_kn
     k = load_rows_at(k_ptr, places, inside, width_qk, P0, P1, P2, True, MASKED, PADDED)
-    products = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2, TF32X3)
+    products = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2)
     if EXTRAS == "any" or MASKED:
         # Scaled before it is masked, since -inf * 0 is NaN.
         scores = products * scale
@@ -80,7 +80,7 @@ def attend_cached(
     acc = scaled(acc, correction, P1, P2)
     places = page * stride_vb + key * stride_vn
     v = load_rows_at(v_ptr, places, inside, width_v, P0, P1, P2, False, MASKED, PADDED)
-    acc = added(p.to(q[0].dtype), converted(v, q[0].dtype, P1, P2), acc, P1, P2, TF32X3)
+    acc = added(p.to(q[0].dtype), converted(v, q[0].dtype, P1, P2), acc, P1, P2)
     return acc, new_max, row_sum
 
 
@@ -102,7 +102,7 @@ def attn_decode(
     splits, rows_head, rows_total, heads, heads_per_kv, seqlen_q, seqlen_k, new_rows,
     page_size, page_factor, page_shift, width_qk, width_v, window_left, window_right, flags,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention with a cache; the grid is
     (splits * cdiv(seqlen_q * heads_per_kv, BLOCK_M) * heads / heads_per_kv * batch,).
@@ -196,7 +196,7 @@ def attn_decode(
                     acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key,
                     stride_kb, stride_kn, stride_vb, stride_vn, width_qk, width_v,
                     rows, rows_k, first, last, scale, cap, slopes, distance, flags,
-                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2,
                 )  # fmt: skip
                 page = next_page
                 key = next_key
@@ -213,7 +213,7 @@ def attn_decode(
             acc, row_max, row_sum = attend_cached(
                 acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
                 width_qk, width_v, rows, rows_k, first, last, scale, cap, slopes, distance, flags,
-                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3,
+                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2,
             )  # fmt: skip
 
         factor = tl.full([BLOCK_M], 1.0, tl.float32) * tl.load(v_scale_ptr + head_kv, mask=has_scales, other=1.0)

@@ -29,7 +29,7 @@ def attend(
     rows, seqlen_k, first, last, scale, softcap, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, keep_scale, plane, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds a block of keys to the running softmax of a block of rows.
 
@@ -47,11 +47,11 @@ def attend(
     if CHUNK:
         products = inner_in_chunks(
             q, tl.arange(0, rows.shape[0]) * stride_qm, inside_q, k_ptr + start * stride_kn,
-            tl.arange(0, BLOCK_N) * stride_kn, inside, width_qk, CHUNK, TF32X3,
+            tl.arange(0, BLOCK_N) * stride_kn, inside, width_qk, CHUNK,
         )  # fmt: skip
     else:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
-        products = inner(q, k, P1, P2, TF32X3)
+        products = inner(q, k, P1, P2)
     # Neither a bias nor a soft cap; as the scale is not negative, the largest score stays the largest.
     PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
     if PLAIN and MASKED:
@@ -81,7 +81,7 @@ def attend(
         p *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
     acc = scaled(acc, correction, P1, P2)
     v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
-    acc = added(p.to(v[0].dtype), v, acc, P1, P2, TF32X3)
+    acc = added(p.to(v[0].dtype), v, acc, P1, P2)
     return acc, new_max, row_sum
 
 
@@ -94,7 +94,7 @@ def attend_rows(
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """All of one block of rows, number `tile`; the arguments are attn_fwd's."""
@@ -141,7 +141,7 @@ def attend_rows(
                     width_v,
                     rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                     seed, offset, threshold, keep_scale, plane, flags,
-                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
+                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
                 )  # fmt: skip
         else:
             whole_end = whole_begin
@@ -155,7 +155,7 @@ def attend_rows(
                 stride_kn, stride_vn, width_qk, width_v,
                 rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                 seed, offset, threshold, keep_scale, plane, flags,
-                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, TF32X3, CHUNK,
+                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
             )  # fmt: skip
 
         if flags & SINKS:
@@ -183,7 +183,7 @@ def attn_fwd(
     out_ptr, lse_ptr, sinks_ptr, seed_out_ptr, offset_out_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, TF32X3: tl.constexpr, CHUNK: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Attention forward: `tiles` blocks of rows (sequences.place), a program each.
@@ -208,7 +208,7 @@ def attn_fwd(
         PADDED: width_qk or width_v may be less than the pieces together.
         UNMASKED_LOOP: blocks of keys that need no mask have a loop of their own, for speed; without it, the code is
             half as long.
-        TF32X3, CHUNK: how products are made (rows.inner, rows.inner_in_chunks); CHUNK may be 0.
+        CHUNK: columns at a time of rows that registers do not hold (rows.inner_in_chunks); 0: whole rows.
         PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
@@ -228,7 +228,7 @@ def attn_fwd(
                 batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right,
                 threshold, flags,
                 out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, CHUNK, BLOCK_M, BLOCK_N,
+                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         attend_rows(
@@ -240,5 +240,5 @@ def attn_fwd(
             batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold,
             flags,
             out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, TF32X3, CHUNK, BLOCK_M, BLOCK_N,
+            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, BLOCK_M, BLOCK_N,
         )  # fmt: skip

@@ -134,15 +134,13 @@ def signed(rows, negative, P1: tl.constexpr, P2: tl.constexpr):
 
 
 @triton.jit
-def inner(a, b, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr):
-    """a b, summed over the columns of a's rows; b is transposed. fp32 is multiplied by three TF32 products if
-    TF32X3."""
-    PRECISION: tl.constexpr = "tf32x3" if TF32X3 and a[0].dtype == tl.float32 else "ieee"
-    product = tl.dot(a[0], b[0], input_precision=PRECISION)
+def inner(a, b, P1: tl.constexpr, P2: tl.constexpr):
+    """a b, summed over the columns of a's rows; b is transposed."""
+    product = tl.dot(a[0], b[0], input_precision="ieee")
     if P1 > 0:
-        product = tl.dot(a[1], b[1], product, input_precision=PRECISION)
+        product = tl.dot(a[1], b[1], product, input_precision="ieee")
     if P2 > 0:
-        product = tl.dot(a[2], b[2], product, input_precision=PRECISION)
+        product = tl.dot(a[2], b[2], product, input_precision="ieee")
     return product
 
 
@@ -159,7 +157,7 @@ def summed(a, b, P1: tl.constexpr, P2: tl.constexpr):
 
 @triton.jit
 def inner_in_chunks(
-    a_ptr, a_offsets, a_inside, b_ptr, b_offsets, b_inside, width, CHUNK: tl.constexpr, TF32X3: tl.constexpr
+    a_ptr, a_offsets, a_inside, b_ptr, b_offsets, b_inside, width, CHUNK: tl.constexpr
 ):  # fmt: skip
     """a b^T, summed over `width` columns, of rows in memory: CHUNK columns at a time, so that no row is held as a
     whole.
@@ -175,7 +173,7 @@ def inner_in_chunks(
         there = columns < width
         a = tl.load(a_ptr + a_offsets[:, None] + columns[None, :], mask=a_inside[:, None] & there[None, :], other=0.0)
         b = tl.load(b_ptr + b_offsets[None, :] + columns[:, None], mask=b_inside[None, :] & there[:, None], other=0.0)
-        products = tl.dot(a, b, products, input_precision="tf32x3" if TF32X3 and a.dtype == tl.float32 else "ieee")
+        products = tl.dot(a, b, products, input_precision="ieee")
     return products
 
 
@@ -191,19 +189,18 @@ def turned(rows, P1: tl.constexpr, P2: tl.constexpr):
 
 
 @triton.jit
-def added(weights, rows, onto, P1: tl.constexpr, P2: tl.constexpr, TF32X3: tl.constexpr):
-    """onto + weights rows; TF32X3 as of inner."""
-    PRECISION: tl.constexpr = "tf32x3" if TF32X3 and weights.dtype == tl.float32 else "ieee"
+def added(weights, rows, onto, P1: tl.constexpr, P2: tl.constexpr):
+    """onto + weights rows."""
     if P2 > 0:
         return (
-            tl.dot(weights, rows[0], onto[0], input_precision=PRECISION),
-            tl.dot(weights, rows[1], onto[1], input_precision=PRECISION),
-            tl.dot(weights, rows[2], onto[2], input_precision=PRECISION),
+            tl.dot(weights, rows[0], onto[0], input_precision="ieee"),
+            tl.dot(weights, rows[1], onto[1], input_precision="ieee"),
+            tl.dot(weights, rows[2], onto[2], input_precision="ieee"),
         )
     elif P1 > 0:
         return (
-            tl.dot(weights, rows[0], onto[0], input_precision=PRECISION),
-            tl.dot(weights, rows[1], onto[1], input_precision=PRECISION),
+            tl.dot(weights, rows[0], onto[0], input_precision="ieee"),
+            tl.dot(weights, rows[1], onto[1], input_precision="ieee"),
         )
     else:
-        return (tl.dot(weights, rows[0], onto[0], input_precision=PRECISION),)
+        return (tl.dot(weights, rows[0], onto[0], input_precision="ieee"),)
