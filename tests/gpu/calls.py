@@ -195,14 +195,15 @@ class Inputs:
         # Nothing may be written through a stride of 0, and heads that are one would be summed over by nobody.
         of_q = "contiguous" if call.layout == "broadcast" else call.layout
         self.q = tensor(False, call.heads, call.width, of_q, "normal" if call.inputs == "hot row" else call.inputs)
-        # fp32's log-sum-exp holds scores in the hundreds to 1e-5 or so, and backward's weights are no better: there q
-        # alone has outliers.
-        coarse = call.inputs == "outliers" and call.backward
-        of_k = "normal" if coarse and call.dtype == "fp32" else call.inputs
-        self.k = tensor(True, call.heads_kv, call.width, call.layout, of_k)
-        # Every FlashAttention takes rowsum(dout * out) of an output that was rounded, which outliers of v make coarse:
-        # in bf16 more so than twice the reference's error. That is the algorithm's; forward alone is held to it.
-        of_v = "normal" if call.inputs == "hot row" or coarse else call.inputs
+        # What backward is not held to, since no FlashAttention could be: it takes rowsum(dout * out) of an output that
+        # was rounded, which means, outliers and hot rows of v make coarse, and a hot row of k multiplies (dp and that
+        # sum are nearly equal there). And fp32's log-sum-exp holds scores in the hundreds to 1e-5 or so: backward's
+        # weights are no better, so in fp32 q alone has outliers. Forward is held to all of them.
+        spared_k = call.inputs == "hot row" or (call.inputs == "outliers" and call.dtype == "fp32")
+        self.k = tensor(
+            True, call.heads_kv, call.width, call.layout, "normal" if call.backward and spared_k else call.inputs
+        )
+        of_v = "normal" if call.inputs == "hot row" or call.backward else call.inputs
         self.v = tensor(True, call.heads_kv, call.out_width, call.layout, of_v)
         self.dout = tensor(False, call.heads, call.out_width, call.layout_out, "normal") if call.backward else None
 

@@ -148,7 +148,7 @@ def solve(call: Call, inputs: Inputs, dtype: torch.dtype, keep: torch.Tensor | N
         keep: [batch, heads, rows, keys] of booleans, with dropout.
     """
     leaves = Leaves(call, inputs, dtype)
-    outs, lses, cotangents = [], [], []
+    outs, lses, cotangents, sink_gradient = [], [], [], 0.0
     plain = dtype != torch.float64 and not (call.softcap or call.sinks or call.dropout)
     with honest_precision():
         for segment in call.segments():
@@ -176,6 +176,8 @@ def solve(call: Call, inputs: Inputs, dtype: torch.dtype, keep: torch.Tensor | N
             lses.append(lse)
             if call.backward:
                 cotangents.append(inputs.dout.values[segment.q].to(dtype))
+                if call.sinks and dtype != torch.float64:
+                    sink_gradient = sink_gradient + _of_sinks(leaves.sinks, lse, out, cotangents[-1])
         answers = {
             "out": torch.cat([out.detach().reshape(-1) for out in outs]),
             "lse": torch.cat([lse.reshape(-1) for lse in lses]),
@@ -189,7 +191,16 @@ def solve(call: Call, inputs: Inputs, dtype: torch.dtype, keep: torch.Tensor | N
                 gradients = torch.autograd.grad(given_outs, list(named.values()), cotangents, allow_unused=True)
             for (name, leaf), gradient in zip(named.items(), gradients):
                 answers[name] = counted(call, name, torch.zeros_like(leaf) if gradient is None else gradient)
+            if call.sinks and dtype != torch.float64:
+                answers["dsinks"] = sink_gradient
     return answers
+
+
+def _of_sinks(sinks: torch.Tensor, lse: torch.Tensor, out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
+    """What sinks' gradient is in a precision that PyTorch has no sinks for: the formula of all FlashAttentions, in
+    which the output is the rounded one."""
+    weights = (sinks.detach().float()[None, :, None] - lse.detach().float()).exp()
+    return -(weights * (out.detach().float() * dout.float()).sum(-1)).sum((0, 2))
 
 
 def counted(call: Call, name: str, tensor: torch.Tensor) -> torch.Tensor:
