@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -30,8 +30,42 @@ class Segment(NamedTuple):
         return self.of_k, slice(None), self.keys
 
 
+class AnyCall:
+    """What calls have in common, with a cache (decode.py) and without."""
+
+    width: int
+    width_v: int
+    sm_scale: float
+    causal: bool
+    left: int
+    right: int
+    number: int
+
+    def __str__(self) -> str:
+        """All that differs from the defaults, as it would be typed."""
+        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed)})"
+
+    @property
+    def out_width(self) -> int:
+        return self.width_v or self.width
+
+    @property
+    def scale(self) -> float:
+        return self.sm_scale or 1 / math.sqrt(self.width)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """(left, right), as it counts."""
+        return self.left, 0 if self.causal else self.right
+
+    def redrawn(self, number: int):
+        """The same with other values, for each number above 0."""
+        return replace(self, number=self.number + 100_003 * number)
+
+
 @dataclass(frozen=True)
-class Call:
+class Call(AnyCall):
     """What is asked of attention, and the shapes.
 
     Attributes:
@@ -81,24 +115,6 @@ class Call:
     backward: bool = True
     deterministic: bool = False
     number: int = 0
-
-    def __str__(self) -> str:
-        """All that differs from the defaults, as it would be typed."""
-        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"Call({', '.join(f'{name}={value!r}' for name, value in changed)})"
-
-    @property
-    def out_width(self) -> int:
-        return self.width_v or self.width
-
-    @property
-    def scale(self) -> float:
-        return self.sm_scale or 1 / math.sqrt(self.width)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """(left, right), as it counts."""
-        return self.left, 0 if self.causal else self.right
 
     @property
     def is_aligned(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -158,7 +157,6 @@ def check(
     expected = expected or Expected(call, device, kiln, target)
 
     def again(number: int) -> Verdict:
-        other = replace(call, number=call.number + 100_003 * number)
-        return Expected(other, device, kiln, target).run(kiln, keys, target, forced_backward)
+        return Expected(call.redrawn(number), device, kiln, target).run(kiln, keys, target, forced_backward)
 
     return settled(expected.run(kiln, keys, target, forced_backward), again)

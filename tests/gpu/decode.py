@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import ffi
 import torch
+from calls import AnyCall
 from check import settled
 from judge import Verdict
 from reference import attend, distances, hidden_from, honest_precision
@@ -14,7 +15,7 @@ from storage import DTYPES, SENTINEL, Storage
 
 
 @dataclass(frozen=True)
-class DecodeCall:
+class DecodeCall(AnyCall):
     """What is asked, and the shapes.
 
     Attributes:
@@ -58,22 +59,6 @@ class DecodeCall:
     layout: str = "contiguous"
     want_lse: bool = True
     number: int = 0
-
-    def __str__(self) -> str:
-        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"DecodeCall({', '.join(f'{name}={value!r}' for name, value in changed)})"
-
-    @property
-    def out_width(self) -> int:
-        return self.width_v or self.width
-
-    @property
-    def scale(self) -> float:
-        return self.sm_scale or 1 / math.sqrt(self.width)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return self.left, 0 if self.causal else self.right
 
     @property
     def cached(self) -> tuple[int, ...]:
@@ -307,6 +292,6 @@ def kiln_decode(kiln, run: DecodeRun, keys: tuple[str, ...], target: str | None)
 
 def check_decode(call: DecodeCall, kiln, device: str, target: str | None = None, keys: tuple[str, ...] = ()) -> Verdict:
     def again(number: int) -> Verdict:
-        return DecodeRun(replace(call, number=call.number + 100_003 * number), device).run(kiln, keys, target)
+        return DecodeRun(call.redrawn(number), device).run(kiln, keys, target)
 
     return settled(DecodeRun(call, device).run(kiln, keys, target), again)
