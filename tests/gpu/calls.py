@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 
 
 class AnyCall:
-    """What calls have in common, with a cache (decode.py) and without."""
+    """What calls have in common, with a cache (decode_calls.py) and without."""
 
     width: int
     width_v: int

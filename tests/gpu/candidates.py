@@ -10,7 +10,8 @@ import ffi
 import torch
 from calls import Call
 from check import Expected, check
-from decode import DecodeCall, check_decode
+from decode_calls import DecodeCall
+from decode_check import check_decode
 from storage import CODES, describe
 
 MOST_CASES = 3  # of each image

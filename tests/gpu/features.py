@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from calls import Call
-from decode import DecodeCall
+from decode_calls import DecodeCall
 from storage import ALIGNED, UNALIGNED
 
 DTYPES = ("bf16", "fp16", "fp32")

@@ -9,6 +9,7 @@ import ffi
 import torch
 from calls import Inputs
 from check import Outputs
+from decode_check import DecodeRun
 from storage import Storage, describe
 
 WORKSPACE_GUARD = 1024
@@ -139,6 +140,23 @@ class Flash:
             tensors["dsinks"] = describe(outputs["dsinks"].values[0, 0])
         workspace = self.enqueue("kiln_attn_bwd", params, tensors, keys=keys, target=target, **more)
         self._check_workspace(workspace, "kiln_attn_bwd")
+
+    def decode(self, run: DecodeRun, keys: tuple[str, ...] = (), target: str | None = None) -> None:
+        inputs, call = run.inputs, run.inputs.call
+        params = ffi.AttnDecode(
+            causal=int(call.causal), rotary_interleaved=int(call.rotary == "interleaved"), softcap=call.softcap,
+            sm_scale=call.sm_scale, splits=call.splits, window_left=call.left, window_right=call.right,
+            max_seqlen_q=max(call.lengths_q, default=0),
+        )  # fmt: skip
+        tensors = {
+            "q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache, "out": run.out, "lse": run.lse,
+            "k_new": inputs.k_new, "v_new": inputs.v_new, "seqused_k": inputs.used, "cu_seqlens_q": inputs.cu_q,
+            "block_table": inputs.table, "cache_batch": inputs.cache_batch, "leftpad": inputs.leftpad,
+            "rotary_cos": inputs.cos, "rotary_sin": inputs.sin, "k_scale": inputs.k_scale, "v_scale": inputs.v_scale,
+            "sinks": inputs.sinks, "alibi_slopes": inputs.slopes,
+        }  # fmt: skip
+        workspace = self.enqueue("kiln_attn_decode", params, tensors, keys=keys, target=target)
+        self._check_workspace(workspace, "kiln_attn_decode")
 
     def dropout_mask(self, inputs: Inputs, target: str | None = None) -> torch.Tensor:
         """[batch, heads, rows, keys] uint8, of a call's seed and offset."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from calls import Call
-from decode import DecodeCall
+from decode_calls import DecodeCall
 from storage import ALIGNED, UNALIGNED
 
 LENGTHS = (1, 2, 63, 64, 65, 127, 1023, 2047, 4097)

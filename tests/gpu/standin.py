@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from calls import Inputs
 from check import Outputs
-from decode import DecodeRun
+from decode_calls import bits
+from decode_check import DecodeRun
 from reference import distances, hidden_from
 from storage import DTYPES
 
@@ -121,18 +122,16 @@ class Standin:
             rows = None if name in ("dbias", "dsinks") else inputs.rows if name == "dq" else inputs.keys
             storage.put(self.spoil(name, values).to(storage.memory.dtype), rows)
 
-    def decode(self, run: DecodeRun) -> None:
+    def decode(self, run: DecodeRun, keys=(), target=None) -> None:
         inputs, call = run.inputs, run.inputs.call
         for which, cache in enumerate((inputs.k_cache, inputs.v_cache)):
             scale = (inputs.k_scale, inputs.v_scale)[which]
             for b in range(call.batch if call.new_rows else 0):
-                new = run._new(which, b, torch.float32)
+                new = run.appended(which, b, torch.float32)
                 new = new if scale is None else new / scale[:, None, None]
                 places = inputs.where(b, torch.arange(call.cached[b], call.cached[b] + call.new_rows))
-                inputs._raw(cache)[places[0], :, places[1]] = inputs._raw(
-                    new.to(cache.dtype).transpose(0, 1).contiguous()
-                )
-        out, lse = run._solve(torch.float32)
+                bits(cache)[places[0], :, places[1]] = bits(new.to(cache.dtype).transpose(0, 1).contiguous())
+        out, lse = run.solve(torch.float32)
         run.out.put(self.spoil("out", out).to(DTYPES[call.dtype]))
         if run.lse is not None:
             run.lse.put(self.spoil("lse", lse))

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 import sampling  # noqa: E402
 from calls import Call  # noqa: E402
 from check import check  # noqa: E402
-from decode import DecodeCall, check_decode  # noqa: E402
+from decode_calls import DecodeCall, bits  # noqa: E402
+from decode_check import check_decode  # noqa: E402
 from standin import Standin  # noqa: E402
 
 CALLS = (
@@ -152,9 +153,9 @@ def test_what_is_written_elsewhere_is_found():
 
 def test_a_cache_that_is_written_elsewhere_is_found():
     class Careless(Standin):
-        def decode(self, run):
-            super().decode(run)
-            run.inputs._raw(run.inputs.v_cache)[0, 0, 40, 0] ^= 1
+        def decode(self, run, keys=(), target=None):
+            super().decode(run, keys, target)
+            bits(run.inputs.v_cache)[0, 0, 40, 0] ^= 1
 
     wrong = check_decode(DecodeCall(used=(30, 20), keys=50, new_rows=1), Careless(), "cpu").wrong()
     assert wrong == ["v_cache: something was written beside what was appended"]

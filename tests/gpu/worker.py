@@ -16,7 +16,8 @@ import torch
 from calls import Call
 from candidates import run_images
 from check import check
-from decode import DecodeCall, check_decode
+from decode_calls import DecodeCall
+from decode_check import check_decode
 from pool import serve
 
 MOST_CACHED = 4 << 30  # bytes that a process keeps of the GPU's memory between tasks
