@@ -15,7 +15,13 @@ MOST_SCORES = 1 << 25
 FEWEST_ELEMENTS = 512
 
 
-def _width(draw: random.Random, dtype: str) -> int:
+class _Draw(random.Random):
+    def some(self, share: float) -> bool:
+        """True in about this share of calls."""
+        return self.random() < share
+
+
+def _width(draw: _Draw, dtype: str) -> int:
     kind = draw.random()
     if kind < 0.5:
         return draw.choice((64, 128))
@@ -24,7 +30,7 @@ def _width(draw: random.Random, dtype: str) -> int:
     return draw.choice((512, 264, 511)) if kind < 0.78 and dtype != "fp32" else draw.randint(1, 256)
 
 
-def _lengths(draw: random.Random, longest: int, count: int, least: int = 1) -> tuple[int, ...]:
+def _lengths(draw: _Draw, longest: int, count: int, least: int = 1) -> tuple[int, ...]:
     """Far apart, some of them 0, none of them below `least` else; one is the longest."""
     lengths = [draw.choice([0, *(n for n in LENGTHS if least <= n <= longest)]) for _ in range(count)]
     lengths[draw.randrange(count)] = longest
@@ -32,15 +38,14 @@ def _lengths(draw: random.Random, longest: int, count: int, least: int = 1) -> t
 
 
 def random_call(seed: int, number: int) -> Call:
-    draw = random.Random(f"kiln {seed} {number}")
-    some = lambda share: draw.random() < share  # noqa: E731
+    draw = _Draw(f"kiln {seed} {number}")
     dtype = draw.choice(("bf16", "bf16", "fp16", "fp16", "fp32"))
     rows = draw.choice((*LENGTHS, draw.randint(1, 600)))
-    keys = rows if some(0.35) else draw.choice((*LENGTHS, draw.randint(1, 600), 0))
+    keys = rows if draw.some(0.35) else draw.choice((*LENGTHS, draw.randint(1, 600), 0))
     batch = draw.choice((1, 1, 2, 3))
     heads_kv, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 4))
     width = _width(draw, dtype)
-    sinks = some(0.2)
+    sinks = draw.some(0.2)
     if sinks and heads_kv * group < 4:
         group = 4  # dsinks is one number for each head
     while heads_kv * group * batch * rows * max(keys, 1) > MOST_SCORES and (batch, heads_kv, group) != (1, 1, 1):
@@ -55,13 +60,16 @@ def random_call(seed: int, number: int) -> Call:
         heads_kv *= 2
     while heads_kv * batch * max(keys, 1) * width < FEWEST_ELEMENTS:
         heads_kv *= 2
-    varlen = draw.choice(("compact", "compact", "padded", "both")) if some(0.35) else ""
+    varlen = draw.choice(("compact", "compact", "padded", "both")) if draw.some(0.35) else ""
     batch = draw.choice((2, 3, 5)) if varlen and rows * keys < 1 << 20 else batch
     mask = draw.choice(("none", "causal", "causal", "causal, bottom right", "window", "window, bottom right"))
     left = draw.choice((-1, 0, 1, 40, 64, 1000)) if mask.startswith("window") else -1
     right = draw.choice((-1, 0, 1, 40, 64, 1000)) if mask.startswith("window") else -1
     extra = draw.choice(("", "", "", "bias", "alibi", "softcap", "dropout", "several"))
-    has = lambda name: extra == name or (extra == "several" and some(0.5))  # noqa: E731
+
+    def has(name: str) -> bool:
+        return extra == name or (extra == "several" and draw.some(0.5))
+
     inputs = draw.choice(("normal", "normal", "normal", "means", "outliers", "hot row"))
     # Where each row sees one key, gradients are 0 by cancellation: rounding of large numbers says nothing then.
     few = min(rows, keys) <= 2 or (0 <= left <= 1 and 0 <= right <= 1)
@@ -70,53 +78,53 @@ def random_call(seed: int, number: int) -> Call:
     alibi = draw.choice(("heads", "batch")) if has("alibi") else ""
     # Far from all keys that it sees, a row's log-sum-exp is in the hundreds: too coarse in fp32 for backward.
     is_near = rows <= keys and not varlen and (mask == "none" or "bottom" in mask)
-    backward = some(0.7) and (dtype != "fp32" or not alibi or is_near)
+    backward = draw.some(0.7) and (dtype != "fp32" or not alibi or is_near)
     backward = backward and not (dtype == "fp32" and few and max(rows, keys) > 127)  # sums of one rounding error
     dropout = draw.choice((0.1, 0.5, 0.8)) if has("dropout") and not few else 0.0
     # Nor do sums over many rows that see a key or two, beside other sequences whose gradients are none of rounding's.
     least = 3 if backward and (dropout or rows > 127) else 1
     return Call(
         dtype=dtype, batch=batch, heads=heads_kv * group, heads_kv=heads_kv, rows=rows, keys=keys, width=width,
-        width_v=_width(draw, dtype) if some(0.15) else 0,
-        layout=draw.choice((*ALIGNED, *UNALIGNED)) if some(0.6) else "contiguous",
-        layout_out=draw.choice(("rows", "padded", "reversed", *UNALIGNED)) if some(0.4) else "contiguous",
+        width_v=_width(draw, dtype) if draw.some(0.15) else 0,
+        layout=draw.choice((*ALIGNED, *UNALIGNED)) if draw.some(0.6) else "contiguous",
+        layout_out=draw.choice(("rows", "padded", "reversed", *UNALIGNED)) if draw.some(0.4) else "contiguous",
         causal=mask.startswith("causal"), bottom_right="bottom" in mask, left=left, right=right,
         bias=draw.choice(("none", "batch", "heads", "both", "rows", "hides")) if has("bias") and keys else "",
         sinks=sinks, alibi=alibi, softcap=softcap,
         dropout=dropout, seed=draw.getrandbits(63),
-        offset=draw.getrandbits(62), in_memory=some(0.5), varlen_q=varlen,
-        varlen_k=draw.choice(("compact", "padded", "both")) if varlen and some(0.2) else varlen,
+        offset=draw.getrandbits(62), in_memory=draw.some(0.5), varlen_q=varlen,
+        varlen_k=draw.choice(("compact", "padded", "both")) if varlen and draw.some(0.2) else varlen,
         lengths_q=_lengths(draw, rows, batch) if varlen else (),
         lengths_k=_lengths(draw, keys, batch, least) if varlen else (), inputs=inputs,
         sm_scale=draw.choice((0.0, 0.0, 0.0, 0.05, 1.0 if inputs == "normal" and not few else 0.2, -0.3)),
-        want_lse=some(0.8), backward=backward, deterministic=some(0.3), number=draw.getrandbits(40),
+        want_lse=draw.some(0.8), backward=backward, deterministic=draw.some(0.3), number=draw.getrandbits(40),
     )  # fmt: skip
 
 
 def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
-    draw = random.Random(f"kiln decode {seed} {number}")
-    some = lambda share: draw.random() < share  # noqa: E731
+    draw = _Draw(f"kiln decode {seed} {number}")
     batch, heads_kv = draw.choice((1, 2, 5)), draw.choice((1, 2, 4))
     rows = draw.choice((1, 1, 2, 3, 7, 16, 33, 130))
     width = draw.choice((64, 64, 128, 128, draw.choice(WIDTHS), draw.randint(2, 256)))
     keys = draw.choice((17, 64, 500, 1500, 4097))
-    lengths_q = (*(draw.choice((0, 1, 2, rows)) for _ in range(batch - 1)), rows) if some(0.2) else ()
-    new_rows = draw.choice((1, rows, 5)) if some(0.5) and not lengths_q else 0
+    lengths_q = (*(draw.choice((0, 1, 2, rows)) for _ in range(batch - 1)), rows) if draw.some(0.2) else ()
+    new_rows = draw.choice((1, rows, 5)) if draw.some(0.5) and not lengths_q else 0
     new_rows = min(new_rows, keys)
-    page_size = draw.choice((16, 17, 32, 64, 100, 128, 256)) if some(0.5) else 0
-    has_used = bool(new_rows or page_size) or some(0.6)
+    page_size = draw.choice((16, 17, 32, 64, 100, 128, 256)) if draw.some(0.5) else 0
+    has_used = bool(new_rows or page_size) or draw.some(0.6)
     used = tuple(min(draw.choice((0, 1, keys // 2, keys)), keys - new_rows) for _ in range(batch)) if has_used else ()
     masked = draw.choice(("", "causal", "causal", "left", "both"))
-    fp8 = has_fp8 and some(0.25)
+    fp8 = has_fp8 and draw.some(0.25)
     rotary_dim = draw.choice((2, 16, 32, width)) // 2 * 2
     return DecodeCall(
         dtype=draw.choice(("bf16", "fp16")) if fp8 else draw.choice(("bf16", "bf16", "fp16", "fp16", "fp32")),
         batch=batch, heads=heads_kv * draw.choice((1, 2, 4, 8)), heads_kv=heads_kv, rows=rows, lengths_q=lengths_q,
-        keys=keys, used=used, width=width, width_v=draw.choice((32, 96)) if some(0.1) else 0, page_size=page_size,
+        keys=keys, used=used, width=width, width_v=draw.choice((32, 96)) if draw.some(0.1) else 0, page_size=page_size,
         new_rows=new_rows, rotary=draw.choice(("", "half", "interleaved")) if new_rows and rotary_dim <= width else "",
-        rotary_dim=rotary_dim, fp8=fp8, cache_batch=not page_size and some(0.3),
-        leftpad=not page_size and some(0.2), causal=masked == "causal", left=37 if masked in ("left", "both") else -1,
-        right=3 if masked == "both" else -1, softcap=20.0 if some(0.15) else 0.0, sinks=some(0.2), alibi=some(0.15),
+        rotary_dim=rotary_dim, fp8=fp8, cache_batch=not page_size and draw.some(0.3),
+        leftpad=not page_size and draw.some(0.2), causal=masked == "causal",
+        left=37 if masked in ("left", "both") else -1, right=3 if masked == "both" else -1,
+        softcap=20.0 if draw.some(0.15) else 0.0, sinks=draw.some(0.2), alibi=draw.some(0.15),
         splits=draw.choice((0, 0, 1, 2, 5, 16)), layout=draw.choice(("contiguous", "rows", "odd rows", "padded")),
-        want_lse=some(0.8), number=draw.getrandbits(40),
+        want_lse=draw.some(0.8), number=draw.getrandbits(40),
     )  # fmt: skip

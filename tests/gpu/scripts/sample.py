@@ -77,7 +77,10 @@ class Sample:
         )
         out, dq, dk, dv = (self.normal(dtype, *tuple(like.sizes)[:4]) for like in (q, q, k, v))
         lse = self.put(np.zeros((BATCH, HEADS, ROWS), np.float32), ffi.FP32)
-        has = lambda name: extras in (name, "any")  # noqa: E731
+
+        def has(name: str) -> bool:
+            return extras in (name, "any")
+
         shared = {
             "q": q, "k": k, "v": v, "out": out, "lse": lse,
             "bias": self.normal(dtype, BATCH, HEADS, ROWS, KEYS) if has("bias") else None,
@@ -105,14 +108,16 @@ class Sample:
                 tensor.memory.free()
 
     def decode(self, dtype: str, width: int, *, paged: bool, fp8: bool, append: bool) -> None:
-        size, pages = (16, 2 * BATCH * 4) if paged else (64, BATCH)
-        held = (lambda *shape: self.put(np.full(shape, 0x38, np.uint8), ffi.FP8E4M3)) if fp8 else (
-            lambda *shape: self.normal(dtype, *shape)
-        )  # fmt: skip
         rows = 3
+        size, pages = (16, 2 * BATCH * 4) if paged else (64, BATCH)
+
+        def cache() -> ffi.Tensor:
+            shape = (pages, HEADS_KV, size, width)
+            return self.put(np.full(shape, 0x38, np.uint8), ffi.FP8E4M3) if fp8 else self.normal(dtype, *shape)
+
         tensors = {
             "q": self.normal(dtype, BATCH, HEADS, rows, width), "out": self.normal(dtype, BATCH, HEADS, rows, width),
-            "k_cache": held(pages, HEADS_KV, size, width), "v_cache": held(pages, HEADS_KV, size, width),
+            "k_cache": cache(), "v_cache": cache(),
             "lse": self.put(np.zeros((BATCH, HEADS, rows), np.float32), ffi.FP32), "seqused_k": self.integers(60, 17),
         }  # fmt: skip
         if paged:
