@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 
 Work = Callable[[], object]
-QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit")
+QUERY = (
+    "name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit", "compute_cap",
+)  # fmt: skip
 
 
 def nvidia_smi() -> dict[str, str]:

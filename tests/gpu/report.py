@@ -10,33 +10,24 @@ import json
 import platform
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
-QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "compute_cap")
-
-
-def nvidia_smi() -> dict[str, str]:
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"], capture_output=True, text=True
-        )
-        return dict(zip(QUERY, map(str.strip, done.stdout.splitlines()[0].split(","))))
-    except (OSError, IndexError):
-        return {}
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def facts(tarball: Path) -> dict:
+    sys.path.append(str(ROOT / "benchmarks/attention"))
+    import timing
     import torch
 
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "tarball": tarball.name,
         "sha256": hashlib.sha256(tarball.read_bytes()).hexdigest(),
-        "gpu": nvidia_smi(),
+        "gpu": timing.nvidia_smi(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
