@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from attention import EVERYTHING, Call, attention
-from interpreter import ALIBI, CU_Q, LSE, PIECES, SINKS, SOFTCAP, USED_K, lay_out
+from interpreter import ALIBI, CU_Q, LSE, PIECES, SINKS, SOFTCAP, USED_K, integers, lay_out, reals, size_for
 
 PAGED, CACHE_BATCH, LEFTPAD, SCALES, INTERLEAVED, ONE_ANGLE = (1 << n for n in range(14, 20))
 CONTIGUOUS = 2**30  # keys of the one page that a contiguous cache is
@@ -163,11 +163,9 @@ class CacheImage:
     """What is constant in an image, and what a call is free to choose.
 
     Attributes:
-        size: the head size that it is compiled for; None: the next larger.
         splits: into how many parts the keys are split.
     """
 
-    size: int | None = None
     block_m: int = 16
     block_n: int = 16
     unmasked_loop: bool = True
@@ -181,7 +179,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
 
     decode, append, rotary = (importlib.import_module(name) for name in ("attn_decode", "append_kv", "rotary"))
     width_qk, width_v = call.q.shape[3], call.v_cache.shape[3]
-    size = image.size or next(size for size in PIECES if size >= max(width_qk, width_v))
+    size = size_for(width_qk, width_v)
     heads, heads_kv = call.q.shape[1], call.k_cache.shape[1]
     spans = [call.rows(sequence)[1] for sequence in range(call.sequences)]
     longest = max((rows.stop - rows.start for rows in spans), default=0)
@@ -194,12 +192,6 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
         SCALES: call.k_scale, INTERLEAVED: call.interleaved or None, ONE_ANGLE: call.is_unmasked or None,
     }  # fmt: skip
     flags = sum(flag for flag, given in options.items() if given is not None)
-
-    def integers(array: np.ndarray | None) -> torch.Tensor:
-        return torch.from_numpy(np.zeros(1, np.int32) if array is None else array.astype(np.int32))
-
-    def reals(array: np.ndarray | None) -> torch.Tensor:
-        return torch.from_numpy(np.zeros(1, np.float32) if array is None else array.astype(np.float32))
 
     used, cu_q, table, cache_batch, leftpad = map(
         integers, (call.used, call.cu_q, call.table, call.cache_batch, call.leftpad)

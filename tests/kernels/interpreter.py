@@ -48,12 +48,10 @@ class Image:
     """What is constant in an image.
 
     Attributes:
-        size: the head size that it is compiled for; None: the next larger.
         chunk: columns at a time of rows that registers do not hold; 0: whole rows.
         programs: of the forward, each of which takes several tiles; None: one for each tile.
     """
 
-    size: int | None = None
     block_m: int = 16
     block_n: int = 16
     unmasked_loop: bool = True
@@ -88,6 +86,20 @@ def lay_out(array: np.ndarray, layout: str) -> _Tensor:
     return _Tensor(torch.from_numpy(storage)[start:], view, strides[:3])
 
 
+def size_for(*widths: int) -> int:
+    """The least head size that is compiled and holds rows of these widths."""
+    return next(size for size in PIECES if size >= max(widths))
+
+
+def integers(array: np.ndarray | None) -> torch.Tensor:
+    """An argument of a kernel; None: one that it does not read."""
+    return torch.from_numpy(np.zeros(1, np.int32) if array is None else array.astype(np.int32))
+
+
+def reals(array: np.ndarray | None) -> torch.Tensor:
+    return torch.from_numpy(np.zeros(1, np.float32) if array is None else array.astype(np.float32))
+
+
 def extras_of(call: Call) -> str:
     """Which images serve a call."""
     given = {
@@ -105,7 +117,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
 
     fwd, bwd, scores = (importlib.import_module(name) for name in ("attn_fwd", "attn_bwd", "attn_bwd_scores"))
     width_qk, width_v = call.q.shape[3], call.v.shape[3]
-    size = image.size or next(size for size in PIECES if size >= max(width_qk, width_v))
+    size = size_for(width_qk, width_v)
     heads, heads_kv = call.q.shape[1], call.k.shape[1]
     longest_q, longest_k = (
         array.shape[2] if cu is None else int(np.diff(cu).max(initial=0))
@@ -125,12 +137,6 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     bias_strides = tuple(0 if size == 1 else step for size, step in zip(bias.shape, _strides(bias)))
     lse_strides = _strides(lse)[:2]
     threshold = int(np.uint32(call.threshold).astype(np.int32))
-
-    def integers(array: np.ndarray | None) -> torch.Tensor:
-        return torch.from_numpy(np.zeros(1, np.int32) if array is None else array.astype(np.int32))
-
-    def reals(array: np.ndarray | None) -> torch.Tensor:
-        return torch.from_numpy(np.zeros(1, np.float32) if array is None else array.astype(np.float32))
 
     # A part of seed and offset by value, the rest in memory.
     seed, offset = torch.tensor([call.seed - 5]), torch.tensor([call.offset - 7])

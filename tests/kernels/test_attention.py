@@ -3,22 +3,15 @@ random."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-
-# Looked for, not imported: see interpreter.py.
-for package in ("numpy", "torch", "triton"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"needs {package}: Triton's interpreter works on PyTorch's tensors", allow_module_level=True)
-
-import numpy as np  # noqa: E402
-from attention import EVERYTHING, Call, attention, kept, philox  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from interpreter import Image, interpreter, mask, run  # noqa: E402
+from attention import EVERYTHING, Call, attention, kept, philox
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreter import Image, mask, run
 
 # Largest error that rounding explains, relative to 1 + the value: of P and the gradients' factors in fp16, or of fp32.
 TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
@@ -30,12 +23,6 @@ MASKS = {
     "window, bottom right": {"left": 20, "right": 0, "bottom_right": True},
     "one key": {"left": 0, "right": 0},
 }
-
-
-@pytest.fixture(scope="module")
-def child():
-    with interpreter() as executor:
-        yield executor
 
 
 def make(

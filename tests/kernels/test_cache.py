@@ -5,23 +5,15 @@ The interpreter is wrong for fp8, so a quantized cache is one of fp16 here: scal
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-
-# Looked for, not imported: see interpreter.py.
-for package in ("numpy", "torch", "triton"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"needs {package}: Triton's interpreter works on PyTorch's tensors", allow_module_level=True)
-
-import numpy as np  # noqa: E402
-from attention import EVERYTHING  # noqa: E402
-from cache import CacheCall, CacheImage, divisor, run_with_cache, with_cache  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from interpreter import interpreter  # noqa: E402
+from attention import EVERYTHING
+from cache import CacheCall, CacheImage, divisor, run_with_cache, with_cache
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 # Largest error that rounding explains, relative to 1 + the value.
 TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
@@ -32,12 +24,6 @@ MASKS = {
     "causal window": {"left": 20, "right": 0},
     "one key": {"left": 0, "right": 0},
 }
-
-
-@pytest.fixture(scope="module")
-def child():
-    with interpreter() as executor:
-        yield executor
 
 
 def make(
