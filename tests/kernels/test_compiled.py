@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
+PROCESSORS = len(os.sched_getaffinity(0))
 TARGETS = ("gfx942", "gfx90a", "gfx1100", "sm_80", "sm_90")
 KERNELS = (
     "attn_fwd", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dbias", "attn_bwd_dsinks", "dropout_mask", "append_kv",
@@ -89,8 +91,7 @@ def answer(process: subprocess.Popen) -> dict:
 
 
 def test_every_functional_of_the_full_profile_has_an_ir():
-    parts = len(os.sched_getaffinity(0))
-    answers = [answer(process) for process in [start(LOWER, part, parts) for part in range(parts)]]
+    answers = [answer(process) for process in [start(LOWER, part, PROCESSORS) for part in range(PROCESSORS)]]
     counts: dict[str, int] = {}
     for one in answers:
         for kernel, count in one["kernels"].items():
@@ -101,9 +102,17 @@ def test_every_functional_of_the_full_profile_has_an_ir():
     assert counts["attn_bwd_dq"] >= 3 * 12 * 5 * 2
 
 
+@pytest.fixture(scope="module")
+def samples():
+    """What SAMPLE answers, by target: as many of them at a time as there are processors."""
+    pool = ThreadPoolExecutor(PROCESSORS)
+    yield {target: pool.submit(lambda target: answer(start(SAMPLE, target)), target) for target in TARGETS}
+    pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_sample_of_each_kernel_is_what_it_was_asked_to_be(target):
-    rows = answer(start(SAMPLE, target))
+def test_a_sample_of_each_kernel_is_what_it_was_asked_to_be(samples, target):
+    rows = samples[target].result()
     assert set(rows) == set(KERNELS)
     for kernel, row in rows.items():
         info, facts = row["info"], row["facts"]
