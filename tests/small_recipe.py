@@ -60,7 +60,7 @@ operations:
           flag: {type: i1, value: w.data != 0}
         constants: {COLUMNS: columns_most, GEMMA: gemma, KIND: dtype}
         specializations:
-          aligned: {divisible_by_16: [x_ptr, out_ptr, stride]}
+          aligned: {divisible_by_16: [x_ptr, out_ptr], divisible_by_8: [stride]}
           one: {equal_to_1: [columns], divisible_by_16: [x_ptr]}
           generic: {}
         grid: [rows]

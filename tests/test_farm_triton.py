@@ -55,7 +55,7 @@ def build(tmp_path):
             fingerprint=fingerprint(path, function),
             signature=(("x_ptr", "*fp32"), ("n", "i32"), ("factor", "fp32"), ("BLOCK", "constexpr")),
             constants=(("BLOCK", 256),),
-            divisible=("x_ptr",),
+            divisible=(("x_ptr", 16),),
             target="sm_90",
             options=(("num_warps", 4),),
         )

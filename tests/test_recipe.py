@@ -46,8 +46,8 @@ def test_kernels(small):
     assert norm.columns == ("BLOCK", "num_warps", "waves_per_eu")
     assert [axis.text for axis in norm.grid] == ["rows", "1", "1"]
     assert [(s.name, s.divisible, s.equal_to_one) for s in norm.specializations] == [
-        ("aligned", ("x_ptr", "out_ptr", "stride"), ()),
-        ("one", ("x_ptr",), ("columns",)),
+        ("aligned", (("x_ptr", 16), ("out_ptr", 16), ("stride", 8)), ()),
+        ("one", (("x_ptr", 16),), ("columns",)),
         ("generic", (), ()),
     ]
     assert norm.bin_total == 6

@@ -29,7 +29,7 @@ source = ASTSource(
     function,
     dict(job["signature"]),
     {places[name]: value for name, value in job["constants"]},
-    {places[name]: [["tt.divisibility", 16]] for name in job["divisible"]},
+    {places[name]: [["tt.divisibility", factor]] for name, factor in job["divisible"]},
 )
 arch = int(job["arch"]) if job["arch"].isdecimal() else job["arch"]
 compiled = triton.compile(source, GPUTarget(job["backend"], arch, job["warp_size"]), dict(job["options"]))

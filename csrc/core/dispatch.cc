@@ -143,22 +143,27 @@ bool encode(int32_t type, int64_t value, uint64_t* out) {
   }
 }
 
-// Evaluates all parameters into `values`, and says which are multiples of 16 and which are 1.
-kiln_status evaluate_parameters(Plan& plan, const kiln_kernel_table& kernel, int64_t* values, uint64_t* sixteenths,
-                                uint64_t* ones) {
-  *sixteenths = *ones = 0;
+// What specializations ask of parameters; bit i: parameter i.
+struct Properties {
+  uint64_t divisible_by_16 = 0, divisible_by_8 = 0, equal_to_one = 0;
+};
+
+// Evaluates all parameters into `values`.
+kiln_status evaluate_parameters(Plan& plan, const kiln_kernel_table& kernel, int64_t* values, Properties* of) {
   for (int32_t i = 0; i < kernel.parameter_count; ++i) {
     int32_t broken = 0;
     values[i] = kernel.parameters[i].value(plan.v, &broken);
     if (broken) return fault(plan, "the parameter", kernel.parameters[i].name);
-    *sixteenths |= static_cast<uint64_t>((values[i] & 15) == 0) << i;
-    *ones |= static_cast<uint64_t>(values[i] == 1) << i;
+    of->divisible_by_16 |= static_cast<uint64_t>((values[i] & 15) == 0) << i;
+    of->divisible_by_8 |= static_cast<uint64_t>((values[i] & 7) == 0) << i;
+    of->equal_to_one |= static_cast<uint64_t>(values[i] == 1) << i;
   }
   return KILN_OK;
 }
 
-bool holds(const kiln_specialization_table& specialization, uint64_t sixteenths, uint64_t ones) {
-  return !(specialization.divisible & ~sixteenths) && !(specialization.equal_to_one & ~ones);
+bool holds(const kiln_specialization_table& specialization, const Properties& of) {
+  return !(specialization.divisible_by_16 & ~of.divisible_by_16) &&
+         !(specialization.divisible_by_8 & ~of.divisible_by_8) && !(specialization.equal_to_one & ~of.equal_to_one);
 }
 
 // Lays the parameters out as the image takes them: those that are constants of it left out.
@@ -315,16 +320,16 @@ kiln_status plan_kernel(Plan& plan, const kiln_kernel_table& kernel, const uint8
         out.bound->target->configurations + static_cast<int64_t>(out.configuration) * kernel.configuration_value_count,
         static_cast<size_t>(kernel.configuration_value_count) * sizeof plan.v[0]);
   int64_t values[KILN_MAX_PARAMETERS];
-  uint64_t sixteenths, ones;
-  if ((status = evaluate_parameters(plan, kernel, values, &sixteenths, &ones)) != KILN_OK) return status;
-  if (forced && !holds(kernel.specializations[out.specialization], sixteenths, ones))
+  Properties properties;
+  if ((status = evaluate_parameters(plan, kernel, values, &properties)) != KILN_OK) return status;
+  if (forced && !holds(kernel.specializations[out.specialization], properties))
     return fail(KILN_E_UNSUPPORTED,
                 "%s: the variant forced for kernel %s is specialised (%s) for arguments that this "
                 "call does not have",
                 plan.operation->name, kernel.name, kernel.specializations[out.specialization].name);
   if (!forced) {
     out.specialization = 0;
-    while (!holds(kernel.specializations[out.specialization], sixteenths, ones)) ++out.specialization;
+    while (!holds(kernel.specializations[out.specialization], properties)) ++out.specialization;
   }
   if ((status = place_parameters(plan, kernel, values, out)) != KILN_OK) return status;
   if ((status = choose_image(plan, kernel, out)) != KILN_OK) return status;

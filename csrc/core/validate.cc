@@ -106,10 +106,10 @@ const char* check_parameters(const kiln_kernel_table& kernel) {
   for (int32_t i = 0; i < kernel.specialization_count; ++i) {
     const kiln_specialization_table& specialization = kernel.specializations[i];
     if (!is_name(specialization.name)) return "a specialization has no name";
-    if ((specialization.divisible | specialization.equal_to_one) & ~(real & integral))
+    uint64_t named = specialization.divisible_by_16 | specialization.divisible_by_8 | specialization.equal_to_one;
+    if (named & ~(real & integral))
       return "a specialization speaks of a parameter that is none of its integers or pointers";
-    if (i == kernel.specialization_count - 1 && (specialization.divisible | specialization.equal_to_one))
-      return "its last specialization does not always hold";
+    if (i == kernel.specialization_count - 1 && named) return "its last specialization does not always hold";
   }
   return nullptr;
 }

@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-#define KILN_FAMILY_ABI 1
+#define KILN_FAMILY_ABI 2
 #define KILN_MAX_VALUES 512     /* length of `v` */
 #define KILN_MAX_KERNELS 16     /* of an operation */
 #define KILN_MAX_PARAMETERS 64  /* of a kernel */
@@ -89,11 +89,13 @@ typedef struct kiln_parameter_table {
     kiln_expression value;  /* for FP32 and FP64: gives the bits of a double */
 } kiln_parameter_table;
 
-/* A specialisation holds if each parameter in `divisible` is a multiple of 16 and each in `equal_to_one` is 1 (bit i:
- * parameter i). Parameters in `equal_to_one` are constants of the image: it does not take them. */
+/* A specialisation holds if each parameter in `divisible_by_16` is a multiple of 16, each in `divisible_by_8` of 8, and
+ * each in `equal_to_one` is 1 (bit i: parameter i). Parameters in `equal_to_one` are constants of the image: it does not
+ * take them. */
 typedef struct kiln_specialization_table {
     const char* name;
-    uint64_t divisible;
+    uint64_t divisible_by_16;
+    uint64_t divisible_by_8;
     uint64_t equal_to_one;
 } kiln_specialization_table;
 

@@ -53,7 +53,8 @@ def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCal
     known = words(functional)
     dtypes = [known["dtype"]] if "dtype" in known else ["bf16", "fp16", "fp32"]
     width = int(known["head_dim"]) if "head_dim" in known else 64
-    widths = [{"width": width}, {"width": width - 3, "width_v": max(width - 8, 5)}]
+    aligned, unaligned = {"width": width - 8, "width_v": width}, {"width": width - 3, "width_v": max(width - 8, 5)}
+    widths = [{"width": width}, aligned, unaligned]
     if known.get("padded") == "true":
         widths.reverse()
     if operation == "attn_decode":

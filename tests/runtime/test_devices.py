@@ -212,7 +212,7 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
     source = tmp_path / "broken.cc"
     toy_source = (nativebuild.HERE / "toy_family.cc").read_text()
     cases = [
-        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 2; Kiln 1.2.3 reads ABI 1"),
+        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 3; Kiln 1.2.3 reads ABI 2"),
         ("{sizeof(kiln_family),", "{sizeof(kiln_family) - 8,", "its size is less"),
         ('"1.2.3"', '""', "it has no version"),
         ("7, 3, 3, 1, 1, 2, MP, VALUES}", "7, 3, 3, 1, 1, 2, MP, 513}", "more values than KILN_MAX_VALUES"),
@@ -234,8 +234,8 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
         ('{"scale", KILN_PARAMETER_FP32', '{"scale", 12', "a parameter is of an unknown type"),
         ('"pointers", 1 << 0 | 1 << 1,', '"pointers", 1 << 10,', "speaks of a parameter that is none"),
         ('"pointers", 1 << 0 | 1 << 1,', '"pointers", 1 << 4,', "speaks of a parameter that is none"),
-        ('{"generic", 0, 0}};\nconstexpr kiln_specialization_table kReduce',
-         '{"generic", 1, 0}};\nconstexpr kiln_specialization_table kReduce', "does not always hold"),
+        ('{"generic", 0, 0, 0}};\nconstexpr kiln_specialization_table kReduce',
+         '{"generic", 1, 0, 0}};\nconstexpr kiln_specialization_table kReduce', "does not always hold"),
         ("{grid_x, big, one}", "{grid_x, nullptr, one}", "kernel main: it has no grid"),
         ("{{partial, partial_bytes}}", "{{partial, nullptr}}", "to zero has no expression"),
         ("make_lookup(1, -1)", "make_lookup(2, -1)", "leads to a configuration that is not there"),

@@ -86,8 +86,8 @@ constexpr kiln_parameter_table kReduceParameters[] = {{"partial_ptr", KILN_PARAM
                                                       {"y_ptr", KILN_PARAMETER_POINTER, 0, y_data},
                                                       {"rows", KILN_PARAMETER_U32, 0, d_rows}};
 constexpr kiln_specialization_table kMainSpecializations[] = {
-    {"aligned", 1 << 0 | 1 << 1 | 1 << 3 | 1 << 6, 1 << 7}, {"pointers", 1 << 0 | 1 << 1, 0}, {"generic", 0, 0}};
-constexpr kiln_specialization_table kReduceSpecializations[] = {{"generic", 0, 0}};
+    {"aligned", 1 << 0 | 1 << 1 | 1 << 6, 1 << 3, 1 << 7}, {"pointers", 1 << 0 | 1 << 1, 0, 0}, {"generic", 0, 0, 0}};
+constexpr kiln_specialization_table kReduceSpecializations[] = {{"generic", 0, 0, 0}};
 constexpr int64_t kRowEdges[] = {1024, 4096}, kOccupancyEdges[] = {4};
 constexpr kiln_bin_table kBins[] = {{"rows", d_rows, kRowEdges, 2, 0}, {"occupancy", occupancy, kOccupancyEdges, 1, 0}};
 constexpr kiln_zero_table kZeros[] = {{partial, partial_bytes}};

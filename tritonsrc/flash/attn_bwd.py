@@ -16,33 +16,10 @@ import triton.language as tl
 from dropout import factors, seed_of
 from flags import SOFTCAP
 from rows import added, inner, inner_in_chunks, load_rows, scaled, store_rows, summed, turned, zeros
-from scores import LOG2E, known, shaped, slope_of
+from scores import LOG2E, known, slope_of
 from sequences import place, sequence
+from softmax import shift_of, weights_of
 from window import bounds, span
-
-
-@triton.jit
-def weights_of(
-    products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, seen, flags,
-    MASKED: tl.constexpr, EXTRAS: tl.constexpr,
-):  # fmt: skip
-    """Softmax's weights [rows, keys], and what shaped() says of the soft cap.
-
-    Args:
-        lse: [rows], in base 2; inf for rows that see nothing.
-        seen: [rows, keys]; looked at if MASKED.
-    """
-    squeezed = products
-    if EXTRAS == "none" or EXTRAS == "dropout":
-        p = tl.math.exp2(products * scale - lse[:, None])
-    else:
-        scores, squeezed = shaped(
-            products, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, flags, EXTRAS
-        )  # fmt: skip
-        p = tl.math.exp2(scores - lse[:, None])
-    if MASKED:
-        p = tl.where(seen, p, 0.0)
-    return p, squeezed
 
 
 @triton.jit
@@ -85,7 +62,7 @@ def add_keys(
     p, squeezed = weights_of(
         products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
         (first <= last)[:, None] & inside[None, :],
-        (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), flags, MASKED, EXTRAS,
+        (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), flags, False, MASKED, EXTRAS,
     )  # fmt: skip
     if not CHUNK:
         v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
@@ -146,8 +123,7 @@ def attn_bwd_dq(
         dout = dout_ptr
     else:
         q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
-    lse = tl.load(lse_ptr + column, mask=inside, other=0.0) * LOG2E
-    lse = tl.where(lse == float("-inf"), float("inf"), lse)  # rows that see nothing
+    lse = shift_of(tl.load(lse_ptr + column, mask=inside, other=0.0))
     scale = sm_scale * LOG2E
     softcap *= LOG2E
     slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, KNOWN)
@@ -211,22 +187,14 @@ def add_rows(
         q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
         products = inner(k, turned(q, P1, P2), P1, P2)
     if MASKED:
-        lse = tl.load(lse_ptr + rows, mask=inside, other=0.0) * LOG2E
+        lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
     else:
-        lse = tl.load(lse_ptr + rows) * LOG2E
-    lse = tl.where(lse == float("-inf"), float("inf"), lse)  # rows that see nothing
-    if EXTRAS == "none" or EXTRAS == "dropout":
-        squeezed = products
-        p = tl.math.exp2(products * scale - lse[None, :])
-    else:
-        scores, squeezed = shaped(
-            products.T, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
-            inside[:, None] & (keys < rows_k)[None, :], flags, EXTRAS,
-        )  # fmt: skip
-        squeezed = squeezed.T
-        p = tl.math.exp2(scores.T - lse[None, :])
-    if MASKED:
-        p = tl.where((rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), p, 0.0)
+        lse = tl.load(lse_ptr + rows)
+    p, squeezed = weights_of(
+        products, shift_of(lse), scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
+        inside[:, None] & (keys < rows_k)[None, :],
+        (rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), flags, True, MASKED, EXTRAS,
+    )  # fmt: skip
     dout = load_rows(dout_ptr, start, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
     if not CHUNK:
         dp = inner(v, turned(dout, P1, P2), P1, P2)

@@ -9,11 +9,11 @@ instead of adding to memory from many programs: two products of seven, for the c
 
 import triton
 import triton.language as tl
-from attn_bwd import weights_of
 from dropout import factors, seed_of
 from rows import inner_in_chunks
 from scores import LOG2E, slope_of
 from sequences import sequence
+from softmax import shift_of, weights_of
 from window import bounds, span
 
 
@@ -79,13 +79,12 @@ def attn_bwd_dbias(
             )
             row = start_q + rows
             lse = tl.load(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0)
-            lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)  # rows that see nothing
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
             p, _squeezed = weights_of(
-                products, lse, sm_scale * LOG2E, softcap * LOG2E,
+                products, shift_of(lse), sm_scale * LOG2E, softcap * LOG2E,
                 bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh, stride_bm,
                 slope_of(slopes_ptr, batch, stride_sb, head, flags, "any"), rows, keys, rows_k - rows_q,
-                seen, seen, flags, True, "any",
+                seen, seen, flags, False, True, "any",
             )  # fmt: skip
             dp *= factors(
                 keep_scale, seed, offset, threshold, batch * heads + head, rows, first_key, flags, BLOCK_N, "any"
@@ -117,5 +116,5 @@ def attn_bwd_dsinks(
         for first_row in range(0, rows_q, BLOCK_M):
             rows = first_row + tl.arange(0, BLOCK_M)
             lse = tl.load(lse_rows + rows, mask=rows < rows_q, other=float("inf"))
-            total -= tl.math.exp2(sink - lse * LOG2E) * tl.load(delta_rows + rows, mask=rows < rows_q, other=0.0)
+            total -= tl.math.exp2(sink - shift_of(lse)) * tl.load(delta_rows + rows, mask=rows < rows_q, other=0.0)
     tl.store(dsinks_ptr + head, tl.sum(total, 0))

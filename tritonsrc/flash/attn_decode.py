@@ -18,9 +18,8 @@ from pages import cached_keys, page_of
 from rows import added, inner, load_rows_at, scaled, signed, store_rows, zeros
 from scores import LOG2E, squashed
 from sequences import sequence
+from softmax import LN2, ended, started, weighed, with_sink
 from window import bounds, span
-
-LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -55,9 +54,8 @@ def attend_cached(
     places = page * stride_kb + key * stride_kn
     k = load_rows_at(k_ptr, places, inside, width_qk, P0, P1, P2, True, MASKED, PADDED)
     products = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2)
-    if EXTRAS == "any" or MASKED:
-        # Scaled before it is masked, since -inf * 0 is NaN.
-        scores = products * scale
+    # Scaled before it is masked, since -inf * 0 is NaN.
+    scores = products * scale if EXTRAS == "any" or MASKED else products
     if EXTRAS == "any":
         if flags & SOFTCAP:
             scores = squashed(scores / softcap) * softcap
@@ -65,32 +63,12 @@ def attend_cached(
     if MASKED:
         seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
         scores = tl.where(seen, scores, float("-inf"))
-    if EXTRAS == "none" and not MASKED:
-        # As the scale is not negative, the largest product is the largest score. Scale and subtract in one operation.
-        new_max = tl.maximum(row_max, tl.max(products, 1) * scale)
-        p = tl.math.exp2(products * scale - new_max[:, None])
-        correction = tl.math.exp2(row_max - new_max)
-    else:
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        # A row that has seen no key yet: -inf - -inf would be NaN.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.math.exp2(scores - shift[:, None])
-        correction = tl.math.exp2(row_max - shift)
-    row_sum = row_sum * correction + tl.sum(p, 1)
+    p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, scale, EXTRAS == "none" and not MASKED)
     acc = scaled(acc, correction, P1, P2)
     places = page * stride_vb + key * stride_vn
     v = load_rows_at(v_ptr, places, inside, width_v, P0, P1, P2, False, MASKED, PADDED)
     acc = added(p.to(q[0].dtype), converted(v, q[0].dtype, P1, P2), acc, P1, P2)
-    return acc, new_max, row_sum
-
-
-@triton.jit
-def with_sink(row_max, row_sum, sinks):
-    """The running softmax with a key without a value: the new maximum, the new sum, and the output's factor."""
-    new_max = tl.maximum(row_max, sinks)
-    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-    correction = tl.math.exp2(row_max - shift)
-    return new_max, row_sum * correction + tl.math.exp2(sinks - shift), correction
+    return acc, row_max, row_sum
 
 
 @triton.jit
@@ -166,8 +144,7 @@ def attn_decode(
             slopes = tl.load(slopes_ptr + head, mask=inside & ((flags & ALIBI) != 0), other=0.0) * LOG2E
 
         acc = zeros(BLOCK_M, P0, P1, P2)
-        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        row_max, row_sum = started(BLOCK_M)
         distance, left, right = bounds(rows_q, rows_k, window_left, window_right, flags | BOTTOM_RIGHT)
         first, last, begin, end, whole_begin, whole_end = span(
             block * BLOCK_M // heads_per_kv,
@@ -219,12 +196,10 @@ def attn_decode(
         factor = tl.full([BLOCK_M], 1.0, tl.float32) * tl.load(v_scale_ptr + head_kv, mask=has_scales, other=1.0)
         if splits == 1:
             sinks = tl.load(sinks_ptr + head, mask=inside & ((flags & SINKS) != 0), other=float("-inf")) * LOG2E
-            row_max, row_sum, correction = with_sink(row_max, row_sum, sinks)
+            correction, row_max, row_sum = with_sink(row_max, row_sum, sinks)
             factor *= correction
-        empty = row_sum == 0.0
-        divisor = tl.where(empty, 1.0, row_sum)
+        divisor, lse = ended(row_max, row_sum)
         acc = scaled(acc, factor / divisor, P1, P2)
-        lse = tl.where(empty, float("-inf"), row_max + tl.math.log2(divisor))
         if splits == 1:
             out_ptr += batch_q * stride_ob
             store_rows(out_ptr, row * stride_om + head_64 * stride_oh, inside, width_v, acc, P0, P1, P2, PADDED)
@@ -264,9 +239,8 @@ def attn_decode_reduce(
         shift = tl.where(row_max == float("-inf"), 0.0, row_max)
         row_sum = tl.sum(tl.math.exp2(lses - shift), 0)
         sink = tl.load(sinks_ptr + head, mask=(flags & SINKS) != 0, other=float("-inf")) * LOG2E
-        row_max, row_sum, _ = with_sink(row_max, row_sum, sink)
-        empty = row_sum == 0.0
-        lse = tl.where(empty, float("-inf"), row_max + tl.math.log2(tl.where(empty, 1.0, row_sum)))
+        _, row_max, row_sum = with_sink(row_max, row_sum, sink)
+        _, lse = ended(row_max, row_sum)
 
         columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
         there = columns < width_v

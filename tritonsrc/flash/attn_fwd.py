@@ -1,9 +1,8 @@
 """Attention forward: out = dropout(softmax(mask(score(q k^T)))) v, and the log-sum-exp of each row.
 
 One program computes BLOCK_M rows of one head. It walks over the keys in blocks of BLOCK_N and keeps, for each row, the
-largest score so far and the sum of exponentials relative to it: the online softmax of FlashAttention-2 (Dao, 2023,
-arXiv:2307.08691, section 3.1, algorithm 1), whose output is divided once, at the end. Exponentials are taken in base 2:
-exp(x) = exp2(x * log2(e)), and log2(e) is folded into the scale.
+largest score so far and the sum of exponentials relative to it: the online softmax (softmax.py) of FlashAttention-2
+(Dao, 2023, arXiv:2307.08691, section 3.1, algorithm 1), whose output is divided once, at the end.
 
 Which keys a row sees is a matter of numbers (window.py). Blocks that all rows see whole have a loop without masks; the
 others, on both sides of these, share one with masks.
@@ -20,6 +19,7 @@ from flags import LSE, SEED_OUT, SINKS
 from rows import added, inner, inner_in_chunks, load_rows, scaled, store_rows, zeros
 from scores import LOG2E, known, shaped, slope_of
 from sequences import place, sequence
+from softmax import LN2, ended, started, weighed, with_sink
 from window import bounds, span
 
 
@@ -54,10 +54,10 @@ def attend(
         products = inner(q, k, P1, P2)
     # Neither a bias nor a soft cap; as the scale is not negative, the largest score stays the largest.
     PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
-    if PLAIN and MASKED:
+    if PLAIN:
         # Scaled before it is masked, since -inf * 0 is NaN.
-        scores = products * scale
-    elif not PLAIN:
+        scores = products * scale if MASKED else products
+    else:
         scores, _ = shaped(
             products, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
             (first <= last)[:, None] & inside[None, :], flags, EXTRAS,
@@ -65,24 +65,13 @@ def attend(
     if MASKED:
         seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
         scores = tl.where(seen, scores, float("-inf"))
-    if PLAIN and not MASKED:
-        # Scale and subtract in one operation.
-        new_max = tl.maximum(row_max, tl.max(products, 1) * scale)
-        p = tl.math.exp2(products * scale - new_max[:, None])
-        correction = tl.math.exp2(row_max - new_max)
-    else:
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        # A row that has seen no key yet: -inf - -inf would be NaN.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.math.exp2(scores - shift[:, None])
-        correction = tl.math.exp2(row_max - shift)
-    row_sum = row_sum * correction + tl.sum(p, 1)
+    p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, scale, PLAIN and not MASKED)
     if EXTRAS == "dropout" or EXTRAS == "any":
         p *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
     acc = scaled(acc, correction, P1, P2)
     v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
     acc = added(p.to(v[0].dtype), v, acc, P1, P2)
-    return acc, new_max, row_sum
+    return acc, row_max, row_sum
 
 
 @triton.jit
@@ -126,8 +115,7 @@ def attend_rows(
         slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
 
         acc = zeros(BLOCK_M, P0, P1, P2)
-        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        row_max, row_sum = started(BLOCK_M)
         shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
         first, last, begin, end, whole_begin, whole_end = span(
             first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
@@ -159,19 +147,13 @@ def attend_rows(
             )  # fmt: skip
 
         if flags & SINKS:
-            sink = tl.load(sinks_ptr + head) * LOG2E
-            new_max = tl.maximum(row_max, sink)
-            correction = tl.math.exp2(row_max - new_max)
-            row_sum = row_sum * correction + tl.math.exp2(sink - new_max)
+            correction, row_max, row_sum = with_sink(row_max, row_sum, tl.load(sinks_ptr + head) * LOG2E)
             acc = scaled(acc, correction, P1, P2)
-            row_max = new_max
-        empty = row_sum == 0.0
-        divisor = tl.where(empty, 1.0, row_sum)
+        divisor, lse = ended(row_max, row_sum)
         acc = scaled(acc, 1.0 / divisor, P1, P2)
         store_rows(out_ptr, column * stride_om, inside, width_v, acc, P0, P1, P2, PADDED)
         if flags & LSE:
-            lse = tl.where(empty, float("-inf"), (row_max + tl.math.log2(divisor)) * 0.6931471805599453)  # ln(2)
-            tl.store(lse_ptr + column, lse, mask=inside)
+            tl.store(lse_ptr + column, lse * LN2, mask=inside)
 
 
 @triton.jit

@@ -145,13 +145,20 @@ def inner(a, b, P1: tl.constexpr, P2: tl.constexpr):
 
 
 @triton.jit
+def summed_piece(a, b):
+    # fma(a, b, 0) is a product that is rounded. One that a compiler fuses with the first sum over threads is not, in
+    # each thread another: the threads that hold a row's sum would hold sums that differ in the last bit.
+    return tl.sum(tl.fma(a.to(tl.float32), b.to(tl.float32), 0.0), 1)
+
+
+@triton.jit
 def summed(a, b, P1: tl.constexpr, P2: tl.constexpr):
     """The sums of each row of a * b, fp32."""
-    sums = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
+    sums = summed_piece(a[0], b[0])
     if P1 > 0:
-        sums += tl.sum(a[1].to(tl.float32) * b[1].to(tl.float32), 1)
+        sums += summed_piece(a[1], b[1])
     if P2 > 0:
-        sums += tl.sum(a[2].to(tl.float32) * b[2].to(tl.float32), 1)
+        sums += summed_piece(a[2], b[2])
     return sums
 
 

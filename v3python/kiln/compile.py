@@ -112,7 +112,7 @@ class _Pipeline:
             function,
             dict(spec.signature),
             {(names.index(name),): value for name, value in spec.constants},
-            {(names.index(name),): [["tt.divisibility", 16]] for name in spec.divisible},
+            {(names.index(name),): [["tt.divisibility", factor]] for name, factor in spec.divisible},
         )
         self.gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
         self.backend = make_backend(self.gpu)

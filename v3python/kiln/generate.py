@@ -259,7 +259,12 @@ def _kernel(
             (c_string(p.name), _parameter_type(p.type), 0, expressions.add(p.value, index)) for p in kernel.parameters
         ],
         "specialization_rows": [
-            (c_string(s.name), mask(s.divisible), mask(s.equal_to_one)) for s in kernel.specializations
+            (
+                c_string(s.name),
+                *(mask([name for name, factor in s.divisible if factor == of]) for of in (16, 8)),
+                mask(s.equal_to_one),
+            )
+            for s in kernel.specializations
         ],
         "bin_rows": [
             (c_string(axis.name), expressions.add(axis.of, places.operation), names["edges_name"], len(axis.edges), 0)

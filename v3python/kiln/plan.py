@@ -255,7 +255,7 @@ class _Planner:
             fingerprint=self.fingerprint,
             signature=tuple((name, "constexpr" if name in constants else types[name]) for name in kernel.order),
             constants=tuple((name, constants[name]) for name in kernel.order if name in constants),
-            divisible=tuple(name for name in kernel.order if name in specialization.divisible),
+            divisible=tuple(sorted(specialization.divisible, key=lambda entry: kernel.order.index(entry[0]))),
             target=self.target.name,
             options=tuple((name, compiled.mapping[name]) for name in OPTION_ORDER if name in compiled.mapping),
         )

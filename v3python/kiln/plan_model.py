@@ -24,7 +24,7 @@ class CompileSpec:
         fingerprint: digest of the function's source and of all that it calls (fingerprint.py).
         signature: (parameter, Triton type) in the function's order; constants have the type "constexpr".
         constants: (parameter, value) of the constexpr parameters.
-        divisible: parameters that are multiples of 16.
+        divisible: (parameter, 16 or 8): what it is a multiple of.
         target: name in targets.yaml.
         options: (name, value) compile options: num_warps, num_stages, waves_per_eu ...
     """
@@ -34,7 +34,7 @@ class CompileSpec:
     fingerprint: str
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, int | float | bool | str], ...]
-    divisible: tuple[str, ...]
+    divisible: tuple[tuple[str, int], ...]
     target: str
     options: tuple[tuple[str, int | float | bool | str], ...]
 

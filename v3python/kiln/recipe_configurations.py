@@ -18,8 +18,14 @@ MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
 
 
 def read_configurations(
-    document: Document, keys: Keys, shape: KernelShape, tunable: Sequence[str], scope: Scope
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    tunable: Sequence[str],
+    switches: Sequence[str],
+    scope: Scope,
 ) -> tuple[ConfigurationSet, ...]:
+    """The sets of a kernel's configurations, in the recipe's order; of `tunable`, `switches` need not be said."""
     keys = (*keys, "configurations")
     named = [
         ConfigurationSet(read_targets(document, (*keys, i, "targets"), entry.targets), (), (), None)
@@ -40,7 +46,7 @@ def read_configurations(
             document.fail(here, f"gives {len(core) + len(full)} configurations; a target can have {MAX_CONFIGURATIONS}")
         where = None
         if entry.where is not None:
-            inner = with_configurations(scope, [*tunable, *OPTION_ORDER], (*core, *full), switched(shape))
+            inner = with_configurations(scope, [*tunable, *OPTION_ORDER], (*core, *full), switches)
             configured = [name for name in inner.names if name not in scope.names]
             only = inner.only_choices(shape.choices, configured, "which only a call knows")
             where = read_expression(document, (*here, "where"), entry.where, only)

@@ -64,6 +64,7 @@ class SpecializationShape(Shape):
     """An image of its own for calls whose parameters are like this. The first that holds is taken."""
 
     divisible_by_16: tuple[str, ...] = ()
+    divisible_by_8: tuple[str, ...] = ()
     equal_to_1: tuple[str, ...] = ()
     overrides: Annotated[
         dict[str, Value],

@@ -85,7 +85,7 @@ def read_kernel(
     constexprs = [parameter.name for parameter in signature if parameter.constexpr]
     switches = switched(shape)
     tunable = [name for name in constexprs if name not in shape.constants or name in switches]
-    sets = read_configurations(document, keys, shape, tunable, scope)
+    sets = read_configurations(document, keys, shape, tunable, switches, scope)
     all_configurations = distinct(c for entry in sets for c in (*entry.core, *entry.full))
     columns = _columns(document, keys, tunable, all_configurations, scope)
     inner = with_configurations(scope, columns, all_configurations, switches)
@@ -354,19 +354,22 @@ def _specializations(
     types = {parameter.name: parameter.type for parameter in parameters}
     result = []
     for name, entry in shape.specializations.items():
-        for field in ("divisible_by_16", "equal_to_1"):
+        for field in ("divisible_by_16", "divisible_by_8", "equal_to_1"):
             for position, parameter in enumerate(getattr(entry, field)):
                 here = (*keys, name, field, position)
                 if parameter not in types:
                     document.fail(here, f"unknown parameter {parameter!r}; {nearest(parameter, types, 'parameters')}")
                 if types[parameter].startswith("fp") or (field == "equal_to_1" and types[parameter].startswith("*")):
                     document.fail(here, f"{parameter} is of type {types[parameter]}, which cannot be {field}")
-        for parameter in entry.equal_to_1:
-            if parameter in entry.divisible_by_16:
-                document.fail((*keys, name), f"{parameter} cannot be both 1 and a multiple of 16")
+        divisible = [(n, 16) for n in entry.divisible_by_16] + [(n, 8) for n in entry.divisible_by_8]
+        for parameter, factor in divisible:
+            if parameter in entry.equal_to_1:
+                document.fail((*keys, name), f"{parameter} cannot be both 1 and a multiple of {factor}")
+            if factor == 8 and parameter in entry.divisible_by_16:
+                document.fail((*keys, name), f"{parameter} is a multiple of 16, and so of 8: name it once")
         check_name(document, (*keys, name), name, "a specialization")
         overrides = read_overrides(document, (*keys, name, "overrides"), entry, tunable, shape, sets)
-        result.append(Specialization(name, tuple(entry.divisible_by_16), tuple(entry.equal_to_1), overrides))
+        result.append(Specialization(name, tuple(divisible), tuple(entry.equal_to_1), overrides))
     if result[-1].divisible or result[-1].equal_to_one:
         document.fail(
             keys, f"the last specialization must hold for every call; put `generic: {{}}` after {result[-1].name}"

@@ -120,15 +120,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Specialization:
-    """Holds where each parameter in `divisible` is a multiple of 16 and each in `equal_to_one` is 1.
+    """Holds where each parameter in `divisible` is a multiple and each in `equal_to_one` is 1.
 
     Attributes:
+        divisible: (parameter, 16 or 8): what it is a multiple of.
         overrides: what its images have in place of the configuration's values or of the kernel's constants. Nothing
             that is computed on the host depends on these.
     """
 
     name: str
-    divisible: tuple[str, ...]
+    divisible: tuple[tuple[str, int], ...]
     equal_to_one: tuple[str, ...]
     overrides: tuple[tuple[str, Value], ...] = ()
 
