@@ -476,8 +476,8 @@ def flash_calls(calls: Calls) -> None:
         flash("q with a null pointer", ffi.ARGUMENT, "NULL", q=view(0))
         flash("q with a stride of 2**62", ffi.RANGE, "64-bit", q=view(0x10000, strides=(1 << 62, 1, 1, 1)))
         flash("q at an odd address", ffi.OK, "launched", q=view(0x10001))
-        flash("dropout of 1", ffi.ARGUMENT, "at least 0 and below 1", dropout=1.0)
-        flash("softcap NaN", ffi.ARGUMENT, "finite", softcap=float("nan"))
+        flash("dropout of 1", ffi.ARGUMENT, "at least 0 and at most 0.9999", dropout=1.0)
+        flash("softcap NaN", ffi.ARGUMENT, "at most 1e30", softcap=float("nan"))
         flash("a stream of device 1, the queue names device 0", ffi.QUEUE, "belongs to device 1", device=0,
               stream=calls.fake.stream(device=1))  # fmt: skip
         flash("from a second context of the device", ffi.OK, "device 0", stream=calls.fake.stream(number=1))

@@ -51,13 +51,13 @@ inline double scale_of(float sm_scale, const kiln_tensor* q) {
 }
 
 inline kiln_status check_softcap(float softcap) {
-  if (softcap >= 0.0f && softcap <= 3.0e38f) return KILN_OK;
-  return kiln_set_error(KILN_E_ARGUMENT, "flash: softcap must be finite and not negative; 0 for none");
+  if (softcap >= 0.0f && softcap <= 1.0e30f) return KILN_OK;  // times log2(e), and over, in fp32
+  return kiln_set_error(KILN_E_ARGUMENT, "flash: softcap must be at least 0, for none, and at most 1e30");
 }
 
 inline kiln_status check_dropout(float dropout) {
-  if (dropout >= 0.0f && dropout < 1.0f) return KILN_OK;
-  return kiln_set_error(KILN_E_ARGUMENT, "flash: dropout must be at least 0 and below 1");
+  if (dropout >= 0.0f && dropout <= 0.9999f) return KILN_OK;  // what is kept is multiplied: fp16 ends at 65504
+  return kiln_set_error(KILN_E_ARGUMENT, "flash: dropout must be at least 0 and at most 0.9999");
 }
 
 // Weights whose 32-bit number is below this are dropped.

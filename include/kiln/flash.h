@@ -54,7 +54,8 @@ typedef struct kiln_attn_fwd_params {
     const kiln_tensor* out;
     const kiln_tensor* lse;          /* NULL: none */
     const kiln_tensor* sinks;        /* [heads] fp32: the score of a key without a value that every row sees. NULL: none */
-    const kiln_tensor* bias;         /* [batch, heads, rows, keys] of dtype; strides but the last may be 0. NULL: none */
+    const kiln_tensor* bias;         /* [batch, heads, rows, keys] of dtype, or more rows and keys (of the longest
+                                        sequences, with cu_seqlens); strides but the last may be 0. NULL: none */
     const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */
     const kiln_tensor* seed;         /* int64, rank 0. NULL: 0 */
     const kiln_tensor* offset;       /* int64, rank 0. NULL: 0 */
@@ -64,15 +65,15 @@ typedef struct kiln_attn_fwd_params {
     const kiln_tensor* cu_seqlens_k;
     const kiln_tensor* seqused_q;
     const kiln_tensor* seqused_k;
-    int64_t max_seqlen_q;            /* with cu_seqlens_q: no sequence is longer */
+    int64_t max_seqlen_q;            /* with cu_seqlens_q: no sequence is longer; 0: not known, and as long as all */
     int64_t max_seqlen_k;
     int64_t window_left;             /* below 0: unlimited, the default */
     int64_t window_right;
     int64_t seed_value;
     int64_t offset_value;
     float sm_scale;                  /* 0: 1 / sqrt(head_dim) */
-    float softcap;                   /* 0: none */
-    float dropout;                   /* the probability that a weight is dropped, below 1 */
+    float softcap;                   /* 0: none; at most 1e30 */
+    float dropout;                   /* the probability that a weight is dropped, at most 0.9999 */
     int32_t causal;                  /* non-zero: window_right is 0, whatever it says */
     int32_t bottom_right;            /* non-zero: the last row and the last key belong together, not the first */
     int32_t reserved0;               /* zero */
@@ -108,8 +109,8 @@ typedef struct kiln_attn_bwd_params {
     const kiln_tensor* dq;
     const kiln_tensor* dk;
     const kiln_tensor* dv;
-    const kiln_tensor* dbias;        /* [batch, heads, rows, keys] of dtype; strides[0] or strides[1] 0: summed over
-                                        batches or heads. NULL: not wanted */
+    const kiln_tensor* dbias;        /* [batch, heads, rows, keys] of dtype, or more, as bias; strides[0] or strides[1] 0:
+                                        summed over batches or heads. NULL: not wanted */
     const kiln_tensor* dsinks;       /* [heads] fp32. NULL: not wanted */
     const kiln_tensor* sinks;        /* from here on as in kiln_attn_fwd_params */
     const kiln_tensor* bias;
@@ -131,7 +132,8 @@ typedef struct kiln_attn_bwd_params {
     float dropout;
     int32_t causal;
     int32_t bottom_right;
-    int32_t deterministic;           /* non-zero: equal bits from equal calls; zero, the default: what is fastest */
+    int32_t deterministic;           /* non-zero: equal bits from equal calls; zero, the default: what is fastest. At
+                                        present that is the same */
     void* workspace;
     uint64_t workspace_bytes;
     const char* const* force_keys;
@@ -163,7 +165,8 @@ KILN_API kiln_status kiln_attn_bwd_workspace(kiln_t kiln, const kiln_queue* queu
  *   k_new    [batch, heads_kv, new_rows, head_dim] of dtype; v_new the same with head_dim_v
  *
  * Sequence b has seqused_k[b] keys in the cache, and new_rows more after this call has appended k_new and v_new behind
- * them; its last row and its last key belong together: row i sees the keys from i + d - window_left to
+ * them, but no more than it has room for (keys, or what its row of block_table lists): what does not fit is neither
+ * written nor seen. Its last row and its last key belong together: row i sees the keys from i + d - window_left to
  * i + d + window_right with d = keys - rows. leftpad[b] keys at the begin of its cache are not seen.
  *
  * Rotary embedding (rotary_cos given): the first rotary_dim = 2 * rotary_cos.sizes[1] elements of k_new's row i are
@@ -193,7 +196,7 @@ typedef struct kiln_attn_decode_params {
     const kiln_tensor* v_scale;
     const kiln_tensor* sinks;        /* [heads] fp32. NULL: none */
     const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */
-    int64_t max_seqlen_q;            /* with cu_seqlens_q: no sequence is longer */
+    int64_t max_seqlen_q;            /* with cu_seqlens_q: no sequence is longer; 0: not known */
     int64_t max_seqlen_k;            /* no sequence has more keys, new ones included; 0: as many as the cache or the
                                         block table holds. Only the speed depends on it. */
     int64_t window_left;             /* below 0: unlimited, the default */

@@ -79,6 +79,7 @@ class Call(AnyCall):
         varlen_q, varlen_k: how lengths are given: "" for none, "compact", "padded", or "both" (cu_seqlens and seqused).
         seed, offset: of dropout; half of each lies in device memory if in_memory.
         sm_scale: 0 for 1 / sqrt(width).
+        longest: with cu_seqlens, the longest sequence is told.
         inputs: "normal", "means" (large ones), "outliers" (100 times as large), "hot row".
         number: other values for each.
     """
@@ -114,6 +115,7 @@ class Call(AnyCall):
     want_lse: bool = True
     backward: bool = True
     deterministic: bool = False
+    longest: bool = True
     number: int = 0
 
     @property

@@ -44,7 +44,7 @@ DECODES = (
     {"keys": 300, "used": (290, 11), "rows": 130, "causal": True, "page_size": 64, "splits": 1},
     {"keys": 300, "used": (290, 11), "rows": 16, "new_rows": 1, "heads": 8, "heads_kv": 1, "page_size": 16},
 )  # fmt: skip
-DECODE_EXTRAS = ({}, {"softcap": 20.0}, {"alibi": True}, {"sinks": True, "softcap": 20.0, "alibi": True})
+DECODE_EXTRAS = ({}, {"softcap": 20.0}, {"alibi": "batch"}, {"sinks": True, "softcap": 20.0, "alibi": "heads"})
 
 
 def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCall]:
@@ -69,9 +69,8 @@ def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCal
         ]
     likely = "any" if "sink" in kernel else "bias" if "bias" in kernel else known.get("extras")
     extras = sorted(EXTRAS, key=lambda name: name != likely)
-    modes = ({"deterministic": True}, {"deterministic": False}) if operation == "attn_bwd" else ({},)
     result = []
-    for some in itertools.product([EXTRAS[name] for name in extras], widths, LAYOUTS, modes, SHAPES):
+    for some in itertools.product([EXTRAS[name] for name in extras], widths, LAYOUTS, SHAPES):
         fields = {name: value for part in some for name, value in part.items()}
         if "sinks" in fields:
             fields["heads"] = fields["heads_kv"] = 4

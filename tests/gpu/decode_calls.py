@@ -25,6 +25,9 @@ class DecodeCall(AnyCall):
         fp8: what is cached is fp8 with scales.
         cache_batch: sequences have other batches of the cache than their own.
         leftpad: some keys at the begin do not count.
+        alibi: "", "heads" (the same in all batches) or "batch".
+        longest: with lengths_q, the longest sequence is told.
+        longest_k: what is told of the keys; 0: nothing.
     """
 
     dtype: str = "bf16"
@@ -49,11 +52,13 @@ class DecodeCall(AnyCall):
     right: int = -1
     softcap: float = 0.0
     sinks: bool = False
-    alibi: bool = False
+    alibi: str = ""
     splits: int = 0
     sm_scale: float = 0.0
     layout: str = "contiguous"
     want_lse: bool = True
+    longest: bool = True
+    longest_k: int = 0
     number: int = 0
 
     @property
@@ -141,6 +146,8 @@ class DecodeInputs:
             self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
         self.sinks = normal(call.heads) * 2 if call.sinks else None
         self.slopes = (2.0 ** -torch.arange(1, 1 + call.heads, device=device).float()).expand(call.batch, call.heads)
+        if call.alibi == "batch":
+            self.slopes = self.slopes / torch.arange(1, 1 + call.batch, device=device)[:, None]
         self.slopes = self.slopes if call.alibi else None
 
         def integers(values: tuple[int, ...] | list[int]) -> torch.Tensor | None:

@@ -96,9 +96,9 @@ class Flash:
         params.causal, params.bottom_right = int(call.causal), int(call.bottom_right)
         params.window_left, params.window_right = call.left, call.right
         params.sm_scale, params.softcap, params.dropout = call.sm_scale, call.softcap, call.dropout
-        if call.varlen_q in ("compact", "both"):
+        if call.varlen_q in ("compact", "both") and call.longest:
             params.max_seqlen_q = call.rows
-        if call.varlen_k in ("compact", "both"):
+        if call.varlen_k in ("compact", "both") and call.longest:
             params.max_seqlen_k = call.keys
         tensors = {
             "q": inputs.q, "k": inputs.k, "v": inputs.v, "sinks": inputs.sinks, "alibi_slopes": inputs.slopes,
@@ -146,7 +146,7 @@ class Flash:
         params = ffi.AttnDecode(
             causal=int(call.causal), rotary_interleaved=int(call.rotary == "interleaved"), softcap=call.softcap,
             sm_scale=call.sm_scale, splits=call.splits, window_left=call.left, window_right=call.right,
-            max_seqlen_q=max(call.lengths_q, default=0),
+            max_seqlen_q=max(call.lengths_q, default=0) if call.longest else 0, max_seqlen_k=call.longest_k,
         )  # fmt: skip
         tensors = {
             "q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache, "out": run.out, "lse": run.lse,

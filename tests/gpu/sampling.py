@@ -76,6 +76,7 @@ def random_call(seed: int, number: int) -> Call:
     inputs = "normal" if few or batch > 3 else inputs
     softcap = draw.choice((1.0, 15.0, 50.0)) if has("softcap") else 0.0
     alibi = draw.choice(("heads", "batch")) if has("alibi") else ""
+    bias = draw.choice(("none", "batch", "heads", "both", "rows", "hides")) if has("bias") and keys else ""
     # Far from all keys that it sees, a row's log-sum-exp is in the hundreds: too coarse in fp32 for backward.
     is_near = rows <= keys and not varlen and (mask == "none" or "bottom" in mask)
     backward = draw.some(0.7) and (dtype != "fp32" or not alibi or is_near)
@@ -89,15 +90,15 @@ def random_call(seed: int, number: int) -> Call:
         layout=draw.choice((*ALIGNED, *UNALIGNED)) if draw.some(0.6) else "contiguous",
         layout_out=draw.choice(("rows", "padded", "reversed", *UNALIGNED)) if draw.some(0.4) else "contiguous",
         causal=mask.startswith("causal"), bottom_right="bottom" in mask, left=left, right=right,
-        bias=draw.choice(("none", "batch", "heads", "both", "rows", "hides")) if has("bias") and keys else "",
-        sinks=sinks, alibi=alibi, softcap=softcap,
+        bias=bias, sinks=sinks, alibi=alibi, softcap=softcap,
         dropout=dropout, seed=draw.getrandbits(63),
         offset=draw.getrandbits(62), in_memory=draw.some(0.5), varlen_q=varlen,
         varlen_k=draw.choice(("compact", "padded", "both")) if varlen and draw.some(0.2) else varlen,
         lengths_q=_lengths(draw, rows, batch) if varlen else (),
         lengths_k=_lengths(draw, keys, batch, least) if varlen else (), inputs=inputs,
         sm_scale=draw.choice((0.0, 0.0, 0.0, 0.05, 1.0 if inputs == "normal" and not few else 0.2, -0.3)),
-        want_lse=draw.some(0.8), backward=backward, deterministic=draw.some(0.3), number=draw.getrandbits(40),
+        want_lse=draw.some(0.8), backward=backward, deterministic=draw.some(0.3),
+        longest=bool(bias) or draw.some(0.8), number=draw.getrandbits(40),
     )  # fmt: skip
 
 
@@ -124,7 +125,9 @@ def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
         rotary_dim=rotary_dim, fp8=fp8, cache_batch=not page_size and draw.some(0.3),
         leftpad=not page_size and draw.some(0.2), causal=masked == "causal",
         left=37 if masked in ("left", "both") else -1, right=3 if masked == "both" else -1,
-        softcap=20.0 if draw.some(0.15) else 0.0, sinks=draw.some(0.2), alibi=draw.some(0.15),
-        splits=draw.choice((0, 0, 1, 2, 5, 16)), layout=draw.choice(("contiguous", "rows", "odd rows", "padded")),
-        want_lse=draw.some(0.8), number=draw.getrandbits(40),
+        softcap=20.0 if draw.some(0.15) else 0.0, sinks=draw.some(0.2),
+        alibi=draw.choice(("heads", "batch")) if draw.some(0.15) else "", splits=draw.choice((0, 0, 1, 2, 5, 16)),
+        layout=draw.choice(("contiguous", "rows", "odd rows", "padded")), want_lse=draw.some(0.8),
+        sm_scale=draw.choice((0.0, 0.0, 0.05, 0.5, -0.2)), longest=draw.some(0.8),
+        longest_k=draw.choice((0, 0, max(used or (keys,)) + new_rows, keys, 2 * keys)), number=draw.getrandbits(40),
     )  # fmt: skip

@@ -16,7 +16,7 @@ CODES = {
     torch.int32: ffi.INT32, torch.int64: ffi.INT64, torch.uint8: ffi.UINT8,
 }  # fmt: skip
 
-# How the rows of [batch, heads, rows, width] lie. In the last four no row, or not every row, begins at 16 bytes.
+# How the rows of [batch, heads, rows, width] lie. In the last three no row, or not every row, begins at 16 bytes.
 ALIGNED = ("contiguous", "rows", "packed", "padded", "broadcast", "reversed")
 UNALIGNED = ("offset", "odd rows", "odd heads")
 

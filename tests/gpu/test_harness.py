@@ -27,7 +27,7 @@ CALLS = (
 DECODES = (
     DecodeCall(used=(190, 0), keys=200, rows=5, new_rows=5, rotary="interleaved", page_size=16, causal=True),
     DecodeCall(used=(190, 0), keys=200, rows=5, new_rows=2, rotary="half", fp8=True, sinks=True, left=50),
-    DecodeCall(dtype="fp16", cache_batch=True, leftpad=True, keys=100, alibi=True, lengths_q=(9, 0), rows=9),
+    DecodeCall(dtype="fp16", cache_batch=True, leftpad=True, keys=100, alibi="batch", lengths_q=(9, 0), rows=9),
 )
 
 

@@ -73,6 +73,11 @@ class CacheCall:
     def cached(self, sequence: int) -> int:
         return self.k_cache.shape[2] if self.used is None else int(self.used[sequence])
 
+    @property
+    def room(self) -> int:
+        """How many keys of a sequence the cache can hold."""
+        return self.k_cache.shape[2] * (1 if self.table is None else self.table.shape[1])
+
     def rows(self, sequence: int) -> tuple[int, slice]:
         """The batch and the rows of a sequence in q."""
         if self.cu_q is None:
@@ -122,16 +127,20 @@ def with_cache(call: CacheCall) -> CacheResult:
     scales = [ones if scale is None else scale.astype(np.float64) for scale in (call.k_scale, call.v_scale)]
     for sequence in range(call.sequences):
         cached = call.cached(sequence)
+        total = min(cached + call.new_rows, call.room)
         if call.k_new is not None:
-            new = cached + np.arange(call.new_rows)
+            new = np.arange(cached, total)
             pages, places = call.places(sequence, new)
-            rows = (rotate(call.k_new[sequence], new, call), call.v_new[sequence].astype(np.float64))
+            rows = (
+                rotate(call.k_new[sequence, :, : len(new)], new, call),
+                call.v_new[sequence, :, : len(new)].astype(np.float64),
+            )
             for cache, row, scale in zip((k_cache, v_cache), rows, scales):
                 if call.k_scale is not None:
                     row = np.clip(row / scale[:, None, None], -LARGEST_FP8, LARGEST_FP8)
                 cache[pages, :, places] = row.transpose(1, 0, 2).astype(cache.dtype)
         begin = 0 if call.leftpad is None else int(call.leftpad[sequence])
-        pages, places = call.places(sequence, np.arange(begin, max(cached + call.new_rows, begin)))
+        pages, places = call.places(sequence, np.arange(begin, max(total, begin)))
         k, v = (
             cache[pages, :, places].transpose(1, 0, 2).astype(np.float64) * scale[:, None, None]
             for cache, scale in zip((k_cache, v_cache), scales)
@@ -208,12 +217,13 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
         append.append_kv[grid](
             k_new.storage, v_new.storage, k.storage, v.storage, *angles, *scales, used, table, cache_batch,
             *k_new.strides, *v_new.strides, *k.strides, *v.strides, half, half, strides_t,
-            heads_kv, call.new_rows, *paging, width_qk, width_v, half, flags, call.k_scale is not None, 16, 32,
+            heads_kv, call.new_rows, call.room, *paging, width_qk, width_v, half, flags,
+            call.k_scale is not None, 16, 32,
         )  # fmt: skip
     if half and longest:
         rotated = lay_out(np.full(call.q.shape, np.nan, call.q.dtype), "contiguous")
         rotary.rotate_q[(triton.cdiv(longest, 16) * heads * call.sequences, triton.cdiv(width_qk, 32))](
-            q.storage, rotated.storage, *angles, cu_q, used, *q.strides, *rotated.strides, half, half,
+            q.storage, rotated.storage, *angles, used, *q.strides, *rotated.strides, half, half,
             heads, longest, width_qk, half, flags, 16, 32,
         )  # fmt: skip
         q = rotated
@@ -230,7 +240,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
             reals(call.sinks), reals(call.slopes), *scales, cu_q, used, table, cache_batch, leftpad,
             call.sm_scale, call.softcap or 1.0, *q.strides, *k.strides, *v.strides, *out.strides, *lse_strides,
             width_v + 3, strides_t, heads, image.splits, rows_head, rows_total, heads, heads // heads_kv,
-            longest, call.k_cache.shape[2], call.new_rows, *paging, width_qk, width_v, call.left, call.right, flags,
+            longest, call.room, call.new_rows, *paging, width_qk, width_v, call.left, call.right, flags,
             *PIECES[size], extras, padded, image.unmasked_loop, image.block_m, image.block_n,
         )  # fmt: skip
     if blocks and image.splits > 1:

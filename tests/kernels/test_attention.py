@@ -181,16 +181,16 @@ def test_philox_is_philox():
         assert tuple(int(n) for n in philox(key, tuple(np.array(c) for c in counter))) == expected
 
 
-def test_dropout_keeps_its_share_and_draws_independently():
+def test_dropout_keeps_its_share_and_draws_independently(child):
     call = Call(*[np.zeros((1, 1, 512, 16), np.float32)] * 3, 1.0, dropout=0.25, seed=7)
-    keep = kept(call, 0, 512, 512).astype(float)
+    keep = child.submit(mask, call).result()[0, 0].astype(float)
     deviation = math.sqrt(0.25 * 0.75)
     assert abs(keep.mean() - 0.75) < 5 * deviation / 512
     centred = (keep - 0.75) / deviation
     for rows, keys in ((0, 1), (1, 0), (0, 4), (1, 1), (0, 2)):
         correlation = (centred[rows:, keys:] * centred[: 512 - rows, : 512 - keys]).mean()
         assert abs(correlation) < 5 / 512
-    other = (kept(replace(call, offset=4), 0, 512, 512) - 0.75) / deviation
+    other = (child.submit(mask, replace(call, offset=4)).result()[0, 0] - 0.75) / deviation
     assert abs((centred * other).mean()) < 5 / 512
 
 

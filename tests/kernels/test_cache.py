@@ -14,6 +14,9 @@ from attention import EVERYTHING
 from cache import CacheCall, CacheImage, divisor, run_with_cache, with_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter import KERNELS
+
+from kiln import recipe
 
 # Largest error that rounding explains, relative to 1 + the value.
 TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
@@ -145,6 +148,20 @@ def test_pages(child, page_size, splits):
     check(child, call, CacheImage(block_n=32, splits=splits))
 
 
+@pytest.fixture(scope="module")
+def operation():
+    return next(o for o in recipe.load(KERNELS / "recipe.yaml").operations if o.name == "attn_decode")
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 7, 16, 48, 784, 1000, 65535, 65536, 2**30])
+def test_the_recipe_divides_by_pages(operation, page_size):
+    known = {"table.data": int(page_size != 2**30), "page_size": page_size}
+    defined = {d.name: d.value for d in operation.definitions}
+    known |= {name: defined[name].evaluate(known) for name in ("page_power", "page_shift")}
+    factors = {p.value for kernel in operation.kernels for p in kernel.parameters if p.name == "page_factor"}
+    assert [(factor.evaluate(known), known["page_shift"]) for factor in factors] == [divisor(page_size)]
+
+
 @pytest.mark.parametrize("page_size", [1, 2, 3, 7, 16, 48, 784, 1000, 65535, 65536, 2**30 - 1, 2**30])
 def test_division_by_multiplication(page_size):
     factor, shift = divisor(page_size)
@@ -154,6 +171,15 @@ def test_division_by_multiplication(page_size):
     numbers = np.concatenate([numbers, np.maximum(multiples, 1) - np.uint64(1)])
     quotients = (2 * numbers * np.uint64(factor) >> np.uint64(32)) >> np.uint64(shift)
     np.testing.assert_array_equal(quotients, numbers // np.uint64(page_size))
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_what_does_not_fit_is_neither_written_nor_seen(child, page_size):
+    used = np.array([60, 64, 3])
+    call = make(
+        2, 64, batch=3, page_size=page_size, used=used, new_rows=7, right=0, rotary=8, spare=0 if page_size else 1
+    )
+    check(child, call, CacheImage(splits=2))
 
 
 def test_batches_of_the_cache(child):

@@ -22,13 +22,14 @@ def append_kv(
     used_k_ptr, table_ptr, cache_batch_ptr,
     stride_knb, stride_knh, stride_knm, stride_vnb, stride_vnh, stride_vnm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_cos, stride_sin, stride_tb,
-    heads_kv, new_rows, page_size, page_factor, page_shift, width_qk, width_v, half, flags,
+    heads_kv, new_rows, seqlen_k, page_size, page_factor, page_shift, width_qk, width_v, half, flags,
     QUANTIZED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Appends; the grid is (cdiv(new_rows, BLOCK_M) * heads_kv * batch, cdiv(max(width_qk, width_v), BLOCK_D)).
 
     Shapes: k_new [batch, heads_kv, new_rows, width_qk], strides knb, knh, knm; v_new the same with width_v; the cache
-    as in attn_decode, whose arguments the others are. Row i of sequence b becomes key used_k[b] + i.
+    as in attn_decode, whose arguments the others are. Row i of sequence b becomes key used_k[b] + i, where there is
+    room for it.
 
     Args:
         half: of the columns of k_new, 2 * half are rotated (rotary.py); 0: none.
@@ -41,8 +42,8 @@ def append_kv(
     head = (plane % heads_kv).to(tl.int64)
     lies_in, cached, _ = cached_keys(batch, batch * 0, used_k_ptr, cache_batch_ptr, used_k_ptr, flags)
     rows = first_row + tl.arange(0, BLOCK_M)
-    inside = rows < new_rows
     keys = cached + rows
+    inside = (rows < new_rows) & (keys >= 0) & (keys < seqlen_k)
     page, key = page_of(
         keys, inside, table_ptr + batch.to(tl.int64) * stride_tb, lies_in, page_size, page_factor, page_shift, flags
     )  # fmt: skip

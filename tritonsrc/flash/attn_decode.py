@@ -88,7 +88,8 @@ def attn_decode(
     Shapes: q, out [batch, heads, seqlen_q, width], lse [batch, heads, seqlen_q] fp32; with the flag CU_Q the batch of
     these is 1, and sequences lie one after another (sequences.py). k, v [pages, heads / heads_per_kv, page_size, width]
     (pages.py). Strides as in attn_fwd, b of k and v being that of a page. A sequence has used_k[batch] (with USED_K,
-    else seqlen_k) + new_rows keys. A row that sees no key gets zeros and a log-sum-exp of -inf.
+    else seqlen_k) + new_rows keys, of which the first seqlen_k count. A row that sees no key gets zeros and a log-sum-exp
+    of -inf.
 
     If splits > 1, nothing is written to out and lse, but to partial [splits, rows_total, stride_pm] and partial_lse
     [splits, rows_total], both fp32. Rows follow each other as in q, rows_head of each head; log-sum-exps are in base 2.
@@ -117,13 +118,12 @@ def attn_decode(
     batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, cu_q_ptr, flags, False)
     if block * BLOCK_M < rows_q * heads_per_kv:
         lies_in, rows_k, leftpad = cached_keys(batch, seqlen_k, used_k_ptr, cache_batch_ptr, leftpad_ptr, flags)
-        rows_k = tl.maximum(rows_k + new_rows - leftpad, 0)
+        rows_k = tl.maximum(tl.minimum(rows_k + new_rows, seqlen_k) - leftpad, 0)
         packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
         rows = packed // heads_per_kv
         head = head_kv * heads_per_kv + packed % heads_per_kv
         inside = rows < rows_q
-        batch_q = batch_q.to(tl.int64)
-        row = (start_q + rows).to(tl.int64)
+        row = start_q + rows
         head_64 = head.to(tl.int64)
         q_ptr += batch_q * stride_qb
         q = load_rows_at(
@@ -230,8 +230,7 @@ def attn_decode_reduce(
     head = plane % heads
     batch_q, start_q, rows_q = sequence(plane // heads, seqlen_q, cu_q_ptr, cu_q_ptr, flags, False)
     if row < rows_q:
-        batch_q = batch_q.to(tl.int64)
-        row_q = (start_q + row).to(tl.int64)
+        row_q = start_q + row
         place = (batch_q * heads + head) * rows_head + row_q
         every = tl.arange(0, MAX_SPLITS)
         lses = tl.load(partial_lse_ptr + place + every * rows_total, mask=every < splits, other=float("-inf"))

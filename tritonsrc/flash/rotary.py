@@ -4,7 +4,6 @@ appended to a cache."""
 import triton
 import triton.language as tl
 from flags import INTERLEAVED, ONE_ANGLE
-from sequences import sequence
 
 
 @triton.jit
@@ -33,7 +32,7 @@ def rotated(ptr, offsets, columns, there, positions, cos_ptr, sin_ptr, stride_co
 
 @triton.jit
 def rotate_q(
-    q_ptr, to_ptr, cos_ptr, sin_ptr, cu_q_ptr, used_k_ptr,
+    q_ptr, to_ptr, cos_ptr, sin_ptr, used_k_ptr,
     stride_qb, stride_qh, stride_qm, stride_tb, stride_th, stride_tm, stride_cos, stride_sin,
     heads, seqlen_q, width, half, flags, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -46,16 +45,15 @@ def rotate_q(
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     first_row = tl.program_id(0) % blocks * BLOCK_M
     plane = tl.program_id(0) // blocks
-    batch = plane // heads
+    batch = (plane // heads).to(tl.int64)
     head = (plane % heads).to(tl.int64)
-    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, cu_q_ptr, flags, False)
     rows = first_row + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    there = (rows < rows_q)[:, None] & (columns < width)[None, :]
+    there = (rows < seqlen_q)[:, None] & (columns < width)[None, :]
     positions = tl.load(used_k_ptr + batch) + tl.where((flags & ONE_ANGLE) != 0, 0, rows)
-    row = start_q.to(tl.int64) + rows
-    q_ptr += batch_q.to(tl.int64) * stride_qb + head * stride_qh
-    to_ptr += batch_q.to(tl.int64) * stride_tb + head * stride_th
+    row = rows.to(tl.int64)
+    q_ptr += batch * stride_qb + head * stride_qh
+    to_ptr += batch * stride_tb + head * stride_th
     q = rotated(
         q_ptr, row * stride_qm, columns, there, positions, cos_ptr, sin_ptr, stride_cos, stride_sin, half, flags
     )  # fmt: skip

@@ -54,7 +54,8 @@ def shaped(
         inside: [rows, keys], where there is a bias.
 
     Returns:
-        The scores, and tanh(score / softcap), which is 0 where there is no soft cap.
+        The scores, and tanh(score / softcap), of which only derivative() of attn_bwd.py takes notice; anything where
+        there is no soft cap.
     """
     scores = products * scale
     squeezed = scores

@@ -73,7 +73,7 @@ def weights_of(
     products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, seen, flags,
     TRANSPOSED: tl.constexpr, MASKED: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
-    """Softmax's weights, and what shaped() says of the soft cap.
+    """Softmax's weights, and what shaped() says of the soft cap; anything where there is none.
 
     Args:
         products: [rows, keys], or [keys, rows] if TRANSPOSED, as what is returned.

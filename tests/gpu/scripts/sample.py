@@ -100,9 +100,7 @@ class Sample:
             gradients["dbias"] = self.normal(dtype, BATCH, HEADS, ROWS, KEYS)
         if has("any"):
             gradients["dsinks"] = self.normal("fp32", HEADS)
-        for deterministic in (0, 1):
-            params = ffi.AttnBwd(**numbers, deterministic=deterministic)
-            self.call(f"backward: {what}, deterministic={deterministic}", "kiln_attn_bwd", params, shared | gradients)
+        self.call(f"backward: {what}", "kiln_attn_bwd", ffi.AttnBwd(**numbers), shared | gradients)
         for tensor in (*shared.values(), *gradients.values()):
             if tensor is not None:
                 tensor.memory.free()
