@@ -88,8 +88,8 @@ def attn_decode(
     Shapes: q, out [batch, heads, seqlen_q, width], lse [batch, heads, seqlen_q] fp32; with the flag CU_Q the batch of
     these is 1, and sequences lie one after another (sequences.py). k, v [pages, heads / heads_per_kv, page_size, width]
     (pages.py). Strides as in attn_fwd, b of k and v being that of a page. A sequence has used_k[batch] (with USED_K,
-    else seqlen_k) + new_rows keys, of which the first seqlen_k count. A row that sees no key gets zeros and a log-sum-exp
-    of -inf.
+    else seqlen_k) + new_rows keys, of which the first seqlen_k count. A row that sees no key gets zeros and a
+    log-sum-exp of -inf.
 
     If splits > 1, nothing is written to out and lse, but to partial [splits, rows_total, stride_pm] and partial_lse
     [splits, rows_total], both fp32. Rows follow each other as in q, rows_head of each head; log-sum-exps are in base 2.
