@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from storage import ALIGNED, DTYPES, Storage
 
+SINKS = 16  # heads, at least: dsinks is one number for each, and of few the largest error is a matter of luck
 SLACK = 3  # rows between sequences that are given by both cu_seqlens and seqused
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from calls import Call
+from calls import SINKS, Call
 from decode_calls import DecodeCall
 from storage import ALIGNED, UNALIGNED
 
@@ -46,8 +46,8 @@ def random_call(seed: int, number: int) -> Call:
     heads_kv, group = draw.choice((1, 2, 3)), draw.choice((1, 1, 2, 4))
     width = _width(draw, dtype)
     sinks = draw.some(0.2)
-    if sinks and heads_kv * group < 4:
-        group = 4  # dsinks is one number for each head
+    if sinks and heads_kv * group < SINKS:
+        group = SINKS
     while heads_kv * group * batch * rows * max(keys, 1) > MOST_SCORES and (batch, heads_kv, group) != (1, 1, 1):
         if batch > 1:
             batch -= 1
@@ -55,7 +55,7 @@ def random_call(seed: int, number: int) -> Call:
             heads_kv -= 1
         else:
             group //= 2
-    sinks = sinks and heads_kv * group >= 4
+    sinks = sinks and heads_kv * group >= SINKS
     while heads_kv * group * batch * rows * width < FEWEST_ELEMENTS:
         heads_kv *= 2
     while heads_kv * batch * max(keys, 1) * width < FEWEST_ELEMENTS:
@@ -84,6 +84,12 @@ def random_call(seed: int, number: int) -> Call:
     dropout = draw.choice((0.1, 0.5, 0.8)) if has("dropout") and not few else 0.0
     # Nor do sums over many rows that see a key or two, beside other sequences whose gradients are none of rounding's.
     least = 3 if backward and (dropout or rows > 127) else 1
+    lengths_q = _lengths(draw, rows, batch) if varlen else ()
+    lengths_k = _lengths(draw, keys, batch, least) if varlen else ()
+    if varlen and mask == "causal":
+        few = few or max((r for r, k in zip(lengths_q, lengths_k) if k), default=0) <= 2
+    # dbias is p (dp - D), and D the product of an output that was rounded to 16 bits.
+    backward = backward and not (few and (bias or varlen) and dtype != "fp32")
     return Call(
         dtype=dtype, batch=batch, heads=heads_kv * group, heads_kv=heads_kv, rows=rows, keys=keys, width=width,
         width_v=_width(draw, dtype) if draw.some(0.15) else 0,
@@ -94,8 +100,7 @@ def random_call(seed: int, number: int) -> Call:
         dropout=dropout, seed=draw.getrandbits(63),
         offset=draw.getrandbits(62), in_memory=draw.some(0.5), varlen_q=varlen,
         varlen_k=draw.choice(("compact", "padded", "both")) if varlen and draw.some(0.2) else varlen,
-        lengths_q=_lengths(draw, rows, batch) if varlen else (),
-        lengths_k=_lengths(draw, keys, batch, least) if varlen else (), inputs=inputs,
+        lengths_q=lengths_q, lengths_k=lengths_k, inputs=inputs,
         sm_scale=draw.choice((0.0, 0.0, 0.0, 0.05, 1.0 if inputs == "normal" and not few else 0.2, -0.3)),
         want_lse=draw.some(0.8), backward=backward, deterministic=draw.some(0.3),
         longest=bool(bias) or draw.some(0.8), number=draw.getrandbits(40),

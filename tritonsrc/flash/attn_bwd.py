@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from dropout import factors, seed_of
 from flags import SOFTCAP
-from rows import added, inner, inner_in_chunks, load_rows, scaled, store_rows, summed, turned, zeros
+from rows import inner, inner_in_chunks, load_rows, scaled, store_rows, summed, summed_up, sums, turned
 from scores import LOG2E, known, slope_of
 from sequences import place, sequence
 from softmax import shift_of, weights_of
@@ -72,7 +72,7 @@ def add_keys(
     ds = derivative(p * (dp - delta[:, None]), squeezed, flags, EXTRAS)
     if CHUNK:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
-    return added(ds.to(k[0].dtype), k, dq, P1, P2)
+    return summed_up(ds.to(k[0].dtype), k, dq, P1, P2)
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def attn_bwd_dq(
         whole_end = whole_begin
     whole = whole_end - whole_begin
 
-    dq = zeros(BLOCK_M, P0, P1, P2)
+    dq = sums(BLOCK_M, P0, P1, P2, q_ptr.dtype.element_ty == tl.float32)
     if UNMASKED_LOOP:
         for start in tl.range(whole_begin, whole_end, BLOCK_N):
             dq = add_keys(
@@ -203,7 +203,7 @@ def add_rows(
         keep = factors(keep_scale, seed, offset, threshold, plane, rows, first_key, flags, BLOCK_N, EXTRAS).T
         weights = p * keep
         dp *= keep
-    dv = added(weights.to(dout[0].dtype), dout, dv, P1, P2)
+    dv = summed_up(weights.to(dout[0].dtype), dout, dv, P1, P2)
     if MASKED:
         delta = tl.load(delta_ptr + rows, mask=inside, other=0.0)
     else:
@@ -211,7 +211,7 @@ def add_rows(
     ds = derivative(p * (dp - delta[None, :]), squeezed, flags, EXTRAS)
     if CHUNK:
         q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
-    dk = added(ds.to(q[0].dtype), q, dk, P1, P2)
+    dk = summed_up(ds.to(q[0].dtype), q, dk, P1, P2)
     return dk, dv
 
 
@@ -259,8 +259,8 @@ def attn_bwd_dk_dv(
     if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
 
-    dk = zeros(BLOCK_N, P0, P1, P2)
-    dv = zeros(BLOCK_N, P0, P1, P2)
+    dk = sums(BLOCK_N, P0, P1, P2, q_ptr.dtype.element_ty == tl.float32)
+    dv = sums(BLOCK_N, P0, P1, P2, q_ptr.dtype.element_ty == tl.float32)
     shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
     first, last, begin, end, whole_begin, whole_end = span(
         first_key, first_key + BLOCK_N - 1, keys, -shift, right, left, rows_q, BLOCK_M

@@ -18,7 +18,7 @@ from pages import cached_keys, page_of
 from rows import added, inner, load_rows_at, scaled, signed, store_rows, zeros
 from scores import LOG2E, squashed
 from sequences import sequence
-from softmax import LN2, ended, started, weighed, with_sink
+from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
 
@@ -92,7 +92,7 @@ def attn_decode(
     log-sum-exp of -inf.
 
     If splits > 1, nothing is written to out and lse, but to partial [splits, rows_total, stride_pm] and partial_lse
-    [splits, rows_total], both fp32. Rows follow each other as in q, rows_head of each head; log-sum-exps are in base 2.
+    [splits, rows_total], both fp32. Rows follow each other as in q, rows_head of each head.
 
     Args:
         sinks_ptr: [heads] fp32, with SINKS.
@@ -198,13 +198,13 @@ def attn_decode(
             sinks = tl.load(sinks_ptr + head, mask=inside & ((flags & SINKS) != 0), other=float("-inf")) * LOG2E
             correction, row_max, row_sum = with_sink(row_max, row_sum, sinks)
             factor *= correction
-        divisor, lse = ended(row_max, row_sum)
-        acc = scaled(acc, factor / divisor, P1, P2)
+        acc = scaled(acc, factor / divisor_of(row_sum), P1, P2)
+        lse = log_sum_exp(row_max, row_sum)
         if splits == 1:
             out_ptr += batch_q * stride_ob
             store_rows(out_ptr, row * stride_om + head_64 * stride_oh, inside, width_v, acc, P0, P1, P2, PADDED)
             lse_ptr += batch_q * stride_lb
-            tl.store(lse_ptr + head_64 * stride_lh + row, lse * LN2, mask=inside & ((flags & LSE) != 0))
+            tl.store(lse_ptr + head_64 * stride_lh + row, lse, mask=inside & ((flags & LSE) != 0))
         else:
             place = split * rows_total + (batch_q * heads + head_64) * rows_head + row
             store_rows(partial_ptr, place * stride_pm, inside, width_v, acc, P0, P1, P2, PADDED)
@@ -234,12 +234,12 @@ def attn_decode_reduce(
         place = (batch_q * heads + head) * rows_head + row_q
         every = tl.arange(0, MAX_SPLITS)
         lses = tl.load(partial_lse_ptr + place + every * rows_total, mask=every < splits, other=float("-inf"))
-        row_max = tl.max(lses, 0)
+        row_max = tl.max(lses, 0) * LOG2E
         shift = tl.where(row_max == float("-inf"), 0.0, row_max)
-        row_sum = tl.sum(tl.math.exp2(lses - shift), 0)
+        row_sum = tl.sum(tl.math.exp2(lses * LOG2E - shift), 0)
         sink = tl.load(sinks_ptr + head, mask=(flags & SINKS) != 0, other=float("-inf")) * LOG2E
         _, row_max, row_sum = with_sink(row_max, row_sum, sink)
-        _, lse = ended(row_max, row_sum)
+        lse = log_sum_exp(row_max, row_sum)
 
         columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
         there = columns < width_v
@@ -251,9 +251,9 @@ def attn_decode_reduce(
             saw = log != float("-inf")  # else lse may be -inf too, and the weight NaN
             addresses = partial_ptr + (places * stride_pm)[:, None] + columns[None, :]
             part = tl.load(addresses, mask=saw[:, None] & there[None, :], other=0.0)
-            acc += part * tl.where(saw, tl.math.exp2(log - lse), 0.0)[:, None]
+            acc += part * tl.where(saw, tl.math.exp2((log - lse) * LOG2E), 0.0)[:, None]
         out = tl.sum(acc, 0)
         out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
         tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=there)
         if (flags & LSE) != 0 and tl.program_id(1) == 0:
-            tl.store(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q, lse * LN2)
+            tl.store(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q, lse)

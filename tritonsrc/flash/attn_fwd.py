@@ -19,7 +19,7 @@ from flags import LSE, SEED_OUT, SINKS
 from rows import added, inner, inner_in_chunks, load_rows, scaled, store_rows, zeros
 from scores import LOG2E, known, shaped, slope_of
 from sequences import place, sequence
-from softmax import LN2, ended, started, weighed, with_sink
+from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
 
@@ -149,11 +149,10 @@ def attend_rows(
         if flags & SINKS:
             correction, row_max, row_sum = with_sink(row_max, row_sum, tl.load(sinks_ptr + head) * LOG2E)
             acc = scaled(acc, correction, P1, P2)
-        divisor, lse = ended(row_max, row_sum)
-        acc = scaled(acc, 1.0 / divisor, P1, P2)
+        acc = scaled(acc, 1.0 / divisor_of(row_sum), P1, P2)
         store_rows(out_ptr, column * stride_om, inside, width_v, acc, P0, P1, P2, PADDED)
         if flags & LSE:
-            tl.store(lse_ptr + column, lse * LN2, mask=inside)
+            tl.store(lse_ptr + column, log_sum_exp(row_max, row_sum), mask=inside)
 
 
 @triton.jit

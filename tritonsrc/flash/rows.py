@@ -180,7 +180,11 @@ def inner_in_chunks(
         there = columns < width
         a = tl.load(a_ptr + a_offsets[:, None] + columns[None, :], mask=a_inside[:, None] & there[None, :], other=0.0)
         b = tl.load(b_ptr + b_offsets[None, :] + columns[:, None], mask=b_inside[None, :] & there[:, None], other=0.0)
-        products = tl.dot(a, b, products, input_precision="ieee")
+        if a.dtype == tl.float32:
+            # A chunk by itself, then the chunks: fp32's rounding errors grow with the number of terms in a row.
+            products += tl.dot(a, b, input_precision="ieee")
+        else:
+            products = tl.dot(a, b, products, input_precision="ieee")
     return products
 
 
@@ -211,3 +215,39 @@ def added(weights, rows, onto, P1: tl.constexpr, P2: tl.constexpr):
         )
     else:
         return (tl.dot(weights, rows[0], onto[0], input_precision="ieee"),)
+
+
+@triton.jit
+def sums(ROWS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, COMPENSATED: tl.constexpr):
+    """zeros(), for summed_up(); with COMPENSATED as many again behind them: what rounding has taken from each."""
+    if COMPENSATED:
+        return zeros(ROWS, P0, P1, P2) + zeros(ROWS, P0, P1, P2)
+    else:
+        return zeros(ROWS, P0, P1, P2)
+
+
+@triton.jit
+def compensated(product, total, rest):
+    """total + product, and what rounding has taken from it: Kahan's sum (1965, Communications of the ACM 8)."""
+    term = product - rest
+    after = total + term
+    return after, (after - total) - term
+
+
+@triton.jit
+def summed_up(weights, rows, onto, P1: tl.constexpr, P2: tl.constexpr):
+    """added(), onto what sums() began: of fp32 the sum of thousands of blocks is as exact as of one."""
+    if rows[0].dtype == tl.float32:
+        count: tl.constexpr = 1 + (P1 > 0) + (P2 > 0)
+        first, rest = compensated(tl.dot(weights, rows[0], input_precision="ieee"), onto[0], onto[count])
+        if P2 > 0:
+            second, rest_1 = compensated(tl.dot(weights, rows[1], input_precision="ieee"), onto[1], onto[4])
+            third, rest_2 = compensated(tl.dot(weights, rows[2], input_precision="ieee"), onto[2], onto[5])
+            return (first, second, third, rest, rest_1, rest_2)
+        elif P1 > 0:
+            second, rest_1 = compensated(tl.dot(weights, rows[1], input_precision="ieee"), onto[1], onto[3])
+            return (first, second, rest, rest_1)
+        else:
+            return (first, rest)
+    else:
+        return added(weights, rows, onto, P1, P2)

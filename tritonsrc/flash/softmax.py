@@ -54,11 +54,15 @@ def with_sink(row_max, row_sum, sinks):
 
 
 @triton.jit
-def ended(row_max, row_sum):
-    """What to divide the output by, and the log-sum-exp in base 2: 1 and -inf for a row that saw no key."""
-    empty = row_sum == 0.0
-    divisor = tl.where(empty, 1.0, row_sum)
-    return divisor, tl.where(empty, float("-inf"), row_max + tl.math.log2(divisor))
+def divisor_of(row_sum):
+    """What to divide the output by: 1 for a row that saw no key."""
+    return tl.where(row_sum == 0.0, 1.0, row_sum)
+
+
+@triton.jit
+def log_sum_exp(row_max, row_sum):
+    """The natural logarithm, rounded once behind row_max; -inf for a row that saw no key."""
+    return tl.fma(row_max, tl.full(row_max.shape, LN2, tl.float32), tl.math.log2(divisor_of(row_sum)) * LN2)
 
 
 @triton.jit

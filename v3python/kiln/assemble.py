@@ -79,9 +79,16 @@ def judge_all(
 
 
 def pack_of(
-    target: Target, the_plan: Plan, harvest: Harvest, store: Store, version: str, with_ptx: bool, folder: Path
+    target: Target,
+    the_plan: Plan,
+    harvest: Harvest,
+    store: Store,
+    version: str,
+    with_ptx: bool,
+    folder: Path,
+    workers: int,
 ) -> Path:
-    """The pack of a target, in `folder` under the digest of all that its bytes depend on.
+    """The pack of a target, in `folder` under the digest of all that its bytes depend on; `workers` write it.
 
     Raises:
         EnvironmentProblem: it cannot be written.
@@ -104,7 +111,7 @@ def pack_of(
             old.unlink()
         instructions = split.INSTRUCTIONS[target.instructions]
         pack.write_pack(
-            path, target.name, instructions, version, kernels, infos.__getitem__, store.read, elf.code_ranges
+            path, target.name, instructions, version, kernels, infos.__getitem__, store.read, elf.code_ranges, workers
         )
     return path
 

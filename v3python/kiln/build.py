@@ -56,14 +56,16 @@ def _build(options: Options, progress: Progress) -> Path:
     store = Store(options.store, warn=progress.message)
     packs: dict[str, Path] = {}
     harvest = None
+    workers = options.build.jobs or machine.usable_cpus()
     if not options.build.no_image:
         with store.in_use():
             harvest = _harvest(the_plan, toolchains, store, options, progress)
             folder = options.workspace / "build/packs"
-            packs = {
-                t.name: assemble.pack_of(t, the_plan, harvest, store, options.version, options.build.ptx, folder)
-                for t in options.targets
-            }
+            for target in options.targets:
+                progress.message(f"packing the images of {target.name}")
+                packs[target.name] = assemble.pack_of(
+                    target, the_plan, harvest, store, options.version, options.build.ptx, folder, workers
+                )
     progress.message("linking the libraries")
     compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
     the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
@@ -78,7 +80,7 @@ def _build(options: Options, progress: Progress) -> Path:
         families,
         compiler,
         options.workspace / "build/lib",
-        options.build.jobs or machine.usable_cpus(),
+        workers,
     )
     stage = options.workspace / "build/stage/kiln"
     release.lay_out(

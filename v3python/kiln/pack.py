@@ -29,6 +29,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,14 +123,16 @@ def write_pack(
     info: Callable[[str], ImageInfo],
     read: Callable[[str], bytes],
     code: Callable[[bytes], Iterable[tuple[int, int]]],
+    workers: int = 1,
 ) -> str:
-    """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments.
+    """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments, `workers` excepted.
 
     Args:
         instructions: what the target's code is made of.
         info: facts of an image, by digest.
         read: bytes of an image or PTX text, by digest.
         code: (offset, bytes) of the machine code in an image, ascending.
+        workers: how many groups are compressed at once.
 
     Returns:
         The digest of its index, which a family's library is built with.
@@ -141,20 +144,22 @@ def write_pack(
     strings = _Strings()
     image_rows: list[bytes] = []
     numbers: dict[tuple[str, str], int] = {}  # (kind, digest) to the number of its row
-    group_rows: list[bytes] = []
-    frames: list[bytes] = []
-    for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
-        for members in _groups(kernels, kind, read):
-            raw, ranges = bytearray(), []
-            for digest, image, data in members:
-                raw += b"\0" * (-len(raw) % _ALIGNMENT)
-                if kind == "image":
-                    ranges += [(len(raw) + offset, size) for offset, size in code(data)]
-                numbers[kind, digest] = len(image_rows)
-                image_rows.append(_image_row(len(frames), len(raw), data, info(image), kind, strings))
-                raw += data
-            frames.append(_compress(split(bytes(raw), instructions, ranges)))
-            group_rows.append((len(frames[-1]), len(raw), hashlib.sha256(frames[-1]).digest()))
+    pending: list[Future[bytes]] = []
+    decoded: list[int] = []
+    with ThreadPoolExecutor(workers) as pool:  # zstandard compresses without Python's lock
+        for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
+            for members in _groups(kernels, kind, read):
+                raw, ranges = bytearray(), []
+                for digest, image, data in members:
+                    raw += b"\0" * (-len(raw) % _ALIGNMENT)
+                    if kind == "image":
+                        ranges += [(len(raw) + offset, size) for offset, size in code(data)]
+                    numbers[kind, digest] = len(image_rows)
+                    image_rows.append(_image_row(len(pending), len(raw), data, info(image), kind, strings))
+                    raw += data
+                pending.append(pool.submit(_compress, split(bytes(raw), instructions, ranges)))
+                decoded.append(len(raw))
+        frames = [future.result() for future in pending]
     kernel_rows, slot_rows = _kernel_rows(kernels, numbers, strings)
     names = strings.add(target), strings.add(release)
     text = strings.text()
@@ -162,9 +167,9 @@ def write_pack(
     tables = b"".join([*image_rows, *kernel_rows, *slot_rows, text])
     offset = HEADER.size + len(counts) + GROUP_ROW.size * len(frames) + len(tables)
     located = []
-    for stored, decoded, digest in group_rows:
-        located.append(GROUP_ROW.pack(offset, stored, decoded, digest))
-        offset += stored
+    for frame, size in zip(frames, decoded):
+        located.append(GROUP_ROW.pack(offset, len(frame), size, hashlib.sha256(frame).digest()))
+        offset += len(frame)
     index = b"".join([counts, *located, tables])
     digest = hashlib.sha256(index)
     header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), digest.digest(), 0)
