@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small_recipe
-from kiln import recipe, targets, tuning
+from kiln import plan, recipe, targets, tuning
 from kiln.errors import RecipeError
 from kiln.recipe_model import Configuration, Rule, When
 
 HOPPER = targets.by_name("sm_90")
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +172,19 @@ def test_decisions_are_total(norm_kernel, data):
 @pytest.fixture(scope="module")
 def norm_kernel(small):
     return small.operations[0].kernels[0]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tuning").glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_every_rule_that_is_shipped_decides_something(path):
+    """A rule for configurations that the recipe no longer has would be passed over in silence."""
+    shipped = recipe.load(ROOT / "tritonsrc" / path.parent.name / "recipe.yaml")
+    called = [target for target in targets.load() if target.is_called(path.stem)]
+    the_plan = plan.make_plan([shipped], called, "full", (), ROOT / "tuning")
+    rules, decided = set(), set()
+    for kernel in the_plan.kernels:
+        rules |= {rule.place for rule in kernel.rules}
+        every = {variant.slot for variant in the_plan.variants_of(kernel)}
+        decided |= {decision.rule for row in plan.explain(kernel, every) for decision in row}
+    assert rules and rules <= decided
