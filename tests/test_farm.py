@@ -151,6 +151,15 @@ def test_failures_are_all_reported_and_cost_nobody_else(build):
     assert len(os.listdir(Path(bad.log).parent)) == 2, "successes leave no logs"
 
 
+def test_what_may_fail_is_not_reported_as_a_failure(build):
+    allowed = StandInVariant("k[bad]@t", StandInSpec("bad", "reject"), waiver="the target has no such register")
+    killed = StandInVariant("k[odd]@t", StandInSpec("odd", "abort"), waiver="the target has no such register")
+    result = build(allowed, killed, attempts=1)
+    assert {failure.variant for failure in result.failures} == {"k[bad]@t", "k[odd]@t"}
+    outcomes = {event[1]: event[0] for event in build.progress.events if event[0] in ("waived", "failed")}
+    assert outcomes == {"k[bad]@t": "waived", "k[odd]@t": "failed"}, "a waiver is about the variant, not the machine"
+
+
 def test_a_failure_is_tried_again_by_the_next_build_and_its_log_goes(build, tmp_path):
     log = build(variant("a", "abort once", folder=str(tmp_path)), attempts=1).failures[0].log
     result = build(variant("a", "abort once", folder=str(tmp_path)), attempts=1)

@@ -39,6 +39,7 @@ def broken(x_ptr, n, factor, BLOCK: tl.constexpr):
 class NamedSpec:
     name: str
     spec: CompileSpec
+    waiver: str | None = None
 
 
 @pytest.fixture

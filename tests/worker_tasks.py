@@ -175,6 +175,7 @@ class StandInSpec:
 class StandInVariant:
     name: str
     spec: StandInSpec
+    waiver: str | None = None
 
 
 @dataclass(frozen=True)

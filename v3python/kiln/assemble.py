@@ -12,7 +12,7 @@ from pathlib import Path
 from kiln import elf, generate, judge, native, pack, plan, split
 from kiln import targets as target_table
 from kiln.errors import ArtifactError, BuildFailed
-from kiln.farm import Failure
+from kiln.farm import WAIVABLE, Failure
 from kiln.pack import KernelSlots, Pack, Slot
 from kiln.plan_model import KernelPlan, Plan, Variant
 from kiln.progress import and_more
@@ -21,9 +21,6 @@ from kiln.store import Store, StoredImage
 from kiln.targets import Target
 
 NO_KEY = "0" * 64  # of a slot that this build has no variant for
-
-# What a waiver is about: the variant itself. A worker that the machine killed says nothing of it.
-WAIVABLE = ("compile", "timeout")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -145,7 +146,10 @@ def _harvest(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
             f"{spell_seconds(result.wall_seconds)} with {result.jobs} workers"
         )
-    return assemble.judge_all(the_plan.variants, outcomes, keys)
+    harvest = assemble.judge_all(the_plan.variants, outcomes, keys)
+    for reason, count in Counter(harvest.missing.values()).items():
+        progress.message(f"{count} images are left out, as the recipe says: {reason}")
+    return harvest
 
 
 def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,10 @@ JOB_MEMORY = 1 << 30
 # RLIMIT_DATA counts what is reserved, of which not all is ever touched.
 _RESERVED_PER_RESIDENT = 2
 _HEADROOM = 0.9  # of the memory that is free when we begin: others live here too
+
+
+# What a waiver is about: the variant itself. A worker that the machine killed says nothing of it.
+WAIVABLE = ("compile", "timeout")
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,10 @@ def run(
     began = time.monotonic()
     by_key: dict[str, list[str]] = {}
     specs = {}
+    waived = set()
     for variant in variants:
+        if variant.waiver is not None:
+            waived.add(variant.name)
         key = variant.spec.key(toolchain.identity)
         by_key.setdefault(key, []).append(variant.name)
         specs.setdefault(key, variant.spec)
@@ -144,7 +151,7 @@ def run(
         calls = {
             name: (compile_variant, specs[key], toolchain, key, store.root.absolute()) for name, key in missing.items()
         }
-        outcomes = _Farm(calls, store, options, jobs, progress, tally).run(prepare_worker, toolchain)
+        outcomes = _Farm(calls, waived, store, options, jobs, progress, tally).run(prepare_worker, toolchain)
         found |= {key: outcomes[name] for name, key in missing.items()}
     outcomes = {}
     for key, names in by_key.items():
@@ -183,6 +190,7 @@ class _Farm:
     """One run: passes events and instructions between executor and scheduler, and keeps the user informed."""
 
     calls: Mapping[str, tuple]  # the arguments of job.run, by the name of the job
+    waived: Collection[str]  # names of those that may fail
     store: Store
     options: FarmOptions
     jobs: int
@@ -287,6 +295,9 @@ class _Farm:
         if self.scheduler.outcomes[name].end is End.CANCELLED:
             return
         failure = self._failure(name)
+        if name in self.waived and failure.kind in WAIVABLE:
+            self.progress.done(name, outcome="waived", remaining=self.scheduler.remaining(now))
+            return
         detail = failure.message + (f" (log: {failure.log})" if failure.log else "")
         seconds = now - self.began.get(name, now)  # a worker may die before it begins
         self.progress.done(name, seconds, FAILED, detail=detail, remaining=self.scheduler.remaining(now))
