@@ -16,7 +16,7 @@ import triton.language as tl
 from dropout import factors, seed_of
 from flags import SOFTCAP
 from rows import inner, inner_in_chunks, load_rows, scaled, store_rows, summed, summed_up, sums, turned
-from scores import LOG2E, known, slope_of
+from scores import known, slope_of
 from sequences import place, sequence
 from softmax import shift_of, weights_of
 from window import bounds, span
@@ -44,6 +44,7 @@ def add_keys(
 ):  # fmt: skip
     """Adds what a block of keys gives to dq of a block of rows; with CHUNK, q and dout are the addresses of the
     first."""
+    EXACT: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < rows_k
     if CHUNK:
@@ -62,7 +63,7 @@ def add_keys(
     p, squeezed = weights_of(
         products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
         (first <= last)[:, None] & inside[None, :],
-        (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), flags, False, MASKED, EXTRAS,
+        (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), flags, EXACT, False, MASKED, EXTRAS,
     )  # fmt: skip
     if not CHUNK:
         v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
@@ -123,9 +124,7 @@ def attn_bwd_dq(
         dout = dout_ptr
     else:
         q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
-    lse = shift_of(tl.load(lse_ptr + column, mask=inside, other=0.0))
-    scale = sm_scale * LOG2E
-    softcap *= LOG2E
+    lse = shift_of(tl.load(lse_ptr + column, mask=inside, other=0.0), q_ptr.dtype.element_ty == tl.float32)
     slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, KNOWN)
     if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
@@ -144,15 +143,15 @@ def attn_bwd_dq(
         for start in tl.range(whole_begin, whole_end, BLOCK_N):
             dq = add_keys(
                 dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, start,
-                stride_kn, stride_vn, width_qk, width_v, rows, rows_k, first, last, scale, softcap, keep_scale,
-                bias_ptr, stride_bm, slope, rows_k - rows_q, seed, offset, threshold, plane, flags,
+                stride_kn, stride_vn, width_qk, width_v, rows, rows_k, first, last, sm_scale, softcap,
+                keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q, seed, offset, threshold, plane, flags,
                 False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
             )  # fmt: skip
     for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
         dq = add_keys(
             dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr,
             tl.where(step < whole_begin, step, step + whole), stride_kn, stride_vn, width_qk, width_v,
-            rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
+            rows, rows_k, first, last, sm_scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
             seed, offset, threshold, plane, flags,
             True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
         )  # fmt: skip
@@ -170,6 +169,7 @@ def add_rows(
 ):  # fmt: skip
     """Adds what a block of rows gives to dk and dv of a block of keys. Scores are transposed: [BLOCK_N, BLOCK_M]. With
     CHUNK, k and v are the addresses of the first."""
+    EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     rows = start + tl.arange(0, BLOCK_M)
     inside = rows < rows_q
     if CHUNK:
@@ -191,9 +191,9 @@ def add_rows(
     else:
         lse = tl.load(lse_ptr + rows)
     p, squeezed = weights_of(
-        products, shift_of(lse), scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
+        products, shift_of(lse, EXACT), scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
         inside[:, None] & (keys < rows_k)[None, :],
-        (rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), flags, True, MASKED, EXTRAS,
+        (rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), flags, EXACT, True, MASKED, EXTRAS,
     )  # fmt: skip
     dout = load_rows(dout_ptr, start, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
     if not CHUNK:
@@ -254,8 +254,6 @@ def attn_bwd_dk_dv(
     else:
         k = load_rows(k_ptr, 0, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, True, PADDED)
         v = load_rows(v_ptr, 0, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, True, PADDED)
-    scale = sm_scale * LOG2E
-    softcap *= LOG2E
     if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
 
@@ -281,7 +279,7 @@ def attn_bwd_dk_dv(
                 dk, dv = add_rows(
                     dk, dv, k, v, stride_kn, stride_vn, q_rows, dout_rows, lse_rows, delta_rows, start,
                     stride_qm, stride_gm, width_qk, width_v,
-                    keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
+                    keys, rows_q, rows_k, first, last, sm_scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                     rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
                     False, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, CHUNK,
                 )  # fmt: skip
@@ -290,7 +288,7 @@ def attn_bwd_dk_dv(
                 dk, dv, k, v, stride_kn, stride_vn, q_rows, dout_rows, lse_rows, delta_rows,
                 tl.where(step < whole_begin, step, step + whole),
                 stride_qm, stride_gm, width_qk, width_v,
-                keys, rows_q, rows_k, first, last, scale, softcap, keep_scale, bias_plane, stride_bm, slope,
+                keys, rows_q, rows_k, first, last, sm_scale, softcap, keep_scale, bias_plane, stride_bm, slope,
                 rows_k - rows_q, seed, offset, threshold, batch * heads + head, first_key, flags,
                 True, PADDED, KNOWN, BLOCK_M, BLOCK_N, P0, P1, P2, CHUNK,
             )  # fmt: skip

@@ -36,6 +36,7 @@ def attn_bwd_dbias(
     Args:
         sums_b, sums_h: over how many batches and heads each element is summed: 1 or all.
     """
+    EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     blocks_m = tl.cdiv(seqlen_q, BLOCK_M)
     blocks_n = tl.cdiv(seqlen_k, BLOCK_N)
     block = tl.program_id(0) % (blocks_m * blocks_n)
@@ -81,10 +82,10 @@ def attn_bwd_dbias(
             lse = tl.load(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0)
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
             p, _squeezed = weights_of(
-                products, shift_of(lse), sm_scale * LOG2E, softcap * LOG2E,
+                products, shift_of(lse, EXACT), sm_scale, softcap,
                 bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh, stride_bm,
                 slope_of(slopes_ptr, batch, stride_sb, head, flags, "any"), rows, keys, rows_k - rows_q,
-                seen, seen, flags, False, True, "any",
+                seen, seen, flags, EXACT, False, True, "any",
             )  # fmt: skip
             dp *= factors(
                 keep_scale, seed, offset, threshold, batch * heads + head, rows, first_key, flags, BLOCK_N, "any"
@@ -116,5 +117,6 @@ def attn_bwd_dsinks(
         for first_row in range(0, rows_q, BLOCK_M):
             rows = first_row + tl.arange(0, BLOCK_M)
             lse = tl.load(lse_rows + rows, mask=rows < rows_q, other=float("inf"))
-            total -= tl.math.exp2(sink - shift_of(lse)) * tl.load(delta_rows + rows, mask=rows < rows_q, other=0.0)
+            delta = tl.load(delta_rows + rows, mask=rows < rows_q, other=0.0)
+            total -= tl.math.exp2(sink - shift_of(lse, False)) * delta
     tl.store(dsinks_ptr + head, tl.sum(total, 0))

@@ -47,23 +47,29 @@ def attend_cached(
         start: the number of the block's first key, which counts from behind leftpad.
         page, key: [BLOCK_N], where the block's keys lie, as page_of() gives it.
         rows: [BLOCK_M], the number of each row in its sequence.
-        slopes: [BLOCK_M], ALiBi's, in base 2, if EXTRAS is "any".
+        slopes: [BLOCK_M], ALiBi's, if EXTRAS is "any".
     """
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < seqlen_k
     places = page * stride_kb + key * stride_kn
     k = load_rows_at(k_ptr, places, inside, width_qk, P0, P1, P2, True, MASKED, PADDED)
     products = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2)
-    # Scaled before it is masked, since -inf * 0 is NaN.
-    scores = products * scale if EXTRAS == "any" or MASKED else products
+    scores = products
+    factor = scale * LOG2E
     if EXTRAS == "any":
+        scores *= scale
+        factor = LOG2E
         if flags & SOFTCAP:
             scores = squashed(scores / softcap) * softcap
         scores -= slopes[:, None] * tl.abs(rows[:, None] + distance - keys[None, :]).to(tl.float32)
+    elif MASKED:
+        # Scaled before it is masked, since -inf * 0 is NaN.
+        scores *= factor
+        factor = 1.0
     if MASKED:
         seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
         scores = tl.where(seen, scores, float("-inf"))
-    p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, scale, EXTRAS == "none" and not MASKED)
+    p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, factor, MASKED or EXTRAS == "any")
     acc = scaled(acc, correction, P1, P2)
     places = page * stride_vb + key * stride_vn
     v = load_rows_at(v_ptr, places, inside, width_v, P0, P1, P2, False, MASKED, PADDED)
@@ -136,12 +142,11 @@ def attn_decode(
         scale = sm_scale * tl.load(k_scale_ptr + head_kv, mask=has_scales, other=1.0)
         # The sign goes to the queries, so that a larger product is a larger score.
         q = signed(q, scale < 0, P1, P2)
-        scale = tl.abs(scale) * LOG2E
-        cap = softcap * LOG2E
+        scale = tl.abs(scale)
         slopes = 0.0
         if EXTRAS == "any":
             slopes_ptr += batch.to(tl.int64) * stride_sb
-            slopes = tl.load(slopes_ptr + head, mask=inside & ((flags & ALIBI) != 0), other=0.0) * LOG2E
+            slopes = tl.load(slopes_ptr + head, mask=inside & ((flags & ALIBI) != 0), other=0.0)
 
         acc = zeros(BLOCK_M, P0, P1, P2)
         row_max, row_sum = started(BLOCK_M)
@@ -172,7 +177,7 @@ def attn_decode(
                 acc, row_max, row_sum = attend_cached(
                     acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key,
                     stride_kb, stride_kn, stride_vb, stride_vn, width_qk, width_v,
-                    rows, rows_k, first, last, scale, cap, slopes, distance, flags,
+                    rows, rows_k, first, last, scale, softcap, slopes, distance, flags,
                     False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2,
                 )  # fmt: skip
                 page = next_page
@@ -189,7 +194,7 @@ def attn_decode(
             )  # fmt: skip
             acc, row_max, row_sum = attend_cached(
                 acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
-                width_qk, width_v, rows, rows_k, first, last, scale, cap, slopes, distance, flags,
+                width_qk, width_v, rows, rows_k, first, last, scale, softcap, slopes, distance, flags,
                 True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2,
             )  # fmt: skip
 

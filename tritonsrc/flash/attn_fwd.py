@@ -39,7 +39,7 @@ def attend(
         q: [BLOCK_M, ...] pieces, the queries; with CHUNK, the address of the first.
         k_ptr, v_ptr: the sequence's first key and value; the block begins `start` behind them.
         first, last: [BLOCK_M], the keys that each row sees.
-        scale: of the products, in base 2; not negative where EXTRAS is "none" or "dropout".
+        scale: of the products; not negative where EXTRAS is "none" or "dropout".
         MASKED: some key of the block must be left out: beyond seqlen_k, or for a row that does not see it.
     """
     keys = start + tl.arange(0, BLOCK_N)
@@ -55,9 +55,14 @@ def attend(
     # Neither a bias nor a soft cap; as the scale is not negative, the largest score stays the largest.
     PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
     if PLAIN:
-        # Scaled before it is masked, since -inf * 0 is NaN.
-        scores = products * scale if MASKED else products
+        scores = products
+        factor = scale * LOG2E
+        if MASKED:
+            # Scaled before it is masked, since -inf * 0 is NaN.
+            scores *= factor
+            factor = 1.0
     else:
+        factor = LOG2E
         scores, _ = shaped(
             products, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
             (first <= last)[:, None] & inside[None, :], flags, EXTRAS,
@@ -65,7 +70,7 @@ def attend(
     if MASKED:
         seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
         scores = tl.where(seen, scores, float("-inf"))
-    p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, scale, PLAIN and not MASKED)
+    p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, factor, MASKED or not PLAIN)
     if EXTRAS == "dropout" or EXTRAS == "any":
         p *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
     acc = scaled(acc, correction, P1, P2)
@@ -110,8 +115,6 @@ def attend_rows(
             q = q_ptr
         else:
             q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
-        scale = sm_scale * LOG2E
-        cap = softcap * LOG2E
         slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
 
         acc = zeros(BLOCK_M, P0, P1, P2)
@@ -127,7 +130,7 @@ def attend_rows(
                 acc, row_max, row_sum = attend(
                     acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk,
                     width_v,
-                    rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
+                    rows, rows_k, first, last, sm_scale, softcap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                     seed, offset, threshold, keep_scale, plane, flags,
                     False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
                 )  # fmt: skip
@@ -141,7 +144,7 @@ def attend_rows(
                 acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr,
                 tl.where(step < whole_begin, step, step + whole),
                 stride_kn, stride_vn, width_qk, width_v,
-                rows, rows_k, first, last, scale, cap, bias_ptr, stride_bm, slope, rows_k - rows_q,
+                rows, rows_k, first, last, sm_scale, softcap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                 seed, offset, threshold, keep_scale, plane, flags,
                 True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
             )  # fmt: skip

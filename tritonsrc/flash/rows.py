@@ -163,6 +163,14 @@ def summed(a, b, P1: tl.constexpr, P2: tl.constexpr):
 
 
 @triton.jit
+def compensated(product, total, rest):
+    """total + product, and what rounding has taken from it: Kahan's sum (1965, Communications of the ACM 8)."""
+    term = product - rest
+    after = total + term
+    return after, (after - total) - term
+
+
+@triton.jit
 def inner_in_chunks(
     a_ptr, a_offsets, a_inside, b_ptr, b_offsets, b_inside, width, CHUNK: tl.constexpr
 ):  # fmt: skip
@@ -175,14 +183,14 @@ def inner_in_chunks(
         a_ptr, a_offsets, a_inside: as load_piece's; b's likewise.
     """
     products = tl.zeros([a_offsets.shape[0], b_offsets.shape[0]], tl.float32)
+    rest = products
     for begin in tl.range(0, width, CHUNK, num_stages=1, disable_licm=True):
         columns = begin + tl.arange(0, CHUNK)
         there = columns < width
         a = tl.load(a_ptr + a_offsets[:, None] + columns[None, :], mask=a_inside[:, None] & there[None, :], other=0.0)
         b = tl.load(b_ptr + b_offsets[None, :] + columns[:, None], mask=b_inside[None, :] & there[:, None], other=0.0)
         if a.dtype == tl.float32:
-            # A chunk by itself, then the chunks: fp32's rounding errors grow with the number of terms in a row.
-            products += tl.dot(a, b, input_precision="ieee")
+            products, rest = compensated(tl.dot(a, b, input_precision="ieee"), products, rest)
         else:
             products = tl.dot(a, b, products, input_precision="ieee")
     return products
@@ -224,14 +232,6 @@ def sums(ROWS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexp
         return zeros(ROWS, P0, P1, P2) + zeros(ROWS, P0, P1, P2)
     else:
         return zeros(ROWS, P0, P1, P2)
-
-
-@triton.jit
-def compensated(product, total, rest):
-    """total + product, and what rounding has taken from it: Kahan's sum (1965, Communications of the ACM 8)."""
-    term = product - rest
-    after = total + term
-    return after, (after - total) - term
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What may happen to a score between q k^T and the softmax: a soft cap, a bias, ALiBi. In base 2, as the softmax is.
+"""What may happen to a score between q k^T and the softmax: a soft cap, a bias, ALiBi.
 
 EXTRAS says which of them an image knows, besides dropout: "none"; "bias", which means a bias, ALiBi or both; "softcap";
 "dropout"; "any", all of them together, by branches. Branches in the loop over keys cost three quarters of the speed,
@@ -31,9 +31,9 @@ def squashed(x):
 
 @triton.jit
 def slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS: tl.constexpr):
-    """ALiBi's slope in base 2, 0 where there is none."""
+    """ALiBi's slope, 0 where there is none."""
     if EXTRAS == "bias" or EXTRAS == "any":
-        return tl.load(slopes_ptr + batch.to(tl.int64) * stride_sb + head, mask=(flags & ALIBI) != 0, other=0.0) * LOG2E
+        return tl.load(slopes_ptr + batch.to(tl.int64) * stride_sb + head, mask=(flags & ALIBI) != 0, other=0.0)
     else:
         return 0.0
 
@@ -46,10 +46,9 @@ def shaped(
 
     Args:
         products: [rows, keys] fp32, q k^T.
-        scale: of the products, in base 2.
-        softcap: in base 2; scores become softcap * tanh(score / softcap).
+        softcap: scores become softcap * tanh(score / softcap).
         bias_ptr: the bias of row 0 and key 0 of this head.
-        slope: ALiBi's, in base 2, times |row + distance - key|.
+        slope: ALiBi's, times |row + distance - key|.
         rows, keys: their numbers.
         inside: [rows, keys], where there is a bias.
 
@@ -70,6 +69,6 @@ def shaped(
     if EXTRAS == "bias" or EXTRAS == "any":
         addresses = bias_ptr + rows[:, None].to(tl.int64) * stride_bias + keys[None, :]
         there = inside & ((flags & BIAS) != 0)
-        scores += tl.load(addresses, mask=there, other=0.0).to(tl.float32) * LOG2E
+        scores += tl.load(addresses, mask=there, other=0.0).to(tl.float32)
         scores -= slope * tl.abs(rows[:, None] + distance - keys[None, :]).to(tl.float32)
     return scores, squeezed

@@ -1,4 +1,7 @@
-"""Softmax, in base 2: exp(x) = exp2(x * log2(e)), and log2(e) is folded into the scale of the scores.
+"""Softmax, in base 2: exp(x) = exp2(x * log2(e)).
+
+log2(e) is a factor of what a score is multiplied by in the subtraction of the maximum, so it costs nothing, and so the
+score is not rounded once more: where scores are large, that would be more than all other errors.
 
 Forward meets the keys in blocks and never has all scores of a row: it keeps the largest so far, row_max, and the sum of
 exponentials relative to it, row_sum (attn_fwd.py names the source). Backward has the log-sum-exp, and computes weights
@@ -19,27 +22,27 @@ def started(ROWS: tl.constexpr):
 
 
 @triton.jit
-def weighed(row_max, row_sum, scores, scale, UNSCALED: tl.constexpr):
+def weighed(row_max, row_sum, scores, scale, MASKED: tl.constexpr):
     """A block of scores, [rows, keys], taken into the running softmax.
 
     Args:
-        scale: of the scores if they are UNSCALED; then it is not negative, and no score is -inf.
+        row_max: in base 2.
+        scale: of the scores, in base 2, not negative.
+        MASKED: a score may be -inf; then the scale is above 0.
 
     Returns:
         The block's weights relative to the new maximum, what to multiply the output so far by, and the new row_max and
         row_sum.
     """
-    if UNSCALED:
-        # The largest product is the largest score. Scale and subtract in one operation.
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
-        p = tl.math.exp2(scores * scale - new_max[:, None])
-        correction = tl.math.exp2(row_max - new_max)
-    else:
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
+    # The largest score is the largest times the scale.
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
+    if MASKED:
         # A row that has seen no key yet: -inf - -inf would be NaN.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.math.exp2(scores - shift[:, None])
-        correction = tl.math.exp2(row_max - shift)
+    else:
+        shift = new_max
+    p = tl.math.exp2(scores * scale - shift[:, None])
+    correction = tl.math.exp2(row_max - shift)
     return p, correction, new_max, row_sum * correction + tl.sum(p, 1)
 
 
@@ -66,16 +69,20 @@ def log_sum_exp(row_max, row_sum):
 
 
 @triton.jit
-def shift_of(lse):
-    """What backward subtracts from scores in base 2: the log-sum-exp; inf for rows that see nothing, whose weights are
-    all 0."""
-    return tl.where(lse == float("-inf"), float("inf"), lse) * LOG2E
+def shift_of(lse, EXACT: tl.constexpr):
+    """What weights_of() subtracts: the log-sum-exp, in base 2 unless EXACT; inf for rows that see nothing, whose
+    weights are all 0."""
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    if EXACT:
+        return lse
+    else:
+        return lse * LOG2E
 
 
 @triton.jit
 def weights_of(
     products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, seen, flags,
-    TRANSPOSED: tl.constexpr, MASKED: tl.constexpr, EXTRAS: tl.constexpr,
+    EXACT: tl.constexpr, TRANSPOSED: tl.constexpr, MASKED: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
     """Softmax's weights, and what shaped() says of the soft cap; anything where there is none.
 
@@ -84,12 +91,15 @@ def weights_of(
         lse: [rows], as shift_of() gives it.
         inside: [rows, keys], where there is a bias.
         seen: as products; looked at if MASKED.
+        EXACT: of fp32: the log-sum-exp is subtracted as it is, and the difference is multiplied by log2(e): an
+            operation more, a rounding of a large number less.
     """
     AXIS: tl.constexpr = 0 if TRANSPOSED else 1
     squeezed = products
-    if EXTRAS == "none" or EXTRAS == "dropout":
-        p = tl.math.exp2(products * scale - tl.expand_dims(lse, AXIS))
-    else:
+    scores = products
+    factor = scale
+    if EXTRAS != "none" and EXTRAS != "dropout":
+        factor = 1.0
         if TRANSPOSED:
             products = products.T
         scores, squeezed = shaped(
@@ -98,7 +108,10 @@ def weights_of(
         if TRANSPOSED:
             scores = scores.T
             squeezed = squeezed.T
-        p = tl.math.exp2(scores - tl.expand_dims(lse, AXIS))
+    if EXACT:
+        p = tl.math.exp2((scores * factor - tl.expand_dims(lse, AXIS)) * LOG2E)
+    else:
+        p = tl.math.exp2(scores * (factor * LOG2E) - tl.expand_dims(lse, AXIS))
     if MASKED:
         p = tl.where(seen, p, 0.0)
     return p, squeezed
