@@ -14,23 +14,11 @@ the same every time. attn_bwd_scores.py has the gradients of bias and sinks.
 import triton
 import triton.language as tl
 from dropout import factors, seed_of
-from flags import SOFTCAP
 from rows import inner, inner_in_chunks, load_rows, scaled, store_rows, summed, summed_up, sums, turned
 from scores import known, slope_of
 from sequences import place, sequence
 from softmax import shift_of, weights_of
 from window import bounds, span
-
-
-@triton.jit
-def derivative(ds, squeezed, flags, EXTRAS: tl.constexpr):
-    """ds of the scores to ds of the products, but for the scale."""
-    if EXTRAS == "softcap":
-        ds *= 1.0 - squeezed * squeezed
-    if EXTRAS == "any":  # noqa: SIM102  the one is decided when compiling, the other when running
-        if flags & SOFTCAP:
-            ds *= 1.0 - squeezed * squeezed
-    return ds
 
 
 @triton.jit
@@ -60,7 +48,7 @@ def add_keys(
     else:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
         products = inner(q, turned(k, P1, P2), P1, P2)
-    p, squeezed = weights_of(
+    p, steepness = weights_of(
         products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
         (first <= last)[:, None] & inside[None, :],
         (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None]), flags, EXACT, False, MASKED, EXTRAS,
@@ -70,7 +58,9 @@ def add_keys(
         dp = inner(dout, v, P1, P2)
     if EXTRAS == "dropout" or EXTRAS == "any":
         dp *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
-    ds = derivative(p * (dp - delta[:, None]), squeezed, flags, EXTRAS)
+    ds = p * (dp - delta[:, None])
+    if EXTRAS == "softcap" or EXTRAS == "any":
+        ds *= steepness
     if CHUNK:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
     return summed_up(ds.to(k[0].dtype), k, dq, P1, P2)
@@ -190,7 +180,7 @@ def add_rows(
         lse = tl.load(lse_ptr + rows, mask=inside, other=0.0)
     else:
         lse = tl.load(lse_ptr + rows)
-    p, squeezed = weights_of(
+    p, steepness = weights_of(
         products, shift_of(lse, EXACT), scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
         inside[:, None] & (keys < rows_k)[None, :],
         (rows[None, :] >= first[:, None]) & (rows[None, :] <= last[:, None]), flags, EXACT, True, MASKED, EXTRAS,
@@ -208,7 +198,9 @@ def add_rows(
         delta = tl.load(delta_ptr + rows, mask=inside, other=0.0)
     else:
         delta = tl.load(delta_ptr + rows)
-    ds = derivative(p * (dp - delta[None, :]), squeezed, flags, EXTRAS)
+    ds = p * (dp - delta[None, :])
+    if EXTRAS == "softcap" or EXTRAS == "any":
+        ds *= steepness
     if CHUNK:
         q = load_rows(q_ptr, start, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, MASKED, PADDED)
     dk = summed_up(ds.to(q[0].dtype), q, dk, P1, P2)

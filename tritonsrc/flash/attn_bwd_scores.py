@@ -81,7 +81,7 @@ def attn_bwd_dbias(
             row = start_q + rows
             lse = tl.load(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0)
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
-            p, _squeezed = weights_of(
+            p, _ = weights_of(
                 products, shift_of(lse, EXACT), sm_scale, softcap,
                 bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh, stride_bm,
                 slope_of(slopes_ptr, batch, stride_sb, head, flags, "any"), rows, keys, rows_k - rows_q,

@@ -60,7 +60,8 @@ def attend_cached(
         scores *= scale
         factor = LOG2E
         if flags & SOFTCAP:
-            scores = squashed(scores / softcap) * softcap
+            scores, _ = squashed(scores / softcap)
+            scores *= softcap
         scores -= slopes[:, None] * tl.abs(rows[:, None] + distance - keys[None, :]).to(tl.float32)
     elif MASKED:
         # Scaled before it is masked, since -inf * 0 is NaN.

@@ -20,13 +20,15 @@ def known(extras, dtype, unmasked_loop):
 
 @triton.jit
 def squashed(x):
-    """tanh(x): near 0 by its series, where the difference that it is otherwise would have lost its last bits."""
+    """tanh(x) and its derivative, neither as a difference of what is almost equal: near 0 tanh is a series, far from it
+    its derivative is no 1 - tanh²."""
     square = x * x
-    near = x * (
-        1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0 + square * (62.0 / 2835.0))))
-    )
-    far = 1.0 - 2.0 / (tl.math.exp2(x * (2.0 * LOG2E)) + 1.0)
-    return tl.where(square < 0.0625, near, far)
+    series = 1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0 + square * (62.0 / 2835.0))))
+    small = tl.math.exp2(tl.abs(x) * (-2.0 * LOG2E))
+    inverse = 1.0 / (1.0 + small)
+    far = (1.0 - small) * inverse
+    tanh = tl.where(square < 0.0625, x * series, tl.where(x < 0.0, -far, far))
+    return tanh, 4.0 * small * inverse * inverse
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS: tl.constexpr):
 def shaped(
     products, scale, softcap, bias_ptr, stride_bias, slope, rows, keys, distance, inside, flags, EXTRAS: tl.constexpr
 ):  # fmt: skip
-    """The scores of a block, before its mask, and what the soft cap's derivative needs.
+    """The scores of a block, before its mask, and the soft cap's derivative.
 
     Args:
         products: [rows, keys] fp32, q k^T.
@@ -53,22 +55,22 @@ def shaped(
         inside: [rows, keys], where there is a bias.
 
     Returns:
-        The scores, and tanh(score / softcap), of which only derivative() of attn_bwd.py takes notice; anything where
-        there is no soft cap.
+        The scores, and what a gradient of them is to be multiplied by for the soft cap; of use if EXTRAS is "softcap"
+        or "any".
     """
     scores = products * scale
-    squeezed = scores
+    steepness = scores
     if EXTRAS == "softcap":
-        squeezed = squashed(scores / softcap)
-        scores = squeezed * softcap
+        scores, steepness = squashed(scores / softcap)
+        scores *= softcap
     if EXTRAS == "any":
-        squeezed = tl.zeros_like(scores)
+        steepness = tl.full(scores.shape, 1.0, tl.float32)
         if flags & SOFTCAP:
-            squeezed = squashed(scores / softcap)
-            scores = squeezed * softcap
+            scores, steepness = squashed(scores / softcap)
+            scores *= softcap
     if EXTRAS == "bias" or EXTRAS == "any":
         addresses = bias_ptr + rows[:, None].to(tl.int64) * stride_bias + keys[None, :]
         there = inside & ((flags & BIAS) != 0)
         scores += tl.load(addresses, mask=there, other=0.0).to(tl.float32)
         scores -= slope * tl.abs(rows[:, None] + distance - keys[None, :]).to(tl.float32)
-    return scores, squeezed
+    return scores, steepness

@@ -84,7 +84,7 @@ def weights_of(
     products, lse, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, seen, flags,
     EXACT: tl.constexpr, TRANSPOSED: tl.constexpr, MASKED: tl.constexpr, EXTRAS: tl.constexpr,
 ):  # fmt: skip
-    """Softmax's weights, and what shaped() says of the soft cap; anything where there is none.
+    """Softmax's weights, and what shaped() says of the soft cap.
 
     Args:
         products: [rows, keys], or [keys, rows] if TRANSPOSED, as what is returned.
@@ -95,23 +95,23 @@ def weights_of(
             operation more, a rounding of a large number less.
     """
     AXIS: tl.constexpr = 0 if TRANSPOSED else 1
-    squeezed = products
+    steepness = products
     scores = products
     factor = scale
     if EXTRAS != "none" and EXTRAS != "dropout":
         factor = 1.0
         if TRANSPOSED:
             products = products.T
-        scores, squeezed = shaped(
+        scores, steepness = shaped(
             products, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance, inside, flags, EXTRAS
         )  # fmt: skip
         if TRANSPOSED:
             scores = scores.T
-            squeezed = squeezed.T
+            steepness = steepness.T
     if EXACT:
         p = tl.math.exp2((scores * factor - tl.expand_dims(lse, AXIS)) * LOG2E)
     else:
         p = tl.math.exp2(scores * (factor * LOG2E) - tl.expand_dims(lse, AXIS))
     if MASKED:
         p = tl.where(seen, p, 0.0)
-    return p, squeezed
+    return p, steepness
