@@ -89,7 +89,7 @@ def random_call(seed: int, number: int) -> Call:
     if varlen and mask == "causal":
         few = few or max((r for r, k in zip(lengths_q, lengths_k) if k), default=0) <= 2
     # dbias is p (dp - D), and D the product of an output that was rounded to 16 bits.
-    backward = backward and not (few and (bias or varlen) and dtype != "fp32")
+    backward = backward and not (few and (varlen or (bias and dtype != "fp32")))
     return Call(
         dtype=dtype, batch=batch, heads=heads_kv * group, heads_kv=heads_kv, rows=rows, keys=keys, width=width,
         width_v=_width(draw, dtype) if draw.some(0.15) else 0,
