@@ -146,7 +146,8 @@ def write_pack(
     numbers: dict[tuple[str, str], int] = {}  # (kind, digest) to the number of its row
     pending: list[Future[bytes]] = []
     decoded: list[int] = []
-    with ThreadPoolExecutor(workers) as pool:  # zstandard compresses without Python's lock
+    pool = ThreadPoolExecutor(workers)  # zstandard compresses without Python's lock
+    try:
         for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
             for members in _groups(kernels, kind, read):
                 raw, ranges = bytearray(), []
@@ -160,6 +161,8 @@ def write_pack(
                 pending.append(pool.submit(_compress, split(bytes(raw), instructions, ranges)))
                 decoded.append(len(raw))
         frames = [future.result() for future in pending]
+    finally:
+        pool.shutdown(cancel_futures=True)  # who is interrupted waits for no group that has not begun
     kernel_rows, slot_rows = _kernel_rows(kernels, numbers, strings)
     names = strings.add(target), strings.add(release)
     text = strings.text()
