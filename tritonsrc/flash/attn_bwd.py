@@ -83,6 +83,7 @@ def attn_bwd_dq(
     Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
+    EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     batch, head, block = place(tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
     plane = batch * heads + head
     head_kv = head // heads_per_kv
@@ -114,7 +115,7 @@ def attn_bwd_dq(
         dout = dout_ptr
     else:
         q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
-    lse = shift_of(tl.load(lse_ptr + column, mask=inside, other=0.0), q_ptr.dtype.element_ty == tl.float32)
+    lse = shift_of(tl.load(lse_ptr + column, mask=inside, other=0.0), EXACT)
     slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, KNOWN)
     if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
@@ -128,7 +129,7 @@ def attn_bwd_dq(
         whole_end = whole_begin
     whole = whole_end - whole_begin
 
-    dq = sums(BLOCK_M, P0, P1, P2, q_ptr.dtype.element_ty == tl.float32)
+    dq = sums(BLOCK_M, P0, P1, P2, EXACT)
     if UNMASKED_LOOP:
         for start in tl.range(whole_begin, whole_end, BLOCK_N):
             dq = add_keys(
@@ -223,6 +224,7 @@ def attn_bwd_dk_dv(
     """dk and dv, by `tiles` programs (sequences.place, of keys). Arguments as of attn_bwd_dq, which has left delta.
     The query heads that share a key head are summed here, one after another."""
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
+    EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     heads_kv = heads // heads_per_kv
     batch, head_kv, block = place(tl.program_id(0), tiles, heads_kv, batches, seqlen_k, cu_k_ptr, flags, BLOCK_N, True)
     first_key = block * BLOCK_N  # under a causal mask the first keys are seen by most: longest first
@@ -249,8 +251,8 @@ def attn_bwd_dk_dv(
     if KNOWN == "dropout" or KNOWN == "any":
         seed, offset = seed_of(seed_ptr, offset_ptr, seed, offset, flags)
 
-    dk = sums(BLOCK_N, P0, P1, P2, q_ptr.dtype.element_ty == tl.float32)
-    dv = sums(BLOCK_N, P0, P1, P2, q_ptr.dtype.element_ty == tl.float32)
+    dk = sums(BLOCK_N, P0, P1, P2, EXACT)
+    dv = sums(BLOCK_N, P0, P1, P2, EXACT)
     shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
     first, last, begin, end, whole_begin, whole_end = span(
         first_key, first_key + BLOCK_N - 1, keys, -shift, right, left, rows_q, BLOCK_M
