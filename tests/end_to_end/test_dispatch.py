@@ -229,6 +229,48 @@ def test_every_attention_variant_can_be_forced(kiln, fake_library, flash_operati
             assert fp32(0.125) in launch.parameters()
 
 
+def launched(kiln, fake_library, operation: Operation, **arguments: object) -> dict[str, list[int]]:
+    """The grid of each kernel that a call launches."""
+    fake_library.reset()
+    fake_library.set_current(fake_library.context(0))
+    kiln.launch(flash_call(kiln, operation, **arguments))
+    return {launch.symbol.decode(): list(launch.grid) for launch in fake_library.launches()}
+
+
+@pytest.mark.parametrize(
+    ("operation", "queries", "keys", "kernels"),
+    [
+        ("attn_fwd", 0, 50, []),
+        ("attn_fwd", 50, 0, ["attn_fwd"]),  # rows that see nothing are zeros
+        ("attn_bwd", 0, 50, ["attn_bwd_dk_dv", "attn_bwd_dsinks"]),  # gradients of what nothing was made of: zeros
+        ("attn_bwd", 50, 0, ["attn_bwd_dq", "attn_bwd_dsinks"]),
+        ("attn_decode", 0, 50, ["append_kv"]),
+    ],
+)
+def test_what_is_empty_is_still_written(kiln, fake_library, flash_operations, operation, queries, keys, kernels):
+    arguments = attention(operation, 2, 4, 2, queries, keys)
+    assert list(launched(kiln, fake_library, flash_operations[operation], **arguments)) == kernels
+
+
+@pytest.mark.parametrize("operation", ["attn_fwd", "attn_bwd", "attn_decode"])
+def test_sequences_whose_longest_is_not_known_may_be_as_long_as_all(kiln, fake_library, flash_operations, operation):
+    """longest_q = 0 launches what covers any split of the rows; a longest that is known launches no more."""
+    arguments = attention(operation, 1, 4, 2, 700, 900) | {"cu_q": tensor(0x1000, INT32, (4,))}
+    if operation == "attn_decode":
+        arguments |= dict.fromkeys(("k_new", "v_new", "cos", "sin"))
+        arguments |= {"k": tensor(0x200000, BF16, (3, 2, 900, 64)), "v": tensor(0x300000, BF16, (3, 2, 900, 64))}
+        arguments |= {"used_k": tensor(0x2000, INT32, (3,))}
+    else:
+        arguments |= {"cu_k": tensor(0x2000, INT32, (4,))}
+    known = flash_operations[operation]
+    grids = [
+        launched(kiln, fake_library, known, **arguments | {"longest_q": longest}) for longest in (0, 700, 1000, 5)
+    ]
+    assert grids[0] and grids[0] == grids[1] == grids[2]
+    assert set(grids[3]) == set(grids[0])
+    assert all(small[0] <= large[0] for small, large in zip(grids[3].values(), grids[0].values()))
+
+
 def environment_of(operation: Operation, values: list[object], multiprocessors: int) -> dict[str, int]:
     """What expressions over a call read: its arguments, the device, definitions."""
     environment = dict.fromkeys(("device.multiprocessors", "multiprocessors"), multiprocessors)

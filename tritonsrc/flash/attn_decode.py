@@ -7,6 +7,9 @@ and the log-sum-exp of its part, which a second kernel combines: Flash-Decoding 
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Rows in plenty, a chunk of a prompt, fill the device by
 themselves; then there is one split, and the output is written at once.
 
+A cache of fp8 is multiplied in fp16, whatever q is: one instruction makes two elements of fp16 of two of fp8, and bf16
+takes three; on an H200 that takes longer than reading them. Queries of bf16 become fp16 without loss (in_fp16).
+
 The softmax is attn_fwd.py's, with its two loops. pages.py says where a key lies; keys that are not seen for leftpad are
 skipped by beginning behind them. A row's own key is counted from the end of the keys.
 """
@@ -15,16 +18,20 @@ import triton
 import triton.language as tl
 from flags import ALIBI, BOTTOM_RIGHT, LSE, SCALES, SINKS, SOFTCAP
 from pages import cached_keys, page_of
-from rows import added, inner, load_rows_at, scaled, signed, store_rows, zeros
+from rows import added, inner, largest, load_rows_at, scaled, signed, store_rows, zeros
 from scores import LOG2E, squashed
 from sequences import sequence
 from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
 
+# How far weights in fp16 may lie above 1, as a power of two: fp16 goes down to 2^-24 only, so they begin near its top.
+HEADROOM = tl.constexpr(15.0)
+
+
 @triton.jit
 def converted(rows, dtype: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr):
-    """The rows in another dtype: what the cache holds as what q is."""
+    """The rows in another dtype."""
     if P2 > 0:
         return (rows[0].to(dtype), rows[1].to(dtype), rows[2].to(dtype))
     elif P1 > 0:
@@ -34,9 +41,20 @@ def converted(rows, dtype: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr):
 
 
 @triton.jit
+def in_fp16(rows, P1: tl.constexpr, P2: tl.constexpr):
+    """Rows of bf16 in fp16, each divided by a power of two near its largest magnitude; and these powers, fp32. Exact, but
+    for elements below 2^-14 of the row's largest, which are rounded to 2^-24 of it."""
+    # A float's exponent alone is a power of two; its inverse must be a normal number too.
+    exponent = largest(rows, P1, P2).to(tl.int32, bitcast=True) & 0x7F800000
+    unit = tl.minimum(tl.maximum(exponent, 0x00800000), 0x7E800000).to(tl.float32, bitcast=True)
+    rows = scaled(converted(rows, tl.float32, P1, P2), 1.0 / unit, P1, P2)
+    return converted(rows, tl.float16, P1, P2), unit
+
+
+@triton.jit
 def attend_cached(
     acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
-    width_qk, width_v, rows, seqlen_k, first, last, scale, softcap, slopes, distance, flags,
+    width_qk, width_v, rows, seqlen_k, first, last, unit, scale, softcap, slopes, distance, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
 ):  # fmt: skip
@@ -47,14 +65,16 @@ def attend_cached(
         start: the number of the block's first key, which counts from behind leftpad.
         page, key: [BLOCK_N], where the block's keys lie, as page_of() gives it.
         rows: [BLOCK_M], the number of each row in its sequence.
+        unit: [BLOCK_M], what the rows of q were divided by, or None.
         slopes: [BLOCK_M], ALiBi's, if EXTRAS is "any".
     """
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < seqlen_k
     places = page * stride_kb + key * stride_kn
     k = load_rows_at(k_ptr, places, inside, width_qk, P0, P1, P2, True, MASKED, PADDED)
-    products = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2)
-    scores = products
+    scores = inner(q, converted(k, q[0].dtype, P1, P2), P1, P2)
+    if unit is not None:
+        scores *= unit[:, None]
     factor = scale * LOG2E
     if EXTRAS == "any":
         scores *= scale
@@ -70,7 +90,9 @@ def attend_cached(
     if MASKED:
         seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
         scores = tl.where(seen, scores, float("-inf"))
-    p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, factor, MASKED or EXTRAS == "any")
+    p, correction, row_max, row_sum = weighed(
+        row_max, row_sum, scores, factor, MASKED or EXTRAS == "any", 0.0 if unit is None else HEADROOM
+    )  # fmt: skip
     acc = scaled(acc, correction, P1, P2)
     places = page * stride_vb + key * stride_vn
     v = load_rows_at(v_ptr, places, inside, width_v, P0, P1, P2, False, MASKED, PADDED)
@@ -144,6 +166,9 @@ def attn_decode(
         # The sign goes to the queries, so that a larger product is a larger score.
         q = signed(q, scale < 0, P1, P2)
         scale = tl.abs(scale)
+        unit = None
+        if q_ptr.dtype.element_ty == tl.bfloat16 and k_ptr.dtype.element_ty != tl.bfloat16:
+            q, unit = in_fp16(q, P1, P2)
         slopes = 0.0
         if EXTRAS == "any":
             slopes_ptr += batch.to(tl.int64) * stride_sb
@@ -178,7 +203,7 @@ def attn_decode(
                 acc, row_max, row_sum = attend_cached(
                     acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key,
                     stride_kb, stride_kn, stride_vb, stride_vn, width_qk, width_v,
-                    rows, rows_k, first, last, scale, softcap, slopes, distance, flags,
+                    rows, rows_k, first, last, unit, scale, softcap, slopes, distance, flags,
                     False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2,
                 )  # fmt: skip
                 page = next_page
@@ -195,7 +220,7 @@ def attn_decode(
             )  # fmt: skip
             acc, row_max, row_sum = attend_cached(
                 acc, row_max, row_sum, q, k_ptr, v_ptr, start, page, key, stride_kb, stride_kn, stride_vb, stride_vn,
-                width_qk, width_v, rows, rows_k, first, last, scale, softcap, slopes, distance, flags,
+                width_qk, width_v, rows, rows_k, first, last, unit, scale, softcap, slopes, distance, flags,
                 True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2,
             )  # fmt: skip
 

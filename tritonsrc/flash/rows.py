@@ -119,6 +119,17 @@ def scaled(rows, factor, P1: tl.constexpr, P2: tl.constexpr):
 
 
 @triton.jit
+def largest(rows, P1: tl.constexpr, P2: tl.constexpr):
+    """The largest magnitude of each row, fp32."""
+    most = tl.max(tl.abs(rows[0].to(tl.float32)), 1)
+    if P1 > 0:
+        most = tl.maximum(most, tl.max(tl.abs(rows[1].to(tl.float32)), 1))
+    if P2 > 0:
+        most = tl.maximum(most, tl.max(tl.abs(rows[2].to(tl.float32)), 1))
+    return most
+
+
+@triton.jit
 def signed(rows, negative, P1: tl.constexpr, P2: tl.constexpr):
     """The rows, or their opposites if `negative`."""
     if P2 > 0:

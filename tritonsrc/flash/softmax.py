@@ -22,20 +22,21 @@ def started(ROWS: tl.constexpr):
 
 
 @triton.jit
-def weighed(row_max, row_sum, scores, scale, MASKED: tl.constexpr):
+def weighed(row_max, row_sum, scores, scale, MASKED: tl.constexpr, HEADROOM: tl.constexpr = 0.0):
     """A block of scores, [rows, keys], taken into the running softmax.
 
     Args:
-        row_max: in base 2.
+        row_max: what weights are relative to, in base 2: the largest score so far, less HEADROOM.
         scale: of the scores, in base 2, not negative.
         MASKED: a score may be -inf; then the scale is above 0.
+        HEADROOM: no weight is above 2^HEADROOM.
 
     Returns:
-        The block's weights relative to the new maximum, what to multiply the output so far by, and the new row_max and
+        The block's weights relative to the new row_max, what to multiply the output so far by, and the new row_max and
         row_sum.
     """
     # The largest score is the largest times the scale.
-    new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * scale - HEADROOM)
     if MASKED:
         # A row that has seen no key yet: -inf - -inf would be NaN.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)

@@ -1,0 +1,66 @@
+"""What a call of attention asks for, as bits: the recipe sets those that the kernels read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from kiln import recipe
+from kiln.recipe_model import Operation
+
+FLASH = Path(__file__).resolve().parents[1] / "tritonsrc" / "flash"
+# The values of a call that set each flag alone.
+ASKED = {
+    "CU_Q": {"cu_q.data": 1}, "CU_K": {"cu_k.data": 1}, "USED_Q": {"used_q.data": 1}, "USED_K": {"used_k.data": 1},
+    "BOTTOM_RIGHT": {"bottom_right": 1}, "SINKS": {"sinks.data": 1}, "LSE": {"lse.data": 1}, "BIAS": {"bias.data": 1},
+    "ALIBI": {"slopes.data": 1}, "SOFTCAP": {"is_capped": 1}, "DROPOUT": {"threshold": 1}, "SEED": {"seed.data": 1},
+    "OFFSET": {"offset.data": 1}, "SEED_OUT": {"seed_out.data": 1}, "PAGED": {"table.data": 1},
+    "CACHE_BATCH": {"cache_batch.data": 1}, "LEFTPAD": {"leftpad.data": 1}, "SCALES": {"k_scale.data": 1},
+    "INTERLEAVED": {"interleaved": 1}, "ONE_ANGLE": {"window_left": -1, "window_right": -1},
+}  # fmt: skip
+
+
+def constants() -> dict[str, int]:
+    """The numbers of flags.py, which is not imported: it needs Triton."""
+    tree = ast.parse((FLASH / "flags.py").read_text())
+    return {node.targets[0].id: node.value.args[0].value for node in tree.body if isinstance(node, ast.Assign)}
+
+
+def flags_of(operation: Operation, asked: dict[str, int]) -> dict[str, int]:
+    """By kernel, its argument `flags` in a call of tensors of 16 that are not there, a window, and what is asked."""
+    environment = {"multiprocessors": 1, "device.multiprocessors": 1}
+    for argument in operation.arguments:
+        environment |= {name: 16 if ".size" in name or ".stride" in name else 0 for name in argument.values}
+    environment |= {name: 0 for name in environment if name.endswith(".dtype")}
+    environment |= {name: 1 for name in environment if name.startswith("window_")} | asked
+    for definition in operation.definitions:
+        environment[definition.name] = definition.value.evaluate(environment)
+    return {
+        kernel.name: parameter.value.evaluate(environment)
+        for kernel in operation.kernels
+        for parameter in kernel.parameters
+        if parameter.name == "flags"
+    }
+
+
+@pytest.mark.parametrize("operation", recipe.load(FLASH / "recipe.yaml").operations, ids=lambda o: o.name)
+def test_each_flag_has_the_number_that_kernels_know(operation):
+    numbers, values = constants(), {name for argument in operation.arguments for name in argument.values}
+    assert set(numbers) == set(ASKED)
+    assert set(flags_of(operation, {}).values()) == {0}
+    for name, asked in ASKED.items():
+        if set(asked) <= values:
+            found = {number for number in flags_of(operation, asked).values() if number}
+            assert found <= {numbers[name]}, f"{name} in {operation.name}"
+
+
+def test_each_flag_is_set_by_a_kernel():
+    every = set()
+    for operation in recipe.load(FLASH / "recipe.yaml").operations:
+        values = {name for argument in operation.arguments for name in argument.values}
+        for asked in ASKED.values():
+            if set(asked) <= values:
+                every |= set(flags_of(operation, asked).values())
+    assert every - {0} == set(constants().values())
