@@ -263,9 +263,7 @@ def test_sequences_whose_longest_is_not_known_may_be_as_long_as_all(kiln, fake_l
     else:
         arguments |= {"cu_k": tensor(0x2000, INT32, (4,))}
     known = flash_operations[operation]
-    grids = [
-        launched(kiln, fake_library, known, **arguments | {"longest_q": longest}) for longest in (0, 700, 1000, 5)
-    ]
+    grids = [launched(kiln, fake_library, known, **arguments | {"longest_q": longest}) for longest in (0, 700, 1000, 5)]
     assert grids[0] and grids[0] == grids[1] == grids[2]
     assert set(grids[3]) == set(grids[0])
     assert all(small[0] <= large[0] for small, large in zip(grids[3].values(), grids[0].values()))

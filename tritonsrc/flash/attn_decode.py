@@ -24,7 +24,6 @@ from sequences import sequence
 from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
-
 # How far weights in fp16 may lie above 1, as a power of two: fp16 goes down to 2^-24 only, so they begin near its top.
 HEADROOM = tl.constexpr(15.0)
 
@@ -42,8 +41,10 @@ def converted(rows, dtype: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr):
 
 @triton.jit
 def in_fp16(rows, P1: tl.constexpr, P2: tl.constexpr):
-    """Rows of bf16 in fp16, each divided by a power of two near its largest magnitude; and these powers, fp32. Exact, but
-    for elements below 2^-14 of the row's largest, which are rounded to 2^-24 of it."""
+    """Rows of bf16 in fp16, each divided by a power of two near its largest magnitude; and these powers, fp32.
+
+    Exact, but for elements below 2^-14 of the row's largest, which are rounded to 2^-24 of it.
+    """
     # A float's exponent alone is a power of two; its inverse must be a normal number too.
     exponent = largest(rows, P1, P2).to(tl.int32, bitcast=True) & 0x7F800000
     unit = tl.minimum(tl.maximum(exponent, 0x00800000), 0x7E800000).to(tl.float32, bitcast=True)
