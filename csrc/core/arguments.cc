@@ -37,6 +37,10 @@ bool addressable(const kiln_tensor& tensor, int32_t element) {
   return address + static_cast<uint64_t>(end) >= address && address >= -static_cast<uint64_t>(below);
 }
 
+// Where an empty tensor lies that has no memory, as PyTorch's have: expressions tell that a tensor is absent by its
+// address. No kernel reads or writes there.
+constexpr int64_t kNowhere = 256;
+
 kiln_status read_tensor(const char* operation, const kiln_argument_table& wanted, const kiln_tensor* tensor,
                         int64_t* v) {
   if (!tensor)
@@ -66,6 +70,7 @@ kiln_status read_tensor(const char* operation, const kiln_argument_table& wanted
   }
   if (!tensor->data && !empty)
     return fail(KILN_E_ARGUMENT, "%s: the data of %s is NULL although it has elements", operation, wanted.name);
+  if (!tensor->data) v[0] = kNowhere;
   if (!addressable(*tensor, element))
     return fail(KILN_E_RANGE, "%s: the sizes and strides of %s reach beyond 64-bit addresses", operation, wanted.name);
   return KILN_OK;

@@ -224,7 +224,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
         rotated = lay_out(np.full(call.q.shape, np.nan, call.q.dtype), "contiguous")
         rotary.rotate_q[(triton.cdiv(longest, 16) * heads * call.sequences, triton.cdiv(width_qk, 32))](
             q.storage, rotated.storage, *angles, used, *q.strides, *rotated.strides, half, half,
-            heads, longest, width_qk, half, flags, 16, 32,
+            heads, longest, width_qk, half, len(call.cos), flags, 16, 32,
         )  # fmt: skip
         q = rotated
     rows_head, rows_total = call.q.shape[2], math.prod(call.q.shape[:3])

@@ -34,13 +34,17 @@ def rotated(ptr, offsets, columns, there, positions, cos_ptr, sin_ptr, stride_co
 def rotate_q(
     q_ptr, to_ptr, cos_ptr, sin_ptr, used_k_ptr,
     stride_qb, stride_qh, stride_qm, stride_tb, stride_th, stride_tm, stride_cos, stride_sin,
-    heads, seqlen_q, width, half, flags, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    heads, seqlen_q, width, half, angles, flags, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Writes q, rotated, to a tensor of the same shape (t); the grid is
     (cdiv(seqlen_q, BLOCK_M) * heads * batch, cdiv(width, BLOCK_D)).
 
     Row i has the position of the i-th key behind those that are cached, or with the flag ONE_ANGLE all have that of the
     first. The other arguments are attn_decode's.
+
+    Args:
+        angles: how many rows cos and sin have. Positions behind them, where a cache has no room for a key either, take
+            the last.
     """
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     first_row = tl.program_id(0) % blocks * BLOCK_M
@@ -51,6 +55,7 @@ def rotate_q(
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     there = (rows < seqlen_q)[:, None] & (columns < width)[None, :]
     positions = tl.load(used_k_ptr + batch) + tl.where((flags & ONE_ANGLE) != 0, 0, rows)
+    positions = tl.maximum(tl.minimum(positions, angles - 1), 0)
     row = rows.to(tl.int64)
     q_ptr += batch * stride_qb + head * stride_qh
     to_ptr += batch * stride_tb + head * stride_th
