@@ -341,6 +341,9 @@ kiln_status plan_kernel(Plan& plan, const kiln_kernel_table& kernel, const uint8
 
 constexpr int32_t kMostForced = KILN_MAX_KERNELS;
 
+// What slots without a variant have in place of a key.
+constexpr uint8_t kNoKey[32] = {};
+
 kiln_status read_keys(const Plan& plan, uint8_t (*keys)[32]) {
   const kiln_call& call = *plan.call;
   if (call.force_count < 0 || call.force_count > kMostForced)
@@ -352,6 +355,8 @@ kiln_status read_keys(const Plan& plan, uint8_t (*keys)[32]) {
     const char* key = call.force_keys[i];
     if (!key || !from_hex(key, strnlen(key, 65), keys[i]))
       return fail(KILN_E_ARGUMENT, "%s: force_keys[%d] is no key of 64 hexadecimal digits", plan.operation->name, i);
+    if (!memcmp(keys[i], kNoKey, sizeof kNoKey))
+      return fail(KILN_E_ARGUMENT, "%s: force_keys[%d] is 0, which is no variant's key", plan.operation->name, i);
   }
   return KILN_OK;
 }

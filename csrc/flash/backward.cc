@@ -16,7 +16,7 @@ struct Backward {
     if (params.reserved1)
       return kiln_set_error(KILN_E_NEWER_CALLER, "a reserved field of kiln_attn_bwd_params is not zero");
     kiln_status status = check_dropout(params.dropout);
-    return status == KILN_OK ? check_softcap(params.softcap) : status;
+    return status == KILN_OK ? check_scores(params) : status;
   }
 
   static void add(const Params& params, Arguments* to) {

@@ -50,9 +50,14 @@ inline double scale_of(float sm_scale, const kiln_tensor* q) {
   return known ? 1.0 / sqrt(static_cast<double>(q->sizes[3])) : 1.0;  // if not, the call fails for q's sake
 }
 
-inline kiln_status check_softcap(float softcap) {
-  if (softcap >= 0.0f && softcap <= 1.0e30f) return KILN_OK;  // times log2(e), and over, in fp32
-  return kiln_set_error(KILN_E_ARGUMENT, "flash: softcap must be at least 0, for none, and at most 1e30");
+// The numbers that shape scores.
+template <typename Params>
+kiln_status check_scores(const Params& params) {
+  if (!(params.softcap >= 0.0f && params.softcap <= 1.0e30f))  // times log2(e), and over, in fp32
+    return kiln_set_error(KILN_E_ARGUMENT, "flash: softcap must be at least 0, for none, and at most 1e30");
+  if (!isfinite(params.sm_scale))
+    return kiln_set_error(KILN_E_ARGUMENT, "flash: sm_scale must be a finite number; 0 is 1 / sqrt(head_dim)");
+  return KILN_OK;
 }
 
 inline kiln_status check_dropout(float dropout) {

@@ -14,7 +14,7 @@ struct Decode {
   static kiln_status check(const Params& params) {
     if (params.reserved1)
       return kiln_set_error(KILN_E_NEWER_CALLER, "a reserved field of kiln_attn_decode_params is not zero");
-    return check_softcap(params.softcap);
+    return check_scores(params);
   }
 
   static void add(const Params& params, Arguments* to) {

@@ -15,7 +15,7 @@ struct Forward {
     if (params.reserved0 || params.reserved1)
       return kiln_set_error(KILN_E_NEWER_CALLER, "a reserved field of kiln_attn_fwd_params is not zero");
     kiln_status status = check_dropout(params.dropout);
-    return status == KILN_OK ? check_softcap(params.softcap) : status;
+    return status == KILN_OK ? check_scores(params) : status;
   }
 
   static void add(const Params& params, Arguments* to) {

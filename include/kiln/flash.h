@@ -1,8 +1,12 @@
 /* Kiln: the flash family's typed entries (libkiln_flash.so): attention forward, backward, and with a cache.
  *
- * Tensors are described by kiln_tensor: any strides whose last is 1, element offsets of 64 bits. All of them, and all
- * other arrays, lie in device memory and are borrowed until the launched work is done. `dtype` below is fp16, bf16 or
- * fp32, one for the whole call. Head dimensions: 1 to 512; head_dim of q and k and head_dim_v of v and out may differ.
+ * Tensors are described by kiln_tensor: any strides whose last is 1, element offsets of 64 bits. Their elements lie in
+ * device memory and are borrowed until the launched work is done; the descriptions, and force_keys, are read before an
+ * entry returns. What an entry writes must not overlap what it reads, nor itself (a stride of 0).
+ *
+ * `dtype` below is fp16, bf16 or fp32, one for the whole call. Head dimensions: 1 to 512; head_dim of q and k and
+ * head_dim_v of v and out may differ. A release of the core profile has fp16 and bf16, without caches of fp8e4m3, and
+ * head dimensions up to 128; `kiln list` tells what one has.
  *
  * Each entry registers the family with `kiln` at its first call, enqueues its kernels on the queue, and may be called
  * from any thread. Each *_workspace entry says how many bytes of device memory the same call needs (`workspace`,
@@ -33,7 +37,7 @@ KILN_API const kiln_family* kiln_flash_family(void);
  *   k    [batch, heads_kv, keys, head_dim]    heads is a multiple of heads_kv
  *   v    [batch, heads_kv, keys, head_dim_v]
  *   out  [batch, heads, rows, head_dim_v]
- *   lse  [batch, heads, rows] fp32; the natural logarithm of the softmax's denominator. NULL: not wanted.
+ *   lse  [batch, heads, rows] fp32; the natural logarithm of the softmax's denominator, a sink's term included.
  *
  * Sequences of several lengths. Either they lie one after another, and the batch of those tensors is 1
  * (cu_seqlens: [batch + 1] int32, where each begins, and the end), or each lies at the begin of its batch
@@ -54,8 +58,9 @@ typedef struct kiln_attn_fwd_params {
     const kiln_tensor* out;
     const kiln_tensor* lse;          /* NULL: none */
     const kiln_tensor* sinks;        /* [heads] fp32: the score of a key without a value that every row sees. NULL: none */
-    const kiln_tensor* bias;         /* [batch, heads, rows, keys] of dtype, or more rows and keys (of the longest
-                                        sequences, with cu_seqlens); strides but the last may be 0. NULL: none */
+    const kiln_tensor* bias;         /* [batch, heads, rows, keys] of dtype, or more rows and keys; strides but the last
+                                        may be 0. With cu_seqlens rows and keys are max_seqlen_q and max_seqlen_k, or
+                                        all rows and keys where these are 0. NULL: none */
     const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */
     const kiln_tensor* seed;         /* int64, rank 0. NULL: 0 */
     const kiln_tensor* offset;       /* int64, rank 0. NULL: 0 */
@@ -71,7 +76,7 @@ typedef struct kiln_attn_fwd_params {
     int64_t window_right;
     int64_t seed_value;
     int64_t offset_value;
-    float sm_scale;                  /* 0: 1 / sqrt(head_dim) */
+    float sm_scale;                  /* 0: 1 / sqrt(head_dim). Below 0 the call takes the images that have a bias */
     float softcap;                   /* 0: none; at most 1e30 */
     float dropout;                   /* the probability that a weight is dropped, at most 0.9999 */
     int32_t causal;                  /* non-zero: window_right is 0, whatever it says */
@@ -95,8 +100,9 @@ KILN_API kiln_status kiln_attn_fwd_workspace(kiln_t kiln, const kiln_queue* queu
 /* ---- attention backward ----------------------------------------------------------------------------------------- */
 
 /* The gradients of q, k, v, and of bias and sinks where they are wanted, of the forward call with the same parameters:
- * out and lse are its results, seed and offset what it used. dq, dk and dv have the shapes of q, k and v (dk and dv are
- * summed over the heads that share them). Rows of sequences that do not count are not written.
+ * out and lse are its results, seed and offset what it used (seed_out and offset_out can be given as these; seed_value
+ * and offset_value are 0 then, for they are added). dq, dk and dv have the shapes of q, k and v (dk and dv are summed
+ * over the heads that share them). Rows of sequences that do not count are not written.
  */
 typedef struct kiln_attn_bwd_params {
     uint64_t size;
@@ -157,7 +163,8 @@ KILN_API kiln_status kiln_attn_bwd_workspace(kiln_t kiln, const kiln_queue* queu
  *
  * Shapes:
  *   q        [batch, heads, rows, head_dim], or with cu_seqlens_q [1, heads, all rows, head_dim]
- *   k_cache  [batches, heads_kv, keys, head_dim], or with block_table [pages, heads_kv, page_size, head_dim]
+ *   k_cache  [batches, heads_kv, keys, head_dim], batches at least batch unless cache_batch is given; or with
+ *            block_table [pages, heads_kv, page_size, head_dim]
  *   v_cache  the same with head_dim_v; both of dtype, or of fp8e4m3 (with fp16 and bf16 queries), times k_scale and
  *            v_scale; a page has 1 to 65536 keys
  *   out      [batch, heads, rows, head_dim_v], or as q
@@ -167,7 +174,8 @@ KILN_API kiln_status kiln_attn_bwd_workspace(kiln_t kiln, const kiln_queue* queu
  * Sequence b has seqused_k[b] keys in the cache, and new_rows more after this call has appended k_new and v_new behind
  * them, but no more than it has room for (keys, or what its row of block_table lists): what does not fit is neither
  * written nor seen. Its last row and its last key belong together: row i sees the keys from i + d - window_left to
- * i + d + window_right with d = keys - rows. leftpad[b] keys at the begin of its cache are not seen.
+ * i + d + window_right with d = keys - rows, from which ALiBi counts too. leftpad[b] keys at the begin of its cache are
+ * not seen.
  *
  * Rotary embedding (rotary_cos given): the first rotary_dim = 2 * rotary_cos.sizes[1] elements of k_new's row i are
  * rotated by the angles of position seqused_k[b] + i, and those of q's row i by those of the same position, or of
@@ -183,16 +191,19 @@ typedef struct kiln_attn_decode_params {
     const kiln_tensor* lse;          /* NULL: none */
     const kiln_tensor* k_new;        /* both or neither; with seqused_k, not with cu_seqlens_q. NULL: none */
     const kiln_tensor* v_new;
-    const kiln_tensor* seqused_k;    /* [batch] int32. NULL: all keys of k_cache count; not with block_table */
+    const kiln_tensor* seqused_k;    /* [batch] int32; k_new and block_table need it. NULL: all keys of k_cache count */
     const kiln_tensor* cu_seqlens_q; /* [batch + 1] int32. NULL: all sequences have q's rows */
     const kiln_tensor* block_table;  /* [batch, at least the pages of the longest sequence] int32: numbers of pages, the
                                         last dimension contiguous. NULL: none */
     const kiln_tensor* cache_batch;  /* [batch] int32: the batch of the cache that each sequence has; not with
                                         block_table. NULL: its own number */
     const kiln_tensor* leftpad;      /* [batch] int32; not with block_table. NULL: 0 */
-    const kiln_tensor* rotary_cos;   /* [positions, rotary_dim / 2] of dtype, rows contiguous. Both or neither; needs k_new */
+    const kiln_tensor* rotary_cos;   /* [positions, rotary_dim / 2] of dtype, rows contiguous: as many positions as the
+                                        cache has room for keys, or more; rotary_dim at most head_dim. Both or neither;
+                                        needs k_new. NULL: nothing is rotated */
     const kiln_tensor* rotary_sin;
-    const kiln_tensor* k_scale;      /* [heads_kv] fp32: what cached elements are multiplied by; with fp8e4m3 only */
+    const kiln_tensor* k_scale;      /* [heads_kv] fp32: what cached elements are multiplied by, and new ones divided;
+                                        with fp8e4m3, and only there */
     const kiln_tensor* v_scale;
     const kiln_tensor* sinks;        /* [heads] fp32. NULL: none */
     const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */

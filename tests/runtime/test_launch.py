@@ -93,6 +93,14 @@ def test_optional_argument(kiln, fake):
     assert fake.launches()[0].parameters()[2] == W
 
 
+def test_an_empty_tensor_without_memory_is_no_absent_one(kiln, fake):
+    """Expressions, and kernels, tell an absent tensor by its address."""
+    for w in (None, tensor(0, FP32, (0,))):
+        kiln.launch(work(kiln, arguments(w=w)))
+    absent, empty = (launch.parameters()[2] for launch in fake.launches())
+    assert absent == 0 and empty != 0 and empty % 256 == 0
+
+
 def test_two_kernels_scratch_clusters_and_zeroing(kiln, fake):
     args = arguments(rows=300, n=2)
     call = kiln.call(args, stream=fake.stream())
@@ -237,7 +245,8 @@ def test_forced_variants_are_checked(kiln, fake):
         ((aligned,), {"n": 2}, ffi.UNSUPPORTED, r"specialised \(aligned\) for arguments that this call does not have"),
         ((other,), {}, ffi.UNSUPPORTED, "no variant of this call's functional on sm_90"),
         ((waived,), {"cols": 128}, ffi.UNSUPPORTED, "forced for kernel main is not there: functional 2 is waived"),
-        (("0" * 64,), {}, ffi.UNSUPPORTED, "0000 is no variant"),
+        (("f" * 64,), {}, ffi.UNSUPPORTED, "ffff is no variant"),
+        (("0" * 64,), {}, ffi.ARGUMENT, r"force_keys\[0\] is 0, which is no variant's key"),
         (("xyz",), {}, ffi.ARGUMENT, r"force_keys\[0\] is no key of 64 hexadecimal digits"),
         ((aligned, generic), {}, ffi.ARGUMENT, "two variants are forced for kernel main"),
     ]
