@@ -127,6 +127,11 @@ def test_nearest():
     assert nearest("grdi", ["grid", "zero"]) == "did you mean 'grid'? the fields are grid, zero"
     assert nearest("x", ["grid"], "ones") == "the ones are grid"
     assert nearest("x", []) == "there are no fields"
+    # Numbers by their distance, not by their digits; far away, none.
+    for word, meant in (("100", "96"), ("129", "128"), ("513", "512"), ("8", "16"), ("0", None), ("4000", None)):
+        said = f"did you mean '{meant}'? " if meant else ""
+        assert nearest(word, ["16", "96", "128", "160", "512"]) == f"{said}the fields are 16, 96, 128, 160, 512"
+    assert nearest("100", ["1000 x", "10x"]) == "the fields are 1000 x, 10x"
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,7 @@ def test_list_leaves_out_what_was_not_compiled(monkeypatch, capsys):
     assert main(["list", str(small_release().tarball), "--missing"]) == 0
     out = capsys.readouterr().out
     assert "  0000000" not in out and out.count("\nsm_90") + out.count("\ngfx942") == len(rows) - 1 + 1
+    assert listed(capsys) == rows[2:] and listed(capsys, "--missing") == rows
 
 
 @pytest.mark.parametrize(
@@ -244,9 +245,11 @@ def test_nothing_of_kilns(tmp_path, capsys):
         assert main(["inspect", str(tmp_path / name)]) == 6
         err = capsys.readouterr().err
         assert message in err and str(tmp_path) in err and len(err.splitlines()) == 1
-    for verb in ("inspect", "list"):
+    for verb, takes_images in (("inspect", True), ("list", False)):
         assert main([verb, str(tmp_path / "nowhere")]) == 7
-        assert "nowhere cannot be read (No such file or directory)" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert "nowhere cannot be read (No such file or directory)" in err
+        assert ("an image (cubin, hsaco)" in err) == takes_images
     assert main(["inspect"]) == 2
     assert main(["list", str(small_release().images / "sm_90-256-bf16")]) == 2
 

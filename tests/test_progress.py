@@ -41,6 +41,15 @@ def test_lines_are_few_but_each_failure_shows():
     assert all("about 3.0 s left" in line for line in shown[1:-1])
 
 
+def test_nothing_is_left_where_the_estimate_is_used_up():
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, interval=5, clock=clock)
+    lines.start(2, 9.0, title="compile")
+    clock.now += 13
+    lines.done("a", 13.0, "compiled", remaining=0.0)
+    assert stream.getvalue() == "compile 1/2 after 13 s\n"
+
+
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_equal_failures_are_said_once_and_counted_at_the_end(stream):
     shown = make_progress(stream())
@@ -88,6 +97,8 @@ def test_bar_shows_estimate_and_keeps_failures():
         assert "about 2:05 left" in stream.getvalue()
         bar.done("a", 1.0, "failed", detail="broken")
         bar.done("b", 1.0, "compiled", remaining=0.0)
+        bar._bar.refresh()
+    assert "0.0 s left" not in stream.getvalue()
     assert "FAILED a after 1.0 s: broken\n" in stream.getvalue()
     assert "2/2" in stream.getvalue()
 

@@ -31,6 +31,7 @@ from kiln.options import Options
 from kiln.plan_model import Plan
 from kiln.progress import Progress, make_progress, spell_seconds
 from kiln.store import Store, StoredImage
+from kiln.tables import plural
 from kiln.toolchain import Toolchain
 from kiln.words import spell_selection
 
@@ -144,7 +145,7 @@ def _harvest(
         outcomes |= result.outcomes
         progress.message(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
-            f"{spell_seconds(result.wall_seconds)} with {result.jobs} workers"
+            f"{spell_seconds(result.wall_seconds)} with {plural(result.jobs, 'worker')}"
         )
     harvest = assemble.judge_all(the_plan.variants, outcomes, keys)
     for reason, count in Counter(harvest.missing.values()).items():

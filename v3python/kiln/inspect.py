@@ -29,6 +29,7 @@ MANIFEST = "share/kiln/manifest.json"
 IMAGES = "lib/kiln.images"
 FORMAT = 1
 _LARGEST_MANIFEST = 1 << 30
+_WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
 _TABLES = ("files", "images", "targets", "tools", "variants", "waivers")
 
 
@@ -93,8 +94,11 @@ class ImageFile:
     facts: AmdFacts | NvidiaFacts
 
 
-def open_artifact(path: Path) -> Release | PackFile | ImageFile:
+def open_artifact(path: Path, right: str = _WHAT) -> Release | PackFile | ImageFile:
     """Opens whatever `path` is.
+
+    Args:
+        right: what the errors say that one should give.
 
     Raises:
         EnvironmentProblem: it cannot be read.
@@ -112,7 +116,7 @@ def open_artifact(path: Path) -> Release | PackFile | ImageFile:
             return Release(path, False, _manifest_of(path))
         data = path.read_bytes()
     except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {_WHAT}") from error
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {right}") from error
     if head == pack.MAGIC:
         return PackFile(path, data, pack.parse_pack(data, str(path)))
     if head[:4] == b"\x7fELF":
@@ -122,10 +126,7 @@ def open_artifact(path: Path) -> Release | PackFile | ImageFile:
             return ImageFile(path, data, elf.amd_facts(data) if kind == "hsaco" else elf.nvidia_facts(data))
         except ArtifactError as error:
             raise ArtifactError(f"{path}: {error}") from error
-    raise ArtifactError(f"{path} is nothing of Kiln's; {_WHAT}")
-
-
-_WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
+    raise ArtifactError(f"{path} is nothing of Kiln's; {right}")
 
 
 def variants_of(artifact: Release | PackFile) -> list[dict[str, Any]]:

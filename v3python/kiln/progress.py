@@ -167,7 +167,7 @@ class Bar(Progress):
 
     def _show(self, remaining: float | None) -> None:
         if remaining is not None and not self._counts_bytes:
-            self._bar.set_postfix_str(f"about {spell_seconds(remaining)} left", refresh=False)
+            self._bar.set_postfix_str(_left(remaining), refresh=False)
 
 
 class Lines(Progress):
@@ -238,8 +238,9 @@ class Lines(Progress):
         if now - self._last < self._interval:
             return
         self._last = now
-        left = "" if self._remaining is None else f", about {spell_seconds(self._remaining)} left"
-        self._print(f"{self._heading()} after {spell_seconds(now - self._began)}{left}")
+        left = "" if self._remaining is None else _left(self._remaining)
+        took = spell_seconds(now - self._began)
+        self._print(f"{self._heading()} after {took}" + (f", {left}" if left else ""))
 
     def _heading(self) -> str:
         if self._unit == "B":
@@ -396,6 +397,11 @@ def spell_seconds(seconds: float) -> str:
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _left(seconds: float) -> str:
+    """ "about 2:05 left", or "" if the estimate is used up: at the end, or where a job takes longer than expected."""
+    return "" if round(seconds, 1) <= 0 else f"about {spell_seconds(seconds)} left"
 
 
 def and_more(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 # What others call a dtype.
@@ -17,6 +18,21 @@ def nearest(word: str, known: Iterable[str], what: str = "fields") -> str:
     """ "did you mean 'x'? the fields are x, y, z"."""
     known = list(known)
     same = _SYNONYMS.get(word.removeprefix("torch.").removeprefix("tl.").lower())
-    close = [same] if same in known else difflib.get_close_matches(word, known, 1, 0.6)
+    if same in known:
+        close = [same]
+    elif _is_number(word):
+        close = _nearest_number(int(word), [other for other in known if _is_number(other)])
+    else:
+        close = difflib.get_close_matches(word, known, 1, 0.6)
     listed = f"the {what} are {', '.join(known)}" if known else f"there are no {what}"
     return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch("[0-9]{1,9}", word) is not None
+
+
+def _nearest_number(number: int, known: list[str]) -> list[str]:
+    """The nearest number in a list, unless one of the two is more than twice the other: digits say nothing of that."""
+    close = sorted(known, key=lambda other: abs(int(other) - number))[:1]
+    return [other for other in close if max(int(other), number) <= 2 * min(int(other), number)]

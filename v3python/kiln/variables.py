@@ -100,7 +100,8 @@ _SECONDS = number(float, "seconds, from more than 0", 1_000_000, 300.0)
 # fmt: off
 # What `kiln build` and `kiln plan` obey: options.BuildVariables.
 BUILD = (
-    Variable("KILN_PROFILE", "profile", one_of(*PROFILES), "core (default) or full: how many configurations"),
+    Variable("KILN_PROFILE", "profile", one_of(*PROFILES),
+             "core (default) or full: how many functionals and how many configurations of each are compiled"),
     Variable("KILN_SELECT", "selection", lambda name, text: parse_selection(text, name),
              "only these functionals: 'dtype=bf16;head_dim=64,128'", spell_selection),
     Variable("KILN_JOBS", "jobs", number(int, "a whole number from 1", 10_000),

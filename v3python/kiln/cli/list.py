@@ -30,21 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    artifact = inspect.open_artifact(Path(arguments.artifact))
+    right = "give a release's tarball, the folder that it was unpacked to, or a pack"
+    artifact = inspect.open_artifact(Path(arguments.artifact), right)
     if isinstance(artifact, ImageFile):
         raise UsageError(f"{arguments.artifact} is one image and has no variants; `kiln inspect` shows its facts")
     choices = dict(parse_selection(arguments.select, "--select"))
     targets = {name for word in arguments.target for name in word.replace(",", " ").split()}
     rows = inspect.select(inspect.variants_of(artifact), choices, targets)
+    shown = [row for row in rows if arguments.missing or not _is_left_out(row)]
     if arguments.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps(shown, indent=1))
         return 0
     header = ("TARGET", "KERNEL", "FUNCTIONAL", "CONFIGURATION", "SPECIALIZATION", "KEY",
               "BYTES", "REGISTERS", "SHARED", "SPILLS", "THREADS")  # fmt: skip
     lines = []
-    for row in rows:
-        if _is_left_out(row) and not arguments.missing:
-            continue
+    for row in shown:
         name = (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"])
         facts = [row.get(column, "-") for column in ("bytes", "registers", "shared", "spills", "threads")]
         key = "-" if _is_left_out(row) else row["key"]
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     reasons = [row["unavailable"] or "not part of this build" for row in rows if row["image"] is None]
     for reason in sorted(set(reasons)):
         print(f"without an image: {reasons.count(reason)}: {reason}")
-    if not arguments.missing and (count := sum(map(_is_left_out, rows))):
+    if count := len(rows) - len(shown):
         print(f"{plural(count, 'variant')} that the build did not compile: --missing shows them too")
     return 0
 
