@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln import build, farm, release
+from kiln import build, farm, native, release
 from kiln.errors import BuildFailed, KilnError, UsageError
 from kiln.options import make_options, read_build_variables
 
@@ -57,6 +57,16 @@ def test_where_there_was_none_nothing_is_said_of_it(tmp_path, capsys):
     with pytest.raises(KilnError):
         build.build(asked)
     assert contents(asked.output) == {} and "earlier" not in capsys.readouterr().err
+
+
+def test_a_build_says_what_a_selection_leaves_without_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(farm, "run", fail)
+    monkeypatch.setattr(native, "build_libraries", fail)
+    for more, times in (({}, 1), ({"KILN_NOIMAGE": "1"}, 0)):
+        with pytest.raises(BuildFailed):
+            build.build(options(tmp_path, KILN_SELECT="head_dim=96", **more))
+        said = capsys.readouterr().err
+        assert said.count("warning: with head_dim=96 there is no image of flash.attn_decode/attn_decode on") == times
 
 
 def test_all_that_is_temporary_lies_in_the_workspace(tmp_path, monkeypatch):

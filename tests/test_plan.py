@@ -197,6 +197,53 @@ def test_selection(small):
     assert any("fp8" in v.functional for v in planned(small, "sm_90", "core", (("dtype", ("fp8e4m3",)),)).variants)
 
 
+def limited(folder: Path, where: str, *, alone: bool = False) -> recipe.Recipe:
+    """The small recipe, where its norm has configurations as `where` says but for CDNA; `alone`: its only kernel."""
+    text = small_recipe.RECIPE.replace("where: BLOCK >= columns_most", f"where: {where}")
+    if alone:
+        text = text[: text.index("      count:\n")].replace("    workspace:\n      total: 4 * max(rows, 1)\n", "")
+    return recipe.load(small_recipe.write(folder, text))
+
+
+def test_what_a_selection_leaves_without_variants_is_named_with_what_there_is(small, tmp_path):
+    one, wide = limited(tmp_path, "columns_most < 256"), (("columns_most", ("256",)),)
+    with_256, there_are = "with columns_most=256 there is no image of", "there are some with columns_most=64,128"
+    said = (f"{with_256} small.rms_norm/norm on sm_80, sm_90; {there_are}",)
+    assert planned(one, "sm_80;sm_90;gfx90a", "core", wide).warnings == said
+    assert planned(one, "sm_90", "core", (*wide, ("dtype", ("bf16",)))).warnings == (said[0].replace("sm_80, ", ""),)
+    said = (f"{with_256} small.rms_norm/norm on any target; {there_are}",)
+    assert planned(one, "sm_80;sm_90", "core", wide).warnings == said
+    # Nothing to say: of what has variants, without a selection, and of a kernel that the recipe leaves empty.
+    assert planned(one, "gfx90a", "core", wide).warnings == planned(one, "sm_90").warnings == ()
+    assert planned(limited(tmp_path, "columns_most > 256"), "sm_90", "core", wide).warnings == ()
+
+
+def test_an_operation_of_which_nothing_is_left_is_named_itself(tmp_path):
+    one, wide = limited(tmp_path, "columns_most < 256", alone=True), (("columns_most", ("256",)),)
+    (said,) = planned(one, "sm_90;gfx90a", "core", wide).warnings
+    assert said.startswith("with columns_most=256 there is no image of small.rms_norm on sm_90; there are some with ")
+
+
+def test_each_way_to_select_what_there_is_is_named(tmp_path):
+    one = limited(tmp_path, "columns_most == 64 and dtype == fp8e4m3 or columns_most == 128 and dtype == fp16")
+    (said,) = planned(one, "sm_90", "core", (("dtype", ("bf16",)), ("columns_most", ("256",)))).warnings
+    both = "dtype=fp16,fp8e4m3;columns_most=64,128"
+    assert said.startswith("with dtype=bf16;columns_most=256 ") and said.endswith(f"; there are some with {both}")
+    # The profile leaves out as a selection does; what is not selected is not blamed.
+    (said,) = planned(one, "sm_90", "core", (("columns_most", ("64",)),)).warnings
+    assert said.startswith("with columns_most=64 ")
+    assert said.endswith("there are some with columns_most=128, or with dtype=fp8e4m3")
+
+
+def test_the_verb_warns_of_what_a_selection_leaves_out(capsys, tmp_path):
+    path = limited(tmp_path, "columns_most < 256").path
+    words = ["plan", "sm_90", "--recipe", str(path), "--json", "--select", "columns_most=256"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("kiln: warning: with columns_most=256 there is no image of small.rms_norm/norm on sm_90")
+    assert said.err.count("\n") == 1 and json.loads(said.out)["variants"] == 1
+
+
 @pytest.mark.parametrize(
     ("selection", "part"),
     [

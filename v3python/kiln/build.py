@@ -54,6 +54,8 @@ def build(options: Options) -> Path:
 
 def _build(options: Options, progress: Progress) -> Path:
     the_plan = make_plan(options)
+    for warning in the_plan.warnings if not options.build.no_image else ():
+        progress.message(f"warning: {warning}")
     toolchains = {t.name: toolchain.find_toolchain(options.site_of(t.name)) for t in options.targets}
     store = Store(options.store, warn=progress.message)
     packs: dict[str, Path] = {}

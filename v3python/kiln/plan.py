@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from kiln.recipe_rules import is_one_of
 from kiln.suggest import nearest
 from kiln.targets import Target
 from kiln.variables import PROFILES
-from kiln.words import Selection
+from kiln.words import Selection, spell_selection
 
 
 def make_plan(
@@ -65,6 +65,7 @@ def make_plan(
     selected = check_selection(selection, recipes)
     kernels: list[KernelPlan] = []
     variants: list[Variant] = []
+    empty: list[_Planner] = []
     fingerprints: dict[tuple[Path, str], str] = {}
     for target in targets:
         for recipe in recipes:
@@ -78,10 +79,14 @@ def make_plan(
                     planner.run()
                     kernels.append(planner.plan(rules.get(kernel.name, ())))
                     variants += planner.variants
+                    if selected and not planner.variants:
+                        empty.append(planner)
     if not variants:
-        shown = ";".join(f"{name}={','.join(values)}" for name, values in selection)
+        shown = spell_selection(selection)
         raise UsageError(f"nothing is left to compile: no functional of the profile {profile} fits {shown!r}")
-    return Plan(tuple(recipes), tuple(targets), profile, tuple(kernels), tuple(variants))
+    return Plan(
+        tuple(recipes), tuple(targets), profile, tuple(kernels), tuple(variants), _left_empty(empty, len(targets))
+    )
 
 
 def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[str, tuple[str, ...]]:
@@ -103,6 +108,31 @@ def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[
                 known = nearest(value, spellings[name], "values")
                 raise UsageError(f"the selection wants {name}={value}, but {name} has no value {value!r}; {known}")
     return dict(selection)
+
+
+def _left_empty(empty: Sequence[_Planner], targets: int) -> tuple[str, ...]:
+    """A sentence for each operation that a selection leaves without variants, or for those of its kernels.
+
+    Args:
+        empty: the kernels on their targets.
+        targets: how many the plan has.
+    """
+    kernels: dict[tuple[str, str, str, str], list[_Planner]] = {}
+    for planner in empty:
+        if remedies := planner.remedies():  # without one the recipe has nothing there, whatever is selected
+            said = planner.selected(remedies), ", or with ".join(map(spell_selection, remedies))
+            name = f"{planner.recipe.family}.{planner.operation.name}"
+            kernels.setdefault((name, planner.target.name, *said), []).append(planner)
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for (operation, target, *said), planners in kernels.items():
+        whole = len(planners) == len(planners[0].operation.kernels)
+        what = operation if whole else " and ".join(f"{operation}/{planner.kernel.name}" for planner in planners)
+        places.setdefault((what, *said), []).append(target)
+    return tuple(
+        f"with {selected} there is no image of {what} on "
+        f"{'any target' if 1 < len(there) == targets else ', '.join(there)}; there are some with {remedy}"
+        for (what, selected, remedy), there in places.items()
+    )
 
 
 def lookup(plan: KernelPlan, available: Collection[int]) -> bytes:
@@ -167,14 +197,14 @@ class _Planner:
                 f"{self.target.name}; a target can have {MAX_CONFIGURATIONS}"
             )
         slot = 0
-        for values in itertools.product(*(range(len(choice.values)) for choice in self.choices)):
+        for values in self.places():
             functional = Functional(
                 " ".join(f"{c.name}={c.spellings[i]}" for c, i in zip(self.choices, values)),
                 {c.name: c.values[i] for c, i in zip(self.choices, values)},
                 {c.name: c.numbers[i] for c, i in zip(self.choices, values)},
             )
             self.functionals.append(functional)
-            left_out = self.left_out(values)
+            left_out = next(iter(self.left_out(values).values()), None)
             for configuration in self.configurations:
                 reason = left_out or self.excluded(functional, configuration)
                 for specialization in self.kernel.specializations:
@@ -184,20 +214,53 @@ class _Planner:
                         self.variants.append(self.variant(slot, functional, configuration, specialization))
                     slot += 1
 
+    def places(self) -> Iterator[tuple[int, ...]]:
+        """For each functional the places of its values in their choices."""
+        return itertools.product(*(range(len(choice.values)) for choice in self.choices))
+
+    def remedies(self) -> tuple[Selection, ...]:
+        """What would give variants to a kernel without any: the fewest choices to be selected, or selected otherwise,
+        each way to do so, with the values that do."""
+        possible = [
+            (place, tuple(self.left_out(place)))
+            for place, functional in zip(self.places(), self.functionals)
+            if not all(self.excluded(functional, configuration) for configuration in self.configurations)
+        ]
+        fewest = min((len(names) for _, names in possible), default=0)
+        found: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+        for place, names in possible:
+            if len(names) == fewest:
+                found.setdefault(names, []).append(place)
+        return tuple(
+            tuple(
+                (choice.name, tuple(choice.spellings[i] for i in sorted({place[n] for place in places})))
+                for n, choice in enumerate(self.choices)
+                if choice.name in names
+            )
+            for names, places in found.items()
+        )
+
+    def selected(self, remedies: Sequence[Selection]) -> str:
+        """What was selected of the choices that are named there; of all that the kernel has, where that is nothing."""
+        named = {name for remedy in remedies for name, _ in remedy}
+        own = [(name, values) for name, values in self.selection.items() if name in self.kernel.choices]
+        return spell_selection([entry for entry in own if entry[0] in named] or own)
+
     def listed(self, entry: ConfigurationSet) -> tuple[Configuration, ...]:
         """What a list gives in this profile."""
         return entry.core if self.profile == "core" else (*entry.core, *entry.full)
 
-    def left_out(self, values: Sequence[int]) -> str | None:
-        """Why the functional of these values is not compiled in this build, or None."""
+    def left_out(self, values: Sequence[int]) -> dict[str, str]:
+        """By choice why the functional of these values is not compiled in this build."""
+        reasons = {}
         for choice, index in zip(self.choices, values):
             selected = self.selection.get(choice.name)
             if selected is not None:
                 if choice.spellings[index] not in selected:
-                    return f"this build was made for {choice.name}={','.join(selected)} alone"
+                    reasons[choice.name] = f"this build was made for {choice.name}={','.join(selected)} alone"
             elif self.profile == "core" and not choice.core[index]:
-                return f"{choice.name}={choice.spellings[index]} is in the full profile only"
-        return None
+                reasons[choice.name] = f"{choice.name}={choice.spellings[index]} is in the full profile only"
+        return reasons
 
     def excluded(self, functional: Functional, configuration: Configuration) -> str | None:
         """Why the recipe leaves a configuration out for a functional, or None. Any set that has it may let it in."""

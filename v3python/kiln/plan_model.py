@@ -138,6 +138,7 @@ class Plan:
     Attributes:
         kernels: for each target, in its order, every kernel.
         variants: what is compiled.
+        warnings: sentences for the user: what a selection leaves without any variant.
     """
 
     recipes: tuple[Recipe, ...]
@@ -145,6 +146,7 @@ class Plan:
     profile: str
     kernels: tuple[KernelPlan, ...]
     variants: tuple[Variant, ...]
+    warnings: tuple[str, ...] = ()
 
     def variants_of(self, kernel: KernelPlan) -> Sequence[Variant]:
         """The variants of a kernel on its target."""

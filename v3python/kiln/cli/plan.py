@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         selection,
         arguments.tuning,
     )
+    for warning in the_plan.warnings:
+        print(f"kiln: warning: {warning}", file=sys.stderr)
     durations = _durations(arguments.store, variables.store)
     jobs = arguments.jobs or variables.jobs or machine.usable_cpus()
     times = _Times(durations)
