@@ -22,6 +22,7 @@ def options(place: Path, **variables: str):
 
 
 def earlier_release(output: Path) -> dict[str, bytes]:
+    output.mkdir()
     tarball = output / release.tarball_name(VERSION)
     tarball.write_bytes(b"an earlier build's")
     line = f"{hashlib.sha256(tarball.read_bytes()).hexdigest()}  {tarball.name}\n"

@@ -117,6 +117,7 @@ def test_bad_targets(place, targets, said):
 )
 def test_bad_input(place, changes, code, said):
     assert refused(place, code=code, **changes).startswith(f"kiln: {said}")
+    assert not (place / "out").exists()
 
 
 def test_an_unknown_variable_is_a_warning(place):

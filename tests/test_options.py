@@ -44,7 +44,7 @@ def door(place, *, environment=None, **words):
 def test_words_become_absolute_whatever_they_hold(place):
     made = door(place, workspace="a b/../w", output=str(place / "o o"))
     assert (made.input, made.workspace, made.output) == (place / "input", place / "w", place / "o o")
-    assert made.output.is_dir() and not made.workspace.exists()
+    assert list(place.iterdir()) == [place / "input"]  # nothing is made yet
     assert door(place, workspace="tmpfs").workspace is None
     assert door(place, workspace="./tmpfs").workspace == place / "tmpfs"
 
@@ -88,6 +88,9 @@ def test_a_version_is_a_plain_file_name_or_refused(version):
         ({"input": ""}, UsageError, "the input is empty"),
         ({"workspace": ""}, UsageError, "the workspace is empty; give a folder, or the word tmpfs"),
         ({"output": ""}, UsageError, "the output is empty"),
+        ({"output": "work"}, UsageError, "output {place}/work is the workspace, which is for temporary files alone"),
+        ({"output": "same/way", "workspace": "way"}, UsageError, "output {place}/same/way is the workspace"),
+        ({"output": "a" * 300}, EnvironmentProblem, "cannot be written (File name too long); give a folder"),
         ({"output": "input/toolchain.lock.yaml"}, EnvironmentProblem, "toolchain.lock.yaml is a file; give a folder"),
         (
             {"workspace": "input/toolchain.lock.yaml"},
@@ -101,6 +104,7 @@ def test_a_version_is_a_plain_file_name_or_refused(version):
 )
 def test_bad_words(place, words, error, said):
     (place / "broken").symlink_to("nowhere")
+    (place / "same").symlink_to(".")
     with pytest.raises(error) as caught:
         door(place, **words)
     assert said.replace("{place}", str(place)) in str(caught.value)

@@ -42,6 +42,7 @@ def build(options: Options) -> Path:
     Raises:
         KilnError: bad input, or a step that failed; the tarball of an earlier build stays as it was.
     """
+    options.output.mkdir(parents=True, exist_ok=True)  # first: the progress may be written there
     with make_progress(log_json=options.build.log_json) as progress:
         try:
             return _build(options, progress)

@@ -174,13 +174,14 @@ def read_front_door(words: Sequence[str], environment: Mapping[str, str], cwd: P
     if more["python"] and "/" in more["python"]:
         more["python"] = str(absolute(more["python"], cwd))
     more["ca_bundle"] = read_ca_bundle(environment, cwd)
+    workspace = check_workspace(workspace_word, cwd)
     door = FrontDoor(
         input=check_input(input_word, cwd),
-        workspace=check_workspace(workspace_word, cwd),
+        workspace=workspace,
+        output=check_output(output_word, cwd, workspace),
         version=check_version(version),
         targets=targets,
         build=make_absolute(build, cwd),
-        output=check_output(output_word, cwd),  # the last: it makes the folder
         **more,
     )
     if door.engine == "none" and door.only_in_a_container:
@@ -259,7 +260,7 @@ def make_options(
         source=source,
         input=check_input(input_word, cwd),
         workspace=workspace,
-        output=check_output(output_word, cwd),
+        output=check_output(output_word, cwd, workspace),
         version=check_version(version),
         targets=targets.parse(targets_word),
         build=make_absolute(build, cwd),

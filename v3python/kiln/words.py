@@ -5,6 +5,7 @@ Standard library only: build.sh refuses bad words before any package is installe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -81,17 +82,19 @@ def check_input(word: str, cwd: Path) -> Path:
     return path
 
 
-def check_output(word: str, cwd: Path) -> Path:
-    """The absolute output folder, made if it is not there.
+def check_output(word: str, cwd: Path, workspace: Path | None) -> Path:
+    """The absolute output folder. What is not there is not made: the build may yet be refused.
 
     Raises:
-        UsageError: the word is empty.
+        UsageError: the word is empty, or the folder is the workspace.
         EnvironmentProblem: it cannot be made or written to.
     """
     if not word:
         raise UsageError("the output is empty; give the folder that the tarball shall be put into")
     path = absolute(word, cwd)
-    return _writable(path, f"output {path}")
+    if workspace is not None and os.path.realpath(path) == os.path.realpath(workspace):
+        raise UsageError(f"output {path} is the workspace, which is for temporary files alone; give another folder")
+    return _possible(path, f"output {path}")
 
 
 def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
@@ -125,15 +128,7 @@ def check_store(word: str, cwd: Path) -> Path:
     Raises:
         EnvironmentProblem: it cannot be made or written to.
     """
-    path, name = absolute(word, cwd), f"KILN_STORE={word}"
-    there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
-    if there == path:
-        return _writable(path, name)
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=".kiln-", dir=there))
-    except OSError as error:
-        raise EnvironmentProblem(f"{name} cannot be written ({error.strerror}); give a folder that you may write to")
-    return path
+    return _possible(absolute(word, cwd), f"KILN_STORE={word}")
 
 
 def check_recipe(word: str, cwd: Path) -> Path:
@@ -180,14 +175,15 @@ def spell_selection(selection: Selection) -> str:
     return ";".join(f"{name}={','.join(values)}" for name, values in selection)
 
 
-def _writable(path: Path, name: str) -> Path:
+def _possible(path: Path, name: str) -> Path:
+    """A folder that can be written to, or made where it is not there; nothing is left of the trial."""
     if os.path.lexists(path) and not path.is_dir():
         raise EnvironmentProblem(f"{name} is {_kind(path)}; give a folder, or a name that is free")
-    probe = path / f".kiln-{os.getpid()}"
+    there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            path.lstat()  # no name that is too long, and nothing below a file
+        os.rmdir(tempfile.mkdtemp(prefix=".kiln-", dir=there))
     except OSError as error:
         raise EnvironmentProblem(f"{name} cannot be written ({error.strerror}); give a folder that you may write to")
     return path

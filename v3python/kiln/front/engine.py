@@ -255,6 +255,7 @@ def run_command(
 def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, bool]], dict[str, str]]:
     """What the container sees of this host, and the variables that tell the build.sh inside of it what to do there."""
     build = door.build
+    door.output.mkdir(parents=True, exist_ok=True)
     mounts = [
         (door.input, f"{_INSIDE}/input", False),
         (workspace, f"{_INSIDE}/workspace", True),
