@@ -224,6 +224,10 @@ def test_doctor_finds_this_host_good_and_a_bad_variable_bad(tmp_path, capsys, mo
     assert cli.main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "good  python" in said and "good  system" in said
+    monkeypatch.setenv("KILN_ENGINE", "lxc")
+    assert cli.main(["doctor"]) == 7
+    assert "bad   variable     KILN_ENGINE=lxc is unknown" in capsys.readouterr().out
+    monkeypatch.delenv("KILN_ENGINE")
     monkeypatch.setenv("KILN_JOBS", "none")
     assert cli.main(["doctor", "--input", str(tmp_path)]) == 7
     said = capsys.readouterr().out

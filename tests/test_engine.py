@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kiln.cli.doctor import Finding, _engines
 from kiln.errors import BuildFailed, EnvironmentProblem, UsageError
 from kiln.front import engine
 from kiln.front.engine import Engine, choose, default_base, image, probe_engine, run_command
@@ -134,6 +135,33 @@ def test_a_base_that_is_neither_here_nor_in_reach(stand_in, monkeypatch):
     assert "pull" not in log.read_text()
     assert probe_engine("podman", "r.example/base", True) == Engine("podman", "r.example/base")
     assert "pull r.example/base" in log.read_text()
+
+
+def doctor(**variables: str) -> list[Finding]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("KILN_ENGINE", "KILN_BASE_IMAGE"):
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        return list(_engines())
+
+
+def test_the_doctor_finds_what_a_build_would_and_asks_no_registry(stand_in, monkeypatch):
+    monkeypatch.setattr(engine, "_reachable", lambda base: pytest.fail("a registry was asked"))
+    logs = [stand_in(name, f'echo "{name} is broken" >&2; exit 1') for name in ("docker", "podman", "buildah")]
+    reasons = "docker: docker is broken; podman: podman is broken; buildah: buildah is broken"
+    (found,) = doctor()
+    assert found == Finding("good", "engines", f"none works: this host builds, which needs none ({reasons})")
+    (found,) = doctor(KILN_ENGINE="docker")
+    assert found.state == "bad" and found.detail.startswith("KILN_ENGINE=docker does not work here (docker: docker is")
+    stand_in("podman", '[ "$1" != image ]')
+    (found,) = doctor(KILN_BASE_IMAGE="r.example/base:1")
+    assert found.state == "note" and "; podman: answers, but its base image would have to be fetched; " in found.detail
+    assert found.detail.endswith("; a build asks the registry of r.example/base:1, unless KILN_ENGINE=none")
+    stand_in("buildah", "")
+    assert doctor() == [Finding("good", "engines", "buildah answers, and has the base image")]
+    assert doctor(KILN_ENGINE="none") == [Finding("good", "engines", "none, as KILN_ENGINE says: this host builds")]
+    assert not any(word in log.read_text() for log in logs for word in ("pull", "run", "from"))
 
 
 def test_a_base_that_cannot_be_pulled(stand_in):

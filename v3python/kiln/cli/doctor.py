@@ -105,8 +105,8 @@ def _source() -> Iterator[Finding]:
 
 
 def _variables() -> Iterator[Finding]:
-    from kiln.options import read_build_variables, unknown_variables
-    from kiln.variables import VARIABLES
+    from kiln.options import unknown_variables
+    from kiln.variables import BUILD, DOOR, VARIABLES, read
 
     for name in VARIABLES:
         if os.environ.get(name):
@@ -114,17 +114,36 @@ def _variables() -> Iterator[Finding]:
     for warning in unknown_variables(os.environ):
         yield Finding("note", "variable", warning)
     try:
-        read_build_variables(os.environ)
+        read((*BUILD, *DOOR), os.environ)
     except KilnError as error:
         yield Finding("bad", "variable", str(error))
 
 
 def _engines() -> Iterator[Finding]:
+    """As build.sh chooses, but for the registry of a base image, which is not asked: this looks at the host alone."""
+    from kiln.front import engine
     from kiln.variables import CONTAINER_ENGINES
 
-    present = [name for name in CONTAINER_ENGINES if shutil.which(name)]
-    detail = f"{', '.join(present)} installed" if present else "none installed: this host builds, which needs none"
-    yield Finding("good", "engines", detail)
+    asked = os.environ.get("KILN_ENGINE") or "auto"
+    if asked == "none":
+        yield Finding("good", "engines", "none, as KILN_ENGINE says: this host builds")
+        return
+    base = os.environ.get("KILN_BASE_IMAGE") or engine.default_base(ROOT / engine.DOCKERFILE)
+    reasons, fetching = [], False
+    for name in [asked] if asked in CONTAINER_ENGINES else CONTAINER_ENGINES:
+        reason = engine.trouble(name)
+        if not reason and engine.has_base(name, base):
+            yield Finding("good", "engines", f"{name} answers, and has the base image")
+            return
+        fetching = fetching or not reason
+        reasons.append(f"{name}: {reason or 'answers, but its base image would have to be fetched'}")
+    tried = "; ".join(reasons)
+    if fetching:
+        yield Finding("note", "engines", f"{tried}; a build asks the registry of {base}, unless KILN_ENGINE=none")
+    elif asked in CONTAINER_ENGINES:
+        yield Finding("bad", "engines", f"KILN_ENGINE={asked} does not work here ({tried}); leave it out, or say none")
+    else:
+        yield Finding("good", "engines", f"none works: this host builds, which needs none ({tried})")
 
 
 def _cache(folder: Path) -> Iterator[Finding]:

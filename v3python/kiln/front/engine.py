@@ -100,6 +100,16 @@ def default_base(dockerfile: Path) -> str:
     return re.search(r"^ARG KILN_BASE_IMAGE=(\S+)$", dockerfile.read_text(), re.MULTILINE)[1]
 
 
+def trouble(name: str) -> str:
+    """Why an engine does not answer here, or ""."""
+    return _try([name, "info"]) if shutil.which(name) else "not installed"
+
+
+def has_base(name: str, base: str) -> bool:
+    """Whether an engine that answers has the base image; no registry is asked."""
+    return not _try([name, *(("inspect", "--type", "image") if name == "buildah" else ("image", "inspect")), base])
+
+
 def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: None) -> Engine | str:
     """Tries an engine by running something in the base image.
 
@@ -110,13 +120,10 @@ def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: No
     Returns:
         The engine, or the reason why it does not work.
     """
-    if shutil.which(name) is None:
-        return "not installed"
-    reason = _try([name, "info"])
+    reason = trouble(name)
     if reason:
         return reason
-    present = [name, "inspect", "--type", "image", base] if name == "buildah" else [name, "image", "inspect", base]
-    if _try(present):
+    if not has_base(name, base):
         if not patient and not _reachable(base):
             return "the base image is not here, and its registry is out of reach"
         say(f"engine: {name} fetches the base {base}")
