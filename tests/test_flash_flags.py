@@ -13,12 +13,13 @@ from kiln.recipe_model import Operation
 FLASH = Path(__file__).resolve().parents[1] / "tritonsrc" / "flash"
 # The values of a call that set each flag alone.
 ASKED = {
-    "CU_Q": {"cu_q.data": 1}, "CU_K": {"cu_k.data": 1}, "USED_Q": {"used_q.data": 1}, "USED_K": {"used_k.data": 1},
-    "BOTTOM_RIGHT": {"bottom_right": 1}, "SINKS": {"sinks.data": 1}, "LSE": {"lse.data": 1}, "BIAS": {"bias.data": 1},
-    "ALIBI": {"slopes.data": 1}, "SOFTCAP": {"is_capped": 1}, "DROPOUT": {"threshold": 1}, "SEED": {"seed.data": 1},
-    "OFFSET": {"offset.data": 1}, "SEED_OUT": {"seed_out.data": 1}, "PAGED": {"table.data": 1},
-    "CACHE_BATCH": {"cache_batch.data": 1}, "LEFTPAD": {"leftpad.data": 1}, "SCALES": {"k_scale.data": 1},
-    "INTERLEAVED": {"interleaved": 1}, "ONE_ANGLE": {"window_left": -1, "window_right": -1},
+    "CU_Q": {"cu_seqlens_q.data": 1}, "CU_K": {"cu_seqlens_k.data": 1}, "USED_Q": {"seqused_q.data": 1},
+    "USED_K": {"seqused_k.data": 1}, "BOTTOM_RIGHT": {"bottom_right": 1}, "SINKS": {"sinks.data": 1},
+    "LSE": {"lse.data": 1}, "BIAS": {"bias.data": 1}, "ALIBI": {"alibi_slopes.data": 1}, "SOFTCAP": {"is_capped": 1},
+    "DROPOUT": {"threshold": 1}, "SEED": {"seed.data": 1}, "OFFSET": {"offset.data": 1},
+    "SEED_OUT": {"seed_out.data": 1}, "PAGED": {"block_table.data": 1}, "CACHE_BATCH": {"cache_batch.data": 1},
+    "LEFTPAD": {"leftpad.data": 1}, "SCALES": {"k_scale.data": 1}, "INTERLEAVED": {"rotary_interleaved": 1},
+    "ONE_ANGLE": {"window_left": -1, "window_right": -1},
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import nativebuild
 import packs
 import pytest
 from builds import ROOT, SELECTION, loaded
-from ffi import BF16, FP16, FP32, INT32, UINT8, tensor
+from ffi import BF16, FP8E4M3, FP16, FP32, INT32, UINT8, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -187,14 +187,15 @@ def attention(operation: str, batch: int, heads: int, heads_kv: int, queries: in
     if operation == "dropout_mask":
         return {"mask": tensor(0x10000, UINT8, (batch, heads, queries, keys)), "threshold": 1 << 31}
     q, k = (batch, heads, queries, 64), (batch, heads_kv, keys, 64)
-    shapes = {"q": q, "k": k, "v": k, "out": q}
+    cache = "_cache" if operation == "attn_decode" else ""
+    shapes = {"q": q, f"k{cache}": k, f"v{cache}": k, "out": q}
     numbers: dict[str, object] = {"window_right": 0}
     if operation == "attn_bwd":
         shapes |= {"dout": q, "dq": q, "dk": k, "dv": k}
     if operation == "attn_decode":
         new, angles = (batch, heads_kv, 5, 64), (keys, 16)
-        shapes |= {"k_new": new, "v_new": new, "cos": angles, "sin": angles}
-        numbers |= {"used_k": tensor(0x1000, INT32, (batch,)), "wanted_splits": 3}
+        shapes |= {"k_new": new, "v_new": new, "rotary_cos": angles, "rotary_sin": angles}
+        numbers |= {"seqused_k": tensor(0x1000, INT32, (batch,)), "wanted_splits": 3}
     made = {name: tensor(0x100000 * i, BF16, shape) for i, (name, shape) in enumerate(shapes.items(), 1)}
     made["lse"] = tensor(0x2000000, FP32, q[:3])
     if operation == "attn_bwd":
@@ -211,12 +212,11 @@ def test_every_attention_variant_can_be_forced(kiln, fake_library, flash_operati
     for variant, (batch, heads, heads_kv, queries, keys) in zip(variants, shapes):
         arguments = attention(operation, batch, heads, heads_kv, queries, keys)
         key = variant["key"].decode()
-        fake_library.reset()
-        fake_library.set_current(fake_library.context(0))
+        before = len(fake_library.launches())  # no reset: it would free the images that are loaded
         call = flash_call(kiln, flash_operations[operation], (key,), **arguments)
         explained = [v["key"].decode() for v in kiln.explain(call)]
         kiln.launch(call)
-        launches = fake_library.launches()
+        launches = fake_library.launches()[before:]
         assert len(launches) == len(explained)
         launch = launches[explained.index(key)]
         assert launch.block[0] == variant["threads"] and launch.shared <= variant["shared_bytes"]
@@ -231,10 +231,9 @@ def test_every_attention_variant_can_be_forced(kiln, fake_library, flash_operati
 
 def launched(kiln, fake_library, operation: Operation, **arguments: object) -> dict[str, list[int]]:
     """The grid of each kernel that a call launches."""
-    fake_library.reset()
-    fake_library.set_current(fake_library.context(0))
+    before = len(fake_library.launches())
     kiln.launch(flash_call(kiln, operation, **arguments))
-    return {launch.symbol.decode(): list(launch.grid) for launch in fake_library.launches()}
+    return {launch.symbol.decode(): list(launch.grid) for launch in fake_library.launches()[before:]}
 
 
 @pytest.mark.parametrize(
@@ -254,19 +253,56 @@ def test_what_is_empty_is_still_written(kiln, fake_library, flash_operations, op
 
 @pytest.mark.parametrize("operation", ["attn_fwd", "attn_bwd", "attn_decode"])
 def test_sequences_whose_longest_is_not_known_may_be_as_long_as_all(kiln, fake_library, flash_operations, operation):
-    """longest_q = 0 launches what covers any split of the rows; a longest that is known launches no more."""
-    arguments = attention(operation, 1, 4, 2, 700, 900) | {"cu_q": tensor(0x1000, INT32, (4,))}
+    """max_seqlen_q = 0 launches what covers any split of the rows; a longest that is known launches no more."""
+    arguments = attention(operation, 1, 4, 2, 700, 900) | {"cu_seqlens_q": tensor(0x1000, INT32, (4,))}
     if operation == "attn_decode":
-        arguments |= dict.fromkeys(("k_new", "v_new", "cos", "sin"))
-        arguments |= {"k": tensor(0x200000, BF16, (3, 2, 900, 64)), "v": tensor(0x300000, BF16, (3, 2, 900, 64))}
-        arguments |= {"used_k": tensor(0x2000, INT32, (3,))}
+        arguments |= dict.fromkeys(("k_new", "v_new", "rotary_cos", "rotary_sin"))
+        addresses = {"k_cache": 0x200000, "v_cache": 0x300000}
+        arguments |= {name: tensor(address, BF16, (3, 2, 900, 64)) for name, address in addresses.items()}
+        arguments |= {"seqused_k": tensor(0x2000, INT32, (3,))}
     else:
-        arguments |= {"cu_k": tensor(0x2000, INT32, (4,))}
+        arguments |= {"cu_seqlens_k": tensor(0x2000, INT32, (4,))}
     known = flash_operations[operation]
-    grids = [launched(kiln, fake_library, known, **arguments | {"longest_q": longest}) for longest in (0, 700, 1000, 5)]
+    lengths = (0, 700, 1000, 5)
+    grids = [launched(kiln, fake_library, known, **arguments | {"max_seqlen_q": longest}) for longest in lengths]
     assert grids[0] and grids[0] == grids[1] == grids[2]
     assert set(grids[3]) == set(grids[0])
     assert all(small[0] <= large[0] for small, large in zip(grids[3].values(), grids[0].values()))
+
+
+def integers(count: int) -> ffi.Tensor:
+    return tensor(0x1000, INT32, (count,))
+
+
+PACKED = {name: tensor(0x200000, BF16, (1, 2, 900, 64)) for name in ("k", "v")}
+QUANTIZED = {name: tensor(0x200000, FP8E4M3, (2, 2, 900, 64)) for name in ("k_cache", "v_cache")}
+
+
+@pytest.mark.parametrize(
+    ("operation", "batch", "some", "sentence"),
+    [
+        ("attn_fwd", 1, {"cu_seqlens_q": integers(0)}, "cu_seqlens_q must have an element more than there are"),
+        ("attn_fwd", 2, {"cu_seqlens_q": integers(3)}, "with cu_seqlens_q, q and out must have the batch size 1"),
+        ("attn_fwd", 1, {"cu_seqlens_q": integers(4), "cu_seqlens_k": integers(3)},
+         "cu_seqlens_k must have an element more than there are sequences of queries"),
+        ("attn_fwd", 2, {"cu_seqlens_k": integers(3)}, "with cu_seqlens_k, k and v must have the batch size 1"),
+        ("attn_fwd", 1, {"cu_seqlens_q": integers(4)},
+         "k and v must have a batch for each sequence, or cu_seqlens_k must be given"),
+        ("attn_fwd", 2, PACKED, "k and v must have as many batches as there are sequences of queries"),
+        ("attn_fwd", 2, PACKED | {"cu_seqlens_k": integers(3)}, None),
+        ("attn_fwd", 1, {"cu_seqlens_q": integers(2)}, None),  # of one sequence, all keys are its own
+        ("attn_decode", 2, {"k_cache": QUANTIZED["k_cache"]}, "k_cache and v_cache must have the same dtype"),
+        ("attn_decode", 2, QUANTIZED, "k_scale and v_scale belong to a cache of fp8e4m3"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(kiln, flash_operations, operation, batch, some, sentence):
+    arguments = attention(operation, batch, 4, 2, 700, 900) | some
+    if sentence is None:
+        flash_call(kiln, flash_operations[operation], **arguments)
+        return
+    with pytest.raises(ffi.Failure, match=sentence) as failure:
+        flash_call(kiln, flash_operations[operation], **arguments)
+    assert failure.value.status == ffi.ARGUMENT
 
 
 def environment_of(operation: Operation, values: list[object], multiprocessors: int) -> dict[str, int]:
@@ -309,7 +345,7 @@ def test_python_and_the_library_choose_alike(kiln, flash_operations):
         k = tensor(0x200000, dtype, (batch, heads_kv, keys, width))
         values = {"q": q, "k": k, "v": k, "out": q, "is_capped": "cap" in asked, "threshold": int("drop" in asked)}
         if "bias" in asked:
-            values["slopes"] = tensor(0x300000, FP32, (batch, heads))
+            values["alibi_slopes"] = tensor(0x300000, FP32, (batch, heads))
         environment = environment_of(operation, values_of(operation, values), multiprocessors)
         chosen = {}
         for choice in operation.choices:

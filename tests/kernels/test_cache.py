@@ -155,7 +155,7 @@ def operation():
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 7, 16, 48, 784, 1000, 65535, 65536, 2**30])
 def test_the_recipe_divides_by_pages(operation, page_size):
-    known = {"table.data": int(page_size != 2**30), "page_size": page_size}
+    known = {"block_table.data": int(page_size != 2**30), "page_size": page_size}
     defined = {d.name: d.value for d in operation.definitions}
     known |= {name: defined[name].evaluate(known) for name in ("page_power", "page_shift")}
     factors = {p.value for kernel in operation.kernels for p in kernel.parameters if p.name == "page_factor"}

@@ -19,12 +19,6 @@ PARAMS = {
     "attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode, "dropout_mask": ffi.DropoutMask,
 }  # fmt: skip
 ATTENTION = ("attn_fwd", "attn_bwd", "attn_decode")
-# Fields that the recipe calls otherwise.
-NAMES = {
-    "k_cache": "k", "v_cache": "v", "alibi_slopes": "slopes", "cu_seqlens_q": "cu_q", "cu_seqlens_k": "cu_k",
-    "seqused_q": "used_q", "seqused_k": "used_k", "block_table": "table", "rotary_cos": "cos", "rotary_sin": "sin",
-    "max_seqlen_q": "longest_q", "max_seqlen_k": "longest_k", "rotary_interleaved": "interleaved",
-}  # fmt: skip
 SIZES = {4: (2, 4, 100, 64), 3: (2, 4, 100), 2: (2, 32), 1: (3,), 0: ()}
 INFINITE = (1 << 64) - 1  # -1 in 64 bits
 
@@ -52,7 +46,7 @@ class Entries:
         """By field a tensor of the recipe's rank and dtype, each at an address of its own; the mandatory ones."""
         views = {}
         for number, field in enumerate(tensor_fields(operation), 1):
-            argument = self.tables.arguments[operation][NAMES.get(field, field)]
+            argument = self.tables.arguments[operation][field]
             if is_wanted(argument):
                 dtype = DTYPES.get(argument["tensor"], BF16)  # what a choice decides is bf16
                 views[field] = view(0x10000 * number, dtype, SIZES[argument["rank"]])
@@ -107,14 +101,14 @@ def test_every_operation_of_the_recipe_has_an_entry(tables):
 def test_each_tensor_is_the_argument_of_its_name(flash, operation):
     everything = flash.views(operation, lambda argument: True)
     got = flash.tensors(operation, **everything)
-    assert got == {NAMES.get(field, field): 0x10000 * number for number, field in enumerate(everything, 1)}
+    assert got == {field: 0x10000 * number for number, field in enumerate(everything, 1)}
     mandatory = flash.views(operation)
-    without = {n: a if n in {NAMES.get(f, f) for f in mandatory} else 0 for n, a in got.items()}
+    without = {name: address if name in mandatory else 0 for name, address in got.items()}
     assert flash.tensors(operation) == without, "what a call leaves out is 0"
 
 
 SHARED = {
-    "longest_q": 0, "longest_k": 0, "window_left": INFINITE, "window_right": INFINITE, "bottom_right": 0,
+    "max_seqlen_q": 0, "max_seqlen_k": 0, "window_left": INFINITE, "window_right": INFINITE, "bottom_right": 0,
     "sm_scale": fp32(0.125), "is_negative": 0, "is_capped": 0, "softcap": fp32(1.0), "threshold": 0,
     "keep_scale": fp32(1.0), "seed_value": 0, "offset_value": 0,
 }  # fmt: skip
@@ -122,8 +116,8 @@ DEFAULTS = {
     "attn_fwd": SHARED,
     "attn_bwd": SHARED,
     "attn_decode": {
-        "longest_q": 0, "longest_k": 0, "window_left": INFINITE, "window_right": INFINITE, "wanted_splits": 0,
-        "sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "interleaved": 0,
+        "max_seqlen_q": 0, "max_seqlen_k": 0, "window_left": INFINITE, "window_right": INFINITE, "wanted_splits": 0,
+        "sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "rotary_interleaved": 0,
     },
     "dropout_mask": {"threshold": 0, "seed_value": 0, "offset_value": 0},
 }  # fmt: skip
@@ -136,8 +130,8 @@ def test_defaults(flash, operation):
 
 # A field, its value, and by argument what the value means.
 FIELDS = [
-    ("max_seqlen_q", 70, {"longest_q": 70}),
-    ("max_seqlen_k", 1 << 40, {"longest_k": 1 << 40}),
+    ("max_seqlen_q", 70, {"max_seqlen_q": 70}),
+    ("max_seqlen_k", 1 << 40, {"max_seqlen_k": 1 << 40}),
     ("window_left", 3, {"window_left": 3}),
     ("window_right", 5, {"window_right": 5}),
     ("causal", 7, {"window_right": 0}),
@@ -152,7 +146,7 @@ FIELDS = [
     ("offset_value", -1, {"offset_value": INFINITE}),
     ("deterministic", 9, {}),
     ("splits", 12, {"wanted_splits": 12}),
-    ("rotary_interleaved", 4, {"interleaved": 1}),
+    ("rotary_interleaved", 4, {"rotary_interleaved": 1}),
 ]
 
 
@@ -284,7 +278,7 @@ def test_the_family_registers_itself_once(flash):
         ({"k": view(0x10000, FP16)}, ffi.ARGUMENT, "k is fp16; it must be bf16, as this call's dtype"),
         ({"lse": view(0x10000, BF16, (2, 4, 100))}, ffi.ARGUMENT, "lse is bf16; it must be fp32"),
         ({"q": view(0x10000, ffi.FP64)}, ffi.UNSUPPORTED, "dtype=fp64 on sm_90; the nearest that exists is dtype="),
-        ({"cu_seqlens_q": view(0x10000, FP32, (3,))}, ffi.ARGUMENT, "cu_q is fp32; it must be int32"),
+        ({"cu_seqlens_q": view(0x10000, FP32, (3,))}, ffi.ARGUMENT, "cu_seqlens_q is fp32; it must be int32"),
     ],
 )  # fmt: skip
 def test_bad_calls(flash, fields, status, sentence):
