@@ -125,23 +125,28 @@ def test_names_that_no_file_can_have(words, capsys):
     assert "(File name too long)" in capsys.readouterr().err
 
 
+def without(*packages: str) -> str:
+    """The program `kiln` in a Python that has not these packages."""
+    return (
+        f"import sys\nfor name in {packages}:\n    sys.modules[name] = None\n"
+        "from kiln.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+    )
+
+
+OF_A_BUILD = ("yaml", "msgspec", "requests", "tqdm", "jinja2", "triton", "packaging")
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_verb_shows_an_example(verb):
-    done = kiln(verb, "--help")
+def test_every_verb_shows_an_example_in_any_python(verb):
+    done = kiln(verb, "--help", code=without(*OF_A_BUILD, "elftools", "zstandard", "deflate"))
     assert done.returncode == 0, done.stderr
     assert f"kiln {verb}" in done.stdout.partition("example")[2]
+    assert (" --json " in done.stdout) == (verb != "build")
 
 
 def test_only_the_verb_asked_for_is_loaded():
     # `inspect` runs where only zstandard and pyelftools are installed.
-    code = (
-        "import sys\n"
-        "for name in ('yaml', 'msgspec', 'requests', 'tqdm', 'jinja2', 'triton', 'packaging'):\n"
-        "    sys.modules[name] = None\n"
-        "from kiln.cli import main\n"
-        "sys.exit(main(['inspect', '/nowhere.pack']))\n"
-    )
-    done = kiln(code=code)
+    done = kiln("inspect", "/nowhere.pack", code=without(*OF_A_BUILD))
     assert "nowhere.pack" in done.stderr and "Traceback" not in done.stderr
     assert done.returncode not in (0, 1)
 

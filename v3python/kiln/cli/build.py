@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from kiln import build, lock, options
+from kiln import lock, options
 from kiln.errors import UsageError
 from kiln.front import source, workspace
 
@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kiln import build  # here, so that --help needs no package
+
     environment = dict(os.environ)
     if arguments.log_json:
         environment["KILN_LOG_JSON"] = arguments.log_json

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kiln import machine, options, plan, recipe, targets, words
+from kiln import machine, options, variables, words
 from kiln.errors import EnvironmentProblem
-from kiln.plan_model import KernelPlan, Plan, Variant
 from kiln.schedule import Estimates
-from kiln.store import Store
-from kiln.store_files import find_store
 from kiln.usage import count, one_of
+
+if TYPE_CHECKING:
+    from kiln.plan_model import KernelPlan, Plan, Variant
 
 EXAMPLE = """
 kiln plan "MI300X;sm_90"                             counts by target and kernel, and an estimate
@@ -32,7 +33,7 @@ _TREE = Path(__file__).resolve().parents[3]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("targets", nargs="*", default=["all"], help="as build.sh takes them; default: all")
     parser.add_argument(
-        "--profile", type=one_of("profile", plan.PROFILES), help="core or full; default: KILN_PROFILE, or core"
+        "--profile", type=one_of("profile", variables.PROFILES), help="core or full; default: KILN_PROFILE, or core"
     )
     parser.add_argument("--select", metavar="CHOICES", help="default: KILN_SELECT, or everything in the profile")
     parser.add_argument(
@@ -59,27 +60,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    variables = options.read_build_variables(os.environ)
-    selection = variables.selection
+    from kiln import plan, recipe, targets  # here, so that --help needs no package
+
+    asked = options.read_build_variables(os.environ)
+    selection = asked.selection
     if arguments.select is not None:
         selection = words.parse_selection(arguments.select, "--select")
     if not arguments.tuning.is_dir():
         raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
     paths = arguments.recipe or [
         *recipe.find(_TREE),
-        *(words.check_recipe(word, Path.cwd()) for word in variables.recipes),
+        *(words.check_recipe(word, Path.cwd()) for word in asked.recipes),
     ]
     the_plan = plan.make_plan(
         [recipe.load(path) for path in paths],
         targets.parse(" ".join(arguments.targets)),
-        arguments.profile or variables.profile,
+        arguments.profile or asked.profile,
         selection,
         arguments.tuning,
     )
     for warning in the_plan.warnings:
         print(f"kiln: warning: {warning}", file=sys.stderr)
-    durations = _durations(arguments.store, variables.store)
-    jobs = arguments.jobs or variables.jobs or machine.usable_cpus()
+    durations = _durations(arguments.store, asked.store)
+    jobs = arguments.jobs or asked.jobs or machine.usable_cpus()
     times = _Times(durations)
     if arguments.json:
         print(json.dumps(_document(the_plan, times, jobs), indent=2))
@@ -98,6 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _durations(named: Path | None, usual: str | None) -> Mapping[str, float]:
     """What the store knows; a build makes the usual one, so that may be missing yet."""
+    from kiln.store import Store
+    from kiln.store_files import find_store
+
     if named:
         return Store(find_store(named)).durations()
     return Store(Path(usual)).durations() if usual and Path(usual).is_dir() else {}
@@ -110,6 +116,8 @@ class _Times:
         self.recorded = Estimates(durations)
 
     def __call__(self, variants: Sequence[Variant]) -> float:
+        from kiln import targets
+
         total = 0.0
         for variant in variants:
             recorded = self.recorded(variant.name)
@@ -169,6 +177,8 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
 
 def explain(kernel: KernelPlan) -> list[str]:
     """For each functional and bin the configuration that a call takes if everything is available, and the rule."""
+    from kiln import plan
+
     available = set(range(kernel.slots)) - set(kernel.absent)
     bins = [name or "always" for name in bin_names(kernel)]
     width = max(map(len, bins))

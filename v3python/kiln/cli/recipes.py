@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kiln import fingerprint, recipe
 from kiln.errors import UsageError
-from kiln.recipe_model import Argument, Kernel, Operation, Recipe
+
+if TYPE_CHECKING:
+    from kiln.recipe_model import Argument, Kernel, Operation, Recipe
 
 EXAMPLE = """
 kiln recipes                            the families of this tree: their operations, choices and kernels
@@ -26,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kiln import recipe  # here, so that --help needs no package
+
     if arguments.schema:
         if arguments.recipe:
             raise UsageError("--schema is of all recipes; leave the files out")
@@ -84,6 +88,8 @@ def _recipe(one: Recipe) -> dict:
 
 
 def _kernel(kernel: Kernel) -> dict:
+    from kiln import fingerprint
+
     return {
         "name": kernel.name,
         "summary": kernel.summary,

@@ -10,9 +10,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from kiln import options, store_upkeep
+from kiln import options
 from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
-from kiln.store_files import StoreFiles, find_store, print_warning
 from kiln.usage import one_of
 
 EXAMPLE = """
@@ -47,6 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"--max-size is for `kiln store gc` alone; `kiln store {arguments.action}` removes nothing by size"
         )
     max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
+    from kiln import store_upkeep  # here, so that --help needs no package
+    from kiln.store_files import StoreFiles, print_warning
+
     root = _root(arguments.store or options.read_build_variables(os.environ).store, Path.cwd())
     files = StoreFiles(root, print_warning)
     if arguments.action == "info":
@@ -79,6 +81,8 @@ def _print(arguments: argparse.Namespace, result: object, text: str) -> None:
 
 
 def _root(word: str | None, cwd: Path) -> Path:
+    from kiln.store_files import find_store
+
     try:
         return find_store(cwd / word if word else cwd)
     except EnvironmentProblem:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-import msgspec
-
-from kiln import targets
-
 EXAMPLE = """
 kiln targets
 kiln targets 'MI300X;RTX 4090' --json
@@ -21,6 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import msgspec  # here, so that --help needs no package
+
+    from kiln import targets
+
     chosen = targets.parse(" ".join(arguments.selection)) if arguments.selection else targets.load()
     if arguments.json:
         print(json.dumps([msgspec.to_builtins(target) for target in chosen], indent=2))
