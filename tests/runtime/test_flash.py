@@ -190,6 +190,15 @@ def test_numbers_that_mean_nothing(flash, operation, field):
     assert not flash.kiln.fake.launches()
 
 
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_a_scale_that_is_no_number(flash, operation):
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ffi.Failure, match="flash: sm_scale must be a finite number") as failure:
+            flash.call(operation, sm_scale=value)
+        assert failure.value.status == ffi.ARGUMENT
+    assert not flash.kiln.fake.launches()
+
+
 @pytest.mark.parametrize("operation", PARAMS)
 def test_reserved_fields_and_sizes(flash, operation):
     structure = PARAMS[operation]
