@@ -126,6 +126,18 @@ VERSIONS = (
 )
 
 
+def test_generated_sources_are_left_as_cmake_takes_them(tmp_path):
+    folder = tmp_path / "build/generated"
+    one = native.FamilySources("one", "one's tables", (), ())
+    other = native.FamilySources("other", "other's tables", (), (), "/* other */")
+    native.write_generated([one, other], folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "one.cc": "one's tables", "other.cc": "other's tables", "other.h": "/* other */"
+    }  # fmt: skip
+    native.write_generated([one], folder)
+    assert [path.name for path in folder.iterdir()] == ["one.cc"]
+
+
 def test_cmake_takes_the_same_versions():
     pattern = re.search(r'NOT KILN_VERSION MATCHES "(.*)"\)', (ROOT / "CMakeLists.txt").read_text())[1]
     taken = []

@@ -78,6 +78,7 @@ def _build(options: Options, progress: Progress) -> Path:
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
     families = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
+    native.write_generated(families, options.workspace / "build/generated")
     libraries = native.build_libraries(
         options.source,
         native.extract_zstd(options.cache / zstd.name, zstd.sha256, options.workspace / "build"),

@@ -74,6 +74,16 @@ class FamilySources:
         return generated | {f"kiln/{path.name}": path for path in self.headers}
 
 
+def write_generated(families: Sequence[FamilySources], folder: Path) -> None:
+    """Leaves in `folder`, which is emptied first, what CMakeLists.txt takes as KILN_GENERATED."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for family in families:
+        (folder / f"{family.name}.cc").write_text(family.tables)
+        if family.header:
+            (folder / f"{family.name}.h").write_text(family.header)
+
+
 def zig_compiler(python: str, cache: Path, version: str) -> Compiler:
     """The release's compiler: zig from its locked package, its caches in the workspace."""
     command = (python, "-m", "ziglang")
