@@ -57,7 +57,7 @@ typedef struct kiln_attn_fwd_params {
     const kiln_tensor* v;
     const kiln_tensor* out;
     const kiln_tensor* lse;          /* NULL: none */
-    const kiln_tensor* sinks;        /* [heads] fp32: the score of a key without a value that every row sees. NULL: none */
+    const kiln_tensor* sinks;        /* [heads] fp32: the score of a key without value, seen by all rows. NULL: none */
     const kiln_tensor* bias;         /* [batch, heads, rows, keys] of dtype, or more rows and keys; strides but the last
                                         may be 0. With cu_seqlens rows and keys are max_seqlen_q and max_seqlen_k, or
                                         all rows and keys where these are 0. NULL: none */
@@ -115,8 +115,8 @@ typedef struct kiln_attn_bwd_params {
     const kiln_tensor* dq;
     const kiln_tensor* dk;
     const kiln_tensor* dv;
-    const kiln_tensor* dbias;        /* [batch, heads, rows, keys] of dtype, or more, as bias; strides[0] or strides[1] 0:
-                                        summed over batches or heads. NULL: not wanted */
+    const kiln_tensor* dbias;        /* [batch, heads, rows, keys] of dtype, or more, as bias; strides[0] or strides[1]
+                                        0: summed over batches or heads. NULL: not wanted */
     const kiln_tensor* dsinks;       /* [heads] fp32. NULL: not wanted */
     const kiln_tensor* sinks;        /* from here on as in kiln_attn_fwd_params */
     const kiln_tensor* bias;
@@ -198,9 +198,9 @@ typedef struct kiln_attn_decode_params {
     const kiln_tensor* cache_batch;  /* [batch] int32: the batch of the cache that each sequence has; not with
                                         block_table. NULL: its own number */
     const kiln_tensor* leftpad;      /* [batch] int32; not with block_table. NULL: 0 */
-    const kiln_tensor* rotary_cos;   /* [positions, rotary_dim / 2] of dtype, rows contiguous: as many positions as the
-                                        cache has room for keys, or more; rotary_dim at most head_dim. Both or neither;
-                                        needs k_new. NULL: nothing is rotated */
+    const kiln_tensor* rotary_cos;   /* [positions, rotary_dim / 2] of dtype, rows contiguous; as many positions as the
+                                        longest sequence has keys (max_seqlen_k), or more; rotary_dim at most head_dim.
+                                        Both or neither; needs k_new. NULL: nothing is rotated */
     const kiln_tensor* rotary_sin;
     const kiln_tensor* k_scale;      /* [heads_kv] fp32: what cached elements are multiplied by, and new ones divided;
                                         with fp8e4m3, and only there */
@@ -209,7 +209,7 @@ typedef struct kiln_attn_decode_params {
     const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */
     int64_t max_seqlen_q;            /* with cu_seqlens_q: no sequence is longer; 0: not known */
     int64_t max_seqlen_k;            /* no sequence has more keys, new ones included; 0: as many as the cache or the
-                                        block table holds. Only the speed depends on it. */
+                                        block table holds. The speed depends on it, and the least rows of rotary_cos */
     int64_t window_left;             /* below 0: unlimited, the default */
     int64_t window_right;
     int64_t splits;                  /* into how many parts the keys are split, at most 128; 0: as it is fastest */

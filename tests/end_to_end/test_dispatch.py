@@ -274,6 +274,11 @@ def integers(count: int) -> ffi.Tensor:
     return tensor(0x1000, INT32, (count,))
 
 
+def angles(rows: int) -> dict[str, ffi.Tensor]:
+    return {name: tensor(0x600000, BF16, (rows, 16)) for name in ("rotary_cos", "rotary_sin")}
+
+
+NOTHING = tensor(0, BF16, (2, 2, 0, 64))
 PACKED = {name: tensor(0x200000, BF16, (1, 2, 900, 64)) for name in ("k", "v")}
 QUANTIZED = {name: tensor(0x200000, FP8E4M3, (2, 2, 900, 64)) for name in ("k_cache", "v_cache")}
 
@@ -293,6 +298,11 @@ QUANTIZED = {name: tensor(0x200000, FP8E4M3, (2, 2, 900, 64)) for name in ("k_ca
         ("attn_fwd", 1, {"cu_seqlens_q": integers(2)}, None),  # of one sequence, all keys are its own
         ("attn_decode", 2, {"k_cache": QUANTIZED["k_cache"]}, "k_cache and v_cache must have the same dtype"),
         ("attn_decode", 2, QUANTIZED, "k_scale and v_scale belong to a cache of fp8e4m3"),
+        ("attn_decode", 2, angles(899), "must have a row for each key of the longest sequence: max_seqlen_k, or"),
+        ("attn_decode", 2, angles(899) | {"max_seqlen_k": 899}, None),
+        ("attn_decode", 2, angles(900) | {"max_seqlen_k": 5000}, None),  # the cache holds no more
+        ("attn_decode", 2, angles(0) | dict.fromkeys(("k_cache", "v_cache", "k_new", "v_new"), NOTHING),
+         "and one at least"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(kiln, flash_operations, operation, batch, some, sentence):

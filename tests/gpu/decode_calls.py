@@ -142,7 +142,8 @@ class DecodeInputs:
                 for width in (call.width, call.out_width)
             )
         if call.rotary:
-            angles = torch.rand(call.keys + call.rows, call.rotary_dim // 2, generator=generator, device=device) * 6.3
+            room = self.size * self.places.shape[1]
+            angles = torch.rand(room + call.rows, call.rotary_dim // 2, generator=generator, device=device) * 6.3
             self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
         self.sinks = normal(call.heads) * 2 if call.sinks else None
         self.slopes = (2.0 ** -torch.arange(1, 1 + call.heads, device=device).float()).expand(call.batch, call.heads)

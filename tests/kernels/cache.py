@@ -217,14 +217,14 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
         append.append_kv[grid](
             k_new.storage, v_new.storage, k.storage, v.storage, *angles, *scales, used, table, cache_batch,
             *k_new.strides, *v_new.strides, *k.strides, *v.strides, half, half, strides_t,
-            heads_kv, call.new_rows, call.room, *paging, width_qk, width_v, half, flags,
+            heads_kv, call.new_rows, call.room, *paging, width_qk, width_v, half, len(angles[0]), flags,
             call.k_scale is not None, 16, 32,
         )  # fmt: skip
     if half and longest:
         rotated = lay_out(np.full(call.q.shape, np.nan, call.q.dtype), "contiguous")
         rotary.rotate_q[(triton.cdiv(longest, 16) * heads * call.sequences, triton.cdiv(width_qk, 32))](
             q.storage, rotated.storage, *angles, used, *q.strides, *rotated.strides, half, half,
-            heads, longest, width_qk, half, len(call.cos), flags, 16, 32,
+            heads, longest, width_qk, half, len(angles[0]), flags, 16, 32,
         )  # fmt: skip
         q = rotated
     rows_head, rows_total = call.q.shape[2], math.prod(call.q.shape[:3])

@@ -22,7 +22,7 @@ def append_kv(
     used_k_ptr, table_ptr, cache_batch_ptr,
     stride_knb, stride_knh, stride_knm, stride_vnb, stride_vnh, stride_vnm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_cos, stride_sin, stride_tb,
-    heads_kv, new_rows, seqlen_k, page_size, page_factor, page_shift, width_qk, width_v, half, flags,
+    heads_kv, new_rows, seqlen_k, page_size, page_factor, page_shift, width_qk, width_v, half, angles, flags,
     QUANTIZED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Appends; the grid is (cdiv(new_rows, BLOCK_M) * heads_kv * batch, cdiv(max(width_qk, width_v), BLOCK_D)).
@@ -32,7 +32,7 @@ def append_kv(
     room for it.
 
     Args:
-        half: of the columns of k_new, 2 * half are rotated (rotary.py); 0: none.
+        half, angles: of the columns of k_new, 2 * half are rotated (rotary.py); 0: none.
         QUANTIZED: the cache is of fp8e4m3.
     """
     blocks = tl.cdiv(new_rows, BLOCK_M)
@@ -53,7 +53,8 @@ def append_kv(
     there = inside[:, None] & (columns < width_qk)[None, :]
     k_new_ptr += batch.to(tl.int64) * stride_knb + head * stride_knh
     k = rotated(
-        k_new_ptr, rows * stride_knm, columns, there, keys, cos_ptr, sin_ptr, stride_cos, stride_sin, half, flags
+        k_new_ptr, rows * stride_knm, columns, there, keys,
+        cos_ptr, sin_ptr, stride_cos, stride_sin, half, angles, flags,
     )  # fmt: skip
     k = quantized(k, k_scale_ptr, head, QUANTIZED).to(k_ptr.dtype.element_ty)
     to = page * stride_kb + key * stride_kn

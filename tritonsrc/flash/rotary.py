@@ -7,7 +7,7 @@ from flags import INTERLEAVED, ONE_ANGLE
 
 
 @triton.jit
-def rotated(ptr, offsets, columns, there, positions, cos_ptr, sin_ptr, stride_cos, stride_sin, half, flags):
+def rotated(ptr, offsets, columns, there, positions, cos_ptr, sin_ptr, stride_cos, stride_sin, half, angles, flags):
     """[rows, columns] fp32 of rows that begin at ptr + offsets, the first 2 * half columns of which are rotated.
 
     Column c is paired with c + half, or 2 c with 2 c + 1 with the flag INTERLEAVED. A column's partner is read from
@@ -15,7 +15,8 @@ def rotated(ptr, offsets, columns, there, positions, cos_ptr, sin_ptr, stride_co
 
     Args:
         there: [rows, columns], which elements there are.
-        positions: [rows], the rows of cos and sin, [positions, half], whose last dimension is contiguous.
+        positions: [rows], the rows of cos and sin, whose last dimension is contiguous.
+        angles: how many rows these have. Positions behind them, where no key has its place either, take the last.
     """
     x = tl.load(ptr + offsets[:, None] + columns[None, :], mask=there, other=0.0).to(tl.float32)
     interleaved = (flags & INTERLEAVED) != 0
@@ -24,7 +25,7 @@ def rotated(ptr, offsets, columns, there, positions, cos_ptr, sin_ptr, stride_co
     angle = tl.where(interleaved, columns // 2, tl.where(is_first, columns, columns - half))
     turns = there & (columns < 2 * half)[None, :]
     other = tl.load(ptr + offsets[:, None] + partner[None, :], mask=turns, other=0.0).to(tl.float32)
-    positions = positions.to(tl.int64)[:, None]
+    positions = tl.maximum(tl.minimum(positions, angles - 1), 0).to(tl.int64)[:, None]
     cos = tl.load(cos_ptr + positions * stride_cos + angle[None, :], mask=turns, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + positions * stride_sin + angle[None, :], mask=turns, other=0.0).to(tl.float32)
     return x * cos + tl.where(is_first[None, :], -other, other) * sin
@@ -40,11 +41,7 @@ def rotate_q(
     (cdiv(seqlen_q, BLOCK_M) * heads * batch, cdiv(width, BLOCK_D)).
 
     Row i has the position of the i-th key behind those that are cached, or with the flag ONE_ANGLE all have that of the
-    first. The other arguments are attn_decode's.
-
-    Args:
-        angles: how many rows cos and sin have. Positions behind them, where a cache has no room for a key either, take
-            the last.
+    first. The other arguments are attn_decode's and rotated()'s.
     """
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     first_row = tl.program_id(0) % blocks * BLOCK_M
@@ -55,11 +52,10 @@ def rotate_q(
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     there = (rows < seqlen_q)[:, None] & (columns < width)[None, :]
     positions = tl.load(used_k_ptr + batch) + tl.where((flags & ONE_ANGLE) != 0, 0, rows)
-    positions = tl.maximum(tl.minimum(positions, angles - 1), 0)
     row = rows.to(tl.int64)
     q_ptr += batch * stride_qb + head * stride_qh
     to_ptr += batch * stride_tb + head * stride_th
     q = rotated(
-        q_ptr, row * stride_qm, columns, there, positions, cos_ptr, sin_ptr, stride_cos, stride_sin, half, flags
+        q_ptr, row * stride_qm, columns, there, positions, cos_ptr, sin_ptr, stride_cos, stride_sin, half, angles, flags
     )  # fmt: skip
     tl.store(to_ptr + (row * stride_tm)[:, None] + columns[None, :], q.to(to_ptr.dtype.element_ty), mask=there)

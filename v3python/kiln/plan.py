@@ -209,7 +209,9 @@ class _Planner:
                 reason = left_out or self.excluded(functional, configuration)
                 for specialization in self.kernel.specializations:
                     if reason:
-                        self.absent[slot] = reason
+                        # What the target cannot hold at all says more than what a configuration is for.
+                        waiver = None if left_out else self.waiver(functional, configuration, specialization)
+                        self.absent[slot] = waiver or reason
                     else:
                         self.variants.append(self.variant(slot, functional, configuration, specialization))
                     slot += 1
@@ -264,14 +266,14 @@ class _Planner:
 
     def excluded(self, functional: Functional, configuration: Configuration) -> str | None:
         """Why the recipe leaves a configuration out for a functional, or None. Any set that has it may let it in."""
-        reason = None
+        conditions = []
         for entry in self.sets:
             if configuration not in self.listed(entry):
                 continue
             if entry.where is None or self.evaluate(entry.where, functional, configuration):
                 return None
-            reason = f"the recipe has {configuration.name} only where {entry.where.text}"
-        return reason
+            conditions.append(entry.where.text)
+        return f"the recipe has {configuration.name} only where {', or where '.join(conditions)}"
 
     def evaluate(self, expression: Expression, functional: Functional, configuration: Configuration) -> int:
         values = {n: int(v) for n, v in configuration.values if not isinstance(v, str)}
@@ -325,11 +327,6 @@ class _Planner:
         matching = [
             entry for entry in kernel.spills if self.matches(entry.when, functional, configuration, specialization)
         ]
-        waivers = [
-            entry.reason
-            for entry in kernel.unavailable
-            if self.matches(entry.when, functional, configuration, specialization)
-        ]
         return Variant(
             family=self.recipe.family,
             operation=self.operation.name,
@@ -341,9 +338,18 @@ class _Planner:
             slot=slot,
             spec=spec,
             spill_allowance=max((entry.bytes for entry in matching), default=0),
-            waiver=waivers[0] if waivers else None,
+            waiver=self.waiver(functional, configuration, specialization),
             parameter_count=len(kernel.parameters) - len(specialization.equal_to_one),
         )
+
+    def waiver(
+        self, functional: Functional, configuration: Configuration, specialization: Specialization
+    ) -> str | None:
+        """Why a variant may be without an image, if the recipe says so."""
+        for entry in self.kernel.unavailable:
+            if self.matches(entry.when, functional, configuration, specialization):
+                return entry.reason
+        return None
 
     def matches(
         self, when: When, functional: Functional, configuration: Configuration, specialization: Specialization

@@ -1,4 +1,5 @@
-"""What a call of attention asks for, as bits: the recipe sets those that the kernels read."""
+"""The shipped recipe of attention: the flags of a call are the bits that kernels read; what a target cannot hold is
+refused for that reason."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kiln import recipe
+from kiln import plan, recipe, targets
 from kiln.recipe_model import Operation
 
-FLASH = Path(__file__).resolve().parents[1] / "tritonsrc" / "flash"
+ROOT = Path(__file__).resolve().parents[1]
+FLASH = ROOT / "tritonsrc" / "flash"
 # The values of a call that set each flag alone.
 ASKED = {
     "CU_Q": {"cu_seqlens_q.data": 1}, "CU_K": {"cu_seqlens_k.data": 1}, "USED_Q": {"seqused_q.data": 1},
@@ -65,3 +67,16 @@ def test_each_flag_is_set_by_a_kernel():
             if set(asked) <= values:
                 every |= set(flags_of(operation, asked).values())
     assert every - {0} == set(constants().values())
+
+
+def test_what_a_target_cannot_hold_is_the_reason_of_all_configurations():
+    """Not that a configuration is for other functionals: the first reason is what a refused call is told."""
+    made = plan.make_plan(
+        [recipe.load(FLASH / "recipe.yaml")], (targets.by_name("sm_80"),), "full", (), ROOT / "tuning"
+    )
+    (kernel,) = (kernel for kernel in made.kernels if kernel.kernel.name == "attn_decode")
+    number = [f.name for f in kernel.functionals].index("dtype=bf16 cache_dtype=fp8e4m3 head_dim=64 extras=none")
+    slots = range(kernel.slot(number, 0, 0), kernel.slot(number + 1, 0, 0))
+    reasons = {kernel.absent[slot] for slot in slots if slot in kernel.absent}
+    reasons |= {variant.waiver for variant in made.variants_of(kernel) if variant.slot in slots}
+    assert reasons == {"Ampere has no conversions to and from fp8e4m3"}
