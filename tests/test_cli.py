@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -177,7 +178,7 @@ def test_an_interruption_is_130(monkeypatch, capsys):
 
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
-        f"{sys.executable} -m kiln targets --json | head -c 1",
+        f"{shlex.quote(sys.executable)} -m kiln targets --json | head -c 1",
         shell=True,
         capture_output=True,
         text=True,
@@ -193,7 +194,7 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_output_that_nobody_takes(words):
     for shell, code in (("| true; exit ${PIPESTATUS[0]}", (0, 141)), (">/dev/full", (0, 7)), (">&-", (0,))):
         done = subprocess.run(
-            ["bash", "-c", f"{sys.executable} -m kiln {words} {shell}"],
+            ["bash", "-c", f"{shlex.quote(sys.executable)} -m kiln {words} {shell}"],
             capture_output=True, text=True, cwd=SOURCE, check=False,
         )  # fmt: skip
         assert done.returncode in code and "Traceback" not in done.stderr and "ignored" not in done.stderr

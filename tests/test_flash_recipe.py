@@ -23,6 +23,8 @@ ASKED = {
     "LEFTPAD": {"leftpad.data": 1}, "SCALES": {"k_scale.data": 1}, "INTERLEAVED": {"rotary_interleaved": 1},
     "ONE_ANGLE": {"window_left": -1, "window_right": -1},
 }  # fmt: skip
+# What is no flag there: backward always has a log-sum-exp, a mask is written for dropout alone, and nothing is rotated.
+UNREAD = {("attn_bwd", "LSE"), ("dropout_mask", "DROPOUT"), ("attn_fwd", "ONE_ANGLE"), ("attn_bwd", "ONE_ANGLE")}
 
 
 def constants() -> dict[str, int]:
@@ -54,9 +56,9 @@ def test_each_flag_has_the_number_that_kernels_know(operation):
     assert set(numbers) == set(ASKED)
     assert set(flags_of(operation, {}).values()) == {0}
     for name, asked in ASKED.items():
-        if set(asked) <= values:
+        if set(asked) <= values and (operation.name, name) not in UNREAD:
             found = {number for number in flags_of(operation, asked).values() if number}
-            assert found <= {numbers[name]}, f"{name} in {operation.name}"
+            assert found == {numbers[name]}, f"{name} in {operation.name}"
 
 
 def test_each_flag_is_set_by_a_kernel():

@@ -8,7 +8,8 @@
  *
  * Values. A call is turned into one array of int64_t, `v`, in which every expression of the recipe reads. Each
  * declaration below says which index of `v` it fills:
- *   tensor argument: v[i] data address, v[i+1] dtype, v[i+2 .. +rank] sizes, then `rank` strides; absent: all 0
+ *   tensor argument: v[i] data address, v[i+1] dtype, v[i+2 .. +rank] sizes, then `rank` strides; absent: all 0.
+ *     The address of an empty tensor is never 0; kernels must not read or write there
  *   integer argument: v[i]; floating argument: v[i] holds the bits of the double
  *   device: v[multiprocessors_index]
  *   then the operation's choices (their values, not their indices), definitions, workspace addresses, and, for the

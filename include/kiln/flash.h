@@ -2,7 +2,8 @@
  *
  * Tensors are described by kiln_tensor: any strides whose last is 1, element offsets of 64 bits. Their elements lie in
  * device memory and are borrowed until the launched work is done; the descriptions, and force_keys, are read before an
- * entry returns. What an entry writes must not overlap what it reads, nor itself (a stride of 0).
+ * entry returns. What an entry writes must not overlap what it reads, nor itself (by a stride of 0), unless its field
+ * says so; a cache is appended to before it is read.
  *
  * `dtype` below is fp16, bf16 or fp32, one for the whole call. Head dimensions: 1 to 512; head_dim of q and k and
  * head_dim_v of v and out may differ. A release of the core profile has fp16 and bf16, without caches of fp8e4m3, and
@@ -101,8 +102,8 @@ KILN_API kiln_status kiln_attn_fwd_workspace(kiln_t kiln, const kiln_queue* queu
 
 /* The gradients of q, k, v, and of bias and sinks where they are wanted, of the forward call with the same parameters:
  * out and lse are its results, seed and offset what it used (seed_out and offset_out can be given as these; seed_value
- * and offset_value are 0 then, for they are added). dq, dk and dv have the shapes of q, k and v (dk and dv are summed
- * over the heads that share them). Rows of sequences that do not count are not written.
+ * and offset_value must then be 0, since they are added). dq, dk and dv have the shapes of q, k and v (dk and dv are
+ * summed over the heads that share them). Rows of sequences that do not count are not written.
  */
 typedef struct kiln_attn_bwd_params {
     uint64_t size;
@@ -179,8 +180,9 @@ KILN_API kiln_status kiln_attn_bwd_workspace(kiln_t kiln, const kiln_queue* queu
  *
  * Rotary embedding (rotary_cos given): the first rotary_dim = 2 * rotary_cos.sizes[1] elements of k_new's row i are
  * rotated by the angles of position seqused_k[b] + i, and those of q's row i by those of the same position, or of
- * seqused_k[b] where nothing is masked (neither causal nor a window), as flash-attention does. Halves: element c is
- * paired with c + rotary_dim / 2; interleaved: 2 c with 2 c + 1.
+ * seqused_k[b] where nothing is masked (neither causal nor a window), as flash-attention does. A position behind
+ * rotary_cos's last row takes the last. Halves: element c is paired with c + rotary_dim / 2; interleaved: 2 c with
+ * 2 c + 1.
  */
 typedef struct kiln_attn_decode_params {
     uint64_t size;

@@ -152,7 +152,8 @@ enum {
 #define KILN_MAX_RANK 8
 /* A view of device memory. Frozen: this structure never changes. */
 typedef struct kiln_tensor {
-    void* data;                      /* device pointer; borrowed until the launched work is done */
+    void* data;                      /* device pointer; borrowed until the launched work is done. A tensor without
+                                        elements may have NULL, and is given all the same */
     kiln_dtype dtype;
     int32_t rank;
     int64_t sizes[KILN_MAX_RANK];    /* elements; the first `rank` count */

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from attention import EVERYTHING
-from cache import CacheCall, CacheImage, divisor, run_with_cache, with_cache
+from cache import CacheCall, CacheImage, divisor, run_in_fp16, run_with_cache, with_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import KERNELS
@@ -320,3 +320,22 @@ def calls(draw) -> tuple[CacheCall, CacheImage, str]:
 @given(calls())
 def test_everything_together(child, drawn):
     check(child, *drawn)
+
+
+def test_rows_in_fp16_keep_what_they_are(child):
+    """What queries of bf16 become beside a cache of fp8: exact, whatever their size."""
+    rows = np.zeros((16, 64), np.float32)
+    draw = np.random.default_rng(5)
+    rows[1:13] = draw.standard_normal((12, 64)) * 2.0 ** draw.integers(-14, 1, (12, 64))
+    rows = (rows.view(np.uint32) & 0xFFFF0000).view(np.float32)  # as bf16 has it
+    rows[2:5] *= np.float32([2.0**-120, 2.0**120, 2.0**-133])[:, None]
+    rows[13, 5], rows[14, 5], rows[15, 5] = np.inf, -1.5 * 2.0**127, np.nan
+    halves, unit = child.submit(run_in_fp16, rows).result(timeout=300)
+    assert np.isfinite(unit).all() and (unit > 0).all()
+    with np.errstate(invalid="ignore"):
+        found = halves.astype(np.float64) * unit[:, None]
+    assert np.array_equal(found[:4], rows[:4]) and np.array_equal(found[5:], rows[5:], equal_nan=True)
+    # Smaller than a normal number of fp32: what fp16 keeps of it.
+    assert np.abs(found[4] - rows[4]).max() <= 2.0**-24 * unit[4]
+    finite = np.isfinite(rows).all(axis=1) & (unit > 2.0**-126)
+    assert (np.abs(halves[finite]).max(axis=1) < 2.0**15).all()

@@ -8,7 +8,7 @@ https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Rows in plenty, a chun
 themselves; then there is one split, and the output is written at once.
 
 A cache of fp8 is multiplied in fp16, whatever q is: one instruction makes two elements of fp16 of two of fp8, and bf16
-takes three; on an H200 that takes longer than reading them. Queries of bf16 become fp16 without loss (in_fp16).
+takes three; on an H200 that takes longer than reading them. Queries of bf16 become fp16 by a scale of each row.
 
 The softmax is attn_fwd.py's, with its two loops. pages.py says where a key lies; keys that are not seen for leftpad are
 skipped by beginning behind them. A row's own key is counted from the end of the keys.
@@ -24,8 +24,9 @@ from sequences import sequence
 from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
-# How far weights in fp16 may lie above 1, as a power of two: fp16 goes down to 2^-24 only, so they begin near its top.
-HEADROOM = tl.constexpr(15.0)
+# How far weights in fp16 may lie above 1, as a power of two: fp16 goes down to 2^-24 only, so they begin above 1. Not
+# at its top, 2^15: the maximum of large scores is rounded when this is taken from it, by 8 where they are 2^27.
+HEADROOM = tl.constexpr(8.0)
 
 
 @triton.jit
@@ -41,15 +42,16 @@ def converted(rows, dtype: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr):
 
 @triton.jit
 def in_fp16(rows, P1: tl.constexpr, P2: tl.constexpr):
-    """Rows of bf16 in fp16, each divided by a power of two near its largest magnitude; and these powers, fp32.
+    """Rows of bf16 in fp16, each divided by a power of two; and these powers, fp32.
 
-    Exact, but for elements below 2^-14 of the row's largest, which are rounded to 2^-24 of it.
+    A row's largest magnitude is in [2^14, 2^15) then. Exact for elements down to 2^-28 of that.
     """
-    # A float's exponent alone is a power of two; its inverse must be a normal number too.
+    # A float's exponent alone is a power of two, and 254 less it that of the inverse: both of normal numbers.
     exponent = largest(rows, P1, P2).to(tl.int32, bitcast=True) & 0x7F800000
-    unit = tl.minimum(tl.maximum(exponent, 0x00800000), 0x7E800000).to(tl.float32, bitcast=True)
-    rows = scaled(converted(rows, tl.float32, P1, P2), 1.0 / unit, P1, P2)
-    return converted(rows, tl.float16, P1, P2), unit
+    unit = tl.minimum(tl.maximum(exponent, 15 << 23), 254 << 23) - (14 << 23)
+    inverse = ((254 << 23) - unit).to(tl.float32, bitcast=True)
+    rows = scaled(converted(rows, tl.float32, P1, P2), inverse, P1, P2)
+    return converted(rows, tl.float16, P1, P2), unit.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -205,12 +205,13 @@ class _Planner:
             )
             self.functionals.append(functional)
             left_out = next(iter(self.left_out(values).values()), None)
-            for configuration in self.configurations:
-                reason = left_out or self.excluded(functional, configuration)
+            reasons = [left_out or self.excluded(functional, configuration) for configuration in self.configurations]
+            for configuration, reason in zip(self.configurations, reasons):
                 for specialization in self.kernel.specializations:
                     if reason:
-                        # What the target cannot hold at all says more than what a configuration is for.
-                        waiver = None if left_out else self.waiver(functional, configuration, specialization)
+                        # What the target cannot hold says more than what a configuration is for.
+                        wanted = None in reasons
+                        waiver = wanted and self.waiver(functional, configuration, specialization)
                         self.absent[slot] = waiver or reason
                     else:
                         self.variants.append(self.variant(slot, functional, configuration, specialization))
@@ -221,8 +222,8 @@ class _Planner:
         return itertools.product(*(range(len(choice.values)) for choice in self.choices))
 
     def remedies(self) -> tuple[Selection, ...]:
-        """What would give variants to a kernel without any: the fewest choices to be selected, or selected otherwise,
-        each way to do so, with the values that do."""
+        """Selections that would give variants to a kernel that has none. Of those that change fewest choices, each: the
+        choices that are to be changed, and to which values."""
         possible = [
             (place, tuple(self.left_out(place)))
             for place, functional in zip(self.places(), self.functionals)

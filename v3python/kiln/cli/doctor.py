@@ -129,18 +129,20 @@ def _engines() -> Iterator[Finding]:
         yield Finding("good", "engines", "none, as KILN_ENGINE says: this host builds")
         return
     base = os.environ.get("KILN_BASE_IMAGE") or engine.default_base(ROOT / engine.DOCKERFILE)
-    reasons, fetching = [], False
+    reasons = []
     for name in [asked] if asked in CONTAINER_ENGINES else CONTAINER_ENGINES:
         reason = engine.trouble(name)
-        if not reason and engine.has_base(name, base):
+        if reason:
+            reasons.append(f"{name}: {reason}")
+        elif engine.has_base(name, base):
             yield Finding("good", "engines", f"{name} answers, and has the base image")
             return
-        fetching = fetching or not reason
-        reasons.append(f"{name}: {reason or 'answers, but its base image would have to be fetched'}")
+        else:
+            answers = f"{name} answers, and has no base image: a build asks the registry of {base}"
+            yield Finding("note", "engines", f"{answers}, unless KILN_ENGINE=none")
+            return
     tried = "; ".join(reasons)
-    if fetching:
-        yield Finding("note", "engines", f"{tried}; a build asks the registry of {base}, unless KILN_ENGINE=none")
-    elif asked in CONTAINER_ENGINES:
+    if asked in CONTAINER_ENGINES:
         yield Finding("bad", "engines", f"KILN_ENGINE={asked} does not work here ({tried}); leave it out, or say none")
     else:
         yield Finding("good", "engines", f"none works: this host builds, which needs none ({tried})")
