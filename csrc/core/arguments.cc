@@ -37,8 +37,8 @@ bool addressable(const kiln_tensor& tensor, int32_t element) {
   return address + static_cast<uint64_t>(end) >= address && address >= -static_cast<uint64_t>(below);
 }
 
-// The address of an empty tensor without memory (PyTorch's have none): expressions tell an absent tensor by its address,
-// and this one is given. Recipes must not let a kernel read or write an empty tensor.
+// The address of an empty tensor without memory (PyTorch's have none): expressions tell an absent tensor by its
+// address, and this one is given. Recipes must not let a kernel read or write an empty tensor.
 constexpr int64_t kNowhere = 256;
 
 kiln_status read_tensor(const char* operation, const kiln_argument_table& wanted, const kiln_tensor* tensor,
