@@ -396,7 +396,7 @@ def test_bytes_behind_the_end(tmp_path, capsys):
     ):
         path = tmp_path / f"{name}.tar.gz"
         path.write_bytes(data)
-        message = "its tar must be the last thing in it" if "tar-" in name else "one gzip stream must be all of it"
+        message = "its tar must be the last thing in it" if "tar-" in name else "its gzip stream must be all of it"
         assert problems(path) == [f"{path} has bytes behind its end; {message}"]
         assert main(["inspect", str(path), "--verify"]) == 6
     capsys.readouterr()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln import manifest, release
+from kiln import inspect, manifest, release, verify
 from kiln.errors import EnvironmentProblem
 from small_release import VERSION, small_release
 
@@ -88,12 +88,18 @@ def test_same_bytes_from_another_folder_umask_order_and_time(stage, tmp_path):
 
 
 def test_more_than_one_gzip_member(stage, tmp_path, monkeypatch):
-    monkeypatch.setattr(release, "_MEMBER_BYTES", 20000)
+    for module in (release, inspect):
+        monkeypatch.setattr(module, "MEMBER_BYTES", 20000)
     made = release.make_release(stage, tmp_path, VERSION)
     assert made.read_bytes().count(b"\x1f\x8b\x08\0\0\0\0\0") > 3
     assert gzip.decompress(made.read_bytes()) == gzip.decompress(small_release().tarball.read_bytes())
     subprocess.run(["tar", "-xzf", made], cwd=tmp_path, check=True)
     assert digest(tmp_path / "kiln/share/kiln/manifest.json") == digest(stage / "share/kiln/manifest.json")
+    assert verify.verify(inspect.open_artifact(made)).problems == []
+    longer = tmp_path / "longer.tar.gz"
+    longer.write_bytes(made.read_bytes() + gzip.compress(bytes(512)))
+    found = verify.verify(inspect.open_artifact(longer)).problems
+    assert found == [f"{longer} has bytes behind its end; its gzip stream must be all of it"]
 
 
 def test_an_older_tarball_is_replaced_whole(stage, tmp_path):

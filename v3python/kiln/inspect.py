@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MANIFEST = "share/kiln/manifest.json"
 IMAGES = "lib/kiln.images"
 FORMAT = 1
+MEMBER_BYTES = 64 << 20
 _LARGEST_MANIFEST = 1 << 30
 _WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
 _TABLES = ("files", "images", "targets", "tools", "variants", "waivers")
@@ -293,22 +294,32 @@ def _broken(path: Path, error: Exception) -> ArtifactError:
 
 
 class _Unzipped:
-    """What a file of one gzip member holds, for tarfile, which checks neither its CRC nor what comes behind it."""
+    """What a release's gzip members hold, for tarfile, which checks neither their CRCs nor what comes behind them. All
+    but the last have at least MEMBER_BYTES, so nothing can be put behind a tarball unseen."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._member = zlib.decompressobj(31)
+        self._member, self._size = zlib.decompressobj(31), 0
 
     def read(self, size: int) -> bytes:
-        while not self._member.eof:
-            data = self._member.unconsumed_tail or self._file.read(1 << 16)
-            if not data:
-                raise EOFError("its gzip stream has no end")
-            if plain := self._member.decompress(data, size):
+        while True:
+            if self._member.eof:
+                data = self._member.unused_data or self._file.read(1 << 16)
+                if not data:
+                    return b""
+                if self._size < MEMBER_BYTES:
+                    raise ArtifactError(
+                        f"{self._file.name} has bytes behind its end; its gzip stream must be all of it"
+                    )
+                self._member, self._size = zlib.decompressobj(31), 0
+            else:
+                data = self._member.unconsumed_tail or self._file.read(1 << 16)
+                if not data:
+                    raise EOFError("its gzip stream has no end")
+            plain = self._member.decompress(data, size)
+            self._size += len(plain)
+            if plain:
                 return plain
-        if self._member.unused_data or self._file.read(1):
-            raise ArtifactError(f"{self._file.name} has bytes behind its end; one gzip stream must be all of it")
-        return b""
 
 
 def _tarball_entries(path: Path) -> Iterator[Entry]:

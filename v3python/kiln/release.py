@@ -30,8 +30,8 @@ TOP = "kiln"
 IMAGES = "lib/kiln.images"
 
 _TIME = 315532800  # 1980-01-01: the earliest that every archive format can hold
+MEMBER_BYTES = 64 << 20  # of gzip; one is compressed in memory
 _GZIP_LEVEL = 6  # packs do not shrink; higher levels buy less than 1 % for twice the time
-_MEMBER_BYTES = 64 << 20  # a gzip member is compressed in memory
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,15 @@ def _mode(path: Path) -> int:
 
 def _gzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Compresses by libdeflate, of the locked package: the bytes depend on it and on nothing of the host. Its header
-    has neither name nor time. More than `_MEMBER_BYTES` become several members, which every gunzip joins."""
+    has neither name nor time. More than MEMBER_BYTES become several members,
+    which every gunzip joins."""
     import deflate
 
     gathered, size = [], 0
     for piece in pieces:
         gathered.append(piece)
         size += len(piece)
-        if size >= _MEMBER_BYTES:
+        if size >= MEMBER_BYTES:
             yield bytes(deflate.gzip_compress(b"".join(gathered), _GZIP_LEVEL))
             gathered, size = [], 0
     if gathered:
