@@ -88,6 +88,7 @@ def test_same_bytes_from_another_folder_umask_order_and_time(stage, tmp_path):
 
 
 def test_more_than_one_gzip_member(stage, tmp_path, monkeypatch):
+    assert release.MEMBER_BYTES == inspect.MEMBER_BYTES
     for module in (release, inspect):
         monkeypatch.setattr(module, "MEMBER_BYTES", 20000)
     made = release.make_release(stage, tmp_path, VERSION)
