@@ -208,13 +208,12 @@ class _Planner:
             reasons = [left_out or self.excluded(functional, configuration) for configuration in self.configurations]
             for configuration, reason in zip(self.configurations, reasons):
                 for specialization in self.kernel.specializations:
-                    if reason:
-                        # What the target cannot hold says more than what a configuration is for.
-                        wanted = None in reasons
-                        waiver = wanted and self.waiver(functional, configuration, specialization)
-                        self.absent[slot] = waiver or reason
-                    else:
+                    if not reason:
                         self.variants.append(self.variant(slot, functional, configuration, specialization))
+                    elif None in reasons:  # what the target cannot hold says more than what a configuration is for
+                        self.absent[slot] = self.waiver(functional, configuration, specialization) or reason
+                    else:
+                        self.absent[slot] = reason
                     slot += 1
 
     def places(self) -> Iterator[tuple[int, ...]]:

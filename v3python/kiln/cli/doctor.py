@@ -131,16 +131,15 @@ def _engines() -> Iterator[Finding]:
     base = os.environ.get("KILN_BASE_IMAGE") or engine.default_base(ROOT / engine.DOCKERFILE)
     reasons = []
     for name in [asked] if asked in CONTAINER_ENGINES else CONTAINER_ENGINES:
-        reason = engine.trouble(name)
-        if reason:
+        if reason := engine.trouble(name):
             reasons.append(f"{name}: {reason}")
-        elif engine.has_base(name, base):
+            continue
+        if engine.has_base(name, base):
             yield Finding("good", "engines", f"{name} answers, and has the base image")
-            return
         else:
             answers = f"{name} answers, and has no base image: a build asks the registry of {base}"
             yield Finding("note", "engines", f"{answers}, unless KILN_ENGINE=none")
-            return
+        return
     tried = "; ".join(reasons)
     if asked in CONTAINER_ENGINES:
         yield Finding("bad", "engines", f"KILN_ENGINE={asked} does not work here ({tried}); leave it out, or say none")
