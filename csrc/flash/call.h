@@ -83,6 +83,7 @@ void add_shared(const Params& params, Arguments* to) {
   to->integer(params.window_left);
   to->integer(params.causal ? 0 : params.window_right);
   to->integer(params.bottom_right != 0);
+  to->integer(params.padded != 0);
   to->real(scale_of(params.sm_scale, params.q));
   to->integer(params.sm_scale < 0.0f);
   add_softcap(params.softcap, to);

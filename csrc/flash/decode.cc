@@ -46,4 +46,13 @@ kiln_status kiln_attn_decode_workspace(kiln_t kiln, const kiln_queue* queue, con
   return enter<Decode>(kiln, queue, params, kiln_workspace_size, bytes);
 }
 
+kiln_status kiln_attn_decode_prepare(kiln_t kiln, const kiln_queue* queue, const kiln_attn_decode_params* params) {
+  return enter<Decode>(kiln, queue, params, kiln_prepare);
+}
+
+kiln_status kiln_attn_decode_explain(kiln_t kiln, const kiln_queue* queue, const kiln_attn_decode_params* params,
+                                     kiln_variant_fn visit, void* user) {
+  return enter<Decode>(kiln, queue, params, kiln_explain, visit, user);
+}
+
 }  // extern "C"

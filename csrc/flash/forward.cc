@@ -12,7 +12,7 @@ struct Forward {
   static constexpr const char* kParams = "kiln_attn_fwd_params";
 
   static kiln_status check(const Params& params) {
-    if (params.reserved0 || params.reserved1)
+    if (params.reserved0 || params.reserved1 || params.reserved2)
       return kiln_set_error(KILN_E_NEWER_CALLER, "a reserved field of kiln_attn_fwd_params is not zero");
     kiln_status status = check_dropout(params.dropout);
     return status == KILN_OK ? check_scores(params) : status;
@@ -55,6 +55,15 @@ kiln_status kiln_attn_fwd(kiln_t kiln, const kiln_queue* queue, const kiln_attn_
 kiln_status kiln_attn_fwd_workspace(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params,
                                     uint64_t* bytes) {
   return enter<Forward>(kiln, queue, params, kiln_workspace_size, bytes);
+}
+
+kiln_status kiln_attn_fwd_prepare(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params) {
+  return enter<Forward>(kiln, queue, params, kiln_prepare);
+}
+
+kiln_status kiln_attn_fwd_explain(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params,
+                                  kiln_variant_fn visit, void* user) {
+  return enter<Forward>(kiln, queue, params, kiln_explain, visit, user);
 }
 
 kiln_status kiln_dropout_mask(kiln_t kiln, const kiln_queue* queue, const kiln_dropout_mask_params* params) {

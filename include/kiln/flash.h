@@ -11,8 +11,9 @@
  *
  * Each entry registers the family with `kiln` at its first call, enqueues its kernels on the queue, and may be called
  * from any thread. Each *_workspace entry says how many bytes of device memory the same call needs (`workspace`,
- * `workspace_bytes`); it looks at no other memory. A call that no kernel serves is KILN_E_UNSUPPORTED or
- * KILN_E_ARGUMENT, with a sentence that names what is wrong.
+ * `workspace_bytes`); it looks at no other memory. *_prepare loads what the same call would load, and *_explain visits
+ * the variants that it would run, as kiln_prepare and kiln_explain do; both launch nothing. A call that no kernel
+ * serves is KILN_E_UNSUPPORTED or KILN_E_ARGUMENT, with a sentence that names what is wrong.
  *
  * Parameter structures begin with their size: set it, and the defaults, with the _INIT macros.
  */
@@ -38,12 +39,13 @@ KILN_API const kiln_family* kiln_flash_family(void);
  *   k    [batch, heads_kv, keys, head_dim]    heads is a multiple of heads_kv
  *   v    [batch, heads_kv, keys, head_dim_v]
  *   out  [batch, heads, rows, head_dim_v]
- *   lse  [batch, heads, rows] fp32; the natural logarithm of the softmax's denominator, a sink's term included.
+ *   lse  [batch, heads, rows] fp32; the natural logarithm of the softmax's denominator, a sink's term included. With
+ *        cu_seqlens_q [1, heads, all rows], or [batch, heads, at least max_seqlen_q rows], a batch for each sequence.
  *
  * Sequences of several lengths. Either they lie one after another, and the batch of those tensors is 1
  * (cu_seqlens: [batch + 1] int32, where each begins, and the end), or each lies at the begin of its batch
- * (seqused: [batch] int32, how many rows count); both together say how many rows from its begin on. Rows that do not
- * count are not written.
+ * (seqused: [batch] int32, how many rows count, or cu_seqlens and `padded`); cu_seqlens and seqused together say how
+ * many rows from its begin on. Rows that do not count are not written.
  *
  * Masks: row i sees the keys from i + d - window_left to i + d + window_right; d is 0, or keys - rows if bottom_right.
  * A row that sees no key gets zeros and a log-sum-exp of minus infinity.
@@ -65,7 +67,7 @@ typedef struct kiln_attn_fwd_params {
     const kiln_tensor* alibi_slopes; /* [batch, heads] fp32; strides[0] may be 0. NULL: none */
     const kiln_tensor* seed;         /* int64, rank 0. NULL: 0 */
     const kiln_tensor* offset;       /* int64, rank 0. NULL: 0 */
-    const kiln_tensor* seed_out;     /* int64, rank 0: the seed that was used. Both or neither; need dropout */
+    const kiln_tensor* seed_out;     /* int64, rank 0: the seed that was used. Both or neither */
     const kiln_tensor* offset_out;
     const kiln_tensor* cu_seqlens_q; /* NULL: sequences have the shape's lengths */
     const kiln_tensor* cu_seqlens_k;
@@ -89,14 +91,20 @@ typedef struct kiln_attn_fwd_params {
     const char* force_target;
     int32_t force_count;
     int32_t reserved1;               /* zero */
+    int32_t padded;                  /* non-zero: cu_seqlens_q and cu_seqlens_k only tell how long sequences are; each
+                                        lies at the begin of its batch, as with seqused */
+    int32_t reserved2;               /* zero */
 } kiln_attn_fwd_params;
 #define KILN_ATTN_FWD_PARAMS_INIT                                                                                   \
     {sizeof(kiln_attn_fwd_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
-     NULL, NULL, NULL, 0, 0, -1, -1, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL, 0, 0}
+     NULL, NULL, NULL, 0, 0, -1, -1, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL, 0, 0, 0, 0}
 
 KILN_API kiln_status kiln_attn_fwd(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params);
 KILN_API kiln_status kiln_attn_fwd_workspace(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params,
                                              uint64_t* bytes);
+KILN_API kiln_status kiln_attn_fwd_prepare(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params);
+KILN_API kiln_status kiln_attn_fwd_explain(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params,
+                                             kiln_variant_fn visit, void* user);
 
 /* ---- attention backward ----------------------------------------------------------------------------------------- */
 
@@ -147,15 +155,20 @@ typedef struct kiln_attn_bwd_params {
     const char* force_target;
     int32_t force_count;
     int32_t reserved1;               /* zero */
+    int32_t padded;
+    int32_t reserved2;               /* zero */
 } kiln_attn_bwd_params;
 #define KILN_ATTN_BWD_PARAMS_INIT                                                                                   \
     {sizeof(kiln_attn_bwd_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
      NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, -1, -1, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL,  \
-     0, 0}
+     0, 0, 0, 0}
 
 KILN_API kiln_status kiln_attn_bwd(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_params* params);
 KILN_API kiln_status kiln_attn_bwd_workspace(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_params* params,
                                              uint64_t* bytes);
+KILN_API kiln_status kiln_attn_bwd_prepare(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_params* params);
+KILN_API kiln_status kiln_attn_bwd_explain(kiln_t kiln, const kiln_queue* queue, const kiln_attn_bwd_params* params,
+                                             kiln_variant_fn visit, void* user);
 
 /* ---- attention with a cache of keys and values ------------------------------------------------------------------ */
 
@@ -233,13 +246,18 @@ typedef struct kiln_attn_decode_params {
 KILN_API kiln_status kiln_attn_decode(kiln_t kiln, const kiln_queue* queue, const kiln_attn_decode_params* params);
 KILN_API kiln_status kiln_attn_decode_workspace(kiln_t kiln, const kiln_queue* queue,
                                                 const kiln_attn_decode_params* params, uint64_t* bytes);
+KILN_API kiln_status kiln_attn_decode_prepare(kiln_t kiln, const kiln_queue* queue,
+                                              const kiln_attn_decode_params* params);
+KILN_API kiln_status kiln_attn_decode_explain(kiln_t kiln, const kiln_queue* queue,
+                                              const kiln_attn_decode_params* params, kiln_variant_fn visit, void* user);
 
 /* ---- what dropout keeps ----------------------------------------------------------------------------------------- */
 
 /* Writes the mask that the calls above draw: for tests, and for whoever must apply it elsewhere. */
 typedef struct kiln_dropout_mask_params {
     uint64_t size;
-    const kiln_tensor* mask;         /* [batch, heads, rows, keys] uint8: 1 where a weight is kept, 0 where it is not */
+    const kiln_tensor* mask;         /* [batch, heads, rows, keys]: 1 where a weight is kept; where it is not, 0 in
+                                        uint8, -1 in fp16, bf16 and fp32 */
     const kiln_tensor* seed;         /* as in kiln_attn_fwd_params */
     const kiln_tensor* offset;
     int64_t seed_value;

@@ -24,6 +24,8 @@ class Call:
         sinks: [heads]; bias: [batch, heads, rows, keys], the first two may be 1 for all; slopes: [batch, heads].
         softcap, dropout: 0 for none.
         cu_q, cu_k: [sequences + 1]; used_q, used_k: [sequences].
+        padded: cu_q and cu_k only tell how long sequences are; each lies at the begin of its batch.
+        lse_by_sequence: the log-sum-exp is [sequences, heads, longest], although rows lie one after another.
     """
 
     q: np.ndarray
@@ -45,10 +47,18 @@ class Call:
     cu_k: np.ndarray | None = None
     used_q: np.ndarray | None = None
     used_k: np.ndarray | None = None
+    padded: bool = False
+    lse_by_sequence: bool = False
 
     @property
     def sequences(self) -> int:
-        return len(self.cu_q) - 1 if self.cu_q is not None else self.q.shape[0]
+        return len(self.cu_q) - 1 if self.cu_q is not None and not self.padded else self.q.shape[0]
+
+    @property
+    def lse_shape(self) -> tuple[int, int, int]:
+        if self.lse_by_sequence:
+            return self.sequences, self.q.shape[1], int(np.diff(self.cu_q).max(initial=0))
+        return self.q.shape[:3]
 
     @property
     def threshold(self) -> int:
@@ -59,7 +69,9 @@ class Call:
         cu, used, tensor = (self.cu_k, self.used_k, self.k) if of_keys else (self.cu_q, self.used_q, self.q)
         batch, begin, length = sequence, 0, tensor.shape[2]
         if cu is not None:
-            batch, begin, length = 0, int(cu[sequence]), int(cu[sequence + 1] - cu[sequence])
+            length = int(cu[sequence + 1] - cu[sequence])
+            if not self.padded:
+                batch, begin = 0, int(cu[sequence])
         if used is not None:
             length = int(used[sequence])
         return batch, slice(begin, begin + length)
@@ -111,7 +123,7 @@ def attention(call: Call) -> Result:
     q, k, v = (leaves[name] for name in "qkv")
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
     out = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=torch.float64)
-    lse = torch.full(q.shape[:3], math.nan, dtype=torch.float64)
+    lse = torch.full(call.lse_shape, math.nan, dtype=torch.float64)
     outputs, cotangents = [], []
     for sequence in range(call.sequences):
         (batch_q, rows), (batch_k, keys) = call.span(sequence, False), call.span(sequence, True)
@@ -121,7 +133,9 @@ def attention(call: Call) -> Result:
                 v[batch_k, head // group, keys],
                 leaves,
             )  # fmt: skip
-            out[batch_q, head, rows], lse[batch_q, head, rows] = one.detach(), log.detach()
+            out[batch_q, head, rows] = one.detach()
+            place = (sequence, head, slice(len(log))) if call.lse_by_sequence else (batch_q, head, rows)
+            lse[place] = log.detach()
             if call.dout is not None and one.requires_grad and one.numel():
                 outputs.append(one)
                 cotangents.append(torch.tensor(call.dout[batch_q, head, rows], dtype=torch.float64))

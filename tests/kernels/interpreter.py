@@ -30,6 +30,7 @@ PIECES = {
 (CU_Q, CU_K, USED_Q, USED_K, BOTTOM_RIGHT, SINKS, LSE, BIAS, ALIBI, SOFTCAP, DROPOUT, SEED, OFFSET, SEED_OUT) = (
     1 << n for n in range(14)
 )
+SUMS_Q, SUMS_K, LSE_BY_SEQUENCE = (1 << n for n in (20, 21, 22))
 
 
 def _become_interpreter() -> None:
@@ -145,14 +146,17 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     size = size_for(width_qk, width_v)
     heads, heads_kv = call.q.shape[1], call.k.shape[1]
     longest_q, longest_k = (
-        array.shape[2] if cu is None else int(np.diff(cu).max(initial=0))
+        array.shape[2] if cu is None else int(np.diff(cu).max(initial=0))  # max_seqlen
         for array, cu in ((call.q, call.cu_q), (call.k, call.cu_k))
     )
     q, k, v = (lay_out(array, layout) for array in (call.q, call.k, call.v))
     out = lay_out(np.full((*call.q.shape[:3], width_v), np.nan, call.q.dtype), layout)
-    lse = np.full(call.q.shape[:3], np.nan, np.float32)
+    lse = np.full(call.lse_shape, np.nan, np.float32)
+    compact_q, compact_k = (None if call.padded else cu for cu in (call.cu_q, call.cu_k))
     options = {
-        CU_Q: call.cu_q, CU_K: call.cu_k, USED_Q: call.used_q, USED_K: call.used_k, SINKS: call.sinks, BIAS: call.bias,
+        CU_Q: compact_q, CU_K: compact_k, SUMS_Q: call.cu_q if call.padded else None,
+        SUMS_K: call.cu_k if call.padded else None, LSE_BY_SEQUENCE: call.lse_by_sequence or None,
+        USED_Q: call.used_q, USED_K: call.used_k, SINKS: call.sinks, BIAS: call.bias,
         ALIBI: call.slopes, BOTTOM_RIGHT: call.bottom_right or None, LSE: image.want_lse or None,
         SOFTCAP: call.softcap or None, DROPOUT: call.dropout or None, SEED: call.dropout or None,
         OFFSET: call.dropout or None, SEED_OUT: call.dropout or None,
@@ -187,10 +191,10 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     )
     blocks_q, blocks_k = triton.cdiv(longest_q, image.block_m), triton.cdiv(longest_k, image.block_n)
     tiles = blocks_q * heads * call.sequences
-    if call.cu_q is not None:
+    if compact_q is not None:
         tiles = (triton.cdiv(call.q.shape[2], image.block_m) + call.sequences) * heads
     tiles_k = blocks_k * heads_kv * call.sequences
-    if call.cu_k is not None:
+    if compact_k is not None:
         tiles_k = (triton.cdiv(call.k.shape[2], image.block_n) + call.sequences) * heads_kv
 
     if tiles:
@@ -204,8 +208,8 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         return Result(out.view.copy(), lse)
     dout = lay_out(call.dout, layout)
     dq, dk, dv = (lay_out(np.full(array.shape, np.nan, array.dtype), layout) for array in (call.q, call.k, call.v))
-    delta = np.full_like(lse, np.nan)
-    logs, steps = (torch.from_numpy(lse), torch.from_numpy(delta)), (*lse_strides, *lse_strides)
+    delta = np.full(call.q.shape[:3], np.nan, np.float32)
+    logs, steps = (torch.from_numpy(lse), torch.from_numpy(delta)), (*lse_strides, *_strides(delta))
     if tiles:
         bwd.attn_bwd_dq[(tiles,)](
             *shared, out.storage, dout.storage, dq.storage, *logs, *out.strides, *dout.strides, *dq.strides, *steps,
@@ -233,12 +237,12 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     return Result(out.view.copy(), lse, dq.view.copy(), dk.view.copy(), dv.view.copy(), dbias, dsinks)
 
 
-def mask(call: Call) -> np.ndarray:
-    """What dropout_mask writes: [batch, heads, rows, keys]."""
+def mask(call: Call, dtype: type = np.uint8) -> np.ndarray:
+    """What dropout_mask writes: [batch, heads, rows, keys] of dtype."""
     import triton
 
     shape = (call.sequences, call.q.shape[1], call.q.shape[2], call.k.shape[2])
-    written = np.full(shape, 7, np.uint8)
+    written = np.full(shape, 7, dtype)
     threshold = int(np.uint32(call.threshold).astype(np.int32))
     programs = triton.cdiv(shape[2], 16) * triton.cdiv(shape[3], 32) * shape[0] * shape[1]
     importlib.import_module("dropout_mask").dropout_mask[(programs,)](

@@ -164,6 +164,9 @@ def test_the_mask_of_dropout_written_out(child):
     written = child.submit(mask, call).result(timeout=300)
     for plane in range(4):
         np.testing.assert_array_equal(written[plane // 2, plane % 2], kept(call, plane, 40, 50))
+    for dtype in (np.float16, np.float32):
+        signs = child.submit(mask, call, dtype).result(timeout=300)
+        np.testing.assert_array_equal(signs, np.where(written, 1, -1))
 
 
 def test_philox_is_philox():
@@ -201,9 +204,27 @@ def test_sequences_one_after_another(child, mask):
     check(child, call)
 
 
+@pytest.mark.parametrize("mask", ["none", "causal, bottom right"])
+def test_log_sum_exps_sequence_by_sequence(child, mask):
+    cu_q, cu_k = np.array([0, 17, 17, 20, 45]), np.array([0, 5, 30, 30, 60])
+    draw = np.random.default_rng(1)
+    call = make(45, 60, heads=2, heads_kv=1, cu_q=cu_q, cu_k=cu_k, lse_by_sequence=True, **MASKS[mask])
+    bias = draw.standard_normal((4, 2, 25, 30)).astype(np.float32)
+    check(child, replace(call, sinks=draw.standard_normal(2), bias=bias))
+
+
 def test_padded_sequences(child):
     used_q, used_k = np.array([20, 0, 7]), np.array([3, 18, 30])
     check(child, make(20, 30, heads=2, heads_kv=2, batch=3, used_q=used_q, used_k=used_k, right=0, bottom_right=True))
+
+
+@pytest.mark.parametrize("of", [("q", "k"), ("q",), ("k",)])
+def test_padded_sequences_whose_lengths_are_sums(child, of):
+    cu = {"cu_q": np.array([3, 23, 23, 30]), "cu_k": np.array([0, 3, 21, 51])}
+    cu = {name: array for name, array in cu.items() if name[-1] in of}
+    call = make(20, 30, heads=2, heads_kv=1, batch=3, padded=True, right=0, bottom_right=True, **cu)
+    check(child, replace(call, sinks=np.random.default_rng(1).standard_normal(2)))
+    check(child, replace(call, used_k=np.array([3, 10, 30])))
 
 
 def test_a_neighbours_infinities_stay_away(child):

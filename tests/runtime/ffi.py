@@ -87,6 +87,7 @@ _FORCE = [
     ("force_keys", c.POINTER(c.c_char_p)), ("force_target", c.c_char_p), ("force_count", c.c_int32),
     ("reserved1", c.c_int32),
 ]  # fmt: skip
+_PADDED = [("padded", c.c_int32), ("reserved2", c.c_int32)]
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _LIMITS = ("max_seqlen_q", "max_seqlen_k", "window_left", "window_right")
 
@@ -105,7 +106,7 @@ class AttnFwd(_Attn):
         *_tensors("q", "k", "v", "out", "lse", "sinks", "bias", "alibi_slopes", "seed", "offset", "seed_out"),
         *_tensors("offset_out", *_SEQUENCES), *_integers(*_LIMITS, "seed_value", "offset_value"),
         ("sm_scale", c.c_float), ("softcap", c.c_float), ("dropout", c.c_float), ("causal", c.c_int32),
-        ("bottom_right", c.c_int32), ("reserved0", c.c_int32), *_WORKSPACE, *_FORCE,
+        ("bottom_right", c.c_int32), ("reserved0", c.c_int32), *_WORKSPACE, *_FORCE, *_PADDED,
     ]  # fmt: skip
 
 
@@ -115,7 +116,7 @@ class AttnBwd(_Attn):
         *_tensors("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv", "dbias", "dsinks", "sinks", "bias"),
         *_tensors("alibi_slopes", "seed", "offset", *_SEQUENCES), *_integers(*_LIMITS, "seed_value", "offset_value"),
         ("sm_scale", c.c_float), ("softcap", c.c_float), ("dropout", c.c_float), ("causal", c.c_int32),
-        ("bottom_right", c.c_int32), ("deterministic", c.c_int32), *_WORKSPACE, *_FORCE,
+        ("bottom_right", c.c_int32), ("deterministic", c.c_int32), *_WORKSPACE, *_FORCE, *_PADDED,
     ]  # fmt: skip
 
 

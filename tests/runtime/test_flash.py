@@ -109,7 +109,7 @@ def test_each_tensor_is_the_argument_of_its_name(flash, operation):
 
 SHARED = {
     "max_seqlen_q": 0, "max_seqlen_k": 0, "window_left": INFINITE, "window_right": INFINITE, "bottom_right": 0,
-    "sm_scale": fp32(0.125), "is_negative": 0, "is_capped": 0, "softcap": fp32(1.0), "threshold": 0,
+    "is_padded": 0, "sm_scale": fp32(0.125), "is_negative": 0, "is_capped": 0, "softcap": fp32(1.0), "threshold": 0,
     "keep_scale": fp32(1.0), "seed_value": 0, "offset_value": 0,
 }  # fmt: skip
 DEFAULTS = {
@@ -136,6 +136,7 @@ FIELDS = [
     ("window_right", 5, {"window_right": 5}),
     ("causal", 7, {"window_right": 0}),
     ("bottom_right", -2, {"bottom_right": 1}),
+    ("padded", 3, {"is_padded": 1}),
     ("sm_scale", 0.25, {"sm_scale": fp32(0.25)}),
     ("sm_scale", -3.0, {"sm_scale": fp32(-3.0), "is_negative": 1}),
     ("softcap", 30.0, {"softcap": fp32(30.0), "is_capped": 1}),
@@ -253,6 +254,21 @@ def test_workspace(flash, operation):
     flash.call(operation, workspace=0x100000, workspace_bytes=128)
     (launch,) = flash.kiln.fake.launches()
     assert launch.parameters()[-2:] == [0x100000, 0]
+
+
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_prepare_and_explain_launch_nothing(flash, operation):
+    flash.call(operation, "_prepare")
+    loaded = flash.kiln.fake.loaded
+    assert loaded
+    keys = []
+    visit = ffi.VariantFn(lambda variant, _: keys.append(variant.contents.key.decode()))
+    flash.call(operation, "_explain", (visit, None))
+    (functional,) = (f.name for f in flash.tables.kernels[operation].functionals if set(f.values.values()) == {"bf16"})
+    assert keys == [packs.key_of(operation, functional).hex()]
+    assert not flash.kiln.fake.launches()
+    flash.call(operation)
+    assert len(flash.kiln.fake.launches()) == 1 and flash.kiln.fake.loaded == loaded
 
 
 @pytest.mark.parametrize("operation", ATTENTION)

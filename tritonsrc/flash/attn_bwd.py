@@ -16,7 +16,7 @@ import triton.language as tl
 from dropout import factors, seed_of
 from rows import inner, inner_in_chunks, load_rows, scaled, store_rows, summed, summed_up, sums, turned
 from scores import known, slope_of
-from sequences import place, sequence
+from sequences import lse_place, place, sequence
 from softmax import shift_of, weights_of
 from window import bounds, span
 
@@ -97,7 +97,8 @@ def attn_bwd_dq(
     out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
     dout_ptr += batch_q * stride_gb + head.to(tl.int64) * stride_gh + row_q * stride_gm
     dq_ptr += batch_q * stride_dqb + head.to(tl.int64) * stride_dqh + row_q * stride_dqm
-    lse_ptr += batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
+    batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
+    lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
     delta_ptr += batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
     k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
     v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
@@ -234,6 +235,7 @@ def attn_bwd_dk_dv(
         return
     row_k = start_k + first_key
     row_q = start_q
+    batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
     k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + row_k * stride_kn
     v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + row_k * stride_vn
     dk_ptr += batch_k * stride_dkb + head_kv.to(tl.int64) * stride_dkh + row_k * stride_dkn
@@ -264,7 +266,7 @@ def attn_bwd_dk_dv(
         head = head_kv * heads_per_kv + member
         q_rows = q_ptr + batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
         dout_rows = dout_ptr + batch_q * stride_gb + head.to(tl.int64) * stride_gh + row_q * stride_gm
-        lse_rows = lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
+        lse_rows = lse_ptr + batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l
         delta_rows = delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
         bias_plane = bias_ptr + batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
         slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, KNOWN)

@@ -12,7 +12,7 @@ import triton.language as tl
 from dropout import factors, seed_of
 from rows import inner_in_chunks
 from scores import LOG2E, slope_of
-from sequences import sequence
+from sequences import lse_place, sequence
 from softmax import shift_of, weights_of
 from window import bounds, span
 
@@ -78,8 +78,9 @@ def attn_bwd_dbias(
             dp = inner_in_chunks(
                 dout_rows, local_q * stride_gm, inside_q, v_rows, local_k * stride_vn, inside_k, width_v, CHUNK
             )
-            row = start_q + rows
-            lse = tl.load(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row, mask=inside_q, other=0.0)
+            batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
+            lse_rows = lse_ptr + batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l
+            lse = tl.load(lse_rows + rows, mask=inside_q, other=0.0)
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
             p, _ = weights_of(
                 products, shift_of(lse, EXACT), sm_scale, softcap,
@@ -90,9 +91,8 @@ def attn_bwd_dbias(
             dp *= factors(
                 keep_scale, seed, offset, threshold, batch * heads + head, rows, first_key, flags, BLOCK_N, "any"
             )
-            delta = tl.load(
-                delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + row, mask=inside_q, other=0.0
-            )
+            delta_rows = delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + start_q
+            delta = tl.load(delta_rows + rows, mask=inside_q, other=0.0)
             total += p * (dp - delta[:, None])
     dbias_ptr += plane_b.to(tl.int64) * stride_eb + plane_h.to(tl.int64) * stride_eh
     tl.store(
@@ -112,7 +112,8 @@ def attn_bwd_dsinks(
     total = tl.zeros([BLOCK_M], tl.float32)
     for batch in range(batches):
         batch_q, start, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
-        lse_rows = lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + start
+        batch_l, start_l = lse_place(batch, batch_q, start, flags)
+        lse_rows = lse_ptr + batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l
         delta_rows = delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + start
         for first_row in range(0, rows_q, BLOCK_M):
             rows = first_row + tl.arange(0, BLOCK_M)

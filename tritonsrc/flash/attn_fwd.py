@@ -18,7 +18,7 @@ from dropout import factors, seed_of
 from flags import LSE, SEED_OUT, SINKS
 from rows import added, inner, inner_in_chunks, load_rows, scaled, store_rows, zeros
 from scores import LOG2E, known, shaped, slope_of
-from sequences import place, sequence
+from sequences import lse_place, place, sequence
 from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
@@ -105,7 +105,8 @@ def attend_rows(
         k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
         v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
         out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
-        lse_ptr += batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q
+        batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
+        lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
         bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
 
         column = tl.arange(0, BLOCK_M)
@@ -174,16 +175,16 @@ def attn_fwd(
 
     Shapes: q, out [batch, heads, seqlen_q, width]; k, v [batch, heads / heads_per_kv, seqlen_k, width]; lse [batch,
     heads, seqlen_q] fp32, natural logarithms. With the flag CU_Q or CU_K the batch of those tensors is 1, and sequences
-    lie one after another in their rows (sequences.py). Strides count elements and are 64 bits wide: of batch (b), head
-    (h) and row (m, n, o); the last dimension is contiguous. A row that sees no key gets zeros and a log-sum-exp of
-    -inf; rows beyond a sequence's length are not written.
+    lie one after another in their rows (sequences.py); with LSE_BY_SEQUENCE not those of lse. Strides count elements
+    and are 64 bits wide: of batch (b), head (h) and row (m, n, o); the last dimension is contiguous. A row that sees no
+    key gets zeros and a log-sum-exp of -inf; rows beyond a sequence's length are not written.
 
     Args:
         sinks_ptr: [heads] fp32, with SINKS: the score of a key without a value, which each row sees besides.
         bias_ptr: [batch, heads, seqlen_q, seqlen_k] as q, with BIAS; its strides may be 0.
         slopes_ptr: fp32, of batch b and head h at b * stride_sb + h, with ALIBI.
         seed, offset: of dropout.py; with SEED or OFFSET, what lies at seed_ptr or offset_ptr is added. With SEED_OUT
-            the sums are written to seed_out_ptr and offset_out_ptr.
+            the sums are written to seed_out_ptr and offset_out_ptr, if EXTRAS is "dropout" or "any".
         keep_scale, threshold: 1 / (1 - probability) and 2^32 * probability of dropout.
         sm_scale: if it is below 0, EXTRAS is neither "none" nor "dropout".
         softcap: of the scores, with SOFTCAP, else anything but 0.

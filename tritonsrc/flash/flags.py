@@ -22,3 +22,6 @@ LEFTPAD = tl.constexpr(65536)  # leftpad says how many keys at the begin of each
 SCALES = tl.constexpr(131072)  # cached elements are multiplied by a scale for each head
 INTERLEAVED = tl.constexpr(262144)  # rotary embedding: columns 2 c and 2 c + 1 belong together
 ONE_ANGLE = tl.constexpr(524288)  # all rows of q are rotated as the first
+SUMS_Q = tl.constexpr(1048576)  # cu_q only says how long sequences are; each lies at the begin of its batch
+SUMS_K = tl.constexpr(2097152)
+LSE_BY_SEQUENCE = tl.constexpr(4194304)  # log-sum-exps lie sequence by sequence, although rows lie one after another

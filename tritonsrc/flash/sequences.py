@@ -2,7 +2,7 @@
 
 import triton
 import triton.language as tl
-from flags import CU_K, CU_Q, USED_K, USED_Q
+from flags import CU_K, CU_Q, LSE_BY_SEQUENCE, SUMS_K, SUMS_Q, USED_K, USED_Q
 
 
 @triton.jit
@@ -11,24 +11,38 @@ def sequence(batch, length, cu_ptr, used_ptr, flags, KEYS: tl.constexpr):
 
     Args:
         length: rows of every sequence, where nothing else is known.
-        cu_ptr: [batches + 1] int32, if its flag is set: sequences lie one after another, in batch 0.
+        cu_ptr: [batches + 1] int32, if one of its flags is set: with CU sequences lie one after another, in batch 0;
+            with SUMS it only says how long they are.
         used_ptr: [batches] int32, if its flag is set: how many rows of each count.
         KEYS: of keys and values, not of queries.
     """
     CU: tl.constexpr = CU_K if KEYS else CU_Q
+    SUMS: tl.constexpr = SUMS_K if KEYS else SUMS_Q
     USED: tl.constexpr = USED_K if KEYS else USED_Q
     # Triton's JIT makes constants of arguments that are 1; what branches assign to must be no constant.
     lies_in = tl.full([], 0, tl.int64) + batch
     length = tl.full([], 0, tl.int32) + length
     start = lies_in * 0
-    if flags & CU:
+    if flags & (CU | SUMS):
         begin = tl.load(cu_ptr + batch)
         length = tl.load(cu_ptr + batch + 1) - begin
-        start = begin.to(tl.int64)
-        lies_in *= 0
+        if flags & CU:
+            start = begin.to(tl.int64)
+            lies_in *= 0
     if flags & USED:
         length = tl.load(used_ptr + batch)
     return lies_in, start, length
+
+
+@triton.jit
+def lse_place(batch, batch_q, start_q, flags):
+    """(batch, row): where a sequence's first log-sum-exp lies, given where its first row does."""
+    lies_in = tl.full([], 0, tl.int64) + batch_q
+    start = tl.full([], 0, tl.int64) + start_q
+    if flags & LSE_BY_SEQUENCE:
+        lies_in = tl.full([], 0, tl.int64) + batch
+        start *= 0
+    return lies_in, start
 
 
 @triton.jit
