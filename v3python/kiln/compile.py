@@ -1,4 +1,5 @@
-"""Compiles one variant. The only module that imports Triton; it runs on workers alone.
+"""Compiles one variant. Besides mistakes.py the only module that imports Triton; it runs on workers
+alone.
 
 `compile_variant` is a function of (spec, toolchain) alone: it knows no executor, no store, and not who asks.
 """
@@ -8,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import stat
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln import elf, image, targets
+from kiln import elf, image, kernel_modules, mistakes, targets
 from kiln.errors import CompileError
 from kiln.image import Image, ImageInfo
 from kiln.plan_model import CompileSpec
@@ -86,7 +85,7 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
     except CompileError:
         raise
     except Exception as error:
-        mistake = _mistake(error, Path(spec.source))
+        mistake = mistakes.find(error, Path(spec.source))
         if mistake is not None:
             raise CompileError(
                 mistake.sentence, stage, "\n".join(filter(None, (printed.text, *mistake.excerpts)))
@@ -251,105 +250,16 @@ _modules: dict[tuple[str, str], object] = {}
 
 
 def _load_function(path: Path, name: str, fingerprint: str):
-    """The Triton function `name` of the module at `path`, imported once a worker and fingerprint.
-
-    The module's folder stands first on the path while it is imported, so that kernels may share files beside them;
-    what it brought is taken out of `sys.modules` again: two families may both have a `common.py`.
-    """
+    """The Triton function `name` of the module at `path`, imported once a worker and fingerprint."""
     known = (str(path), fingerprint)
     if known not in _modules:
-        before = set(sys.modules)
-        sys.path.insert(0, str(path.parent))
-        try:
-            module_spec = importlib.util.spec_from_file_location(f"kiln_kernel_{path.stem}", path)
-            module = importlib.util.module_from_spec(module_spec)
-            module_spec.loader.exec_module(module)
-        finally:
-            sys.path.remove(str(path.parent))
-            for brought in set(sys.modules) - before:
-                origin = getattr(sys.modules[brought], "__file__", None)
-                if origin and Path(origin).parent == path.parent:
-                    del sys.modules[brought]
-        _modules[known] = module
+        _modules[known] = kernel_modules.load(path)
     return getattr(_modules[known], name)
 
 
 @contextlib.contextmanager
 def _nothing(_ir: str) -> Iterator[None]:
     yield None
-
-
-@dataclass(frozen=True)
-class _Mistake:
-    """What is wrong with a kernel's source.
-
-    Attributes:
-        sentence: begins with file:line; the same for every variant and target that it keeps from being compiled.
-        excerpts: the source above each call that led there, the outermost first.
-    """
-
-    sentence: str
-    excerpts: tuple[str, ...]
-
-
-def _mistake(error: Exception, source: Path) -> _Mistake | None:
-    """What Triton's front end, or Python, found wrong in the kernel's own files; None where it was neither."""
-    from triton.compiler.errors import CompilationError
-
-    if not isinstance(error, CompilationError):
-        place = _place_of_import(error, source.parent)
-        return _Mistake(f"{place}: {type(error).__name__}: {_one_line(error)}", ()) if place else None
-    # A callee's error is the cause of its caller's. Where Triton's own library was called wrongly, the mistake lies in
-    # the last of the user's calls; what it was, the innermost error says.
-    innermost, own, excerpts = error, "", []
-    while isinstance(error, CompilationError):
-        innermost = error
-        file, line = _place(error)
-        if file:
-            above = error.src.split("\n")[: error.node.lineno][-error.source_line_count_max_in_message :]
-            excerpts.append("\n".join([f"{file}:{line}:", *above, " " * error.node.col_offset + "^"]))
-            if not _is_triton_s(file):
-                own = f"{file}:{line}"
-        error = error.__cause__
-    return _Mistake(f"{own}: {_words(innermost)}", tuple(excerpts)) if own else None
-
-
-def _place(error: Exception) -> tuple[str, int]:
-    """File and line of Triton's CompilationError, which counts lines from the function's `def` and names no function:
-    that is whose source the code generator was visiting when it raised this."""
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        function = getattr(frame.f_locals.get("self"), "jit_fn", None)
-        if function is not None and function.src == error.src and hasattr(error.node, "lineno"):
-            return function.file_name, function.def_file_line_number + error.node.lineno - 1
-    return "", 0
-
-
-def _place_of_import(error: Exception, folder: Path) -> str:
-    """Where a kernel's module, or a file beside it, raised while it was imported; "" if none did."""
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).parent == folder:
-        return f"{error.filename}:{error.lineno}"
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if Path(frame.f_code.co_filename).parent == folder:
-            return f"{frame.f_code.co_filename}:{line}"
-    return ""
-
-
-def _is_triton_s(file: str) -> bool:
-    import triton
-
-    return Path(file).is_relative_to(Path(triton.__file__).parent)
-
-
-def _words(error: Exception) -> str:
-    """What Triton's CompilationError says, without the excerpt, and without the quotes of an error that it wraps."""
-    wrapped = error.__cause__ or error.__context__
-    if wrapped is not None and error.error_message in (None, repr(wrapped)) and " " in str(wrapped):
-        return _one_line(wrapped)
-    return _one_line(error.error_message or type(error).__name__)
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
 
 
 def _gist(error: Exception) -> str:
