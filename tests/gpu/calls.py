@@ -77,7 +77,9 @@ class Call(AnyCall):
         bias: over what it is broadcast: "" for no bias, "none", "batch", "heads", "both" or "rows"; "hides" is "both"
             with minus infinity in places.
         alibi: "", "heads" (the same in all batches) or "batch".
-        varlen_q, varlen_k: how lengths are given: "" for none, "compact", "padded", or "both" (cu_seqlens and seqused).
+        varlen_q, varlen_k: how lengths are given: "" for none, "compact", "padded", "both" (cu_seqlens and seqused), or
+            "sums" (cu_seqlens of padded sequences).
+        lse_by_sequence: with "compact" or "both" rows, the log-sum-exp is [batch, heads, rows].
         seed, offset: of dropout; half of each lies in device memory if in_memory.
         sm_scale: 0 for 1 / sqrt(width).
         longest: with cu_seqlens, the longest sequence is told.
@@ -117,6 +119,7 @@ class Call(AnyCall):
     backward: bool = True
     deterministic: bool = False
     longest: bool = True
+    lse_by_sequence: bool = False
     number: int = 0
 
     @property
@@ -145,6 +148,11 @@ class Call(AnyCall):
             result.append(result[-1] + length + (SLACK if mode == "both" else 0))
         return result
 
+    def sums(self, of_keys: bool) -> list[int] | None:
+        """cu_seqlens that tell lengths alone, or None."""
+        mode, lengths, _ = self._lengths(of_keys)
+        return [5 + sum(lengths[:b]) for b in range(self.batch + 1)] if mode == "sums" else None
+
     def used(self, of_keys: bool) -> tuple[int, ...] | None:
         """seqused, or None."""
         mode, lengths, _ = self._lengths(of_keys)
@@ -167,6 +175,23 @@ class Call(AnyCall):
                 begin = starts[b] if starts else 0
                 places += [slice(0, 1) if starts else slice(b, b + 1), slice(begin, begin + length)]
             result.append(Segment(slice(b, b + 1), *places))
+        return result
+
+    @property
+    def lse_shape(self) -> tuple[int, int, int]:
+        return (self.batch, self.heads, self.rows) if self.lse_by_sequence else self.shape(False, self.heads, 1)[:3]
+
+    def lse_place(self, segment: Segment) -> tuple:
+        if not self.lse_by_sequence:
+            return segment.q
+        return segment.batches, slice(None), slice(0, segment.rows.stop - segment.rows.start)
+
+    def lse_counting(self, device: str) -> torch.Tensor:
+        """[batch, rows] of booleans: which of the log-sum-exps are of rows that belong to a sequence."""
+        result = torch.zeros(self.lse_shape[0], self.lse_shape[2], dtype=torch.bool, device=device)
+        for segment in self.segments():
+            batch, _, rows = self.lse_place(segment)
+            result[batch, rows] = True
         return result
 
     def counting(self, of_keys: bool, device: str) -> torch.Tensor:
@@ -251,7 +276,7 @@ class Inputs:
         def integers(values: list[int] | tuple[int, ...] | None) -> torch.Tensor | None:
             return None if values is None else torch.tensor(values, dtype=torch.int32, device=device)
 
-        self.cu_q, self.cu_k = integers(call.starts(False)), integers(call.starts(True))
+        self.cu_q, self.cu_k = (integers(call.starts(of_keys) or call.sums(of_keys)) for of_keys in (False, True))
         self.used_q, self.used_k = integers(call.used(False)), integers(call.used(True))
         half_seed, half_offset = (call.seed // 2, call.offset // 2) if call.in_memory else (0, 0)
         self.seed_value, self.offset_value = call.seed - half_seed, call.offset - half_offset

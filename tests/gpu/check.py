@@ -29,8 +29,8 @@ class Outputs:
         self.inputs, self.storages = inputs, {}
         self.storages["out"] = output(False, call.heads, call.out_width, call.layout_out)
         if call.want_lse or call.backward:
-            shape = call.shape(False, call.heads, 1)[:3]
-            self.storages["lse"] = Storage(shape, torch.float32, device, fill=SENTINEL).put(math.nan, inputs.rows)
+            lse = Storage(call.lse_shape, torch.float32, device, fill=SENTINEL)
+            self.storages["lse"] = lse.put(math.nan, call.lse_counting(device))
         if call.backward:
             self.storages["dq"] = output(False, call.heads, call.width, of_q)
             self.storages["dk"] = output(True, call.heads_kv, call.width, of_q)
@@ -56,14 +56,14 @@ class Outputs:
         return self.storages.get(name)
 
     def answers(self) -> Answers:
-        return {name: counted(self.inputs.call, name, storage.values) for name, storage in self.storages.items()}
+        return {name: counted(self.inputs.call, name, storage.values, True) for name, storage in self.storages.items()}
 
     def untouched(self, verdict: Verdict) -> None:
         """Nothing was written but what was to be."""
         for name, storage in self.storages.items():
-            rows = (
-                None if name in ("dbias", "dsinks") else self.inputs.keys if name in ("dk", "dv") else self.inputs.rows
-            )
+            counting = {"dbias": None, "dsinks": None, "dk": self.inputs.keys, "dv": self.inputs.keys}
+            counting["lse"] = self.inputs.call.lse_counting(self.inputs.device)
+            rows = counting.get(name, self.inputs.rows)
             verdict.require(
                 storage.is_intact(rows), f"{name}: something was written beside it, or to rows that do not count"
             )

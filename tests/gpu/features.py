@@ -91,6 +91,18 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
         Call(**VARLEN, dtype=dtype, varlen_q="both", varlen_k="both", layout=layout)
         for dtype, layout in product(DTYPES, ("contiguous", "packed"))
     ]),
+    "varlen, padded, lengths as sums": deep([
+        Call(**VARLEN | ({} if q else {"lengths_q": ()}), dtype=dtype, varlen_q=q, varlen_k=k, bottom_right=last,
+             longest=longest)
+        for dtype, (q, k), last, longest in product(
+            DTYPES, (("sums", "sums"), ("sums", "padded"), ("", "sums")), (False, True), (False, True)
+        )
+    ]),
+    "varlen, log-sum-exp by sequence": deep([
+        Call(**VARLEN, dtype=dtype, varlen_q="compact", varlen_k=mode, lse_by_sequence=True, sinks=sinks)
+        for dtype, mode, sinks in product(DTYPES, ("compact", "padded"), (False, True))
+    ]),
+    "seed and offset written without dropout": every(dtype=DTYPES, in_memory=(True,), bias=("", "none")),
     "sequences of no rows": [
         Call(batch=3, rows=65, keys=65, dtype=dtype, varlen_q="compact", varlen_k="compact", lengths_q=q, lengths_k=k)
         for dtype, (q, k) in product(

@@ -203,9 +203,18 @@ def _of_sinks(sinks: torch.Tensor, lse: torch.Tensor, out: torch.Tensor, dout: t
     return -(weights * (out.detach().float() * dout.float()).sum(-1)).sum((0, 2))
 
 
-def counted(call: Call, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Of an output, in one row, what belongs to sequences. All of dbias: it is 0 where no sequence reaches."""
+def counted(call: Call, name: str, tensor: torch.Tensor, is_written: bool = False) -> torch.Tensor:
+    """Of an output, in one row, what belongs to sequences. All of dbias: it is 0 where no sequence reaches.
+
+    Args:
+        is_written: by a kernel, so that its log-sum-exps lie as the call has them; else as q's rows.
+    """
     if name in ("dbias", "dsinks"):
         return tensor.reshape(-1)
-    of_keys = name in ("dk", "dv")
-    return torch.cat([tensor[segment.k if of_keys else segment.q].reshape(-1) for segment in call.segments()])
+
+    def place(segment: Segment) -> tuple:
+        if name == "lse" and is_written:
+            return call.lse_place(segment)
+        return segment.k if name in ("dk", "dv") else segment.q
+
+    return torch.cat([tensor[place(segment)].reshape(-1) for segment in call.segments()])

@@ -96,9 +96,10 @@ class Flash:
         params.causal, params.bottom_right = int(call.causal), int(call.bottom_right)
         params.window_left, params.window_right = call.left, call.right
         params.sm_scale, params.softcap, params.dropout = call.sm_scale, call.softcap, call.dropout
-        if call.varlen_q in ("compact", "both") and call.longest:
+        params.padded = int("sums" in (call.varlen_q, call.varlen_k))
+        if inputs.cu_q is not None and call.longest:
             params.max_seqlen_q = call.rows
-        if call.varlen_k in ("compact", "both") and call.longest:
+        if inputs.cu_k is not None and call.longest:
             params.max_seqlen_k = call.keys
         tensors = {
             "q": inputs.q, "k": inputs.k, "v": inputs.v, "sinks": inputs.sinks, "alibi_slopes": inputs.slopes,
@@ -107,7 +108,7 @@ class Flash:
         }  # fmt: skip
         if inputs.bias is not None:
             tensors["bias"] = describe(inputs.bias.values, (call.batch, call.heads, call.rows, call.keys))
-        if call.dropout:
+        if call.dropout or call.in_memory:
             params.seed_value, params.offset_value = inputs.seed_value, inputs.offset_value
             tensors |= {"seed": inputs.seed, "offset": inputs.offset}
         return tensors
@@ -118,7 +119,7 @@ class Flash:
         params = ffi.AttnFwd()
         tensors = self._shared(params, inputs) | {"out": outputs["out"], "lse": outputs.get("lse")}
         drawn = ()
-        if inputs.call.dropout and inputs.call.in_memory:
+        if inputs.call.in_memory:
             drawn = [torch.full((), -1, dtype=torch.int64, device=inputs.device) for _ in range(2)]
             tensors |= {"seed_out": drawn[0], "offset_out": drawn[1]}
         workspace = self.enqueue("kiln_attn_fwd", params, tensors, keys=keys, target=target, **more)

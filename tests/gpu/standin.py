@@ -75,7 +75,7 @@ class Standin:
 
     def forward(self, inputs: Inputs, outputs: Outputs, keys=(), target=None) -> None:
         call, dtype = inputs.call, DTYPES[inputs.call.dtype]
-        out, lse = torch.zeros(outputs["out"].values.shape), torch.zeros(call.shape(False, call.heads, 1)[:3])
+        out, lse = torch.zeros(outputs["out"].values.shape), torch.zeros(call.lse_shape)
         for segment, _, _, v, scores, _, factor in self._parts(inputs, outputs):
             sink = torch.full((1, call.heads, 1, 1), -math.inf)
             if inputs.sinks is not None:
@@ -86,10 +86,10 @@ class Standin:
             total = weights.sum(3, keepdim=True) + (sink - shift).exp()
             weights = (weights * factor).to(dtype).float()
             out[segment.q] = (weights @ v) / torch.where(total == 0, 1.0, total)
-            lse[segment.q] = (shift + total.log()).squeeze(3)
+            lse[call.lse_place(segment)] = (shift + total.log()).squeeze(3)
         outputs["out"].put(self.spoil("out", out).to(dtype), inputs.rows)
         if outputs.get("lse") is not None:
-            outputs["lse"].put(self.spoil("lse", lse), inputs.rows)
+            outputs["lse"].put(self.spoil("lse", lse), call.lse_counting(inputs.device))
 
     def backward(self, inputs: Inputs, outputs: Outputs, keys=(), target=None) -> None:
         call, dtype = inputs.call, DTYPES[inputs.call.dtype]
@@ -97,7 +97,7 @@ class Standin:
         sums = {name: torch.zeros(outputs[name].values.shape) for name in names}
         for segment, q, k, v, scores, squeezed, factor in self._parts(inputs, outputs):
             dout, out = inputs.dout.values[segment.q].float(), outputs["out"].values[segment.q].float()
-            lse = outputs["lse"].values[segment.q]
+            lse = outputs["lse"].values[call.lse_place(segment)]
             lse = torch.where(lse == -math.inf, math.inf, lse)[..., None]
             delta = (out * dout).sum(3, keepdim=True)
             weights = (scores - lse).exp()

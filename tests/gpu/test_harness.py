@@ -23,6 +23,10 @@ CALLS = (
     Call(batch=3, rows=70, keys=65, heads=4, heads_kv=1, lengths_q=(70, 0, 13), lengths_k=(5, 65, 0),
          varlen_q="compact", varlen_k="both", bias="heads", sinks=True),
     Call(dtype="fp16", rows=200, keys=0),
+    Call(dtype="fp32", batch=3, rows=70, keys=65, heads=4, lengths_q=(70, 0, 13), lengths_k=(5, 65, 0),
+         varlen_q="compact", varlen_k="compact", lse_by_sequence=True, sinks=True),
+    Call(batch=3, rows=70, keys=65, heads=4, lengths_q=(70, 0, 13), lengths_k=(5, 65, 0), varlen_q="sums",
+         varlen_k="sums"),
 )  # fmt: skip
 DECODES = (
     DecodeCall(used=(190, 0), keys=200, rows=5, new_rows=5, rotary="interleaved", page_size=16, causal=True),
