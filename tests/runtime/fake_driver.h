@@ -1,8 +1,25 @@
-/* A recording stand-in for both vendors' drivers, for tests on machines without a GPU: given to a runtime through
- * kiln_options.resolve. It keeps devices, contexts, streams and loaded images, copies each launch's parameters byte by
- * byte, counts every call and fails any of them on demand.
+/* A recording stand-in for both vendors' drivers, for tests on machines without a GPU. A runtime gets it through
+ * kiln_options.resolve, or a program under the names libcuda.so.1 and libamdhip64.so.6. It keeps devices, contexts,
+ * streams, loaded images and memory, records every call, and fails any of them on demand.
  *
- * A fake image is the text "FAKE <symbol> <static shared bytes> <size of each parameter>...", NUL-terminated. */
+ * Images are real ones, of which it reads what their kernel takes (fake_image.c), or the text
+ * "FAKE <symbol> <static shared bytes> <size of each parameter>...", NUL-terminated.
+ *
+ * The record: a line of JSON for each call, in the order in which they ended; recorded.py reads it.
+ *   {"call": entry, "result": code, "device": the current one after it, or -1, ...}
+ * and, if it succeeded, where the entry has them:
+ *   module       of an image, counted from 1
+ *   code         of a loaded image: its bytes, in hexadecimal digits
+ *   symbol, grid, block, shared, cluster, stream, offsets, arguments
+ *                of a launch: a number pair and the bytes of each parameter, by what the image says of them
+ *   buffer       of a launch whose parameters came in one: its bytes
+ *   address, bytes, value, stream    of memory that is set, copied, taken or given back
+ *   context, attribute
+ * fake_mark() adds {"call": "mark", "text": ...}.
+ *
+ * Environment variables, read when it is loaded:
+ *   FAKE_DRIVER_RECORD  a file that the record is written to as well, line by line
+ *   FAKE_DRIVER_FAIL    what is to fail, as fake_fail() has it: "entry:nth:code", separated by ',' */
 #ifndef FAKE_DRIVER_H
 #define FAKE_DRIVER_H
 
@@ -14,30 +31,13 @@ extern "C" {
 
 enum { FAKE_NVIDIA = 1, FAKE_AMD = 2, FAKE_DEVICES = 5 };
 
-typedef struct fake_launch {
-  int32_t vendor, device; /* device: current at the call */
-  char symbol[64];
-  uint32_t grid[3], block[3], shared, cluster;
-  void* stream;
-  uint32_t parameter_count;
-  uint32_t sizes[80];
-  uint64_t values[80]; /* the bytes of each, zero-extended */
-} fake_launch;
-
-typedef struct fake_zero {
-  int32_t vendor, device;
-  uint64_t address, bytes;
-  uint32_t launches_before;
-  void* stream;
-} fake_zero;
-
 /* Forgets everything; the calling thread's current context becomes none (AMD: device 0). */
 void fake_reset(void);
 /* kiln_resolve_fn */
 void* fake_resolve(int32_t vendor, const char* symbol, void* user);
 /* Makes the `nth` call from now on (1: the next) of an entry point return `code`, and all later ones if `sticky`. */
 void fake_fail(const char* symbol, int nth, int code, int sticky);
-/* Makes an entry point absent. */
+/* Makes an entry point absent, for fake_resolve(). */
 void fake_hide(const char* symbol);
 void fake_set_version(int cuda, int hip);
 void fake_set_device_count(int32_t vendor, int count);
@@ -54,12 +54,14 @@ void* fake_get_current(int32_t vendor);
 int fake_count(const char* symbol); /* calls of an entry point */
 int fake_last_error(void);          /* AMD: what the calling thread's hipGetLastError() would return */
 int fake_loaded(void);              /* images loaded now */
+int fake_allocated(void);           /* pieces of memory, and streams made by the caller, that live now */
 int fake_launches(void);
-const fake_launch* fake_get_launch(int number);
-int fake_zeros(void);
-const fake_zero* fake_get_zero(int number);
-/* Stops recording launches, for measurements. */
+/* The record since fake_reset(): `bytes` of it, valid until the next call of an entry point. */
+const char* fake_record(uint64_t* bytes);
+/* Stops recording, for measurements. */
 void fake_set_recording(int on);
+/* A line of the caller's own in the record. */
+void fake_mark(const char* text);
 
 #ifdef __cplusplus
 }

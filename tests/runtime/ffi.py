@@ -6,6 +6,8 @@ import ctypes as c
 import os
 from pathlib import Path
 
+import recorded
+
 OK, ARGUMENT, UNSUPPORTED, NO_DEVICE, DRIVER, PACK_NOT_FOUND, PACK_MISMATCH, PACK_CORRUPT = range(8)
 WORKSPACE, NEWER_CALLER, FORKED, OUT_OF_MEMORY, NOT_FOUND, QUEUE, RANGE, RESOURCES, FAMILY = range(8, 17)
 NVIDIA, AMD = 1, 2
@@ -138,24 +140,6 @@ class DropoutMask(c.Structure):
     ]  # fmt: skip
 
 
-class FakeLaunch(c.Structure):
-    _fields_ = [
-        ("vendor", c.c_int32), ("device", c.c_int32), ("symbol", c.c_char * 64), ("grid", c.c_uint32 * 3),
-        ("block", c.c_uint32 * 3), ("shared", c.c_uint32), ("cluster", c.c_uint32), ("stream", c.c_void_p),
-        ("parameter_count", c.c_uint32), ("sizes", c.c_uint32 * 80), ("values", c.c_uint64 * 80),
-    ]  # fmt: skip
-
-    def parameters(self) -> list[int]:
-        return list(self.values[: self.parameter_count])
-
-
-class FakeZero(c.Structure):
-    _fields_ = [
-        ("vendor", c.c_int32), ("device", c.c_int32), ("address", c.c_uint64), ("bytes", c.c_uint64),
-        ("launches_before", c.c_uint32), ("stream", c.c_void_p),
-    ]  # fmt: skip
-
-
 LogFn = c.CFUNCTYPE(None, c.c_int32, c.c_char_p, c.c_void_p)
 DeviceFn = c.CFUNCTYPE(c.c_int32, c.POINTER(Device), c.c_void_p)
 VariantFn = c.CFUNCTYPE(c.c_int32, c.POINTER(Variant), c.c_void_p)
@@ -213,10 +197,13 @@ class Fake:
         for name in ("fake_context", "fake_green_stream", "fake_stream", "fake_get_current"):
             getattr(self.c, name).restype = c.c_void_p
         self.c.fake_set_current.argtypes = [c.c_int32, c.c_void_p]
-        self.c.fake_get_launch.restype = c.POINTER(FakeLaunch)
-        self.c.fake_get_zero.restype = c.POINTER(FakeZero)
+        self.c.fake_record.restype = c.c_void_p
         self.resolve = c.cast(self.c.fake_resolve, c.c_void_p).value
-        self.reset = self.c.fake_reset
+        self.reset()
+
+    def reset(self) -> None:
+        self.c.fake_reset()
+        self._record, self._read = recorded.Record(), 0
 
     def stream(self, vendor: int = NVIDIA, device: int = 0, number: int = 0) -> int:
         return self.c.fake_stream(vendor, device, number)
@@ -247,11 +234,21 @@ class Fake:
     def loaded(self) -> int:
         return self.c.fake_loaded()
 
-    def launches(self) -> list[FakeLaunch]:
-        return [self.c.fake_get_launch(i).contents for i in range(self.c.fake_launches())]
+    def record(self) -> recorded.Record:
+        """What was recorded since the last reset; the same object grows."""
+        size = c.c_uint64()
+        address = self.c.fake_record(c.byref(size))
+        if size.value > self._read:
+            new = c.string_at(address + self._read, size.value - self._read)
+            self._record.add(new.splitlines())
+            self._read = size.value
+        return self._record
 
-    def zeros(self) -> list[FakeZero]:
-        return [self.c.fake_get_zero(i).contents for i in range(self.c.fake_zeros())]
+    def launches(self) -> list[recorded.Launch]:
+        return list(self.record().launches)
+
+    def zeros(self) -> list[recorded.Zero]:
+        return list(self.record().zeros)
 
 
 def tensor(data: int, dtype: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Tensor:

@@ -164,7 +164,7 @@ def build_flash(folder: Path, flags: list[str] = ()) -> None:
 
 def build_fake(folder: Path, flags: list[str] = ()) -> None:
     run(["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
-         *flags, HERE / "fake_driver.c", "-o", folder / "lib" / "libfake.so", "-lpthread"])  # fmt: skip
+         *flags, *sorted(HERE.glob("fake_*.c")), "-o", folder / "lib" / "libfake.so", "-lpthread", "-ldl"])  # fmt: skip
 
 
 def build_all(folder: Path, flags: list[str] = ()) -> Path:
