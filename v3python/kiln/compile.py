@@ -1,5 +1,4 @@
-"""Compiles one variant. Besides mistakes.py the only module that imports Triton; it runs on workers
-alone.
+"""Compiles one variant. Besides mistakes.py the only module that imports Triton; it runs on workers alone.
 
 `compile_variant` is a function of (spec, toolchain) alone: it knows no executor, no store, and not who asks.
 """
@@ -106,19 +105,10 @@ class _Pipeline:
         from triton.compiler import ASTSource, make_backend
 
         function = _load_function(Path(spec.source), spec.function, spec.fingerprint)
-        names = list(function.arg_names)
-        self.source = ASTSource(
-            function,
-            dict(spec.signature),
-            {(names.index(name),): value for name, value in spec.constants},
-            {(names.index(name),): [["tt.divisibility", factor]] for name, factor in spec.divisible},
-        )
+        self.source = ASTSource(function, dict(spec.signature), spec.constants_by_place, spec.attributes)
         self.gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
         self.backend = make_backend(self.gpu)
-        options = dict(spec.options)
-        if target.ptx_version:
-            options["ptx_version"] = target.ptx_version
-        self.options = self.backend.parse_options(options)
+        self.options = self.backend.parse_options(spec.compile_options)
         # With the IR, all that the image depends on: equal digests mean equal bytes, as with keys.
         self.identity = [image.FORMAT, toolchain.identity, target.name, target.pinned, sorted(spec.options)]
         self.stages: dict = {}

@@ -55,6 +55,30 @@ class CompileSpec:
             }
         )
 
+    @property
+    def constants_by_place(self) -> dict[tuple[int, ...], int | float | bool | str]:
+        """The constants as Triton's ASTSource takes them: by the place of their parameter."""
+        places = self._places
+        return {(places[name],): value for name, value in self.constants}
+
+    @property
+    def attributes(self) -> dict[tuple[int, ...], list[list]]:
+        """What parameters are multiples of, as Triton's ASTSource takes it."""
+        places = self._places
+        return {(places[name],): [["tt.divisibility", factor]] for name, factor in self.divisible}
+
+    @property
+    def compile_options(self) -> dict[str, int | float | bool | str]:
+        """The options, and what the table of targets pins besides, as Triton's backend takes them."""
+        options = dict(self.options)
+        if version := target_table.by_name(self.target).ptx_version:
+            options["ptx_version"] = version
+        return options
+
+    @property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, (name, _) in enumerate(self.signature)}
+
 
 @dataclass(frozen=True)
 class Variant:

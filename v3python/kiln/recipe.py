@@ -43,8 +43,11 @@ MAX_KERNELS = 16  # KILN_MAX_KERNELS
 MAX_VALUES = 512  # KILN_MAX_VALUES
 
 
-def load(path: Path | str) -> Recipe:
+def load(path: Path | str, native: bool = True) -> Recipe:
     """Reads and checks a recipe, wherever it lies.
+
+    Args:
+        native: whether the C++ that it names must be there: what compiles no library does not need it.
 
     Raises:
         RecipeError: something in it does not hold; begins with file:line.
@@ -68,11 +71,13 @@ def load(path: Path | str) -> Recipe:
                     "so give each of a family a name of its own (and say `function:`)",
                 )
             owners[kernel.name] = name
-    native = Native(
-        _files(document, ("native", "sources"), shape.native.sources),
-        _files(document, ("native", "headers"), shape.native.headers),
-    )
-    return Recipe(path.resolve(), shape.family, shape.summary, native, tuple(operations))
+    files = Native((), ())
+    if native:
+        files = Native(
+            _files(document, ("native", "sources"), shape.native.sources),
+            _files(document, ("native", "headers"), shape.native.headers),
+        )
+    return Recipe(path.resolve(), shape.family, shape.summary, files, tuple(operations))
 
 
 def find(tree: Path) -> tuple[Path, ...]:

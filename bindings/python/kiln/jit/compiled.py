@@ -1,0 +1,122 @@
+"""Kernels compiled by Triton in this process, and launched.
+
+The recipe says what each variant is: types, constants, multiples, options. Triton's JIT would derive its own from each
+call's values, so it is not asked: `triton.compile` gets exactly what a build's compiler gets, under the same variables.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kiln import mistakes
+from kiln.jit.errors import CompileError, ResourcesError
+from kiln.jit.packages import need
+from kiln.jit.tables import Chosen
+from kiln.plan_model import CompileSpec
+from kiln.targets import Target
+from kiln.toolchain import Toolchain
+
+_environment_lock = threading.RLock()
+# Asks ptxas for a report on standard output; changes no image.
+_UNWANTED = "TRITON_DUMP_PTXAS_LOG"
+
+
+def this_toolchain() -> Toolchain:
+    """The Triton of this process, without its digests."""
+    triton = need("triton")
+    return Toolchain(str(Path(triton.__file__).parents[1]), triton.__version__, ())
+
+
+def compile_spec(spec: CompileSpec, target: Target, function: object) -> object:
+    """The kernel of a spec, compiled, or taken from Triton's own cache.
+
+    Args:
+        function: the Triton function that the spec names.
+
+    Raises:
+        CompileError: Triton or an assembler rejected it.
+    """
+    compiler = need("triton", "triton.compiler")
+    backends = need("triton.backends.compiler")
+    source = compiler.ASTSource(function, dict(spec.signature), spec.constants_by_place, spec.attributes)
+    gpu = backends.GPUTarget(target.backend, target.triton_arch, target.warp_size)
+    try:
+        with _pinned(this_toolchain().environment(target)):
+            return compiler.compile(source, target=gpu, options=spec.compile_options)
+    except Exception as error:
+        raise _of(error, spec) from error
+
+
+@dataclass(frozen=True)
+class Image:
+    """A kernel that Triton has compiled for a device."""
+
+    kernel: object
+
+    def launch(self, chosen: Chosen) -> None:
+        """Enqueues it on the current stream of the current device; nothing where its grid is empty.
+
+        Raises:
+            ResourcesError: the device has too little shared memory, or too few threads, for it.
+        """
+        if 0 in chosen.launch.grid:
+            return
+        given: Mapping[str, object] = {**dict(chosen.variant.spec.constants), **dict(chosen.launch.arguments)}
+        errors = need("triton", "triton.runtime.errors")
+        try:
+            self.kernel[chosen.launch.grid](*(given[name] for name, _ in chosen.variant.spec.signature))
+        except errors.OutOfResources as error:
+            raise ResourcesError(f"{chosen.variant.name}: {error}") from error
+
+
+class Images:
+    """The compiled kernels of one recipe, by device."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[CompileSpec, int], Image] = {}
+        self._lock = threading.Lock()
+
+    def get(self, chosen: Chosen, function: object, target: Target, device: torch.device) -> Image:
+        """The kernel that a call launches, compiled at its first use on the device.
+
+        Raises:
+            CompileError: Triton or an assembler rejected it.
+        """
+        key = (chosen.variant.spec, device.index or 0)
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = Image(compile_spec(chosen.variant.spec, target, function))
+            return self._made[key]
+
+
+@contextmanager
+def _pinned(variables: Mapping[str, str]) -> Iterator[None]:
+    """Triton reads its variables when it compiles; they are the process's, so one compile at a time."""
+    variables = {name: value for name, value in variables.items() if name != _UNWANTED}
+    with _environment_lock:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _of(error: Exception, spec: CompileSpec) -> CompileError:
+    mistake = mistakes.find(error, Path(spec.source))
+    if mistake is not None:
+        return CompileError(mistake.sentence, "\n".join(mistake.excerpts))
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    gist = next((line for line in said if "error" in line.lower()), said[-1] if said else type(error).__name__)
+    return CompileError(f"{spec.function} for {spec.target}: {gist}", str(error))

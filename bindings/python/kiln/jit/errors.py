@@ -1,0 +1,40 @@
+"""How kiln.jit fails: with the runtime's own exceptions, and two of its own."""
+
+from __future__ import annotations
+
+from kiln.errors import ArgumentError, KilnError, RangeError, ResourcesError, UnsupportedError
+
+__all__ = [
+    "ArgumentError",
+    "CompileError",
+    "KilnError",
+    "MissingPackageError",
+    "RangeError",
+    "ResourcesError",
+    "UnsupportedError",
+    "of_refusal",
+]
+
+_BY_STATUS = {"ARGUMENT": ArgumentError, "RANGE": RangeError, "UNSUPPORTED": UnsupportedError}
+
+
+class CompileError(KilnError):
+    """Triton, an assembler or the interpreter rejected a kernel; where it is the kernel's own mistake, str() begins with
+    file:line.
+
+    Attributes:
+        log: what the tools said, or the source lines that led there; may be empty.
+    """
+
+    def __init__(self, sentence: str, log: str = "") -> None:
+        super().__init__(sentence)
+        self.log = log
+
+
+class MissingPackageError(KilnError, ImportError):
+    """A package that kiln.jit needs is not there."""
+
+
+def of_refusal(refusal: Exception) -> KilnError:
+    """The runtime's exception for what kiln.evaluate refused."""
+    return _BY_STATUS[refusal.status](str(refusal))

@@ -1,0 +1,147 @@
+"""Kernels run by Triton's interpreter, on the CPU, with the types that the recipe gives their parameters.
+
+Triton means to interpret either everything or nothing in a process. Here it interprets while a call runs, and not
+before or after: what it patches in its language is taken back, and its own functions (tl.sum, tl.cdiv) are interpreted
+copies meanwhile. While one thread interprets, no other may compile a kernel: the language is the process's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+
+import numpy
+
+from kiln import mistakes
+from kiln.jit.errors import CompileError, UnsupportedError
+from kiln.jit.packages import need
+from kiln.jit.tables import Chosen
+
+_lock = threading.RLock()
+_REFUSED = {"bf16": "bf16", "fp8e4nv": "fp8", "fp8e5": "fp8"}
+
+
+class Interpreter:
+    """What is interpreted of one recipe, rewritten once."""
+
+    def __init__(self) -> None:
+        self._rewritten: dict[Callable, Callable] = {}
+        self._copies: dict[int, tuple[object, object]] = {}  # with what it is the copy of, which keeps the id
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Triton's language computes, and builds no IR, until this is left."""
+        interpreter, jit, knobs = (
+            need("triton", f"triton.{name}") for name in ("runtime.interpreter", "runtime.jit", "knobs")
+        )
+        language = need("triton.language")
+        builder = interpreter.interpreter_builder
+        with _lock, knobs.runtime.scope(), ExitStack() as stack:
+            knobs.runtime.interpret = True
+            # Both modules by which kernels and Triton's own functions know the language.
+            everything = SimpleNamespace(__globals__={"language": language, "core": language.core})
+            stack.callback(interpreter._patch_lang(everything).restore)
+            # Triton would look for what to patch at every call of a function: two thirds of its time.
+            _set(stack, interpreter, "_patch_lang", lambda function: SimpleNamespace(restore=lambda: None))
+            _set(stack, interpreter.InterpretedFunction, "rewritten_fn", self._rewritten)
+            # Whether integers overflow is asserted in debug mode alone.
+            _set(stack, builder, "options", replace(builder.options, sanitize_overflow=False))
+            _set(stack, jit.JITFunction, "__call__", self._stand_in())
+            yield
+
+    def run(self, chosen: Chosen, function: object) -> None:
+        """Runs all programs of a kernel, one after another; within `running`.
+
+        Args:
+            function: of functions.Functions, interpreted.
+
+        Raises:
+            CompileError: the kernel's source, or the interpreter, raised; begins with file:line.
+            UnsupportedError: it would compute in a dtype that the interpreter gets wrong.
+        """
+        interpreter = need("triton.runtime.interpreter")
+        _refuse_wrong_dtypes(chosen)
+        rewritten = function.rewrite()
+        arguments = _arguments(chosen)
+        builder = interpreter.interpreter_builder
+        builder.set_grid_dim(*chosen.launch.grid)
+        try:
+            with numpy.errstate(all="ignore"):  # what overflows is inf, as on a GPU
+                for place in itertools.product(*map(range, chosen.launch.grid)):
+                    builder.set_grid_idx(*place)
+                    rewritten(**arguments)
+        except Exception as error:
+            raise _of(error, chosen) from error
+
+    def _stand_in(self) -> Callable:
+        """What calls Triton's own functions meanwhile: copies of them, so that theirs stay as they are."""
+
+        def call(function: object, *values: object, **named: object) -> object:
+            if id(function) not in self._copies:
+                self._copies[id(function)] = (function, _interpreted_copy(function.fn))
+            return self._copies[id(function)][1](*values, **named)
+
+        return call
+
+
+def _interpreted_copy(own: Callable) -> object:
+    copy = FunctionType(own.__code__, dict(own.__globals__), own.__name__, own.__defaults__, own.__closure__)
+    copy.__kwdefaults__, copy.__annotations__ = own.__kwdefaults__, own.__annotations__
+    return need("triton.runtime.interpreter").InterpretedFunction(copy)
+
+
+def _set(stack: ExitStack, owner: object, name: str, value: object) -> None:
+    """Sets an attribute until the stack is left."""
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _arguments(chosen: Chosen) -> Mapping[str, object]:
+    """By parameter a constant, or a number of the recipe's own type: the interpreter would go by its size."""
+    language = need("triton", "triton.language")
+    interpreter = need("triton.runtime.interpreter")
+    given: dict[str, object] = dict(chosen.variant.spec.constants)
+    types = dict(chosen.variant.spec.signature)
+    for name, value in chosen.launch.arguments:
+        pointed = types[name].startswith("*")
+        kind = _types(language)[types[name].removeprefix("*")]
+        if pointed:
+            kind = language.pointer_type(kind)
+            value &= 2**64 - 1
+        data = numpy.array([value], dtype=interpreter._get_np_dtype(kind))
+        given[name] = language.tensor(interpreter.TensorHandle(data, kind), kind)
+    return given
+
+
+def _types(language: object) -> Mapping[str, object]:
+    names = ("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
+             "float32", "float64", "float8e4nv", "float8e5")  # fmt: skip
+    short = ((getattr(language, name), name) for name in names)
+    return {kind.name.replace("uint", "u").replace("int", "i"): kind for kind, _ in short}
+
+
+def _refuse_wrong_dtypes(chosen: Chosen) -> None:
+    for name, kind in chosen.variant.spec.signature:
+        if wrong := _REFUSED.get(kind.removeprefix("*")):
+            raise UnsupportedError(
+                f"{chosen.variant.family}.{chosen.variant.operation}: the parameter {name} of kernel "
+                f"{chosen.variant.kernel} is of {wrong}, which Triton's interpreter multiplies wrongly; give fp16 or fp32"
+            )
+
+
+def _of(error: Exception, chosen: Chosen) -> CompileError:
+    """What the kernel raised, at the innermost of its own lines."""
+    spec, causes = chosen.variant.spec, []
+    while error is not None:
+        causes.append(error)
+        error = error.__cause__
+    folder = Path(spec.source).parent
+    place = next(filter(None, (mistakes.place_of(cause, folder) for cause in reversed(causes))), spec.source)
+    innermost = causes[-1]
+    said = " ".join(str(innermost).split())
+    return CompileError(f"{place}: {type(innermost).__name__}: {said}")
