@@ -1,4 +1,4 @@
-"""Kiln's recipes run through Triton, in this process: for authors of kernels, and to compare with what was compiled ahead.
+"""Kiln's recipes run through Triton, in this process: for authors of kernels, and to compare with images made ahead.
 
     norm = kiln.jit.Recipe("examples/family/recipe.yaml").operation("norm.rms_norm")
     norm(x, w, out, None, 1e-6)              # compiled here, for the device of x

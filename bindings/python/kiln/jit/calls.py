@@ -156,8 +156,8 @@ class Run:
         for number, (address, size) in enumerate(chosen.launch.zeros):
             if not memory.zero(address, size):
                 raise KilnError(
-                    f"{self.call.name}: range {number} that kernel {chosen.launch.kernel.name} wants zeroed, {size} bytes, "
-                    "lies in none of the call's tensors and workspaces"
+                    f"{self.call.name}: range {number} that kernel {chosen.launch.kernel.name} wants zeroed, "
+                    f"{size} bytes, lies in none of the call's tensors and workspaces"
                 )
 
 
@@ -198,7 +198,7 @@ def _target(full: str, device: torch.device, wanted: Target | None, interpreted:
         return wanted or targets.by_name(INTERPRETED_TARGET)
     if device.type != "cuda":
         raise ArgumentError(
-            f"{full}: compiled kernels run on GPUs, and these tensors are on {device}; with interpret=True they run there"
+            f"{full}: compiled kernels run on GPUs, and these tensors are on {device}; interpret=True runs them there"
         )
     return wanted or _target_of(full, device)
 

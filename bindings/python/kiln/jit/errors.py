@@ -19,8 +19,8 @@ _BY_STATUS = {"ARGUMENT": ArgumentError, "RANGE": RangeError, "UNSUPPORTED": Uns
 
 
 class CompileError(KilnError):
-    """Triton, an assembler or the interpreter rejected a kernel; where it is the kernel's own mistake, str() begins with
-    file:line.
+    """Triton, an assembler or the interpreter rejected a kernel; where the mistake is the kernel's own, str() begins
+    with file:line.
 
     Attributes:
         log: what the tools said, or the source lines that led there; may be empty.

@@ -18,12 +18,12 @@ from types import FunctionType, SimpleNamespace
 import numpy
 
 from kiln import mistakes
-from kiln.jit.errors import CompileError, UnsupportedError
+from kiln.jit.errors import CompileError
+from kiln.jit.narrow import Narrow
 from kiln.jit.packages import need
 from kiln.jit.tables import Chosen
 
 _lock = threading.RLock()
-_REFUSED = {"bf16": "bf16", "fp8e4nv": "fp8", "fp8e5": "fp8"}
 
 
 class Interpreter:
@@ -52,6 +52,7 @@ class Interpreter:
             # Whether integers overflow is asserted in debug mode alone.
             _set(stack, builder, "options", replace(builder.options, sanitize_overflow=False))
             _set(stack, jit.JITFunction, "__call__", self._stand_in())
+            Narrow().install(stack)
             yield
 
     def run(self, chosen: Chosen, function: object) -> None:
@@ -62,10 +63,8 @@ class Interpreter:
 
         Raises:
             CompileError: the kernel's source, or the interpreter, raised; begins with file:line.
-            UnsupportedError: it would compute in a dtype that the interpreter gets wrong.
         """
         interpreter = need("triton.runtime.interpreter")
-        _refuse_wrong_dtypes(chosen)
         rewritten = function.rewrite()
         arguments = _arguments(chosen)
         builder = interpreter.interpreter_builder
@@ -123,15 +122,6 @@ def _types(language: object) -> Mapping[str, object]:
              "float32", "float64", "float8e4nv", "float8e5")  # fmt: skip
     short = ((getattr(language, name), name) for name in names)
     return {kind.name.replace("uint", "u").replace("int", "i"): kind for kind, _ in short}
-
-
-def _refuse_wrong_dtypes(chosen: Chosen) -> None:
-    for name, kind in chosen.variant.spec.signature:
-        if wrong := _REFUSED.get(kind.removeprefix("*")):
-            raise UnsupportedError(
-                f"{chosen.variant.family}.{chosen.variant.operation}: the parameter {name} of kernel "
-                f"{chosen.variant.kernel} is of {wrong}, which Triton's interpreter multiplies wrongly; give fp16 or fp32"
-            )
 
 
 def _of(error: Exception, chosen: Chosen) -> CompileError:

@@ -1,4 +1,4 @@
-"""The packages that kiln.jit needs and the rest of Kiln does not: imported when they are used, missed in one sentence."""
+"""Packages that kiln.jit needs and the rest of Kiln does not: imported when they are used, missed in one sentence."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ class Recipe:
         self.reload()
 
     def reload(self) -> None:
-        """Reads the recipe again; kernels' sources and tuned rules are read again at their next use. Operations that were
-        taken from this recipe follow.
+        """Reads the recipe again; kernels' sources and tuned rules are read again at their next use. Operations that
+        were taken from this recipe follow.
 
         Raises:
             RecipeError: it does not hold any more; what was loaded stays.
