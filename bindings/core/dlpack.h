@@ -1,0 +1,49 @@
+// DLPack's structures, versions 0 and 1, as its ABI has them: how arrays of different libraries share memory.
+#ifndef KILN_BINDINGS_DLPACK_H
+#define KILN_BINDINGS_DLPACK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace kiln_python {
+
+enum : int32_t { kDlCpu = 1, kDlCuda = 2, kDlRocm = 10, kDlCudaManaged = 13 };
+enum : uint8_t { kDlInt = 0, kDlUint = 1, kDlFloat = 2, kDlBfloat = 4, kDlBool = 6, kDlE4m3fn = 10, kDlE5m2 = 12 };
+constexpr uint64_t kDlReadOnly = 1;
+constexpr uint32_t kDlMajor = 1;
+
+struct DlDevice {
+  int32_t type, id;
+};
+struct DlDataType {
+  uint8_t code, bits;
+  uint16_t lanes;
+};
+struct DlTensor {
+  void* data;
+  DlDevice device;
+  int32_t rank;
+  DlDataType dtype;
+  int64_t* sizes;
+  int64_t* strides;  // elements; null: contiguous
+  uint64_t byte_offset;
+};
+// What a capsule "dltensor" holds.
+struct DlManaged {
+  DlTensor tensor;
+  void* context;
+  void (*deleter)(DlManaged*);
+};
+// What a capsule "dltensor_versioned" holds. All that follows `deleter` may move in another major version.
+struct DlVersioned {
+  uint32_t major, minor;
+  void* context;
+  void (*deleter)(DlVersioned*);
+  uint64_t flags;
+  DlTensor tensor;
+};
+static_assert(sizeof(DlTensor) == 48 && sizeof(DlManaged) == 64 && offsetof(DlVersioned, tensor) == 32, "DLPack's ABI");
+
+}  // namespace kiln_python
+
+#endif

@@ -1,0 +1,192 @@
+"""What Kiln raises: a class for each kind of failure, all of them `KilnError`.
+
+`str(error)` is one sentence that names what is wrong and what would be right; `error.status` is the status of the C
+interface, `error.status_name` its name there. A wrong or a missing keyword is Python's own TypeError.
+
+    try:
+        kiln.attn_fwd(q, k, v)
+    except kiln.UnsupportedError as error:
+        print(error)   # names the nearest that exists
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "DriverError",
+    "EnvironmentProblem",
+    "FamilyError",
+    "ForkedError",
+    "KilnError",
+    "NoDeviceError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PackCorruptError",
+    "PackError",
+    "PackMismatchError",
+    "PackNotFoundError",
+    "QueueError",
+    "RangeError",
+    "RecipeError",
+    "ResourcesError",
+    "ToolchainError",
+    "UnsupportedError",
+    "UsageError",
+    "WorkspaceError",
+]
+
+
+class KilnError(RuntimeError):
+    """Base of all failures of Kiln's.
+
+    Args:
+        sentence: what `str()` gives.
+        status: a kiln_status; default: the class's own, 0 for KilnError.
+    """
+
+    status: int = 0
+    """A kiln_status, 1 for KILN_E_ARGUMENT."""
+
+    def __init__(self, sentence: str = "", status: int | None = None) -> None:
+        super().__init__(sentence)
+        if status is not None:
+            self.status = status
+
+    @property
+    def status_name(self) -> str:
+        """The status's name in the C interface, "KILN_E_ARGUMENT"."""
+        from kiln import _core
+
+        return _core.status_name(self.status)
+
+    def __reduce__(self) -> tuple[type[KilnError], tuple[str, int]]:
+        return type(self), (str(self), self.status)
+
+
+class ArgumentError(KilnError, ValueError):
+    """An argument that cannot be: a wrong rank, dtype or size, a value out of range, arrays that do not fit together."""
+
+    status = 1
+
+
+class UnsupportedError(KilnError):
+    """No kernel serves this call; the sentence names the nearest that exists."""
+
+    status = 2
+
+
+class NoDeviceError(KilnError):
+    """There is no driver, no device, or the device is one that no pack serves."""
+
+    status = 3
+
+
+class DriverError(KilnError):
+    """The driver returned an error; the sentence has its name and number."""
+
+    status = 4
+
+
+class PackError(KilnError):
+    """The images of a target cannot be used; which way, the classes below say."""
+
+
+class PackNotFoundError(PackError):
+    """There is no pack for this device's target; the package kiln-images-<target> brings it."""
+
+    status = 5
+
+
+class PackMismatchError(PackError):
+    """The pack is of another release than the library, or one that nobody named."""
+
+    status = 6
+
+
+class PackCorruptError(PackError):
+    """The pack is truncated, malformed, or has other bytes than its release."""
+
+    status = 7
+
+
+class WorkspaceError(KilnError):
+    """The workspace is missing, too small or not aligned to 256 bytes."""
+
+    status = 8
+
+
+class ForkedError(KilnError):
+    """The runtime belongs to the parent of this process."""
+
+    status = 10
+
+
+class OutOfMemoryError(KilnError, MemoryError):
+    """Memory of the host has run out."""
+
+    status = 11
+
+
+class NotFoundError(KilnError, LookupError):
+    """There is no operation, variant or target of that name."""
+
+    status = 12
+
+
+class QueueError(KilnError):
+    """The stream belongs to another device than the arrays, or cannot be used."""
+
+    status = 13
+
+
+class RangeError(ArgumentError):
+    """A value overflows: a stride or size that the kernel cannot address."""
+
+    status = 14
+
+
+class ResourcesError(KilnError):
+    """The image needs more shared memory or threads than this device gives."""
+
+    status = 15
+
+
+class FamilyError(KilnError):
+    """A family's tables are malformed, or of an ABI that the library does not know."""
+
+    status = 16
+
+
+class UsageError(ArgumentError):
+    """A selection or an option that `kiln.jit` was given and that cannot be."""
+
+
+class RecipeError(KilnError, ValueError):
+    """A recipe, a kernel's source or a tuning file that does not hold; the sentence begins with file:line."""
+
+
+class EnvironmentProblem(KilnError):
+    """A file or folder that `kiln.jit` needs is missing, or cannot be read."""
+
+
+class ToolchainError(KilnError):
+    """A compiler that `kiln.jit` needs is missing, or is not the one that it was made for."""
+
+
+_CLASSES: dict[int, type[KilnError]] = {
+    cls.status: cls
+    for cls in (
+        ArgumentError, UnsupportedError, NoDeviceError, DriverError, PackNotFoundError, PackMismatchError,
+        PackCorruptError, WorkspaceError, ForkedError, OutOfMemoryError, NotFoundError, QueueError, RangeError,
+        ResourcesError, FamilyError,
+    )
+}  # fmt: skip
+
+
+def of_status(status: int, sentence: str) -> KilnError:
+    """The exception for a status of the C interface; `KilnError` itself for one that has no class.
+
+    Args:
+        sentence: what kiln_error() says.
+    """
+    return _CLASSES.get(status, KilnError)(sentence, status)
