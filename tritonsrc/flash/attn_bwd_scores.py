@@ -78,9 +78,11 @@ def attn_bwd_dbias(
             dp = inner_in_chunks(
                 dout_rows, local_q * stride_gm, inside_q, v_rows, local_k * stride_vn, inside_k, width_v, CHUNK
             )
+            delta_row = batch_q * stride_db + head.to(tl.int64) * stride_dh + start_q
+            delta = tl.load(delta_ptr + delta_row + rows, mask=inside_q, other=0.0)
             batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
-            lse_rows = lse_ptr + batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l
-            lse = tl.load(lse_rows + rows, mask=inside_q, other=0.0)
+            lse_row = batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l
+            lse = tl.load(lse_ptr + lse_row + rows, mask=inside_q, other=0.0)
             seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
             p, _ = weights_of(
                 products, shift_of(lse, EXACT), sm_scale, softcap,
@@ -91,8 +93,6 @@ def attn_bwd_dbias(
             dp *= factors(
                 keep_scale, seed, offset, threshold, batch * heads + head, rows, first_key, flags, BLOCK_N, "any"
             )
-            delta_rows = delta_ptr + batch_q * stride_db + head.to(tl.int64) * stride_dh + start_q
-            delta = tl.load(delta_rows + rows, mask=inside_q, other=0.0)
             total += p * (dp - delta[:, None])
     dbias_ptr += plane_b.to(tl.int64) * stride_eb + plane_h.to(tl.int64) * stride_eh
     tl.store(
