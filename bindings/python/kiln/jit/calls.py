@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kiln import evaluate, suggest, targets
+from kiln.dispatch import Chosen, Tables
 from kiln.errors import NotFoundError
 from kiln.evaluate import Call, Device, Refusal
 from kiln.jit import tensors
@@ -17,7 +18,6 @@ from kiln.jit.compiled import Images
 from kiln.jit.errors import ArgumentError, KilnError, UnsupportedError, of_refusal
 from kiln.jit.functions import Functions
 from kiln.jit.interpreted import Interpreter
-from kiln.jit.tables import Chosen, Tables
 from kiln.recipe_model import Argument, Operation, Recipe
 from kiln.targets import Target
 from kiln.words import Selection

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from kiln import mistakes
+from kiln.dispatch import Chosen
 from kiln.jit.errors import CompileError, ResourcesError
 from kiln.jit.packages import need
-from kiln.jit.tables import Chosen
 from kiln.plan_model import CompileSpec
 from kiln.targets import Target
 from kiln.toolchain import Toolchain

@@ -18,10 +18,10 @@ from types import FunctionType, SimpleNamespace
 import numpy
 
 from kiln import mistakes
+from kiln.dispatch import Chosen
 from kiln.jit.errors import CompileError
 from kiln.jit.narrow import Narrow
 from kiln.jit.packages import need
-from kiln.jit.tables import Chosen
 
 _lock = threading.RLock()
 

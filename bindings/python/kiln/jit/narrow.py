@@ -30,7 +30,8 @@ class Narrow:
         self._interpreter = need("triton.runtime.interpreter")
         self._language = need("triton.language")
         self._toward_zero = need("triton._C.libtriton").ir.ROUNDING_MODE.RTZ
-        self._types = {getattr(self._language, name): (kind, largest) for name, kind, largest in _NARROW}
+        kinds = ((getattr(self._language, name), kind, largest) for name, kind, largest in _NARROW)
+        self._types = {made.name: (kind, largest) for made, kind, largest in kinds}  # types themselves have no hash
 
     def install(self, stack: ExitStack) -> None:
         """Gives the interpreter's builder these operations until the stack is left."""
@@ -39,33 +40,33 @@ class Narrow:
             _put(stack, builder, name, self._computing(getattr(builder, name)))
         for name in ("create_atomic_rmw", "create_atomic_cas"):
             _put(stack, builder, name, self._refusing(getattr(builder, name)))
-        for kind in self._types:
-            _put(stack, builder, f"get_{kind.name}", lambda value, kind=kind: self._constant(value, kind))
+        for name in self._types:
+            _put(stack, builder, f"get_{name}", lambda value, name=name: self._constant(value, name))
         _put(stack, builder, "cast_impl", self._casting(builder.cast_impl))
         _put(stack, builder, "create_fp_to_fp", self._casting(builder.create_fp_to_fp))
         _put(stack, operations, "apply", self._reducing(operations.apply))
 
     def _is_narrow(self, value: object) -> bool:
-        return isinstance(value, self._interpreter.TensorHandle) and value.dtype.scalar in self._types
+        return isinstance(value, self._interpreter.TensorHandle) and value.dtype.scalar.name in self._types
 
     def _widened(self, handle: object) -> object:
         """The same numbers in fp32."""
-        kind, _ = self._types[handle.dtype.scalar]
+        kind, _ = self._types[handle.dtype.scalar.name]
         bits = torch.from_numpy(numpy.ascontiguousarray(handle.data))
         return self._interpreter.TensorHandle(bits.view(kind).float().numpy(), self._language.float32)
 
     def _narrowed(self, handle: object, to: object) -> object:
         """The nearest numbers of a narrow type, ties to even."""
-        kind, largest = self._types[to]
+        kind, largest = self._types[to.name]
         wide = torch.from_numpy(numpy.ascontiguousarray(handle.data, dtype=numpy.float32))
         if largest is not None:
             wide = wide.clamp(-largest, largest)
         bits = wide.to(kind).view(torch.uint16 if kind is torch.bfloat16 else torch.uint8)
         return self._interpreter.TensorHandle(bits.numpy(), to)
 
-    def _constant(self, value: float, kind: object) -> object:
+    def _constant(self, value: float, name: str) -> object:
         wide = self._interpreter.TensorHandle(numpy.array([value], dtype=numpy.float32), self._language.float32)
-        return self._narrowed(wide, kind)
+        return self._narrowed(wide, self._language.dtype(name))
 
     def _computing(self, method: Callable) -> Callable:
         def compute(*operands: object, **named: object) -> object:
@@ -74,7 +75,7 @@ class Narrow:
                 return method(*operands, **named)
             result = method(*(self._widened(o) if self._is_narrow(o) else o for o in operands), **named)
             # A comparison's result, or a product's sum in fp32, is no narrow number.
-            is_wide = all(o.dtype.scalar in self._types for o in operands if self._is_float(o))
+            is_wide = all(o.dtype.scalar.name in self._types for o in operands if self._is_float(o))
             return self._narrowed(result, narrow[-1]) if is_wide and result.data.dtype == numpy.float32 else result
 
         return compute
@@ -86,23 +87,23 @@ class Narrow:
 
     def _casting(self, method: Callable) -> Callable:
         def cast(source: object, to: object, *rest: object) -> object:
-            if not self._is_narrow(source) and to.scalar not in self._types:
+            if not self._is_narrow(source) and to.scalar.name not in self._types:
                 return method(source, to, *rest)
-            if to.scalar in self._types and self._toward_zero in rest:
+            if to.scalar.name in self._types and self._toward_zero in rest:
                 raise NotImplementedError(f"Triton's interpreter does not round to {to.scalar} toward zero")
             wide = self._widened(source) if self._is_narrow(source) else source
-            kind = to.scalar if to.scalar not in self._types else self._language.float32
+            kind = to.scalar if to.scalar.name not in self._types else self._language.float32
             if wide.dtype.scalar != kind:
                 data = wide.data.astype(self._interpreter._get_np_dtype(kind))
                 wide = self._interpreter.TensorHandle(data, kind)
-            return self._narrowed(wide, to.scalar) if to.scalar in self._types else wide
+            return self._narrowed(wide, to.scalar) if to.scalar.name in self._types else wide
 
         return cast
 
     def _refusing(self, method: Callable) -> Callable:
         def refuse(*operands: object, **named: object) -> object:
             for operand in operands:
-                if self._is_narrow(operand) and not isinstance(operand.dtype, self._language.pointer_type):
+                if self._is_narrow(operand):
                     raise NotImplementedError(f"Triton's interpreter has no atomic operations of {operand.dtype}")
             return method(*operands, **named)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kiln import recipe, suggest, targets, words
+from kiln.dispatch import Chosen
 from kiln.errors import NotFoundError, UsageError
 from kiln.jit import functions
 from kiln.jit.calls import Loaded, Run, Settings
-from kiln.jit.tables import Chosen
 
 
 def own_recipe() -> tuple[Path, Path]:

@@ -1,4 +1,5 @@
-"""The dispatch tables of a recipe for a target, as a build would generate them, but in Python."""
+"""The dispatch tables of a recipe for a target, as a build would generate them, but in Python: from a call's values to
+the variants that it runs."""
 
 from __future__ import annotations
 
