@@ -114,5 +114,6 @@ def test_a_template_with_an_unknown_name():
 
 def test_every_placeholder_is_filled():
     for families in ((), ("flash",), ("flash", "norm")):
-        for text in package.package_files(ROOT / "cmake", VERSION, families).values():
-            assert "@" not in text
+        for adapters in ({}, {"torch": "libkiln_torch.so", "other": "libother.so.1"}):
+            for text in package.package_files(ROOT / "cmake", VERSION, families, adapters).values():
+                assert "@" not in text

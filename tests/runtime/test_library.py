@@ -104,7 +104,7 @@ def test_the_releases_compiler(built):
         "flash", (built / "flash.cc").read_text(), tuple(nativebuild.FLASH), (headers / "flash.h",)
     )
     libraries = native.build_libraries(
-        ROOT, nativebuild.zstd_source(), (headers / "version.h").read_text(), [family], compiler,
+        ROOT, nativebuild.zstd_source(), (headers / "version.h").read_text(), [family], [], compiler,
         nativebuild.cache() / "native", 1,
     )  # fmt: skip
     core = check_library(libraries["libkiln.so.0"], EXPORTS, [])

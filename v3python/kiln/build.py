@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kiln import (
+    adapters,
     assemble,
     farm,
     lock,
@@ -79,11 +80,18 @@ def _build(options: Options, progress: Progress) -> Path:
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
     families = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
     native.write_generated(families, options.workspace / "build/generated")
+    first = options.targets[0].name
+    adapted = [
+        adapter
+        for adapter in adapters.find(options.source, options.site_of(first), toolchains[first].identity)
+        if adapter.over in {family.name for family in families}
+    ]
     libraries = native.build_libraries(
         options.source,
         native.extract_zstd(options.cache / zstd.name, zstd.sha256, options.workspace / "build"),
         header,
         families,
+        adapted,
         compiler,
         options.workspace / "build/lib",
         workers,
@@ -95,7 +103,9 @@ def _build(options: Options, progress: Progress) -> Path:
             libraries=libraries,
             families=[family.name for family in families],
             packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
-            headers=_headers(options.source, header, families),
+            headers=_headers(options.source, header, families, adapted),
+            adapters={adapter.name: adapter.library for adapter in adapted},
+            links={name: to for adapter in adapted for name, to in adapter.links.items()},
             templates=options.source / "cmake",
             notices=notices.collect(options.source, options.site, options.cache / zstd.name),
         ),
@@ -157,11 +167,15 @@ def _harvest(
     return harvest
 
 
-def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:
-    """The public headers by their path below include/: the core's, and those of the families that are built."""
+def _headers(
+    source: Path, version_header: str, families: Sequence[native.FamilySources], adapted: Sequence[native.Adapter]
+) -> dict[str, Path | str]:
+    """The public headers by their path below include/: the core's, and those of what is built over it."""
     headers: dict[str, Path | str] = {f"kiln/{name}": source / "include/kiln" / name for name in native.CORE_HEADERS}
     for family in families:
         headers |= family.public
+    for adapter in adapted:
+        headers |= adapter.headers
     return headers | {"kiln/version.h": version_header}
 
 

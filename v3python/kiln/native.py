@@ -12,9 +12,9 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln.errors import NativeBuildError, ToolchainError
@@ -31,8 +31,9 @@ COMMON_FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-
 CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
               "-fno-math-errno")  # fmt: skip
 ZSTD_FLAGS = ("-DZSTDLIB_VISIBLE=", "-DZSTDERRORLIB_VISIBLE=", "-w")
-LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,--version-script=csrc/kiln.map", "-Wl,-z,defs", "-Wl,-z,relro",
-               "-Wl,-z,now", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s")  # fmt: skip
+LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections",
+               "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s")  # fmt: skip
+_BESIDE = ("-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags")  # needs what lies in the same folder
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,33 @@ class FamilySources:
         """Its public headers by their path below include/."""
         generated = {f"kiln/{self.name}.h": self.header} if self.header else {}
         return generated | {f"kiln/{path.name}": path for path in self.headers}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A library over a family's, which offers it by the interface of somebody else.
+
+    Attributes:
+        name: of its target in the CMake package.
+        library: its file, which is its SONAME.
+        links: what stands beside it, by name: where it leads.
+        over: the family.
+        folder: has its sources (*.cc), what they share (*.h), and exports.map, a linker's version script.
+        headers: its public headers, by their path below include/.
+        system: folders of headers that are another's, and no part of the release.
+        foreign: the SONAME of a library that it needs and that no build has, with the names that it takes from there.
+        identity: what stands for `system` in keys.
+    """
+
+    name: str
+    library: str
+    over: str
+    folder: Path
+    links: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, Path | str] = field(default_factory=dict)
+    system: tuple[Path, ...] = ()
+    foreign: tuple[str, tuple[str, ...]] | None = None
+    identity: str = ""
 
 
 def write_generated(families: Sequence[FamilySources], folder: Path) -> None:
@@ -135,10 +163,10 @@ def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
 
 
 def build_libraries(
-    root: Path, zstd: Path, version_header: str, families: Sequence[FamilySources], compiler: Compiler, folder: Path,
-    jobs: int,
+    root: Path, zstd: Path, version_header: str, families: Sequence[FamilySources], adapters: Sequence[Adapter],
+    compiler: Compiler, folder: Path, jobs: int,
 ) -> dict[str, Path]:  # fmt: skip
-    """Builds `libkiln.so.0` and `libkiln_<family>.so` for each family; by name.
+    """Builds `libkiln.so.0`, `libkiln_<family>.so` for each family, and the adapters of these families; by name.
 
     A library whose inputs and compiler are those of the last time is not built again.
 
@@ -150,7 +178,7 @@ def build_libraries(
         for line in (root / "csrc/core/sources.txt").read_text().splitlines()
         if line.strip() and not line.startswith("#")
     ]
-    exports = {"csrc/kiln.map": root / "csrc/kiln.map"}
+    exports = {"exports.map": root / "csrc/kiln.map"}
     core_files = {f"csrc/core/{p.name}": p for p in sorted((root / "csrc/core").iterdir()) if p.is_file()}
     headers = {f"include/kiln/{name}": root / "include/kiln" / name for name in CORE_HEADERS}
     zstd_files = {f"zstd/{p.name}": p for p in sorted(zstd.iterdir()) if p.suffix in (".c", ".h")}
@@ -172,11 +200,46 @@ def build_libraries(
             files=exports | headers | extra | private | sources,
             texts={"include/kiln/version.h": version_header, "family/tables.cc": family.tables},
             units=("family/tables.cc", *sources),
-            link=(f"-Wl,-soname,libkiln_{family.name}.so", "-Wl,-rpath,$ORIGIN",
-                  "-Wl,--enable-new-dtags", "lib/libkiln.so.0"),
+            link=(f"-Wl,-soname,libkiln_{family.name}.so", *_BESIDE, "lib/libkiln.so.0"),
         )  # fmt: skip
         libraries[library.name] = library.build(compiler, folder, jobs, {"lib/libkiln.so.0": libraries[core.name]})
+    public = {name: header for family in families for name, header in family.public.items()}
+    for adapter in adapters:
+        names = ("libkiln.so.0", f"libkiln_{adapter.over}.so")
+        if names[1] in libraries:
+            library = _adapter(adapter, headers | _below_include(public), version_header)
+            libraries[adapter.library] = library.build(
+                compiler, folder, jobs, {f"lib/{name}": libraries[name] for name in names}
+            )
     return libraries
+
+
+def _below_include(headers: Mapping[str, Path | str]) -> dict[str, Path | str]:
+    return {f"include/{name}": header for name, header in headers.items()}
+
+
+def _adapter(adapter: Adapter, headers: Mapping[str, Path | str], version_header: str) -> _Library:
+    own = {f"adapter/{path.name}": path for path in sorted(adapter.folder.iterdir()) if path.suffix in (".cc", ".h")}
+    every = {**headers, **_below_include(adapter.headers), **own, "exports.map": adapter.folder / "exports.map"}
+    link = [f"-Wl,-soname,{adapter.library}", *_BESIDE, "lib/libkiln.so.0", f"lib/libkiln_{adapter.over}.so"]
+    stubs = {}
+    if adapter.foreign:
+        soname, names = adapter.foreign
+        stubs[soname] = "".join(f"void {name}(void) {{}}\n" for name in names)
+        link.append(f"lib/{soname}")
+    return _Library(
+        name=adapter.library,
+        files={name: content for name, content in every.items() if isinstance(content, Path)},
+        texts={
+            "include/kiln/version.h": version_header,
+            **{name: content for name, content in every.items() if isinstance(content, str)},
+        },
+        units=tuple(name for name in own if name.endswith(".cc")),
+        link=tuple(link),
+        system=adapter.system,
+        stubs=stubs,
+        identity=adapter.identity,
+    )
 
 
 @dataclass(frozen=True)
@@ -186,12 +249,15 @@ class _Library:
     texts: dict[str, str]
     units: tuple[str, ...]
     link: tuple[str, ...]
+    system: tuple[Path, ...] = ()
+    stubs: Mapping[str, str] = field(default_factory=dict)  # by SONAME, C that stands for a library at linking
+    identity: str = ""
 
     def build(self, compiler: Compiler, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
         contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
         contents |= {name: text.encode() for name, text in self.texts.items()}
         key = hashlib.sha256(repr((compiler.identity, COMMON_FLAGS, CXX_FLAGS, LINK_FLAGS, ZSTD_FLAGS, self.units,
-                                   self.link)).encode())  # fmt: skip
+                                   self.link, tuple(self.stubs.items()), self.identity)).encode())  # fmt: skip
         for name in sorted(contents):
             key.update(f"{name} {len(contents[name])}\n".encode() + contents[name])
         done = folder / f"{self.name}-{key.hexdigest()[:16]}"
@@ -205,7 +271,12 @@ class _Library:
                     (work / name).write_bytes(data)
                 with ThreadPoolExecutor(max(1, jobs)) as pool:
                     objects = list(pool.map(lambda unit: self._compile(compiler, work, unit), self.units))
-                _run(compiler, [*compiler.c, *LINK_FLAGS, *objects, *self.link, "-o", self.name], work)
+                for soname, source in self.stubs.items():
+                    (work / "stub.c").write_text(source)
+                    stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
+                    _run(compiler, [*compiler.c, *stub], work)
+                link = [*LINK_FLAGS, "-Wl,--version-script=exports.map", *objects, *self.link]
+                _run(compiler, [*compiler.c, *link, "-o", self.name], work)
                 os.replace(work / self.name, done)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
@@ -213,7 +284,7 @@ class _Library:
 
     def _compile(self, compiler: Compiler, work: Path, unit: str) -> str:
         output = unit.replace("/", "_") + ".o"
-        include = ("-Iinclude", "-Icsrc", "-Izstd")
+        include = ["-Iinclude", "-Icsrc", "-Izstd", *(word for path in self.system for word in ("-isystem", str(path)))]
         if unit.endswith(".c"):
             command = [*compiler.c, *COMMON_FLAGS, *ZSTD_FLAGS, *include, "-c", unit, "-o", output]
         else:

@@ -35,17 +35,20 @@ def version_numbers(version: str) -> tuple[int, int, int]:
 
 def version_header(template: str, version: str) -> str:
     """The text of kiln/version.h."""
-    return _fill(template, _values(version, ()))
+    return _fill(template, _values(version, (), {}))
 
 
-def package_files(templates: Path, version: str, families: Sequence[str]) -> dict[str, str]:
+def package_files(
+    templates: Path, version: str, families: Sequence[str], adapters: Mapping[str, str]
+) -> dict[str, str]:
     """The CMake package and pkg-config's files, by their paths in the release.
 
     Args:
         templates: the source tree's folder cmake/.
         families: each has a library libkiln_<family>.so, the target kiln::<family> and kiln_<family>.pc.
+        adapters: libraries by name; each has the target kiln::<name>.
     """
-    values = _values(version, families)
+    values = _values(version, families, adapters)
     result = {}
     for name in ("kilnConfig.cmake", "kilnConfigVersion.cmake", "kilnTargets.cmake"):
         result[f"{PACKAGE_FOLDER}/{name}"] = _fill((templates / f"{name}.in").read_text(), values)
@@ -56,11 +59,12 @@ def package_files(templates: Path, version: str, families: Sequence[str]) -> dic
     return result
 
 
-def _values(version: str, families: Sequence[str]) -> dict[str, str]:
+def _values(version: str, families: Sequence[str], adapters: Mapping[str, str]) -> dict[str, str]:
     major, minor, patch = version_numbers(version)
     return {
         "PACKAGE_INIT": _PACKAGE_INIT,
         "families": ";".join(families),
+        "adapters": ";".join(f"{name}/{library}" for name, library in adapters.items()),
         "KILN_VERSION": version,
         "KILN_VERSION_MAJOR": str(major),
         "KILN_VERSION_MINOR": str(minor),

@@ -1,10 +1,10 @@
 """The release: lays a build's results out as one folder, and makes that folder one tarball, the same bytes every time.
 
     kiln-<version>-<platform>-shared.tar.gz
-      kiln/lib/libkiln.so.0, libkiln.so -> libkiln.so.0, libkiln_<family>.so
+      kiln/lib/libkiln.so.0, libkiln.so -> libkiln.so.0, libkiln_<family>.so, libaotriton_v2.so, libkiln_torch.so
       kiln/lib/kiln.images/<vendor>-<target>.pack
       kiln/lib/cmake/kiln/, kiln/lib/pkgconfig/kiln.pc, kiln_<family>.pc
-      kiln/include/kiln/
+      kiln/include/kiln/, kiln/include/aotriton/
       kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
 
 A tarball counts with its .sha256 beside it only. Both appear by rename once they are complete, the .sha256 last; until
@@ -40,11 +40,13 @@ class Contents:
 
     Attributes:
         version: "0.1.0b".
-        libraries: "libkiln.so.0" and each family's "libkiln_<family>.so", by name.
+        libraries: "libkiln.so.0", each family's "libkiln_<family>.so", and what adapts them, by name.
         families: names of the families that have a library.
         packs: by file name, "nvidia-sm_90.pack".
         headers: by path below include/, "kiln/kiln.h": a file, or its text.
         templates: the source tree's folder cmake/.
+        adapters: libraries that offer a family by another's interface, by name: "torch".
+        links: in lib/ besides libkiln.so, by name: where it leads, if that is there.
         notices: texts by path below share/kiln/: LICENSE, NOTICES.txt, licences/...
     """
 
@@ -55,6 +57,8 @@ class Contents:
     headers: Mapping[str, Path | str]
     templates: Path
     notices: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 def tarball_name(version: str) -> str:
@@ -78,12 +82,16 @@ def lay_out(contents: Contents, stage: Path) -> None:
         shutil.rmtree(stage, ignore_errors=True)
         for name, path in contents.libraries.items():
             _put(stage / "lib" / name, path)
-        (stage / "lib/libkiln.so").symlink_to("libkiln.so.0")
         for name, path in contents.packs.items():
             _put(stage / IMAGES / name, path)
+        for name, to in {"libkiln.so": "libkiln.so.0", **contents.links}.items():
+            if (stage / "lib" / to).exists():
+                (stage / "lib" / name).symlink_to(to)
         for name, header in contents.headers.items():
             _put(stage / "include" / name, header)
-        for name, text in package.package_files(contents.templates, contents.version, contents.families).items():
+        for name, text in package.package_files(
+            contents.templates, contents.version, contents.families, contents.adapters
+        ).items():
             _put(stage / name, text)
         for name, text in contents.notices.items():
             _put(stage / "share/kiln" / name, text)

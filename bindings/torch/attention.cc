@@ -1,0 +1,260 @@
+// kiln_native::attn_fwd, attn_bwd and dropout_mask.
+#include "call.h"
+#include "runtime.h"
+
+namespace kiln_torch {
+namespace {
+
+// Optional tensors of forward and backward, in the order of the bits of `which`.
+enum { kBias, kSlopes, kSinks, kCuQ, kCuK, kUsedQ, kUsedK, kRng, kExtras };
+constexpr const char* kNames[kExtras] = {"bias",         "alibi_slopes", "sinks",     "cu_seqlens_q",
+                                         "cu_seqlens_k", "seqused_q",    "seqused_k", "rng"};
+
+// What both have in common: q, k, v and all that shapes scores.
+struct Attention {
+  int64_t flags;
+  int32_t rank_q, rank_k, rank_v;
+  kiln_tensor q, k, v;
+  kiln_tensor tensors[kExtras];
+  const kiln_tensor* extras[kExtras];
+  kiln_tensor seed, offset;
+  int64_t bias_sizes[4];  // as PyTorch has them
+
+  bool has(int64_t flag) const { return flags & flag; }
+  bool rows_first() const { return has(kRowsFirst); }
+  int64_t batch() const { return extras[kCuQ] ? extras[kCuQ]->sizes[0] - 1 : q.sizes[0]; }
+  // There may be rows that belong to no sequence.
+  bool loose_q() const { return extras[kCuQ] || extras[kUsedQ]; }
+  bool loose_k() const { return extras[kCuK] || extras[kUsedK]; }
+};
+
+constexpr int kShared = 10;  // how many arguments follow q, k and v
+
+// The four-dimensional tensors, as the kernels count dimensions.
+void reshape(Call* call, kiln_tensor* tensor, const char* name, bool rows_first) {
+  if (call->status != KILN_OK) return;
+  if (!to_logical(tensor, rows_first))
+    return call->fail(fail(KILN_E_ARGUMENT, "%s must have 4 dimensions, or 3 for sequences one after another, and has %d",
+                           name, static_cast<int>(tensor->rank)));
+  if (tensor->strides[3] != 1) call->fail(kRefit);
+}
+
+// Sizes of 1 stand for all; strides of 0 make it so.
+void broadcast_bias(Call* call, Attention* a) {
+  if (!a->extras[kBias] || call->status != KILN_OK) return;
+  kiln_tensor& bias = a->tensors[kBias];
+  if (bias.rank != 4)
+    return call->fail(fail(KILN_E_ARGUMENT, "bias must have the shape [batch, heads, rows, keys], of which batch, heads "
+                           "and rows may be 1"));
+  if (bias.sizes[3] > 1 && bias.strides[3] != 1) return call->fail(kRefit);
+  if (bias.sizes[3] == 1) bias.strides[3] = 1;
+  const int64_t wanted[] = {a->batch(), a->q.sizes[1], a->q.sizes[2]};
+  for (int i = 0; i < 4; ++i) a->bias_sizes[i] = bias.sizes[i];
+  for (int i = 0; i < 3; ++i) {
+    if (bias.sizes[i] != 1 || wanted[i] == 1) continue;
+    bias.sizes[i] = wanted[i];
+    bias.strides[i] = 0;
+  }
+}
+
+void spread_slopes(Attention* a) {
+  kiln_tensor& slopes = a->tensors[kSlopes];
+  if (!a->extras[kSlopes] || slopes.rank != 1) return;
+  slopes.rank = 2;
+  slopes.sizes[1] = slopes.sizes[0], slopes.strides[1] = slopes.strides[0];
+  slopes.sizes[0] = a->batch(), slopes.strides[0] = 0;
+}
+
+// Seed and offset lie one behind the other.
+void split_rng(Call* call, Attention* a) {
+  if (!a->extras[kRng] || call->status != KILN_OK) return;
+  const kiln_tensor& rng = a->tensors[kRng];
+  if (rng.rank != 1 || rng.sizes[0] != 2 || rng.strides[0] != 1 || rng.dtype != KILN_INT64)
+    return call->fail(fail(KILN_E_ARGUMENT, "rng must be a contiguous tensor of two int64: seed and offset"));
+  a->seed = rng;
+  a->seed.rank = 0;
+  a->offset = a->seed;
+  a->offset.data = static_cast<int64_t*>(rng.data) + 1;
+}
+
+// Reads q, k and v from `at` on, flags and the rest from `shared` on.
+void read(Call* call, int at, int shared, Attention* a) {
+  a->flags = call->integer(shared + 2);
+  call->tensor(at, "q", &a->q);
+  call->tensor(at + 1, "k", &a->k);
+  call->tensor(at + 2, "v", &a->v);
+  call->extras(shared, call->integer(shared + 1), kNames, kExtras, a->tensors, a->extras);
+  a->rank_q = a->q.rank, a->rank_k = a->k.rank, a->rank_v = a->v.rank;
+  if (a->has(kEqualHeads) && (a->rank_q != 4 || a->rank_k != 4 || a->rank_v != 4)) call->fail(kRefit);
+  reshape(call, &a->q, "q", a->rows_first());
+  reshape(call, &a->k, "k", a->rows_first());
+  reshape(call, &a->v, "v", a->rows_first());
+  if (a->has(kEqualHeads) && a->q.sizes[1] != a->k.sizes[1]) call->fail(kRefit);
+  broadcast_bias(call, a);
+  spread_slopes(a);
+  split_rng(call, a);
+}
+
+template <typename Params>
+void fill(const Call& call, int shared, const Attention& a, Params* to) {
+  to->q = &a.q, to->k = &a.k, to->v = &a.v;
+  to->bias = a.extras[kBias];
+  to->alibi_slopes = a.extras[kSlopes];
+  to->sinks = a.extras[kSinks];
+  to->cu_seqlens_q = a.extras[kCuQ];
+  to->cu_seqlens_k = a.extras[kCuK];
+  to->seqused_q = a.extras[kUsedQ];
+  to->seqused_k = a.extras[kUsedK];
+  if (a.extras[kRng]) to->seed = &a.seed, to->offset = &a.offset;
+  to->sm_scale = call.real(shared + 3);
+  to->softcap = call.real(shared + 4);
+  to->dropout = call.real(shared + 5);
+  to->max_seqlen_q = call.integer(shared + 6);
+  to->max_seqlen_k = call.integer(shared + 7);
+  to->window_left = call.integer(shared + 8);
+  to->window_right = call.integer(shared + 9);
+  to->causal = a.has(kCausal);
+  to->bottom_right = a.has(kBottomRight);
+}
+
+// [batch, heads, rows] of q, or [heads, rows] where q has no batch.
+AtenTensorHandle make_lse(Call* call, const Attention& a, kiln_tensor* out) {
+  const int64_t heads = a.q.sizes[1], rows = a.q.sizes[2], sizes[] = {a.q.sizes[0], heads, rows};
+  const int64_t inner = rows > 0 ? rows : 1, strides[] = {inner * (heads > 0 ? heads : 1), inner, 1};
+  int first = 4 - a.rank_q;
+  AtenTensorHandle handle = call->make(3 - first, sizes + first, strides + first, KILN_FP32, false, out);
+  if (!handle) return nullptr;
+  for (int i = 0; i < 3; ++i) out->sizes[i] = sizes[i], out->strides[i] = strides[i];
+  out->rank = 3;
+  return handle;
+}
+
+// What the forward gives the backward, for the question whether there is one. Only descriptions are looked at; where
+// there is no log-sum-exp, q stands for its memory.
+kiln_status plan_backward(kiln_t kiln, const kiln_queue* queue, const Call& call, int shared, const Attention& a,
+                          const kiln_tensor& out) {
+  kiln_attn_bwd_params params = KILN_ATTN_BWD_PARAMS_INIT;
+  fill(call, shared, a, &params);
+  kiln_tensor lse = a.q, dq, dk, dv;
+  lse.dtype = KILN_FP32, lse.rank = 3, lse.strides[2] = 1;
+  lse.strides[1] = a.q.sizes[2] > 0 ? a.q.sizes[2] : 1;
+  lse.strides[0] = lse.strides[1] * (a.q.sizes[1] > 0 ? a.q.sizes[1] : 1);
+  describe_like(a.q, a.q.sizes[3], &dq, a.rows_first());
+  describe_like(a.k, a.k.sizes[3], &dk, a.rows_first());
+  describe_like(a.v, a.v.sizes[3], &dv, a.rows_first());
+  params.out = &out, params.dout = &out, params.lse = &lse, params.dq = &dq, params.dk = &dk, params.dv = &dv;
+  uint64_t bytes;
+  return kiln_attn_bwd_workspace(kiln, queue, &params, &bytes);
+}
+
+void forward(Call* call, AtenTensorHandle* results) {
+  constexpr int shared = 3;
+  Attention a = {};
+  read(call, 0, shared, &a);
+  call->begin();
+  if (call->status != KILN_OK) return;
+  kiln_tensor out, lse;
+  results[0] = make_like(call, a.q, a.v.sizes[3], a.rank_q, a.rows_first(), a.loose_q(), &out);
+  if (a.has(kReturnLse)) results[1] = make_lse(call, a, &lse);
+  kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
+  fill(*call, shared, a, &params);
+  params.out = &out;
+  if (results[1]) params.lse = &lse;
+  call->run([&](kiln_t kiln, const kiln_queue* queue) {
+    kiln_status status = KILN_OK;
+    if (a.has(kForBackward)) status = plan_backward(kiln, queue, *call, shared, a, out);
+    return status == KILN_OK ? kiln_attn_fwd(kiln, queue, &params) : status;
+  });
+}
+
+// Of PyTorch's shape of bias, summed over what is 1 there.
+AtenTensorHandle make_dbias(Call* call, const Attention& a, kiln_tensor* out) {
+  const int64_t* sizes = a.bias_sizes;
+  int64_t strides[4] = {0, 0, 0, 1};
+  for (int i = 2; i >= 0; --i) strides[i] = strides[i + 1] * (sizes[i + 1] > 0 ? sizes[i + 1] : 1);
+  const kiln_tensor& bias = a.tensors[kBias];
+  if (sizes[2] != bias.sizes[2]) {
+    call->fail(fail(KILN_E_ARGUMENT, "the gradient of a bias that all rows share is not there: expand it over rows first"));
+    return nullptr;
+  }
+  // Rows and keys beyond those of the call, or of no sequence, are not written.
+  bool larger = sizes[2] > a.q.sizes[2] || sizes[3] > a.k.sizes[2];
+  AtenTensorHandle handle = call->make(4, sizes, strides, bias.dtype, larger || a.loose_q() || a.loose_k(), out);
+  for (int i = 0; i < 2; ++i)
+    if (sizes[i] != bias.sizes[i]) out->sizes[i] = bias.sizes[i], out->strides[i] = 0;
+  return handle;
+}
+
+void backward(Call* call, AtenTensorHandle* results) {
+  constexpr int shared = 6;
+  Attention a = {};
+  kiln_tensor dout, out, lse;
+  call->tensor(0, "dout", &dout);
+  read(call, 1, shared, &a);
+  call->tensor(4, "out", &out);
+  call->tensor(5, "lse", &lse);
+  reshape(call, &dout, "dout", a.rows_first());
+  reshape(call, &out, "out", a.rows_first());
+  if (call->status == KILN_OK && lse.rank == 2) {
+    lse.sizes[2] = lse.sizes[1], lse.strides[2] = lse.strides[1];
+    lse.sizes[1] = lse.sizes[0], lse.strides[1] = lse.strides[0];
+    lse.sizes[0] = 1, lse.strides[0] = lse.sizes[1] * lse.sizes[2];
+    lse.rank = 3;
+  }
+  call->begin();
+  if (call->status != KILN_OK) return;
+  kiln_tensor dq, dk, dv, dbias, dsinks;
+  results[0] = make_like(call, a.q, a.q.sizes[3], a.rank_q, a.rows_first(), a.loose_q(), &dq);
+  results[1] = make_like(call, a.k, a.k.sizes[3], a.rank_k, a.rows_first(), a.loose_k(), &dk);
+  results[2] = make_like(call, a.v, a.v.sizes[3], a.rank_v, a.rows_first(), a.loose_k(), &dv);
+  if (a.has(kNeedDbias) && a.extras[kBias]) results[3] = make_dbias(call, a, &dbias);
+  const int64_t one = 1;
+  if (a.has(kNeedDsinks) && a.extras[kSinks])
+    results[4] = call->make(1, a.tensors[kSinks].sizes, &one, KILN_FP32, false, &dsinks);
+  kiln_attn_bwd_params params = KILN_ATTN_BWD_PARAMS_INIT;
+  fill(*call, shared, a, &params);
+  params.out = &out, params.dout = &dout, params.lse = &lse;
+  params.dq = &dq, params.dk = &dk, params.dv = &dv;
+  if (results[3]) params.dbias = &dbias;
+  if (results[4]) params.dsinks = &dsinks;
+  params.deterministic = a.has(kDeterministic);
+  call->run([&](kiln_t kiln, const kiln_queue* queue) {
+    kiln_status status = kiln_attn_bwd_workspace(kiln, queue, &params, &params.workspace_bytes);
+    if (status != KILN_OK) return status;
+    params.workspace = call->workspace(params.workspace_bytes);
+    return call->status == KILN_OK ? kiln_attn_bwd(kiln, queue, &params) : call->status;
+  });
+}
+
+}  // namespace
+
+void attn_fwd(StableIValue* stack, uint64_t, uint64_t) {
+  Call call(stack);
+  AtenTensorHandle results[2] = {};
+  forward(&call, results);
+  call.finish(results, 2);
+}
+
+void attn_bwd(StableIValue* stack, uint64_t, uint64_t) {
+  Call call(stack);
+  AtenTensorHandle results[5] = {};
+  backward(&call, results);
+  call.finish(results, 5);
+}
+
+void dropout_mask(StableIValue* stack, uint64_t, uint64_t) {
+  Call call(stack);
+  Attention a = {};
+  kiln_tensor mask;
+  call.tensor(0, "rng", &a.tensors[kRng]);
+  call.tensor(1, "mask", &mask);
+  a.extras[kRng] = &a.tensors[kRng];
+  split_rng(&call, &a);
+  call.begin();
+  kiln_dropout_mask_params params = KILN_DROPOUT_MASK_PARAMS_INIT;
+  params.mask = &mask, params.seed = &a.seed, params.offset = &a.offset, params.dropout = call.real(2);
+  call.run([&](kiln_t kiln, const kiln_queue* queue) { return kiln_dropout_mask(kiln, queue, &params); });
+  call.finish(nullptr, 0);
+}
+
+}  // namespace kiln_torch

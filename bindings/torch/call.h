@@ -1,0 +1,109 @@
+// One call of a boxed kernel: its arguments become Kiln's, its results PyTorch's.
+//
+// Every kernel ends in a status, its last result, since no C++ exception may cross: 0, a kiln_status, or kRefit. Then
+// the other results are undefined tensors, which are None in Python.
+#pragma once
+
+#include "kiln/flash.h"
+#include "shim.h"
+
+namespace kiln_torch {
+
+// The tensors mean something plain that no kernel takes as it is: a last dimension with a stride, say. The caller makes
+// them fit and calls again. No sentence is left.
+constexpr kiln_status kRefit = -1;
+
+// Bits of `flags`, as native.py spells them.
+enum {
+  kCausal = 1,
+  kBottomRight = 2,
+  kRowsFirst = 4,
+  kReturnLse = 8,
+  kForBackward = 16,  // refuse what has no backward
+  kEqualHeads = 32,   // heads that are shared are for the caller to look at: kRefit
+  kNeedDbias = 64,
+  kNeedDsinks = 128,
+  kDeterministic = 256,
+  kInterleaved = 512,
+};
+
+// Optional tensors come in one list, and a number whose bit n says that the n-th of them is there: libtorch passes
+// optional values in cells that it allocates and whose release differs between its versions.
+constexpr int kMostExtras = 13;
+
+class Call {
+ public:
+  explicit Call(StableIValue* stack) : stack_(stack) {}
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  kiln_status status = KILN_OK;
+  int32_t device = -1;
+
+  // Reads an argument that is a tensor of up to KILN_MAX_RANK dimensions, and checks that all are on one device.
+  void tensor(int at, const char* name, kiln_tensor* out) { read(take(stack_[at]), name, out); }
+  // The same of the list at `at`: entry n of `names` goes to slots[n] if bit n of `which` is set, else that is NULL.
+  void extras(int at, int64_t which, const char* const* names, int count, kiln_tensor* tensors,
+              const kiln_tensor** slots);
+  int64_t integer(int at) const { return static_cast<int64_t>(stack_[at]); }
+  float real(int at) const;
+  // Only after the arguments were read: makes their device current, and finds the runtime and PyTorch's stream.
+  void begin();
+
+  // A fresh tensor on the call's device; zeroes it if asked. NULL if it failed; `out` describes it. Its rank is that of
+  // the description unless `drop` is set: then dimension 0, which is 1, is left out of what PyTorch sees.
+  AtenTensorHandle make(int32_t rank, const int64_t* sizes, const int64_t* strides, kiln_dtype dtype, bool zero,
+                        kiln_tensor* out);
+  // Device memory until the kernels of this call are enqueued, which is as long as PyTorch's allocator needs it.
+  void* workspace(uint64_t bytes);
+  // Calls again after a fork; `enter` gets the runtime and the queue.
+  template <typename Enter>
+  void run(Enter enter) {
+    if (status != KILN_OK) return;
+    status = enter(kiln_, &queue_);
+    if (status != KILN_E_FORKED || (status = renew()) != KILN_OK) return;
+    status = enter(kiln_, &queue_);
+  }
+  void fail(kiln_status why) {
+    if (status == KILN_OK) status = why;
+  }
+  // Leaves the results and the status on the stack. Tensors that are NULL, or all of a failed call, become undefined.
+  void finish(const AtenTensorHandle* results, int count);
+
+ private:
+  static constexpr int kMostOwned = 32;
+
+  AtenTensorHandle take(StableIValue value);
+  void read(AtenTensorHandle handle, const char* name, kiln_tensor* out);
+  kiln_status renew();
+
+  StableIValue* stack_;
+  AtenTensorHandle owned_[kMostOwned];
+  int owned_count_ = 0;
+  const char* first_ = nullptr;  // the argument that set the device
+  DeviceGuardHandle guard_ = nullptr;
+  kiln_t kiln_ = nullptr;
+  kiln_queue queue_ = KILN_QUEUE_INIT(0, nullptr);
+};
+
+// ---- layouts: [batch, heads, rows, width], however PyTorch's tensor has it ----------------------------------------
+
+// From what PyTorch has: rows before heads, rank 3 for sequences one after another. False: neither.
+bool to_logical(kiln_tensor* tensor, bool rows_first);
+
+// A fresh tensor of the rows of `model` and of `width` columns. Its memory is dense; rows lie outside of heads if they
+// come first, or do so in `model`. What PyTorch sees has the rank and the order that the caller's tensor had.
+AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, int32_t rank, bool rows_first, bool zero,
+                           kiln_tensor* out);
+// Its description alone.
+void describe_like(const kiln_tensor& model, int64_t width, kiln_tensor* out, bool rows_first);
+
+// The kernels, for library.cc.
+void attn_fwd(StableIValue* stack, uint64_t, uint64_t);
+void attn_bwd(StableIValue* stack, uint64_t, uint64_t);
+void attn_decode(StableIValue* stack, uint64_t, uint64_t);
+void dropout_mask(StableIValue* stack, uint64_t, uint64_t);
+void runtime_handle(StableIValue* stack, uint64_t, uint64_t);
+
+}  // namespace kiln_torch

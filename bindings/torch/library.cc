@@ -1,0 +1,100 @@
+// The operators of kiln_native, registered when the library is loaded: torch.ops.load_library, and a C++ program that
+// loads it, expect them to be there then. So this is the one library of Kiln's with an initialiser.
+#include <dlfcn.h>
+
+#include "call.h"
+#include "numbers.h"
+#include "runtime.h"
+
+namespace kiln_torch {
+
+Numbers numbers;
+
+void ask_numbers() {
+  numbers.cpu = aoti_torch_device_type_cpu();
+  numbers.cuda = aoti_torch_device_type_cuda();
+  numbers.strided = aoti_torch_layout_strided();
+  int32_t (*const kAsk[kDtypes])() = {
+      aoti_torch_dtype_bfloat16, aoti_torch_dtype_float16,       aoti_torch_dtype_float32, aoti_torch_dtype_int32,
+      aoti_torch_dtype_int64,    aoti_torch_dtype_float8_e4m3fn, aoti_torch_dtype_uint8,   aoti_torch_dtype_float64,
+      aoti_torch_dtype_int8,     aoti_torch_dtype_int16,         aoti_torch_dtype_float8_e5m2, aoti_torch_dtype_bool};
+  for (int i = 0; i < kDtypes; ++i) numbers.torch_dtypes[i] = kAsk[i]();
+}
+
+namespace {
+
+struct Operator {
+  const char* name;
+  const char* schema;
+  void (*kernel)(StableIValue*, uint64_t, uint64_t);
+};
+
+// What is rarely given stands at the end: Python leaves it out, and libtorch fills it in for next to nothing.
+// native.py explains the arguments.
+constexpr Operator kOperators[] = {
+    {"attn_fwd",
+     "attn_fwd(Tensor q, Tensor k, Tensor v, Tensor[] extras, int which=0, int flags=0, "
+     "float scale=0., float softcap=0., float dropout=0., int max_seqlen_q=0, int max_seqlen_k=0, int window_left=-1, "
+     "int window_right=-1) -> (Tensor out, Tensor lse, int status)",
+     attn_fwd},
+    {"attn_bwd",
+     "attn_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor[] extras, "
+     "int which=0, int flags=0, float scale=0., float softcap=0., float dropout=0., int max_seqlen_q=0, int max_seqlen_k=0, "
+     "int window_left=-1, int window_right=-1) -> "
+     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks, int status)",
+     attn_bwd},
+    {"attn_decode",
+     "attn_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor out, Tensor[] extras, "
+     "int which=0, int flags=0, float scale=0., float softcap=0., int max_seqlen_q=0, int max_seqlen_k=0, int window_left=-1, "
+     "int window_right=-1, int splits=0) -> (Tensor lse, int status)",
+     attn_decode},
+    {"dropout_mask", "dropout_mask(Tensor rng, Tensor mask, float dropout) -> int status", dropout_mask},
+    {"runtime", "runtime() -> (int handle, int status)", runtime_handle},
+};
+
+// CUDA is the key of ROCm's tensors too. Tensors of the CPU come here to be refused in our words.
+constexpr const char* kKeys[] = {"CUDA", "CPU", "CompositeExplicitAutograd"};
+constexpr int kWithoutTensors = 2;
+
+int32_t failed;  // registrations
+
+void register_all() {
+  ask_numbers();
+  TorchLibraryHandle schemas, kernels[3];
+  // Never given back: they must be there as long as libtorch is.
+  failed += aoti_torch_library_init_def("kiln_native", __FILE__, __LINE__, &schemas) != 0;
+  for (int i = 0; i < 3; ++i)
+    failed += aoti_torch_library_init_impl("kiln_native", kKeys[i], __FILE__, __LINE__, &kernels[i]) != 0;
+  if (failed) return;
+  for (const Operator& each : kOperators) {
+    failed += aoti_torch_library_def(schemas, each.schema) != 0;
+    bool tensors = each.kernel != runtime_handle;
+    for (int i = tensors ? 0 : kWithoutTensors; i < (tensors ? kWithoutTensors : 3); ++i)
+      failed += torch_library_impl(kernels[i], each.name, each.kernel, kBuildVersion) != 0;
+  }
+}
+
+// libtorch keeps the kernels' addresses, so nobody may unload the library.
+void stay() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(&stay), &info)) dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+__attribute__((constructor)) void load() {
+  stay();
+  register_all();
+}
+
+}  // namespace
+
+void runtime_handle(StableIValue* stack, uint64_t, uint64_t) {
+  kiln_t kiln = nullptr;
+  kiln_status status = runtime(&kiln);
+  stack[0] = static_cast<StableIValue>(reinterpret_cast<uintptr_t>(kiln));
+  stack[1] = static_cast<StableIValue>(static_cast<int64_t>(status));
+}
+
+}  // namespace kiln_torch
+
+// How many of the operators could not be registered: 0, unless this PyTorch has another copy of the library already.
+extern "C" KILN_API int32_t kiln_torch_failed() { return kiln_torch::failed; }

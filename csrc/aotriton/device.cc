@@ -1,0 +1,56 @@
+// What is asked of a stream's device.
+#include "call.h"
+
+namespace kiln_aotriton {
+namespace {
+
+// Facts of a stream's device, or NULL.
+const Facts* facts_of(hipStream_t stream) {
+  Session session;
+  if (enter(&session) != hipSuccess) return nullptr;
+  int device = device_of(session.machine->driver, stream);
+  return device < 0 ? nullptr : &session.machine->devices[device];
+}
+
+// Whether a forward of that dtype has images, asked without running it: nothing is read at the address.
+kiln_status look_for(const Session& session, void* stream, kiln_dtype dtype) {
+  alignas(16) static char anywhere[16];
+  const kiln_tensor one = {anywhere, dtype, 4, {1, 1, 1, 8}, {8, 8, 8, 1}, {}};
+  kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
+  params.q = params.k = params.v = params.out = &one;
+  kiln_queue queue = session.queue(stream);
+  uint64_t bytes;
+  return kiln_attn_fwd_workspace(session.kiln, &queue, &params, &bytes);
+}
+
+}  // namespace
+}  // namespace kiln_aotriton
+
+namespace AOTRITON_NS {
+
+Gpu getGpuFromStream(hipStream_t stream) {
+  const kiln_aotriton::Facts* facts = kiln_aotriton::facts_of(stream);
+  return facts ? static_cast<Gpu>(facts->gpu) : GPU_ARCH_UNKNOWN;
+}
+
+int getMultiProcessorCount(hipStream_t stream) {
+  const kiln_aotriton::Facts* facts = kiln_aotriton::facts_of(stream);
+  return facts ? facts->multiprocessors : 0;
+}
+
+bool isArchExperimentallySupported(hipStream_t) { return false; }
+
+}  // namespace AOTRITON_NS
+
+namespace AOTRITON_NS::v2::flash {
+
+hipError_t check_gpu(Stream stream) {
+  kiln_aotriton::Session session;
+  if (hipError_t error = kiln_aotriton::enter(&session)) return error;
+  kiln_status status = KILN_E_UNSUPPORTED;
+  for (kiln_dtype dtype : {KILN_FP16, KILN_BF16, KILN_FP32})  // a release may lack one
+    if (status == KILN_E_UNSUPPORTED) status = kiln_aotriton::look_for(session, stream.native(), dtype);
+  return kiln_aotriton::error_of(status);
+}
+
+}  // namespace AOTRITON_NS::v2::flash

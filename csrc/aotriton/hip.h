@@ -1,0 +1,7 @@
+// HIP's types, of which hipError_t and hipStream_t are used. Its headers ask which platform they are for.
+#pragma once
+
+#ifndef __HIP_PLATFORM_AMD__
+#define __HIP_PLATFORM_AMD__
+#endif
+#include <hip/hip_runtime.h>

@@ -1,0 +1,31 @@
+// The one runtime of the process.
+#pragma once
+
+#include "driver.h"
+#include "kiln/flash.h"
+
+namespace kiln_aotriton {
+
+struct Facts {
+  int32_t multiprocessors;
+  uint64_t gpu;  // aotriton::Gpu
+};
+
+// What an opened runtime knows of its machine.
+struct Machine {
+  Driver driver;
+  Facts devices[kMaxDevices];  // by ordinal
+};
+
+// What every entry begins with.
+struct Session {
+  kiln_t kiln;
+  const Machine* machine;
+
+  kiln_queue queue(void* stream) const { return KILN_QUEUE_INIT(machine->driver.vendor, stream); }
+};
+
+// Opens the runtime at the first call, and in a forked child anew. A failure leaves a sentence, and is not remembered.
+hipError_t enter(Session* out);
+
+}  // namespace kiln_aotriton

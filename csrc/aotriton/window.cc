@@ -1,0 +1,55 @@
+#include "window.h"
+
+#include "hip.h"
+
+#include <aotriton/flash.h>
+
+namespace kiln_aotriton {
+namespace {
+
+using aotriton::v3::flash::WindowValue;
+
+// A side of a window, counted from where the first row and the first key belong together.
+struct Side {
+  int64_t count;
+  bool unlimited;
+
+  // Counted from `shift` keys further on, in the side's own direction; whether that is a count.
+  bool counts(int64_t shift, int64_t* out) const {
+    *out = unlimited ? -1 : count + shift;
+    return unlimited || *out >= 0;
+  }
+};
+
+bool is_aligned(int32_t value) {
+  return value == WindowValue::TopLeftAligned || value == WindowValue::BottomRightAligned;
+}
+
+bool counts_from(int64_t diagonal, const Side& left, const Side& right, Window* out) {
+  return left.counts(diagonal, &out->left) && right.counts(-diagonal, &out->right);
+}
+
+}  // namespace
+
+bool find_window(int32_t left, int32_t right, const Lengths& lengths, Window* out) {
+  int64_t diagonal = lengths.keys - lengths.rows;  // where the last row and the last key belong together
+  Side from = {left, is_aligned(left) || left >= lengths.rows - 1};
+  Side to = {right, !is_aligned(right) && right >= lengths.keys - 1};
+  if (right == WindowValue::TopLeftAligned) to.count = 0;
+  if (right == WindowValue::BottomRightAligned) {
+    out->bottom_right = 1;
+    if (from.unlimited) {  // of every sequence, whatever its lengths
+      out->left = -1;
+      out->right = 0;
+      return true;
+    }
+    to.count = diagonal;
+    return lengths.exact && counts_from(diagonal, from, to, out);
+  }
+  out->bottom_right = 0;
+  if (counts_from(0, from, to, out)) return true;
+  out->bottom_right = 1;
+  return lengths.exact && counts_from(diagonal, from, to, out);
+}
+
+}  // namespace kiln_aotriton

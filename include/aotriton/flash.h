@@ -1,0 +1,168 @@
+/* Kiln: AOTriton's interface (0.11) to the flash family, in libaotriton_v2.so. What was written for AOTriton compiles,
+ * links and runs with it; HIP's headers must be at hand. Documentation of what is not said here: kiln/flash.h.
+ *
+ * Devices. The process has one kiln_t for all calls, opened at the first and never closed; the child of a fork opens its
+ * own. Its devices are those of AMD, or if there are none, those of NVIDIA: a stream is then the CUDA driver's. Packs
+ * are searched for beside the library (kiln.images, aotriton.images), and in KILN_PACK_PATH.
+ *
+ * Threads. Every function may be called from any number of threads at once, and under a stream's capture (on NVIDIA once
+ * a call with the same images was made outside of one). Nothing here throws, prints or aborts, or changes the current
+ * device.
+ *
+ * Ownership. Views are read before a function returns. The memory that they tell of is borrowed until the work, which
+ * is enqueued on the stream, is done.
+ *
+ * Tensors. Four dimensions: batch, heads, rows (or keys), head dimension, the last contiguous, the others with any
+ * strides; K and V may have fewer heads. dtypes: fp16, bf16 and fp32, one for the whole call. The log-sum-exp (L,
+ * softmax_lse) has two dimensions, [batch * heads, at least rows], fp32, natural logarithms. With compact sequences of
+ * several lengths it is [sequences * heads, at least the longest], or [heads, all rows]. A row that sees no key has
+ * minus infinity there. What is given without address or size counts as not given.
+ *
+ * Dropout. Its seed is what lies at philox_seed, its offset what lies at philox_offset1 plus philox_offset2; int64 or
+ * uint64. They are read only if dropout_p is above 0, else they are 0. philox_seed_output and philox_offset_output, both
+ * or neither, get what was used. encoded_softmax, [batch, heads, rows, keys], gets +1 where a weight is kept, and -1
+ * where it is dropped, with dropout_p 0 too.
+ *
+ * Not needed, and left alone: atomic counters (atomic_for_causal, persistent_atomic_counter), DQ_ACC, extra arguments.
+ *
+ * Errors. A result other than hipSuccess left a sentence for the calling thread in kiln_error() (kiln/kiln.h,
+ * libkiln.so.0). The driver's own number is returned where a call for memory failed; besides:
+ *
+ *   hipErrorInvalidValue                 an argument that cannot be: a shape, a dtype, a stride, a probability
+ *   hipErrorNotSupported                 no kernel for this call; a backend that there is not; ALiBi slopes (A), a window
+ *                                        that no kernel takes; no memory on streams
+ *   hipErrorNoDevice                     no driver, or no device
+ *   hipErrorNoBinaryForGpu               a device that the release has no images for
+ *   hipErrorFileNotFound                 the pack with its images is not found
+ *   hipErrorInvalidImage                 the pack is corrupt, or of another release
+ *   hipErrorInvalidSymbol                params_version is not one that this library reads
+ *   hipErrorInvalidHandle                the stream cannot be used
+ *   hipErrorOutOfMemory                  of the host, or on the stream
+ *   hipErrorLaunchOutOfResources         the device has less shared memory than the image needs
+ *   hipErrorSharedObjectSymbolNotFound,  libkiln_flash.so is of another release
+ *   hipErrorSharedObjectInitFailed
+ *   hipErrorUnknown                      another call of the driver failed
+ */
+#ifndef AOTRITON_FLASH_H
+#define AOTRITON_FLASH_H
+
+#include <aotriton/config.h>
+#include <aotriton/cpp_tune.h>
+#include <aotriton/runtime.h>
+#include <aotriton/util.h>
+#include <aotriton/v2/flash.h>
+
+namespace AOTRITON_NS::v3::flash {
+
+using T4 = AOTRITON_NS::TensorView<4>;
+using T2 = AOTRITON_NS::TensorView<2>;
+using T1 = AOTRITON_NS::TensorView<1>;
+using T0 = AOTRITON_NS::TensorView<0>;
+using LT2 = AOTRITON_NS::LazyTensor<2>;
+using LT4 = AOTRITON_NS::LazyTensor<4>;
+
+struct AOTRITON_API attn_options {
+    int force_backend_index = -1; /* below 0: chosen by the library; 0: Kiln's kernels, and there are no others */
+};
+
+struct AOTRITON_API CausalType {
+    static constexpr int8_t None = 0;
+    static constexpr int8_t WindowedAttention = 3; /* row i sees the keys from i - window_left to i + window_right */
+};
+
+/* Of window_left: no limit. Of window_right: the keys up to row i's own, where the first row and the first key belong
+ * together, or the last of each. In sequences of several lengths: of each. */
+struct AOTRITON_API WindowValue {
+    static constexpr int32_t TopLeftAligned = -2147483647;
+    static constexpr int32_t BottomRightAligned = -2147483646;
+};
+
+struct AOTRITON_API VarlenType {
+    static constexpr int8_t None = 0;          /* with cu_seqlens_q: as CompactVarlen */
+    static constexpr int8_t CompactVarlen = 1; /* sequences lie one after another; the batch of Q, K and V is 1 */
+    static constexpr int8_t PaddedVarlen = 2;  /* each lies at the begin of its batch; cu_seqlens only tell lengths */
+};
+
+/* ---- forward ---------------------------------------------------------------------------------------------------- */
+
+struct AOTRITON_API attn_fwd_params {
+    T4 Q;
+    T4 K;
+    T4 V;
+    T4 B;                         /* bias [batch, heads, rows, keys] of the call's dtype; its strides may be 0 */
+    T2 A;                         /* ALiBi slopes: refused, since the backward has none. Not given: none */
+    float Sm_scale = 0;
+    T2 L;
+    T4 Out;
+    T1 cu_seqlens_q;              /* [sequences + 1] int32; where each begins, and the end */
+    T1 cu_seqlens_k;
+    int32_t Max_seqlen_q = 0;     /* with cu_seqlens_q: no sequence is longer; 0: not known */
+    int32_t Max_seqlen_k = 0;
+    float dropout_p = 0;
+    T0 philox_seed_ptr;
+    T0 philox_offset1;
+    uint64_t philox_offset2 = 0;
+    T0 philox_seed_output;
+    T0 philox_offset_output;
+    T4 encoded_softmax;
+    T0 persistent_atomic_counter;
+    int8_t causal_type = CausalType::None;
+    int8_t varlen_type = VarlenType::None;
+    int32_t window_left = 0;      /* these two with CausalType::WindowedAttention. Below 0, and no WindowValue: what it */
+    int32_t window_right = 0;     /* says, as far as it can be said from the last row and key on too */
+
+    static constexpr int32_t kVersion = 1;
+    attn_fwd_params() {}
+};
+
+/* params_version: attn_fwd_params::kVersion of the headers that the caller was compiled with. */
+hipError_t AOTRITON_API attn_fwd(const attn_fwd_params& params, int32_t params_version, AOTRITON_NS::Stream stream,
+                                 const attn_options* options = nullptr);
+
+/* ---- backward --------------------------------------------------------------------------------------------------- */
+
+struct AOTRITON_API attn_bwd_params {
+    T4 Q;
+    T4 K;
+    T4 V;
+    T4 B;
+    float Sm_scale = 0;
+    T4 Out;                       /* of the forward, as L, and the seed and the offset */
+    T4 DO;
+    T4 DK;                        /* written, as DV and DQ */
+    T4 DV;
+    T4 DQ;
+    T4 DB;                        /* as B, written; summed over what has stride 0. Not given: not wanted */
+    T2 L;
+    mutable LT2 D;                /* fp32, as L: a buffer, used if it is as large as that, contiguous, and its address a
+                                     multiple of 256; else memory is taken on the stream (hipMallocAsync,
+                                     cuMemAllocAsync) and given back on it */
+    T1 cu_seqlens_q;
+    T1 cu_seqlens_k;
+    int32_t Max_seqlen_q = 0;
+    int32_t Max_seqlen_k = 0;
+    float dropout_p = 0;
+    T0 philox_seed_ptr;
+    T0 philox_offset1;
+    uint64_t philox_offset2 = 0;
+    int8_t causal_type = CausalType::None;
+    int8_t varlen_type = VarlenType::None;
+    int32_t window_left = 0;
+    int32_t window_right = 0;
+    mutable LT4 DQ_ACC;           /* never acquired */
+
+    static constexpr int32_t kVersion = 3;
+    attn_bwd_params() {}
+};
+
+/* D and DQ_ACC are free()d whatever is returned, but for hipErrorInvalidSymbol. */
+hipError_t AOTRITON_API attn_bwd(const attn_bwd_params& params, int32_t params_version, AOTRITON_NS::Stream stream,
+                                 const attn_options* options = nullptr);
+
+/* The same by another name. */
+hipError_t AOTRITON_API aiter_bwd(const attn_bwd_params& params, int32_t params_version, AOTRITON_NS::Stream stream,
+                                  const attn_options* options = nullptr);
+
+}  // namespace AOTRITON_NS::v3::flash
+
+#endif
