@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from kiln.jit.errors import CompileError, MissingPackageError
+from kiln.jit.errors import KernelError, MissingPackageError
 from kiln.jit.packages import need
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ _PLACES = {
 }
 
 __all__ = [
-    "CompileError",
     "Engine",
+    "KernelError",
     "MissingPackageError",
     "Operation",
     "Recipe",

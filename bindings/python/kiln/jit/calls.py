@@ -138,10 +138,10 @@ class Run:
         # The interpreter's are filled with NaN, so that what is read before it is written is seen.
         made = tensors.allocate(self.workspaces(), self.device, poisoned=self.interpreted)
         chosen = self.dispatch({name: address for name, (address, _) in made.items()})
-        memory = tensors.Memory.of([*self.tensors.values(), *(block for _, block in made.values())])
+        memory = tensors.Memory.of({**self.tensors, **{name: block for name, (_, block) in made.items()}})
         ready = [self.loaded.functions.get(one.variant.spec, self.interpreted) for one in chosen]
         if self.interpreted:
-            with self.loaded.interpreter.running():
+            with self.loaded.interpreter.running(memory):
                 for one, function in zip(chosen, ready):
                     self._zero(one, memory)
                     self.loaded.interpreter.run(one, function)

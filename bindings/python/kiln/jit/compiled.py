@@ -17,7 +17,7 @@ import torch
 
 from kiln import mistakes
 from kiln.dispatch import Chosen
-from kiln.jit.errors import CompileError, ResourcesError
+from kiln.jit.errors import KernelError, ResourcesError
 from kiln.jit.packages import need
 from kiln.plan_model import CompileSpec
 from kiln.targets import Target
@@ -41,7 +41,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: object) -> object:
         function: the Triton function that the spec names.
 
     Raises:
-        CompileError: Triton or an assembler rejected it.
+        KernelError: Triton or an assembler rejected it.
     """
     compiler = need("triton", "triton.compiler")
     backends = need("triton.backends.compiler")
@@ -87,7 +87,7 @@ class Images:
         """The kernel that a call launches, compiled at its first use on the device.
 
         Raises:
-            CompileError: Triton or an assembler rejected it.
+            KernelError: Triton or an assembler rejected it.
         """
         key = (chosen.variant.spec, device.index or 0)
         with self._lock:
@@ -113,10 +113,10 @@ def _pinned(variables: Mapping[str, str]) -> Iterator[None]:
                     os.environ[name] = value
 
 
-def _of(error: Exception, spec: CompileSpec) -> CompileError:
+def _of(error: Exception, spec: CompileSpec) -> KernelError:
     mistake = mistakes.find(error, Path(spec.source))
     if mistake is not None:
-        return CompileError(mistake.sentence, "\n".join(mistake.excerpts))
+        return KernelError(mistake.sentence, "\n".join(mistake.excerpts))
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     gist = next((line for line in said if "error" in line.lower()), said[-1] if said else type(error).__name__)
-    return CompileError(f"{spec.function} for {spec.target}: {gist}", str(error))
+    return KernelError(f"{spec.function} for {spec.target}: {gist}", str(error))

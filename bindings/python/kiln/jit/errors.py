@@ -6,7 +6,7 @@ from kiln.errors import ArgumentError, KilnError, RangeError, ResourcesError, Un
 
 __all__ = [
     "ArgumentError",
-    "CompileError",
+    "KernelError",
     "KilnError",
     "MissingPackageError",
     "RangeError",
@@ -18,9 +18,9 @@ __all__ = [
 _BY_STATUS = {"ARGUMENT": ArgumentError, "RANGE": RangeError, "UNSUPPORTED": UnsupportedError}
 
 
-class CompileError(KilnError):
-    """Triton, an assembler or the interpreter rejected a kernel; where the mistake is the kernel's own, str() begins
-    with file:line.
+class KernelError(KilnError):
+    """A kernel that does not hold: its source cannot be executed, Triton or an assembler rejects it, or it fails where
+    it is interpreted. Where the mistake is the kernel's own, str() begins with file:line.
 
     Attributes:
         log: what the tools said, or the source lines that led there; may be empty.

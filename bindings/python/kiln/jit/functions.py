@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kiln import kernel_modules, mistakes
-from kiln.jit.errors import CompileError, KilnError
+from kiln.jit.errors import KernelError, KilnError
 from kiln.jit.packages import need
 from kiln.plan_model import CompileSpec
 
@@ -32,7 +32,7 @@ class Functions:
         """The function that a spec names.
 
         Raises:
-            CompileError: its module cannot be executed; begins with file:line.
+            KernelError: its module cannot be executed; begins with file:line.
         """
         known = (spec.source, interpreted)
         with _lock:
@@ -50,7 +50,7 @@ def _load(path: Path) -> ModuleType:
         return kernel_modules.load(path)
     except Exception as error:
         place = mistakes.place_of(error, path.parent) or f"{path}:1"
-        raise CompileError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise KernelError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 @contextmanager

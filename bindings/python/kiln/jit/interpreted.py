@@ -19,9 +19,11 @@ import numpy
 
 from kiln import mistakes
 from kiln.dispatch import Chosen
-from kiln.jit.errors import CompileError
+from kiln.jit.bounds import Bounds
+from kiln.jit.errors import KernelError
 from kiln.jit.narrow import Narrow
 from kiln.jit.packages import need
+from kiln.jit.tensors import Memory
 
 _lock = threading.RLock()
 
@@ -34,8 +36,12 @@ class Interpreter:
         self._copies: dict[int, tuple[object, object]] = {}  # with what it is the copy of, which keeps the id
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Triton's language computes, and builds no IR, until this is left."""
+    def running(self, memory: Memory) -> Iterator[None]:
+        """Triton's language computes, and builds no IR, until this is left.
+
+        Args:
+            memory: what may be read and written meanwhile.
+        """
         interpreter, jit, knobs = (
             need("triton", f"triton.{name}") for name in ("runtime.interpreter", "runtime.jit", "knobs")
         )
@@ -53,6 +59,7 @@ class Interpreter:
             _set(stack, builder, "options", replace(builder.options, sanitize_overflow=False))
             _set(stack, jit.JITFunction, "__call__", self._stand_in())
             Narrow().install(stack)
+            Bounds(memory).install(stack, builder)
             yield
 
     def run(self, chosen: Chosen, function: object) -> None:
@@ -62,7 +69,7 @@ class Interpreter:
             function: of functions.Functions, interpreted.
 
         Raises:
-            CompileError: the kernel's source, or the interpreter, raised; begins with file:line.
+            KernelError: the kernel's source, or the interpreter, raised; begins with file:line.
         """
         interpreter = need("triton.runtime.interpreter")
         rewritten = function.rewrite()
@@ -124,7 +131,7 @@ def _types(language: object) -> Mapping[str, object]:
     return {kind.name.replace("uint", "u").replace("int", "i"): kind for kind, _ in short}
 
 
-def _of(error: Exception, chosen: Chosen) -> CompileError:
+def _of(error: Exception, chosen: Chosen) -> KernelError:
     """What the kernel raised, at the innermost of its own lines."""
     spec, causes = chosen.variant.spec, []
     while error is not None:
@@ -134,4 +141,4 @@ def _of(error: Exception, chosen: Chosen) -> CompileError:
     place = next(filter(None, (mistakes.place_of(cause, folder) for cause in reversed(causes))), spec.source)
     innermost = causes[-1]
     said = " ".join(str(innermost).split())
-    return CompileError(f"{place}: {type(innermost).__name__}: {said}")
+    return KernelError(f"{place}: {type(innermost).__name__}: {said}")

@@ -132,7 +132,7 @@ class Operation:
 
         Raises:
             ArgumentError, RangeError, UnsupportedError: as the runtime.
-            CompileError: a kernel's source does not hold, or Triton rejects it.
+            KernelError: a kernel's source does not hold, or Triton rejects it.
             ResourcesError: the device has too little shared memory, or too few threads.
         """
         self._run(values, named).execute()

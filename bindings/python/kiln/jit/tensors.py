@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,19 +53,25 @@ def one_device(operation: str, tensors: Mapping[str, torch.Tensor]) -> torch.dev
 
 @dataclass(frozen=True)
 class Memory:
-    """What a call may touch: the storages of its tensors and workspaces."""
+    """What a call may touch: the storages of its tensors and workspaces, by name."""
 
-    storages: tuple[torch.UntypedStorage, ...]
+    storages: Mapping[str, torch.UntypedStorage]
 
     @staticmethod
-    def of(tensors: Iterable[torch.Tensor]) -> Memory:
-        return Memory(tuple(tensor.untyped_storage() for tensor in tensors))
+    def of(tensors: Mapping[str, torch.Tensor]) -> Memory:
+        return Memory({name: tensor.untyped_storage() for name, tensor in tensors.items()})
+
+    @property
+    def regions(self) -> list[tuple[str, int, int]]:
+        """Of each that has memory its name, and the addresses where it begins and ends."""
+        storages = self.storages.items()
+        return [(name, s.data_ptr(), s.data_ptr() + s.nbytes()) for name, s in storages if s.nbytes()]
 
     def zero(self, address: int, size: int) -> bool:
         """Sets bytes to zero, in the order of the device's current stream; False if none of them holds these."""
-        for storage in self.storages:
-            begin = storage.data_ptr()
-            if begin <= address and address + size <= begin + storage.nbytes():
+        for name, begin, end in self.regions:
+            if begin <= address and address + size <= end:
+                storage = self.storages[name]
                 view = torch.empty(0, dtype=torch.uint8, device=storage.device)
                 view.set_(storage, address - begin, (size,), (1,)).zero_()
                 return True
