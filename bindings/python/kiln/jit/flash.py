@@ -97,10 +97,16 @@ class Engine:
             f"d{name}": _like(heads_first[name], heads_first[name].shape[-1], rows_first, partly)
             for name, partly in (("q", some_rows), ("k", some_keys), ("v", some_keys))
         }
-        # What no row or key of a sequence leads to is not written.
-        dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format) if need_dbias else None
-        dsinks = torch.empty_like(sinks, dtype=torch.float32) if need_dsinks else None
-        expanded = None if dbias is None else dbias.expand(shared["bias"].shape)
+        dbias = expanded = None
+        if need_dbias and bias is not None:
+            if bias.shape[2] != shared["bias"].shape[2]:
+                raise ArgumentError(
+                    "the gradient of a bias that all rows share is not there: expand it over rows first"
+                )
+            # What no row or key of a sequence leads to is not written.
+            dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
+            expanded = dbias.expand(*shared["bias"].shape[:2], -1, -1)
+        dsinks = torch.empty_like(sinks, dtype=torch.float32) if need_dsinks and sinks is not None else None
         self._operations["attn_bwd"](
             **heads_first, lse=lse if lse.dim() == 3 else lse[None], **grads, dbias=expanded, dsinks=dsinks, **shared
         )
@@ -115,7 +121,11 @@ class Engine:
     ):  # fmt: skip
         """Writes `out` and, where there are new keys, the caches; the log-sum-exp (fp32) if return_lse, else None."""
         rows = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "k_new": k_new, "v_new": v_new}
-        heads_first = {name: None if t is None else _heads_first(t, rows_first) for name, t in rows.items()}
+        written = ("k_cache", "v_cache", "out")  # no copy can stand for these
+        heads_first = {
+            name: None if tensor is None else _heads_first(tensor, rows_first, name in written)
+            for name, tensor in rows.items()
+        }
         scores = _scores(heads_first["q"], scale, softcap, causal, window_left, window_right)
         del scores["is_negative"]
         lse = None
@@ -132,8 +142,9 @@ class Engine:
     def dropout_mask(self, rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
         """[batch, heads, rows, keys]: 1 where a weight is kept; where it is not, 0 in uint8, -1 in floating dtypes."""
         mask = torch.empty((batch, heads, rows, keys), dtype=dtype, device=rng.device)
+        seed, offset = _seed(rng)
         self._operations["dropout_mask"](
-            mask=mask, seed=rng[0], offset=rng[1], threshold=_threshold(dropout), seed_value=0, offset_value=0
+            mask=mask, seed=seed, offset=offset, threshold=_threshold(dropout), seed_value=0, offset_value=0
         )
         return mask
 
@@ -161,14 +172,15 @@ def _shared(
     dropout = _fp32(dropout)
     threshold = _threshold(dropout)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if bias is not None and bias.dim() == 4:
-        bias = bias.expand(batch if bias.shape[0] == 1 else -1, q.shape[1] if bias.shape[1] == 1 else -1, -1, -1)
+    if alibi_slopes is not None and alibi_slopes.dim() == 1:
+        alibi_slopes = alibi_slopes.expand(batch, -1)
+    seed, offset = (None, None) if rng is None else _seed(rng)
     return {
         "sinks": sinks,
-        "bias": bias,
+        "bias": None if bias is None else _broadcast(bias, (batch, *q.shape[1:3])),
         "alibi_slopes": alibi_slopes,
-        "seed": None if rng is None else rng[0],
-        "offset": None if rng is None else rng[1],
+        "seed": seed,
+        "offset": offset,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
         "seqused_q": seqused_q,
@@ -219,8 +231,36 @@ def _fp32(value: float) -> float:
         return math.copysign(math.inf, value)
 
 
-def _heads_first(tensor: torch.Tensor, rows_first: bool) -> torch.Tensor:
-    """A view [batch, heads, rows, d]. What has another rank than 3 or 4 stays as it is: the recipe refuses it."""
+def _seed(rng: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seed and offset, which lie one behind the other."""
+    if rng.dtype != torch.int64 or rng.shape != (2,) or rng.stride(0) != 1:
+        raise ArgumentError("rng must be a contiguous tensor of two int64: seed and offset")
+    return rng[0], rng[1]
+
+
+def _broadcast(bias: torch.Tensor, wanted: tuple[int, ...]) -> torch.Tensor:
+    """A bias of which batch, heads and rows may be 1 for all, expanded over these."""
+    if bias.dim() != 4:
+        raise ArgumentError(
+            "bias must have the shape [batch, heads, rows, keys], of which batch, heads and rows may be 1"
+        )
+    bias = _fitted(bias)
+    return bias.expand(*(want if size == 1 else size for size, want in zip(bias.shape, wanted)), -1)
+
+
+def _fitted(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or where its last dimension has a stride, a copy: heads and rows in the order that they had."""
+    if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] < 2:
+        return tensor
+    if tensor.dim() < 3 or tensor.stride(-3) >= tensor.stride(-2):
+        return tensor.contiguous()
+    return tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+
+
+def _heads_first(tensor: torch.Tensor, rows_first: bool, written: bool = False) -> torch.Tensor:
+    """[batch, heads, rows, d]: a view, unless its last dimension has a stride and it is not `written`. What has another
+    rank than 3 or 4 stays as it is: the recipe refuses it."""
+    tensor = tensor if written else _fitted(tensor)
     if tensor.dim() == 3:
         tensor = tensor[None]
     return tensor.transpose(1, 2) if rows_first and tensor.dim() == 4 else tensor
