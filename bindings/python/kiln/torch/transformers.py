@@ -1,0 +1,49 @@
+"""Hugging Face Transformers with Kiln's attention:
+
+    import kiln.torch
+    kiln.torch.register_transformers()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="kiln")
+
+Neither this module nor `kiln.torch` imports Transformers; `register_transformers` does.
+"""
+
+from __future__ import annotations
+
+from kiln.errors import ArgumentError, UnsupportedError
+
+__all__ = ["register_transformers"]
+
+
+def register_transformers(name: str = "kiln", *, fallback: str | None = None) -> None:
+    """Registers Kiln as an attention of Hugging Face Transformers, for `attn_implementation=name`.
+
+    A model computes what it does with "eager", in fp32, bf16 and fp16: causal or not, padded on either side, packed
+    sequences (by `position_ids`, or by `cu_seq_lens_q` and its like), sliding windows, soft caps, sinks, position
+    biases, dropout, dynamic and static caches. Rows of padding that see no key get zeros. Models that do not ask
+    Transformers for their attention (`AttentionInterface`) go on without Kiln.
+
+    Args:
+        name: may hold no "flash", whose models Transformers treats in its own ways.
+        fallback: "sdpa": a call that Kiln has no kernel for goes to PyTorch's attention, and its reason is counted with
+            those of `kiln.torch.fallthroughs()`; PyTorch's has neither soft cap nor sinks, so that calls with these
+            still raise. None: every such call raises.
+
+    Raises:
+        kiln.errors.ArgumentError: another `fallback`, or a name that cannot be.
+        kiln.errors.UnsupportedError: Transformers is missing, or older than 5.0.
+
+    Calls again replace what was registered under the name. A model's call that cannot be served raises
+    `kiln.errors.UnsupportedError`, as does one that wants attention's weights (`output_attentions`).
+    """
+    if fallback not in (None, "sdpa"):
+        raise ArgumentError(f'fallback is {fallback!r}; expected None or "sdpa"')
+    if not name or any(part in name for part in ("flash", "/", "|")) or name in ("eager", "sdpa", "flex_attention"):
+        raise ArgumentError(f'name is {name!r}; expected one of its own, like "kiln", without "flash", "/" and "|"')
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        from kiln.torch import transformers_attention, transformers_masks
+    except (ImportError, AttributeError) as problem:
+        raise UnsupportedError(f"register_transformers needs Hugging Face Transformers, 5.0 or later: {problem}")
+    AttentionInterface.register(name, transformers_attention.attend)
+    AttentionMaskInterface.register(name, transformers_masks.make_mask)

@@ -1,0 +1,240 @@
+"""Masks of Hugging Face Transformers in the form that Kiln takes most cheaply; imports that package.
+
+A model has its masks made once for all its layers, by the function that is registered for its attention, and hands
+them on to each. `make_mask` gives None where attention needs no mask, else the boolean tensor that PyTorch's attention
+would get, so that whatever a model does with it stays right. Such a tensor carries, as the attribute `kiln`, a
+`Pattern`: what it says in the numbers and short tensors that kernels take. A tensor that a model derives from it has no
+such attribute, and is then taken for what it is, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+from transformers.utils.import_utils import is_tracing
+
+__all__ = ["Pattern", "make_mask", "tells_window"]
+
+TELL_WINDOW = frozenset(
+    [
+        "cohere2",
+        "exaone4",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "gemma4_text",
+        "gpt_oss",
+        "ministral",
+        "mistral",
+        "mixtral",
+        "olmo3",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "starcoder2",
+        "vaultgemma",
+    ]
+)
+"""Models whose attention passes `sliding_window` in just those layers that have one: there a mask that is nothing but
+such a window can be None. The masks of others say it themselves."""
+
+
+def tells_window(config: Any) -> bool:
+    """Whether the model's attention passes its window itself."""
+    return getattr(config, "model_type", None) in TELL_WINDOW
+
+
+@dataclass
+class Pattern:
+    """What a mask says, in the terms of `kiln.torch.attention`.
+
+    Attributes:
+        causal, window, bottom_right, seqused_k: as there.
+        keys: booleans, [batch, 1, 1, keys]: false where no row sees a key. None: as the rest says.
+        cu_seqlens, longest: packed sequences, each of which sees itself alone: where they begin in all rows of all
+            batches, and the end; no sequence has more rows.
+        span: two of int32, [batch], for a single row: it sees the keys from the first to before the second. That is
+            all, whatever the rest says.
+        is_whole: the rest says all that the mask does, not only `span`.
+        biases: what is added to scores, by dtype: made by the first layer, used by all.
+    """
+
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    bottom_right: bool = False
+    seqused_k: Tensor | None = None
+    keys: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    longest: int = 0
+    span: tuple[Tensor, Tensor] | None = None
+    is_whole: bool = True
+    biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    config: Any = None,
+    **others: Any,
+) -> Tensor | None:
+    """The mask of the layers of one kind; the arguments are those of Transformers' own mask functions.
+
+    Returns:
+        Booleans, [batch, 1, rows, keys], true where a row sees a key. None: what PyTorch's attention means by it, i.e.
+        the first row and the first key belong together if the module is causal, and a single row sees all keys; and
+        within the window that the module tells, if `tells_window`.
+    """
+    traced = is_tracing(attention_mask)
+    shift = q_offset - kv_offset  # row i sits at key i + shift
+    if isinstance(shift, Tensor) and not traced:
+        shift = int(shift)
+    is_causal = allow_is_causal_skip or mask_function is masking_utils.causal_mask_function
+    is_open = allow_is_bidirectional_skip or mask_function is masking_utils.bidirectional_mask_function
+    window = None if local_size is None else _window(local_size, config)
+    visible = _visible(attention_mask, q_length + shift if is_causal else kv_length, kv_length, kv_offset, traced)
+
+    pattern = None
+    if is_causal and window != 0:
+        pattern = _causal(q_length, kv_length, shift, window, batch_size, device)
+        needless = _says_none(pattern, q_length, kv_length, shift, config)
+    elif is_open and window != 0:
+        pattern = _open(q_length, kv_length, shift, window)
+        # A decoder that is told to look both ways may still call its modules causal.
+        needless = pattern is not None and pattern.window == (-1, -1) and getattr(config, "is_causal", True)
+    if pattern is not None and needless and visible is None:
+        return None
+    mask = masking_utils.sdpa_mask(
+        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+        mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device, **others,
+    )  # fmt: skip
+    if pattern is not None and visible is not None:
+        pattern.keys = visible[:, None, None, :]
+    if not traced:
+        if pattern is None:
+            pattern = _packed(mask_function) if attention_mask is None else None
+        if pattern is None:
+            pattern = Pattern(is_whole=False)
+        pattern.span = _span(mask) if q_length == 1 else None
+    if pattern is not None:
+        mask.kiln = pattern
+    return mask
+
+
+def _window(local_size: int, config: Any) -> int:
+    """The window that a mask's `local_size` is; 0: it is something else."""
+    is_window = local_size == getattr(config, "sliding_window", None)
+    return local_size if is_window and local_size != getattr(config, "attention_chunk_size", None) else 0
+
+
+def _visible(
+    attention_mask: Tensor | None, reach: int | Tensor, kv_length: int, kv_offset: int, traced: bool
+) -> Tensor | None:
+    """Of each key whether it is no padding, [batch, keys]; None: none is among the first `reach` keys."""
+    if attention_mask is None:
+        return None
+    visible = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    visible = visible[:, kv_offset : kv_offset + kv_length]
+    return None if not traced and bool(visible[:, :reach].all()) else visible
+
+
+def _causal(
+    q_length: int, kv_length: int, shift: int | Tensor, window: int | None, batch: int, device: torch.device | str
+) -> Pattern | None:
+    """Row i sees the keys up to i + shift, and of those no more than `window`."""
+    reach = shift + q_length
+    pattern = Pattern(causal=True)
+    if isinstance(shift, Tensor):
+        pattern.seqused_k = reach.to(device=device, dtype=torch.int32).reshape(1).repeat(batch)
+    elif shift < 0:
+        return None
+    elif reach < kv_length and shift > 0:
+        pattern.seqused_k = torch.full((batch,), reach, dtype=torch.int32, device=device)
+    pattern.bottom_right = pattern.seqused_k is not None or (reach == kv_length and shift > 0)
+    if window is not None and (isinstance(reach, Tensor) or reach > window):
+        pattern.window = (window - 1, -1)
+    return pattern
+
+
+def _says_none(pattern: Pattern | None, q_length: int, kv_length: int, shift: int | Tensor, config: Any) -> bool:
+    """Whether None says what the pattern does."""
+    if pattern is None or isinstance(shift, Tensor) or not (pattern.window[0] < 0 or tells_window(config)):
+        return False
+    return shift == 0 if q_length > 1 else shift + 1 == kv_length
+
+
+def _open(q_length: int, kv_length: int, shift: int | Tensor, window: int | None) -> Pattern | None:
+    """Row i sees all keys, or those at most `window` before and behind i."""
+    if window is None or max(q_length, kv_length) <= window:
+        return Pattern()
+    if isinstance(shift, Tensor) or shift != 0:
+        return None
+    return Pattern(window=(window, window))
+
+
+def _span(mask: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The first key that each batch's single row sees, and the one behind the last; None: not all between are seen."""
+    seen = mask[:, 0, 0].to(torch.int32)
+    count = seen.sum(1, dtype=torch.int32)
+    first = seen.argmax(1).to(torch.int32)
+    end = first + count
+    last = (seen.shape[1] - seen.flip(1).argmax(1)).to(torch.int32)
+    whole = (end == last) | (count == 0)
+    return (first, end) if bool(whole.all()) else None
+
+
+_AND_CODE = masking_utils.and_masks().__code__
+_PACKED_CODE = masking_utils.packed_sequence_mask_function(None).__code__
+_WINDOW_CODE = masking_utils.sliding_window_overlay(1).__code__
+
+
+def _packed(mask_function: Callable) -> Pattern | None:
+    """Of a mask of packed sequences, causal and maybe within a window, and nothing else."""
+    base, packed = _parts(mask_function)
+    if getattr(packed, "__code__", None) is not _PACKED_CODE:
+        return None
+    pattern = Pattern(causal=True)
+    if base is not masking_utils.causal_mask_function:
+        window, causal = _parts(base)
+        if getattr(window, "__code__", None) is not _WINDOW_CODE or causal is not masking_utils.causal_mask_function:
+            return None
+        pattern.window = (_held(window) - 1, -1)
+    numbers = _held(packed)  # [batch, rows]: the number of the sequence in its batch
+    begins = torch.ones_like(numbers, dtype=torch.bool)
+    begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    begins = begins.flatten().nonzero().flatten()
+    end = begins.new_full((1,), numbers.numel())
+    pattern.cu_seqlens = torch.cat([begins, end]).to(torch.int32)
+    pattern.longest = int(pattern.cu_seqlens.diff().max())
+    return pattern
+
+
+def _parts(mask_function: Callable) -> tuple[Callable | None, Callable | None]:
+    """The two masks that one consists of by `and_masks`."""
+    if getattr(mask_function, "__code__", None) is not _AND_CODE:
+        return None, None
+    parts = _held(mask_function)
+    return parts if len(parts) == 2 else (None, None)
+
+
+def _held(function: Callable) -> Any:
+    """What the only variable that a function closes over holds."""
+    (cell,) = function.__closure__
+    return cell.cell_contents
