@@ -85,7 +85,7 @@ void read(Call* call, int at, int shared, Attention* a) {
   call->tensor(at + 2, "v", &a->v);
   call->extras(shared, call->integer(shared + 1), kNames, kExtras, a->tensors, a->extras);
   a->rank_q = a->q.rank, a->rank_k = a->k.rank, a->rank_v = a->v.rank;
-  if (a->has(kEqualHeads) && (a->rank_q != 4 || a->rank_k != 4 || a->rank_v != 4)) call->fail(kRefit);
+  if (a->has(kAlike) && (a->rank_q != a->rank_k || a->rank_q != a->rank_v)) call->fail(kRefit);
   reshape(call, &a->q, "q", a->rows_first());
   reshape(call, &a->k, "k", a->rows_first());
   reshape(call, &a->v, "v", a->rows_first());

@@ -20,11 +20,12 @@ enum {
   kRowsFirst = 4,
   kReturnLse = 8,
   kForBackward = 16,  // refuse what has no backward
-  kEqualHeads = 32,   // heads that are shared are for the caller to look at: kRefit
+  kAlike = 32,        // tensors of several ranks are for the caller to look at: kRefit
   kNeedDbias = 64,
   kNeedDsinks = 128,
   kDeterministic = 256,
   kInterleaved = 512,
+  kEqualHeads = 1024,  // and heads that are shared
 };
 
 // Optional tensors come in one list, and a number whose bit n says that the n-th of them is there: libtorch passes

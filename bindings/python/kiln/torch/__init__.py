@@ -1,0 +1,51 @@
+"""Kiln's attention for PyTorch 2.10 and later, for CUDA and ROCm alike.
+
+    import kiln.torch
+
+    out = kiln.torch.attention(q, k, v, causal=True)                     # Kiln's own function, with all that it can do
+    out = kiln.torch.scaled_dot_product_attention(q, k, v)               # PyTorch's function, by Kiln's kernels
+    with kiln.torch.use():                                               # models that call PyTorch's, unchanged
+        loss = model(x).sum()
+    print(kiln.torch.explain(q, k, v, causal=True))                      # which image would run, and why
+
+`decode` is attention over a cache. `kiln.torch.flash_attn` has the functions of the flash-attention package, and
+`register_transformers()` makes "kiln" an attn_implementation of Hugging Face Transformers.
+
+The operators are torch.ops.kiln.attn_fwd, attn_bwd, attn_decode and dropout_mask: differentiable, known to
+torch.compile, autocast and CUDA graphs. What Kiln has no kernel for is refused in one sentence; nothing falls back in
+silence. Importing needs no GPU.
+"""
+
+from kiln.torch import autograd as _autograd  # registers gradients
+from kiln.torch.explanation import Explanation, Kernel, explain
+from kiln.torch.functions import attention, decode, draw_rng, dropout_mask
+from kiln.torch.native import runtime
+from kiln.torch.routing import (
+    fallthroughs,
+    is_routed,
+    last_fallthrough,
+    on_fallthrough,
+    reset_fallthroughs,
+    use,
+)
+from kiln.torch.sdpa import scaled_dot_product_attention
+from kiln.torch.transformers import register_transformers
+
+__all__ = [
+    "Explanation",
+    "Kernel",
+    "attention",
+    "decode",
+    "draw_rng",
+    "dropout_mask",
+    "explain",
+    "fallthroughs",
+    "is_routed",
+    "last_fallthrough",
+    "on_fallthrough",
+    "register_transformers",
+    "reset_fallthroughs",
+    "runtime",
+    "scaled_dot_product_attention",
+    "use",
+]

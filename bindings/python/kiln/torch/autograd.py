@@ -1,0 +1,140 @@
+"""Gradients of torch.ops.kiln's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from kiln.errors import UnsupportedError
+from kiln.torch import operators
+
+_Tensor, _Parameter = Tensor, torch.nn.Parameter
+_BIAS, _SINKS = 3, 5  # arguments of attn_fwd
+_TENSORS = 11  # q to rng
+_ROWS_FIRST, _RETURN_LSE = 20, 21
+_NOTHING = (None,) * operators.FORWARD_ARGUMENTS
+
+# The defaults of attn_fwd's arguments behind q, k and v: the dispatcher leaves out those at the end.
+_DEFAULTS = tuple(argument.default_value for argument in operators.attn_fwd._schema.arguments)
+
+
+def is_real() -> bool:
+    """Whether nothing traces or transforms what this thread calls: tensors of PyTorch's own class are what they seem."""
+    return not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active()
+
+
+def _all_real(tensors: tuple[Tensor | None, ...]) -> bool:
+    for tensor in tensors:
+        if tensor is not None and type(tensor) is not _Tensor and type(tensor) is not _Parameter:
+            return False
+    return is_real()
+
+
+class Attention(torch.autograd.Function):
+    """attn_fwd with all of its arguments; differentiable in q, k, v, bias and sinks.
+
+    Of real tensors the engine is called at once, else the operator, so that what traces sees one call of it.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, *args: object) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)
+        if _all_real(args[:_TENSORS]):
+            out, lse = operators.engine().attn_fwd(*args[:_RETURN_LSE], True, for_backward=True)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                out, lse = operators.attn_fwd(*args[:_RETURN_LSE], True)
+        ctx.save_for_backward(*args[:_TENSORS], out, lse)
+        ctx.rest = args[_TENSORS:_RETURN_LSE]
+        if not args[_RETURN_LSE]:
+            return out, None
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dout: Tensor | None, dlse: None) -> tuple[Tensor | None, ...]:
+        if dout is None:
+            return _NOTHING
+        *tensors, out, lse = ctx.saved_tensors
+        q, k, v, *extras = tensors
+        needs = ctx.needs_input_grad
+        arguments = (
+            dout, q, k, v, out, lse, *extras, *ctx.rest, needs[_BIAS], needs[_SINKS],
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        # Recorded, so that differentiating again is refused, where gradients of these are wanted.
+        if torch.is_grad_enabled() or not _all_real((dout, *tensors)):
+            dq, dk, dv, dbias, dsinks = operators.attn_bwd(*arguments)
+        else:
+            dq, dk, dv, dbias, dsinks = operators.engine().attn_bwd(*arguments)
+        return dq, dk, dv, dbias, None, dsinks, *_NOTHING[_SINKS + 1 :]
+
+
+class _Backward(torch.autograd.Function):
+    """attn_bwd, whose own gradients are refused when they are asked for."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, *args: object) -> tuple[Tensor | None, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.attn_bwd(*args)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[None, ...]:
+        raise UnsupportedError(
+            "Kiln's attention can be differentiated once, not twice; PyTorch's own can, with "
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+        )
+
+
+def attention(*args: object) -> tuple[Tensor, Tensor | None]:
+    """attn_fwd of any arguments that its schema allows, recorded where gradients are wanted."""
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if torch._C._are_functorch_transforms_active():
+            raise UnsupportedError(
+                "Kiln's attention does not work beneath torch.func's transforms; torch.autograd.grad does the same"
+            )
+        return Attention.apply(*args, *_DEFAULTS[len(args) :])
+    with torch._C._AutoDispatchBelowAutograd():
+        return operators.attn_fwd(*args)
+
+
+def _backward(*args: object) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        return _Backward.apply(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operators.attn_bwd(*args)
+
+
+def decode(*args: object, run: Callable | None = None) -> Tensor | None:
+    """attn_decode of any arguments that its schema allows.
+
+    Args:
+        run: what is called; None for the operator, by the dispatcher's next key.
+    """
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        raise UnsupportedError(
+            "decode() has no gradients, and an argument requires one; use attention(), or torch.no_grad()"
+        )
+    if not torch.is_inference_mode_enabled():
+        torch.autograd.graph.increment_version([tensor for tensor in args[1:4] if not tensor.is_inference()])
+    if run is not None:
+        return run(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operators.attn_decode(*args)
+
+
+def _dropout_mask(*args: object) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operators.dropout_mask(*args)
+
+
+for _name, _kernel in (
+    ("attn_fwd", attention),
+    ("attn_bwd", _backward),
+    ("attn_decode", decode),
+    ("dropout_mask", _dropout_mask),
+):
+    operators.library.impl(_name, _kernel, "Autograd")

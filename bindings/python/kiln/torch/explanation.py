@@ -1,0 +1,254 @@
+"""What a call would run, and why; asked without running anything, of real tensors and of fake ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from kiln import _core
+from kiln.errors import ArgumentError, KilnError
+from kiln.torch import functions, native, operators
+
+_DTYPES = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4m3", torch.float8_e5m2: "fp8e5m2", torch.int8: "int8", torch.int16: "int16",
+    torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool",
+}  # fmt: skip
+_UNKNOWN = 4096  # stands for a size that is not known while something is traced
+_PAGE = 1 << 21  # addresses of tensors that have none: apart, and aligned as PyTorch's allocator would
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An image that a call would launch.
+
+    Attributes:
+        operation: "flash.attn_fwd".
+        kernel: "attn_fwd"; an operation may have several.
+        target: the GPU architecture that the image is for, "sm_90".
+        key: its content address, 64 hexadecimal digits, for `kiln list` and force_keys.
+        functional: what the call asks of it, "dtype=bf16 head_dim=128 padded=false extras=none".
+        configuration: what the look-up gave for its sizes, "BLOCK_M=128 BLOCK_N=64 num_warps=8 num_stages=3".
+        specialization: what the tensors' addresses and strides allow, "aligned".
+        registers, spill_bytes: of a thread.
+        shared_bytes, threads: of a block.
+        has_ptx: whether its PTX comes along.
+    """
+
+    operation: str
+    kernel: str
+    target: str
+    key: str
+    functional: str
+    configuration: str
+    specialization: str
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    threads: int
+    has_ptx: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel} on {self.target}: {self.configuration}\n"
+            f"    because of {self.functional}, {self.specialization}\n"
+            f"    {self.threads} threads, {self.registers} registers, {self.shared_bytes} bytes of shared memory"
+            + (f", {self.spill_bytes} bytes spilled" if self.spill_bytes else "")
+            + f"\n    image {self.key}"
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would run; `str()` says it for people, `to_dict()` for programs.
+
+    Attributes:
+        call: its shapes in words, which are what the look-up chose by.
+        kernels: in the order of their launches; those of the backward, if asked for, come last.
+        refusal: None, or why there are none: the sentence names the nearest that exists.
+        error: the exception that the call would raise, or None.
+        engine: what runs the operators: "native" for what was compiled ahead.
+    """
+
+    call: str
+    kernels: tuple[Kernel, ...]
+    refusal: str | None
+    error: KilnError | None
+    engine: str
+
+    def __bool__(self) -> bool:
+        """Whether the call would run."""
+        return self.refusal is None
+
+    def __str__(self) -> str:
+        if self.refusal is not None:
+            return f"{self.call}\n  refused ({type(self.error).__name__}): {self.refusal}"
+        if not self.kernels:
+            return f"{self.call}\n  launches nothing"
+        return "\n  ".join([self.call, *("\n  ".join(str(kernel).splitlines()) for kernel in self.kernels)])
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data, fit for JSON."""
+        error = None if self.error is None else type(self.error).__name__
+        kernels = [asdict(kernel) for kernel in self.kernels]
+        return {"call": self.call, "kernels": kernels, "refusal": self.refusal, "error": error, "engine": self.engine}
+
+
+def explain(
+    q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False, bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+    max_seqlen_q: int = 0, max_seqlen_k: int = 0, scale: float | None = None, softcap: float = 0.0,
+    dropout: float = 0.0, causal: bool = False, window: tuple[int, int] = (-1, -1), bottom_right: bool = False,
+    rows_first: bool = False, rng: Tensor | None = None, return_lse: bool = False,
+) -> Explanation:  # fmt: skip
+    """Which images `attention` with these arguments would run, and why; nothing is launched.
+
+    Args:
+        backward: those of its gradients too; where q, k and v are of no interest, of all of them.
+
+    Returns:
+        An Explanation, also of a call that would be refused.
+    """
+    del rng
+    call = _words(q, k, v, rows_first, causal, window, bias, dropout, softcap)
+    try:
+        _check_engine()
+        if bias is not None:
+            at = -3 if rows_first else -2
+            bias = functions.spread_bias(bias, q.dtype, q.shape[at], k.shape[at])
+        given = {
+            "q": _logical(q, rows_first), "k": _logical(k, rows_first), "v": _logical(v, rows_first), "bias": bias,
+            "alibi_slopes": alibi_slopes, "sinks": sinks, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+            "seqused_q": seqused_q, "seqused_k": seqused_k,
+        }  # fmt: skip
+        scalars = {
+            "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "sm_scale": scale or 0.0, "softcap": softcap,
+            "dropout": dropout, "causal": causal, "window_left": window[0], "window_right": window[1],
+            "bottom_right": bottom_right,
+        }  # fmt: skip
+        kernels = _plan(given, scalars, return_lse or backward, backward)
+    except KilnError as error:
+        return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
+    return Explanation(call, kernels, None, None, operators.engine().name)
+
+
+def check(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float, causal: bool, bottom_right: bool
+) -> None:
+    """Raises what a call of these tensors, [batch, heads, rows, d] and perhaps fake, would raise; launches nothing.
+
+    Of another engine than what was compiled ahead nothing is known before it runs.
+    """
+    if operators.engine() is not native:
+        return
+    given = {"q": q, "k": k, "v": v, "bias": bias}
+    scalars = {"sm_scale": scale, "dropout": dropout, "causal": causal, "bottom_right": bottom_right}
+    wants_gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.values())
+    _plan(given, scalars, wants_gradients, wants_gradients)
+
+
+def _check_engine() -> None:
+    if operators.engine() is not native:
+        raise ArgumentError(f"the engine {operators.engine().name} is explained by kiln.jit")
+
+
+def _plan(
+    given: Mapping[str, Tensor | None], scalars: Mapping[str, object], with_lse: bool, backward: bool
+) -> tuple[Kernel, ...]:
+    """The kernels of a forward call, and of its backward if asked for."""
+    device = given["q"].device
+    if device.type != "cuda":
+        raise ArgumentError(f"q is on {device}; all tensors must be on one CUDA or ROCm device")
+    views = {name: _view(tensor, place) for place, (name, tensor) in enumerate(given.items()) if tensor is not None}
+    q, k, v = views["q"], views["k"], views["v"]
+    sequences = views["cu_seqlens_q"][2][0] - 1 if "cu_seqlens_q" in views else q[2][0]
+    if "bias" in views:
+        views["bias"] = _spread(views["bias"], (sequences, q[2][1], q[2][2]))
+    if "alibi_slopes" in views and len(views["alibi_slopes"][2]) == 1:
+        address, dtype, sizes, strides = views["alibi_slopes"]
+        views["alibi_slopes"] = (address, dtype, (sequences, *sizes), (0, *strides))
+    out = _dense(q, v[2][3], 20)
+    lse = (21 * _PAGE, "fp32", q[2][:3], (q[2][1] * q[2][2], q[2][2], 1))
+    seed = {"seed": (22 * _PAGE, "int64", (), ()), "offset": (22 * _PAGE + 8, "int64", (), ())}
+    fields = {**views, **scalars, **(seed if scalars.get("dropout") else {}), "out": out}
+    queue = _queue(device)
+    runtime = _core.Runtime.borrow(native.runtime())
+    rows = runtime.explain("attn_fwd", queue, {**fields, "lse": lse if with_lse else None})
+    if backward:
+        gradients = {"dq": _dense(q, q[2][3], 23), "dk": _dense(k, k[2][3], 24), "dv": _dense(v, v[2][3], 25)}
+        rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **gradients})
+    return tuple(Kernel(**{name: row[name] for name in Kernel.__dataclass_fields__}) for row in rows)
+
+
+def _queue(device: torch.device) -> tuple[int, int, int]:
+    """PyTorch's current stream of a device, as kiln._core takes it."""
+    vendor = _core.AMD if torch.version.hip else _core.NVIDIA
+    if not torch.cuda.is_available():
+        return vendor, -1, 0  # the runtime says what is missing
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream = torch.cuda.current_stream(index).cuda_stream
+    if not stream:  # the default stream is that of the current context
+        torch.cuda.set_device(index)
+    return vendor, index, stream
+
+
+_View = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+
+
+def _view(tensor: Tensor, place: int) -> _View:
+    """A tensor as kiln._core takes it; one without memory gets an address of its own."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise ArgumentError(f"a tensor is of {tensor.dtype}, which no kernel takes")
+    real = type(tensor) in functions.PLAIN_TYPES and tensor.device.type == "cuda" and functions.is_real()
+    address = tensor.data_ptr() if real else (place + 1) * _PAGE
+    strides = [_known(stride) for stride in tensor.stride()]
+    if tensor.dim() == 4 and strides[-1] != 1:  # what the call would copy
+        strides = [_known(stride) for stride in torch.empty(tensor.shape, device="meta").stride()]
+    return address, dtype, tuple(_known(size) for size in tensor.shape), tuple(strides)
+
+
+def _known(size: int | torch.SymInt) -> int:
+    """A size as a number: of a symbol the one that it has in the example, without a guard on it."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return _UNKNOWN if hint is None else int(hint)
+
+
+def _logical(tensor: Tensor, rows_first: bool) -> Tensor:
+    """[batch, heads, rows, d]."""
+    if tensor.dim() == 3:
+        tensor = tensor[None]
+    if tensor.dim() != 4:
+        raise ArgumentError(f"q, k and v must have 4 dimensions, or 3 with cu_seqlens; one has {tensor.dim()}")
+    return tensor.transpose(1, 2) if rows_first else tensor
+
+
+def _dense(like: _View, width: int, place: int) -> _View:
+    batch, heads, rows, _ = like[2]
+    return (place * _PAGE, like[1], (batch, heads, rows, width), (heads * rows * width, rows * width, width, 1))
+
+
+def _spread(bias: _View, sizes: tuple[int, ...]) -> _View:
+    """Sizes of 1 become what they stand for, by strides of 0."""
+    address, dtype, own, strides = bias
+    spread = [same if size == 1 else size for size, same in zip(own, sizes)] + [own[3]]
+    return address, dtype, tuple(spread), tuple(0 if a == 1 and b != 1 else s for a, b, s in zip(own, spread, strides))
+
+
+def _words(q, k, v, rows_first, causal, window, bias, dropout, softcap) -> str:
+    shapes = ", ".join(f"{name} {[*map(_known, tensor.shape)]}" for name, tensor in (("q", q), ("k", k), ("v", v)))
+    more = [
+        "causal" if causal else "",
+        f"window {window}" if tuple(window) != (-1, -1) else "",
+        "bias" if bias is not None else "",
+        f"dropout {dropout}" if dropout else "",
+        f"softcap {softcap}" if softcap else "",
+    ]
+    layout = "rows first" if rows_first else "heads first"
+    return ", ".join([f"attention of {shapes}", str(q.dtype).removeprefix("torch."), layout, *filter(None, more)])

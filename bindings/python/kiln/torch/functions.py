@@ -1,0 +1,219 @@
+"""kiln.torch's own functions: attention, attention over a cache, and what dropout draws and keeps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kiln.errors import ArgumentError
+from kiln.torch import autograd, operators
+from kiln.torch.autograd import Attention, is_real
+
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_LARGEST = 2**63 - 1
+# A scale of 0 stands for the usual one in the operators. Products with the smallest fp32 are as good as 0.
+TINY = 2.0**-126
+
+
+def draw_rng(device: torch.device | str | int) -> Tensor:
+    """A seed and an offset for dropout, drawn on the device: an int64 tensor [2].
+
+    Drawn from PyTorch's generator of the device: torch.manual_seed decides it, torch.utils.checkpoint draws the same
+    again, and a CUDA graph draws anew each time that it is replayed.
+    """
+    return torch.randint(0, _LARGEST, (2,), dtype=torch.int64, device=device)
+
+
+def dropout_mask(
+    rng: Tensor, batch: int, heads: int, rows: int, keys: int, dropout: float, dtype: torch.dtype = torch.uint8
+) -> Tensor:
+    """What dropout with this `rng` keeps: [batch, heads, rows, keys], for tests and for whoever must apply it elsewhere.
+
+    Args:
+        rng: as `draw_rng` gives it and `attention` takes it.
+        dropout: the probability that a weight is dropped, at most 0.9999.
+        dtype: uint8: 1 where a weight is kept, 0 where it is dropped. float16, bfloat16, float32: 1 and -1.
+
+    Raises:
+        ArgumentError: a size below 0, another dtype, an rng of another form.
+        UnsupportedError: no kernel serves the device.
+    """
+    return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0,
+    scale: float | None = None, softcap: float = 0.0, dropout: float = 0.0, causal: bool = False,
+    window: tuple[int, int] = (-1, -1), bottom_right: bool = False, rows_first: bool = False,
+    rng: Tensor | None = None, return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """softmax(mask(score(scale * q k^T))) v, differentiable once in q, k, v, bias and sinks.
+
+    score(x) is softcap * tanh(x / softcap) + bias - slope * |i + keys - rows - j|, each part where it is asked for.
+
+    Args:
+        q: [batch, heads, rows, head_dim], with rows_first [batch, rows, heads, head_dim]; float16, bfloat16 or float32.
+        k, v: [batch, heads_kv, keys, head_dim or head_dim_v], or rows first; heads is a multiple of heads_kv. All of one
+            dtype and on one device.
+        bias: added to scores: [batch, heads, rows, keys] or what broadcasts to it; cast to q's dtype.
+        alibi_slopes: [heads] or [batch, heads].
+        sinks: [heads]: the score of a key without a value that every row sees.
+        cu_seqlens_q: [sequences + 1] int32, where each sequence begins in q, and the end: sequences lie one after
+            another, and q is [rows, heads, head_dim] with rows_first, else [heads, rows, head_dim]; or has a batch of 1
+            before that.
+        cu_seqlens_k: the same of k and v.
+        seqused_q, seqused_k: [sequences] int32, how many rows or keys of each sequence count.
+        max_seqlen_q, max_seqlen_k: no sequence of cu_seqlens is longer. 0: not known, and slower.
+        scale: None for 1 / sqrt(head_dim).
+        softcap: 0 for none.
+        dropout: the probability that a weight is dropped, at most 0.9999; the rest is scaled up.
+        causal: row i sees keys up to i, or with bottom_right up to i + keys - rows.
+        window: how many keys before and behind its own a row sees; below 0 all.
+        bottom_right: the last row and the last key belong together, else the first ones. For causal and window.
+        rng: seed and offset of dropout, int64 [2] on the device; None draws them (`draw_rng`).
+        return_lse: the natural logarithm of each row's softmax denominator besides: fp32, [batch, heads, rows] whatever
+            the layout, or [heads, rows] of a q without batches. It has no gradient.
+
+    Returns:
+        out, in the layout and dtype of q with v's head dimension; and lse if it is wanted. A row that sees no key is 0,
+        its log-sum-exp -inf. Rows that belong to no sequence are 0, in gradients too; their log-sum-exp is undefined.
+
+    Raises:
+        ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
+        UnsupportedError: no kernel serves this call; the sentence names the nearest that exists.
+    """
+    left, right = window
+    if scale is None:
+        scale = 0.0
+    elif scale == 0.0:
+        scale = TINY
+    if bias is not None or alibi_slopes is not None or sinks is not None:
+        if bias is not None:
+            at = -3 if rows_first else -2
+            rows = max_seqlen_q if cu_seqlens_q is not None and max_seqlen_q else q.shape[at]
+            keys = max_seqlen_k if cu_seqlens_k is not None and max_seqlen_k else k.shape[at]
+            bias = spread_bias(bias, q.dtype, rows, keys)
+        alibi_slopes, sinks = _fp32(alibi_slopes), _fp32(sinks)
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        cu_seqlens_q, cu_seqlens_k = _int32(cu_seqlens_q), _int32(cu_seqlens_k)
+    if seqused_q is not None or seqused_k is not None:
+        seqused_q, seqused_k = _int32(seqused_q), _int32(seqused_k)
+    if not dropout:
+        rng = None
+    elif rng is None:
+        rng = draw_rng(q.device)
+    out, lse = call(
+        q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+        max_seqlen_k, scale, softcap, dropout, causal, left, right, bottom_right, rows_first, return_lse,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def call(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None, *rest: object
+) -> tuple[Tensor, Tensor | None]:
+    """attn_fwd with all of its arguments, by the shortest way that is right for these tensors."""
+    if (
+        type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES or type(v) not in PLAIN_TYPES
+        or is_compiling() or not is_real() or torch._C._is_any_autocast_enabled()
+    ):  # fmt: skip
+        return operators.attn_fwd(q, k, v, bias, alibi_slopes, sinks, *rest)
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+        or (bias is not None and bias.requires_grad) or (sinks is not None and sinks.requires_grad)
+    ):  # fmt: skip
+        return Attention.apply(q, k, v, bias, alibi_slopes, sinks, *rest)
+    return operators.engine().attn_fwd(q, k, v, bias, alibi_slopes, sinks, *rest)
+
+
+def decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k_new: Tensor | None = None, v_new: Tensor | None = None,
+    seqused_k: Tensor | None = None, cu_seqlens_q: Tensor | None = None, block_table: Tensor | None = None,
+    cache_batch: Tensor | None = None, leftpad: Tensor | None = None, rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+    sinks: Tensor | None = None, alibi_slopes: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0,
+    scale: float | None = None, softcap: float = 0.0, causal: bool = False, window: tuple[int, int] = (-1, -1),
+    rotary_interleaved: bool = False, splits: int = 0, rows_first: bool = False, out: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention of new queries over cached keys and values, of which those of this call may be appended first.
+
+    Not differentiable. The last row and the last key of a sequence belong together.
+
+    Args:
+        q: [batch, heads, rows, head_dim], with rows_first [batch, rows, heads, head_dim]; with cu_seqlens_q as in
+            `attention`.
+        k_cache, v_cache: [batches, heads_kv, keys, head_dim or head_dim_v], or with block_table [pages, heads_kv,
+            page_size, ...]; rows_first exchanges heads_kv and keys. Of q's dtype, or torch.float8_e4m3fn with k_scale
+            and v_scale. Written in place where there is k_new; their last dimension must be contiguous.
+        k_new, v_new: [batch, heads_kv, new rows, ...], or rows first: appended behind the seqused_k[b] keys of each
+            sequence, as far as there is room.
+        seqused_k: [batch] int32, how many keys of each sequence are in the cache; k_new and block_table need it. None:
+            all that the cache holds.
+        block_table: [batch, pages] int32, the numbers of each sequence's pages.
+        cache_batch: [batch] int32, the batch of the cache that each sequence has. None: its own number.
+        leftpad: [batch] int32, how many keys at the begin of its cache are not seen.
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2] of q's dtype: k_new, and q, are rotated. Needs k_new.
+        k_scale, v_scale: [heads_kv] fp32: what cached elements are multiplied by, and new ones divided.
+        sinks, alibi_slopes, max_seqlen_q, scale, softcap, causal, window, return_lse: as in `attention`.
+        max_seqlen_k: no sequence has more keys, new ones included. 0: as many as the cache has room for.
+        rotary_interleaved: columns 2c and 2c + 1 are pairs, else c and c + rotary_dim / 2.
+        splits: into how many parts the keys are split, at most 128; 0: as is fastest.
+        out: written and returned; None: a new tensor.
+
+    Returns:
+        out, in the layout of q with v_cache's head dimension; and lse if it is wanted.
+
+    Raises:
+        ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
+        UnsupportedError: no kernel serves this call; or gradients are wanted.
+    """
+    left, right = window
+    if scale is None:
+        scale = 0.0
+    elif scale == 0.0:
+        scale = TINY
+    if out is None:
+        out = operators.like(q, v_cache.shape[-1], rows_first)
+    arguments = (
+        q, k_cache, v_cache, out, k_new, v_new, _int32(seqused_k), _int32(cu_seqlens_q), _int32(block_table),
+        _int32(cache_batch), _int32(leftpad), rotary_cos, rotary_sin, _fp32(k_scale), _fp32(v_scale), _fp32(sinks),
+        _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits, scale, softcap, causal,
+        rotary_interleaved, rows_first, return_lse,
+    )  # fmt: skip
+    if (
+        type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
+        and not is_compiling() and is_real()
+    ):  # fmt: skip
+        lse = autograd.decode(*arguments, run=operators.engine().attn_decode)
+    else:
+        lse = operators.attn_decode(*arguments)
+    return (out, lse) if return_lse else out
+
+
+def spread_bias(bias: Tensor, dtype: torch.dtype, rows: int, keys: int) -> Tensor:
+    """A bias of four dimensions as the operators take it: batch and heads may be 1, rows and keys are all there."""
+    if bias.dtype == torch.bool:
+        raise ArgumentError(
+            "bias must be of a floating dtype: it is added to scores; kiln.torch.scaled_dot_product_attention takes masks"
+        )
+    if bias.dim() > 4:
+        raise ArgumentError(f"bias must broadcast to [batch, heads, rows, keys], and has {bias.dim()} dimensions")
+    if bias.dtype != dtype:
+        bias = bias.to(dtype)
+    bias = bias[(None,) * (4 - bias.dim())]
+    if bias.shape[3] == 1 and keys != 1:
+        return bias.expand(-1, -1, rows if bias.shape[2] == 1 else -1, keys).contiguous()
+    # Its gradient is summed over rows by autograd: the kernels sum over batches and heads alone.
+    return bias.expand(-1, -1, rows, -1) if bias.shape[2] == 1 and rows != 1 else bias
+
+
+def _int32(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None or tensor.dtype == torch.int32 else tensor.to(torch.int32)
+
+
+def _fp32(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()

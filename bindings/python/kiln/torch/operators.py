@@ -1,0 +1,192 @@
+"""torch.ops.kiln: what PyTorch's dispatcher, autograd, autocast and torch.compile see of Kiln.
+
+Each operator has kernels, registered below: for tensors on a device, which run the engine; for fake tensors, which tell
+shapes; beneath autocast; and for autograd (autograd.py). They are opaque to whatever traces them. `torch.library.Library`
+and no `custom_op`, whose wrappers cost ten times what a call of these does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.amp.autocast_mode import _cast
+
+from kiln.errors import UnsupportedError
+from kiln.torch import native
+
+
+class Engine(Protocol):
+    """What runs the operators: kiln.torch.native, or an object that kiln.jit gives. See native.py for the functions."""
+
+    name: str
+    devices: frozenset[str]
+
+    def attn_fwd(self, *args, **kwargs) -> tuple[Tensor, Tensor | None]: ...
+    def attn_bwd(self, *args, **kwargs) -> tuple[Tensor | None, ...]: ...
+    def attn_decode(self, *args, **kwargs) -> Tensor | None: ...
+    def dropout_mask(self, *args, **kwargs) -> Tensor: ...
+
+
+_engine: Engine | ModuleType = native
+
+
+def engine() -> Engine | ModuleType:
+    """What runs the operators now."""
+    return _engine
+
+
+def set_engine(new: Engine | None) -> Engine | ModuleType | None:
+    """Has the operators run by `new` from now on, in the whole process.
+
+    Args:
+        new: None for what was compiled ahead.
+
+    Returns:
+        What ran them, to be given here again; None for what was compiled ahead.
+    """
+    global _engine
+    before, _engine = _engine, native if new is None else new
+    return None if before is native else before
+
+
+# ---- schemas -----------------------------------------------------------------------------------------------------------
+
+_SHARED = (
+    "Tensor? bias=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? rng=None, "
+    "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, float scale=0., float softcap=0., float dropout=0., "
+    "bool causal=False, SymInt window_left=-1, SymInt window_right=-1, bool bottom_right=False, bool rows_first=False"
+)
+SCHEMAS = {
+    "attn_fwd": f"(Tensor q, Tensor k, Tensor v, {_SHARED}, bool return_lse=False) -> (Tensor out, Tensor lse)",
+    "attn_bwd": f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_SHARED}, "
+    "bool need_dbias=False, bool need_dsinks=False, bool deterministic=False) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+    "attn_decode": "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) out, Tensor? k_new=None, "
+    "Tensor? v_new=None, Tensor? seqused_k=None, Tensor? cu_seqlens_q=None, Tensor? block_table=None, "
+    "Tensor? cache_batch=None, Tensor? leftpad=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, "
+    "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, Tensor? alibi_slopes=None, "
+    "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, SymInt window_left=-1, SymInt window_right=-1, SymInt splits=0, "
+    "float scale=0., float softcap=0., bool causal=False, bool rotary_interleaved=False, bool rows_first=False, "
+    "bool return_lse=False) -> Tensor",
+    "dropout_mask": "(Tensor rng, SymInt batch, SymInt heads, SymInt rows, SymInt keys, float dropout, "
+    "ScalarType dtype=uint8) -> Tensor",
+}
+FORWARD_ARGUMENTS = 22  # of attn_fwd
+
+# Which result has which strides follows from those of the inputs, so a compiler must hand them on as they were.
+_TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
+
+library = torch.library.Library("kiln", "DEF")
+for _name, _schema in SCHEMAS.items():
+    library.define(_name + _schema, tags=_TAGS)
+
+attn_fwd = torch.ops.kiln.attn_fwd.default
+attn_bwd = torch.ops.kiln.attn_bwd.default
+attn_decode = torch.ops.kiln.attn_decode.default
+dropout_mask = torch.ops.kiln.dropout_mask.default
+
+# ---- tensors on a device -------------------------------------------------------------------------------------------------
+
+# Tensors of the CPU too: the interpreter takes them, and other engines refuse them in their words.
+for _key in ("CUDA", "CPU"):
+    library.impl("attn_fwd", lambda *args: _engine.attn_fwd(*args), _key)
+    library.impl("attn_bwd", lambda *args: _engine.attn_bwd(*args), _key)
+    library.impl("attn_decode", lambda *args: _engine.attn_decode(*args), _key)
+    library.impl("dropout_mask", lambda *args: _engine.dropout_mask(*args), _key)
+
+
+# ---- fake tensors --------------------------------------------------------------------------------------------------------
+
+
+def like(model: Tensor, width: int | torch.SymInt, rows_first: bool) -> Tensor:
+    """An empty tensor of model's rows and `width` columns: dense, rows outside of heads if they come first or lie so.
+
+    The engines make what they return in this form.
+    """
+    if rows_first or model.dim() not in (3, 4) or not model.stride(-3) < model.stride(-2):
+        return model.new_empty((*model.shape[:-1], width))
+    *batch, heads, rows, _ = model.shape
+    return model.new_empty((*batch, rows, heads, width)).transpose(-3, -2)
+
+
+def _lse_of(q: Tensor, rows_first: bool) -> Tensor:
+    *batch, a, b = q.shape[:-1]
+    return q.new_empty((*batch, b, a) if rows_first else (*batch, a, b), dtype=torch.float32)
+
+
+@torch.library.register_fake("kiln::attn_fwd", lib=library)
+def _(
+    q, k, v, bias=None, alibi_slopes=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
+    seqused_k=None, rng=None, max_seqlen_q=0, max_seqlen_k=0, scale=0.0, softcap=0.0, dropout=0.0, causal=False,
+    window_left=-1, window_right=-1, bottom_right=False, rows_first=False, return_lse=False,
+):  # fmt: skip
+    return like(q, v.shape[-1], rows_first), _lse_of(q, rows_first) if return_lse else None
+
+
+@torch.library.register_fake("kiln::attn_bwd", lib=library)
+def _(
+    dout, q, k, v, out, lse, bias=None, alibi_slopes=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None,
+    seqused_q=None, seqused_k=None, rng=None, max_seqlen_q=0, max_seqlen_k=0, scale=0.0, softcap=0.0, dropout=0.0,
+    causal=False, window_left=-1, window_right=-1, bottom_right=False, rows_first=False, need_dbias=False,
+    need_dsinks=False, deterministic=False,
+):  # fmt: skip
+    gradients = (like(tensor, tensor.shape[-1], rows_first) for tensor in (q, k, v))
+    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
+    dsinks = sinks.new_empty(sinks.shape, dtype=torch.float32) if need_dsinks and sinks is not None else None
+    return *gradients, dbias, dsinks
+
+
+@torch.library.register_fake("kiln::attn_decode", lib=library)
+def _(
+    q, k_cache, v_cache, out, k_new=None, v_new=None, seqused_k=None, cu_seqlens_q=None, block_table=None,
+    cache_batch=None, leftpad=None, rotary_cos=None, rotary_sin=None, k_scale=None, v_scale=None, sinks=None,
+    alibi_slopes=None, max_seqlen_q=0, max_seqlen_k=0, window_left=-1, window_right=-1, splits=0, scale=0.0,
+    softcap=0.0, causal=False, rotary_interleaved=False, rows_first=False, return_lse=False,
+):  # fmt: skip
+    return _lse_of(q, rows_first) if return_lse else None
+
+
+@torch.library.register_fake("kiln::dropout_mask", lib=library)
+def _(rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
+    return rng.new_empty((batch, heads, rows, keys), dtype=dtype)
+
+
+# ---- autocast ------------------------------------------------------------------------------------------------------------
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCPU
+)
+
+
+def _autocast(op: torch._ops.OpOverload, device: str, cast: Sequence[int]):
+    """A kernel that casts the arguments of these places to autocast's dtype, as PyTorch does for its own attention."""
+
+    def kernel(*args, **kwargs):
+        dtype = torch.get_autocast_dtype(device)
+        args = tuple(_cast(arg, device, dtype) if place in cast else arg for place, arg in enumerate(args))
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+for _key, _device in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
+    library.impl("attn_fwd", _autocast(attn_fwd, _device, (0, 1, 2, 3)), _key)  # q, k, v, bias
+
+
+# ---- vmap ----------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_vmap(*args, **kwargs):
+    raise UnsupportedError(
+        "torch.vmap of Kiln's attention is not there; attention takes a batch: make the mapped dimension part of it"
+    )
+
+
+for _name in SCHEMAS:
+    library.impl(_name, _refuse_vmap, "FuncTorchBatched")
