@@ -24,10 +24,13 @@ from kiln.jit.packages import need
 
 if TYPE_CHECKING:
     from kiln.jit.flash import Engine
+    from kiln.jit.parity import Comparison, compare
     from kiln.jit.recipes import Operation, Recipe
     from kiln.jit.switch import disable, enable, is_enabled, use
 
 _PLACES = {
+    "Comparison": "parity",
+    "compare": "parity",
     "Recipe": "recipes",
     "Operation": "recipes",
     "Engine": "flash",
@@ -38,11 +41,13 @@ _PLACES = {
 }
 
 __all__ = [
+    "Comparison",
     "Engine",
     "KernelError",
     "MissingPackageError",
     "Operation",
     "Recipe",
+    "compare",
     "disable",
     "enable",
     "is_enabled",

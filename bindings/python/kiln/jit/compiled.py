@@ -45,11 +45,23 @@ def compile_spec(spec: CompileSpec, target: Target, function: object) -> object:
     """
     compiler = need("triton", "triton.compiler")
     backends = need("triton.backends.compiler")
-    source = compiler.ASTSource(function, dict(spec.signature), spec.constants_by_place, spec.attributes)
+
+    class Source(compiler.ASTSource):
+        """Says where a mistake lies while that is known: Triton takes its own frames out of tracebacks."""
+
+        def make_ir(self, *values: object) -> object:
+            try:
+                return super().make_ir(*values)
+            except Exception as error:
+                raise _of(error, spec) from error
+
+    source = Source(function, dict(spec.signature), spec.constants_by_place, spec.attributes)
     gpu = backends.GPUTarget(target.backend, target.triton_arch, target.warp_size)
     try:
         with _pinned(this_toolchain().environment(target)):
             return compiler.compile(source, target=gpu, options=spec.compile_options)
+    except KernelError:
+        raise
     except Exception as error:
         raise _of(error, spec) from error
 

@@ -1,0 +1,111 @@
+"""Whether what runs here is what was compiled ahead: the same variants of the same sources, by the same toolchain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kiln.dispatch import Chosen
+from kiln.errors import NotFoundError
+from kiln.jit.compiled import this_toolchain
+from kiln.toolchain import Toolchain, find_toolchain
+
+_NAMES = ("kernel", "functional", "configuration", "specialization", "target")
+# The order in which a toolchain's identity has its files; those of a Triton built from source follow, sorted.
+_FILES = ("ptxas", "ptxas-blackwell", "libdevice", "ockl", "ocml")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kernel of a call, here and ahead.
+
+    Attributes:
+        kernel: its name.
+        differences: what is not equal, each a clause: "configuration: BLOCK_M=64 ... here, BLOCK_M=128 ... ahead".
+        here, ahead: the keys: of what this process compiles, and of the release's image.
+    """
+
+    kernel: str
+    differences: tuple[str, ...]
+    here: str
+    ahead: str
+
+    @property
+    def equal(self) -> bool:
+        """Whether both are the same image: equal keys mean equal bytes."""
+        return not self.differences and self.here == self.ahead
+
+
+def compare(
+    chosen: Iterable[Chosen], ahead: Iterable[Mapping[str, object]], manifest: str | Path | None = None
+) -> tuple[Comparison, ...]:
+    """What a call runs here (Operation.explain) against what the runtime says that it runs (its `explain`).
+
+    The key of an image is a digest of its source, constants, types, multiples, options and toolchain. Keys that differ
+    say not why; with `manifest` it is known whether they differ under the release's own toolchain too.
+
+    Args:
+        ahead: mappings with "key", "kernel", "functional", "configuration", "specialization", "target".
+        manifest: the release's share/kiln/manifest.json.
+
+    Raises:
+        NotFoundError: the manifest is not there, or names no Triton.
+    """
+    here = find_toolchain(Path(this_toolchain().site))
+    release = None if manifest is None else release_toolchain(manifest)
+    ours, theirs = list(chosen), [dict(row) for row in ahead]
+    rows = []
+    for place in range(max(len(ours), len(theirs))):
+        one = ours[place] if place < len(ours) else None
+        other = theirs[place] if place < len(theirs) else None
+        rows.append(_compared(one, other, here, release))
+    return tuple(rows)
+
+
+def release_toolchain(manifest: str | Path) -> Toolchain:
+    """The toolchain that a release's manifest states, without a place.
+
+    Raises:
+        NotFoundError: there is no such file, or it names no Triton, or several.
+    """
+    try:
+        tools = json.loads(Path(manifest).read_bytes())["tools"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise NotFoundError(f"{manifest} is no manifest of a release; give its share/kiln/manifest.json") from None
+    versions = {tool["version"] for tool in tools if tool["name"] == "triton"}
+    if len(versions) != 1:
+        raise NotFoundError(f"{manifest} names {len(versions)} Tritons; parity is of a release that one made")
+    names = {tool["name"].removeprefix("triton's "): tool["sha256"] for tool in tools if "triton's " in tool["name"]}
+    ordered = [name for name in _FILES if name in names] + sorted(set(names) - set(_FILES))
+    return Toolchain("", versions.pop(), tuple((name, names[name]) for name in ordered))
+
+
+def _compared(
+    one: Chosen | None, other: Mapping[str, object] | None, here: Toolchain, release: Toolchain | None
+) -> Comparison:
+    if one is None:
+        return Comparison(str(other["kernel"]), ("runs ahead alone",), "", str(other["key"]))
+    key = one.variant.spec.key(here.identity)
+    if other is None:
+        return Comparison(one.variant.kernel, ("runs here alone",), key, "")
+    differences = [
+        f"{name}: {getattr(one.variant, name)} here, {other[name]} ahead"
+        for name in _NAMES
+        if getattr(one.variant, name) != other[name]
+    ]
+    if not differences and key != other["key"]:
+        differences.append(_why(one, str(other["key"]), here, release))
+    return Comparison(one.variant.kernel, tuple(differences), key, str(other["key"]))
+
+
+def _why(one: Chosen, ahead: str, here: Toolchain, release: Toolchain | None) -> str:
+    """Why the keys of variants of equal names differ."""
+    if release is None:
+        return "keys: of sources, settings or toolchains; the release's manifest would tell which"
+    if one.variant.spec.key(release.identity) != ahead:
+        return "sources or settings: the release was made from others"
+    if here.triton_version != release.triton_version:
+        return f"toolchain: Triton {here.triton_version} here, {release.triton_version} ahead; all else is equal"
+    return f"toolchain: other assemblers or libraries of Triton {here.triton_version}; all else is equal"
