@@ -45,6 +45,7 @@ def find(source: Path, site: Path, triton: str) -> tuple[Adapter, ...]:
             library="libkiln_torch.so",
             over=FAMILY,
             folder=source / "bindings/torch",
+            headers={"kiln/torch.h": source / "include/kiln/torch.h"},
             foreign=("libtorch_cpu.so", _names(source / "bindings/torch/libtorch.symbols")),
         ),
     )
