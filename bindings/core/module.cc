@@ -1,5 +1,8 @@
 // kiln._core: Kiln's C interface for the Python package `kiln`, which documents and checks what users pass.
 #include <nanobind/stl/string.h>
+#include <string.h>
+
+#include <stdexcept>
 
 #include "runtime.h"
 #include "tensor.h"
@@ -7,6 +10,10 @@
 NB_MODULE(_core, module) {
   using namespace kiln_python;
   nb::set_leak_warnings(false);  // what a user keeps to the end is his; a library prints nothing
+  // The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies.
+  if (strcmp(kiln_version(), KILN_VERSION) != 0)
+    throw std::runtime_error(std::string("this process has loaded libkiln.so.0 of Kiln ") + kiln_version() +
+                             " before, and the package kiln is of " KILN_VERSION "; load one of them alone");
   module.doc() = "Kiln's C interface, for the package kiln; not for direct use.";
   module.attr("NVIDIA") = static_cast<int>(KILN_VENDOR_NVIDIA);
   module.attr("AMD") = static_cast<int>(KILN_VENDOR_AMD);

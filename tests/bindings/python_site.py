@@ -30,33 +30,38 @@ import flash_tables  # noqa: E402
 import nativebuild  # noqa: E402
 import packs  # noqa: E402
 
-from kiln import extension, native  # noqa: E402
+from kiln import extension, native, pythons, wheel  # noqa: E402
 
 PACKAGE = ROOT / "bindings/python/kiln"
 JOBS = max(1, len(os.sched_getaffinity(0)))
 
 
-def make_site(folder: Path, python: str = sys.executable, release: Path | None = None) -> Path:
-    """Fills `folder`, which may hold an earlier one, and returns it.
+def make_site(to: Path, python: str = sys.executable, release: Path | None = None) -> Path:
+    """Fills the folder `to`, which may hold an earlier one, and returns it.
 
     Args:
         python: the command of the Python that will import it.
         release: an unpacked release, .../kiln; None: libraries for the fake driver.
     """
-    headers = extension.headers_of(python)
+    headers = pythons.headers_of(python)
     prefix = release or fake_release()
     libraries = {name: prefix / "lib" / name for name in ("libkiln.so.0", "libkiln_flash.so")}
     public = {p.relative_to(prefix / "include").as_posix(): p.read_bytes() for p in (prefix / "include/kiln").iterdir()}
     core = extension.build_extension(
         ROOT / "bindings/core", extension.nanobind_folder(), public, libraries, headers, zig(), cache("extension"), JOBS
     )
-    package = folder / "kiln"
+    package = to / "kiln"
     lib = package / "lib"
     shutil.rmtree(package, ignore_errors=True)
     lib.mkdir(parents=True)
-    for path in sorted(PACKAGE.iterdir()):
-        if path.name != "__pycache__":
-            (package / path.name).symlink_to(path)
+    for name, path in wheel.package_files(ROOT).items():
+        if name.startswith("flash/"):
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, package / name)
+        elif "/" not in name:
+            (package / name).symlink_to(path)
+        elif not (folder := package / name.partition("/")[0]).exists():
+            folder.symlink_to(PACKAGE / folder.name)
     shutil.copyfile(core, package / headers.file_name)
     for path in sorted((prefix / "lib").glob("lib*.so*")):
         if not path.is_symlink():
@@ -66,7 +71,7 @@ def make_site(folder: Path, python: str = sys.executable, release: Path | None =
         shutil.copyfile(torch, lib / "libkiln_torch.so")
     if (prefix / "lib/kiln.images").is_dir():
         (lib / "kiln.images").symlink_to((prefix / "lib/kiln.images").resolve())
-    return folder
+    return to
 
 
 def fake_release() -> Path:

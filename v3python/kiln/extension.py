@@ -1,4 +1,4 @@
-"""Compiles kiln._core, the Python package's extension, for one Python; and finds out whose headers a Python has.
+"""Compiles kiln._core, the Python package's extension, for one Python.
 
 It is built as the libraries are: in a folder of its own on relative names, by zig for glibc 2.28, with libc++ linked
 in. From Python 3.12 on one extension serves all (the stable ABI); 3.10 and 3.11 want one each.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.errors import EnvironmentProblem, NativeBuildError, ToolchainError
+from kiln.errors import NativeBuildError, ToolchainError
 from kiln.native import Compiler
-
-STABLE = (3, 12)  # the first Python whose stable ABI has what nanobind needs
+from kiln.pythons import STABLE, Headers
 
 _FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
           "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE", "-DNDEBUG", "-DNB_COMPACT_ASSERTIONS",
@@ -28,89 +25,9 @@ _FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibil
 _OURS = ("-Wall", "-Wextra", "-Wno-missing-field-initializers")
 _THEIRS = ("-w", "-fno-strict-aliasing")  # nanobind's own sources, as it asks for
 _LINK = ("-shared", "-Wl,--version-script=core/exports.map", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections",
-         "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s", "-Wl,-rpath,$ORIGIN/lib", "-Wl,--enable-new-dtags")  # fmt: skip
+         "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s", "-Wl,-rpath,$ORIGIN/lib",
+         "-Wl,--enable-new-dtags")  # fmt: skip
 _LIBRARIES = ("libkiln.so.0", "libkiln_flash.so")
-
-_ASK = """
-import json, sys, sysconfig
-paths = sysconfig.get_paths()
-print(json.dumps({
-    "implementation": sys.implementation.name,
-    "version": list(sys.version_info[:2]),
-    "full": sys.version.split()[0],
-    "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-    "debug": bool(sysconfig.get_config_var("Py_DEBUG")),
-    "machine": sysconfig.get_platform(),
-    "include": sorted({paths["include"], paths["platinclude"]}),
-}))
-"""
-
-
-@dataclass(frozen=True)
-class Headers:
-    """The headers of a CPython.
-
-    Attributes:
-        version: (3, 11).
-        full: "3.11.7".
-        include: folders.
-    """
-
-    version: tuple[int, int]
-    full: str
-    include: tuple[Path, ...]
-
-    @property
-    def is_stable(self) -> bool:
-        """Whether an extension built with them is for the stable ABI."""
-        return self.version >= STABLE
-
-    @property
-    def tags(self) -> tuple[str, str]:
-        """Python and ABI tag of a wheel: ("cp311", "cp311"), ("cp312", "abi3")."""
-        version = STABLE if self.is_stable else self.version
-        python = "cp{}{}".format(*version)
-        return python, "abi3" if self.is_stable else python
-
-    @property
-    def file_name(self) -> str:
-        """What such a Python calls the extension."""
-        if self.is_stable:
-            return "_core.abi3.so"
-        return "_core.cpython-{}{}-x86_64-linux-gnu.so".format(*self.version)
-
-
-def headers_of(python: str) -> Headers:
-    """The headers of a Python.
-
-    Args:
-        python: its command.
-
-    Raises:
-        EnvironmentProblem: it cannot be run, has no headers, or is one that Kiln's extension is not made for.
-    """
-    try:
-        done = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=60)
-        facts = json.loads(done.stdout) if done.returncode == 0 else None
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        facts = None
-    if facts is None:
-        raise EnvironmentProblem(f"{python} is no Python that can be run; name one, python3.12 say")
-    name = f"{python} (Python {facts['full']})"
-    if facts["implementation"] != "cpython" or tuple(facts["version"]) < (3, 10):
-        raise EnvironmentProblem(f"{name} is not what Kiln's extension is made for, which is CPython from 3.10 on")
-    if facts["free_threaded"] or facts["debug"]:
-        kind = "free-threaded" if facts["free_threaded"] else "debug"
-        raise EnvironmentProblem(f"{name} is a {kind} build, which Kiln's extension is not made for; name another")
-    if facts["machine"] != "linux-x86_64":
-        raise EnvironmentProblem(f"{name} is for {facts['machine']}; Kiln's extension is made for linux-x86_64")
-    include = tuple(Path(folder) for folder in facts["include"])
-    if not any((folder / "Python.h").is_file() for folder in include):
-        raise EnvironmentProblem(
-            f"{name} has no headers: {include[0]}/Python.h is not there; "
-            "install its development package (python3.X-dev, python3.X-devel)"
-        )
-    return Headers(tuple(facts["version"]), facts["full"], include)
 
 
 def nanobind_folder() -> Path:

@@ -1,8 +1,8 @@
 """Licences of what a release contains besides Kiln's own code: NOTICES.txt and the texts, from the locked packages.
 
-notices/notices.yaml of the source tree lists what there is: its name, the file for its licence's text below
-share/kiln/licences/, the licence (SPDX where it has such a name), in which files of the release it is, what it does
-there, and where the text is taken from.
+notices/notices.yaml of the source tree lists what there is, and extension.yaml what wheels have besides: its name, the
+file for its licence's text below share/kiln/licences/, the licence (SPDX where it has such a name), in which files of
+the release it is, what it does there, and where the text is taken from.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import tarfile
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -40,22 +41,39 @@ def collect(source: Path, site: Path, zstandard_source: Path) -> dict[str, str]:
     Raises:
         ToolchainError: a licence's text is not where notices.yaml says.
     """
-    folder = source / "notices"
-    notices = msgspec.convert(yaml.safe_load((folder / "notices.yaml").read_bytes()), tuple[Notice, ...])
-    texts = {"LICENSE": (source / "LICENSE").read_text()}
-    sections = []
+    head = "Kiln is under the licence in the file LICENSE. This release also contains parts of:\n"
+    texts = {"LICENSE": (source / "LICENSE").read_text(), "NOTICES.txt": head}
+    return _added(texts, source / "notices", "notices.yaml", site, zstandard_source)
+
+
+def with_extension(texts: Mapping[str, str], source: Path, site: Path) -> dict[str, str]:
+    """A release's texts, and those for what the Python package's extension contains (notices/extension.yaml).
+
+    Args:
+        texts: as `collect` gave them.
+        site: the site-packages with nanobind, and zig unless that is elsewhere on Python's path.
+
+    Raises:
+        ToolchainError: a licence's text is not where extension.yaml says.
+    """
+    return _added(texts, source / "notices", "extension.yaml", site, None)
+
+
+def _added(
+    texts: Mapping[str, str], folder: Path, name: str, site: Path, zstandard_source: Path | None
+) -> dict[str, str]:
+    notices = msgspec.convert(yaml.safe_load((folder / name).read_bytes()), tuple[Notice, ...])
+    added = dict(texts)
     for notice in notices:
-        texts[f"licences/{notice.file}"] = _text(notice, folder, site, zstandard_source)
-        sections.append(
-            f"{notice.name}\n{textwrap.fill(' '.join(notice.what.split()), 78)}\n"
+        added[f"licences/{notice.file}"] = _text(notice, folder, site, zstandard_source)
+        added["NOTICES.txt"] += (
+            f"\n{notice.name}\n{textwrap.fill(' '.join(notice.what.split()), 78)}\n"
             f"In: {notice.where}\nLicence: {notice.licence}, licences/{notice.file}\n"
         )
-    head = "Kiln is under the licence in the file LICENSE. This release also contains parts of:\n"
-    texts["NOTICES.txt"] = "\n".join([head, *sections])
-    return texts
+    return added
 
 
-def _text(notice: Notice, folder: Path, site: Path, zstandard_source: Path) -> str:
+def _text(notice: Notice, folder: Path, site: Path, zstandard_source: Path | None) -> str:
     for place in notice.text:
         package, colon, name = place.rpartition(":")
         text = _packaged(package, name, site, zstandard_source) if colon else (folder / name).read_text()
@@ -64,8 +82,8 @@ def _text(notice: Notice, folder: Path, site: Path, zstandard_source: Path) -> s
     raise ToolchainError(f"the licence of {notice.name} is not at {' or '.join(notice.text)} of the locked packages")
 
 
-def _packaged(package: str, name: str, site: Path, zstandard_source: Path) -> str | None:
-    if package == "zstandard":
+def _packaged(package: str, name: str, site: Path, zstandard_source: Path | None) -> str | None:
+    if package == "zstandard" and zstandard_source:
         with tarfile.open(zstandard_source) as tar:
             member = next((m for m in tar if m.isfile() and m.name.partition("/")[2] == name), None)
             return tar.extractfile(member).read().decode() if member else None

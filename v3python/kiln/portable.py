@@ -54,9 +54,16 @@ def _modules(package: Path) -> dict[str, bytes]:
             continue
         source = (package / f"{name}.py").read_bytes()
         contents[f"kiln/{name}.py"] = source
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom) and node.module == "kiln":
-                wanted += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kiln."):
-                wanted.append(node.module.removeprefix("kiln.").replace(".", "/"))
+        wanted += imports_of(source)
     return contents
+
+
+def imports_of(source: bytes) -> list[str]:
+    """What a module takes of the package kiln, "cli/build": modules, and after `from kiln import` whatever it names."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "kiln":
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("kiln."):
+            found.append(node.module.removeprefix("kiln.").replace(".", "/"))
+    return found

@@ -1,1 +1,99 @@
-"""Kiln: attention kernels for NVIDIA's and AMD's GPUs, compiled ahead of time."""
+"""Kiln: attention kernels for NVIDIA's and AMD's GPUs, compiled ahead of time.
+
+    import kiln
+
+    out = kiln.attn_fwd(q, k, v, causal=True)      # arrays of PyTorch, CuPy, JAX: whatever speaks DLPack
+    print(kiln.info())                             # what is installed, and what it can run on
+
+Functions:
+    attn_fwd, attn_bwd   attention and its gradients
+    attn_decode          attention over a cache of keys and values
+    dropout_mask         what dropout keeps
+    explain, prepare     which kernels a call would run; loads them
+    info                 version, targets, devices, drivers
+    devices, variants    the GPUs; the compiled kernels
+
+Arrays are used where they are, on their library's current stream or on the one that is given; results are written into
+arrays that are given, or made by the library of the first. A call that no kernel serves raises an exception of
+`kiln.errors` with a sentence that names what is wrong, or the nearest that exists: there is no fall-back that nobody
+asked for. Importing needs no GPU and no driver; images for the GPUs that you have come in packages of their own,
+`kiln-images-<target>`. Any number of threads may call at once; a process that is forked opens what it needs anew.
+
+Modules:
+    kiln.attention       the functions above, and the arguments that they share
+    kiln.errors          the exceptions
+    kiln.torch           PyTorch: autograd, torch.compile, scaled_dot_product_attention, flash-attention's functions,
+                         Transformers; the extra `torch`
+    kiln.jit             the same kernels through Triton, for their authors; the extra `jit`
+"""
+
+from __future__ import annotations
+
+import sys as _sys
+
+if "t" in getattr(_sys, "abiflags", ""):
+    raise ImportError("Kiln is not made for free-threaded builds of Python; use one with the global interpreter lock")
+
+from kiln import _core, attention, errors
+from kiln.attention import Gradients, attn_bwd, attn_decode, attn_fwd, dropout_mask, explain, prepare
+from kiln.errors import (
+    ArgumentError,
+    DriverError,
+    FamilyError,
+    ForkedError,
+    KilnError,
+    NoDeviceError,
+    NotFoundError,
+    OutOfMemoryError,
+    PackCorruptError,
+    PackError,
+    PackMismatchError,
+    PackNotFoundError,
+    QueueError,
+    RangeError,
+    ResourcesError,
+    UnsupportedError,
+    WorkspaceError,
+)
+from kiln.information import Device, Driver, Info, Target, Variant, devices, info, variants
+from kiln.runtime import Runtime
+
+__version__: str = _core.version()
+
+__all__ = [
+    "ArgumentError",
+    "Device",
+    "Driver",
+    "DriverError",
+    "FamilyError",
+    "ForkedError",
+    "Gradients",
+    "Info",
+    "KilnError",
+    "NoDeviceError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PackCorruptError",
+    "PackError",
+    "PackMismatchError",
+    "PackNotFoundError",
+    "QueueError",
+    "RangeError",
+    "ResourcesError",
+    "Runtime",
+    "Target",
+    "UnsupportedError",
+    "Variant",
+    "WorkspaceError",
+    "attention",
+    "attn_bwd",
+    "attn_decode",
+    "attn_fwd",
+    "devices",
+    "dropout_mask",
+    "errors",
+    "explain",
+    "info",
+    "prepare",
+    "variants",
+]

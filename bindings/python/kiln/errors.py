@@ -11,6 +11,8 @@ interface, `error.status_name` its name there. A wrong or a missing keyword is P
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "ArgumentError",
     "DriverError",
@@ -64,7 +66,7 @@ class KilnError(RuntimeError):
 
 
 class ArgumentError(KilnError, ValueError):
-    """An argument that cannot be: a wrong rank, dtype or size, a value out of range, arrays that do not fit together."""
+    """An argument that cannot be: a wrong rank, dtype or size, a value out of range, arrays that do not fit."""
 
     status = 1
 
@@ -189,4 +191,10 @@ def of_status(status: int, sentence: str) -> KilnError:
     Args:
         sentence: what kiln_error() says.
     """
-    return _CLASSES.get(status, KilnError)(sentence, status)
+    return _CLASSES.get(status, KilnError)(with_package(sentence), status)
+
+
+def with_package(sentence: str) -> str:
+    """A sentence of the runtime's; where it misses a pack, with the package that would bring it."""
+    missing = re.search(r"there is no pack (?:nvidia|amd)-(\w+)\.pack", sentence)
+    return f"{sentence}; the package kiln-images-{missing[1].replace('_', '-')} brings it" if missing else sentence

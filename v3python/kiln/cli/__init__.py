@@ -19,7 +19,7 @@ from kiln.errors import EnvironmentProblem, KilnError, UsageError
 from kiln.suggest import nearest
 from kiln.usage import Parser
 
-VERBS = ("targets", "recipes", "plan", "build", "list", "inspect", "store", "clean", "doctor", "fetch")
+VERBS = ("targets", "recipes", "plan", "build", "list", "inspect", "wheel", "store", "clean", "doctor", "fetch")
 
 
 def main(words: Sequence[str] | None = None) -> int:

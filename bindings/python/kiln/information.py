@@ -1,0 +1,259 @@
+"""What there is: the version, targets with packs, variants, devices, drivers."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kiln import _core
+from kiln.errors import KilnError, NoDeviceError, of_status, with_package
+from kiln.runtime import Runtime, core_of
+
+_VENDORS = {_core.NVIDIA: "NVIDIA", _core.AMD: "AMD"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU architecture whose pack was found.
+
+    Attributes:
+        name: "sm_90", "gfx942".
+        variants: how many its pack lists.
+        images: how many of them have an image.
+    """
+
+    name: str
+    variants: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU that a driver tells of.
+
+    Attributes:
+        vendor: "NVIDIA" or "AMD".
+        ordinal: as the driver counts.
+        name: the driver's.
+        id: NVIDIA: the UUID; AMD: the PCI id.
+        target: "sm_90", "gfx942"; "" where the driver fails to tell.
+        multiprocessors, warp_size: 0 where the driver fails to tell.
+        refusal: why no kernel can run on it, in a sentence; None: they can.
+    """
+
+    vendor: str
+    ordinal: int
+    name: str
+    id: str
+    target: str
+    multiprocessors: int
+    warp_size: int
+    refusal: str | None
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A vendor's driver on this machine.
+
+    Attributes:
+        vendor: "NVIDIA" or "AMD".
+        version: NVIDIA: the CUDA that it is for, "12.8"; AMD: ROCm's, "6.2"; None: it is not there.
+        problem: why it cannot be used; None: it can.
+    """
+
+    vendor: str
+    version: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled kernel, as `variants()` and `explain()` show it.
+
+    Attributes:
+        key: 64 hexadecimal digits, which force_keys takes.
+        target: "sm_90".
+        operation: "flash.attn_fwd".
+        kernel: "attn_fwd".
+        functional: "dtype=bf16 head_dim=64 ...": what the kernel computes.
+        configuration: "BLOCK_M=128 ...": what changes its speed alone.
+        specialization: "aligned": what its arguments must fulfil.
+        unavailable: why there is no image; None: there is one.
+        has_ptx: whether PTX goes along, for `force_target`.
+        registers, spill_bytes: of a thread.
+        shared_bytes, threads: of a block.
+    """
+
+    key: str
+    target: str
+    operation: str
+    kernel: str
+    functional: str
+    configuration: str
+    specialization: str
+    unavailable: str | None
+    has_ptx: bool
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    threads: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel} ({self.functional}; {self.configuration}; {self.specialization}) for {self.target}: "
+            f"{self.unavailable or self.key[:12]}"
+        )
+
+
+@dataclass(frozen=True)
+class Info:
+    """What `info()` found; `str()` is a text for people.
+
+    Attributes:
+        version: of this package and its libraries, "0.1.0b".
+        location: the package's folder.
+        families: ("flash",).
+        targets: those whose packs were found.
+        devices: of all drivers.
+        drivers: of both vendors.
+        problem: why the packs or a driver could not be looked at, in a sentence; None: they could.
+    """
+
+    version: str
+    location: str
+    families: tuple[str, ...]
+    targets: tuple[Target, ...]
+    devices: tuple[Device, ...]
+    drivers: tuple[Driver, ...]
+    problem: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Lists, dicts, texts and numbers alone: for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        targets = ", ".join(f"{t.name} ({t.images} images)" for t in self.targets)
+        lines = [
+            f"Kiln {self.version} in {self.location}",
+            f"families: {', '.join(self.families)}",
+            f"targets:  {targets or 'none; the packages kiln-images-<target> bring them'}",
+        ]
+        for driver in self.drivers:
+            said = f"{'CUDA' if driver.vendor == 'NVIDIA' else 'ROCm'} {driver.version}" if driver.version else ""
+            lines.append(f"{f'{driver.vendor}:':9} {'; '.join(filter(None, (said, driver.problem)))}")
+        for device in self.devices:
+            lines.append(f"device:   {device.vendor} {device.ordinal}, {device.name or '?'}, {device.target or '?'}")
+            lines.append(f"          {device.refusal or 'Kiln runs on it'}")
+        if self.problem:
+            lines.append(f"problem:  {self.problem}")
+        return "\n".join(lines)
+
+
+def info(runtime: Runtime | None = None) -> Info:
+    """What there is: version, targets, devices, drivers. Raises nothing for what is missing, and says it instead.
+
+        print(kiln.info())
+
+    Opens the drivers that are there, as a first call would.
+
+    Args:
+        runtime: None: the process's own.
+    """
+    core = core_of(runtime)
+    targets, failure = _try(core.targets, [])
+    rows, status, sentence = core.devices()
+    names = [name.partition(".")[0] for name in core.operations()]
+    is_failed = status not in (0, NoDeviceError.status)
+    return Info(
+        version=_core.version(),
+        location=str(Path(__file__).parent),
+        families=tuple(dict.fromkeys(names)),
+        targets=tuple(Target(*row) for row in targets),
+        devices=tuple(_device(row) for row in rows),
+        drivers=tuple(_driver(vendor) for vendor in _VENDORS),
+        problem="; ".join(filter(None, (failure, sentence if is_failed else ""))) or None,
+    )
+
+
+def devices(runtime: Runtime | None = None) -> list[Device]:
+    """The GPUs of both vendors; none where there is no driver.
+
+    Args:
+        runtime: None: the process's own.
+
+    Raises:
+        DriverError: a driver is there, and could not be opened; `info()` shows the other vendor's devices even so.
+    """
+    rows, status, sentence = core_of(runtime).devices()
+    if status not in (0, NoDeviceError.status):
+        raise of_status(status, sentence)
+    return [_device(row) for row in rows]
+
+
+def variants(
+    operation: str | None = None, target: str | None = None, *, runtime: Runtime | None = None
+) -> list[Variant]:
+    """The compiled kernels in the packs that are found. Needs no device and no driver.
+
+        for variant in kiln.variants("flash.attn_fwd", "sm_90"):
+            print(variant)
+
+    Args:
+        operation: "flash.attn_fwd"; None: all.
+        target: "sm_90"; None: every target whose pack is there.
+        runtime: None: the process's own.
+
+    Raises:
+        NotFoundError: there is no such operation or target.
+        PackError: the target's pack is missing, or cannot be used.
+    """
+    return [Variant(**row) for row in core_of(runtime).variants(operation, target)]
+
+
+def _device(row: dict[str, Any]) -> Device:
+    refusal = row["refusal"] and with_package(row["refusal"])
+    return Device(**{**row, "vendor": _VENDORS[row["vendor"]], "refusal": refusal})
+
+
+def _try(function: Callable[[], Any], instead: Any) -> tuple[Any, str]:
+    try:
+        return function(), ""
+    except KilnError as error:
+        return instead, str(error)
+
+
+def _driver(vendor: int) -> Driver:
+    """Asks the library that the runtime has opened, or would open."""
+    number = ctypes.c_int()
+    library, problem = _library(vendor)
+    if library is not None:
+        ask = getattr(library, "cuDriverGetVersion" if vendor == _core.NVIDIA else "hipRuntimeGetVersion", None)
+        if ask is None or ask(ctypes.byref(number)):
+            problem = "its library does not tell a version"
+    if problem:
+        return Driver(_VENDORS[vendor], None, problem)
+    if vendor == _core.NVIDIA:
+        version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    else:
+        version = f"{number.value // 10_000_000}.{number.value // 100_000 % 100}"
+    return Driver(_VENDORS[vendor], version, None)
+
+
+def _library(vendor: int) -> tuple[ctypes.CDLL | None, str]:
+    """A vendor's library: for AMD the one that this process has, whatever it was bundled as."""
+    names = ["libcuda.so.1"]
+    if vendor == _core.AMD:
+        names = [f"libamdhip64.so.{major}" for major in (7, 6, 5)]
+        maps = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        paths = (line.split(maxsplit=5)[5] for line in maps if "libamdhip64" in line)
+        names = [*dict.fromkeys(paths), *names]
+    for name in names:
+        try:
+            return ctypes.CDLL(name), ""
+        except OSError:
+            continue
+    return None, f"there is no {'driver (libcuda.so.1)' if vendor == _core.NVIDIA else 'HIP runtime (libamdhip64.so)'}"
