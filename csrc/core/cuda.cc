@@ -56,6 +56,8 @@ static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56, "
   X(cuCtxGetDevice, 1, (CUdevice*))                                                                          \
   X(cuCtxPushCurrent_v2, 1, (CUcontext))                                                                     \
   X(cuCtxPopCurrent_v2, 1, (CUcontext*))                                                                     \
+  X(cuDevicePrimaryCtxRetain, 0, (CUcontext*, CUdevice))                                                     \
+  X(cuDevicePrimaryCtxRelease_v2, 0, (CUdevice))                                                             \
   X(cuStreamGetCtx, 1, (CUstream, CUcontext*))                                                               \
   X(cuStreamGetCtx_v2, 0, (CUstream, CUcontext*, CUgreenCtx*))                                               \
   X(cuCtxFromGreenCtx, 0, (CUcontext*, CUgreenCtx))                                                          \
@@ -127,12 +129,42 @@ kiln_status find_device(Cuda& cuda, CUdevice handle, Device** out) {
   return fail(KILN_E_QUEUE, "the queue's stream belongs to device %d, which is none of those that were found", handle);
 }
 
+// The primary context of a device, held until the driver is closed: whose null stream a caller means that names the
+// device, where the thread has no context of it.
+kiln_status primary_context(Cuda& cuda, int32_t ordinal, CUcontext* context) {
+  if (ordinal >= cuda.device_count)
+    return fail(KILN_E_QUEUE, "the queue names device %d, which is none of those that were found", ordinal);
+  Device& device = cuda.devices[ordinal];
+  kiln_status status = ask(device);
+  if (status != KILN_OK) return status;
+  if ((*context = device.primary.load(std::memory_order_acquire))) return KILN_OK;
+  Lock lock(cuda.lock);
+  if ((*context = device.primary.load(std::memory_order_relaxed))) return KILN_OK;
+  CUresult result = cuda.cuDevicePrimaryCtxRetain(context, device.handle);
+  if (result) return driver_error(cuda, result, "cuDevicePrimaryCtxRetain");
+  device.primary.store(*context, std::memory_order_release);
+  return KILN_OK;
+}
+
+// Whether the current context is one of that device.
+bool is_current(Cuda& cuda, int32_t ordinal) {
+  CUdevice handle = -1;
+  Device* device;
+  return cuda.cuCtxGetDevice(&handle) == 0 && find_device(cuda, handle, &device) == KILN_OK &&
+         device->ordinal == ordinal;
+}
+
 kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
   Cuda& cuda = of(driver);
   CUcontext context = nullptr, current = nullptr;
   CUresult result = stream_context(cuda, queue.stream, &context);
   // 1 and 2 stand for the legacy and the thread's own null stream.
   bool null = reinterpret_cast<uintptr_t>(queue.stream) <= 2;
+  if (null && queue.device >= 0 && cuda.cuDevicePrimaryCtxRetain && !(context && is_current(cuda, queue.device))) {
+    kiln_status status = primary_context(cuda, queue.device, &context);
+    if (status != KILN_OK) return status;
+    result = 0;
+  }
   if (null && (result == kInvalidContext || (result == 0 && !context)))
     return fail(KILN_E_QUEUE, "the queue's null stream has no device: the calling thread has no current CUDA context");
   if (result)
@@ -236,6 +268,9 @@ kiln_status zero(Driver& driver, const Scope& scope, uint64_t address, uint64_t 
 
 void close(Driver* driver, bool release) {
   Cuda* cuda = static_cast<Cuda*>(driver);
+  for (int32_t i = 0; release && i < cuda->device_count; ++i)
+    if (cuda->devices[i].primary.load(std::memory_order_relaxed) && cuda->cuDevicePrimaryCtxRelease_v2)
+      cuda->cuDevicePrimaryCtxRelease_v2(cuda->devices[i].handle);
   if (cuda->library && release) dlclose(cuda->library);
   free(cuda->devices);
   free(cuda);

@@ -20,8 +20,9 @@ struct Driver;
 struct Device {
   Driver* driver;
   int32_t vendor, ordinal;
-  std::atomic<bool> asked;  // what follows is known
-  int32_t handle;           // CUdevice; the ordinal again for HIP
+  std::atomic<void*> primary;  // CUDA: the device's primary context, once it is held; else nullptr
+  std::atomic<bool> asked;     // what follows is known
+  int32_t handle;              // CUdevice; the ordinal again for HIP
   int32_t multiprocessors, warp_size;
   uint32_t max_threads, max_shared;  // of a block, opted in
   int64_t max_grid[3];               // blocks

@@ -102,9 +102,14 @@ hipError_t make_current(Hip& hip, int device, Scope* scope, const char** call) {
 kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
   Hip& hip = of(driver);
   int device = -1;
-  // 1 and 2 stand for the legacy and the thread's own null stream: those of the current device.
+  // 1 and 2 stand for the legacy and the thread's own null stream: those of the device that is named, else of the
+  // current one.
   bool null = reinterpret_cast<uintptr_t>(queue.stream) <= 2;
-  hipError_t result = take_back(hip, null ? hip.hipGetDevice(&device) : hip.hipStreamGetDevice(queue.stream, &device));
+  hipError_t result = 0;
+  if (null && queue.device >= 0)
+    device = queue.device;
+  else
+    result = take_back(hip, null ? hip.hipGetDevice(&device) : hip.hipStreamGetDevice(queue.stream, &device));
   if (result)
     return fail(KILN_E_QUEUE, "the queue's stream cannot be used: the HIP runtime returned %s (%d)",
                 error_name(hip, result), result);
@@ -120,7 +125,8 @@ kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
   if (scope->device->refusal[0]) return fail(KILN_E_NO_DEVICE, "%s", scope->device->refusal);
   scope->switched = false;
   const char* call;
-  if (!null && (result = make_current(hip, device, scope, &call))) return driver_error(hip, result, call);
+  if ((!null || queue.device >= 0) && (result = make_current(hip, device, scope, &call)))
+    return driver_error(hip, result, call);
   return KILN_OK;
 }
 

@@ -135,7 +135,8 @@ KILN_API kiln_status kiln_devices(kiln_t kiln, kiln_device_fn visit, void* user)
 typedef struct kiln_queue {
     uint64_t size;
     int32_t vendor;  /* KILN_VENDOR_*; a null stream alone names none */
-    int32_t device;  /* ordinal, or -1: the stream's own (for the null stream: the current context's) */
+    int32_t device;  /* ordinal, or -1: the stream's own. Whose null stream is meant, the ordinal says: the current
+                        context's if that is of this device, else its primary one's; -1: the current context's */
     void* stream;    /* CUstream or hipStream_t; borrowed for the call */
 } kiln_queue;
 #define KILN_QUEUE_INIT(vendor, stream) {sizeof(kiln_queue), (vendor), -1, (stream)}

@@ -197,6 +197,37 @@ def test_null_streams(kiln, fake):
     assert failure.value.status == ffi.QUEUE
 
 
+@pytest.mark.parametrize("stream", [None, 1, 2])
+def test_null_stream_of_the_device_that_is_named(kiln, fake, stream):
+    fake.set_current(None)
+    for device in (1, 4, 1):  # by its primary context, which is held
+        kiln.launch(work(kiln, arguments(), device=device, stream=stream))
+        assert fake.launches()[-1].device == device and fake.current() is None
+    assert fake.count("cuDevicePrimaryCtxRetain") == 2
+    fake.set_current(fake.context(0, 1))  # a second context of device 0: it is the thread's own
+    kiln.launch(work(kiln, arguments(), device=0, stream=stream))
+    assert fake.launches()[-1].device == 0 and fake.count("cuDevicePrimaryCtxRetain") == 2
+    kiln.launch(work(kiln, arguments(), device=1, stream=stream))
+    assert fake.launches()[-1].device == 1 and fake.current() == fake.context(0, 1)
+    with pytest.raises(ffi.Failure, match="names device 9, which is none of those that were found") as failure:
+        kiln.launch(work(kiln, arguments(), device=9, stream=stream))
+    assert failure.value.status == ffi.QUEUE
+    fake.fail("cuDevicePrimaryCtxRetain", 2)
+    fake.set_current(None)
+    with pytest.raises(ffi.Failure, match="cuDevicePrimaryCtxRetain: the CUDA driver returned CUDA_ERROR_OUT_OF_MEM"):
+        kiln.launch(work(kiln, arguments(), device=0, stream=stream))
+    kiln.launch(work(kiln, arguments(), device=0, stream=stream))
+    kiln.close()
+    assert fake.count("cuDevicePrimaryCtxRelease_v2") == 3
+
+
+def test_null_stream_of_the_device_that_is_named_on_hip(kiln, fake):
+    kiln.launch(work(kiln, arguments(), vendor=AMD, device=4))
+    assert fake.launches()[-1].device == 4 and (fake.current(AMD) or 0) == 0
+    with pytest.raises(ffi.Failure, match="belongs to device 9, which is none of those that were found"):
+        kiln.launch(work(kiln, arguments(), vendor=AMD, device=9))
+
+
 def test_stream_of_another_device_is_refused(kiln, fake):
     for vendor in (NVIDIA, AMD):
         stream = fake.stream(vendor, 1)
