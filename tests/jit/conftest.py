@@ -4,20 +4,41 @@ one, as a wheel has it; here, where pytest runs, it is v3python's alone."""
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
+
 from merged import merge
 
 # Looked for, not imported: what pytest's process does not import cannot disturb the other's.
 LACKING = [package for package in ("numpy", "torch", "triton") if importlib.util.find_spec(package) is None]
 
 
+def _process() -> ProcessPoolExecutor:
+    if LACKING:
+        pytest.skip(f"needs {' and '.join(LACKING)}")
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin)
+
+
+def _begin() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # the references
+    merge()
+
+
 @pytest.fixture(scope="module")
 def child():
     """Calls a function in that process: child(function, *arguments). One process for a module's tests."""
-    if LACKING:
-        pytest.skip(f"needs {' and '.join(LACKING)}")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=merge) as executor:
+    with _process() as executor:
+        yield lambda function, *arguments: executor.submit(function, *arguments).result(timeout=300)
+
+
+@pytest.fixture
+def fresh():
+    """As `child`, in a process of each test's own."""
+    with _process() as executor:
         yield lambda function, *arguments: executor.submit(function, *arguments).result(timeout=300)

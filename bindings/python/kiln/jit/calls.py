@@ -141,6 +141,8 @@ class Run:
         memory = tensors.Memory.of({**self.tensors, **{name: block for name, (_, block) in made.items()}})
         ready = [self.loaded.functions.get(one.variant.spec, self.interpreted) for one in chosen]
         if self.interpreted:
+            for function in ready:
+                self.loaded.interpreter.prepare(function)
             with self.loaded.interpreter.running(memory):
                 for one, function in zip(chosen, ready):
                     self._zero(one, memory)

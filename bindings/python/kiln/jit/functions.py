@@ -39,10 +39,7 @@ class Functions:
             if known not in self._modules:
                 with _decorating(interpreted):
                     self._modules[known] = _load(Path(spec.source))
-        function = getattr(self._modules[known], spec.function)
-        if interpreted:
-            function.rewrite()  # now, while the file is what was executed
-        return function
+        return getattr(self._modules[known], spec.function)
 
 
 def _load(path: Path) -> ModuleType:

@@ -35,12 +35,23 @@ class Interpreter:
         self._rewritten: dict[Callable, Callable] = {}
         self._copies: dict[int, tuple[object, object]] = {}  # with what it is the copy of, which keeps the id
 
+    def prepare(self, function: object) -> None:
+        """Rewrites a function and all that it can call as the interpreter wants them: now, while their files are what
+        was executed."""
+        waiting = [function]
+        while waiting:
+            one = waiting.pop()
+            if one.fn not in self._rewritten:
+                names = list(one.fn.__globals__.values())  # rewriting adds the interpreter's
+                self._rewritten[one.fn] = one.rewriter.rewrite_ast()
+                waiting += (other for other in names if isinstance(other, type(function)))
+
     @contextmanager
-    def running(self, memory: Memory) -> Iterator[None]:
+    def running(self, memory: Memory | None = None) -> Iterator[None]:
         """Triton's language computes, and builds no IR, until this is left.
 
         Args:
-            memory: what may be read and written meanwhile.
+            memory: what may be read and written meanwhile; None: nobody looks.
         """
         interpreter, jit, knobs = (
             need("triton", f"triton.{name}") for name in ("runtime.interpreter", "runtime.jit", "knobs")
@@ -49,6 +60,8 @@ class Interpreter:
         builder = interpreter.interpreter_builder
         with _lock, knobs.runtime.scope(), ExitStack() as stack:
             knobs.runtime.interpret = True
+            for owner in (language.tensor, language.dtype):
+                stack.callback(_forget_new, owner, set(vars(owner)))  # Triton leaves copies of what is inherited
             # Both modules by which kernels and Triton's own functions know the language.
             everything = SimpleNamespace(__globals__={"language": language, "core": language.core})
             stack.callback(interpreter._patch_lang(everything).restore)
@@ -59,20 +72,21 @@ class Interpreter:
             _set(stack, builder, "options", replace(builder.options, sanitize_overflow=False))
             _set(stack, jit.JITFunction, "__call__", self._stand_in())
             Narrow().install(stack)
-            Bounds(memory).install(stack, builder)
+            if memory is not None:
+                Bounds(memory).install(stack, builder)
             yield
 
     def run(self, chosen: Chosen, function: object) -> None:
         """Runs all programs of a kernel, one after another; within `running`.
 
         Args:
-            function: of functions.Functions, interpreted.
+            function: of functions.Functions, interpreted, and prepared.
 
         Raises:
             KernelError: the kernel's source, or the interpreter, raised; begins with file:line.
         """
         interpreter = need("triton.runtime.interpreter")
-        rewritten = function.rewrite()
+        rewritten = self._rewritten[function.fn]
         arguments = _arguments(chosen)
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*chosen.launch.grid)
@@ -99,6 +113,12 @@ def _interpreted_copy(own: Callable) -> object:
     copy = FunctionType(own.__code__, dict(own.__globals__), own.__name__, own.__defaults__, own.__closure__)
     copy.__kwdefaults__, copy.__annotations__ = own.__kwdefaults__, own.__annotations__
     return need("triton.runtime.interpreter").InterpretedFunction(copy)
+
+
+def _forget_new(owner: type, before: set[str]) -> None:
+    """Takes away a class's own attributes that it had not before."""
+    for name in set(vars(owner)) - before - {"__annotations__"}:
+        delattr(owner, name)
 
 
 def _set(stack: ExitStack, owner: object, name: str, value: object) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PARTS = (ROOT / "bindings" / "python" / "kiln", ROOT / "v3python" / "kiln")
 
 
 def merge() -> None:
     """Where both have a module (errors), that of bindings/python is the one."""
     assert "kiln" not in sys.modules
-    os.environ["OMP_NUM_THREADS"] = "1"
     kiln = types.ModuleType("kiln")
     kiln.__path__ = [str(part) for part in PARTS]
     sys.modules["kiln"] = kiln
-    sys.path.insert(0, str(ROOT / "tests" / "kernels"))

@@ -1,0 +1,183 @@
+"""What kiln.jit compiles is what a build compiles, byte by byte; and interpreting leaves nothing behind. No GPU."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+FAMILY = Path(__file__).resolve().parents[2] / "examples" / "family" / "recipe.yaml"
+
+
+def variants(target: str) -> list:
+    """Of the example every kind of specialization, and one attention kernel that has constants of all kinds."""
+    import torch
+
+    import kiln.jit
+
+    recipe = kiln.jit.Recipe(FAMILY, interpret=True, target=target)
+    x, w = torch.ones(3, 1024), torch.ones(1024)
+    norm = recipe.operation("rms_norm")
+    made = [*norm.explain(x, w, x, torch.ones(1), 1e-6), *norm.explain(x[:, :1000], w[:1000], x[:, :1000], None, 1e-6)]
+    made += norm.explain(torch.ones(3, 2048)[:, ::2], w, x, None, 1e-6)
+    flash = kiln.jit.Recipe(interpret=True, target=target)
+    q = torch.ones(1, 2, 16, 64, dtype=torch.float16)
+    made += flash.operation("dropout_mask").explain(torch.ones(1, 1, 20, 30), None, None, 5, 0, 0)
+    engine = kiln.jit.Engine(flash)
+    made += engine._operations["attn_fwd"].explain(
+        q=q, k=q, v=q, out=q, max_seqlen_q=0, max_seqlen_k=0, window_left=-1, window_right=0, bottom_right=0,
+        is_padded=0, sm_scale=0.1, is_negative=0, is_capped=0, softcap=1.0, threshold=0, keep_scale=1.0, seed_value=0,
+        offset_value=0,
+    )  # fmt: skip
+    return [one.variant.spec for one in made]
+
+
+def compiled_here(target: str, folder: str) -> list:
+    """By spec the image that kiln.jit compiles, and whether anything was printed or left in the environment."""
+    os.environ["TRITON_CACHE_DIR"] = folder
+    import contextlib
+    import io
+
+    from kiln import targets
+    from kiln.jit.compiled import compile_spec
+    from kiln.jit.functions import Functions
+
+    made, functions = [], Functions()
+    for spec in variants(target):
+        before, printed = dict(os.environ), io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            kernel = compile_spec(spec, targets.by_name(target), functions.get(spec, False))
+        clean = dict(os.environ) == before and not printed.getvalue()
+        made.append((spec, kernel.asm[targets.by_name(target).image_kind], clean))
+    return made
+
+
+def compiled_as_a_build(made: list) -> list[tuple[str, bool]]:
+    """By function whether a build's compiler gives the same image. In a process whose `kiln` is v3python's."""
+    import triton
+
+    from kiln import compile, elf, toolchain
+
+    chain = toolchain.find_toolchain(Path(triton.__file__).parents[1])
+    compile.prepare_worker(chain)
+    return [
+        (spec.function, compile.compile_variant(spec, chain).image.code == elf.strip(code)) for spec, code, _ in made
+    ]
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_images_are_those_of_a_build(fresh, target, tmp_path):
+    made = fresh(compiled_here, target, str(tmp_path))
+    assert all(clean for _, _, clean in made)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as worker:
+        found = worker.submit(compiled_as_a_build, made).result(timeout=300)
+    assert {name for name, _ in found} == {"rms_norm", "total", "dropout_mask", "attn_fwd"}
+    assert all(same for _, same in found), found
+
+
+def ir_around_a_run(folder: str) -> list[str]:
+    """Triton's IR of a kernel before and after others were interpreted, and what the language looks like."""
+    os.environ["TRITON_CACHE_DIR"], os.environ["TRITON_ALWAYS_COMPILE"] = folder, "1"
+    import torch
+    import triton
+    import triton.language as tl
+
+    import kiln.jit
+    from kiln.jit.compiled import compile_spec
+    from kiln.jit.functions import Functions
+    from kiln.targets import by_name
+
+    def language() -> dict[str, object]:
+        holders = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype, triton.runtime.JITFunction)
+        found = {f"{holder}.{name}": value for holder in holders for name, value in vars(holder).items()}
+        return {name: value for name, value in found.items() if not name.endswith(".__annotations__")}
+
+    from triton.runtime import interpreter
+
+    spec = variants("sm_90")[0]
+    told, patch = [], interpreter._patch_lang
+    x, w = torch.randn(3, 1024), torch.ones(1024)
+    for _ in range(2):
+        before = language()
+        told.append(compile_spec(spec, by_name("sm_90"), Functions().get(spec, False)).asm["ttir"])
+        kiln.jit.Recipe(FAMILY, interpret=True).operation("rms_norm")(x, w, torch.empty_like(x), torch.ones(1), 1e-6)
+        try:
+            kiln.jit.Recipe(FAMILY, interpret=True).operation("rms_norm")(x, w, x[:2], None, 1e-6)
+        except kiln.jit.errors.ArgumentError:
+            told.append("refused")
+        assert language() == before and interpreter._patch_lang is patch
+        assert not triton.knobs.runtime.interpret and "TRITON_INTERPRET" not in os.environ
+        assert interpreter.InterpretedFunction.rewritten_fn == {}
+    return told
+
+
+def test_interpreting_leaves_tritons_language_as_it_was(fresh, tmp_path):
+    before, refused, after, again = fresh(ir_around_a_run, str(tmp_path))
+    assert before == after and "tt.load" in before
+    assert refused == again == "refused"
+
+
+def under_tritons_own_variable() -> list[str]:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    import kiln.jit
+
+    x, w, out = torch.ones(3, 64), torch.ones(64), torch.empty(3, 64)
+    recipe = kiln.jit.Recipe(FAMILY)
+    assert recipe.interpret
+    recipe.operation("rms_norm")(x, w, out, None, 0.0)
+    told = [str(out.sum().item())]
+    other = kiln.jit.Recipe(FAMILY, interpret=False)
+    try:
+        (one,) = recipe.operation("rms_norm").explain(x, w, out, None, 0.0)
+        other._loaded.functions.get(one.variant.spec, False)
+    except kiln.jit.errors.KilnError as error:
+        told.append(str(error))
+    return told
+
+
+def test_tritons_own_variable_is_the_default(fresh):
+    total, sentence = fresh(under_tritons_own_variable)
+    assert float(total) == 3 * 64
+    assert sentence == (
+        "Triton was imported with TRITON_INTERPRET=1, so nothing can be compiled in this process; "
+        "unset it, or say interpret=True"
+    )
+
+
+def without(package: str) -> list[str]:
+    import sys
+
+    class Absent:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name.partition(".")[0] == package:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Absent())
+    import kiln.jit
+
+    told = []
+    for what in (lambda: kiln.jit.Recipe(FAMILY), lambda: kiln.jit.Recipe(FAMILY).interpret, lambda: kiln.jit.enable()):
+        try:
+            what()
+        except kiln.jit.MissingPackageError as error:
+            told.append(str(error))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "times"), [("yaml", "PyYAML", 3), ("msgspec", "msgspec", 3), ("triton", "Triton", 2)]
+)
+def test_a_missing_package_is_one_sentence(fresh, package, name, times):
+    assert (
+        fresh(without, package)
+        == [
+            f"kiln.jit needs {name}, which is not installed; pip install {name.lower()}, or all that it needs with "
+            "pip install 'kiln-runtime[jit]'"
+        ]
+        * times
+    )
