@@ -105,6 +105,5 @@ void attn_fwd(StableIValue* stack, uint64_t, uint64_t);
 void attn_bwd(StableIValue* stack, uint64_t, uint64_t);
 void attn_decode(StableIValue* stack, uint64_t, uint64_t);
 void dropout_mask(StableIValue* stack, uint64_t, uint64_t);
-void runtime_handle(StableIValue* stack, uint64_t, uint64_t);
 
 }  // namespace kiln_torch

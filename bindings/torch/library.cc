@@ -4,7 +4,6 @@
 
 #include "call.h"
 #include "numbers.h"
-#include "runtime.h"
 
 namespace kiln_torch {
 
@@ -49,28 +48,25 @@ constexpr Operator kOperators[] = {
      "int window_right=-1, int splits=0) -> (Tensor lse, int status)",
      attn_decode},
     {"dropout_mask", "dropout_mask(Tensor rng, Tensor mask, float dropout) -> int status", dropout_mask},
-    {"runtime", "runtime() -> (int handle, int status)", runtime_handle},
 };
 
 // CUDA is the key of ROCm's tensors too. Tensors of the CPU come here to be refused in our words.
-constexpr const char* kKeys[] = {"CUDA", "CPU", "CompositeExplicitAutograd"};
-constexpr int kWithoutTensors = 2;
+constexpr const char* kKeys[] = {"CUDA", "CPU"};
 
 int32_t failed;  // registrations
 
 void register_all() {
   ask_numbers();
-  TorchLibraryHandle schemas, kernels[3];
+  TorchLibraryHandle schemas, kernels[2];
   // Never given back: they must be there as long as libtorch is.
   failed += aoti_torch_library_init_def("kiln_native", __FILE__, __LINE__, &schemas) != 0;
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < 2; ++i)
     failed += aoti_torch_library_init_impl("kiln_native", kKeys[i], __FILE__, __LINE__, &kernels[i]) != 0;
   if (failed) return;
   for (const Operator& each : kOperators) {
     failed += aoti_torch_library_def(schemas, each.schema) != 0;
-    bool tensors = each.kernel != runtime_handle;
-    for (int i = tensors ? 0 : kWithoutTensors; i < (tensors ? kWithoutTensors : 3); ++i)
-      failed += torch_library_impl(kernels[i], each.name, each.kernel, kBuildVersion) != 0;
+    for (TorchLibraryHandle key : kernels)
+      failed += torch_library_impl(key, each.name, each.kernel, kBuildVersion) != 0;
   }
 }
 
@@ -86,13 +82,6 @@ __attribute__((constructor)) void load() {
 }
 
 }  // namespace
-
-void runtime_handle(StableIValue* stack, uint64_t, uint64_t) {
-  kiln_t kiln = nullptr;
-  kiln_status status = runtime(&kiln);
-  stack[0] = static_cast<StableIValue>(reinterpret_cast<uintptr_t>(kiln));
-  stack[1] = static_cast<StableIValue>(static_cast<int64_t>(status));
-}
 
 }  // namespace kiln_torch
 

@@ -136,7 +136,8 @@ def build_family(folder: Path, name: str, sources: list[Path], flags: list[str] 
     """lib/libkiln_<name>.so in `folder`, which has the core."""
     target = folder / "lib" / f"libkiln_{name}.so"
     run([cxx, *CXX_FLAGS, *flags, "-I", folder / "include", *sources, *LINK_FLAGS,
-         "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN", folder / "lib" / "libkiln.so.0", "-o", target])  # fmt: skip
+         f"-Wl,-soname,{target.name}", "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN", folder / "lib" / "libkiln.so.0",
+         "-o", target])  # fmt: skip
     return target
 
 
@@ -165,6 +166,16 @@ def build_flash(folder: Path, flags: list[str] = ()) -> None:
 def build_fake(folder: Path, flags: list[str] = ()) -> None:
     run(["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
          *flags, *sorted(HERE.glob("fake_*.c")), "-o", folder / "lib" / "libfake.so", "-lpthread", "-ldl"])  # fmt: skip
+
+
+def driver_folder(folder: Path, vendor: str) -> Path:
+    """A folder, for LD_LIBRARY_PATH, in which `folder`'s fake driver is that of one vendor: "nvidia" or "amd"."""
+    place = folder / vendor
+    place.mkdir(exist_ok=True)
+    for name in {"nvidia": ("libcuda.so.1",), "amd": ("libamdhip64.so", "libamdhip64.so.6")}[vendor]:
+        (place / name).unlink(missing_ok=True)
+        (place / name).symlink_to(folder / "lib" / "libfake.so")
+    return place
 
 
 def build_all(folder: Path, flags: list[str] = ()) -> Path:

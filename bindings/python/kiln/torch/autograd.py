@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
 from kiln.errors import UnsupportedError
@@ -23,7 +24,11 @@ _DEFAULTS = tuple(argument.default_value for argument in operators.attn_fwd._sch
 
 def is_real() -> bool:
     """Whether nothing traces or transforms what this thread calls: tensors of PyTorch's own class are what they seem."""
-    return not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active()
+    return (
+        not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
 
 
 def _all_real(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -89,13 +94,22 @@ class _Backward(torch.autograd.Function):
         )
 
 
+def _refuse_transforms(args: tuple[object, ...]) -> None:
+    """Refuses those whose derivatives would come out as nothing."""
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            "Kiln's attention does not work beneath torch.func's transforms; torch.autograd has gradients of it"
+        )
+    tensors = (arg for arg in args if isinstance(arg, Tensor))
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise UnsupportedError("Kiln's attention has no forward-mode derivatives; it has those of backward mode")
+
+
 def attention(*args: object) -> tuple[Tensor, Tensor | None]:
     """attn_fwd of any arguments that its schema allows, recorded where gradients are wanted."""
+    if not is_real():
+        _refuse_transforms(args)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-        if torch._C._are_functorch_transforms_active():
-            raise UnsupportedError(
-                "Kiln's attention does not work beneath torch.func's transforms; torch.autograd.grad does the same"
-            )
         return Attention.apply(*args, *_DEFAULTS[len(args) :])
     with torch._C._AutoDispatchBelowAutograd():
         return operators.attn_fwd(*args)

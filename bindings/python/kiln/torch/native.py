@@ -38,22 +38,23 @@ class OutOfMemoryError(errors.OutOfMemoryError, torch.OutOfMemoryError):
     """PyTorch's allocator has no memory on the device for what a call returns or needs meanwhile."""
 
 
-def _load() -> None:
+def _load() -> ctypes.CDLL:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < LOWEST:
         raise ImportError(f"kiln.torch needs PyTorch {LOWEST[0]}.{LOWEST[1]} or later; this is {torch.__version__}")
     try:
         torch.ops.load_library(str(LIBRARY))
-        failed = ctypes.CDLL(str(LIBRARY)).kiln_torch_failed()
+        library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         raise ImportError(f"kiln.torch cannot load its library: {error}") from None
-    if failed:
+    if failed := library.kiln_torch_failed():
         raise ImportError(
             f"PyTorch refused {failed} of the operators of {LIBRARY}: another copy of it is loaded in this process"
         )
+    return library
 
 
-_load()
+_library = _load()
 # These operators have no gradients of their own (autograd.py has): a call with tensors that want some is not looked at.
 _registrations = torch.library.Library("kiln_native", "IMPL")
 for _name in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
@@ -64,15 +65,14 @@ forward_op: Callable = torch.ops.kiln_native.attn_fwd.default._op
 _backward_op: Callable = torch.ops.kiln_native.attn_bwd.default._op
 _decode_op: Callable = torch.ops.kiln_native.attn_decode.default._op
 _mask_op: Callable = torch.ops.kiln_native.dropout_mask.default._op
-_runtime_op: Callable = torch.ops.kiln_native.runtime.default._op
 
 
 def runtime() -> int:
     """The kiln_t that all calls share, for `kiln._core.Runtime.borrow`; it stays open as long as the process."""
-    handle, status = _runtime_op()
-    if status:
+    handle = ctypes.c_void_p()
+    if status := _library.kiln_torch_runtime(ctypes.byref(handle)):
         fail(status)
-    return handle
+    return handle.value
 
 
 def attn_fwd(

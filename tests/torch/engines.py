@@ -1,0 +1,30 @@
+"""The engine for tests of what stands above one: the definition of attention, in the layouts that engines promise."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from reference_engine import ReferenceEngine
+
+from kiln.torch.operators import like
+
+
+class Definition(ReferenceEngine):
+    """Runs beneath the dispatcher's autograd keys too: gradients are worked out on a thread that has them."""
+
+    name = "definition"
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self.calls: list[str] = []
+
+    def attn_fwd(self, *args, **more):
+        self.calls.append("attn_fwd")
+        return super().attn_fwd(*args, **more)
+
+    def attn_bwd(self, dout, q, k, v, *args, **more):
+        self.calls.append("attn_bwd")
+        results = self._thread.submit(super().attn_bwd, dout, q, k, v, *args, **more).result()
+        rows_first = more.get("rows_first", args[19] if len(args) > 19 else False)
+        laid_out = (like(x, x.shape[-1], rows_first).copy_(d) for x, d in zip((q, k, v), results))
+        return *laid_out, *results[3:]

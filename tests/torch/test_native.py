@@ -1,0 +1,162 @@
+"""libkiln_torch.so by itself: what it links, what it registers, and its kernels on stand-ins for libtorch and Kiln."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nativebuild
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SOURCES = ROOT / "bindings/torch"
+
+
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory: pytest.TempPathFactory, torch_library: Path) -> Path:
+    """A folder with libkiln_torch.so, and stand-ins for all that it links."""
+    folder = tmp_path_factory.mktemp("fake")
+    cc = ["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    for name in ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so"):
+        nativebuild.run([*cc, HERE / "fake_torch.c", f"-Wl,-soname,{name}", "-o", folder / name])
+    exports = folder / "kiln.map"
+    exports.write_text("KILN_0 { global: kiln_*; local: *; };")
+    for name in ("libkiln.so.0", "libkiln_flash.so"):
+        nativebuild.run([*cc, HERE / "fake_kiln.c", f"-Wl,-soname,{name}", f"-Wl,--version-script={exports}", "-o",
+                         folder / name])  # fmt: skip
+    (folder / "libkiln_torch.so").write_bytes(torch_library.read_bytes())
+    return folder
+
+
+def inside(folder: Path, code: str = "", **environment: str) -> str:
+    """Runs Python code with the stand-ins loaded as `p`, in a process of its own; its output."""
+    paths = os.pathsep.join(map(str, (HERE / "inside", ROOT / "tests/runtime")))
+    environment = {**os.environ, "KILN_FAKE": str(folder), "PYTHONPATH": paths, **environment}
+    begin = "import os; from pathlib import Path; from stand_in import *; p = Process(Path(os.environ['KILN_FAKE']))\n"
+    return nativebuild.run([sys.executable, "-c", begin + code], env=environment)
+
+
+def test_calls(fake: Path) -> None:
+    paths = os.pathsep.join(map(str, (HERE / "inside", ROOT / "tests/runtime")))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir", HERE / "inside",
+         "-c", os.devnull, HERE / "inside/test_native_calls.py"],
+        env={**os.environ, "KILN_FAKE": str(fake), "PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+CALL = """
+q = dense(2, 4, 8, 64)
+print(p.call("attn_fwd", [q, q, q], [None] * 8, (0, 0.0, 0.0, 0.0, 0, 0, -1, -1), 2)[2])
+"""
+
+
+def test_registration(fake: Path) -> None:
+    code = """
+import json
+schemas = []
+while s := p.torch.fake_schema(len(schemas)): schemas.append(s.decode())
+print(json.dumps([p.library.kiln_torch_failed(), schemas, [p.torch.fake_version(i) for i in range(8)],
+                  [bool(p.torch.fake_kernel(n, k)) for n in (b"attn_fwd", b"attn_bwd", b"attn_decode", b"dropout_mask")
+                   for k in (b"CUDA", b"CPU")]]))
+"""
+    import json
+
+    failed, schemas, versions, kernels = json.loads(inside(fake, code))
+    assert failed == 0 and all(kernels)
+    assert [schema.partition("(")[0] for schema in schemas] == ["attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"]
+    assert set(versions) == {2 << 56 | 10 << 48}  # 2.10.0
+
+
+@pytest.mark.parametrize("function", ["aoti_torch_library_init_def", "aoti_torch_library_init_impl"])
+def test_a_registration_that_fails_is_counted(fake: Path, function: str) -> None:
+    assert inside(fake, "print(p.library.kiln_torch_failed())", KILN_FAKE_REGISTRATION=function).strip() == "1"
+
+
+def test_no_stream_is_an_error_and_never_the_null_stream(fake: Path) -> None:
+    code = CALL + "print(p.error, len(p.entered))"
+    found = inside(fake, code, KILN_FAKE_NO_STREAM="1").split("\n")
+    assert found[:2] == [
+        "13",
+        "neither libtorch_cuda.so nor libtorch_hip.so is loaded, so the current stream is not known 0",
+    ]
+
+
+def test_rocm(fake: Path) -> None:
+    """Its vendor, and HIP from the library that PyTorch has loaded."""
+    code = CALL + """
+print(p.entered[0].vendor, p.entered[0].stream, bool(p.kiln.kiln_fake_resolve()))
+"""
+    assert inside(fake, code, KILN_FAKE_BACKEND="libtorch_hip.so").split("\n")[:2] == ["0", f"2 {0x5000} True"]
+    assert inside(fake, code).split("\n")[:2] == ["0", f"1 {0x5000} False"]
+
+
+def test_a_runtime_that_does_not_open(fake: Path) -> None:
+    code = "p.kiln.kiln_fake_open_status(11)" + CALL + "print(p.error)\np.kiln.kiln_fake_open_status(0)" + CALL
+    assert inside(fake, code).split() == ["11", "it", "does", "not", "open", "0"]
+
+
+def test_what_it_links(torch_library: Path) -> None:
+    dynamic = nativebuild.run(["readelf", "-dW", torch_library])
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
+    glibc = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "libm.so.6", "ld-linux-x86-64.so.2"}
+    assert {"libtorch_cpu.so", "libkiln_flash.so", "libkiln.so.0"} <= needed
+    assert needed - glibc == {"libtorch_cpu.so", "libkiln_flash.so", "libkiln.so.0"}
+    assert re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", dynamic) == ["$ORIGIN"]
+    assert "TEXTREL" not in dynamic
+
+
+def undefined(library: Path) -> set[str]:
+    lines = nativebuild.run(["nm", "-D", "--undefined-only", library]).split("\n")
+    return {line.split()[1] for line in lines if len(line.split()) > 1}
+
+
+def listed() -> set[str]:
+    lines = (SOURCES / "libtorch.symbols").read_text().splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def test_symbols(torch_library: Path) -> None:
+    """Of libtorch exactly what is listed, no C++ of anybody's, no exceptions."""
+    names = undefined(torch_library)
+    assert {name for name in names if "torch_" in name} == listed()
+    rest = {name.partition("@")[0] for name in names if "torch_" not in name and not name.startswith("kiln_")}
+    assert not [name for name in rest if name.startswith(("_Z", "__cxa", "__gxx", "_Unwind"))]
+    defined = nativebuild.run(["nm", "-D", "--defined-only", torch_library]).split("\n")
+    exported = {line.split()[-1].partition("@")[0] for line in defined if line.strip()}
+    assert exported == {"kiln_torch_failed", "kiln_torch_runtime", "kiln_torch_queue"}
+
+
+def test_the_list_of_symbols_is_that_of_the_declarations() -> None:
+    text = (SOURCES / "shim.h").read_text()
+    declared = re.findall(r"^(?:AOTITorchError|int32_t) (\w+)\(", text, re.M)
+    assert sorted(declared) == sorted(listed())
+    assert (SOURCES / "libtorch.symbols").read_text().splitlines()[1:] == sorted(declared)
+
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+
+def test_libtorch_has_what_is_listed() -> None:
+    library = ctypes.CDLL(str(Path(torch.__path__[0]) / "lib/libtorch_cpu.so"))
+    assert not [name for name in listed() if not hasattr(library, name)]
+
+
+def test_the_declarations_are_libtorchs(tmp_path: Path) -> None:
+    """Both are compiled together: a declaration that differs in its types is an error."""
+    include = Path(torch.__path__[0]) / "include"
+    if not (include / "torch/csrc/stable/c/shim.h").is_file():
+        pytest.skip("needs torch's headers")
+    source = tmp_path / "both.cc"
+    source.write_text(
+        '#include <torch/csrc/stable/c/shim.h>\n#include "shim.h"\n#include <type_traits>\n'
+        "static_assert(kiln_torch::kBuildVersion == TORCH_VERSION_2_10_0);\n"
+        "static_assert(std::is_same_v<kiln_torch::GetCurrentStream, decltype(&aoti_torch_get_current_cuda_stream)>);\n"
+    )
+    nativebuild.run(["c++", "-std=c++17", "-fsyntax-only", "-w", "-DUSE_CUDA", "-I", include, "-I", SOURCES, source])
