@@ -12,15 +12,17 @@ const Facts* facts_of(hipStream_t stream) {
   return device < 0 ? nullptr : &session.machine->devices[device];
 }
 
-// Whether a forward of that dtype has images, asked without running it: nothing is read at the address.
-kiln_status look_for(const Session& session, void* stream, kiln_dtype dtype) {
+// Asks for a forward without running it: nothing is read at the address. The pack of the stream's device is found
+// first: KILN_E_UNSUPPORTED tells that a release of few images has none for this one.
+hipError_t find_pack(const Session& session, void* stream) {
   alignas(16) static char anywhere[16];
-  const kiln_tensor one = {anywhere, dtype, 4, {1, 1, 1, 8}, {8, 8, 8, 1}, {}};
+  const kiln_tensor one = {anywhere, KILN_FP16, 4, {1, 1, 1, 8}, {8, 8, 8, 1}, {}};
   kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
   params.q = params.k = params.v = params.out = &one;
   kiln_queue queue = session.queue(stream);
   uint64_t bytes;
-  return kiln_attn_fwd_workspace(session.kiln, &queue, &params, &bytes);
+  kiln_status status = kiln_attn_fwd_workspace(session.kiln, &queue, &params, &bytes);
+  return status == KILN_E_UNSUPPORTED ? hipSuccess : error_of(status);
 }
 
 }  // namespace
@@ -47,10 +49,7 @@ namespace AOTRITON_NS::v2::flash {
 hipError_t check_gpu(Stream stream) {
   kiln_aotriton::Session session;
   if (hipError_t error = kiln_aotriton::enter(&session)) return error;
-  kiln_status status = KILN_E_UNSUPPORTED;
-  for (kiln_dtype dtype : {KILN_FP16, KILN_BF16, KILN_FP32})  // a release may lack one
-    if (status == KILN_E_UNSUPPORTED) status = kiln_aotriton::look_for(session, stream.native(), dtype);
-  return kiln_aotriton::error_of(status);
+  return kiln_aotriton::find_pack(session, stream.native());
 }
 
 }  // namespace AOTRITON_NS::v2::flash

@@ -1,13 +1,13 @@
 /* Kiln: AOTriton's interface (0.11) to the flash family, in libaotriton_v2.so. What was written for AOTriton compiles,
  * links and runs with it; HIP's headers must be at hand. Documentation of what is not said here: kiln/flash.h.
  *
- * Devices. The process has one kiln_t for all calls, opened at the first and never closed; the child of a fork opens its
- * own. Its devices are those of AMD, or if there are none, those of NVIDIA: a stream is then the CUDA driver's. Packs
- * are searched for beside the library (kiln.images, aotriton.images), and in KILN_PACK_PATH.
+ * Devices. The process has one kiln_t for all calls, opened at the first and never closed; the child of a fork opens
+ * its own. Its devices are those of AMD, or if there are none, those of NVIDIA: a stream is then the CUDA driver's.
+ * Packs are searched for in KILN_PACK_PATH, and beside the library, in kiln.images or aotriton.images.
  *
- * Threads. Every function may be called from any number of threads at once, and under a stream's capture (on NVIDIA once
- * a call with the same images was made outside of one). Nothing here throws, prints or aborts, or changes the current
- * device.
+ * Threads. Every function may be called from any number of threads at once, and under a stream's capture (on NVIDIA
+ * once a call with the same images was made outside of one). Nothing here throws, prints or aborts, or changes the
+ * current device; what an acquire of the caller's throws passes through.
  *
  * Ownership. Views are read before a function returns. The memory that they tell of is borrowed until the work, which
  * is enqueued on the stream, is done.
@@ -19,9 +19,9 @@
  * minus infinity there. What is given without address or size counts as not given.
  *
  * Dropout. Its seed is what lies at philox_seed, its offset what lies at philox_offset1 plus philox_offset2; int64 or
- * uint64. They are read only if dropout_p is above 0, else they are 0. philox_seed_output and philox_offset_output, both
- * or neither, get what was used. encoded_softmax, [batch, heads, rows, keys], gets +1 where a weight is kept, and -1
- * where it is dropped, with dropout_p 0 too.
+ * uint64. Memory is read only if dropout_p is above 0, else 0 stands for what lies there. philox_seed_output and
+ * philox_offset_output, both or neither, get what was used. encoded_softmax, [batch, heads, rows, keys], gets +1 where
+ * a weight is kept, and -1 where it is dropped, with dropout_p 0 too.
  *
  * Not needed, and left alone: atomic counters (atomic_for_causal, persistent_atomic_counter), DQ_ACC, extra arguments.
  *
@@ -29,8 +29,8 @@
  * libkiln.so.0). The driver's own number is returned where a call for memory failed; besides:
  *
  *   hipErrorInvalidValue                 an argument that cannot be: a shape, a dtype, a stride, a probability
- *   hipErrorNotSupported                 no kernel for this call; a backend that there is not; ALiBi slopes (A), a window
- *                                        that no kernel takes; no memory on streams
+ *   hipErrorNotSupported                 no kernel for this call; a backend that there is not; ALiBi slopes (A); a
+ *                                        window that no kernel takes; a driver without memory on streams
  *   hipErrorNoDevice                     no driver, or no device
  *   hipErrorNoBinaryForGpu               a device that the release has no images for
  *   hipErrorFileNotFound                 the pack with its images is not found
@@ -108,8 +108,9 @@ struct AOTRITON_API attn_fwd_params {
     T0 persistent_atomic_counter;
     int8_t causal_type = CausalType::None;
     int8_t varlen_type = VarlenType::None;
-    int32_t window_left = 0;      /* these two with CausalType::WindowedAttention. Below 0, and no WindowValue: what it */
-    int32_t window_right = 0;     /* says, as far as it can be said from the last row and key on too */
+    int32_t window_left = 0;      /* these two with CausalType::WindowedAttention: counts, or WindowValues. Counts below
+                                     0 are taken where, counted from the last row and key, none is */
+    int32_t window_right = 0;
 
     static constexpr int32_t kVersion = 1;
     attn_fwd_params() {}

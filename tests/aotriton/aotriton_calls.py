@@ -1,0 +1,54 @@
+"""Calls to test by: views at addresses that nothing lies at, and what became of them in a record."""
+
+from __future__ import annotations
+
+from aotriton_interface import BF16, FP32, INT32, INT64, UINT64, contiguous
+from recorded import Launch, Record
+
+STEP = 0x100000  # between addresses
+
+
+def at(number: int, dtype: int, sizes: tuple[int, ...], is_transposed: bool = False) -> tuple:
+    """A view at an address of its own; transposed: [batch, rows, heads, width] in memory, as PyTorch has it."""
+    if not is_transposed:
+        return (STEP * number, dtype, sizes, contiguous(sizes))
+    batch, heads, rows, width = sizes
+    first = contiguous((batch, rows, heads, width))
+    return (STEP * number, dtype, sizes, (first[0], first[2], first[1], first[3]))
+
+
+def tensors(shape: dict, dtype: int = BF16, is_transposed: bool = True) -> dict:
+    """q, k, v, out and lse of a dense call of that shape."""
+    batch, heads, kv, rows, keys, width, width_v = shape.values()
+    q, k = (batch, heads, rows, width), (batch, kv, keys, width)
+    v, out = (batch, kv, keys, width_v), (batch, heads, rows, width_v)
+    made = {name: at(n, dtype, size, is_transposed) for n, (name, size) in
+            enumerate({"q": q, "k": k, "v": v, "out": out}.items(), 1)}  # fmt: skip
+    return made | {"lse": at(5, FP32, (batch * heads, rows))}
+
+
+def gradients(call: dict) -> dict:
+    """What a backward of a forward's tensors has besides."""
+    like = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
+    return {name: (STEP * n, *call[of][1:]) for n, (name, of) in enumerate(like.items(), 20)}
+
+
+SHAPE = {"batch": 2, "heads": 4, "kv": 2, "rows": 100, "keys": 120, "width": 64, "width_v": 56}
+DENSE = tensors(SHAPE)
+SEED = {"seed": (STEP * 40, UINT64), "offset1": (STEP * 41, INT64), "offset2": 5}
+SEED_OUT = {"seed_out": (STEP * 42, UINT64), "offset_out": (STEP * 43, UINT64)}
+EMPTY = (0, BF16, (0, 0, 0, 0), (0, 0, 0, 0))
+PACKED = tensors(SHAPE | {"batch": 1, "rows": 250, "keys": 300}) | {
+    "cu_q": at(50, INT32, (4,)), "cu_k": at(51, INT32, (4,)), "max_q": 100, "max_k": 120,
+    "lse": at(5, FP32, (3 * 4, 100)),
+}  # fmt: skip
+
+
+def launches(record: Record) -> list[tuple]:
+    """Launches and zeros in their order, without the numbers of images: two runtimes load them each."""
+    return [
+        (s.symbol, s.grid, s.block, s.shared, s.cluster, s.stream, s.device, s.arguments)
+        if isinstance(s, Launch)
+        else s
+        for s in record.steps
+    ]

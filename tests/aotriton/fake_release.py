@@ -1,0 +1,112 @@
+"""A release for the fake driver: the flash family's own recipe with all its dispatch, and images that it can read.
+
+`build` makes lib/ and include/ as they are unpacked, with libaotriton_v2.so, by the compilers of the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import nativebuild
+import packs
+from nativebuild import ROOT, run
+
+from kiln import generate, plan, recipe, targets
+from kiln.plan_model import KernelPlan, Plan, Variant
+
+VERSION = "1.2.3"
+TARGETS = ("gfx942", "sm_90")
+SELECTION = (("dtype", ("fp16", "bf16", "fp32")), ("head_dim", ("64",)))
+_SIZES = {"i1": 1, "i32": 4, "u32": 4, "fp32": 4}
+_HIDDEN = [8, 8]  # Triton's own parameters
+
+
+@dataclass(frozen=True)
+class Release:
+    """`folder`: with lib/ and include/; `variants`: by target and symbol."""
+
+    folder: Path
+    variants: dict[tuple[str, str], Variant]
+
+    @property
+    def lib(self) -> Path:
+        return self.folder / "lib"
+
+    def arguments(self, target: str, symbol: str, values: list[int]) -> dict[str, int]:
+        """The parameters of a launch by their names."""
+        names = [name for name, kind in self.variants[target, symbol].spec.signature if kind != "constexpr"]
+        return dict(zip(names, values))
+
+
+def hip_headers() -> Path:
+    return Path(importlib.util.find_spec("triton").submodule_search_locations[0]) / "backends/amd/include"
+
+
+def build(folder: Path) -> Release:
+    """Builds it; the fake driver lies in driver/amd and driver/nvidia, by the names that drivers have."""
+    the_recipe = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
+    the_plan = plan.make_plan([the_recipe], [targets.by_name(name) for name in TARGETS], "full", SELECTION)
+    nativebuild.build_core(folder)
+    nativebuild.build_fake(folder)
+    digests = {target.name: _pack(the_plan, target, folder / "lib/kiln.images") for target in the_plan.targets}
+    tables = [
+        generate.KernelTables(kernel, plan.lookup(kernel, {v.slot for v in the_plan.variants_of(kernel)}))
+        for kernel in the_plan.kernels
+    ]
+    source = folder / "flash.cc"
+    source.write_text(generate.family_source(the_recipe, tables, the_plan.targets, digests, VERSION))
+    nativebuild.build_family(folder, "flash", [source, *nativebuild.FLASH], ["-Wl,-soname,libkiln_flash.so"])
+    build_library(folder)
+    for vendor, name in (("amd", "libamdhip64.so.6"), ("nvidia", "libcuda.so.1")):
+        (folder / "driver" / vendor).mkdir(parents=True)
+        (folder / "driver" / vendor / name).symlink_to(folder / "lib/libfake.so")
+    return Release(folder, {(v.target, _symbol(v)): v for v in the_plan.variants})
+
+
+def build_library(folder: Path) -> None:
+    """lib/libaotriton_v2.so.0 and include/aotriton, over the libraries there."""
+    headers = ROOT / "include/aotriton"
+    for header in headers.rglob("*.h"):
+        target = folder / "include/aotriton" / header.relative_to(headers)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(header.read_bytes())
+    sources = ROOT / "csrc/aotriton"
+    exports = [f"-Wl,--version-script={sources / 'exports.map'}"]
+    flags = [flag for flag in nativebuild.LINK_FLAGS if "version-script" not in flag]
+    lib = folder / "lib"
+    run(["c++", *nativebuild.CXX_FLAGS, "-I", folder / "include", "-isystem", hip_headers(),
+         *sorted(sources.glob("*.cc")), *flags, *exports, "-Wl,-soname,libaotriton_v2.so.0",
+         "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN",
+         lib / "libkiln.so.0", lib / "libkiln_flash.so", "-ldl", "-o", lib / "libaotriton_v2.so.0"])  # fmt: skip
+    (lib / "libaotriton_v2.so").symlink_to("libaotriton_v2.so.0")
+
+
+def _symbol(variant: Variant) -> str:
+    return f"{variant.kernel}_{variant.slot}"
+
+
+def _pack(the_plan: Plan, target: targets.Target, folder: Path) -> str:
+    """Writes a target's pack; its digest."""
+    images: list[packs.Image] = []
+    kernels = [_kernel(the_plan, kernel, images) for kernel in the_plan.kernels if kernel.target == target]
+    data = packs.write(target.name, VERSION, kernels, images)
+    folder.mkdir(exist_ok=True)
+    (folder / target.pack_file).write_bytes(data)
+    return packs.digest_of(data)
+
+
+def _kernel(the_plan: Plan, kernel: KernelPlan, images: list[packs.Image]) -> packs.Kernel:
+    slots = [(packs.NONE, packs.NONE, kernel.absent.get(number), bytes(32)) for number in range(kernel.slots)]
+    for variant in the_plan.variants_of(kernel):
+        types = [kind for _, kind in variant.spec.signature if kind != "constexpr"]
+        sizes = [_SIZES.get(kind, 8) for kind in types] + _HIDDEN
+        code = packs.fake_code(_symbol(variant), sizes)
+        kind = 2 if kernel.target.vendor == "amd" else 1
+        images.append(packs.Image(_symbol(variant), code, kind, len(sizes), len(images) // 50))
+        slots[variant.slot] = (len(images) - 1, packs.NONE, None, packs.key_of(variant.name))
+    return packs.Kernel(
+        kernel.family, kernel.operation, kernel.kernel.name, [c.name for c in kernel.configurations],
+        [s.name for s in kernel.kernel.specializations], [f.name for f in kernel.functionals],
+        bytes.fromhex(kernel.layout), slots,
+    )  # fmt: skip
