@@ -25,7 +25,7 @@ theirs = torch.nn.functional.scaled_dot_product_attention
 """PyTorch's own function."""
 
 # What says that Kiln has no kernel for a call. Anything else, a driver's error say, is the caller's to see.
-_REFUSALS = (UnsupportedError, ArgumentError, NoDeviceError, PackNotFoundError, ResourcesError)
+REFUSALS = (UnsupportedError, ArgumentError, NoDeviceError, PackNotFoundError, ResourcesError)
 _MOST_REASONS = 1000  # sentences have sizes in them
 _OTHERS = "other reasons, beyond the first 1000"
 _STASHED = "kiln.torch.use"
@@ -70,6 +70,11 @@ class Fallthroughs:
 
 
 _fallthroughs = Fallthroughs()
+
+
+def count(reason: str) -> None:
+    """Counts a call that fell through in another module of this package."""
+    _fallthroughs.add(reason)
 
 
 def fallthroughs() -> dict[str, int]:
@@ -205,7 +210,7 @@ def either(
             if out is None:
                 out = sdpa.attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             return out
-        except _REFUSALS as error:
+        except REFUSALS as error:
             reason = str(error)
     if _is_final():
         _fallthroughs.add(reason)

@@ -1,0 +1,136 @@
+"""Host time of a call of attention, from C to F.scaled_dot_product_attention, in one run on one GPU.
+
+    PYTHONPATH=<wheels> python3 benchmarks/host/run.py [--json FILE] [--launch PROGRAM]
+
+Each way computes the same small attention (bf16, 8 heads, 128 rows, head dim 64), and only the host's time of a call is
+measured: batches of calls, the ways in turn, the device waited for between them; the median of the batches. With
+`--launch` (benchmarks/launch/launch.c, compiled) bare cuLaunchKernel and kiln_attn_fwd from C are measured besides, and
+everything is told as a ratio. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import kiln
+import kiln.torch as kt
+from kiln.torch import native, routing
+
+BATCH, BATCHES = 200, 40
+BARE, ENTRY = "cuLaunchKernel, bare, from C", "kiln_attn_fwd, from C"
+PYTORCH = "F.scaled_dot_product_attention"
+
+
+def ways(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What is measured without gradients, by name."""
+    plain, rows_first = native.forward_op, [x.transpose(1, 2) for x in (q, k, v)]
+    op, cache, query = torch.ops.kiln.attn_fwd, (k, v), q[:, :, :1]
+    return {
+        "torch.ops.kiln_native.attn_fwd": lambda: plain(q, k, v, native.NO_EXTRAS),
+        "torch.ops.kiln.attn_fwd": lambda: op(q, k, v),
+        "torch.ops.kiln.attn_fwd.default": lambda: op.default(q, k, v),
+        "kiln.torch.attention": lambda: kt.attention(q, k, v),
+        "kiln.torch.attention, rows first, causal": lambda: kt.attention(*rows_first, causal=True, rows_first=True),
+        "kiln.torch.decode": lambda: kt.decode(query, *cache),
+        "kiln.torch.scaled_dot_product_attention": lambda: kt.scaled_dot_product_attention(q, k, v),
+        f"{PYTORCH}, routed": lambda: routing.scaled_dot_product_attention(q, k, v),
+        PYTORCH: lambda: routing.theirs(q, k, v),
+        "torch.empty_like": lambda: torch.empty_like(q),
+    }
+
+
+def ways_with_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], object]]:
+    op = torch.ops.kiln.attn_fwd
+    return {
+        "torch.ops.kiln.attn_fwd, recorded": lambda: op(q, k, v),
+        "kiln.torch.attention, recorded": lambda: kt.attention(q, k, v),
+        "kiln.torch.scaled_dot_product_attention, recorded": lambda: kt.scaled_dot_product_attention(q, k, v),
+        f"{PYTORCH}, routed, recorded": lambda: routing.scaled_dot_product_attention(q, k, v),
+        f"{PYTORCH}, recorded": lambda: routing.theirs(q, k, v),
+    }
+
+
+def ways_and_back(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Forward and backward; a thread of PyTorch's does half of it."""
+    dout = torch.ones_like(q)
+    return {
+        f"{name}, and backward": lambda function=function: torch.autograd.grad(function(q, k, v), (q, k, v), dout)
+        for name, function in (
+            ("kiln.torch.scaled_dot_product_attention", kt.scaled_dot_product_attention),
+            (PYTORCH, routing.theirs),
+        )
+    }
+
+
+def measure(functions: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Microseconds of a call of each, by the host's clock."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        for _ in range(20):
+            function()
+    for _ in range(BATCHES):
+        for name, function in functions.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(BATCH):
+                function()
+            times[name].append((time.perf_counter() - begin) / BATCH * 1e6)
+    torch.cuda.synchronize()
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def from_c(program: Path) -> dict[str, float]:
+    """What benchmarks/launch/launch.c says, the best of three runs: the host's clock rises meanwhile."""
+    found = []
+    for _ in range(3):
+        folder = Path(kiln.__file__).parent / "lib"
+        said = subprocess.run([program, folder], check=True, capture_output=True, text=True).stdout
+        found.append([float(re.search(rf"^{name}\s*([0-9.]+) us", said, re.M)[1])
+                      for name in ("bare cuLaunchKernel", "repeated call")])  # fmt: skip
+    return dict(zip((BARE, ENTRY), min(found)))
+
+
+def table(times: dict[str, float]) -> str:
+    bare = times.get(BARE)
+    lines = [f"| call | host time | to {PYTORCH} | to cuLaunchKernel |", "|---|---|---|---|"]
+    for name, value in times.items():
+        to_bare = f"{value / bare:.2f}" if bare else "–"
+        reference = times[f"{PYTORCH}{', recorded' if 'recorded' in name else ', and backward' if 'back' in name else ''}"]
+        lines.append(f"| {name} | {value:.2f} µs | {value / reference:.2f} | {to_bare} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="where the numbers go")
+    parser.add_argument("--launch", type=Path, help="benchmarks/launch/launch.c, compiled")
+    arguments = parser.parse_args()
+    shape = (1, 8, 128, 64)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    times = from_c(arguments.launch) if arguments.launch else {}
+    with torch.no_grad(), kt.use():
+        times |= measure(ways(q, k, v))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with kt.use():
+        times |= measure(ways_with_gradients(*leaves))
+        times |= measure(ways_and_back(*leaves))
+    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": sys.version.split()[0]}
+    print(f"{facts['device']}, PyTorch {facts['torch']}, Python {facts['python']}\n\n{table(times)}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**facts, "microseconds": times}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""A small GPT, trained from one seed with Kiln's attention and with PyTorch's: are the losses those of each other?
+
+    PYTHONPATH=<wheels> python3 tests/torch/gpu/train_gpt.py FOLDER [--steps 200]
+
+Leaves FOLDER/gpt.json with the losses of each step, and FOLDER/gpt.svg where matplotlib is installed (elsewhere later, by
+--plot). Fails where Kiln's curve is farther from PyTorch's than twice what PyTorch's own kernels are from one another,
+or than what another seed does. The text is Python's own library, byte by byte. Dropout is off: every draw would differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import sysconfig
+from contextlib import nullcontext
+from pathlib import Path
+
+CONTEXT, BATCH, WIDTH, HEADS, LAYERS, RATE, SMOOTH = 256, 32, 384, 6, 6, 1e-3, 10
+
+
+def text() -> bytes:
+    """Some megabytes, the same on every machine with this Python."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+
+
+def train(steps: int, seed: int, route) -> list[float]:
+    """The loss of each step, in bf16 with parameters in fp32."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x):
+            b, n, d = x.shape
+            q, k, v = self.qkv(self.first(x)).view(b, n, 3, HEADS, d // HEADS).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(b, n, d))
+            return x + self.narrow(F.gelu(self.wide(self.second(x))))
+
+    torch.manual_seed(seed)
+    data = torch.frombuffer(bytearray(text()), dtype=torch.uint8).cuda()
+    model = nn.Sequential(nn.Embedding(256, WIDTH), *(Layer() for _ in range(LAYERS)), nn.LayerNorm(WIDTH),
+                          nn.Linear(WIDTH, 256)).cuda()  # fmt: skip
+    places = nn.Parameter(torch.randn(CONTEXT, WIDTH, device="cuda") * 0.02)
+    optimizer = torch.optim.AdamW([*model.parameters(), places], RATE, weight_decay=0.1)
+    losses = []
+    for step in range(steps):
+        begins = torch.randint(0, len(data) - CONTEXT - 1, (BATCH,), device="cuda")
+        batch = data[begins[:, None] + torch.arange(CONTEXT + 1, device="cuda")].long()
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / 20)
+        with torch.autocast("cuda", torch.bfloat16), route():
+            x = model[0](batch[:, :-1]) + places
+            for layer in model[1:]:
+                x = layer(x)
+            loss = F.cross_entropy(x.float().flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+def measure(steps: int) -> dict[str, list[float]]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import kiln.torch as kt
+
+    def only(*backends):
+        return lambda: sdpa_kernel(list(backends))
+
+    curves = {
+        "PyTorch, flash": train(steps, 1, only(SDPBackend.FLASH_ATTENTION)),
+        "PyTorch, memory-efficient": train(steps, 1, only(SDPBackend.EFFICIENT_ATTENTION)),
+        "PyTorch, math": train(steps, 1, only(SDPBackend.MATH)),
+        "Kiln": train(steps, 1, kt.use),
+        "PyTorch, another seed": train(steps, 2, nullcontext),
+    }
+    assert kt.fallthroughs() == {}, kt.fallthroughs()
+    return curves
+
+
+def smooth(values: list[float]) -> list[float]:
+    return [sum(values[max(0, i - SMOOTH) : i + 1]) / (i + 1 - max(0, i - SMOOTH)) for i in range(len(values))]
+
+
+def distance(a: list[float], b: list[float]) -> float:
+    """The largest difference of two smoothed curves."""
+    return max(abs(x - y) for x, y in zip(smooth(a), smooth(b)))
+
+
+def judge(curves: dict[str, list[float]]) -> dict[str, float]:
+    own = [name for name in curves if name.startswith("PyTorch") and "seed" not in name]
+    return {
+        "Kiln to PyTorch's nearest": min(distance(curves["Kiln"], curves[name]) for name in own),
+        "Kiln to PyTorch's farthest": max(distance(curves["Kiln"], curves[name]) for name in own),
+        "PyTorch's own among each other": max(distance(curves[a], curves[b]) for a in own for b in own),
+        "another seed": distance(curves["PyTorch, another seed"], curves["PyTorch, flash"]),
+    }
+
+
+def plot(curves: dict[str, list[float]], path: Path) -> bool:
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "kiln"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    for name, losses in curves.items():
+        style = {"lw": 2.5, "color": "black"} if name == "Kiln" else {"lw": 1.2, "ls": "--"}
+        axes.plot(losses, label=name, **style)
+    axes.set(xlabel="step", ylabel="loss of the next byte, nats", title=f"A GPT of {LAYERS} layers from one seed, bf16")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--plot", action="store_true", help="only draw FOLDER/gpt.json")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    results = arguments.folder / "gpt.json"
+    if arguments.plot:
+        return 0 if plot(json.loads(results.read_text())["losses"], arguments.folder / "gpt.svg") else 1
+    curves = measure(arguments.steps)
+    distances = judge(curves)
+    results.write_text(json.dumps({"distances": distances, "losses": curves}, indent=1))
+    for name, value in distances.items():
+        print(f"{name:32s} {value:.4f}")
+    print({name: round(losses[-1], 4) for name, losses in curves.items()})
+    if not plot(curves, arguments.folder / "gpt.svg"):
+        print("no matplotlib here: draw it elsewhere with --plot")
+    noise = max(2 * distances["PyTorch's own among each other"], 0.01)
+    good = distances["Kiln to PyTorch's nearest"] <= min(noise, distances["another seed"])
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
