@@ -11,6 +11,10 @@ import torch
 from attention import Call, attention
 from cache import CacheCall, with_cache
 
+from kiln.errors import KilnError
+
+__all__ = ["KilnError", "attend", "decode", "engine", "mask_of_dropout"]
+
 # Largest error that rounding explains, relative to 1 + the value; four times that of gradients.
 TOLERANCE = {torch.float16: 3e-3, torch.float32: 3e-5, torch.bfloat16: 2.5e-2}
 
