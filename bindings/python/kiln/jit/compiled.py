@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,11 +82,18 @@ class Image:
         if 0 in chosen.launch.grid:
             return
         given: Mapping[str, object] = {**dict(chosen.variant.spec.constants), **dict(chosen.launch.arguments)}
+        values = [given[name] for name, _ in chosen.variant.spec.signature]
         errors = need("triton", "triton.runtime.errors")
         try:
-            self.kernel[chosen.launch.grid](*(given[name] for name, _ in chosen.variant.spec.signature))
+            # Triton's allocator belongs to the context: in a copy, the caller's stays as it is.
+            copy_context().run(self._launch, chosen.launch.grid, values)
         except errors.OutOfResources as error:
             raise ResourcesError(f"{chosen.variant.name}: {error}") from error
+
+    def _launch(self, grid: tuple[int, int, int], values: Sequence[object]) -> None:
+        if getattr(self.kernel.metadata, "global_scratch_size", 0):
+            need("triton").set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device="cuda"))
+        self.kernel[grid](*values)
 
 
 class Images:

@@ -128,6 +128,8 @@ class Engine:
         }
         scores = _scores(heads_first["q"], scale, softcap, causal, window_left, window_right)
         del scores["is_negative"]
+        if alibi_slopes is not None and alibi_slopes.dim() == 1:
+            alibi_slopes = alibi_slopes.expand(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1, -1)
         lse = None
         if return_lse:
             lse = torch.empty(heads_first["q"].shape[:3], dtype=torch.float32, device=q.device)
