@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-for folder in ("tests/runtime", "tests/end_to_end", "v3python"):  # ffi and packs; how builds are started
+for folder in ("tests/runtime", "tests/end_to_end", "tests", "v3python"):  # ffi and packs; how builds are started
     sys.path.insert(0, str(ROOT / folder))
 
-import builds as support  # noqa: E402
 import ffi  # noqa: E402
 import flash_tables  # noqa: E402
 import nativebuild  # noqa: E402
@@ -41,6 +40,7 @@ from test_calls import in_child  # noqa: E402
 from test_launch import X, Y, arguments, work  # noqa: E402
 from test_rebuild import counts  # noqa: E402
 
+import builds as support  # noqa: E402
 from kiln.front.workspace import own_workspace  # noqa: E402
 
 WIDTH = 300  # characters of a cell

@@ -7,10 +7,34 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
+from builds import Built, front_door, widen
+
 SKIPPED = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory) -> Path:
+    """Where releases are built: KILN_TEST_RELEASE, whose releases of an earlier run are taken, or a new folder."""
+    if "KILN_TEST_RELEASE" in os.environ:
+        return Path(os.environ["KILN_TEST_RELEASE"])
+    return tmp_path_factory.mktemp("a build")
+
+
+@pytest.fixture(scope="session")
+def release(kept) -> Built:
+    """One small release, built by the front door."""
+    return front_door(kept)
+
+
+@pytest.fixture(scope="session")
+def wide_release(release, kept) -> Built:
+    """The same with every functional of its dtype and head dimension."""
+    (kept / "wide").mkdir(exist_ok=True)
+    return widen(release, kept / "wide")
 
 
 def pytest_configure(config: pytest.Config) -> None:

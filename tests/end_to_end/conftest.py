@@ -1,26 +1,16 @@
-"""One small release, built by the front door, that all tests here look at, build again, break and link."""
+"""What the tests here do with the small release of tests/conftest.py: look at it, build it again, break and link it."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from builds import ROOT, SELECTION, TARBALL, TARGETS, VERSION, Builder, Built, environment, unpack
+
+from builds import ROOT, Builder
 
 sys.path.insert(0, str(ROOT / "tests" / "runtime"))
-
-
-@pytest.fixture(scope="session")
-def release(tmp_path_factory) -> Built:
-    base = tmp_path_factory.mktemp("a build")  # a space in each path
-    workspace, output = base / "work space", base / "out put"
-    words = ["bash", str(ROOT / "build.sh"), str(ROOT / "input"), str(workspace), str(output), VERSION, TARGETS]
-    done = subprocess.run(words, env=environment(**SELECTION), capture_output=True, text=True, cwd=base)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Built(workspace, output, unpack(output / TARBALL, base / "unpacked"), done.stdout + done.stderr)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from builds import ROOT
 
 NO_GPU = 77

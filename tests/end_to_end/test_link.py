@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from builds import VERSION, loaded
 
 PROGRAM = r"""

@@ -144,7 +144,8 @@ int fake_load(int vendor, Image** out, const void* code, int bad) {
   image->next = images, images = image;
   image->number = ++image_count, ++loaded;
   pthread_mutex_unlock(&fake_lock);
-  fake_note("\"module\": %d, \"bytes\": %zu", image->number, size);
+  fake_note("\"module\": %d", image->number);
+  fake_note_image(image);
   fake_note_bytes("code", code, size);
   *out = image;
   return 0;

@@ -9,9 +9,11 @@
  *   {"call": entry, "result": code, "device": the current one after it, or -1, ...}
  * and, if it succeeded, where the entry has them:
  *   module       of an image, counted from 1
- *   code         of a loaded image: its bytes, in hexadecimal digits
- *   symbol, grid, block, shared, cluster, stream, offsets, arguments
- *                of a launch: a number pair and the bytes of each parameter, by what the image says of them
+ *   symbol, static, parameters, code
+ *                of a loaded image: its kernel, bytes of static shared memory, offset and size of each parameter, all
+ *                as it says itself, and its bytes in hexadecimal digits
+ *   symbol, grid, block, shared, cluster, stream, arguments
+ *                of a launch: the last are the bytes of each parameter, as many as the image says
  *   buffer       of a launch whose parameters came in one: its bytes
  *   address, bytes, value, stream    of memory that is set, copied, taken or given back
  *   context, attribute

@@ -74,8 +74,14 @@ void fake_note_arguments(const Image* image, const void* const* arguments) {
     add_digits(&notes, arguments[i], image->parameters[i].size);
     print(&notes, "\"");
   }
-  print(&notes, "], \"offsets\": [");
-  for (int i = 0; i < image->count; ++i) print(&notes, "%s%u", i ? ", " : "", image->parameters[i].offset);
+  print(&notes, "]");
+}
+
+void fake_note_image(const Image* image) {
+  if (!recording) return;
+  print(&notes, ", \"symbol\": \"%s\", \"static\": %d, \"parameters\": [", image->symbol, image->fixed);
+  for (int i = 0; i < image->count; ++i)
+    print(&notes, "%s[%u, %u]", i ? ", " : "", image->parameters[i].offset, image->parameters[i].size);
   print(&notes, "]");
 }
 

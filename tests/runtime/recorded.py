@@ -28,7 +28,7 @@ class Launch:
         module: the number of the image.
         device: current at the call.
         stream: None for the null stream.
-        offsets, arguments: of each parameter where it lies in the buffer of all, and its bytes, as the image has them.
+        arguments: the bytes of each parameter, as many as the image says that it has.
         buffer: all of them, where the caller gave them in one.
     """
 
@@ -41,7 +41,6 @@ class Launch:
     shared: int
     cluster: int
     stream: int | None
-    offsets: tuple[int, ...]
     arguments: tuple[bytes, ...]
     buffer: bytes | None
 
@@ -66,17 +65,32 @@ class Zero:
     launches_before: int
 
 
+@dataclass(frozen=True)
+class Image:
+    """An image that was loaded, with what the driver read of it.
+
+    Attributes:
+        shared: bytes of static shared memory.
+        parameters: of each its offset in the buffer of all, and its size.
+    """
+
+    code: bytes
+    symbol: str
+    shared: int
+    parameters: tuple[tuple[int, int], ...]
+
+
 @dataclass
 class Record:
     """Events in their order, and what they come to.
 
     Attributes:
-        images: by module the bytes of each image that was loaded.
+        images: by module each that was loaded.
         steps: launches and zeros in their order; what failed is in events only.
     """
 
     events: list[dict] = field(default_factory=list)
-    images: dict[int, bytes] = field(default_factory=dict)
+    images: dict[int, Image] = field(default_factory=dict)
     steps: list[Launch | Zero] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     zeros: list[Zero] = field(default_factory=list)
@@ -88,7 +102,8 @@ class Record:
     def _add(self, event: dict) -> None:
         self.events.append(event)
         if "code" in event:
-            self.images[event["module"]] = bytes.fromhex(event.pop("code"))
+            code, parameters = bytes.fromhex(event.pop("code")), tuple(map(tuple, event["parameters"]))
+            self.images[event["module"]] = Image(code, event["symbol"], event["static"], parameters)
         if event["result"]:
             return
         if event["call"] in _LAUNCHES:
@@ -147,7 +162,6 @@ def _launch(event: dict) -> Launch:
         event["shared"],
         event["cluster"],
         event["stream"] or None,
-        tuple(event["offsets"]),
         tuple(map(bytes.fromhex, event["arguments"])),
         None if buffer is None else bytes.fromhex(buffer),
     )

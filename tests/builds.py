@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 VERSION = "0.1.0b"
 TARGETS = "sm_90;gfx942"
 TARBALL = f"kiln-{VERSION}-manylinux_2_28_x86_64-shared.tar.gz"
@@ -23,6 +23,8 @@ SELECTION = {
     "KILN_SELECT": "dtype=bf16;head_dim=64;padded=false;extras=none",
     "KILN_RECIPES": str(ROOT / "examples" / "family" / "recipe.yaml"),
 }
+# Almost all that one dtype and head dimension have: as many images again.
+WIDE_SELECTION = SELECTION | {"KILN_SELECT": "dtype=bf16;head_dim=64;extras=none,bias,dropout,any"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,28 @@ def unpack(tarball: Path, folder: Path) -> Path:
         else:
             tar.extractall(folder)
     return folder / "kiln"
+
+
+def front_door(base: Path) -> Built:
+    """A small release, built by the front door in `base`, if it is not there; with a space in each path."""
+    workspace, output, log = base / "work space", base / "out put", base / "log"
+    if not (base / "unpacked").exists():
+        words = ["bash", str(ROOT / "build.sh"), str(ROOT / "input"), str(workspace), str(output), VERSION, TARGETS]
+        done = subprocess.run(words, env=environment(**SELECTION), capture_output=True, text=True, cwd=base)
+        assert done.returncode == 0, done.stdout + done.stderr
+        log.write_text(done.stdout + done.stderr)
+        unpack(output / TARBALL, base / "unpacked")
+    return Built(workspace, output, base / "unpacked" / "kiln", log.read_text())
+
+
+def widen(release: Built, base: Path) -> Built:
+    """The release with WIDE_SELECTION's images, built in `base`, if it is not there, from the release's own workspace:
+    what it has already is not compiled again."""
+    if not (base / "unpacked").exists():
+        done = Builder(release, base).run(output=base / "out", **WIDE_SELECTION)
+        (base / "log").write_text(done.stdout + done.stderr)
+        unpack(base / "out" / TARBALL, base / "unpacked")
+    return Built(release.workspace, base / "out", base / "unpacked" / "kiln", (base / "log").read_text())
 
 
 class Builder:

@@ -1,0 +1,104 @@
+"""Calls of a runtime on the recording driver, each compared with what it must be."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+from collections.abc import Iterator, Mapping
+
+import entries
+import ffi
+import oracle
+from ffi import AMD, NVIDIA
+from oracle import Expected, Oracle, observed
+
+from kiln.evaluate import Refusal
+
+VENDORS = {"sm_90": NVIDIA, "gfx942": AMD}
+DEVICES = (0, 4)  # of the fake driver, those with these targets
+STATUSES = {"ARGUMENT": ffi.ARGUMENT, "UNSUPPORTED": ffi.UNSUPPORTED, "RANGE": ffi.RANGE}
+WORKSPACE = 0x7000_0000_0000
+
+Fields = Mapping[str, object]
+
+
+class Runner:
+    """A kiln_t on a target's device."""
+
+    def __init__(self, library: ffi.Library, flash: ctypes.CDLL, fake: ffi.Fake, judge: Oracle) -> None:
+        self.library, self.flash, self.fake, self.judge = library, flash, fake, judge
+        self.vendor = VENDORS[judge.target]
+        self.kiln = ffi.Kiln(library, fake)
+        self.kiln.register(flash, "flash")
+        self.left: list[str] = []  # what is not given back by the failure of a driver alone
+
+    def expected(
+        self, name: str, fields: Fields, workspace: int = WORKSPACE, forced: Mapping[str, int] | None = None
+    ) -> Expected | Refusal:
+        operation = oracle.operation(f"flash.{name}")
+        try:
+            return self.judge.expected(f"flash.{name}", entries.arguments(operation, fields), workspace, forced)
+        except Refusal as refusal:
+            return refusal
+
+    def queue(self, stream: int | None, device: int = -1) -> ffi.Queue:
+        return ffi.Queue(ctypes.sizeof(ffi.Queue), self.vendor, device, stream)
+
+    def entry(self, name: str, queue: ffi.Queue, fields: Fields, *more: object, suffix: str = "") -> int:
+        """The status of kiln_<name><suffix>."""
+        parameters = entries.parameters(name, fields)
+        function = getattr(self.flash, f"kiln_{name}{suffix}")
+        return function(self.kiln.handle, ctypes.byref(queue), ctypes.byref(parameters), *more)
+
+    def launch(self, name: str, queue: ffi.Queue, fields: Fields) -> int:
+        """The same by kiln_launch."""
+        options = {"vendor": self.vendor, "device": queue.device, "stream": queue.stream}
+        options |= {key: fields[key] for key in ("workspace", "workspace_bytes") if key in fields}
+        call = entries.call_of(self.kiln, oracle.operation(f"flash.{name}"), fields, **options)
+        return self.library.c.kiln_launch(ctypes.byref(call))
+
+    def make_current(self, device: int) -> int:
+        """The context or device that is current then."""
+        what = device if self.vendor == AMD else self.fake.context(device)
+        self.fake.set_current(what, self.vendor)
+        return what
+
+    def check_status(self, status: int, wanted: Expected | Refusal) -> None:
+        sentence = self.library.error() if status else ""
+        if isinstance(wanted, Refusal):
+            assert (status, sentence[: len(str(wanted))]) == (STATUSES[wanted.status], str(wanted))
+        else:
+            assert (status, sentence) == (ffi.OK, "")
+
+    def check(self, name: str, fields: Fields, rng: random.Random) -> bool:
+        """One call, by its entry or by kiln_launch, on some stream; whether it launched something."""
+        fake, device = self.fake, rng.choice(DEVICES)
+        stream = rng.choice([None, *(fake.stream(self.vendor, device, n) for n in range(3))])
+        current = self.make_current(device if stream is None else rng.choice((0, 1, device)))
+        queue = self.queue(stream, rng.choice((-1, device)))
+        workspace = 256 * rng.randrange(1, 1 << 40)
+        wanted = self.expected(name, fields, workspace)
+        if entries.SUFFIXES[name]:
+            needed = ctypes.c_uint64()
+            self.check_status(self.entry(name, queue, fields, ctypes.byref(needed), suffix="_workspace"), wanted)
+            if isinstance(wanted, Expected):
+                assert needed.value == wanted.workspace
+                fields = {**fields, "workspace": workspace, "workspace_bytes": wanted.workspace}
+        before = len(fake.record().steps)
+        self.check_status((self.entry if rng.randrange(4) else self.launch)(name, queue, fields), wanted)
+        steps = wanted.steps if isinstance(wanted, Expected) else ()
+        assert observed(fake.record(), before, stream, device) == steps
+        assert (fake.current(self.vendor) or 0) == current and fake.last_error == 0
+        return bool(steps)
+
+
+@contextlib.contextmanager
+def opened(libraries: tuple[ffi.Library, ctypes.CDLL], fake: ffi.Fake, judge: Oracle) -> Iterator[Runner]:
+    """A Runner; afterwards everything is given back."""
+    runner = Runner(*libraries, fake, judge)
+    try:
+        yield runner
+    finally:
+        runner.kiln.close()
+    assert fake.record().leaks() == runner.left and fake.loaded == 0

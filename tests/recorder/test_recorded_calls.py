@@ -1,0 +1,85 @@
+"""What each entry makes a driver do: the image that is loaded, the kernel, grid, block, shared memory, stream and each
+byte of each argument are those of the recipe, evaluated in Python, and of the image's own metadata."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+
+import entries
+import ffi
+import pytest
+from drawn_calls import drawn_fields
+from oracle import Oracle, digest_of, observed
+from running import WORKSPACE, opened
+from whole_calls import whole_call
+
+from kiln.evaluate import Refusal
+from kiln.plan_model import KernelPlan
+
+CALLS = int(os.environ.get("KILN_TEST_CALLS", "500"))  # of each entry on each target
+
+
+@pytest.fixture
+def runner(libraries, fake, judge):
+    with opened(libraries, fake, judge) as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("name", entries.STRUCTURES)
+def test_random_calls(runner, name):
+    ran = 0
+    for number in range(CALLS):
+        rng = random.Random(f"{name} {runner.judge.target} {number}")
+        fields = drawn_fields(name, rng)
+        try:
+            ran += runner.check(name, fields, rng)
+        except AssertionError as error:
+            raise AssertionError(f"call {number}: {fields}") from error
+    assert ran > CALLS / 2, "most calls are to run"
+
+
+@pytest.mark.parametrize("name", [name for name, suffixes in entries.SUFFIXES.items() if suffixes])
+def test_explain_and_prepare_say_and_load_what_a_call_runs(runner, fake, name):
+    for number in range(CALLS // 10):
+        fields = drawn_fields(name, random.Random(f"explain {name} {runner.judge.target} {number}"))
+        wanted, queue = runner.expected(name, fields), runner.queue(fake.stream(runner.vendor))
+        keys: list[str] = []
+        visit = ffi.VariantFn(lambda variant, _, keys=keys: keys.append(variant.contents.key.decode()) or 0)
+        runner.check_status(runner.entry(name, queue, fields, visit, None, suffix="_explain"), wanted)
+        runner.check_status(runner.entry(name, queue, fields, suffix="_prepare"), wanted)
+        assert keys == ([] if isinstance(wanted, Refusal) else list(wanted.keys))
+        assert fake.record().steps == []
+        loaded = {digest_of(image.code) for image in fake.record().images.values()}
+        assert loaded >= {runner.judge.by_key[key].image for key in keys}
+
+
+@pytest.mark.parametrize("name", [name for name in entries.STRUCTURES if name != "dropout_mask"])
+def test_every_image_when_it_is_forced(runner, fake, name):
+    """Each that the look-up may or may not lead to: of every functional, configuration and specialization."""
+    ran: set[str] = set()
+    queue = runner.queue(fake.stream(runner.vendor))
+    room = {"workspace": WORKSPACE, "workspace_bytes": 1 << 40}
+    for kernel, number, key in slots_of(runner.judge, name):
+        functional, configuration, specialization = runner.judge.place(kernel, number)
+        fields = whole_call(name, functional, is_aligned=specialization != "generic")
+        wanted = runner.expected(name, fields, forced={kernel.kernel.name: configuration})
+        assert key in wanted.keys
+        fields |= {"force_keys": (ctypes.c_char_p * 1)(key.encode()), "force_count": 1, **room}
+        before = len(fake.record().steps)
+        runner.check_status(runner.entry(name, queue, fields), wanted)
+        assert observed(fake.record(), before, queue.stream, 0) == wanted.steps
+        ran |= set(wanted.keys)
+    assert ran >= {key for _, _, key in slots_of(runner.judge, name)}
+
+
+def slots_of(judge: Oracle, name: str) -> list[tuple[KernelPlan, int, str]]:
+    """Of an entry's operation: (kernel, number, key) of each slot with an image."""
+    return [
+        (judge.plan(place), number, slot.key)
+        for place, kernel in judge.slots.items()
+        if place[:2] == ("flash", name)
+        for number, slot in enumerate(kernel.slots)
+        if slot.image
+    ]
