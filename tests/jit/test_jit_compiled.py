@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -181,3 +182,124 @@ def test_a_missing_package_is_one_sentence(fresh, package, name, times):
         ]
         * times
     )
+
+
+def launched() -> dict[str, object]:
+    """What Image.launch gives a compiled kernel, whose launcher is a stand-in."""
+    import types
+
+    import torch
+    import triton
+    from triton.runtime import _allocation
+    from triton.runtime.errors import OutOfResources
+
+    import kiln.jit
+    from kiln.jit.compiled import Image
+
+    x, w = torch.ones(3, 1024), torch.ones(1024)
+    norm = kiln.jit.Recipe(FAMILY, interpret=True).operation("rms_norm")
+    (one,) = norm.explain(x, w, x, None, 1e-6)
+    (none,) = (
+        kiln.jit.Recipe(interpret=True).operation("dropout_mask").explain(torch.ones(1, 1, 1, 1), None, None, 5, 0, 0)
+    )
+    seen: dict[str, object] = {"names": [name for name, _ in one.variant.spec.signature]}
+
+    class Kernel:
+        metadata = types.SimpleNamespace(global_scratch_size=8)
+
+        def __getitem__(self, grid: tuple[int, ...]):
+            def run(*values: object) -> None:
+                seen.update(grid=grid, values=values, other=_allocation._allocator.get() is not before)
+                if seen.get("fail"):
+                    raise OutOfResources(2, 1, "shared memory")
+
+            return run
+
+    before = _allocation._allocator.get()
+    Image(Kernel()).launch(one)
+    assert _allocation._allocator.get() is before and isinstance(triton.__version__, str)
+    seen["fail"] = True
+    try:
+        Image(Kernel()).launch(one)
+    except kiln.jit.errors.ResourcesError as error:
+        seen["refused"] = str(error)
+    from dataclasses import replace
+
+    seen["grid"] = None
+    Image(Kernel()).launch(replace(none, launch=replace(none.launch, grid=(4, 0, 1))))
+    seen["x"] = x.data_ptr()
+    return seen
+
+
+def test_what_a_launcher_gets(child):
+    seen = child(launched)
+    given = dict(zip(seen["names"], seen["values"]))
+    assert seen["names"][-1] == "BLOCK" and given["BLOCK"] == 1024 and given["stride_x_column"] == 1
+    assert (given["x_ptr"], given["rows"], given["stride_x"]) == (seen["x"], 3, 1024)
+    assert seen["other"], "the scratch that Triton asks for comes from PyTorch"
+    assert seen["refused"].startswith("norm.rms_norm/rms_norm[dtype=fp32 ") and "shared memory" in seen["refused"]
+    assert seen["grid"] is None, "an empty grid was launched"
+
+
+def comparisons(folder: str) -> list[tuple[bool, tuple[str, ...]]]:
+    import json
+    from dataclasses import replace
+
+    import torch
+
+    import kiln.jit
+    from kiln.jit.compiled import this_toolchain
+    from kiln.jit.parity import release_toolchain
+    from kiln.toolchain import find_toolchain
+
+    x, w = torch.ones(3, 1024), torch.ones(1024)
+    norm = kiln.jit.Recipe(FAMILY, interpret=True).operation("rms_norm")
+    chosen = norm.explain(x, w, x, torch.ones(1), 1e-6)
+    here = find_toolchain(Path(this_toolchain().site))
+    names = ("kernel", "functional", "configuration", "specialization", "target")
+
+    def ahead(chain: object) -> list[dict[str, str]]:
+        rows = [{name: getattr(one.variant, name) for name in names} for one in chosen]
+        return [row | {"key": one.variant.spec.key(chain.identity)} for row, one in zip(rows, chosen)]
+
+    def stated(chain: object) -> str:
+        """A release's manifest, as far as it states its tools: sorted, and others among them."""
+        tools = [{"name": "zig", "version": "1", "sha256": None}, {"name": "triton", "version": chain.triton_version}]
+        tools += [{"name": f"triton's {name}", "version": "", "sha256": digest} for name, digest in sorted(chain.files)]
+        path = Path(folder) / f"{chain.triton_version}-{len(chain.files)}.json"
+        path.write_text(json.dumps({"tools": tools}))
+        assert release_toolchain(path).identity == chain.identity
+        return str(path)
+
+    newer, other = replace(here, triton_version="9.9"), replace(here, files=here.files[1:])
+    rows = [
+        *kiln.jit.compare(chosen, ahead(here), stated(here)),
+        *kiln.jit.compare(chosen[:1], ahead(newer)[:1]),
+        *kiln.jit.compare(chosen[:1], ahead(newer)[:1], stated(newer)),
+        *kiln.jit.compare(chosen[:1], ahead(other)[:1], stated(other)),
+        *kiln.jit.compare(chosen[:1], [ahead(newer)[0] | {"key": "0" * 64}], stated(newer)),
+        *kiln.jit.compare(chosen[:1], [ahead(here)[0] | {"configuration": "num_warps=8"}], stated(here)),
+        *kiln.jit.compare(chosen[:1], ahead(here))[1:],
+        *kiln.jit.compare(chosen, ahead(here)[:1])[1:],
+    ]
+    try:
+        kiln.jit.compare(chosen, ahead(here), folder + "/no.json")
+    except kiln.jit.errors.KilnError as error:
+        rows.append(kiln.jit.Comparison("", (str(error),), "", ""))
+    return [(row.equal, row.differences) for row in rows]
+
+
+def test_what_differs_from_what_was_made_ahead_is_said(child, tmp_path):
+    version = importlib.metadata.version("triton")
+    assert child(comparisons, str(tmp_path)) == [
+        (True, ()),
+        (True, ()),
+        (False, ("keys: of sources, settings or toolchains; the release's manifest would tell which",)),
+        (False, (f"toolchain: Triton {version} here, 9.9 ahead; all else is equal",)),
+        (False, (f"toolchain: other assemblers or libraries of Triton {version}; all else is equal",)),
+        (False, ("sources or settings: the release was made from others",)),
+        (False, ("configuration: num_warps=4 num_stages=1 here, num_warps=8 ahead",)),
+        (False, ("runs ahead alone",)),
+        (False, ("runs here alone",)),
+        (False, (f"{tmp_path}/no.json is no manifest of a release; give its share/kiln/manifest.json",)),
+    ]
