@@ -54,7 +54,15 @@ def test_a_missing_text_is_an_error(tmp_path):
         notices.collect(ROOT, SITE, empty)
 
 
+def test_texts_of_wheels(zstandard_source):
+    release = notices.collect(ROOT, SITE, zstandard_source)
+    texts = notices.with_extension(release, ROOT, SITE)
+    assert set(texts) - set(release) == {"licences/nanobind.txt", "licences/robin-map.txt"}
+    assert texts["NOTICES.txt"].startswith(release["NOTICES.txt"]) and "In: _core.*.so" in texts["NOTICES.txt"]
+    assert "Wenzel Jakob" in texts["licences/nanobind.txt"] and "MIT License" in texts["licences/robin-map.txt"]
+
+
 def test_every_committed_text_is_used():
-    listed = (ROOT / "notices/notices.yaml").read_text()
+    listed = "".join((ROOT / "notices" / name).read_text() for name in ("notices.yaml", "extension.yaml"))
     for path in (ROOT / "notices").glob("*.txt"):
         assert path.name in listed

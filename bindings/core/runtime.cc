@@ -274,7 +274,7 @@ std::vector<std::string> operations(const Runtime& runtime) {
 
 void define_runtime(nb::module_& module) {
   const auto operation = nb::arg("operation");
-  const auto queue = nb::arg("queue");
+  const auto queue = nb::arg("queue").none();
   const auto fields = nb::arg("fields");
 #define SIGNATURE(name, result) \
   nb::sig("def " name "(self, operation: str, queue: tuple[int, int, int], fields: dict[str, object]) -> " result)
@@ -290,6 +290,9 @@ void define_runtime(nb::module_& module) {
            nb::arg("pack_path") = nb::none(), nb::arg("trusted_packs") = nb::none(), nb::arg("log") = nb::none(),
            nb::arg("log_level") = static_cast<int32_t>(KILN_LOG_WARNING), nb::arg("resolve") = 0,
            nb::arg("resolve_user") = 0,
+           nb::sig("def __init__(self, pack_path: str | None = None, trusted_packs: str | None = None, "
+                   "log: collections.abc.Callable[[int, str], object] | None = None, log_level: int = 1, "
+                   "resolve: int = 0, resolve_user: int = 0) -> None"),
            "Opens it; touches no driver. `resolve` is the address of a kiln_resolve_fn, or 0. Other arguments as in\n"
            "kiln_options; `log` is called as log(level, message), from any thread.")
       .def_static("borrow", &Runtime::borrow, nb::arg("handle"), nb::rv_policy::take_ownership,

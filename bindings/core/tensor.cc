@@ -123,7 +123,7 @@ kiln_dtype read_dtype(nb::handle from, const char* what) {
     std::string name = text_of(from, what);
     for (const Dtype& row : kDtypes)
       if (name == row.name) return row.number;
-    refuse(std::string(what) + " has the dtype " + shown(from) + "; there are fp32, fp16, bf16, fp8e4m3, int32 ...");
+    refuse(std::string(what) + " has the dtype " + shown(from) + "; right is for example 'bf16'");
   }
   int64_t number = integer_of(from, what);
   if (number < INT32_MIN || number > INT32_MAX || !find(static_cast<kiln_dtype>(number)))

@@ -69,8 +69,9 @@ def make_site(to: Path, python: str = sys.executable, release: Path | None = Non
     torch = torch_library(prefix)
     if torch:
         shutil.copyfile(torch, lib / "libkiln_torch.so")
-    if (prefix / "lib/kiln.images").is_dir():
-        (lib / "kiln.images").symlink_to((prefix / "lib/kiln.images").resolve())
+    for images in (prefix / "lib").glob("*.images"):
+        if not images.is_symlink():
+            (lib / images.name).symlink_to(images.resolve())
     return to
 
 
@@ -78,12 +79,12 @@ def fake_release() -> Path:
     """A prefix for the fake driver: the core, the flash family with an image for each functional, libfake.so.
 
     lib/kiln.images/trusted.txt has the digest that kiln_options.trusted_packs wants, since tables without images trust
-    no pack.
+    no pack; lib/scratch.images is the same with images that need 16 bytes for each program.
     """
     sources = [*nativebuild.CORE.iterdir(), *nativebuild.HERE.glob("fake_*"), *(ROOT / "csrc/flash").iterdir(),
                *(ROOT / "include/kiln").iterdir(), *(ROOT / "v3python/kiln").rglob("*.*"),
                ROOT / "tritonsrc/flash/recipe.yaml", Path(flash_tables.__file__), Path(nativebuild.__file__),
-               Path(packs.__file__)]  # fmt: skip
+               Path(packs.__file__), Path(__file__)]  # fmt: skip
     return made("release", digest(sources), _fill_fake_release)
 
 
@@ -91,11 +92,12 @@ def _fill_fake_release(folder: Path) -> None:
     nativebuild.build_core(folder)
     nativebuild.build_flash(folder)
     nativebuild.build_fake(folder)
-    images = folder / "lib/kiln.images"
-    images.mkdir()
-    data = flash_tables.make(folder / "tables").pack()
-    (images / packs.FILES["sm_90"]).write_bytes(data)
-    (images / "trusted.txt").write_text(packs.digest_of(data))
+    tables = flash_tables.make(folder / "tables")
+    for name, data in {"kiln.images": tables.pack(), "scratch.images": tables.pack(scratch=16)}.items():
+        images = folder / "lib" / name
+        images.mkdir()
+        (images / packs.FILES["sm_90"]).write_bytes(data)
+        (images / "trusted.txt").write_text(packs.digest_of(data))
 
 
 def torch_library(prefix: Path) -> Path | None:

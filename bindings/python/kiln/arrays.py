@@ -64,7 +64,7 @@ def place_of(array: Any, name: str) -> Place:
     if not callable(ask) or not callable(getattr(array, "__dlpack__", None)) or isinstance(array, type):
         raise ArgumentError(
             f"{name} must be an array of PyTorch, CuPy, JAX or another library that has DLPack's __dlpack__(); "
-            f"{_shown_type(array)} is none"
+            f"{shown_type(array)} is none"
         )
     try:
         kind, device = (int(number) for number in ask())
@@ -141,7 +141,7 @@ def stream_of(stream: Any) -> int:
 
 def _no_stream(stream: Any) -> ArgumentError:
     return ArgumentError(
-        f"stream must be a stream of PyTorch, CuPy or another library, or its address; {_shown_type(stream)} is none"
+        f"stream must be a stream of PyTorch, CuPy or another library, or its address; {shown_type(stream)} is none"
     )
 
 
@@ -159,7 +159,7 @@ class Library:
             ArgumentError: it has no such thing.
         """
         raise ArgumentError(
-            f"arrays as {_shown_type(array)} tell no current stream; give stream=, 0 for the default stream"
+            f"arrays as {shown_type(array)} tell no current stream; give stream=, 0 for the default stream"
         )
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str | None, stream: int, place: Place) -> Any:
@@ -175,7 +175,7 @@ class Library:
         namespace = getattr(like, "__array_namespace__", None)
         if namespace is None:
             raise ArgumentError(
-                f"results cannot be made beside {_shown_type(like)}, which has no __array_namespace__(); "
+                f"results cannot be made beside {shown_type(like)}, which has no __array_namespace__(); "
                 "give them, and a workspace if the call needs one"
             )
         xp = namespace()
@@ -277,12 +277,12 @@ def shown(value: Any) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 - whatever a foreign class raises
-        text = _shown_type(value)
+        text = shown_type(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _shown_type(value: Any) -> str:
-    """ "a list", "a numpy.ndarray" """
+def shown_type(value: Any) -> str:
+    """What a value is, for a sentence: "a list", "a numpy.ndarray"."""
     kind = value if isinstance(value, type) else type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     article = "the class" if isinstance(value, type) else "an" if name[0] in "aeiou" else "a"

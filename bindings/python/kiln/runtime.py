@@ -8,6 +8,8 @@ import threading
 from typing import Any
 
 from kiln import _core
+from kiln.arrays import shown_type
+from kiln.errors import ArgumentError
 
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)  # by kiln_log_fn's
 _logger = logging.getLogger("kiln")
@@ -103,6 +105,4 @@ def core_of(runtime: Any) -> _core.Runtime:
         return default_runtime().core
     if isinstance(runtime, Runtime):
         return runtime.core
-    from kiln.errors import ArgumentError
-
-    raise ArgumentError(f"runtime must be a kiln.Runtime; a {type(runtime).__name__} is none")
+    raise ArgumentError(f"runtime must be a kiln.Runtime; {shown_type(runtime)} is none")

@@ -1,0 +1,29 @@
+"""Tests of the Python package run in processes of their own: pytest's has the generator's package `kiln`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/runtime")]
+
+collect_ignore = ["inside"]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An importable folder of the package for this Python, over libraries for the fake driver."""
+    pytest.importorskip("nanobind", reason="needs nanobind")
+    import python_site
+
+    from kiln import pythons
+    from kiln.errors import EnvironmentProblem
+
+    try:
+        pythons.headers_of(sys.executable)
+    except EnvironmentProblem as error:
+        pytest.skip(f"needs headers: {error}")
+    return python_site.make_site(tmp_path_factory.mktemp("site"))

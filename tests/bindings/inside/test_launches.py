@@ -1,0 +1,210 @@
+"""What a call of Python's hands the kernel: each argument, on the recipe's own list of them."""
+
+from __future__ import annotations
+
+import fakes
+import pytest
+from fakes import Array, Older, StandardArray, fp32
+
+import kiln
+
+SHAPE = (2, 4, 100, 64)
+FORWARD = ("bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seed_out",
+           "offset_out")  # fmt: skip
+DECODE = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_batch", "leftpad", "rotary_cos",
+          "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes")  # fmt: skip
+BACKWARD = ("bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+UNLIMITED = (1 << 64) - 1  # -1 in 64 bits
+
+
+def optional(operation: str, names: tuple[str, ...]) -> dict[str, Array]:
+    """Arrays of the recipe's rank and dtype."""
+    sizes = {4: (2, 4, 100, 100), 3: (2, 4, 100), 2: (2, 4), 1: (4,), 0: ()}
+    every = fakes.arguments(operation)
+    return {n: Array(sizes[every[n]["rank"]], dtype=dtype_of(every[n]["tensor"])) for n in names}
+
+
+def dtype_of(tensor: str) -> str:
+    return tensor if tensor in fakes.TYPES else "bf16"
+
+
+def expect(got: dict[str, int], arrays: dict[str, Array]) -> None:
+    assert {name: got[name] for name in arrays} == {name: array.address for name, array in arrays.items()}
+
+
+def test_forward(runtime, fake, launched):
+    given = {"q": Array(SHAPE), "k": Array(SHAPE), "v": Array((2, 4, 100, 32)), "out": Array((2, 4, 100, 32))}
+    given |= {"lse": Array(SHAPE[:3], "fp32"), **optional("attn_fwd", FORWARD)}
+    q, k, v = (given[name] for name in "qkv")
+    stream = fake.stream()
+    result = kiln.attn_fwd(
+        q, k, v, scale=0.25, softcap=30.0, window=(3, 5), bottom_right=True, padded=True, dropout=0.5, seed=1 << 62,
+        offset=-1, max_seqlen_q=70, max_seqlen_k=1 << 40, stream=stream, runtime=runtime,
+        **{name: array for name, array in given.items() if name not in "qkv"},
+    )  # fmt: skip
+    assert result is given["out"]
+    got, launch = launched("attn_fwd")
+    expect(got, given)
+    assert (launch.vendor, launch.device, launch.stream) == (fakes.NVIDIA, 0, stream)
+    scalars = {
+        "sm_scale": fp32(0.25), "is_negative": 0, "is_capped": 1, "softcap": fp32(30.0), "window_left": 3,
+        "window_right": 5, "bottom_right": 1, "is_padded": 1, "threshold": 1 << 31, "keep_scale": fp32(2.0),
+        "seed_value": 1 << 62, "offset_value": UNLIMITED, "max_seqlen_q": 70, "max_seqlen_k": 1 << 40, "seed": 0,
+        "offset": 0,
+    }  # fmt: skip
+    assert {name: got[name] for name in scalars} == scalars
+
+
+def test_forward_with_defaults_is_the_c_interfaces(runtime, launched):
+    q = Array(SHAPE)
+    kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime)
+    got, launch = launched("attn_fwd")
+    scalars = {"sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "window_left": UNLIMITED,
+               "window_right": UNLIMITED, "bottom_right": 0, "is_padded": 0, "threshold": 0, "keep_scale": fp32(1.0),
+               "seed_value": 0, "offset_value": 0, "max_seqlen_q": 0, "max_seqlen_k": 0}  # fmt: skip
+    assert {name: got[name] for name in scalars} == scalars and launch.stream is None
+    absent = [name for name, argument in fakes.arguments("attn_fwd").items() if argument.get("optional")]
+    assert absent and all(got[name] == 0 for name in absent)
+
+
+def test_causal(runtime, launched):
+    q = Array(SHAPE)
+    kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime, causal=True, window=(7, 9))
+    got, _ = launched("attn_fwd")
+    assert (got["window_left"], got["window_right"]) == (7, 0)
+
+
+def test_seeds_in_memory(runtime, launched):
+    q, seed, offset = Array(SHAPE), Array((), "int64"), Array((), "int64")
+    kiln.attn_fwd(q, q, q, out=q, dropout=0.5, seed=seed, offset=offset, stream=0, runtime=runtime)
+    got, _ = launched("attn_fwd")
+    expect(got, {"seed": seed, "offset": offset})
+    assert got["seed_value"] == got["offset_value"] == 0
+
+
+def test_backward(runtime, launched):
+    shapes = {"q": SHAPE, "k": SHAPE, "v": (2, 4, 100, 32), "out": (2, 4, 100, 32), "dout": (2, 4, 100, 32)}
+    given = {name: Array(shape) for name, shape in shapes.items()} | {"lse": Array(SHAPE[:3], "fp32")}
+    given |= {f"d{name}": Array(shapes[name]) for name in "qkv"} | {"dsinks": Array((4,), "fp32")}
+    given |= {"dbias": Array((2, 4, 100, 100)), **optional("attn_bwd", BACKWARD)}
+    needed = ("dout", "q", "k", "v", "out", "lse")
+    result = kiln.attn_bwd(
+        *(given[name] for name in needed), deterministic=True, causal=True, scale=0.5, stream=0, runtime=runtime,
+        **{name: array for name, array in given.items() if name not in needed},
+    )  # fmt: skip
+    assert [*result] == [given[name] for name in ("dq", "dk", "dv", "dbias", "dsinks")]
+    got, _ = launched("attn_bwd")
+    expect(got, given)
+    assert got["window_right"] == 0 and got["sm_scale"] == fp32(0.5)
+
+
+def test_decode(runtime, launched):
+    given = {"q": Array((2, 4, 1, 64)), "k_cache": Array(SHAPE), "v_cache": Array(SHAPE)}
+    given |= {"out": Array((2, 4, 1, 64)), "lse": Array((2, 4, 1), "fp32"), **optional("attn_decode", DECODE)}
+    needed = ("q", "k_cache", "v_cache")
+    out, lse = kiln.attn_decode(
+        *(given[name] for name in needed), splits=12, rotary_interleaved=True, window=(3, -1), return_lse=True,
+        stream=0, runtime=runtime, **{name: array for name, array in given.items() if name not in needed},
+    )  # fmt: skip
+    assert out is given["out"] and lse is given["lse"]
+    got, _ = launched("attn_decode")
+    expect(got, given)
+    assert (got["wanted_splits"], got["rotary_interleaved"], got["window_left"]) == (12, 1, 3)
+
+
+def test_dropout_mask(runtime, launched):
+    mask, seed = Array(SHAPE, "uint8"), Array((), "int64")
+    assert kiln.dropout_mask(mask, 0.5, seed=seed, offset=3, stream=0, runtime=runtime) is mask
+    got, _ = launched("dropout_mask")
+    expect(got, {"mask": mask, "seed": seed})
+    assert (got["threshold"], got["seed_value"], got["offset_value"]) == (1 << 31, 0, 3)
+
+
+def test_results_are_made_by_the_arrays_own_library(runtime, launched):
+    q, v, sinks = StandardArray((2, 4, 100, 64)), StandardArray((2, 4, 100, 32)), Array((4,), "fp32")
+    out, lse = kiln.attn_fwd(q, q, v, return_lse=True, stream=0, runtime=runtime)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((2, 4, 100, 32), "bf16", (2, 4, 100), "fp32")
+    expect(launched("attn_fwd")[0], {"out": out, "lse": lse})
+    bias = StandardArray((1, 1, 100, 100))
+    made = kiln.attn_bwd(out, q, q, v, out, lse, bias=bias, sinks=sinks, dbias=True, dsinks=True, stream=0,
+                         runtime=runtime)  # fmt: skip
+    assert [grad.shape for grad in made] == [q.shape, q.shape, v.shape, bias.shape, (4,)]
+    assert [grad.dtype for grad in made] == ["bf16"] * 4 + ["fp32"]
+    expect(launched("attn_bwd")[0], dict(zip(made._fields, made)))
+    assert kiln.attn_bwd(out, q, q, v, out, lse, stream=0, runtime=runtime)[3:] == (None, None)
+    out = kiln.attn_decode(q, q, v, stream=0, runtime=runtime)
+    assert out.shape == (2, 4, 100, 32)
+
+
+def test_a_workspace_is_made(scratch_runtime, launched):
+    q = StandardArray((1, 2, 8, 64))
+    fakes.Namespace.made.clear()
+    kiln.attn_fwd(q, q, q, stream=0, runtime=scratch_runtime)
+    _out, workspace = fakes.Namespace.made
+    _, launch = launched("attn_fwd")
+    needed = 16 * launch.grid[0] * launch.grid[1] * launch.grid[2]
+    assert workspace.dtype == "uint8" and workspace.shape[0] >= needed
+    scratch = launch.parameters()[-2]
+    assert workspace.address <= scratch <= workspace.address + workspace.shape[0] - needed and scratch % 256 == 0
+
+
+def test_a_workspace_is_given(scratch_runtime, launched):
+    q, workspace = Array((1, 2, 8, 64)), Array((1024,), "uint8")
+    kiln.attn_fwd(q, q, q, out=q, workspace=workspace, stream=0, runtime=scratch_runtime)
+    _, launch = launched("attn_fwd")
+    assert launch.parameters()[-2] == workspace.address
+    with pytest.raises(kiln.ArgumentError, match="needs a workspace of .* bytes, aligned to 256; give workspace="):
+        kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=scratch_runtime)
+    with pytest.raises(kiln.WorkspaceError, match="workspace"):
+        kiln.attn_fwd(q, q, q, out=q, workspace=Array((3,), "uint8"), stream=0, runtime=scratch_runtime)
+    with pytest.raises(kiln.ArgumentError, match="it must be contiguous, of uint8"):
+        kiln.attn_fwd(q, q, q, out=q, workspace=Array((64,), "fp32"), stream=0, runtime=scratch_runtime)
+
+
+def test_any_strides(runtime):
+    strides = (1 << 20, 64, 256, 1)
+    q = Array(SHAPE, strides=strides)
+    kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime)
+    assert kiln._core.Tensor(q.__dlpack__()).strides == strides
+
+
+def test_libraries_of_both_versions_of_dlpack(runtime, launched):
+    for array in (Array(SHAPE), Older(SHAPE), Array(SHAPE, version=(1, 7))):
+        kiln.attn_fwd(array, array, array, out=array, stream=0, runtime=runtime)
+        assert launched("attn_fwd")[0]["q"] == array.address
+    with pytest.raises(kiln.ArgumentError, match="q: an array was given by DLPack 2; Kiln knows DLPack 0 and 1"):
+        array = Array(SHAPE, version=(2, 0))
+        kiln.attn_fwd(array, array, array, out=array, stream=0, runtime=runtime)
+
+
+def test_nothing_is_held_after_a_call(runtime):
+    q = Array(SHAPE)
+    before = len(fakes.alive)
+    kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime)
+    with pytest.raises(kiln.ArgumentError):
+        kiln.attn_fwd(q, q, q, out=q, softcap=-1.0, stream=0, runtime=runtime)
+    with pytest.raises(kiln.ArgumentError):
+        kiln.attn_fwd(q, q, 3, out=q, stream=0, runtime=runtime)
+    assert len(fakes.alive) == before
+
+
+def test_explain_and_prepare_launch_nothing(runtime, fake):
+    q = StandardArray(SHAPE)
+    fakes.Namespace.made.clear()
+    (variant,) = kiln.explain(kiln.attn_fwd, q, q, q, causal=True, return_lse=True, stream=0, runtime=runtime)
+    assert isinstance(variant, kiln.Variant) and variant.functional == "dtype=bf16" and variant.unavailable is None
+    assert str(variant).startswith("attn_fwd (dtype=bf16; num_warps=4; generic) for sm_90: ")
+    assert kiln.explain(kiln.attn_bwd, q, q, q, q, q, Array(SHAPE[:3], "fp32"), stream=0, runtime=runtime)
+    assert fake.count("cuLibraryLoadData") == 0
+    kiln.prepare(kiln.attn_decode, q, q, q, stream=0, runtime=runtime)
+    assert fake.count("cuLibraryLoadData") == 1 and not fake.launches() and not fakes.Namespace.made
+    key = variant.key
+    kiln.attn_fwd(q, q, q, force_keys=[key], force_target="sm_90", stream=0, runtime=runtime)
+    with pytest.raises(kiln.ArgumentError, match="no key of 64 hexadecimal digits"):
+        kiln.attn_fwd(q, q, q, force_keys=(key[:-1],), stream=0, runtime=runtime)
+    with pytest.raises(kiln.UnsupportedError, match="dropout_mask cannot be explained"):
+        kiln.explain(kiln.dropout_mask, q, 0.5)
+    with pytest.raises(kiln.ArgumentError, match="function must be kiln.attn_fwd"):
+        kiln.prepare(print)
+    with pytest.raises(TypeError, match="missing a required argument: 'v'"):
+        kiln.explain(kiln.attn_fwd, q, q)

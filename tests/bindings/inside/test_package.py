@@ -1,0 +1,331 @@
+"""The package as a whole: what it knows of itself, its documentation, threads, forks."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import logging
+import os
+import pydoc
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import Array
+
+import kiln
+from kiln import _core
+
+SHAPE = (1, 2, 8, 64)
+
+
+def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+    )
+
+
+# ---- what there is ---------------------------------------------------------------------------------------------------
+
+
+def test_info(runtime, fake):
+    info = kiln.info(runtime)
+    assert info.version == kiln.__version__ == _core.version() and info.families == ("flash",)
+    (target,) = info.targets
+    assert target.name == "sm_90" and target.images == target.variants == len(kiln.variants(runtime=runtime))
+    assert info.location == str(Path(kiln.__file__).parent)
+    assert [(d.vendor, d.ordinal) for d in info.devices] == [(v, i) for v in ("NVIDIA", "AMD") for i in range(5)]
+    first, second = info.devices[:2]
+    assert (first.target, first.refusal, first.multiprocessors) == ("sm_90", None, 132)
+    assert "no pack of flash serves the NVIDIA device 1" in second.refusal
+    assert list(info.devices) == kiln.devices(runtime) and info.problem is None
+    assert json.loads(json.dumps(info.as_dict()))["devices"][0]["id"] == first.id
+    text = str(info)
+    for word in (info.version, "flash", "sm_90 (", "device:   NVIDIA 0, Fake NVIDIA 0, sm_90", "Kiln runs on it"):
+        assert word in text
+
+
+def test_info_of_drivers_that_fail(runtime, fake):
+    fake.fail("cuInit", 999, sticky=True)
+    info = kiln.info(runtime)
+    assert [d.vendor for d in info.devices] == ["AMD"] * 5 and "cuInit: the CUDA driver returned" in info.problem
+    assert f"problem:  {info.problem}" in str(info)
+    with pytest.raises(kiln.DriverError, match="cuInit"):
+        kiln.devices(runtime)
+
+
+def test_info_without_a_pack(fake, tmp_path):
+    with kiln.Runtime(pack_path=tmp_path, resolve=fake.resolve) as runtime:
+        info = kiln.info(runtime)
+        assert info.targets == () and "is named by nobody" in info.problem, "the pack beside the library is not its own"
+        with pytest.raises(kiln.PackMismatchError):
+            kiln.variants(runtime=runtime)
+
+
+def test_without_a_driver():
+    assert kiln.devices() == [] or Path("/dev/nvidiactl").exists()
+    q = Array(SHAPE)
+    if not Path("/dev/nvidiactl").exists():
+        with pytest.raises(kiln.NoDeviceError, match="there is no NVIDIA driver"):
+            kiln.attn_fwd(q, q, q, out=q, stream=0)
+        vendors = {driver.vendor: driver for driver in kiln.info().drivers}
+        assert vendors["NVIDIA"].version is None and "libcuda.so.1" in vendors["NVIDIA"].problem
+
+
+def test_command(tmp_path):
+    done = python("-m", "kiln", "info")
+    assert done.returncode == 0 and done.stdout.startswith(f"Kiln {kiln.__version__} in ") and not done.stderr
+    assert json.loads(python("-m", "kiln", "info", "--json").stdout)["version"] == kiln.__version__
+    assert python("-m", "kiln", "--help").stdout.startswith("usage: python -m kiln info [--json]")
+    for words in ((), ("inof",), ("info", "--jsn"), ("info", "info")):
+        done = python("-m", "kiln", *words)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "usage: python -m kiln info" in done.stderr
+
+
+def test_a_driver_under_its_own_name(tmp_path):
+    """The process's drivers, as they are found where no resolver is given."""
+    for name in ("libcuda.so.1", "libamdhip64.so.6"):
+        (tmp_path / name).symlink_to(fakes.LIB / "libfake.so")
+    done = python("-c", "import kiln; print(kiln.info())", LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA:   CUDA 12.8" in done.stdout and "AMD:      ROCm 6.2" in done.stdout
+    assert "device:   AMD 4, Fake AMD 4, gfx942" in done.stdout
+
+
+# ---- importing -------------------------------------------------------------------------------------------------------
+
+
+def test_import_is_light_and_prints_nothing():
+    code = "import sys; before = set(sys.modules); import kiln; print(*sorted(set(sys.modules) - before))"
+    done = python("-X", "importtime", "-c", code)
+    modules = done.stdout.split()
+    assert not {"torch", "triton", "numpy", "yaml", "msgspec", "kiln.torch", "kiln.jit"} & set(modules)
+    assert all(line.startswith("import time:") for line in done.stderr.splitlines())
+    assert not re.search("libcuda|libamdhip", python("-c", "import kiln; print(open('/proc/self/maps').read())").stdout)
+
+
+def test_every_module_imports(tmp_path):
+    package = Path(kiln.__file__).parent
+    names = [path.stem for path in package.glob("*.py") if path.stem != "__main__"]
+    assert len(names) > 20
+    needed = "import kiln.errors\n" + "".join(f"import kiln.{name}\n" for name in names if name != "__init__")
+    done = python("-c", needed)
+    assert done.returncode == 0, done.stderr
+
+
+def test_free_threaded_builds_are_refused():
+    code = "import sys; sys.abiflags = 't'; import kiln"
+    done = python("-c", code)
+    assert done.returncode == 1 and "ImportError: Kiln is not made for free-threaded builds of Python" in done.stderr
+
+
+def test_another_libkiln_in_the_process_is_refused(tmp_path):
+    (tmp_path / "other.c").write_text('const char* kiln_version(void) { return "9.9"; }')
+    other = tmp_path / "libkiln.so.0"
+    names = "kiln_error kiln_status_name kiln_open kiln_close kiln_devices kiln_register_family kiln_find_operation " \
+            "kiln_operations kiln_workspace_size kiln_launch kiln_prepare kiln_explain kiln_variants kiln_set_error " \
+            "kiln_read_struct kiln_operation_arguments"  # fmt: skip
+    with (tmp_path / "other.c").open("a") as file:
+        file.write("".join(f"void {name}(void) {{}}\n" for name in names.split()))
+    (tmp_path / "map").write_text("KILN_0 { global: kiln_*; };")
+    made = subprocess.run(["cc", "-shared", "-fPIC", "-w", "-Wl,-soname,libkiln.so.0",
+                           f"-Wl,--version-script={tmp_path / 'map'}", tmp_path / "other.c", "-o", other])  # fmt: skip
+    if made.returncode:
+        pytest.skip("needs cc")
+    done = python("-c", f"import ctypes; ctypes.CDLL({str(other)!r}); import kiln")
+    assert done.returncode == 1
+    assert "this process has loaded libkiln.so.0 of Kiln 9.9 before, and the package kiln is of" in done.stderr
+
+
+def test_log(runtime, fake, caplog):
+    with caplog.at_level(logging.DEBUG, logger="kiln"):
+        folder = fakes.LIB / "kiln.images"
+        trusted = (folder / "trusted.txt").read_text()
+        with kiln.Runtime(pack_path=folder, trusted_packs=trusted, resolve=fake.resolve) as loud:
+            kiln.attn_fwd(*[Array(SHAPE)] * 3, out=Array(SHAPE), stream=0, runtime=loud)
+    levels = {record.levelno for record in caplog.records}
+    assert levels == {logging.INFO, logging.DEBUG} and "loaded attn_fwd_bf16" in caplog.text
+    assert python("-c", "import kiln; kiln.info()").stderr == "", "nobody asked for the log"
+
+
+# ---- documentation ---------------------------------------------------------------------------------------------------
+
+
+def public() -> dict[str, object]:
+    return {name: getattr(kiln, name) for name in kiln.__all__}
+
+
+def test_everything_public_is_documented():
+    assert kiln.__all__ == sorted(kiln.__all__)
+    for name, value in public().items():
+        assert inspect.getdoc(value), name
+        if inspect.isclass(value):
+            for member, thing in vars(value).items():
+                if not member.startswith("_") and (inspect.isfunction(thing) or isinstance(thing, property)):
+                    assert inspect.getdoc(thing), (name, member)
+
+
+@pytest.mark.parametrize("function", [kiln.attn_fwd, kiln.attn_bwd, kiln.attn_decode, kiln.dropout_mask])
+def test_every_argument_is_explained(function):
+    text = inspect.getdoc(function) + inspect.getdoc(kiln.attention) + inspect.getdoc(kiln.attn_fwd)
+    for name in inspect.signature(function).parameters:
+        assert re.search(rf"^ *(\w+, )*{name}(, \w+)*: ", text, re.MULTILINE), name
+    own = inspect.getdoc(function)
+    for section in ("Args:", "Returns:", "Raises:"):
+        assert section in own
+    for name in re.findall(r"^    (\w+(?:, \w+)*): ", own.partition("Args:")[2].partition("\n\n")[0], re.MULTILINE):
+        for each in name.split(", "):
+            assert each in inspect.signature(function).parameters, each
+
+
+def test_help_reads_as_a_page():
+    page = pydoc.plain(pydoc.render_doc(kiln))
+    assert "Kiln: attention kernels for NVIDIA's and AMD's GPUs" in page and "attn_fwd(" in page
+    assert "UnsupportedError" in page and "Gradients" in page
+    for name in re.findall(r"^    (\w+(?:, \w+)*)   ", inspect.getdoc(kiln), re.MULTILINE):
+        for each in name.split(", "):
+            assert each in kiln.__all__, each
+
+
+# ---- threads and forks -----------------------------------------------------------------------------------------------
+
+
+def test_threads(runtime, fake):
+    count, failures = 8, []
+
+    def work(number: int) -> None:
+        try:
+            fake.set_current(fake.context(0))
+            for _ in range(50):
+                q = Array(SHAPE, dtype="bf16" if number % 2 else "fp16")
+                kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime)
+                with pytest.raises(kiln.ArgumentError, match=f"window_left .* {number}.5 is none"):
+                    kiln.attn_fwd(q, q, q, out=q, window=(number + 0.5, 0), stream=0, runtime=runtime)
+        except BaseException as error:  # noqa: BLE001 - told by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert len(fake.launches()) == 50 * count
+
+
+def test_others_run_during_a_call(fake):
+    """The driver's entry is replaced by one that sleeps: without the lock of the interpreter, or nobody would move."""
+    libc = ctypes.CDLL(None)
+    sleep = ctypes.cast(libc.sleep, ctypes.c_void_p).value
+    fake.c.fake_resolve.restype = ctypes.c_void_p
+    fake.c.fake_resolve.argtypes = [ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p]
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p)
+    def resolve(vendor: int, symbol: bytes, user: object) -> int:
+        return sleep if symbol == b"cuStreamGetCtx" else fake.c.fake_resolve(vendor, symbol, user)
+
+    folder = fakes.LIB / "kiln.images"
+    address = ctypes.cast(resolve, ctypes.c_void_p).value
+    ticks, done = [], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks.append(time.monotonic())
+            time.sleep(0.01)
+
+    with kiln.Runtime(folder, (folder / "trusted.txt").read_text(), resolve=address) as runtime:
+        thread = threading.Thread(target=tick)
+        thread.start()
+        begin = time.monotonic()
+        q = Array(SHAPE)
+        kiln.attn_fwd(q, q, q, out=q, stream=1, runtime=runtime)  # the stream is how long it sleeps
+        end = time.monotonic()
+        done.set()
+        thread.join()
+    assert end - begin >= 1 and sum(begin < moment < end for moment in ticks) > 20
+
+
+def test_closing_while_others_call(fake):
+    folder = fakes.LIB / "kiln.images"
+    runtime = kiln.Runtime(folder, (folder / "trusted.txt").read_text(), resolve=fake.resolve)
+    failures = []
+
+    def work() -> None:
+        fake.set_current(fake.context(0))
+        try:
+            while True:
+                q = Array(SHAPE)
+                kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime)
+        except kiln.ArgumentError as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    runtime.close()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert failures == ["this Runtime is closed; open another one"] * 4
+    assert fake.loaded == 0 and repr(runtime) == "<kiln.Runtime, closed>"
+
+
+def in_child(work) -> str:
+    """What `work` returns in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, str(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_forks(runtime):
+    kiln.devices()  # the process's own is open
+    parents = kiln.runtime.default_runtime()
+
+    def refused() -> str:
+        try:
+            return f"no failure: {kiln.variants(runtime=runtime)}"
+        except kiln.ForkedError as error:
+            return str(error)
+
+    assert "this process was forked from the one that opened the kiln_t" in in_child(refused)
+    assert in_child(lambda: kiln.runtime.default_runtime() is not parents and kiln.info().version) == kiln.__version__
+    assert kiln.variants(runtime=runtime), "the parent's goes on"
+
+
+def test_a_runtime_that_nobody_closes_stays(fake):
+    code = """
+import gc, sys
+import fakes, ffi, kiln
+fake = ffi.Fake(fakes.LIB / 'libfake.so')
+fake.set_current(fake.context(0))
+runtime = fakes.opened(fake)
+q = fakes.Array((1, 2, 8, 64))
+kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime)
+del runtime
+gc.collect()
+assert fake.loaded == 1
+"""
+    done = python("-c", code, PYTHONPATH=os.pathsep.join(sys.path))
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
+def test_borrowing(runtime):
+    borrowed = _core.Runtime.borrow(runtime.handle)
+    assert borrowed.operations() == runtime.core.operations()
+    borrowed.close()
+    assert kiln.variants(runtime=runtime)
