@@ -6,12 +6,13 @@
 # The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX; one made with
 # KILN_RECIPES=examples/family/recipe.yaml the family norm. The feature table wants KILN_PROFILE=full. Leaves report.md,
 # facts.json, rows.jsonl (what verified.py reads) and log.txt in the output folder; fails if anything did.
-# KILN_RANDOM_SEED, KILN_RANDOM_CASES, KILN_RANDOM_DECODE and KILN_PROCESSES change what their names say.
+# KILN_RANDOM_SEED, KILN_RANDOM_CASES, KILN_RANDOM_DECODE, KILN_RANDOM_AOTRITON and KILN_PROCESSES change what their
+# names say.
 # shellcheck disable=SC2329  # functions run by name, as steps
 set -uo pipefail
 unset CDPATH
 if (($# != 2)); then
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,10s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -124,6 +125,7 @@ if ((${#beside[@]})); then
     step "racecheck" finished "${beside[1]}" "$work/racecheck.out"
 fi
 step "foreign family" tests tests/gpu/test_foreign_family.py
+step "AOTriton's functions" tests tests/gpu/test_aotriton.py
 step "runtime" tests tests/gpu/test_runtime.py
 step "example, cc" build_with_cc
 if [[ -e $prefix/lib/libkiln_norm.so ]]; then step "example, own family" call_own_family; fi

@@ -1,0 +1,241 @@
+"""libaotriton_v2.so on hardware: its functions, called as PyTorch's ROCm backend calls them, against float64."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+SEED = int(os.environ.get("KILN_RANDOM_SEED", 20_251_122))
+CASES = int(os.environ.get("KILN_RANDOM_AOTRITON", 300))
+FEATURES = (
+    "head dim 64", "head dim 128", "head dims between, odd", "head dims of qk and vo differ", "no mask",
+    "causal, top-left", "causal, bottom-right", "sliding window", "rows that see nothing",
+    "bias matrix, and its gradient", "bias, broadcast over batch and heads", "dropout", "GQA and MQA",
+    "varlen, compact", "varlen, padded, lengths as sums", "varlen, log-sum-exp by sequence", "strides, aligned",
+    "strides, unaligned", "scales",
+)  # fmt: skip
+MOST = 18  # calls of a feature
+STYLES = ("v2", "v2, fused", "v3", "v3, lazy")
+
+
+@pytest.fixture(scope="module")
+def aotriton(prefix):
+    """By style."""
+    from aotriton_release import Aotriton
+
+    return {style: Aotriton(prefix, style) for style in STYLES}
+
+
+class Tally:
+    """What became of calls."""
+
+    def __init__(self) -> None:
+        self.cases, self.pooled, self.ratio, self.output = 0, 0, 0.0, ""
+        self.wrong: list[str] = []
+        self.refused: list[str] = []
+
+    def make(self, call, release) -> None:
+        from aotriton_release import Refused
+        from check import check
+
+        try:
+            verdict = check(call, release, "cuda")
+        except Refused as refused:
+            self.refused.append(f"{release.style}: {call}: {refused}")
+            return
+        except AssertionError as fault:
+            self.wrong.append(f"{release.style}: {call}: {fault}")
+            return
+        self.cases += 1
+        self.pooled += verdict.draws > 1
+        self.wrong += [f"{release.style}: {call}: {fault}" for fault in verdict.wrong()]
+        self.ratio, self.output = max((self.ratio, self.output), verdict.worst)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_feature(aotriton, record, name):
+    """By every function that has words for a call."""
+    from aotriton_release import expressible, takes
+    from features import ROWS
+
+    calls = list(dict.fromkeys(map(expressible, ROWS[name])))
+    tally = Tally()
+    for call in calls[:: -(-len(calls) // MOST)]:
+        for style, release in aotriton.items():
+            if takes(style, call):
+                tally.make(call, release)
+    record("feature", row=f"AOTriton's functions: {name}", target=None, cases=tally.cases, refused=len(tally.refused),
+           wrong=len(tally.wrong), ratio=tally.ratio, output=tally.output, pooled=tally.pooled)  # fmt: skip
+    assert not tally.wrong, "\n".join([f"{len(tally.wrong)} wrong of {tally.cases}", *tally.wrong[:20]])
+    assert tally.cases and not tally.refused, "\n".join(tally.refused[:20])
+
+
+def test_random_calls(aotriton, record):
+    """The same for all time by their seed and number; each by one style that has words for it."""
+    from aotriton_release import expressible, takes
+    from sampling import random_call
+
+    tally = Tally()
+    for number in range(CASES):
+        call = expressible(random_call(SEED, number))
+        styles = [style for style in STYLES if takes(style, call)]
+        tally.make(call, aotriton[styles[number % len(styles)]])
+    record("random", of="AOTriton's functions", seed=SEED, cases=tally.cases, wrong=len(tally.wrong),
+           refused=len(tally.refused), pooled=tally.pooled, worst_ratio=tally.ratio)  # fmt: skip
+    assert not tally.wrong, "\n".join([f"{len(tally.wrong)} wrong of {CASES}, seed {SEED}", *tally.wrong[:20]])
+    assert len(tally.refused) <= CASES // 50, "\n".join(tally.refused[:20])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_encoded_softmax_tells_what_dropout_keeps(aotriton, flash, dtype):
+    """A forward's, that of the function that simulates it, and libkiln_flash.so's own mask are one."""
+    import torch
+    from calls import Call, Inputs
+    from check import Outputs
+
+    inputs = Inputs(Call(dtype=dtype, batch=2, heads=3, heads_kv=3, rows=130, keys=257, dropout=0.3), "cuda")
+    own = flash.dropout_mask(inputs).bool()
+    for style in ("v2", "v3"):
+        aotriton[style].forward(inputs, Outputs(inputs))
+        assert torch.equal(aotriton[style].encoded, torch.where(own, 1.0, -1.0).to(aotriton[style].encoded.dtype))
+        assert torch.equal(aotriton[style].dropout_mask(inputs), own)
+
+
+def test_the_device_is_told(aotriton):
+    import torch
+    from aotriton_interface import SUCCESS
+
+    interface, side = aotriton["v2"].interface, torch.cuda.Stream()
+    for stream in (None, side.cuda_stream):
+        assert interface.ask("v2.check_gpu", stream) == SUCCESS
+        count = torch.cuda.get_device_properties(0).multi_processor_count
+        assert interface.ask("getMultiProcessorCount", stream) == count
+        assert interface.ask("getGpuFromStream", stream) == 0, "AOTriton has no number for this GPU"
+        assert not interface.ask("isArchExperimentallySupported", stream)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_calls_are_enqueued_on_the_stream_that_is_given(aotriton, style):
+    import torch
+    from calls import Call
+
+    call, tally = Call(dtype="fp16", heads=4, heads_kv=2, rows=300, keys=300, causal=True, dropout=0.2), Tally()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(100_000_000)  # what the inputs are made by comes after
+        tally.make(call, aotriton[style])
+    assert tally.cases == 1 and not tally.wrong, tally.wrong
+
+
+def test_threads_that_have_called_no_driver_before(aotriton):
+    """As those are that PyTorch runs backward on: with a stream, the device need not be current."""
+    import torch
+    from aotriton_interface import SUCCESS
+    from aotriton_release import given
+
+    q, k, v = (torch.randn(1, 2, 65, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    out, lse = torch.zeros_like(q), torch.zeros(2, 65, device="cuda")
+    side, statuses = torch.cuda.Stream(), []
+    side.wait_stream(torch.cuda.current_stream())
+    fields = {name: given(tensor) for name, tensor in zip(("q", "k", "v", "out", "lse"), (q, k, v, out, lse))}
+
+    def work() -> None:
+        statuses.append(aotriton["v2"].interface.call("v2.attn_fwd", side.cuda_stream, scale=0.125, **fields))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert statuses == [SUCCESS], aotriton["v2"].library.error()
+    assert torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125), atol=1e-2)
+
+
+@pytest.mark.parametrize("style", ["v2", "v3, lazy"])
+def test_memory_that_is_not_aligned_is_left_alone(aotriton, style):
+    from aotriton_release import Aotriton
+    from calls import Call
+
+    release, tally = Aotriton(aotriton[style].library.folder.parent, style), Tally()
+    release.misaligned = 1
+    tally.make(Call(dtype="bf16", rows=100, keys=130), release)
+    assert tally.cases == 1 and not tally.wrong, tally.wrong
+    release.scratch.is_intact()
+
+
+def test_memory_of_the_driver_is_given_back(aotriton):
+    import torch
+    from calls import Call, Inputs
+    from check import Outputs
+
+    inputs = Inputs(Call(dtype="bf16", batch=8, heads=64, heads_kv=64, rows=4096, keys=64, want_lse=True), "cuda")
+    outputs, release = Outputs(inputs), aotriton["v2, fused"]  # delta: 8 MB
+    release.forward(inputs, outputs)
+    free = []
+    for _ in range(2):
+        for _ in range(50):
+            release.backward(inputs, outputs)
+        torch.cuda.synchronize()
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[0] - free[1] < 8 << 20, f"{free[0] - free[1]} bytes are gone after 50 calls"
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_captured_calls_drop_by_what_lies_in_memory_at_each_replay(aotriton, style):
+    """Forward and backward in one graph, with memory of the driver's where the caller gives none."""
+    import torch
+    from aotriton_release import Scratch, given
+    from calls import Call
+    from storage import SENTINEL
+
+    call = Call(dtype="bf16", batch=2, heads=4, heads_kv=4, rows=200, keys=200, dropout=0.5)
+    release = aotriton[style]
+    q, k, v, dout = (torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    made = {name: torch.zeros_like(q) for name in ("out", "dq", "dk", "dv")}
+    lse, encoded = torch.zeros(8, 200, device="cuda"), torch.zeros(2, 4, 200, 200, device="cuda", dtype=q.dtype)
+    rng, used = torch.tensor([5, 6], device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
+    scratch = Scratch(call, "cuda")
+    shared = {"q": given(q), "k": given(k), "v": given(v), "out": given(made["out"]), "lse": given(lse), "p": 0.5,
+              "scale": call.scale, "seed": given(rng[0]), "offset1": given(rng[1]), "offset2": 3}  # fmt: skip
+    gradients = {"dout": given(dout)} | {name: given(made[name]) for name in ("dq", "dk", "dv")}
+    name = f"{style[:2]}.attn_bwd" + ("_fused" if style == "v2, fused" else "")
+    buffer = {"v2": {"delta": scratch.given}, "v3, lazy": {"D": scratch.lazy}}.get(style, {})
+
+    def both() -> None:
+        release.call(f"{style[:2]}.attn_fwd", **shared, seed_out=given(used[0]), offset_out=given(used[1]),
+                     encoded=given(encoded))  # fmt: skip
+        release.call(name, **shared, **gradients, **buffer)
+
+    both()  # images are loaded outside of a capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        both()
+    masks = []
+    for seed in (5, 5, 77):
+        rng[0] = seed
+        for tensor in (*made.values(), lse, encoded):
+            tensor.fill_(SENTINEL)
+        graph.replay()
+        replayed = {name: tensor.clone() for name, tensor in (made | {"lse": lse, "encoded": encoded}).items()}
+        assert used.tolist() == [seed, 9]
+        both()
+        for name_of, tensor in (made | {"lse": lse, "encoded": encoded}).items():
+            assert torch.allclose(replayed[name_of], tensor, atol=1e-2), f"{name_of} of a replay with seed {seed}"
+        masks.append(replayed["encoded"])
+    assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])
+
+
+def test_a_refused_call_leaves_the_memory_alone(aotriton):
+    import torch
+    from aotriton_interface import INVALID_VALUE
+    from aotriton_release import given
+
+    release = aotriton["v2"]
+    q = torch.randn(1, 2, 65, 64, device="cuda", dtype=torch.float16)
+    out = torch.full_like(q, 7.0)
+    tensors = {"q": given(q), "k": given(q), "v": given(q), "out": given(out[:, :, :63])}
+    assert release.interface.call("v2.attn_fwd", None, scale=0.125, **tensors) == INVALID_VALUE
+    assert "out" in release.library.error()
+    torch.cuda.synchronize()
+    assert bool((out == 7).all())
