@@ -104,7 +104,7 @@ def python_commands(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Commands of Pythons that may have headers: the one that runs, then python3.10 and later on PATH, then pyenv's;
     of each version the newest of pyenv's first. None of them has been run."""
     names = [f"python{OLDEST[0]}.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1)]
-    found = [sys.executable, *(shutil.which(name, path=environment.get("PATH")) for name in names)]
+    found = [sys.executable, *(shutil.which(name, path=environment.get("PATH", "")) for name in names)]
     root = Path(environment.get("PYENV_ROOT") or Path(environment.get("HOME", "/nonexistent")) / ".pyenv")
     folders = [(_numbers(path.name), path) for path in (root / "versions").glob("3.*") if _numbers(path.name)]
     found += [str(path / "bin/python") for _, path in sorted(folders, reverse=True)]

@@ -43,7 +43,7 @@ _TORCH = "torch>=2.10"
 _EXTRAS = {
     "torch": (_TORCH,),
     "transformers": (_TORCH, "transformers>=5.0"),
-    "jit": (_TORCH, "triton>=3.6", "msgspec>=0.18", "PyYAML>=6.0"),
+    "jit": (_TORCH, "triton>=3.6", "numpy>=1.24", "msgspec>=0.18", "PyYAML>=6.0"),
 }
 _CLASSIFIERS = (
     "Operating System :: POSIX :: Linux",

@@ -1,0 +1,185 @@
+"""What goes into wheels, and what keeps `kiln wheel` from making them."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from kiln import cli, portable, wheel
+from kiln.errors import ArtifactError
+from kiln.pythons import Headers
+from small_release import ROOT, small_release
+
+FILES = wheel.package_files(ROOT)
+STANDARD = sys.stdlib_module_names | {"__future__"}
+THIRD = {"msgspec", "yaml", "numpy", "torch", "triton", "transformers"}  # of the extras
+
+
+@pytest.mark.parametrize(("version", "spelled"), [("0.1.0b", "0.1.0b0"), ("1.2", "1.2"), ("1.2.0rc1", "1.2.0rc1")])
+def test_versions(version, spelled):
+    assert wheel.python_version(version) == spelled
+
+
+def test_versions_that_no_package_has():
+    with pytest.raises(ArtifactError, match="the release's version 1.2.0foo is none that a Python package can have"):
+        wheel.python_version("1.2.0foo")
+
+
+def test_the_modules_are_those_that_are_imported():
+    """Each finds in the package what it imports, and nothing goes along that nobody imports."""
+    own = {name for name, path in FILES.items() if "bindings" in path.parts}
+    asked = set()
+    for name, path in FILES.items():
+        if not name.endswith(".py") or name.startswith("flash/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                roots = {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                roots = {node.module.partition(".")[0]}
+            else:
+                continue
+            assert roots <= STANDARD | THIRD | {"kiln"}, (name, roots)
+        for module in portable.imports_of(path.read_bytes()):
+            asked |= {f"{module}.py", f"{module}/__init__.py"}
+    generators = {name for name in FILES if name.endswith(".py") and "/" not in name} - own
+    assert generators and generators <= asked
+    assert "targets.yaml" in FILES and "compile.py" not in FILES and "build.py" not in FILES
+
+
+def test_names_of_errors_that_modules_of_the_generator_want():
+    """kiln.errors is there twice: the package's own takes the place of the generator's."""
+    assert FILES["errors.py"].parts[-3:-1] == ("python", "kiln")
+    tree = ast.parse(FILES["errors.py"].read_bytes())
+    has = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    for name, path in FILES.items():
+        if name.endswith(".py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.ImportFrom) and node.module == "kiln.errors":
+                    assert {alias.name for alias in node.names} <= has, name
+
+
+def test_what_kiln_jit_reads():
+    for name in ("flash/recipe.yaml", "flash/attn_fwd.py", "flash/tuning/flash/sm_90.yaml", "py.typed", "_core.pyi"):
+        assert name in FILES
+    assert not any("__pycache__" in name for name in FILES)
+
+
+def test_metadata():
+    texts = {"LICENSE": "L\n", "NOTICES.txt": "N\n"}
+    contents = wheel.Contents("0.1.0b", {}, {}, {"sm_90": Path("nvidia-sm_90.pack")}, texts)
+    images = wheel.images_wheel(contents, "sm_90")
+    assert images.file_name == "kiln_images_sm_90-0.1.0b0-py3-none-any.whl"
+    assert [*images.files] == ["kiln/lib/kiln.images/nvidia-sm_90.pack"] and images.licences == texts
+    fields = images.metadata.partition("\n\n")[0].splitlines()
+    for field in ("Name: kiln-images-sm-90", "Version: 0.1.0b0", "Requires-Dist: kiln-runtime==0.1.0b0",
+                  "Requires-Python: >=3.10", "License-File: NOTICES.txt"):  # fmt: skip
+        assert field in fields
+
+
+def test_abis():
+    assert wheel.ABIS == ((3, 10), (3, 11), (3, 12))
+    assert [wheel.abi_of(Headers((3, minor), "", ())) for minor in (10, 11, 12, 14)] == [*wheel.ABIS, (3, 12)]
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toolless(monkeypatch):
+    """No Python but this one is found, and its headers are whatever they are: nothing is compiled."""
+    monkeypatch.setattr("kiln.pythons.python_commands", lambda environment: (sys.executable,))
+    monkeypatch.setattr("kiln.pythons.headers_of", lambda command: Headers((3, 11), "3.11.7", ()))
+    monkeypatch.setattr("kiln.front.source.describe", lambda root: cli_source())
+
+
+def cli_source():
+    from kiln.front.source import Origin
+
+    return Origin("1" * 40, False)
+
+
+def said(capsys, *words: object) -> tuple[int, str]:
+    code = cli.main(["wheel", *map(str, words)])
+    return code, capsys.readouterr().err
+
+
+def test_a_release_without_the_attention_family(toolless, tmp_path, capsys):
+    code, text = said(capsys, small_release().tarball, tmp_path / "w")
+    assert code == 6 and "has no lib/libkiln_flash.so; the Python package is made of releases that have it" in text
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_target_that_is_not_there(toolless, tmp_path, capsys):
+    code, text = said(capsys, small_release().tarball, tmp_path, "--target", "sm_80")
+    assert code == 6 and "has no images for sm_80; it has gfx942, sm_90" in text
+
+
+def test_a_damaged_release(toolless, tmp_path, capsys):
+    stage = tmp_path / "kiln"
+    shutil.copytree(small_release().stage, stage, symlinks=True)
+    with (stage / "lib/kiln.images/nvidia-sm_90.pack").open("ab") as file:
+        file.write(b"x")
+    code, text = said(capsys, stage, tmp_path / "w")
+    assert code == 6 and "lib/kiln.images/nvidia-sm_90.pack does not have the digest that the manifest states" in text
+
+
+def test_what_is_no_release(tmp_path, capsys):
+    pack = small_release().packs["sm_90"]
+    assert said(capsys, pack, tmp_path)[0] == 6
+    code, text = said(capsys, "/nowhere", tmp_path)
+    assert code == 7 and text.count("\n") == 1
+
+
+def test_pythons_that_are_missing_are_said(toolless, monkeypatch, tmp_path, capsys):
+    from kiln.cli import wheel as verb
+
+    chosen, left_out = verb._choose(None)
+    assert [headers.version for headers in chosen] == [(3, 11)]
+    assert left_out == [
+        f"no wheel for Python {name}: no Python {name} with headers was found; --python {hint} names one"
+        for name, hint in (("3.10", "python3.10"), ("3.12 or later", "python3.12"))
+    ]
+
+
+def test_one_without_headers_is_the_reason(monkeypatch):
+    from kiln.cli import wheel as verb
+    from kiln.errors import EnvironmentProblem
+
+    def headers_of(command: str) -> Headers:
+        if command == "python3.12":
+            raise EnvironmentProblem("python3.12 (Python 3.12.1) has no headers; install them")
+        return Headers((3, 13), "3.13.0", ()) if command == "b" else Headers((3, 10), "3.10.1", ())
+
+    monkeypatch.setattr("kiln.pythons.headers_of", headers_of)
+    monkeypatch.setattr("kiln.pythons.python_commands", lambda environment: ("a", "python3.12"))
+    chosen, left_out = verb._choose(None)
+    assert [headers.version for headers in chosen] == [(3, 10)]
+    why = "python3.12 (Python 3.12.1) has no headers; install them"
+    assert left_out[1] == f"no wheel for Python 3.12 or later: {why}"
+    with pytest.raises(EnvironmentProblem, match="has no headers"):
+        verb._choose(["python3.12"])
+    assert [headers.version for headers in verb._choose(["b", "a"])[0]] == [(3, 10), (3, 13)]
+
+
+def test_none_at_all(monkeypatch, tmp_path, capsys):
+    from kiln.errors import EnvironmentProblem
+
+    def headers_of(command: str) -> Headers:
+        raise EnvironmentProblem("no headers")
+
+    monkeypatch.setattr("kiln.pythons.headers_of", headers_of)
+    code, text = said(capsys, small_release().tarball, tmp_path)
+    assert code == 7 and text.startswith("kiln: no wheel can be made: no wheel for Python 3.10: ")
+
+
+def test_another_tree_is_said(toolless, tmp_path, capsys, monkeypatch):
+    from kiln.front.source import Origin
+
+    monkeypatch.setattr("kiln.front.source.describe", lambda root: Origin("2" * 40, False))
+    text = said(capsys, small_release().tarball, tmp_path)[1]
+    assert "was built from commit 111111111111, and the wheels' Python modules are of this tree's, 222222222222" in text
