@@ -42,6 +42,19 @@ struct DlVersioned {
   uint64_t flags;
   DlTensor tensor;
 };
+// What a library's array type has under __dlpack_c_exchange_api__, in a capsule kDlExchangeName (DLPack 1.3). All of it
+// is called with the GIL, and sets a Python error where it returns another number than 0.
+struct DlExchange {
+  uint32_t major, minor;
+  DlExchange* earlier;
+  void* allocate;
+  void* from_python;
+  void* to_python;
+  int (*view)(void* object, DlTensor* out);  // borrowed from the object; null: not offered
+  int (*current_stream)(int32_t device_type, int32_t device_id, void** out);
+};
+constexpr const char *kDlExchangeAttribute = "__dlpack_c_exchange_api__", *kDlExchangeName = "dlpack_exchange_api";
+static_assert(sizeof(DlExchange) == 56, "DLPack's ABI");
 static_assert(sizeof(DlTensor) == 48 && sizeof(DlManaged) == 64 && offsetof(DlVersioned, tensor) == 32, "DLPack's ABI");
 
 }  // namespace kiln_python

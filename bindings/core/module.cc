@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "exchange.h"
 #include "runtime.h"
 #include "tensor.h"
 
@@ -24,4 +25,5 @@ NB_MODULE(_core, module) {
              "Raises the exception of kiln.errors for a status, with last_error(); nothing where it is 0.");
   define_tensor(module);
   define_runtime(module);
+  define_exchange(module);
 }

@@ -111,6 +111,8 @@ def attention(*args: object) -> tuple[Tensor, Tensor | None]:
         _refuse_transforms(args)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
         return Attention.apply(*args, *_DEFAULTS[len(args) :])
+    if _all_real(args[:_TENSORS]):
+        return operators.engine().attn_fwd(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return operators.attn_fwd(*args)
 

@@ -60,11 +60,32 @@ _registrations = torch.library.Library("kiln_native", "IMPL")
 for _name in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
     _registrations.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
+attend, empty_like = _core.attend, torch.empty_like
 # Beneath OpOverload's own Python frame.
 forward_op: Callable = torch.ops.kiln_native.attn_fwd.default._op
 _backward_op: Callable = torch.ops.kiln_native.attn_bwd.default._op
 _decode_op: Callable = torch.ops.kiln_native.attn_decode.default._op
 _mask_op: Callable = torch.ops.kiln_native.dropout_mask.default._op
+
+
+# Of runtime(), for attended(); 0: not known, or no longer it.
+_handle = 0
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, flags: int) -> Tensor | None:
+    """attn_fwd of four-dimensional tensors alone, past PyTorch's dispatcher: real tensors that want no gradient.
+
+    Returns:
+        None: it is another call, or a refused one; nothing was done.
+    """
+    global _handle
+    if not _handle:
+        _handle = runtime()
+    out = empty_like(q)
+    if attend(_handle, q, k, v, out, scale, flags):
+        _handle = 0
+        return None
+    return out
 
 
 def runtime() -> int:
@@ -106,6 +127,8 @@ def attn_fwd(
     )  # fmt: skip
     rest = (softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right)
     if rest == _PLAIN:
+        if extras is NO_EXTRAS and flags < RETURN_LSE and (out := attended(q, k, v, scale, flags)) is not None:
+            return out, None
         out, lse, status = forward_op(q, k, v, extras, which, flags, scale)
     else:
         out, lse, status = forward_op(q, k, v, extras, which, flags, scale, *rest)

@@ -66,7 +66,7 @@ def shortest(
     """
     if (
         attn_mask is not None or dropout_p != 0.0 or operators.engine() is not native
-        or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or not query.is_cuda
+        or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor
         or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         or not is_real() or torch._C._is_any_autocast_enabled()
     ):  # fmt: skip
@@ -84,6 +84,8 @@ def shortest(
         scale = 0.0
     elif type(scale) is not float or scale == 0.0:
         return None
+    if (out := native.attended(query, key, value, scale, flags)) is not None:
+        return out
     out, _, status = native.forward_op(query, key, value, native.NO_EXTRAS, 0, flags, scale)
     if status in _FINAL:
         native.fail(status)
