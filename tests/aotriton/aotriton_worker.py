@@ -73,10 +73,12 @@ class Worker:
 
     def events(self) -> recorded.Record:
         """What was recorded since the last time."""
-        lines = self._file.read_bytes().splitlines() if self._file.exists() else []
         part = recorded.Record(images=self._images)
-        part.add(lines[self._at :])
-        self._at = len(lines)
+        if self._file.exists():
+            with self._file.open("rb") as file:
+                file.seek(self._at)
+                part.add(file.readlines())
+                self._at = file.tell()
         return part
 
 

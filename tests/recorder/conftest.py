@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi, nativebuild
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "aotriton"))  # its functions and what they mean
 
 import ffi
 import nativebuild
