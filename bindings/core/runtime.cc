@@ -277,7 +277,7 @@ void define_runtime(nb::module_& module) {
   const auto queue = nb::arg("queue").none();
   const auto fields = nb::arg("fields");
 #define SIGNATURE(name, result) \
-  nb::sig("def " name "(self, operation: str, queue: tuple[int, int, int], fields: dict[str, object]) -> " result)
+  nb::sig("def " name "(self, operation: str, queue: tuple[int, int, int], fields: dict[str, typing.Any]) -> " result)
   nb::class_<Runtime>(module, "Runtime",
                       "A kiln_t with the flash family. It stays open until close(), whether it is still known or not.\n"
                       "\n"
@@ -303,21 +303,21 @@ void define_runtime(nb::module_& module) {
       .def_prop_ro(
           "handle", [](const Runtime& r) { return reinterpret_cast<uintptr_t>(r.get()->kiln); },
           "The kiln_t, for other libraries of this process; valid until close().")
-      .def("devices", &devices, nb::sig("def devices(self) -> tuple[list[dict[str, object]], int, str]"),
+      .def("devices", &devices, nb::sig("def devices(self) -> tuple[list[dict[str, typing.Any]], int, str]"),
            "What kiln_devices visits; its status; and its sentence, '' where that is 0.")
       .def("operations", &operations, "Names: 'flash.attn_fwd' ...")
       .def("targets", &targets, nb::sig("def targets(self) -> list[tuple[str, int, int]]"),
            "Each target whose pack is found, how many variants it has, and how many of them have an image.")
       .def("variants", &variants, nb::arg("operation") = nb::none(), nb::arg("target") = nb::none(),
            nb::sig("def variants(self, operation: str | None = None, target: str | None = None) -> "
-                   "list[dict[str, object]]"),
+                   "list[dict[str, typing.Any]]"),
            "What kiln_variants visits.")
       .def("launch", &launch, operation, queue, fields, SIGNATURE("launch", "None"), "Enqueues the operation.")
       .def("workspace", &workspace, operation, queue, fields, SIGNATURE("workspace", "int"),
            "How many bytes of device memory the same launch() needs.")
       .def("prepare", &prepare, operation, queue, fields, SIGNATURE("prepare", "None"),
            "Loads what the same launch() would load.")
-      .def("explain", &explain, operation, queue, fields, SIGNATURE("explain", "list[dict[str, object]]"),
+      .def("explain", &explain, operation, queue, fields, SIGNATURE("explain", "list[dict[str, typing.Any]]"),
            "The variants that the same launch() would run.");
 #undef SIGNATURE
 }
