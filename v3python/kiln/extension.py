@@ -21,7 +21,8 @@ from kiln.pythons import STABLE, Headers
 
 _FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
           "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE", "-DNDEBUG", "-DNB_COMPACT_ASSERTIONS",
-          "-DNB_DOMAIN=kiln")  # fmt: skip
+          "-DNB_DOMAIN=kiln",
+          "-include", "stdio.h")  # nanobind counts on Python.h for it, and that of the stable ABI has none  # fmt: skip
 _OURS = ("-Wall", "-Wextra", "-Wno-missing-field-initializers")
 _THEIRS = ("-w", "-fno-strict-aliasing")  # nanobind's own sources, as it asks for
 _LINK = ("-shared", "-Wl,--version-script=core/exports.map", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections",
