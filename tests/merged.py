@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from pathlib import Path
@@ -10,9 +11,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = (ROOT / "bindings" / "python" / "kiln", ROOT / "v3python" / "kiln")
 
 
-def merge() -> None:
-    """Where both have a module (errors), that of bindings/python is the one."""
+def merge(*folders: str) -> None:
+    """Where both have a module (errors), that of bindings/python is the one.
+
+    Args:
+        folders: of tests, to import from.
+    """
     assert "kiln" not in sys.modules
+    os.environ["OMP_NUM_THREADS"] = "1"  # small arrays: threads would cost more than they save
     kiln = types.ModuleType("kiln")
     kiln.__path__ = [str(part) for part in PARTS]
     sys.modules["kiln"] = kiln
+    sys.path += [str(ROOT / "tests" / folder) for folder in folders]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -20,8 +19,7 @@ BATCH, HEADS, HEADS_KV, ROWS, KEYS, WIDTH = 2, 8, 2, 700, 900, 64
 def begin(prefix: Path) -> None:
     """Makes this process ready; `prefix`: the unpacked release."""
     global _prefix
-    merge()
-    sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "runtime")]
+    merge("gpu", "runtime")
     _prefix = prefix
 
 

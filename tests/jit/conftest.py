@@ -4,11 +4,8 @@ one, as a wheel has it; here, where pytest runs, it is v3python's alone."""
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 
@@ -21,13 +18,7 @@ LACKING = [package for package in ("numpy", "torch", "triton") if importlib.util
 def _process() -> ProcessPoolExecutor:
     if LACKING:
         pytest.skip(f"needs {' and '.join(LACKING)}")
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin)
-
-
-def _begin() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # the references
-    merge()
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=merge, initargs=("kernels",))
 
 
 @pytest.fixture(scope="module")

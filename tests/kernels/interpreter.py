@@ -1,20 +1,16 @@
-"""Runs the project's kernels in Triton's interpreter, on the CPU, in a process of its own.
+"""Runs the project's kernels in Triton's interpreter, on the CPU, in a process of its own: the functions below, with
+what image and call say, past the recipe. tests/jit runs them by way of it.
 
-Triton decides at import whether it interprets, so the process that runs the tests must not import it: the functions
-below run in a child whose environment says TRITON_INTERPRET=1. The interpreter is right for fp16 and fp32; for bf16 it
-is silently wrong, so bf16 is left to the tests on a GPU.
+Of Triton's interpreter they have what kiln.jit makes of it: three times its speed, and bf16 that is not silently wrong.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,11 +18,14 @@ import numpy as np
 import torch
 from attention import Call, Result
 
+from merged import merge
+
 KERNELS = Path(__file__).resolve().parents[2] / "tritonsrc" / "flash"
 PIECES = {
     16: (16, 0, 0), 32: (32, 0, 0), 48: (32, 16, 0), 64: (64, 0, 0), 80: (64, 16, 0), 96: (64, 32, 0), 128: (128, 0, 0),
     160: (128, 32, 0), 192: (128, 64, 0), 224: (128, 64, 32), 256: (256, 0, 0), 512: (512, 0, 0),
 }  # fmt: skip
+_KEPT = ExitStack()
 (CU_Q, CU_K, USED_Q, USED_K, BOTTOM_RIGHT, SINKS, LSE, BIAS, ALIBI, SOFTCAP, DROPOUT, SEED, OFFSET, SEED_OUT) = (
     1 << n for n in range(14)
 )
@@ -34,32 +33,12 @@ SUMS_Q, SUMS_K, LSE_BY_SEQUENCE = (1 << n for n in (20, 21, 22))
 
 
 def _become_interpreter() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
-    os.environ["OMP_NUM_THREADS"] = "1"
     sys.path.insert(0, str(KERNELS))
-    _leave_out_what_changes_nothing()
+    merge()
+    from kiln.jit.interpreted import Interpreter
 
-
-class _Kept:
-    def restore(self) -> None:
-        """Nothing else is done in this process, so Triton's language may stay patched."""
-
-
-def _leave_out_what_changes_nothing() -> None:
-    """Two thirds of the interpreter's time: it looks through the language for what to patch whenever a function is
-    called, and computes whether integers overflow, which it would assert only in debug mode."""
-    from triton.runtime import interpreter as triton_interpreter
-
-    patch = triton_interpreter._patch_lang
-
-    @cache
-    def patch_once(function: Callable) -> _Kept:
-        patch(function)
-        return _Kept()
-
-    triton_interpreter._patch_lang = patch_once
-    builder = triton_interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=False)
+    # Nothing else is done in this process, so this is never left.
+    _KEPT.enter_context(Interpreter().running())
 
 
 @contextmanager

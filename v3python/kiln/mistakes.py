@@ -62,7 +62,8 @@ def _place(error: Exception) -> tuple[str, int]:
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         function = getattr(frame.f_locals.get("self"), "jit_fn", None)
         if function is not None and function.src == error.src and hasattr(error.node, "lineno"):
-            return function.file_name, function.def_file_line_number + error.node.lineno - 1
+            above = next(i for i, line in enumerate(function.raw_src) if line.lstrip().startswith("def "))
+            return function.fn.__code__.co_filename, function.starting_line_number + above + error.node.lineno - 1
     return "", 0
 
 
