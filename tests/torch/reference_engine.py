@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,7 @@ class Scores:
     window: tuple[int, int] = (-1, -1)
     bottom_right: bool = False
     bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
+    alibi_slopes: Tensor | None = None  # [heads] or [batch, heads]
     sinks: Tensor | None = None
     keep: Tensor | None = None  # [batch, heads, rows, keys], true where a weight is kept
     dropout: float = 0.0
@@ -43,7 +44,8 @@ class Scores:
         i = torch.arange(rows, device=q.device)[:, None]
         j = torch.arange(keys, device=q.device)[None, :]
         if self.alibi_slopes is not None:
-            scores = scores - self.alibi_slopes[batch, :, None, None] * (i + keys - rows - j).abs()
+            slopes = self.alibi_slopes if self.alibi_slopes.dim() == 1 else self.alibi_slopes[batch]
+            scores = scores - slopes[:, None, None] * (i + keys - rows - j).abs()
         i = i + (keys - rows if self.bottom_right else 0)
         hidden = (j < first_key) | torch.zeros_like(i, dtype=torch.bool)
         left, right = self.window
@@ -81,20 +83,14 @@ class ReferenceEngine:
     def attn_bwd(self, dout, q, k, v, out, lse, *options, **more):
         given = {**dict(zip((*_OPTIONS, "need_dbias", "need_dsinks", "deterministic"), options)), **more}
         given.pop("deterministic", None)
-        wanted = (True, True, True, given.pop("need_dbias", False), given.pop("need_dsinks", False))
+        wanted = (given.pop("need_dbias", False), given.pop("need_dsinks", False))
         call = _Call(q, k, v, **given)
         inputs = (q, k, v, call.bias, call.sinks)
-        leaves = [None if x is None else x.detach().to(WIDE).requires_grad_() for x in inputs]
-        with torch.enable_grad():
-            again, _ = call.run(*leaves)
-            there = [x for x in leaves if x is not None]
-            gradients = iter(torch.autograd.grad(again, there, dout.to(WIDE), allow_unused=True))
-        results = []
-        for x, is_wanted in zip(inputs, wanted):
-            gradient = None if x is None else next(gradients)
-            gradient = torch.zeros_like(x) if x is not None and gradient is None else gradient
-            results.append(gradient.to(x.dtype) if x is not None and is_wanted else None)
-        return tuple(results)
+        # An operator's kernel runs beneath autograd, but in its own thread alone.
+        with ThreadPoolExecutor(1) as thread:
+            gradients = thread.submit(call.gradients, inputs, dout).result()
+        dense = (like(x, x.shape[-1], call.rows_first).copy_(gradient) for x, gradient in zip((q, k, v), gradients))
+        return *dense, *(gradient if is_wanted else None for gradient, is_wanted in zip(gradients[3:], wanted))
 
     def attn_decode(
         self, q, k_cache, v_cache, out, k_new=None, v_new=None, seqused_k=None, cu_seqlens_q=None, block_table=None,
@@ -181,6 +177,18 @@ class _Call:
             lse[place, :, begin : begin + rows] = log.detach()
         out = out.transpose(1, 2) if self.rows_first else out
         return (out[0], lse[0]) if rank == 3 else (out, lse)
+
+    def gradients(self, inputs: tuple[Tensor | None, ...], dout: Tensor) -> list[Tensor | None]:
+        """Of q, k, v, bias and sinks, each in its own dtype."""
+        leaves = [None if x is None else x.detach().to(WIDE).requires_grad_() for x in inputs]
+        out, _ = self.run(*leaves)
+        there = [x for x in leaves if x is not None]
+        found = iter(torch.autograd.grad(out, there, dout.detach().to(WIDE), allow_unused=True))
+        results = []
+        for x in inputs:
+            gradient = None if x is None else next(found)
+            results.append(torch.zeros_like(x) if x is not None and gradient is None else gradient)
+        return [None if x is None else gradient.to(x.dtype) for x, gradient in zip(inputs, results)]
 
 
 class _View:

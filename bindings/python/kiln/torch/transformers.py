@@ -30,7 +30,7 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
 
     Raises:
         kiln.errors.ArgumentError: another `fallback`, or a name that cannot be.
-        kiln.errors.UnsupportedError: Transformers is missing, or older than 5.0.
+        kiln.errors.UnsupportedError: Transformers is missing, or older than 5.4.
 
     Calls again replace what was registered under the name. A model's call that cannot be served raises
     `kiln.errors.UnsupportedError`, as does one that wants attention's weights (`output_attentions`).
@@ -44,6 +44,7 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
 
         from kiln.torch import transformers_attention, transformers_masks
     except (ImportError, AttributeError) as problem:
-        raise UnsupportedError(f"register_transformers needs Hugging Face Transformers, 5.0 or later: {problem}")
-    AttentionInterface.register(name, transformers_attention.attend)
+        raise UnsupportedError(f"register_transformers needs Hugging Face Transformers, 5.4 or later: {problem}")
+    attend = transformers_attention.attend if fallback is None else transformers_attention.attend_or_sdpa
+    AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, transformers_masks.make_mask)

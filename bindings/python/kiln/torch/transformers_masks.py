@@ -9,14 +9,19 @@ such attribute, and is then taken for what it is, element by element.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
+
+if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+    raise ImportError(f"this one, {transformers.__version__}, tells masks no lengths")
 
 __all__ = ["Pattern", "make_mask", "tells_window"]
 
@@ -58,11 +63,13 @@ class Pattern:
     Attributes:
         causal, window, bottom_right, seqused_k: as there.
         keys: booleans, [batch, 1, 1, keys]: false where no row sees a key. None: as the rest says.
-        cu_seqlens, longest: packed sequences, each of which sees itself alone: where they begin in all rows of all
-            batches, and the end; no sequence has more rows.
+        packed: the mask is one of sequences that lie one after another, each of which sees itself alone. Their lengths
+            are those that modules may be told, or else these.
+        cu_seqlens, longest: where they begin in all rows of all batches, and the end; no sequence has more rows.
         span: two of int32, [batch], for a single row: it sees the keys from the first to before the second. That is
             all, whatever the rest says.
-        is_whole: the rest says all that the mask does, not only `span`.
+        is_whole: the rest says all that the mask does.
+        version: of the mask that this says something of; None: not known.
         biases: what is added to scores, by dtype: made by the first layer, used by all.
     """
 
@@ -71,10 +78,12 @@ class Pattern:
     bottom_right: bool = False
     seqused_k: Tensor | None = None
     keys: Tensor | None = None
+    packed: bool = False
     cu_seqlens: Tensor | None = None
     longest: int = 0
     span: tuple[Tensor, Tensor] | None = None
     is_whole: bool = True
+    version: int | None = None
     biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
 
@@ -127,14 +136,14 @@ def make_mask(
     )  # fmt: skip
     if pattern is not None and visible is not None:
         pattern.keys = visible[:, None, None, :]
+    if pattern is None and attention_mask is None:
+        pattern = _maybe_packed(window, q_length, kv_length, use_vmap) if traced else _packed(mask_function)
+    if pattern is None:
+        pattern = Pattern(is_whole=False)
     if not traced:
-        if pattern is None:
-            pattern = _packed(mask_function) if attention_mask is None else None
-        if pattern is None:
-            pattern = Pattern(is_whole=False)
         pattern.span = _span(mask) if q_length == 1 else None
-    if pattern is not None:
-        mask.kiln = pattern
+        pattern.version = None if mask.is_inference() else mask._version
+    mask.kiln = pattern
     return mask
 
 
@@ -210,7 +219,7 @@ def _packed(mask_function: Callable) -> Pattern | None:
     base, packed = _parts(mask_function)
     if getattr(packed, "__code__", None) is not _PACKED_CODE:
         return None
-    pattern = Pattern(causal=True)
+    pattern = Pattern(causal=True, packed=True, is_whole=False)
     if base is not masking_utils.causal_mask_function:
         window, causal = _parts(base)
         if getattr(window, "__code__", None) is not _WINDOW_CODE or causal is not masking_utils.causal_mask_function:
@@ -224,6 +233,15 @@ def _packed(mask_function: Callable) -> Pattern | None:
     pattern.cu_seqlens = torch.cat([begins, end]).to(torch.int32)
     pattern.longest = int(pattern.cu_seqlens.diff().max())
     return pattern
+
+
+def _maybe_packed(window: int | None, q_length: int, kv_length: int, use_vmap: bool) -> Pattern | None:
+    """Of a mask that is traced: Transformers then takes all sequences for packed ones, and its functions hold nothing
+    that can be looked at. Who tells modules lengths says that they are."""
+    if use_vmap or window == 0 or q_length != kv_length:
+        return None
+    left = -1 if window is None else window - 1
+    return Pattern(causal=True, window=(left, -1), packed=True, is_whole=False)
 
 
 def _parts(mask_function: Callable) -> tuple[Callable | None, Callable | None]:
