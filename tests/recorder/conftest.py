@@ -56,3 +56,15 @@ def libraries(wide_release) -> Iterator[tuple[ffi.Library, ctypes.CDLL]]:
 def judge(request, wide_release) -> oracle.Oracle:
     """For each target of the release."""
     return oracle.Oracle(wide_release.prefix, request.param)
+
+
+@pytest.fixture(scope="session")
+def placed(wide_release, driver, tmp_path_factory) -> Path:
+    """The release's lib/ and include/, and folders of drivers by name, as Worker wants them."""
+    folder = tmp_path_factory.mktemp("placed")
+    for name in ("lib", "include"):
+        (folder / name).symlink_to(wide_release.prefix / name)
+    (folder / "driver").mkdir()
+    for vendor in ("amd", "nvidia"):
+        (folder / "driver" / vendor).symlink_to(nativebuild.driver_folder(driver, vendor))
+    return folder

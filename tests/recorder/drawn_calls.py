@@ -219,6 +219,22 @@ def dropout_mask(rng: random.Random) -> Drawn:
     return drawn
 
 
+def norm_call(rng: random.Random) -> list[Tensor | float | None]:
+    """The arguments of examples/family's operation; one in six may have a mistake."""
+    drawn = Drawn(rng)
+    rows, columns = drawn.length(), rng.choice((1, 16, 1000, 1024, 1025, 4096, 4096, 5000 if drawn.rarely() else 64))
+    drawn.tensor("x", (rows, columns))
+    if drawn.chance(4):
+        drawn.fields["x"] = dataclasses.replace(drawn.fields["x"], strides=(2 * columns, 2))
+    drawn.tensor("w", (columns,))
+    drawn.tensor("out", (rows, columns))
+    if drawn.chance(2):
+        drawn.tensor("total", (1,), FP32)
+    if drawn.chance(6):
+        spoil(rng, drawn.fields)
+    return [*map(drawn.fields.get, ("x", "w", "out", "total")), rng.uniform(0.0, 1.0)]
+
+
 CALLS: Mapping[str, Callable[[random.Random], Drawn]] = {
     "attn_fwd": attn_fwd, "attn_bwd": attn_bwd, "attn_decode": attn_decode, "dropout_mask": dropout_mask,
 }  # fmt: skip

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import ffi
 
@@ -78,8 +78,8 @@ def parameters(name: str, fields: Fields) -> ctypes.Structure:
     return structure(**({"size": ctypes.sizeof(structure)} | made))
 
 
-def call_of(kiln: ffi.Kiln, operation: Operation, fields: Fields, **options: object) -> ffi.Call:
-    """The same as a call of kiln_launch."""
-    given = [view(v) if isinstance(v, Tensor) else v for v in arguments(operation, fields)]
-    values = [float(v) if a.kind == "float" else v for a, v in zip(operation.arguments, given)]
-    return kiln.call(values, operation=f"flash.{operation.name}", **options)
+def call_of(kiln: ffi.Kiln, name: str, operation: Operation, given: Sequence[Given], **options: object) -> ffi.Call:
+    """A call of kiln_launch; `name`: the operation's with its family's."""
+    values = [view(v) if isinstance(v, Tensor) else v for v in given]
+    values = [float(v) if a.kind == "float" else v for a, v in zip(operation.arguments, values)]
+    return kiln.call(values, operation=name, **options)

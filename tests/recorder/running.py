@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import entries
 import ffi
@@ -13,7 +13,7 @@ import oracle
 from ffi import AMD, NVIDIA
 from oracle import Expected, Oracle, observed
 
-from kiln.evaluate import Refusal
+from kiln.evaluate import Given, Refusal
 
 VENDORS = {"sm_90": NVIDIA, "gfx942": AMD}
 DEVICES = (0, 4)  # of the fake driver, those with these targets
@@ -34,11 +34,11 @@ class Runner:
         self.left: list[str] = []  # what is not given back by the failure of a driver alone
 
     def expected(
-        self, name: str, fields: Fields, workspace: int = WORKSPACE, forced: Mapping[str, int] | None = None
+        self, name: str, given: Sequence[Given], workspace: int = WORKSPACE, forced: Mapping[str, int] | None = None
     ) -> Expected | Refusal:
-        operation = oracle.operation(f"flash.{name}")
+        """What a call of an operation ("flash.attn_fwd") with these arguments must do."""
         try:
-            return self.judge.expected(f"flash.{name}", entries.arguments(operation, fields), workspace, forced)
+            return self.judge.expected(name, given, workspace, forced)
         except Refusal as refusal:
             return refusal
 
@@ -51,12 +51,12 @@ class Runner:
         function = getattr(self.flash, f"kiln_{name}{suffix}")
         return function(self.kiln.handle, ctypes.byref(queue), ctypes.byref(parameters), *more)
 
-    def launch(self, name: str, queue: ffi.Queue, fields: Fields) -> int:
-        """The same by kiln_launch."""
-        options = {"vendor": self.vendor, "device": queue.device, "stream": queue.stream}
-        options |= {key: fields[key] for key in ("workspace", "workspace_bytes") if key in fields}
-        call = entries.call_of(self.kiln, oracle.operation(f"flash.{name}"), fields, **options)
-        return self.library.c.kiln_launch(ctypes.byref(call))
+    def generic(self, name: str, queue: ffi.Queue, given: Sequence[Given], *more: object, **room: int) -> int:
+        """The status of kiln_launch; with a place for the size, of kiln_workspace_size."""
+        place = {"vendor": self.vendor, "device": queue.device, "stream": queue.stream}
+        call = entries.call_of(self.kiln, name, oracle.operation(name), given, **place, **room)
+        function = self.library.c.kiln_workspace_size if more else self.library.c.kiln_launch
+        return function(ctypes.byref(call), *more)
 
     def make_current(self, device: int) -> int:
         """The context or device that is current then."""
@@ -72,21 +72,44 @@ class Runner:
             assert (status, sentence) == (ffi.OK, "")
 
     def check(self, name: str, fields: Fields, rng: random.Random) -> bool:
-        """One call, by its entry or by kiln_launch, on some stream; whether it launched something."""
+        """One call, by its entry or by kiln_launch; whether it launched something."""
+        given = entries.arguments(oracle.operation(f"flash.{name}"), fields)
+        if not rng.randrange(4):
+            return self.check_generic(f"flash.{name}", given, rng)
+        if not entries.SUFFIXES[name]:  # nor fields for a workspace
+            return self._check(f"flash.{name}", given, lambda queue, *_, **__: self.entry(name, queue, fields), rng)
+
+        def run(queue: ffi.Queue, *more: object, **room: int) -> int:
+            return self.entry(name, queue, {**fields, **room}, *more, suffix="_workspace" if more else "")
+
+        return self._check(f"flash.{name}", given, run, rng)
+
+    def check_generic(self, name: str, given: Sequence[Given], rng: random.Random) -> bool:
+        """One call by kiln_launch; whether it launched something."""
+
+        def run(queue: ffi.Queue, *more: object, **room: int) -> int:
+            return self.generic(name, queue, given, *more, **room)
+
+        return self._check(name, given, run, rng)
+
+    def _check(self, name: str, given: Sequence[Given], run: Callable[..., int], rng: random.Random) -> bool:
+        """One call on some stream.
+
+        Args:
+            run: makes it, or with a place for the size asks for its workspace.
+        """
         fake, device = self.fake, rng.choice(DEVICES)
         stream = rng.choice([None, *(fake.stream(self.vendor, device, n) for n in range(3))])
         current = self.make_current(device if stream is None else rng.choice((0, 1, device)))
-        queue = self.queue(stream, rng.choice((-1, device)))
-        workspace = 256 * rng.randrange(1, 1 << 40)
-        wanted = self.expected(name, fields, workspace)
-        if entries.SUFFIXES[name]:
-            needed = ctypes.c_uint64()
-            self.check_status(self.entry(name, queue, fields, ctypes.byref(needed), suffix="_workspace"), wanted)
-            if isinstance(wanted, Expected):
-                assert needed.value == wanted.workspace
-                fields = {**fields, "workspace": workspace, "workspace_bytes": wanted.workspace}
+        queue, workspace = self.queue(stream, rng.choice((-1, device))), 256 * rng.randrange(1, 1 << 40)
+        wanted, room = self.expected(name, given, workspace), {}
         before = len(fake.record().steps)
-        self.check_status((self.entry if rng.randrange(4) else self.launch)(name, queue, fields), wanted)
+        if oracle.operation(name).workspaces:
+            needed = ctypes.c_uint64()
+            self.check_status(run(queue, ctypes.byref(needed)), wanted)
+            assert needed.value == (wanted.workspace if isinstance(wanted, Expected) else 0)
+            room = {"workspace": workspace, "workspace_bytes": needed.value}
+        self.check_status(run(queue, **room), wanted)
         steps = wanted.steps if isinstance(wanted, Expected) else ()
         assert observed(fake.record(), before, stream, device) == steps
         assert (fake.current(self.vendor) or 0) == current and fake.last_error == 0

@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 from collections.abc import Mapping
-from pathlib import Path
 
 import aotriton_model as model
 import entries
@@ -25,24 +24,12 @@ from running import VENDORS
 from test_aotriton_program import CALLS as PROGRAM
 from test_aotriton_program import FLAGS
 
-from builds import ROOT, Built
+from builds import ROOT
 from kiln.evaluate import Refusal, Tensor
 
 CALLS = int(os.environ.get("KILN_TEST_CALLS", "500")) // 2  # of each function on each target
 ERRORS = {"ARGUMENT": INVALID_VALUE, "UNSUPPORTED": NOT_SUPPORTED, "RANGE": INVALID_VALUE}
 TAKES, GIVES_BACK = ("hipMallocAsync", "cuMemAllocAsync"), ("hipFreeAsync", "cuMemFreeAsync")
-
-
-@pytest.fixture(scope="session")
-def placed(wide_release: Built, driver: Path, tmp_path_factory) -> Path:
-    """The release's lib/ and include/, and folders of drivers by name, as Worker wants them."""
-    folder = tmp_path_factory.mktemp("placed")
-    for name in ("lib", "include"):
-        (folder / name).symlink_to(wide_release.prefix / name)
-    (folder / "driver").mkdir()
-    for vendor in ("amd", "nvidia"):
-        (folder / "driver" / vendor).symlink_to(nativebuild.driver_folder(driver, vendor))
-    return folder
 
 
 @pytest.fixture(scope="module")

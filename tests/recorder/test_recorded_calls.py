@@ -3,6 +3,7 @@ byte of each argument are those of the recipe, evaluated in Python, and of the i
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import random
@@ -10,9 +11,9 @@ import random
 import entries
 import ffi
 import pytest
-from drawn_calls import drawn_fields
-from oracle import Oracle, digest_of, observed
-from running import WORKSPACE, opened
+from drawn_calls import drawn_fields, norm_call
+from oracle import Expected, Oracle, digest_of, observed, operation
+from running import WORKSPACE, Runner, opened
 from whole_calls import whole_call
 
 from kiln.evaluate import Refusal
@@ -25,6 +26,11 @@ CALLS = int(os.environ.get("KILN_TEST_CALLS", "500"))  # of each entry on each t
 def runner(libraries, fake, judge):
     with opened(libraries, fake, judge) as runner:
         yield runner
+
+
+def expected(runner: Runner, name: str, fields: dict[str, object], **more: object) -> Expected | Refusal:
+    """What a call of an entry must do."""
+    return runner.expected(f"flash.{name}", entries.arguments(operation(f"flash.{name}"), fields), **more)
 
 
 @pytest.mark.parametrize("name", entries.STRUCTURES)
@@ -40,11 +46,29 @@ def test_random_calls(runner, name):
     assert ran > CALLS / 2, "most calls are to run"
 
 
+def test_random_calls_of_a_strangers_family(runner, wide_release):
+    """The second family of the release, which has no entries of its own: a workspace, memory that is set to zero,
+    parameters that images do not take."""
+    norm = ctypes.CDLL(str(wide_release.prefix / "lib" / "libkiln_norm.so"))
+    runner.kiln.register(norm, "norm")
+    ran = 0
+    for number in range(CALLS):
+        rng = random.Random(f"norm {runner.judge.target} {number}")
+        given = norm_call(rng)
+        try:
+            ran += runner.check_generic("norm.rms_norm", given, rng)
+        except AssertionError as error:
+            raise AssertionError(f"call {number}: {given}") from error
+    runner.kiln.close()
+    _ctypes.dlclose(norm._handle)
+    assert ran > CALLS / 2, "most calls are to run"
+
+
 @pytest.mark.parametrize("name", [name for name, suffixes in entries.SUFFIXES.items() if suffixes])
 def test_explain_and_prepare_say_and_load_what_a_call_runs(runner, fake, name):
     for number in range(CALLS // 10):
         fields = drawn_fields(name, random.Random(f"explain {name} {runner.judge.target} {number}"))
-        wanted, queue = runner.expected(name, fields), runner.queue(fake.stream(runner.vendor))
+        wanted, queue = expected(runner, name, fields), runner.queue(fake.stream(runner.vendor))
         keys: list[str] = []
         visit = ffi.VariantFn(lambda variant, _, keys=keys: keys.append(variant.contents.key.decode()) or 0)
         runner.check_status(runner.entry(name, queue, fields, visit, None, suffix="_explain"), wanted)
@@ -64,7 +88,7 @@ def test_every_image_when_it_is_forced(runner, fake, name):
     for kernel, number, key in slots_of(runner.judge, name):
         functional, configuration, specialization = runner.judge.place(kernel, number)
         fields = whole_call(name, functional, is_aligned=specialization != "generic")
-        wanted = runner.expected(name, fields, forced={kernel.kernel.name: configuration})
+        wanted = expected(runner, name, fields, forced={kernel.kernel.name: configuration})
         assert key in wanted.keys
         fields |= {"force_keys": (ctypes.c_char_p * 1)(key.encode()), "force_count": 1, **room}
         before = len(fake.record().steps)

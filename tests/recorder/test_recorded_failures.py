@@ -10,7 +10,7 @@ import entries
 import ffi
 import pytest
 from ffi import AMD
-from oracle import observed
+from oracle import observed, operation
 from running import DEVICES, WORKSPACE, Runner, opened
 from whole_calls import whole_call
 
@@ -64,7 +64,7 @@ def test_each_call_of_the_driver_fails_once(libraries, fake, judge, name):
         current = runner.make_current(DEVICES[0])
         assert run(runner, name, fields) == ffi.OK
         calls = list(calls_in(fake.record().events, DEVICES[-1]))
-        wanted = runner.expected(name, fields)
+        wanted = runner.expected(f"flash.{name}", entries.arguments(operation(f"flash.{name}"), fields))
         assert observed(fake.record(), 0, fake.stream(runner.vendor, DEVICES[-1]), DEVICES[-1]) == wanted.steps
     assert len({call.entry for call in calls}) > 12
     for call in calls:
