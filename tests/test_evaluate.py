@@ -1,0 +1,189 @@
+"""A call evaluated in Python: arguments, choices, launches, refusals. tests/end_to_end/test_dispatch.py holds all of it
+against the library."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import small_recipe
+from kiln import dispatch, evaluate, nearest, recipe, targets
+from kiln.evaluate import Device, Refusal, Tensor
+
+FP16, BF16, FP32, FP8 = 2, 3, 1, 5
+DEVICE = Device("NVIDIA", 132)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> recipe.Recipe:
+    return recipe.load(small_recipe.write(tmp_path_factory.mktemp("small")))
+
+
+@pytest.fixture(scope="module")
+def operation(small):
+    return small.operations[0]
+
+
+@pytest.fixture(scope="module")
+def tables(small) -> dispatch.Tables:
+    return dispatch.Tables(small, targets.by_name("sm_90"), "core", (), None)
+
+
+def matrix(rows: int, columns: int, dtype: int = BF16, address: int = 0x1000, pitch: int | None = None) -> Tensor:
+    return Tensor(address, dtype, (rows, columns), (columns if pitch is None else pitch, 1))
+
+
+def given_of(rows: int = 5, columns: int = 100, **some: object) -> list[object]:
+    values = {
+        "x": matrix(rows, columns),
+        "w": None,
+        "out": matrix(rows, columns, address=0x2000),
+        "eps": 1e-6,
+        "gemma": 0,
+    }
+    return list((values | some).values())
+
+
+def dispatched(operation, tables, *arguments: object, **some: object) -> list[dispatch.Chosen]:
+    call = evaluate.begin(operation, "small.rms_norm", given_of(*arguments, **some), DEVICE)
+    return tables.dispatch(call, {"total": 0x9000})
+
+
+def refused(operation, tables, **some: object) -> tuple[str, str]:
+    with pytest.raises(Refusal) as refusal:
+        dispatched(operation, tables, **some)
+    return refusal.value.status, str(refusal.value)
+
+
+def test_a_call_becomes_launches(operation, tables):
+    norm, count = dispatched(operation, tables, 5, 100, gemma=1)
+    assert norm.variant.functional == "dtype=bf16 columns_most=128 gemma=true"
+    assert norm.launch.grid == (5, 1, 1) and norm.launch.zeros == ()
+    assert dict(norm.launch.arguments) | {"eps": 0} == {
+        "x_ptr": 0x1000, "w_ptr": 0, "out_ptr": 0x2000, "stride": 100, "columns": 100, "eps": 0, "flag": 0,
+    }  # fmt: skip
+    assert (count.launch.grid, count.launch.zeros) == ((1, 1, 1), ((0x9000, 20),))
+    assert dict(count.launch.arguments) == {"total_ptr": 0x9000, "out_ptr": 0x2000, "n": 5}
+
+
+def test_a_fp32_parameter_is_rounded_once(operation, tables):
+    (norm,) = dispatched(operation, tables, eps=0.1)
+    assert dict(norm.launch.arguments)["eps"] == struct.unpack("<f", struct.pack("<f", 0.1))[0] != 0.1
+
+
+@pytest.mark.parametrize(
+    ("x", "specialization", "left_out"),
+    [
+        (matrix(5, 64), "aligned", set()),
+        (matrix(5, 64, address=0x1002), "generic", set()),
+        (matrix(5, 64, pitch=100), "generic", set()),
+        (matrix(5, 1, pitch=9), "one", {"columns"}),
+    ],
+)
+def test_the_first_specialization_that_holds(operation, tables, x, specialization, left_out):
+    out = Tensor(0x2000, BF16, x.sizes, x.strides)
+    (norm,) = dispatched(operation, tables, x=x, out=out)
+    assert norm.variant.specialization == specialization
+    parameters = {parameter.name for parameter in operation.kernels[0].parameters}
+    assert parameters - set(dict(norm.launch.arguments)) == left_out
+
+
+def test_what_is_left_out_or_empty(operation, tables):
+    assert dispatched(operation, tables, 0, 100) == []
+    none = Tensor(0, BF16, (5, 0), (0, 1))
+    (norm,) = dispatched(operation, tables, x=none, w=Tensor(0, FP32, (0,), (1,)))
+    given = dict(norm.launch.arguments)
+    assert (given["x_ptr"], given["w_ptr"], given["flag"]) == (evaluate.NOWHERE, evaluate.NOWHERE, 1)
+
+
+@pytest.mark.parametrize(
+    ("some", "status", "sentence"),
+    [
+        ({"x": None}, "ARGUMENT", "x is absent; it must be a tensor"),
+        ({"x": 5}, "ARGUMENT", "x is an integer; it must be a tensor"),
+        ({"gemma": 0.5}, "ARGUMENT", "gemma is a floating number; it must be an integer"),
+        ({"eps": True}, "ARGUMENT", "eps is an integer; it must be a floating number"),
+        ({"x": Tensor(1, BF16, (5,), (1,))}, "ARGUMENT", "x has rank 1; it must be 2"),
+        ({"w": Tensor(1, BF16, (5,), (1,))}, "ARGUMENT", "w is bf16; it must be fp32"),
+        ({"x": Tensor(0, BF16, (5, 5), (5, 1))}, "ARGUMENT", "the data of x is NULL although it has elements"),
+        ({"out": matrix(5, 100, FP16)}, "ARGUMENT", "out is fp16; it must be bf16, as this call's dtype"),
+        ({"out": matrix(4, 100)}, "ARGUMENT", "out must have the rows of x"),
+        ({"gemma": 2}, "RANGE", "gemma is 2; a boolean must be 0 or 1"),
+        ({"eps": 1e39}, "RANGE", "the parameter eps of kernel norm is 1e+39, which does not fit fp32"),
+        ({"x": matrix(2**33, 0), "out": matrix(2**33, 0)}, "RANGE",
+         "grid dimension 0 of kernel norm is 8589934592; NVIDIA devices take 0 to 2147483647"),
+        ({"x": matrix(2**62, 2), "out": matrix(2**62, 2)}, "RANGE", "the bin size of this call overflows"),
+        ({"x": matrix(5, 300)}, "UNSUPPORTED",
+         "has no image for dtype=bf16 columns_most=300 gemma=false on sm_90; the nearest that exists is dtype=bf16 "
+         "columns_most=256 gemma=false"),
+        ({"x": matrix(5, 100, FP8), "out": matrix(5, 100, FP8)}, "UNSUPPORTED",
+         "has no image for dtype=fp8e4m3 columns_most=128 gemma=false on sm_90: dtype=fp8e4m3 is in the full profile "
+         "only; the nearest that exists is dtype=bf16 columns_most=128 gemma=false"),
+        ({"x": matrix(5, 100, FP32), "out": matrix(5, 100, FP32)}, "UNSUPPORTED",
+         "no image for dtype=fp32 columns_most=128"),
+    ],
+)  # fmt: skip
+def test_refusals(operation, tables, some, status, sentence):
+    found, said = refused(operation, tables, **some)
+    assert found == status and said.startswith("small.rms_norm") and sentence in said
+
+
+def test_the_number_of_arguments(operation):
+    with pytest.raises(Refusal, match="small.rms_norm: 4 arguments are given; it takes 5"):
+        evaluate.begin(operation, "small.rms_norm", given_of()[:4], DEVICE)
+
+
+def test_workspaces_have_a_sensible_size(operation):
+    call = evaluate.begin(operation, "small.rms_norm", given_of(7), DEVICE)
+    assert evaluate.workspaces(call) == {"total": 28}
+    many = matrix(2**61, 0)
+    call = evaluate.begin(operation, "small.rms_norm", given_of(x=many, out=many), DEVICE)
+    with pytest.raises(Refusal, match="the workspace total of this call has no sensible size"):
+        evaluate.workspaces(call)
+
+
+def test_nothing_near(operation):
+    call = evaluate.begin(operation, "small.rms_norm", given_of(5, 300), DEVICE)
+    assert call.missing
+    refusal = nearest.unsupported(call, None, "sm_90", None, lambda kernel, functional: False)
+    assert str(refusal).endswith("on sm_90, nor for anything near")
+
+
+def test_what_the_compiler_may_reject_counts_as_not_there(small, operation):
+    """On gfx90a the recipe waives fp8."""
+    tables = dispatch.Tables(small, targets.by_name("gfx90a"), "full", (), None)
+    x = matrix(5, 100, FP8)
+    with pytest.raises(Refusal, match="on gfx90a: no fp8 there; the nearest that exists is dtype=bf16"):
+        dispatched(operation, tables, x=x, out=x)
+
+
+def test_the_span_of_a_tensor():
+    assert Tensor(1000, BF16, (3, 4), (10, 1)).span == (1000, 1000 + 2 * 24)
+    assert Tensor(1000, FP32, (3, 4), (-10, 1)).span == (1000 - 80, 1000 + 16)
+    assert Tensor(1000, FP32, (3, 0), (10, 1)).span == (1000, 1000)
+
+
+numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 300), st.sampled_from([2**31, 2**62]))
+tensors = st.builds(
+    Tensor, st.integers(0, 2**47), st.sampled_from([FP16, BF16, FP32, FP8, 12]),
+    st.lists(numbers.map(abs), min_size=1, max_size=3).map(tuple), st.lists(numbers, min_size=3, max_size=3).map(tuple),
+)  # fmt: skip
+anything = st.one_of(st.none(), numbers, st.booleans(), st.floats(), tensors)
+
+
+@given(st.tuples(tensors, st.one_of(st.none(), tensors), tensors, st.floats(), numbers) | st.tuples(*[anything] * 5))
+def test_any_call_is_launched_or_refused(operation, tables, values):
+    """Nothing else escapes, whatever is given."""
+    values = [
+        Tensor(v.data, v.dtype, v.sizes, v.strides[: len(v.sizes)]) if isinstance(v, Tensor) else v for v in values
+    ]
+    try:
+        call = evaluate.begin(operation, "small.rms_norm", values, DEVICE)
+        evaluate.workspaces(call)
+        for one in tables.dispatch(call, {"total": 0x9000}):
+            assert all(0 <= blocks <= most for blocks, most in zip(one.launch.grid, DEVICE.max_grid))
+    except Refusal as refusal:
+        assert str(refusal).startswith("small.rms_norm") and refusal.status in ("ARGUMENT", "RANGE", "UNSUPPORTED")
