@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/runtime")]
 
-collect_ignore = ["inside"]
+collect_ignore = ["inside", "gpu"]
 
 
 @pytest.fixture(scope="session")
