@@ -139,6 +139,34 @@ def test_the_typed_layer_refuses_in_the_librarys_words(child):
     assert child(wrong_calls) == SENTENCES
 
 
+def explained() -> list[str]:
+    import against
+    import torch
+
+    engine, q = against.engine(), torch.full((2, 4, 20, 64), torch.nan, dtype=torch.bfloat16)
+    found = engine.explain("attn_fwd", q, q, q, causal=True, for_backward=True)
+    lse = torch.zeros(2, 4, 20)
+    found += engine.explain("attn_bwd", q, q, q, q, q, lse, sinks=torch.zeros(4), need_dsinks=True)
+    found += engine.explain("dropout_mask", torch.tensor([1, 2]), 1, 2, 3, 4, 0.5)
+    try:
+        engine.explain("attn_fwd", q, q[:1], q)
+    except against.KilnError as error:
+        return [*map(str, found), str(error)]
+    return []
+
+
+def test_what_the_typed_layer_would_run(child):
+    forward, dq, dk_dv, dsinks, mask, refusal = child(explained)
+    assert forward == (
+        "flash.attn_fwd/attn_fwd[dtype=bf16 head_dim=64 padded=false extras=none]"
+        "[BLOCK_M=64 BLOCK_N=64 num_warps=4 num_stages=3][aligned]@sm_90 on a grid of 8 x 1 x 1"
+    )
+    for text, kernel in ((dq, "attn_bwd_dq"), (dk_dv, "attn_bwd_dk_dv"), (dsinks, "attn_bwd_dsinks")):
+        assert text.startswith(f"flash.attn_bwd/{kernel}[")
+    assert mask.startswith("flash.dropout_mask/dropout_mask[mask_dtype=uint8]")
+    assert refusal == "flash.attn_fwd: k and v must have the same batch size (dimension 0)"
+
+
 def fitted() -> None:
     import against
     import torch

@@ -22,6 +22,9 @@ class Chosen:
     launch: Launch
     variant: Variant
 
+    def __str__(self) -> str:
+        return f"{self.variant.name} on a grid of {' x '.join(map(str, self.launch.grid))}"
+
 
 @dataclass(frozen=True)
 class _KernelTable:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from copy import copy
 
 import torch
 
+from kiln.dispatch import Chosen
 from kiln.evaluate import Tensor as Described
 from kiln.jit import tensors
 from kiln.jit.errors import ArgumentError
@@ -150,6 +152,20 @@ class Engine:
         )
         return mask
 
+    def explain(self, function: str, *values: object, **named: object) -> tuple[Chosen, ...]:
+        """The kernels that a call of one of the functions above would run, in their order; nothing runs.
+
+            engine.explain("attn_fwd", q, k, v, causal=True)
+
+        Args:
+            function: its name; what follows is given to it.
+        """
+        found: list[Chosen] = []
+        other = copy(self)
+        other._operations = {name: _Explained(operation, found) for name, operation in self._operations.items()}
+        getattr(other, function)(*values, **named)
+        return tuple(found)
+
     def _check_backward(self, heads_first, out, lse, shared, with_bias: bool, with_sinks: bool) -> None:
         """Raises what the backward of a forward call would raise, before anything runs."""
 
@@ -164,6 +180,16 @@ class Engine:
         self._operations["attn_bwd"].explain(
             **heads_first, out=out, dout=dense(out), lse=lse, **grads, **gradients, **shared
         )
+
+
+class _Explained:
+    """An operation whose calls tell what they would run."""
+
+    def __init__(self, operation: Operation, found: list[Chosen]) -> None:
+        self.explain, self.found = operation.explain, found
+
+    def __call__(self, **arguments: object) -> None:
+        self.found += self.explain(**arguments)
 
 
 def _shared(

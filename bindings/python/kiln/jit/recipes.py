@@ -15,11 +15,11 @@ from kiln.jit.calls import Loaded, Run, Settings
 
 def own_recipe() -> tuple[Path, Path]:
     """The attention family's recipe, and the folder of tuned rules: of the installed package, or of the source tree."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).absolute().parents[1]
     installed = package / "flash" / "recipe.yaml"
     if installed.is_file():
         return installed, package / "flash" / "tuning"
-    tree = package.parents[2]
+    tree = Path(__file__).resolve().parents[4]
     return tree / "tritonsrc" / "flash" / "recipe.yaml", tree / "tuning"
 
 
