@@ -177,6 +177,25 @@ def test_none_at_all(monkeypatch, tmp_path, capsys):
     assert code == 7 and text.startswith("kiln: no wheel can be made: no wheel for Python 3.10: ")
 
 
+@pytest.mark.parametrize("package", ["ziglang", "nanobind"])
+def test_a_python_without_the_toolchain(package, monkeypatch):
+    import importlib.metadata
+    import importlib.util
+
+    from kiln import extension
+    from kiln.errors import ToolchainError
+
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ToolchainError, match=f"the package {package}, which the extension is .*; a build leaves a Python"
+    ):
+        wheel.zig() if package == "ziglang" else extension.nanobind_folder()
+
+
 def test_another_tree_is_said(toolless, tmp_path, capsys, monkeypatch):
     from kiln.front.source import Origin
 

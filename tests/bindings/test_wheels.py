@@ -173,17 +173,6 @@ def test_auditwheel(wheels, tmp_path):
                     assert after.read(name) == before.read(name), "nothing had to be changed or taken in"
 
 
-def test_without_the_part_for_pytorch_nothing_is_missing(wheels, tmp_path):
-    for path in runtimes(wheels):
-        copy = tmp_path / path.name
-        with zipfile.ZipFile(path) as before, zipfile.ZipFile(copy, "w") as after:
-            for name in before.namelist():
-                if "libkiln_torch" not in name:
-                    after.writestr(name, before.read(name))
-        facts = shown(copy)
-        assert facts["external_libs"] == {} and is_allowed(facts["overall_tag"])
-
-
 def test_abi3audit(wheels):
     stable = [path for path in runtimes(wheels) if "abi3" in path.name]
     if not stable:

@@ -27,7 +27,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from kiln import extension, native, notices, portable
-from kiln.errors import ArtifactError
+from kiln.errors import ArtifactError, ToolchainError
 from kiln.inspect import IMAGES, Release
 from kiln.pythons import OLDEST, STABLE, Headers
 from kiln.release import PLATFORM
@@ -251,5 +251,15 @@ def _wheel(
 
 
 def zig() -> str:
-    """The version of the zig that is installed."""
-    return importlib.metadata.version("ziglang")
+    """The version of the zig that is installed.
+
+    Raises:
+        ToolchainError: none is.
+    """
+    try:
+        return importlib.metadata.version("ziglang")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ToolchainError(
+            "the package ziglang, which the extension is compiled with, is not in this Python; a build leaves a Python "
+            "with all packages in <workspace>/venv/bin/python"
+        ) from error

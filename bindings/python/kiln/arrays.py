@@ -99,13 +99,8 @@ def take(array: Any, name: str, place: Place, stream: int, is_foreign: bool = Fa
         )
     if is_foreign:
         library.hold(array, stream, place)
-    number = place.protocol_stream(stream)
     try:
-        try:
-            capsule = array.__dlpack__(stream=number, max_version=_MAX_VERSION)
-        except TypeError:  # of a library that knows DLPack 0 only
-            capsule = array.__dlpack__(stream=number)
-        return _core.Tensor(capsule)
+        return _core.Tensor(library.capsule(array, place.protocol_stream(stream), place))
     except ArgumentError as error:
         raise ArgumentError(f"{name}: {error}") from error
     except Exception as error:
@@ -181,6 +176,13 @@ class Library:
         xp = namespace()
         return xp.empty(shape, dtype=like.dtype if dtype is None else getattr(xp, dtype), device=like.device)
 
+    def capsule(self, array: Any, stream: int, place: Place) -> Any:
+        """An array's memory by DLPack; `stream` as DLPack numbers it."""
+        try:
+            return array.__dlpack__(stream=stream, max_version=_MAX_VERSION)
+        except TypeError:  # of a library that knows DLPack 0 alone
+            return array.__dlpack__(stream=stream)
+
     def hold(self, array: Any, stream: int, place: Place) -> None:
         """Keeps an array's memory from being used for something else while work on a stream uses it."""
 
@@ -210,6 +212,13 @@ class _Torch(Library):
             return torch.empty(
                 shape, dtype=like.dtype if dtype is None else getattr(torch, dtype), device=f"cuda:{place.device}"
             )
+
+    def capsule(self, array: Any, stream: int, place: Place) -> Any:
+        cuda = sys.modules["torch"].cuda
+        if cuda.current_device() == place.device:
+            return super().capsule(array, stream, place)
+        with cuda.device(place.device):  # whose current stream PyTorch compares
+            return super().capsule(array, stream, place)
 
     def hold(self, array: Any, stream: int, place: Place) -> None:
         cuda = sys.modules["torch"].cuda

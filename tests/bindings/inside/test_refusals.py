@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 
 import fakes
 import pytest
@@ -174,6 +176,43 @@ def test_what_else_is_refused(runtime, fake):
     fake.fail("cuLaunchKernel", 700)
     with pytest.raises(kiln.DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
         kiln.attn_fwd(q, q, q, stream=0, runtime=runtime)
+
+
+def test_exceptions_in_a_process_with_another_c_plus_plus_library():
+    code = """
+import ctypes
+ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
+import kiln
+for _ in range(3):
+    for call in (lambda: kiln.attn_fwd(1, 2, 3), lambda: kiln._core.Tensor(3), lambda: kiln._core.raise_status(4),
+                 lambda: kiln._core.Runtime(trusted_packs="x"), lambda: kiln._core.Runtime(log=3)):
+        try:
+            call()
+        except (kiln.KilnError, TypeError) as error:
+            print(type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert done.stdout.split() == ["ArgumentError", "TypeError", "DriverError", "ArgumentError", "ArgumentError"] * 3
+
+
+def test_tensors_of_pytorch_on_the_cpu():
+    torch = pytest.importorskip("torch")
+    q = torch.zeros(SHAPE)
+    with pytest.raises(
+        kiln.ArgumentError, match="q lies in the CPU's memory; Kiln's kernels take arrays in the memory of"
+    ):
+        kiln.attn_fwd(q, q, q)
+    with pytest.raises(
+        kiln.ArgumentError, match="q cannot tell where it lies|q is not given by its library|q lies in "
+    ):
+        kiln.attn_fwd(*[torch.zeros(SHAPE, device="meta")] * 3)
+
+
+def test_arrays_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(kiln.ArgumentError, match="k lies in the CPU's memory"):
+        kiln.attn_fwd(Array(SHAPE), numpy.zeros(SHAPE), Array(SHAPE), stream=0)
 
 
 def any_value():

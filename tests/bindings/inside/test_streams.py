@@ -80,6 +80,11 @@ class Cuda:
         self.current, self.notes = current, []
 
     @contextmanager
+    def device(self, number: int):
+        self.notes.append(("device", number))
+        yield
+
+    @contextmanager
     def on(self, stream: int):
         before, self.current = self.current, stream
         yield
@@ -134,7 +139,8 @@ def test_cupy(runtime, fake, library):
 def torch_like(library, cuda: Cuda) -> type[Array]:
     external = SimpleNamespace(
         current_stream=lambda device: SimpleNamespace(cuda_stream=cuda.current),
-        ExternalStream=lambda address, device: address, stream=cuda.on,
+        ExternalStream=lambda address, device: address, stream=cuda.on, current_device=lambda: 0,
+        device=cuda.device,
     )  # fmt: skip
 
     def empty(shape, *, dtype, device):
@@ -159,6 +165,13 @@ def test_torch(runtime, fake, library):
     q.requires_grad = True
     with pytest.raises(kiln.ArgumentError, match=r"q requires a gradient.*; give q.detach\(\), or call kiln.torch"):
         kiln.attn_fwd(q, q, q, runtime=runtime)
+
+
+def test_torch_on_another_device_than_the_current(runtime, fake, library):
+    cuda = Cuda(fake.stream(device=4))
+    q = torch_like(library, cuda)(SHAPE, device=(CUDA, 4))
+    kiln.attn_fwd(q, q, q, out=q, runtime=runtime)
+    assert cuda.notes == [("device", 4)] * 4 and fake.launches()[-1].device == 4
 
 
 def test_classes_derived_from_a_librarys(runtime, fake, library):
