@@ -202,3 +202,41 @@ def empty(dtype: str) -> None:
         assert out.shape == q.shape and (out == 0).all() and (lse == -torch.inf).all()
         dq, dk, dv, _, _ = against.engine().attn_bwd(out, q, k, k, out, lse)
         assert all((grad == 0).all() for grad in (dq, dk, dv)) and dk.shape == k.shape
+
+
+def in_threads() -> list[float]:
+    """Interpreted and compiled in several threads at once."""
+    import os
+    import tempfile
+    from concurrent.futures import ThreadPoolExecutor
+
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+    import torch
+    import triton
+
+    import kiln.jit
+    from kiln.jit.compiled import compile_spec
+    from kiln.jit.functions import Functions
+    from kiln.targets import by_name
+
+    torch.set_num_threads(1)
+    made = kiln.jit.Recipe(FAMILY, interpret=True)
+
+    def run(number: int) -> float:
+        recipe = made if number % 2 else kiln.jit.Recipe(FAMILY, interpret=True)
+        norm = recipe.operation("rms_norm")
+        x = torch.randn(4, 64 + number)
+        w, out = torch.ones(x.shape[1]), torch.empty_like(x)
+        norm(x, w, out, None, 0.0)
+        (one,) = norm.explain(x, w, out, None, 0.0)
+        compile_spec(one.variant.spec, by_name("sm_90"), Functions().get(one.variant.spec, False))
+        return (out - x / x.square().mean(1, keepdim=True).sqrt()).abs().max().item()
+
+    with ThreadPoolExecutor(4) as threads:
+        far = list(threads.map(run, range(12)))
+    assert not triton.knobs.runtime.interpret
+    return far
+
+
+def test_threads_wait_for_each_other(child):
+    assert max(child(in_threads)) < 1e-5

@@ -59,7 +59,7 @@ def __getattr__(name: str) -> object:
     """What needs packages that the rest of Kiln does not is imported when it is asked for."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    need("yaml", "msgspec", "torch")
+    need("yaml", "msgspec", "numpy", "torch")
     found = getattr(importlib.import_module(f"kiln.jit.{_PLACES[name]}"), name)
     globals()[name] = found
     return found

@@ -19,12 +19,12 @@ import torch
 from kiln import mistakes
 from kiln.dispatch import Chosen
 from kiln.jit.errors import KernelError, ResourcesError
+from kiln.jit.locks import TRITON
 from kiln.jit.packages import need
 from kiln.plan_model import CompileSpec
 from kiln.targets import Target
 from kiln.toolchain import Toolchain
 
-_environment_lock = threading.RLock()
 # Asks ptxas for a report on standard output; changes no image.
 _UNWANTED = "TRITON_DUMP_PTXAS_LOG"
 
@@ -120,7 +120,7 @@ class Images:
 def _pinned(variables: Mapping[str, str]) -> Iterator[None]:
     """Triton reads its variables when it compiles; they are the process's, so one compile at a time."""
     variables = {name: value for name, value in variables.items() if name != _UNWANTED}
-    with _environment_lock:
+    with TRITON:
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +9,9 @@ from types import ModuleType
 
 from kiln import kernel_modules, mistakes
 from kiln.jit.errors import KernelError, KilnError
+from kiln.jit.locks import TRITON
 from kiln.jit.packages import need
 from kiln.plan_model import CompileSpec
-
-_lock = threading.RLock()
 
 
 def interprets_by_default() -> bool:
@@ -35,7 +33,7 @@ class Functions:
             KernelError: its module cannot be executed; begins with file:line.
         """
         known = (spec.source, interpreted)
-        with _lock:
+        with TRITON:
             if known not in self._modules:
                 with _decorating(interpreted):
                     self._modules[known] = _load(Path(spec.source))

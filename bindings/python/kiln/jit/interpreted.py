@@ -2,13 +2,13 @@
 
 Triton means to interpret either everything or nothing in a process. Here it interprets while a call runs, and not
 before or after: what it patches in its language is taken back, and its own functions (tl.sum, tl.cdiv) are interpreted
-copies meanwhile. While one thread interprets, no other may compile a kernel: the language is the process's.
+copies meanwhile. The language is the process's: while one thread interprets, kiln.jit's calls of others wait, and
+nothing else may compile a kernel.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,11 +21,10 @@ from kiln import mistakes
 from kiln.dispatch import Chosen
 from kiln.jit.bounds import Bounds
 from kiln.jit.errors import KernelError
+from kiln.jit.locks import TRITON
 from kiln.jit.narrow import Narrow
 from kiln.jit.packages import need
 from kiln.jit.tensors import Memory
-
-_lock = threading.RLock()
 
 
 class Interpreter:
@@ -39,12 +38,13 @@ class Interpreter:
         """Rewrites a function and all that it can call as the interpreter wants them: now, while their files are what
         was executed."""
         waiting = [function]
-        while waiting:
-            one = waiting.pop()
-            if one.fn not in self._rewritten:
-                names = list(one.fn.__globals__.values())  # rewriting adds the interpreter's
-                self._rewritten[one.fn] = one.rewriter.rewrite_ast()
-                waiting += (other for other in names if isinstance(other, type(function)))
+        with TRITON:
+            while waiting:
+                one = waiting.pop()
+                if one.fn not in self._rewritten:
+                    names = list(one.fn.__globals__.values())  # rewriting adds the interpreter's
+                    self._rewritten[one.fn] = one.rewriter.rewrite_ast()
+                    waiting += (other for other in names if isinstance(other, type(function)))
 
     @contextmanager
     def running(self, memory: Memory | None = None) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Interpreter:
         )
         language = need("triton.language")
         builder = interpreter.interpreter_builder
-        with _lock, knobs.runtime.scope(), ExitStack() as stack:
+        with TRITON, knobs.runtime.scope(), ExitStack() as stack:
             knobs.runtime.interpret = True
             for owner in (language.tensor, language.dtype):
                 stack.callback(_forget_new, owner, set(vars(owner)))  # Triton leaves copies of what is inherited
