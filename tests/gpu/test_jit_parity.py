@@ -7,6 +7,8 @@ results to rounding.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -24,10 +26,11 @@ KERNELS = {
 
 
 @pytest.fixture(scope="module")
-def child(prefix):
-    pytest.importorskip("triton", reason="needs Triton")
-    for package in ("yaml", "msgspec"):
-        pytest.importorskip(package, reason=f"needs {package}")
+def child(prefix, request):
+    lacking = [package for package in ("triton", "yaml", "msgspec") if importlib.util.find_spec(package) is None]
+    if lacking:
+        required = request.config.getoption("--kiln-required", None) or os.environ.get("KILN_REQUIRED")
+        (pytest.fail if required else pytest.skip)(f"needs {' and '.join(lacking)}")
     spawn = get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, initializer=jit_parity.begin, initargs=(prefix,)) as executor:
         yield lambda function, *arguments: executor.submit(function, *arguments).result(timeout=300)
