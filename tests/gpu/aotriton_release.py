@@ -104,7 +104,8 @@ class Scratch:
         # A structure of 48 bytes is returned where the caller says, by a first argument that C++ does not show.
         assert cookie == id(self)
         self.acquired += 1
-        ctypes.memmove(place, ctypes.addressof(view(2, self.given)), ctypes.sizeof(T2))
+        made = view(2, self.given)  # must live until it is copied
+        ctypes.memmove(place, ctypes.addressof(made), ctypes.sizeof(T2))
         return place
 
     def _dispose(self, cookie: int) -> None:

@@ -12,7 +12,7 @@ from calls import SINKS, Call
 from check import Expected, check
 from decode_calls import DecodeCall
 from decode_check import check_decode
-from storage import CODES, describe
+from storage import DTYPES, describe
 
 MOST_CASES = 3  # of each image
 
@@ -139,14 +139,15 @@ def _run(kiln, device: str, call: Call | DecodeCall, operation: str, key: str, t
     return check(call, kiln, device, target, (key,), operation == "attn_bwd", expected)
 
 
-def run_mask_image(flash, key: str, target: str | None, shape: tuple[int, int, int, int]) -> torch.Tensor:
-    """The mask of seed 5 and offset 9, half of which is dropped, by a forced image."""
-    mask = torch.full(shape, 7, dtype=torch.uint8, device="cuda")
-    assert CODES[mask.dtype] == ffi.UINT8
+def run_mask_image(flash, variant: dict, target: str | None, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """The mask of seed 5 and offset 9, half of which is dropped, by a forced image: true where a weight is kept."""
+    dtype = {"uint8": torch.uint8, **DTYPES}[words(variant["functional"])["mask_dtype"]]
+    mask = torch.full(shape, 7, dtype=dtype, device="cuda")
     arguments = [describe(mask), None, None, 1 << 31, 5, 9]
     stream = torch.cuda.current_stream().cuda_stream or None
     call = flash.kiln.call(
-        arguments, operation="flash.dropout_mask", device=0, stream=stream, keys=(key,), target=target
+        arguments, operation="flash.dropout_mask", device=0, stream=stream, keys=(variant["key"],), target=target
     )  # fmt: skip
     flash.kiln.launch(call)
-    return mask
+    assert set(mask.unique().tolist()) == ({0, 1} if dtype == torch.uint8 else {-1, 1})
+    return mask > 0

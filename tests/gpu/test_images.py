@@ -73,8 +73,8 @@ def test_images_of_the_dropout_mask(flash, record, target):
     wrong = []
     for variant in variants:
         for shape in ((2, 3, 65, 130), (1, 1, 300, 7)):
-            mask = run_mask_image(flash, variant["key"], target, shape)
-            if not torch.equal(mask.bool().cpu(), torch.from_numpy(kept(5, 9, 0.5, shape))):
+            mask = run_mask_image(flash, variant, target, shape)
+            if not torch.equal(mask.cpu(), torch.from_numpy(kept(5, 9, 0.5, shape))):
                 wrong.append(f"{variant['configuration']}, {shape}: the mask is another than that of Philox")
         row = {"wrong": wrong, "ratio": 0.0, "output": "mask", "cases": 2, "key": variant["key"]}
         leave(record, variant, target, row)

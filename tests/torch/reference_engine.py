@@ -84,13 +84,16 @@ class ReferenceEngine:
         given = {**dict(zip((*_OPTIONS, "need_dbias", "need_dsinks", "deterministic"), options)), **more}
         given.pop("deterministic", None)
         wanted = (given.pop("need_dbias", False), given.pop("need_dsinks", False))
-        call = _Call(q, k, v, **given)
-        inputs = (q, k, v, call.bias, call.sinks)
-        # An operator's kernel runs beneath autograd, but in its own thread alone.
+        # An operator's kernel runs beneath autograd, but in its own thread alone; and of tensors of a GPU, autograd would
+        # work on the thread of that GPU, which is the one that waits here.
+        given = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in given.items()}
+        call = _Call(q.cpu(), k.cpu(), v.cpu(), **given)
+        inputs = (q.cpu(), k.cpu(), v.cpu(), call.bias, call.sinks)
         with ThreadPoolExecutor(1) as thread:
-            gradients = thread.submit(call.gradients, inputs, dout).result()
+            gradients = thread.submit(call.gradients, inputs, dout.cpu()).result()
         dense = (like(x, x.shape[-1], call.rows_first).copy_(gradient) for x, gradient in zip((q, k, v), gradients))
-        return *dense, *(gradient if is_wanted else None for gradient, is_wanted in zip(gradients[3:], wanted))
+        extras = (gradient.to(q.device) if is_wanted else None for gradient, is_wanted in zip(gradients[3:], wanted))
+        return *dense, *extras
 
     def attn_decode(
         self, q, k_cache, v_cache, out, k_new=None, v_new=None, seqused_k=None, cu_seqlens_q=None, block_table=None,
