@@ -47,6 +47,14 @@ def test_a_malformed_frame_is_refused_or_joined(frame, data):
         assert len(raw) <= max(0, len(bad) - split.HEAD.size)
 
 
+@pytest.mark.parametrize("ranges", [1, 2**32 - 1])
+def test_a_frame_that_ends_within_its_ranges(ranges):
+    """Without a selector behind them that could be missing too."""
+    for size in range(min(8 * ranges, 20)):
+        with pytest.raises(ValueError, match="malformed"):
+            split.join(split.HEAD.pack(0, 0, ranges, bytes([4] * 256)) + bytes(size))
+
+
 def test_every_target_says_what_its_code_is_made_of():
     for target in targets.load():
         coding = split.INSTRUCTIONS[target.instructions]

@@ -104,7 +104,7 @@ def join(frame: bytes) -> bytes:
     begin = HEAD.size + RANGE.size * range_count
     selectors = frame[begin : begin + count]
     counts = Counter(selectors)
-    if selector > 3 or len(selectors) != count or any(not 1 <= words[opcode] <= LONGEST for opcode in counts):
+    if selector > 3 or begin + count > len(frame) or any(not 1 <= words[opcode] <= LONGEST for opcode in counts):
         raise ValueError("a frame's head is malformed")
     position = begin + count
     records = {}
