@@ -198,7 +198,7 @@ int fake_launch(int vendor, Image* image, const unsigned* grid, const unsigned* 
   fake_note("\"grid\": [%u, %u, %u], \"block\": [%u, %u, %u]", grid[0], grid[1], grid[2], block[0], block[1], block[2]);
   fake_note("\"shared\": %u, \"cluster\": %u, \"stream\": %llu", shared, cluster,
             (unsigned long long)(uintptr_t)stream);
-  fake_note_arguments(image, arguments);
+  if (!fake_note_arguments(image, arguments)) return BAD_VALUE;
   pthread_mutex_lock(&fake_lock);
   ++launch_count;
   pthread_mutex_unlock(&fake_lock);

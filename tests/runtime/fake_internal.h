@@ -82,8 +82,8 @@ __attribute__((format(printf, 1, 2))) void fake_note(const char* format, ...);
 void fake_note_bytes(const char* name, const void* bytes, size_t size);
 /* What was read of it. */
 void fake_note_image(const Image* image);
-/* "arguments": the bytes of each of a kernel's */
-void fake_note_arguments(const Image* image, const void* const* arguments);
+/* "arguments": the bytes of each of a kernel's; 0 where there is none at an address */
+int fake_note_arguments(const Image* image, const void* const* arguments);
 /* It ended: its line is written. Gives `result` back, which HIP remembers if it is a failure. */
 int fake_end(int vendor, const char* name, int result);
 void fake_open_record(const char* path);

@@ -2,6 +2,8 @@
 #include "fake_internal.h"
 
 #include <stdarg.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 typedef struct Text {
   char* data;
@@ -66,15 +68,21 @@ void fake_note_bytes(const char* name, const void* bytes, size_t size) {
   print(&notes, "\"");
 }
 
-void fake_note_arguments(const Image* image, const void* const* arguments) {
-  if (!recording) return;
+int fake_note_arguments(const Image* image, const void* const* arguments) {
+  if (!recording) return 1;
   print(&notes, ", \"arguments\": [");
   for (int i = 0; i < image->count; ++i) {
+    /* Too few pointers are a caller's mistake that is to be told, not one to end the process by. */
+    size_t size = image->parameters[i].size;
+    char bytes[size + 1];
+    struct iovec to = {bytes, size}, from = {(void*)(uintptr_t)arguments[i], size};
+    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != (ssize_t)size) return 0;
     print(&notes, i ? ", \"" : "\"");
-    add_digits(&notes, arguments[i], image->parameters[i].size);
+    add_digits(&notes, bytes, size);
     print(&notes, "\"");
   }
   print(&notes, "]");
+  return 1;
 }
 
 void fake_note_image(const Image* image) {
