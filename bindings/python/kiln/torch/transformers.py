@@ -23,7 +23,7 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
     Transformers for their attention (`AttentionInterface`) go on without Kiln.
 
     Args:
-        name: may hold no "flash", whose models Transformers treats in its own ways.
+        name: one that holds no other attention's, such as "flash" or "sdpa", which Transformers treats in its own ways.
         fallback: "sdpa": a call that Kiln has no kernel for goes to PyTorch's attention, and its reason is counted with
             those of `kiln.torch.fallthroughs()`; PyTorch's has neither soft cap nor sinks, so that calls with these
             still raise. None: every such call raises.
@@ -37,8 +37,10 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
     """
     if fallback not in (None, "sdpa"):
         raise ArgumentError(f'fallback is {fallback!r}; expected None or "sdpa"')
-    if not name or any(part in name for part in ("flash", "/", "|")) or name in ("eager", "sdpa", "flex_attention"):
-        raise ArgumentError(f'name is {name!r}; expected one of its own, like "kiln", without "flash", "/" and "|"')
+    if not name or any(part in name for part in ("flash", "sdpa", "flex_attention", "eager", "/", "|")):
+        raise ArgumentError(
+            f'name is {name!r}; expected one like "kiln", without another attention\'s name, "/" and "|"'
+        )
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
 
