@@ -1,20 +1,18 @@
-"""The release's own libraries and packs on the recording fake driver: every launch against its image's own metadata."""
+"""The release's own libraries and packs on the recording driver: what single calls lead to, and what is refused. Many
+calls, byte by byte: tests/recorder."""
 
 from __future__ import annotations
 
 import _ctypes
-import json
 import struct
 
 import ffi
 import nativebuild
 import pytest
 from ffi import BF16, FP8E4M3, FP16, FP32, INT32, UINT8, tensor
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from builds import ROOT, loaded
-from kiln import dispatch, evaluate, recipe, targets, words
+from kiln import recipe
 from kiln.recipe_model import Argument, Operation
 
 FLASH = ROOT / "tritonsrc/flash/recipe.yaml"
@@ -263,140 +261,3 @@ def test_what_is_wrong_is_named(kiln, flash_operations, operation, batch, some, 
     with pytest.raises(ffi.Failure, match=sentence) as failure:
         flash_call(kiln, flash_operations[operation], **arguments)
     assert failure.value.status == ffi.ARGUMENT
-
-
-def in_python(operation: Operation, tables: dispatch.Tables, device: evaluate.Device, values: list[object]):
-    """What a call launches, as the recipe is evaluated in Python, with the workspaces where flash_call has them.
-
-    Raises:
-        evaluate.Refusal: nothing serves it.
-    """
-    described = [
-        evaluate.Tensor(v.data or 0, v.dtype, tuple(v.sizes[: v.rank]), tuple(v.strides[: v.rank]))
-        if isinstance(v, ffi.Tensor)
-        else v
-        for v in values
-    ]
-    call = evaluate.begin(operation, f"flash.{operation.name}", described, device)
-    addresses, at = {}, 0x10000000
-    for name, size in ({} if call.missing or call.skipped else evaluate.workspaces(call)).items():
-        addresses[name] = at
-        at += -(-size // evaluate.ALIGNMENT) * evaluate.ALIGNMENT
-    return tables.dispatch(call, addresses)
-
-
-def bits(value: float, kind: str) -> int:
-    """A parameter's value as the driver gets its bytes."""
-    if kind == "fp32":
-        return fp32(value)
-    size = 8 if kind.startswith("*") else int(kind[1:]) // 8
-    return value & (2 ** (8 * size) - 1)
-
-
-STATUSES = {"ARGUMENT": ffi.ARGUMENT, "UNSUPPORTED": ffi.UNSUPPORTED, "RANGE": ffi.RANGE}
-
-
-def some_tensors(data, dtype: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, ffi.Tensor]:
-    """Tensors of these shapes, some of them where nothing is aligned."""
-    made = {}
-    for i, (name, shape) in enumerate(shapes.items(), 1):
-        address, pitch = (
-            0x1000000 * i + data.draw(st.sampled_from([0, 0, 0, 2])),
-            data.draw(st.sampled_from([0, 0, 0, 1])),
-        )
-        strides = [shape[-1] + pitch, 1]
-        for size in reversed(shape[1:-1]):
-            strides.insert(0, strides[0] * max(size, 1))
-        made[name] = tensor(address, dtype, shape, tuple(strides))
-    return made
-
-
-def random_call(data, operation: str) -> dict[str, object]:
-    """Arguments of a call; most are served, by images of any kind, and some are wrong."""
-    batch, heads_kv, group = data.draw(st.integers(0, 64)), data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
-    queries, keys = data.draw(st.integers(0, 20000)), data.draw(st.integers(0, 20000))
-    width = data.draw(st.sampled_from([64, 64, 64, 56, 80, 600]))
-    dtype = data.draw(st.sampled_from([BF16, BF16, BF16, FP16]))
-    asked = data.draw(
-        st.sets(st.sampled_from(["cap", "drop", "bias", "sequences", "wrong", "new", "pages"]), max_size=3)
-    )
-    heads = heads_kv * group
-    q, k = (batch, heads, queries, width), (batch, heads_kv, keys, width)
-    values: dict[str, object] = {"window_right": data.draw(st.sampled_from([-1, 0, 100])), "is_capped": "cap" in asked}
-    if operation == "dropout_mask":
-        mask = data.draw(st.sampled_from([UINT8, BF16, FP32, INT32]))
-        return some_tensors(data, mask, {"mask": (batch, heads, queries, keys)}) | {"threshold": 7}
-    if operation == "attn_decode":
-        shapes = {"q": q, "k_cache": k, "v_cache": k, "out": q}
-        queries = min(queries, 200)
-        values |= {"seqused_k": tensor(0x1000, INT32, (batch,)), "wanted_splits": data.draw(st.integers(-1, 130))}
-        shapes |= {"q": (*q[:2], queries, width), "out": (*q[:2], queries, width)}
-        if "new" in asked:
-            shapes |= dict.fromkeys(("k_new", "v_new"), (batch, heads_kv, 3, width))
-        if "pages" in asked:
-            page = data.draw(st.sampled_from([1, 16, 100, 70000]))
-            shapes |= dict.fromkeys(("k_cache", "v_cache"), (50, heads_kv, page, width))
-            values["block_table"] = tensor(0x2000, INT32, (batch, 7))
-    else:
-        shapes = {"q": q, "k": k, "v": k, "out": q}
-        values |= {"threshold": int("drop" in asked)}
-        if "sequences" in asked:
-            shapes |= {"q": (1, *q[1:]), "out": (1, *q[1:])}
-            values |= {"cu_seqlens_q": integers(batch + 1), "max_seqlen_q": data.draw(st.integers(0, 3000))}
-        if operation == "attn_bwd":
-            shapes |= {"dout": shapes["out"], "dq": shapes["q"], "dk": k, "dv": k}
-    made = some_tensors(data, dtype, shapes) | values
-    if operation != "attn_fwd" or data.draw(st.booleans()):
-        made["lse"] = tensor(0x2000000, FP32, made["q"].sizes[:3])
-    if "bias" in asked:
-        made["alibi_slopes"] = tensor(0x300000, FP32, (batch, heads))
-    if "wrong" in asked:
-        name = data.draw(st.sampled_from(sorted(n for n, v in made.items() if isinstance(v, ffi.Tensor))))
-        other = made[name]
-        made[name] = tensor(other.data, data.draw(st.sampled_from([FP32, BF16])), (3, *other.sizes[1 : other.rank]))
-    if "drop" in asked and data.draw(st.booleans()) and operation != "attn_decode":
-        made["threshold"] = data.draw(st.sampled_from([-1, 2**32, 2**40]))
-    return made
-
-
-@pytest.mark.parametrize("operation", ["attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"])
-def test_python_and_the_library_choose_alike(kiln, fake_library, flash_operations, release, operation):
-    """The recipe evaluated in Python and the library lead to the same images, grids and parameters for any call, or to
-    the same sentence."""
-    recipes, target = recipe.load(FLASH), targets.by_name("sm_90")
-    stated = json.loads((release.prefix / "share/kiln/manifest.json").read_bytes())
-    selection = words.parse_selection(stated["selection"])
-    tables = dispatch.Tables(recipes, target, stated["profile"], selection, ROOT / "tuning")
-    device = evaluate.Device("NVIDIA", kiln.devices()[0]["multiprocessors"])
-    model = flash_operations[operation]
-
-    @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-    @given(st.data())
-    def check(data):
-        some = random_call(data, operation)
-        values = values_of(model, {name: value for name, value in some.items() if name in model_names})
-        given = {argument.name: value for argument, value in zip(model.arguments, values)}
-        before = len(fake_library.launches())
-        try:
-            expected = in_python(model, tables, device, values)
-        except evaluate.Refusal as refusal:
-            with pytest.raises(ffi.Failure) as failure:
-                kiln.launch(flash_call(kiln, model, **given))
-            assert (failure.value.sentence, failure.value.status) == (str(refusal), STATUSES[refusal.status])
-            return
-        call = flash_call(kiln, model, **given)
-        names = ("kernel", "functional", "configuration", "specialization")
-        found = [tuple(variant[name].decode() for name in names) for variant in kiln.explain(call)]
-        assert found == [tuple(getattr(one.variant, name) for name in names) for one in expected]
-        kiln.launch(call)
-        launches = fake_library.launches()[before:]
-        ran = [one for one in expected if 0 not in one.launch.grid]
-        assert len(launches) == len(ran)
-        for launch, one in zip(launches, ran):
-            types = dict(one.variant.spec.signature)
-            assert launch.grid == one.launch.grid
-            wanted = [bits(value, types[name]) for name, value in one.launch.arguments]
-            assert launch.parameters()[: len(wanted)] == wanted
-
-    model_names = {argument.name for argument in model.arguments}
-    check()
