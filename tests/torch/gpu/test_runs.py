@@ -40,7 +40,8 @@ def run(module: nn.Module, x: torch.Tensor, **more: object) -> list[torch.Tensor
     x = x.detach().requires_grad_()
     out = module(x, **more)
     out.float().square().sum().backward()
-    return [out.detach(), x.grad, *(p.grad.clone() for p in module.parameters())]
+    # Copies: the next run of a CUDA graph writes where this one's results lie.
+    return [tensor.detach().clone() for tensor in (out, x.grad, *(p.grad for p in module.parameters()))]
 
 
 def close(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 2e-2) -> None:
