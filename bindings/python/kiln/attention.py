@@ -20,31 +20,14 @@ library of the leading array. JAX's arrays cannot be written: there all results 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from kiln.arrays import Array, shown
-from kiln.calls import Call, unsupported
+from kiln import operations
+from kiln.arrays import Array
+from kiln.calls import unsupported
 from kiln.errors import ArgumentError
+from kiln.operations import Gradients
 from kiln.runtime import Runtime
-
-_Q = "[batch, heads, rows, head_dim]"
-_K = "[batch, heads_kv, keys, head_dim]"
-
-
-class Gradients(NamedTuple):
-    """What `attn_bwd` returns.
-
-    Attributes:
-        dq, dk, dv: shaped as q, k and v.
-        dbias: shaped as bias; None: not wanted.
-        dsinks: [heads]; None: not wanted.
-    """
-
-    dq: Any
-    dk: Any
-    dv: Any
-    dbias: Any = None
-    dsinks: Any = None
 
 
 def attn_fwd(
@@ -123,26 +106,7 @@ def attn_fwd(
         UnsupportedError: no kernel serves the call.
         KilnError: another class of `kiln.errors`.
     """
-    return _forward(False, **locals())[0]()
-
-
-def _forward(is_dry: bool, **given: Any) -> _Ready:
-    seeds = _seeds(given)
-    written = ("out", "lse", "seed_out", "offset_out")
-    names = ("bias", "alibi_slopes", "sinks", *_SEQUENCES, *written)
-    call = _call("attn_fwd", is_dry, given, ("q", "k", "v"), names, written, seeds)
-    batch, heads, rows, _ = call.shape("q", 4, _Q)
-    call.make("out", (batch, heads, rows, call.shape("v", 4, _K)[3]))
-    if given["return_lse"]:
-        call.make("lse", (batch, heads, rows), "float32")
-    values = _values(given, "max_seqlen_q", "max_seqlen_k", "softcap", "causal", "bottom_right", "padded", "dropout")
-    values |= _scores(given) | _numbers(seeds)
-
-    def launch() -> Any:
-        results = call.launch(values, given["workspace"])
-        return (results["out"], results["lse"]) if given["return_lse"] else results["out"]
-
-    return _Ready(launch, call, values)
+    return operations.forward(False, **locals()).launch()
 
 
 def attn_bwd(
@@ -210,35 +174,7 @@ def attn_bwd(
         UnsupportedError: no kernel serves the call.
         KilnError: another class of `kiln.errors`.
     """
-    return _backward(False, **locals())[0]()
-
-
-def _backward(is_dry: bool, **given: Any) -> _Ready:
-    seeds = _seeds(given)
-    wanted = {name: given[name] for name in ("dbias", "dsinks")}
-    made = tuple(name for name, value in wanted.items() if value is True)
-    given |= {name: None for name, value in wanted.items() if isinstance(value, bool)}
-    results = ("dq", "dk", "dv", "dbias", "dsinks")
-    names = ("bias", "alibi_slopes", "sinks", *_SEQUENCES, *results)
-    call = _call("attn_bwd", is_dry, given, ("q", "k", "v", "out", "dout", "lse"), names, results, seeds)
-    heads = call.shape("q", 4, _Q)[1]
-    for name in ("q", "k", "v"):
-        call.make(f"d{name}", call.shape(name, 4, _Q if name == "q" else _K))
-    if "dbias" in made:
-        if given["bias"] is None:
-            raise ArgumentError("dbias is wanted, and there is no bias; give bias=")
-        call.make("dbias", call.shape("bias", 4, "[batch, heads, rows, keys]"))
-    if "dsinks" in made:
-        call.make("dsinks", (heads,), "float32")
-    values = _values(given, "max_seqlen_q", "max_seqlen_k", "softcap", "causal", "bottom_right", "padded", "dropout",
-                     "deterministic")  # fmt: skip
-    values |= _scores(given) | _numbers(seeds)
-
-    def launch() -> Gradients:
-        found = call.launch(values, given["workspace"])
-        return Gradients(*(found.get(name) for name in results))
-
-    return _Ready(launch, call, values)
+    return operations.backward(False, **locals()).launch()
 
 
 def attn_decode(
@@ -323,26 +259,7 @@ def attn_decode(
         UnsupportedError: no kernel serves the call.
         KilnError: another class of `kiln.errors`.
     """
-    return _decode(False, **locals())[0]()
-
-
-def _decode(is_dry: bool, **given: Any) -> _Ready:
-    names = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_batch", "leftpad", "rotary_cos",
-             "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes", "out", "lse")  # fmt: skip
-    written = ("out", "lse", *(("k_cache", "v_cache") if given["k_new"] is not None else ()))
-    call = _call("attn_decode", is_dry, given, ("q", "k_cache", "v_cache"), names, written, {})
-    batch, heads, rows, _ = call.shape("q", 4, _Q)
-    call.make("out", (batch, heads, rows, call.shape("v_cache", 4, _K)[3]))
-    if given["return_lse"]:
-        call.make("lse", (batch, heads, rows), "float32")
-    values = _values(given, "max_seqlen_q", "max_seqlen_k", "softcap", "causal", "splits", "rotary_interleaved")
-    values |= _scores(given)
-
-    def launch() -> Any:
-        results = call.launch(values, given["workspace"])
-        return (results["out"], results["lse"]) if given["return_lse"] else results["out"]
-
-    return _Ready(launch, call, values)
+    return operations.decode(False, **locals()).launch()
 
 
 def dropout_mask(
@@ -374,11 +291,7 @@ def dropout_mask(
         ArgumentError: an argument cannot be.
         KilnError: another class of `kiln.errors`.
     """
-    given = locals()
-    seeds = _seeds(given)
-    call = _call("dropout_mask", False, given, ("mask",), (), ("mask",), seeds)
-    values = {"dropout": dropout, "force_target": force_target} | _numbers(seeds)
-    return call.launch(values, None)["mask"]
+    return operations.write_mask(**locals())
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -417,19 +330,10 @@ def prepare(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     ready.call.prepare(ready.values)
 
 
-class _Ready(NamedTuple):
-    launch: Callable[[], Any]
-    call: Call
-    values: dict[str, Any]
-
-
-_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-
-
-def _dry(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready:
+def _dry(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> operations.Ready:
     import inspect
 
-    makers = {attn_fwd: _forward, attn_bwd: _backward, attn_decode: _decode}
+    makers = {attn_fwd: operations.forward, attn_bwd: operations.backward, attn_decode: operations.decode}
     make = makers.get(function) if callable(function) else None
     if make is None:
         if function is dropout_mask:
@@ -438,44 +342,3 @@ def _dry(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return make(True, **bound.arguments)
-
-
-def _call(
-    operation: str, is_dry: bool, given: dict[str, Any], needed: tuple[str, ...], names: tuple[str, ...],
-    written: tuple[str, ...], seeds: dict[str, Any],
-) -> Call:  # fmt: skip
-    arrays = {name: given[name] for name in (*needed, *names)}
-    arrays |= {name: array for name, array in seeds.items() if not _is_number(array)}
-    lead = needed[0]
-    return Call(operation, (lead, given[lead]), arrays, needed, written, given["stream"], given["runtime"], is_dry)
-
-
-def _values(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: given[name] for name in (*names, "force_keys", "force_target")}
-
-
-def _scores(given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that go by other names, or in another form, in the C interface."""
-    window = given["window"]
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            f"window must be (left, right), each below 0 for no limit; {shown(window)} is not"
-        ) from None
-    if isinstance(given["scale"], (int, float)) and given["scale"] == 0:
-        raise ArgumentError("scale is 0; None is 1 / sqrt(head_dim)")
-    return {"window_left": left, "window_right": right, "sm_scale": given["scale"]}
-
-
-def _seeds(given: dict[str, Any]) -> dict[str, Any]:
-    """What dropout is drawn from: integers, and arrays."""
-    return {name: given[name] for name in ("seed", "offset")}
-
-
-def _numbers(seeds: dict[str, Any]) -> dict[str, int]:
-    return {f"{name}_value": value for name, value in seeds.items() if _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    return hasattr(value, "__index__") and not hasattr(value, "__dlpack__")
