@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 import kiln
 import kiln.torch as kt
@@ -106,7 +105,9 @@ def table(times: dict[str, float]) -> str:
     lines = [f"| call | host time | to {PYTORCH} | to cuLaunchKernel |", "|---|---|---|---|"]
     for name, value in times.items():
         to_bare = f"{value / bare:.2f}" if bare else "–"
-        reference = times[f"{PYTORCH}{', recorded' if 'recorded' in name else ', and backward' if 'back' in name else ''}"]
+        reference = times[
+            f"{PYTORCH}{', recorded' if 'recorded' in name else ', and backward' if 'back' in name else ''}"
+        ]
         lines.append(f"| {name} | {value:.2f} µs | {value / reference:.2f} | {to_bare} |")
     return "\n".join(lines)
 

@@ -84,8 +84,11 @@ int attend(uintptr_t runtime, nb::handle q, nb::handle k, nb::handle v, nb::hand
   kiln_queue queue;
   if (!look({q, k, v, out}, flags & kRowsFirst, views, &queue)) return kLeft;
   if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return kLeft;
-  // An out that was made like q lies as it is promised only if q's batches are outermost.
-  if (views[0].strides[0] < views[0].strides[1] || views[0].strides[0] < views[0].strides[2]) return kLeft;
+  // An out that was made like q lies as it is promised only if q's batches are outermost, and nothing is repeated.
+  const kiln_tensor& query = views[0];
+  if (query.strides[0] < query.strides[1] || query.strides[0] < query.strides[2]) return kLeft;
+  for (int i = 0; i < 3; ++i)
+    if (query.sizes[i] > 1 && query.strides[i] <= 0) return kLeft;
   kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
   params.q = &views[0], params.k = &views[1], params.v = &views[2], params.out = &views[3];
   params.sm_scale = scale;

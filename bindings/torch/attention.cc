@@ -1,4 +1,6 @@
 // kiln_native::attn_fwd, attn_bwd and dropout_mask.
+#include <atomic>
+
 #include "call.h"
 #include "runtime.h"
 
@@ -34,8 +36,9 @@ constexpr int kShared = 10;  // how many arguments follow q, k and v
 void reshape(Call* call, kiln_tensor* tensor, const char* name, bool rows_first) {
   if (call->status != KILN_OK) return;
   if (!to_logical(tensor, rows_first))
-    return call->fail(fail(KILN_E_ARGUMENT, "%s must have 4 dimensions, or 3 for sequences one after another, and has %d",
-                           name, static_cast<int>(tensor->rank)));
+    return call->fail(fail(KILN_E_ARGUMENT,
+                           "%s must have 4 dimensions, or 3 for sequences one after another, and has %d", name,
+                           static_cast<int>(tensor->rank)));
   if (tensor->strides[3] != 1) call->fail(kRefit);
 }
 
@@ -44,7 +47,8 @@ void broadcast_bias(Call* call, Attention* a) {
   if (!a->extras[kBias] || call->status != KILN_OK) return;
   kiln_tensor& bias = a->tensors[kBias];
   if (bias.rank != 4)
-    return call->fail(fail(KILN_E_ARGUMENT, "bias must have the shape [batch, heads, rows, keys], of which batch, heads "
+    return call->fail(fail(KILN_E_ARGUMENT,
+                           "bias must have the shape [batch, heads, rows, keys], of which batch, heads "
                            "and rows may be 1"));
   if (bias.sizes[3] > 1 && bias.strides[3] != 1) return call->fail(kRefit);
   if (bias.sizes[3] == 1) bias.strides[3] = 1;
@@ -147,6 +151,30 @@ kiln_status plan_backward(kiln_t kiln, const kiln_queue* queue, const Call& call
   return kiln_attn_bwd_workspace(kiln, queue, &params, &bytes);
 }
 
+// Which images there are depends on what makes a functional, not on sizes; so what was once found is remembered. Sizes
+// that one launch cannot do are then refused by the backward itself. 0: nothing; a number is never 0.
+class Planned {
+ public:
+  static uint64_t number(const Call& call, int shared, const Attention& a) {
+    uint64_t width = static_cast<uint64_t>(a.q.sizes[3]), width_v = static_cast<uint64_t>(a.v.sizes[3]);
+    uint64_t extras = 0;
+    for (int i = 0; i < kExtras; ++i) extras |= static_cast<uint64_t>(a.extras[i] != nullptr) << i;
+    extras |= static_cast<uint64_t>(call.real(shared + 3) < 0.0f) << 8;
+    extras |= static_cast<uint64_t>(call.real(shared + 4) > 0.0f) << 9;
+    extras |= static_cast<uint64_t>(call.real(shared + 5) > 0.0f) << 10;
+    if (width >= 4096 || width_v >= 4096) return 0;
+    return 1 | static_cast<uint64_t>(a.q.dtype) << 1 | width << 8 | width_v << 20 | extras << 32 |
+           static_cast<uint64_t>(call.device) << 44;
+  }
+  bool has(uint64_t number) const { return number && of(number).load(std::memory_order_relaxed) == number; }
+  void add(uint64_t number) const { of(number).store(number, std::memory_order_relaxed); }
+
+ private:
+  static std::atomic<uint64_t>& of(uint64_t number) { return known_[number * 0x9E3779B97F4A7C15u >> 58]; }
+  static std::atomic<uint64_t> known_[64];
+};
+std::atomic<uint64_t> Planned::known_[64];
+
 void forward(Call* call, AtenTensorHandle* results) {
   constexpr int shared = 3;
   Attention a = {};
@@ -160,11 +188,14 @@ void forward(Call* call, AtenTensorHandle* results) {
   fill(*call, shared, a, &params);
   params.out = &out;
   if (results[1]) params.lse = &lse;
+  const Planned planned;
+  const uint64_t number = a.has(kForBackward) ? Planned::number(*call, shared, a) : 0;
+  const bool plans = a.has(kForBackward) && !planned.has(number);
   call->run([&](kiln_t kiln, const kiln_queue* queue) {
-    kiln_status status = KILN_OK;
-    if (a.has(kForBackward)) status = plan_backward(kiln, queue, *call, shared, a, out);
+    kiln_status status = plans ? plan_backward(kiln, queue, *call, shared, a, out) : KILN_OK;
     return status == KILN_OK ? kiln_attn_fwd(kiln, queue, &params) : status;
   });
+  if (plans && call->status == KILN_OK && number) planned.add(number);
 }
 
 // Of PyTorch's shape of bias, summed over what is 1 there.
@@ -174,7 +205,8 @@ AtenTensorHandle make_dbias(Call* call, const Attention& a, kiln_tensor* out) {
   for (int i = 2; i >= 0; --i) strides[i] = strides[i + 1] * (sizes[i + 1] > 0 ? sizes[i + 1] : 1);
   const kiln_tensor& bias = a.tensors[kBias];
   if (sizes[2] != bias.sizes[2]) {
-    call->fail(fail(KILN_E_ARGUMENT, "the gradient of a bias that all rows share is not there: expand it over rows first"));
+    call->fail(
+        fail(KILN_E_ARGUMENT, "the gradient of a bias that all rows share is not there: expand it over rows first"));
     return nullptr;
   }
   // Rows and keys beyond those of the call, or of no sequence, are not written.

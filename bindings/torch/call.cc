@@ -58,11 +58,10 @@ void Call::read(AtenTensorHandle handle, const char* name, kiln_tensor* out) {
                                  place(type, index, text), first_, place(type, device, other)));
   }
   out->dtype = dtype_of(dtype);
-  if (!out->dtype)
-    return fail(kiln_torch::fail(KILN_E_ARGUMENT, "%s has a dtype that no kernel takes", name));
+  if (!out->dtype) return fail(kiln_torch::fail(KILN_E_ARGUMENT, "%s has a dtype that no kernel takes", name));
   if (rank > KILN_MAX_RANK)
-    return fail(kiln_torch::fail(KILN_E_ARGUMENT, "%s has %d dimensions, which are too many", name,
-                                 static_cast<int>(rank)));
+    return fail(
+        kiln_torch::fail(KILN_E_ARGUMENT, "%s has %d dimensions, which are too many", name, static_cast<int>(rank)));
   const void* data = nullptr;
   if (aoti_torch_get_sizes(handle, &sizes) || aoti_torch_get_strides(handle, &strides) ||
       torch_get_const_data_ptr(handle, &data))
@@ -194,8 +193,8 @@ void describe_like(const kiln_tensor& model, int64_t width, kiln_tensor* out, bo
   out->strides[0] = out->strides[outer] * (model.sizes[outer] > 0 ? model.sizes[outer] : 1);
 }
 
-AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, int32_t rank, bool rows_first, bool zero,
-                           kiln_tensor* out) {
+AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, int32_t rank, bool rows_first,
+                           bool zero, kiln_tensor* out) {
   kiln_tensor wanted;
   describe_like(model, width, &wanted, rows_first);
   int first = 4 - rank, a = rows_first ? 2 : 1, b = 3 - a;

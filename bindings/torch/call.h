@@ -95,8 +95,8 @@ bool to_logical(kiln_tensor* tensor, bool rows_first);
 
 // A fresh tensor of the rows of `model` and of `width` columns. Its memory is dense; rows lie outside of heads if they
 // come first, or do so in `model`. What PyTorch sees has the rank and the order that the caller's tensor had.
-AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, int32_t rank, bool rows_first, bool zero,
-                           kiln_tensor* out);
+AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, int32_t rank, bool rows_first,
+                           bool zero, kiln_tensor* out);
 // Its description alone.
 void describe_like(const kiln_tensor& model, int64_t width, kiln_tensor* out, bool rows_first);
 

@@ -6,10 +6,25 @@
 namespace kiln_torch {
 namespace {
 
-enum { kKNew, kVNew, kUsedK, kCuQ, kTable, kCacheBatch, kLeftpad, kCos, kSin, kKScale, kVScale, kSinks, kSlopes, kExtras };
-constexpr const char* kNames[kExtras] = {"k_new",   "v_new",      "seqused_k",  "cu_seqlens_q", "block_table",
-                                         "cache_batch", "leftpad", "rotary_cos", "rotary_sin",   "k_scale",
-                                         "v_scale", "sinks",      "alibi_slopes"};
+enum {
+  kKNew,
+  kVNew,
+  kUsedK,
+  kCuQ,
+  kTable,
+  kCacheBatch,
+  kLeftpad,
+  kCos,
+  kSin,
+  kKScale,
+  kVScale,
+  kSinks,
+  kSlopes,
+  kExtras
+};
+constexpr const char* kNames[kExtras] = {"k_new",       "v_new",   "seqused_k",   "cu_seqlens_q", "block_table",
+                                         "cache_batch", "leftpad", "rotary_cos",  "rotary_sin",   "k_scale",
+                                         "v_scale",     "sinks",   "alibi_slopes"};
 static_assert(kExtras == kMostExtras, "");
 
 // `rank`: the only one it may have, or 0 for 3 and 4.
@@ -20,8 +35,7 @@ void reshape(Call* call, kiln_tensor* tensor, const char* name, int32_t rank, bo
                            rank ? "" : ", or 3 for sequences one after another", static_cast<int>(tensor->rank)));
   if (tensor->strides[3] == 1) return;
   // A copy would be written in its place.
-  if (written)
-    return call->fail(fail(KILN_E_ARGUMENT, "the last dimension of %s must be contiguous (stride 1)", name));
+  if (written) return call->fail(fail(KILN_E_ARGUMENT, "the last dimension of %s must be contiguous (stride 1)", name));
   call->fail(kRefit);
 }
 

@@ -14,8 +14,8 @@ void ask_numbers() {
   numbers.cuda = aoti_torch_device_type_cuda();
   numbers.strided = aoti_torch_layout_strided();
   int32_t (*const kAsk[kDtypes])() = {
-      aoti_torch_dtype_bfloat16, aoti_torch_dtype_float16,       aoti_torch_dtype_float32, aoti_torch_dtype_int32,
-      aoti_torch_dtype_int64,    aoti_torch_dtype_float8_e4m3fn, aoti_torch_dtype_uint8,   aoti_torch_dtype_float64,
+      aoti_torch_dtype_bfloat16, aoti_torch_dtype_float16,       aoti_torch_dtype_float32,     aoti_torch_dtype_int32,
+      aoti_torch_dtype_int64,    aoti_torch_dtype_float8_e4m3fn, aoti_torch_dtype_uint8,       aoti_torch_dtype_float64,
       aoti_torch_dtype_int8,     aoti_torch_dtype_int16,         aoti_torch_dtype_float8_e5m2, aoti_torch_dtype_bool};
   for (int i = 0; i < kDtypes; ++i) numbers.torch_dtypes[i] = kAsk[i]();
 }
@@ -38,35 +38,35 @@ constexpr Operator kOperators[] = {
      attn_fwd},
     {"attn_bwd",
      "attn_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor[] extras, "
-     "int which=0, int flags=0, float scale=0., float softcap=0., float dropout=0., int max_seqlen_q=0, int max_seqlen_k=0, "
+     "int which=0, int flags=0, float scale=0., float softcap=0., float dropout=0., int max_seqlen_q=0, int "
+     "max_seqlen_k=0, "
      "int window_left=-1, int window_right=-1) -> "
      "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks, int status)",
      attn_bwd},
     {"attn_decode",
      "attn_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor out, Tensor[] extras, "
-     "int which=0, int flags=0, float scale=0., float softcap=0., int max_seqlen_q=0, int max_seqlen_k=0, int window_left=-1, "
+     "int which=0, int flags=0, float scale=0., float softcap=0., int max_seqlen_q=0, int max_seqlen_k=0, int "
+     "window_left=-1, "
      "int window_right=-1, int splits=0) -> (Tensor lse, int status)",
      attn_decode},
     {"dropout_mask", "dropout_mask(Tensor rng, Tensor mask, float dropout) -> int status", dropout_mask},
 };
 
-// CUDA is the key of ROCm's tensors too. Tensors of the CPU come here to be refused in our words.
-constexpr const char* kKeys[] = {"CUDA", "CPU"};
+// Tensors of every kind and device come here, those that no kernel takes to be refused in our words.
+constexpr const char* kKey = "CompositeExplicitAutograd";
 
 int32_t failed;  // registrations
 
 void register_all() {
   ask_numbers();
-  TorchLibraryHandle schemas, kernels[2];
+  TorchLibraryHandle schemas, kernels;
   // Never given back: they must be there as long as libtorch is.
   failed += aoti_torch_library_init_def("kiln_native", __FILE__, __LINE__, &schemas) != 0;
-  for (int i = 0; i < 2; ++i)
-    failed += aoti_torch_library_init_impl("kiln_native", kKeys[i], __FILE__, __LINE__, &kernels[i]) != 0;
+  failed += aoti_torch_library_init_impl("kiln_native", kKey, __FILE__, __LINE__, &kernels) != 0;
   if (failed) return;
   for (const Operator& each : kOperators) {
     failed += aoti_torch_library_def(schemas, each.schema) != 0;
-    for (TorchLibraryHandle key : kernels)
-      failed += torch_library_impl(key, each.name, each.kernel, kBuildVersion) != 0;
+    failed += torch_library_impl(kernels, each.name, each.kernel, kBuildVersion) != 0;
   }
 }
 

@@ -12,9 +12,8 @@ struct Numbers {
   int32_t torch_dtypes[kDtypes];  // in the order of kKilnDtypes
 };
 extern Numbers numbers;
-constexpr kiln_dtype kKilnDtypes[kDtypes] = {KILN_BF16,     KILN_FP16,     KILN_FP32, KILN_INT32, KILN_INT64,
-                                             KILN_FP8E4M3,  KILN_UINT8,    KILN_FP64, KILN_INT8,  KILN_INT16,
-                                             KILN_FP8E5M2,  KILN_BOOL};
+constexpr kiln_dtype kKilnDtypes[kDtypes] = {KILN_BF16,  KILN_FP16, KILN_FP32, KILN_INT32, KILN_INT64,   KILN_FP8E4M3,
+                                             KILN_UINT8, KILN_FP64, KILN_INT8, KILN_INT16, KILN_FP8E5M2, KILN_BOOL};
 
 void ask_numbers();
 

@@ -54,7 +54,8 @@ kiln_status find_stream() {
     get_stream.store(reinterpret_cast<GetCurrentStream>(address), std::memory_order_release);
     return KILN_OK;
   }
-  return fail(KILN_E_QUEUE, "neither libtorch_cuda.so nor libtorch_hip.so is loaded, so the current stream is not known");
+  return fail(KILN_E_QUEUE,
+              "neither libtorch_cuda.so nor libtorch_hip.so is loaded, so the current stream is not known");
 }
 
 }  // namespace

@@ -10,8 +10,8 @@ namespace kiln_torch {
 // this process (KILN_E_FORKED), so another is opened.
 kiln_status runtime(kiln_t* out, bool fresh = false);
 
-// A queue of PyTorch's current stream on a device. KILN_E_QUEUE: PyTorch does not tell; then there is no queue, least of
-// all the null stream.
+// A queue of PyTorch's current stream on a device. KILN_E_QUEUE: PyTorch does not tell; then there is no queue, least
+// of all the null stream.
 kiln_status current_queue(int32_t device, kiln_queue* out);
 
 // Leaves a formatted sentence for the calling thread, returns `status`.

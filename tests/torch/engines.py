@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from reference_engine import ReferenceEngine
 
 from kiln.torch.operators import like
@@ -20,11 +21,17 @@ class Definition(ReferenceEngine):
 
     def attn_fwd(self, *args, **more):
         self.calls.append("attn_fwd")
+        q, v = args[0], args[2]
+        if not q.numel():
+            rows_first = more.get("rows_first", args[20] if len(args) > 20 else False)
+            return like(q, v.shape[-1], rows_first), q.new_empty(q.shape[:-1], dtype=torch.float32)
         return super().attn_fwd(*args, **more)
 
     def attn_bwd(self, dout, q, k, v, *args, **more):
         self.calls.append("attn_bwd")
-        results = self._thread.submit(super().attn_bwd, dout, q, k, v, *args, **more).result()
         rows_first = more.get("rows_first", args[19] if len(args) > 19 else False)
+        if not dout.numel():  # nothing that PyTorch would call differentiable
+            return *(like(x, x.shape[-1], rows_first).zero_() for x in (q, k, v)), None, None
+        results = self._thread.submit(super().attn_bwd, dout, q, k, v, *args, **more).result()
         laid_out = (like(x, x.shape[-1], rows_first).copy_(d) for x, d in zip((q, k, v), results))
         return *laid_out, *results[3:]

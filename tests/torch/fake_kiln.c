@@ -1,4 +1,5 @@
-/* Stands for libkiln.so.0 and libkiln_flash.so beneath libkiln_torch.so: every entry goes to one function of the test. */
+/* Stands for libkiln.so.0 and libkiln_flash.so beneath libkiln_torch.so: every entry goes to one function of the test.
+ */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,9 +36,9 @@ int32_t kiln_operations(void* kiln, void* visit, void* user) { return (void)kiln
 
 #define ENTRY(name) \
   int32_t name(void* kiln, const void* queue, const void* params) { return enter(#name, kiln, queue, params, 0); }
-#define SIZED(name)                                                                         \
-  int32_t name(void* kiln, const void* queue, const void* params, uint64_t* bytes) {        \
-    return enter(#name, kiln, queue, params, bytes);                                        \
+#define SIZED(name)                                                                  \
+  int32_t name(void* kiln, const void* queue, const void* params, uint64_t* bytes) { \
+    return enter(#name, kiln, queue, params, bytes);                                 \
   }
 ENTRY(kiln_attn_fwd)
 ENTRY(kiln_attn_bwd)

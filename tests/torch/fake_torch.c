@@ -1,6 +1,6 @@
 /* Stands for libtorch_cpu.so and libtorch_cuda.so: the functions of bindings/torch/shim.h over tensors that are plain
- * structures, so that the boxed kernels of libkiln_torch.so run without PyTorch and without a GPU. Tensors say that they
- * are on a device; nobody looks at what they hold. Everything counts, and everything can fail. */
+ * structures, so that the boxed kernels of libkiln_torch.so run without PyTorch and without a GPU. Tensors say that
+ * they are on a device; nobody looks at what they hold. Everything counts, and everything can fail. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@ typedef struct {
   int32_t zeroed;
   int64_t dim, sizes[8], strides[8];
   void* data;
-  int64_t storage;  /* bytes of what the fake allocator gave, 0 where the test made it */
+  int64_t storage; /* bytes of what the fake allocator gave, 0 where the test made it */
 } Tensor;
 
 typedef struct {
@@ -102,11 +102,11 @@ int32_t torch_delete_list(List* list) {
 }
 
 /* ---- tensors ---- */
-#define GET(function, type, field)                   \
-  int32_t function(Tensor* tensor, type* out) {      \
-    MAY_FAIL;                                        \
-    *out = (type)tensor->field;                      \
-    return 0;                                        \
+#define GET(function, type, field)              \
+  int32_t function(Tensor* tensor, type* out) { \
+    MAY_FAIL;                                   \
+    *out = (type)tensor->field;                 \
+    return 0;                                   \
   }
 GET(aoti_torch_get_dim, int64_t, dim)
 GET(aoti_torch_get_sizes, int64_t*, sizes)

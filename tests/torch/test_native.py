@@ -62,9 +62,9 @@ def test_registration(fake: Path) -> None:
 import json
 schemas = []
 while s := p.torch.fake_schema(len(schemas)): schemas.append(s.decode())
-print(json.dumps([p.library.kiln_torch_failed(), schemas, [p.torch.fake_version(i) for i in range(8)],
-                  [bool(p.torch.fake_kernel(n, k)) for n in (b"attn_fwd", b"attn_bwd", b"attn_decode", b"dropout_mask")
-                   for k in (b"CUDA", b"CPU")]]))
+print(json.dumps([p.library.kiln_torch_failed(), schemas, [p.torch.fake_version(i) for i in range(4)],
+                  [bool(p.torch.fake_kernel(n, b"CompositeExplicitAutograd")) for n in (b"attn_fwd", b"attn_bwd",
+                   b"attn_decode", b"dropout_mask")]]))
 """
     import json
 
@@ -90,9 +90,12 @@ def test_no_stream_is_an_error_and_never_the_null_stream(fake: Path) -> None:
 
 def test_rocm(fake: Path) -> None:
     """Its vendor, and HIP from the library that PyTorch has loaded."""
-    code = CALL + """
+    code = (
+        CALL
+        + """
 print(p.entered[0].vendor, p.entered[0].stream, bool(p.kiln.kiln_fake_resolve()))
 """
+    )
     assert inside(fake, code, KILN_FAKE_BACKEND="libtorch_hip.so").split("\n")[:2] == ["0", f"2 {0x5000} True"]
     assert inside(fake, code).split("\n")[:2] == ["0", f"1 {0x5000} False"]
 

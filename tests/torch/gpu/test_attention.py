@@ -1,4 +1,4 @@
-"""kiln.torch.attention and decode, feature by feature, against an engine that is the definition (reference_engine.py)."""
+"""kiln.torch.attention and decode, feature by feature, against the definition (reference_engine.py)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def close(ours: torch.Tensor | None, theirs: torch.Tensor | None, name: str) -> 
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype and ours.stride() == theirs.stride(), name
     scale = theirs.double().abs().nan_to_num(0, 0, 0).max().item() or 1.0
     rounding = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(ours.dtype, 2**-7)
-    torch.testing.assert_close(ours.double(), theirs.double(), atol=4 * rounding * scale, rtol=4 * rounding, msg=lambda m: f"{name}: {m}")
+    torch.testing.assert_close(
+        ours.double(), theirs.double(), atol=4 * rounding * scale, rtol=4 * rounding, msg=lambda m: f"{name}: {m}"
+    )
 
 
 def both(make, cancelling: str = "", **call) -> None:
@@ -57,13 +59,19 @@ def both(make, cancelling: str = "", **call) -> None:
     results = []
     inputs = make()
     for engine in (None, definition):
-        leaves = {n: x.detach().clone().requires_grad_(x.is_floating_point() and n != "alibi_slopes") for n, x in inputs.items()}
+        leaves = {
+            n: x.detach().clone().requires_grad_(x.is_floating_point() and n != "alibi_slopes")
+            for n, x in inputs.items()
+        }
         with engine() if engine else definition_off():
             out, lse = kt.attention(**leaves, **call, return_lse=True)
             dout = torch.linspace(-1, 1, out.numel(), device="cuda").reshape(out.shape).to(out.dtype)
             out.backward(dout)
         gradients = {n: x.grad for n, x in leaves.items() if x.requires_grad}
-        results.append({"out": out.detach(), **gradients} | ({} if "cu_seqlens_q" in leaves or "seqused_q" in leaves else {"lse": lse}))
+        results.append(
+            {"out": out.detach(), **gradients}
+            | ({} if "cu_seqlens_q" in leaves or "seqused_q" in leaves else {"lse": lse})
+        )
     for name in results[0]:
         if name == cancelling:
             assert results[0][name].abs().max() < 0.05 and results[1][name].abs().max() < 0.05
@@ -103,7 +111,11 @@ def test_features(feature: str, rows_first: bool) -> None:
     both(lambda: qkv(rows_first=rows_first), **FEATURES[feature], rows_first=rows_first)
 
 
-@pytest.mark.parametrize("shape", [(70, 90), (1, 4, 70, 90), (2, 1, 70, 90), (2, 4, 70, 90), (2, 4, 1, 90), (2, 4, 70, 1), (1, 1, 1, 90)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(70, 90), (1, 4, 70, 90), (2, 1, 70, 90), (2, 4, 70, 90), (2, 4, 1, 90), (2, 4, 70, 1), (1, 1, 1, 90)],
+    ids=str,
+)
 def test_bias(shape: tuple[int, ...]) -> None:
     cancelling = "bias" if shape[-1] == 1 else ""  # what is added to all scores of a row changes no weight
     both(lambda: qkv() | {"bias": random(*shape)}, cancelling)
@@ -124,7 +136,10 @@ def test_packed_sequences(rank: int, rows_first: bool, known: bool) -> None:
     """Rows behind the last sequence are there too: zeros, in gradients as well."""
 
     def make():
-        q, k, v = (random(1, heads, sum(lengths) + 9, 64) for heads, lengths in ((4, LENGTHS_Q), (2, LENGTHS_K), (2, LENGTHS_K)))
+        q, k, v = (
+            random(1, heads, sum(lengths) + 9, 64)
+            for heads, lengths in ((4, LENGTHS_Q), (2, LENGTHS_K), (2, LENGTHS_K))
+        )
         if rows_first:
             q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         if rank == 3:
@@ -190,10 +205,16 @@ def test_checkpoints_draw_the_same_again() -> None:
 
     def run(q, k, v):
         with kt.use():
-            return torch.nn.functional.scaled_dot_product_attention(q * 1, k, v, dropout_p=0.5, enable_gqa=True).square()
+            return torch.nn.functional.scaled_dot_product_attention(
+                q * 1, k, v, dropout_p=0.5, enable_gqa=True
+            ).square()
 
     gradients = []
-    for wrapped in (run, lambda *x: checkpoint(run, *x, use_reentrant=False), lambda *x: checkpoint(run, *x, use_reentrant=True)):
+    for wrapped in (
+        run,
+        lambda *x: checkpoint(run, *x, use_reentrant=False),
+        lambda *x: checkpoint(run, *x, use_reentrant=True),
+    ):
         torch.manual_seed(5)
         leaves = [x.detach().requires_grad_() for x in values]
         wrapped(*leaves).sum().backward()  # no torch.autograd.grad: the older kind of checkpoint refuses it
@@ -231,6 +252,7 @@ def test_autocast() -> None:
 def test_decode() -> None:
     for rows_first in (False, True):
         for packed in (False, True):
+
             def made(rows_first=rows_first, packed=packed):
                 caches = [random(3, 2, 200, 64) for _ in "kv"]
                 q = random(1, 4, 6, 64) if packed else random(3, 4, 2, 64)
@@ -253,7 +275,14 @@ def test_decode() -> None:
     # One that is saved for a gradient must not be written unseen.
     cache = random(1, 4, 9, 64)
     used = (cache * random(1, 4, 9, 64).requires_grad_()).sum()
-    kt.decode(random(1, 4, 1, 64), cache, cache.clone(), k_new=random(1, 4, 1, 64), v_new=random(1, 4, 1, 64), seqused_k=int32(3))
+    kt.decode(
+        random(1, 4, 1, 64),
+        cache,
+        cache.clone(),
+        k_new=random(1, 4, 1, 64),
+        v_new=random(1, 4, 1, 64),
+        seqused_k=int32(3),
+    )
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         used.backward()
 

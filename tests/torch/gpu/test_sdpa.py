@@ -1,4 +1,4 @@
-"""torch.nn.functional.scaled_dot_product_attention routed to Kiln, against PyTorch: all arguments, values and gradients."""
+"""F.scaled_dot_product_attention routed to Kiln, against PyTorch: all arguments, values and gradients."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def check(q, k, v, mask=None, constant=None, **call) -> None:
         else:
             again = [random(*x.shape, dtype=x.dtype) for x in (q, k, v)]
             inputs = (*again, mask)
-        shape = (*torch.broadcast_shapes(q.shape[:-2], *(() if call.get("enable_gqa") else (k.shape[:-2], v.shape[:-2]))),
-                 q.shape[-2], v.shape[-1])  # fmt: skip
+        others = () if call.get("enable_gqa") else (k.shape[:-2], v.shape[:-2])
+        shape = (*torch.broadcast_shapes(q.shape[:-2], *others), q.shape[-2], v.shape[-1])
         return inputs, random(*shape, dtype=q.dtype)
 
     verdict = compare(routed, direct, make)
@@ -149,7 +149,10 @@ def test_causal_biases() -> None:
 
 def test_nothing_to_do() -> None:
     for q, k in (((0, 4, 8), (0, 4, 8)), ((2, 0, 8), (2, 0, 8)), ((2, 4, 0), (2, 4, 8)), ((2, 4, 8), (2, 4, 0))):
-        a, b = random(*q, 64, dtype=torch.bfloat16).requires_grad_(), random(*k, 64, dtype=torch.bfloat16).requires_grad_()
+        a, b = (
+            random(*q, 64, dtype=torch.bfloat16).requires_grad_(),
+            random(*k, 64, dtype=torch.bfloat16).requires_grad_(),
+        )
         with kt.use():
             out = F.scaled_dot_product_attention(a, b, b)
         assert out.shape == a.shape and not out.any()

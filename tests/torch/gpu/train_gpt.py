@@ -2,9 +2,10 @@
 
     PYTHONPATH=<wheels> python3 tests/torch/gpu/train_gpt.py FOLDER [--steps 200]
 
-Leaves FOLDER/gpt.json with the losses of each step, and FOLDER/gpt.svg where matplotlib is installed (elsewhere later, by
---plot). Fails where Kiln's curve is farther from PyTorch's than twice what PyTorch's own kernels are from one another,
-or than what another seed does. The text is Python's own library, byte by byte. Dropout is off: every draw would differ.
+Leaves FOLDER/gpt.json with the losses of each step, and FOLDER/gpt.svg where matplotlib is installed (elsewhere later,
+by --plot). Fails where Kiln's curve is farther from PyTorch's than twice what PyTorch's own kernels are from one
+another, or than what another seed does. The text is Python's own library, byte by byte. Dropout is off: every draw
+would differ.
 """
 
 from __future__ import annotations

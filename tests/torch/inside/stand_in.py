@@ -1,4 +1,4 @@
-"""The boxed kernels of libkiln_torch.so on stand-ins for libtorch and for Kiln (fake_torch.c, fake_kiln.c), by ctypes."""
+"""The boxed kernels of libkiln_torch.so on stand-ins for libtorch and Kiln (fake_torch.c, fake_kiln.c), by ctypes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Process:
             library.fake_fail(function.encode(), nth)
 
     def call(self, name: str, tensors: Sequence[Tensor], extras: Sequence[Tensor | None] | None, rest: Sequence[object],
-             results: int, key: str = "CUDA", which: int | None = None) -> tuple:  # fmt: skip
+             results: int, which: int | None = None) -> tuple:  # fmt: skip
         """Runs a boxed kernel as libtorch does; its results, tensors or None, and its status."""
         self.entered.clear()
         before = self.torch.fake_tensors()
@@ -111,7 +111,7 @@ class Process:
         stack += [_word(value) for value in rest]
         array = (c.c_uint64 * max(len(stack), results + 1))(*stack)
         kernel = c.CFUNCTYPE(None, c.POINTER(c.c_uint64), c.c_uint64, c.c_uint64)(
-            self.torch.fake_kernel(name.encode(), key.encode())
+            self.torch.fake_kernel(name.encode(), b"CompositeExplicitAutograd")
         )
         kernel(array, len(stack), results + 1)
         status = c.c_int64(array[results]).value

@@ -16,7 +16,6 @@ torch.compile, autocast and CUDA graphs. What Kiln has no kernel for is refused 
 silence. Importing needs no GPU.
 """
 
-from kiln.torch import autograd as _autograd  # registers gradients
 from kiln.torch.explanation import Explanation, Kernel, explain
 from kiln.torch.functions import attention, decode, draw_rng, dropout_mask
 from kiln.torch.native import runtime

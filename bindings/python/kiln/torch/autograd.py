@@ -10,20 +10,19 @@ from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
 from kiln.errors import UnsupportedError
-from kiln.torch import operators
+from kiln.torch import native, operators
 
 _Tensor, _Parameter = Tensor, torch.nn.Parameter
 _BIAS, _SINKS = 3, 5  # arguments of attn_fwd
 _TENSORS = 11  # q to rng
 _ROWS_FIRST, _RETURN_LSE = 20, 21
 _NOTHING = (None,) * operators.FORWARD_ARGUMENTS
-
-# The defaults of attn_fwd's arguments behind q, k and v: the dispatcher leaves out those at the end.
-_DEFAULTS = tuple(argument.default_value for argument in operators.attn_fwd._schema.arguments)
+_RECORDED = native.RETURN_LSE + native.FOR_BACKWARD
+_CAUSAL_TO_ROWS_FIRST = (native.CAUSAL, native.BOTTOM_RIGHT, native.ROWS_FIRST)
 
 
 def is_real() -> bool:
-    """Whether nothing traces or transforms what this thread calls: tensors of PyTorch's own class are what they seem."""
+    """Whether nothing traces or transforms what this thread calls: PyTorch's own tensors are what they seem."""
     return (
         not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
@@ -35,7 +34,7 @@ def _all_real(tensors: tuple[Tensor | None, ...]) -> bool:
     for tensor in tensors:
         if tensor is not None and type(tensor) is not _Tensor and type(tensor) is not _Parameter:
             return False
-    return is_real()
+    return is_real() and not tensors[0].is_meta
 
 
 class Attention(torch.autograd.Function):
@@ -60,7 +59,7 @@ class Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: FunctionCtx, dout: Tensor | None, dlse: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, dout: Tensor | None, _dlse: None) -> tuple[Tensor | None, ...]:
         if dout is None:
             return _NOTHING
         *tensors, out, lse = ctx.saved_tensors
@@ -78,16 +77,54 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, dbias, None, dsinks, *_NOTHING[_SINKS + 1 :]
 
 
+class Plain(torch.autograd.Function):
+    """attn_fwd of q, k and v alone, by the native engine: what training calls most often, with no step too many."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tensor:
+        out, lse, status = native.forward_op(q, k, v, native.NO_EXTRAS, 0, flags + _RECORDED, scale)
+        if status:
+            raise Refused(status)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call = flags, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dout: Tensor) -> tuple[Tensor | None, ...]:
+        flags, scale = ctx.call
+        causal, bottom_right, rows_first = (bool(flags & bit) for bit in _CAUSAL_TO_ROWS_FIRST)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        recorded = torch.is_grad_enabled() or not _all_real((dout,))
+        run = operators.attn_bwd if recorded else native.attn_bwd
+        dq, dk, dv, _, _ = run(
+            dout, *ctx.saved_tensors, scale=scale, causal=causal, bottom_right=bottom_right, rows_first=rows_first,
+            deterministic=deterministic,
+        )  # fmt: skip
+        return dq, dk, dv, None, None
+
+
+class Refused(Exception):
+    """`Plain` was refused a call; `status` says why. Nothing was recorded, nothing runs."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+# As Function.apply does it, which looks for functorch's transforms first; whoever calls this has done so.
+plain = super(torch.autograd.Function, Plain).apply
+
+
 class _Backward(torch.autograd.Function):
     """attn_bwd, whose own gradients are refused when they are asked for."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, *args: object) -> tuple[Tensor | None, ...]:
+    def forward(_ctx: FunctionCtx, *args: object) -> tuple[Tensor | None, ...]:
         with torch._C._AutoDispatchBelowAutograd():
             return operators.attn_bwd(*args)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(_ctx: FunctionCtx, *_gradients: Tensor | None) -> tuple[None, ...]:
         raise UnsupportedError(
             "Kiln's attention can be differentiated once, not twice; PyTorch's own can, with "
             "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
@@ -110,7 +147,7 @@ def attention(*args: object) -> tuple[Tensor, Tensor | None]:
     if not is_real():
         _refuse_transforms(args)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-        return Attention.apply(*args, *_DEFAULTS[len(args) :])
+        return Attention.apply(*args, *operators.FORWARD_DEFAULTS[len(args) :])
     if _all_real(args[:_TENSORS]):
         return operators.engine().attn_fwd(*args)
     with torch._C._AutoDispatchBelowAutograd():

@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kiln.errors import ArgumentError
-from kiln.torch import autograd, operators
+from kiln.torch import autograd, native, operators
 from kiln.torch.autograd import Attention, is_real
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST = 2**63 - 1
 # A scale of 0 stands for the usual one in the operators. Products with the smallest fp32 are as good as 0.
 TINY = 2.0**-126
+_NO_TENSORS = (None,) * 8
 
 
 def draw_rng(device: torch.device | str | int) -> Tensor:
@@ -28,7 +29,7 @@ def draw_rng(device: torch.device | str | int) -> Tensor:
 def dropout_mask(
     rng: Tensor, batch: int, heads: int, rows: int, keys: int, dropout: float, dtype: torch.dtype = torch.uint8
 ) -> Tensor:
-    """What dropout with this `rng` keeps: [batch, heads, rows, keys], for tests and for whoever must apply it elsewhere.
+    """What dropout with this `rng` keeps: [batch, heads, rows, keys]; for tests, and to apply it elsewhere.
 
     Args:
         rng: as `draw_rng` gives it and `attention` takes it.
@@ -56,8 +57,8 @@ def attention(
 
     Args:
         q: [batch, heads, rows, head_dim], with rows_first [batch, rows, heads, head_dim]; float16, bfloat16 or float32.
-        k, v: [batch, heads_kv, keys, head_dim or head_dim_v], or rows first; heads is a multiple of heads_kv. All of one
-            dtype and on one device.
+        k, v: [batch, heads_kv, keys, head_dim or head_dim_v], or rows first; heads is a multiple of heads_kv. All of
+            one dtype and on one device.
         bias: added to scores: [batch, heads, rows, keys] or what broadcasts to it; cast to q's dtype.
         alibi_slopes: [heads] or [batch, heads].
         sinks: [heads]: the score of a key without a value that every row sees.
@@ -113,20 +114,49 @@ def attention(
 
 
 def call(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None, *rest: object
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seqused_q: Tensor | None, seqused_k: Tensor | None,
+    rng: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, scale: float, softcap: float, dropout: float,
+    causal: bool, left: int, right: int, bottom_right: bool, rows_first: bool, return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """attn_fwd with all of its arguments, by the shortest way that is right for these tensors."""
+    arguments = (
+        q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+        max_seqlen_k, scale, softcap, dropout, causal, left, right, bottom_right, rows_first, return_lse,
+    )  # fmt: skip
     if (
         type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES or type(v) not in PLAIN_TYPES
-        or is_compiling() or not is_real() or torch._C._is_any_autocast_enabled()
+        or q.is_meta or is_compiling() or not is_real() or torch._C._is_any_autocast_enabled()
     ):  # fmt: skip
-        return operators.attn_fwd(q, k, v, bias, alibi_slopes, sinks, *rest)
-    if torch.is_grad_enabled() and (
+        return operators.attn_fwd(*arguments)
+    if not torch.is_grad_enabled() or not (
         q.requires_grad or k.requires_grad or v.requires_grad
         or (bias is not None and bias.requires_grad) or (sinks is not None and sinks.requires_grad)
     ):  # fmt: skip
-        return Attention.apply(q, k, v, bias, alibi_slopes, sinks, *rest)
-    return operators.engine().attn_fwd(q, k, v, bias, alibi_slopes, sinks, *rest)
+        return operators.engine().attn_fwd(*arguments)
+    if arguments[3:11] == _NO_TENSORS and arguments[11:] == (
+        0, 0, scale, 0.0, 0.0, causal, -1, -1, bottom_right, rows_first, False
+    ):  # fmt: skip
+        flags = native.CAUSAL * causal + native.BOTTOM_RIGHT * bottom_right + native.ROWS_FIRST * rows_first
+        if (out := recorded(q, k, v, flags, scale)) is not None:
+            return out, None
+    return Attention.apply(*arguments)
+
+
+def recorded(q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tensor | None:
+    """The plainest call whose gradients are wanted; real tensors. None: it is not so plain, nothing was done.
+
+    Raises:
+        KilnError: no kernel serves it.
+    """
+    if operators.engine() is not native or not q.is_cuda:
+        return None
+    try:
+        return autograd.plain(q, k, v, flags, scale)
+    except autograd.Refused as refused:
+        if refused.status in native.FINAL:
+            native.fail(refused.status)
+    return None
 
 
 def decode(
@@ -177,7 +207,9 @@ def decode(
     elif scale == 0.0:
         scale = TINY
     if out is None:
-        out = operators.like(q, v_cache.shape[-1], rows_first)
+        width = v_cache.shape[-1]
+        is_plain = q.shape[-1] == width and q.is_contiguous()
+        out = torch.empty_like(q) if is_plain else operators.like(q, width, rows_first)
     arguments = (
         q, k_cache, v_cache, out, k_new, v_new, _int32(seqused_k), _int32(cu_seqlens_q), _int32(block_table),
         _int32(cache_batch), _int32(leftpad), rotary_cos, rotary_sin, _fp32(k_scale), _fp32(v_scale), _fp32(sinks),
@@ -186,7 +218,7 @@ def decode(
     )  # fmt: skip
     if (
         type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
-        and not is_compiling() and is_real()
+        and not q.is_meta and not is_compiling() and is_real()
     ):  # fmt: skip
         lse = autograd.decode(*arguments, run=operators.engine().attn_decode)
     else:
@@ -198,7 +230,8 @@ def spread_bias(bias: Tensor, dtype: torch.dtype, rows: int, keys: int) -> Tenso
     """A bias of four dimensions as the operators take it: batch and heads may be 1, rows and keys are all there."""
     if bias.dtype == torch.bool:
         raise ArgumentError(
-            "bias must be of a floating dtype: it is added to scores; kiln.torch.scaled_dot_product_attention takes masks"
+            "bias must be of a floating dtype, since it is added to scores; "
+            "kiln.torch.scaled_dot_product_attention takes masks"
         )
     if bias.dim() > 4:
         raise ArgumentError(f"bias must broadcast to [batch, heads, rows, keys], and has {bias.dim()} dimensions")
@@ -217,3 +250,26 @@ def _int32(tensor: Tensor | None) -> Tensor | None:
 
 def _fp32(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()
+
+
+class _Quick(torch._ops.OpOverloadPacket):
+    """torch.ops.kiln.attn_fwd, which takes the same ways as attention() does: the dispatcher's, where there is more to
+    a call than real tensors, and a shorter one where there is not."""
+
+    def __call__(self, /, *args, **kwargs):
+        given = len(args)
+        if given < 3 or given > operators.FORWARD_ARGUMENTS or is_compiling():
+            return super().__call__(*args, **kwargs)
+        if not kwargs:
+            return call(*args, *operators.FORWARD_DEFAULTS[given:])
+        arguments = [*args, *operators.FORWARD_DEFAULTS[given:]]
+        for name, value in kwargs.items():
+            place = _PLACES.get(name, 0)
+            if place < given:  # given twice, or no argument
+                return super().__call__(*args, **kwargs)
+            arguments[place] = value
+        return call(*arguments)
+
+
+_PLACES = {argument.name: place for place, argument in enumerate(operators.attn_fwd._schema.arguments)}
+torch.ops.kiln.attn_fwd.__class__ = _Quick

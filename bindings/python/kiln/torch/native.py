@@ -27,6 +27,8 @@ LOWEST = (2, 10)
 CAUSAL, BOTTOM_RIGHT, ROWS_FIRST, RETURN_LSE, FOR_BACKWARD, ALIKE = 1, 2, 4, 8, 16, 32
 NEED_DBIAS, NEED_DSINKS, DETERMINISTIC, INTERLEAVED, EQUAL_HEADS = 64, 128, 256, 512, 1024
 REFIT = -1
+# Refusals that neither another form of the tensors nor a second try can change.
+FINAL = frozenset({2, 3, 5, 6, 7, 15})
 _OUT_OF_MEMORY, _QUEUE, _RANGE = 11, 13, 14
 
 NO_EXTRAS: list[Tensor] = []
@@ -81,7 +83,10 @@ def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, flags: int) -> Tenso
     global _handle
     if not _handle:
         _handle = runtime()
-    out = empty_like(q)
+    try:
+        out = empty_like(q)
+    except torch.OutOfMemoryError:
+        return None  # which the other way says in our words
     if attend(_handle, q, k, v, out, scale, flags):
         _handle = 0
         return None
@@ -177,7 +182,7 @@ def attn_decode(
     scale: float = 0.0, softcap: float = 0.0, causal: bool = False, rotary_interleaved: bool = False,
     rows_first: bool = False, return_lse: bool = False,
 ) -> Tensor | None:  # fmt: skip
-    """Attention over a cache, as `torch.ops.kiln.attn_decode`: writes `out` and the caches; the log-sum-exp if wanted."""
+    """Attention over a cache, as `torch.ops.kiln.attn_decode`: writes `out` and the caches; the log-sum-exp or None."""
     extras, which = _listed(
         k_new, v_new, seqused_k, cu_seqlens_q, block_table, cache_batch, leftpad, rotary_cos, rotary_sin, k_scale,
         v_scale, sinks, alibi_slopes,
@@ -209,6 +214,8 @@ def fail(status: int) -> NoReturn:
 
 def fitted(tensor: Tensor) -> Tensor:
     """A copy whose last dimension is contiguous; heads and rows lie in memory in the order that they had."""
+    if not tensor.numel():
+        return tensor.new_empty(tensor.shape)  # contiguous() takes an empty tensor's strides for what they are not
     if tensor.dim() < 3 or tensor.stride(-3) >= tensor.stride(-2):
         return tensor.contiguous()
     return tensor.transpose(-3, -2).contiguous().transpose(-3, -2)

@@ -1,13 +1,14 @@
 """torch.ops.kiln: what PyTorch's dispatcher, autograd, autocast and torch.compile see of Kiln.
 
-Each operator has kernels, registered below: for tensors on a device, which run the engine; for fake tensors, which tell
-shapes; beneath autocast; and for autograd (autograd.py). They are opaque to whatever traces them. `torch.library.Library`
-and no `custom_op`, whose wrappers cost ten times what a call of these does.
+Each operator has kernels, registered below: for tensors on a device, which run the engine; for fake tensors, which
+tell shapes; beneath autocast; and for autograd (autograd.py). They are opaque to whatever traces them.
+`torch.library.Library` and no `custom_op`, whose wrappers cost ten times what a call of these does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Protocol
 
@@ -33,6 +34,9 @@ class Engine(Protocol):
 
 _engine: Engine | ModuleType = native
 
+state = uuid.uuid4().hex
+"""Another text in each process and for each engine: what torch.compile decides by it is never taken from a cache."""
+
 
 def engine() -> Engine | ModuleType:
     """What runs the operators now."""
@@ -48,12 +52,13 @@ def set_engine(new: Engine | None) -> Engine | ModuleType | None:
     Returns:
         What ran them, to be given here again; None for what was compiled ahead.
     """
-    global _engine
+    global _engine, state
     before, _engine = _engine, native if new is None else new
+    state = uuid.uuid4().hex
     return None if before is native else before
 
 
-# ---- schemas -----------------------------------------------------------------------------------------------------------
+# ---- schemas --------------------------------------------------------------------------------------------------------
 
 _SHARED = (
     "Tensor? bias=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "
@@ -76,7 +81,6 @@ SCHEMAS = {
     "dropout_mask": "(Tensor rng, SymInt batch, SymInt heads, SymInt rows, SymInt keys, float dropout, "
     "ScalarType dtype=uint8) -> Tensor",
 }
-FORWARD_ARGUMENTS = 22  # of attn_fwd
 
 # Which result has which strides follows from those of the inputs, so a compiler must hand them on as they were.
 _TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
@@ -90,7 +94,11 @@ attn_bwd = torch.ops.kiln.attn_bwd.default
 attn_decode = torch.ops.kiln.attn_decode.default
 dropout_mask = torch.ops.kiln.dropout_mask.default
 
-# ---- tensors on a device -------------------------------------------------------------------------------------------------
+# Of all arguments of attn_fwd; the dispatcher leaves out those at the end.
+FORWARD_DEFAULTS = tuple(argument.default_value for argument in attn_fwd._schema.arguments)
+FORWARD_ARGUMENTS = len(FORWARD_DEFAULTS)
+
+# ---- tensors on a device --------------------------------------------------------------------------------------------
 
 # Tensors of the CPU too: the interpreter takes them, and other engines refuse them in their words.
 for _key in ("CUDA", "CPU"):
@@ -100,7 +108,7 @@ for _key in ("CUDA", "CPU"):
     library.impl("dropout_mask", lambda *args: _engine.dropout_mask(*args), _key)
 
 
-# ---- fake tensors --------------------------------------------------------------------------------------------------------
+# ---- fake tensors ---------------------------------------------------------------------------------------------------
 
 
 def like(model: Tensor, width: int | torch.SymInt, rows_first: bool) -> Tensor:
@@ -119,44 +127,50 @@ def _lse_of(q: Tensor, rows_first: bool) -> Tensor:
     return q.new_empty((*batch, b, a) if rows_first else (*batch, a, b), dtype=torch.float32)
 
 
-@torch.library.register_fake("kiln::attn_fwd", lib=library)
-def _(
-    q, k, v, bias=None, alibi_slopes=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
-    seqused_k=None, rng=None, max_seqlen_q=0, max_seqlen_k=0, scale=0.0, softcap=0.0, dropout=0.0, causal=False,
-    window_left=-1, window_right=-1, bottom_right=False, rows_first=False, return_lse=False,
+def _fake_fwd(given: dict) -> tuple[Tensor, Tensor | None]:
+    q, rows_first = given["q"], given["rows_first"]
+    lse = _lse_of(q, rows_first) if given["return_lse"] else None
+    return like(q, given["v"].shape[-1], rows_first), lse
+
+
+def _fake_bwd(given: dict) -> tuple[Tensor | None, ...]:
+    gradients = (like(given[name], given[name].shape[-1], given["rows_first"]) for name in "qkv")
+    bias = given["bias"] if given["need_dbias"] else None
+    sinks = given["sinks"] if given["need_dsinks"] else None
+    return (
+        *gradients,
+        None if bias is None else bias.new_empty(bias.shape),
+        None if sinks is None else sinks.new_empty(sinks.shape, dtype=torch.float32),
+    )
+
+
+def _fake_decode(given: dict) -> Tensor | None:
+    return _lse_of(given["q"], given["rows_first"]) if given["return_lse"] else None
+
+
+def _fake_mask(given: dict) -> Tensor:
+    sizes = [given[name] for name in ("batch", "heads", "rows", "keys")]
+    dtype = given["dtype"]  # a number is the default, as schemas have it
+    return given["rng"].new_empty(sizes, dtype=torch.uint8 if isinstance(dtype, int) else dtype)
+
+
+def _register_fake(op: torch._ops.OpOverload, shapes: Callable[[dict], object]) -> None:
+    """Has `shapes` tell an operator's results of its arguments by name."""
+    arguments = [(argument.name, argument.default_value) for argument in op._schema.arguments]
+
+    def kernel(*args, **kwargs):
+        return shapes({**dict(arguments), **dict(zip((name for name, _ in arguments), args)), **kwargs})
+
+    torch.library.register_fake(op.name(), kernel, lib=library)
+
+
+for _op, _shapes in (
+    (attn_fwd, _fake_fwd), (attn_bwd, _fake_bwd), (attn_decode, _fake_decode), (dropout_mask, _fake_mask),
 ):  # fmt: skip
-    return like(q, v.shape[-1], rows_first), _lse_of(q, rows_first) if return_lse else None
+    _register_fake(_op, _shapes)
 
 
-@torch.library.register_fake("kiln::attn_bwd", lib=library)
-def _(
-    dout, q, k, v, out, lse, bias=None, alibi_slopes=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None,
-    seqused_q=None, seqused_k=None, rng=None, max_seqlen_q=0, max_seqlen_k=0, scale=0.0, softcap=0.0, dropout=0.0,
-    causal=False, window_left=-1, window_right=-1, bottom_right=False, rows_first=False, need_dbias=False,
-    need_dsinks=False, deterministic=False,
-):  # fmt: skip
-    gradients = (like(tensor, tensor.shape[-1], rows_first) for tensor in (q, k, v))
-    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
-    dsinks = sinks.new_empty(sinks.shape, dtype=torch.float32) if need_dsinks and sinks is not None else None
-    return *gradients, dbias, dsinks
-
-
-@torch.library.register_fake("kiln::attn_decode", lib=library)
-def _(
-    q, k_cache, v_cache, out, k_new=None, v_new=None, seqused_k=None, cu_seqlens_q=None, block_table=None,
-    cache_batch=None, leftpad=None, rotary_cos=None, rotary_sin=None, k_scale=None, v_scale=None, sinks=None,
-    alibi_slopes=None, max_seqlen_q=0, max_seqlen_k=0, window_left=-1, window_right=-1, splits=0, scale=0.0,
-    softcap=0.0, causal=False, rotary_interleaved=False, rows_first=False, return_lse=False,
-):  # fmt: skip
-    return _lse_of(q, rows_first) if return_lse else None
-
-
-@torch.library.register_fake("kiln::dropout_mask", lib=library)
-def _(rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
-    return rng.new_empty((batch, heads, rows, keys), dtype=dtype)
-
-
-# ---- autocast ------------------------------------------------------------------------------------------------------------
+# ---- autocast -------------------------------------------------------------------------------------------------------
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCPU
@@ -179,10 +193,10 @@ for _key, _device in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
     library.impl("attn_fwd", _autocast(attn_fwd, _device, (0, 1, 2, 3)), _key)  # q, k, v, bias
 
 
-# ---- vmap ----------------------------------------------------------------------------------------------------------------
+# ---- vmap -----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_vmap(*args, **kwargs):
+def _refuse_vmap(*_args, **_kwargs):
     raise UnsupportedError(
         "torch.vmap of Kiln's attention is not there; attention takes a batch: make the mapped dimension part of it"
     )

@@ -1,25 +1,26 @@
 """kiln.torch.use(): torch.nn.functional.scaled_dot_product_attention by Kiln's kernels, where there are such.
 
-Where there are none, PyTorch's own runs, and the reason is counted. Nothing else of PyTorch is changed but its switch for
-the fast path of nn.MultiheadAttention, which would go past that function.
+Where there are none, PyTorch's own runs, and the reason is counted. Nothing else of PyTorch is changed but its switch
+for the fast path of nn.MultiheadAttention, which would go past that function.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn.attention.bias import CausalBias
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from kiln.errors import (
-    ArgumentError, NoDeviceError, PackNotFoundError, ResourcesError, UnsupportedError,
-)  # fmt: skip
+from kiln.errors import ArgumentError, NoDeviceError, PackNotFoundError, ResourcesError, UnsupportedError
 from kiln.torch import operators, sdpa
 from kiln.torch.autograd import is_real
+
+if TYPE_CHECKING:
+    from typing import Self
 
 theirs = torch.nn.functional.scaled_dot_product_attention
 """PyTorch's own function."""
@@ -111,7 +112,7 @@ def on_fallthrough(callback: Callable[[str], object] | None) -> Callable[[str], 
     return before
 
 
-class use:  # noqa: N801  # reads as a statement
+class use:
     """Routes torch.nn.functional.scaled_dot_product_attention, and all that calls it there, to Kiln.
 
     with kiln.torch.use():      # this thread, and the threads that run its backward
@@ -138,7 +139,7 @@ class use:  # noqa: N801  # reads as a statement
             if was:
                 _change(_everywhere, -1)
 
-    def __enter__(self) -> use:
+    def __enter__(self) -> Self:
         with _lock:
             _change(_here, 1)
             self.undo()
@@ -183,8 +184,9 @@ def scaled_dot_product_attention(
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """What stands for PyTorch's function while use() is in force: Kiln's, or where it has no kernel PyTorch's own."""
-    # A CausalBias would have its own way to PyTorch's kernels.
-    if type(attn_mask) is not CausalBias and has_torch_function_variadic(query, key, value, attn_mask):
+    if has_torch_function_variadic(query, key, value, attn_mask) and (
+        is_compiling() or not sdpa.is_causal_bias(attn_mask)  # whose own way leads past this function
+    ):
         return handle_torch_function(
             scaled_dot_product_attention, (query, key, value, attn_mask), query, key, value, attn_mask, dropout_p,
             is_causal, scale=scale, enable_gqa=enable_gqa,
@@ -193,7 +195,15 @@ def scaled_dot_product_attention(
         return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_compiling():
         return torch.ops.kiln.scaled_dot_product_attention.default(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, route=True
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            route=operators.state,
         )
     return either(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -213,14 +223,16 @@ def either(
         except REFUSALS as error:
             reason = str(error)
     if _is_final():
-        _fallthroughs.add(reason)
+        count(reason)
     return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _glance(query: Tensor) -> str | None:
     """The most frequent reason, found at no cost."""
     if isinstance(query, Tensor) and query.device.type not in operators.engine().devices:
-        return f"query is on the device {query.device.type}, and kernels run on {' and '.join(operators.engine().devices)}"
+        return (
+            f"query is on the device {query.device.type}, and kernels run on {' and '.join(operators.engine().devices)}"
+        )
     return None
 
 
@@ -233,17 +245,18 @@ def _is_final() -> bool:
     return get_proxy_mode() is not None
 
 
-# Beneath torch.compile the function is an operator, which is taken apart while the graph of operators is made: there is
-# no graph break, and what decides runs as plain Python, on fake tensors.
+# Beneath torch.compile the function is an operator, which is taken apart while the graph of operators is made: there
+# is no graph break, and what decides runs as plain Python, on fake tensors. `route` is operators.state, or "" where
+# nothing may fall through: graphs that PyTorch keeps on disk would else carry a decision, and its count, elsewhere.
 operators.library.define(
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., "
-    "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, bool route=False) -> Tensor",
+    "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, str route='') -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
 )
 
 
 def _composite(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False, route=False
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False, route=""
 ):
     function = either if route else sdpa.attend
     return function(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

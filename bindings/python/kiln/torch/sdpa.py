@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 from torch.amp.autocast_mode import _cast
 from torch.compiler import is_compiling
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import explanation, functions, native, operators
 from kiln.torch.autograd import is_real
 
 _TINY = functions.TINY
-# Statuses that nothing which attend() does can change.
-_FINAL = frozenset({2, 3, 5, 6, 7, 15})
+_NUMBERS = (float, int)
 
 
 def scaled_dot_product_attention(
@@ -27,8 +25,8 @@ def scaled_dot_product_attention(
 
     Args:
         query: [..., L, E]; float16, bfloat16 or float32.
-        key, value: [..., S, E] and [..., S, Ev], what leads broadcasts; with enable_gqa the third dimension from the end
-            may be a divisor of query's.
+        key, value: [..., S, E] and [..., S, Ev], what leads broadcasts; with enable_gqa the third dimension from the
+            end may be a divisor of query's.
         attn_mask: broadcasts to [..., L, S]; bool: True takes part, else it is added to the scores, in query's dtype. A
             torch.nn.attention.bias.CausalBias costs nothing.
         dropout_p: the probability that a weight is dropped, whether a module trains or not; at most 0.9999.
@@ -56,7 +54,7 @@ def shortest(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool,
 ) -> Tensor | None:  # fmt: skip
-    """The plainest call, which is what inference makes most often, without a step too many.
+    """The plainest call, which models make most often, without a step too many.
 
     Returns:
         None: it is not that plain, for attend() to see to.
@@ -65,9 +63,8 @@ def shortest(
         KilnError: no kernel serves it.
     """
     if (
-        attn_mask is not None or dropout_p != 0.0 or operators.engine() is not native
+        attn_mask is not None or type(dropout_p) not in _NUMBERS or dropout_p or operators.engine() is not native
         or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor
-        or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         or not is_real() or torch._C._is_any_autocast_enabled()
     ):  # fmt: skip
         return None
@@ -84,10 +81,12 @@ def shortest(
         scale = 0.0
     elif type(scale) is not float or scale == 0.0:
         return None
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return functions.recorded(query, key, value, flags, scale)
     if (out := native.attended(query, key, value, scale, flags)) is not None:
         return out
     out, _, status = native.forward_op(query, key, value, native.NO_EXTRAS, 0, flags, scale)
-    if status in _FINAL:
+    if status in native.FINAL:
         native.fail(status)
     return out
 
@@ -108,8 +107,8 @@ def attend(
         )
     q, k, v, shape = _shaped(query, key, value, enable_gqa)
     bottom_right, bias = False, None
-    if type(attn_mask) is CausalBias:
-        is_causal, bottom_right = True, attn_mask.variant == CausalVariant.LOWER_RIGHT
+    if is_causal_bias(attn_mask):
+        is_causal, bottom_right = True, attn_mask.variant.name == "LOWER_RIGHT"
     elif attn_mask is not None:
         bias = _bias(attn_mask, shape, q, k)
     scale = 0.0 if scale is None else float(scale) or _TINY
@@ -124,6 +123,11 @@ def attend(
     return out if query.dim() == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 
+def is_causal_bias(mask: object) -> bool:
+    """Whether it is a torch.nn.attention.bias.CausalBias. Who has one has imported that module, which takes seconds."""
+    return type(mask).__name__ == "CausalBias" and type(mask).__module__ == "torch.nn.attention.bias"
+
+
 def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> None:
     """Refuses what the function's own words do not allow."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -136,20 +140,27 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     if not (attn_mask is None or isinstance(attn_mask, Tensor)):
         raise ArgumentError(f"attn_mask must be a tensor or None, and is a {type(attn_mask).__name__}")
     if not isinstance(dropout_p, Real) or not 0.0 <= dropout_p <= 1.0:
-        raise ArgumentError(f"dropout_p must be a probability, and is {dropout_p!r}")
+        raise ArgumentError(f"dropout_p must be a probability, and is {_shown(dropout_p)}")
     if dropout_p > 0.9999:
         raise UnsupportedError(f"dropout_p is {dropout_p!r}; kernels drop at most 0.9999 of the weights")
     if not (scale is None or isinstance(scale, Real)):
-        raise ArgumentError(f"scale must be a number or None, and is {scale!r}")
+        raise ArgumentError(f"scale must be a number or None, and is {_shown(scale)}")
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
-            raise ArgumentError(f"{name} must be True or False, and is {flag!r}")
+            raise ArgumentError(f"{name} must be True or False, and is {_shown(flag)}")
     if is_causal and attn_mask is not None:
         raise ArgumentError("attn_mask and is_causal exclude each other")
-    if type(attn_mask) is CausalBias:
+    if is_causal_bias(attn_mask):
         has, wants = (attn_mask.seq_len_q, attn_mask.seq_len_kv), (query.shape[-2], key.shape[-2])
         if has != wants:
             raise ArgumentError(f"attn_mask is of {has[0]} rows and {has[1]} keys; there are {wants[0]} and {wants[1]}")
+
+
+def _shown(value: object) -> str:
+    """A value in a sentence: itself if it is short, else what it is."""
+    return (
+        repr(value) if isinstance(value, (str, bool, Real)) and len(repr(value)) < 40 else f"a {type(value).__name__}"
+    )
 
 
 def _shaped(
@@ -167,8 +178,8 @@ def _shaped(
             lead = torch.broadcast_shapes(*leads)
         except RuntimeError:
             raise ArgumentError(
-                f"the leading dimensions of query {[*query.shape]}, key {[*key.shape]} and value {[*value.shape]} do not "
-                "broadcast"
+                f"the leading dimensions of query {[*query.shape]}, key {[*key.shape]} and value {[*value.shape]} "
+                "do not broadcast"
             ) from None
         query, key, value = (
             tensor.expand(*lead, *own, -1, -1) for tensor, own in zip((query, key, value), heads, strict=True)

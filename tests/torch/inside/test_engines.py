@@ -1,0 +1,220 @@
+"""What stands beneath torch.ops.kiln: engines, statuses and second tries of the native one, and explain()."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from test_operators import qkv
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import kiln
+import kiln.torch as kt
+from kiln import _core
+from kiln.errors import (
+    ArgumentError,
+    KilnError,
+    NoDeviceError,
+    OutOfMemoryError,
+    QueueError,
+    RangeError,
+    UnsupportedError,
+)
+from kiln.torch import explanation, native, operators
+
+# ---- engines --------------------------------------------------------------------------------------------------------
+
+
+def test_engines_are_switched_and_given_back(definition) -> None:
+    assert operators.engine() is definition
+    before = operators.set_engine(None)
+    assert before is definition and operators.engine() is native
+    assert operators.set_engine(before) is None
+
+
+class Statuses:
+    """kiln_native's operators, answering with statuses as they were told to."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.seen = list(statuses), []
+
+    def __call__(self, *args: object) -> tuple:
+        self.seen.append(args)
+        status = self.statuses.pop(0)
+        return (None, None, status) if status else ("out", "lse", 0)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch):
+    def give(*statuses: int) -> Statuses:
+        op = Statuses(*statuses)
+        monkeypatch.setattr(native, "forward_op", op)
+        monkeypatch.setattr(native, "attended", lambda *args: None)
+        monkeypatch.setattr(_core, "last_error", lambda: "a sentence")
+        return op
+
+    return give
+
+
+def test_tensors_are_made_to_fit(answers) -> None:
+    """A last dimension with a stride is copied, and nothing else; heads and rows keep their order in memory."""
+    op = answers(native.REFIT, 0)
+    q = torch.zeros(2, 3, 4, 8)
+    strided = torch.zeros(2, 4, 3, 8, 2)[..., 0].transpose(1, 2)
+    bias = torch.zeros(1, 1, 4, 4, 2)[..., 0]
+    assert native.attn_fwd(strided, q, q, bias) == ("out", "lse")
+    again = op.seen[1]
+    assert again[1] is q and again[2] is q and again[0].stride() == (96, 8, 24, 1) and again[3][0].is_contiguous()
+    answers(native.REFIT, native.REFIT)
+    with pytest.raises(ArgumentError, match="must be contiguous"):
+        native.attn_fwd(strided, q, q)
+
+
+def test_strides_out_of_range_are_copied_once(answers) -> None:
+    q = torch.zeros(2, 3, 4, 8)
+    op = answers(14, 0)
+    assert native.attn_fwd(q.transpose(1, 2), q, q) == ("out", "lse")
+    assert op.seen[1][0].shape == (2, 4, 3, 8) and op.seen[1][0].stride() == q.transpose(1, 2).stride()
+    assert op.seen[1][0] is not op.seen[0][0] and op.seen[1][1] is q
+    answers(14)
+    with pytest.raises(RangeError, match="a sentence"):
+        native.attn_fwd(q, q, q)
+    answers(14, 14)
+    with pytest.raises(RangeError, match="a sentence"):
+        native.attn_fwd(q.transpose(1, 2), q, q)
+
+
+def test_a_thread_without_a_context_gets_one(answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, asked = torch.zeros(2, 3, 4, 8), []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device))
+    answers(13, 0)
+    assert native.attn_fwd(q, q, q) == ("out", "lse") and asked == [q.device]
+    answers(13, 13)
+    with pytest.raises(QueueError, match="a sentence"):
+        native.attn_fwd(q, q, q)
+
+
+@pytest.mark.parametrize("status", range(1, 18))
+def test_every_status_is_an_exception(answers, status: int) -> None:
+    if status in (13, 14):
+        return
+    q = torch.zeros(2, 3, 4, 8)
+    answers(status)
+    with pytest.raises(KilnError) as caught:
+        native.attn_fwd(q, q, q)
+    assert str(caught.value) == "a sentence" and caught.value.status == status
+    if status == 11:
+        assert isinstance(caught.value, OutOfMemoryError) and isinstance(caught.value, torch.OutOfMemoryError)
+
+
+def test_a_call_that_is_recorded_by_the_shortest_way(answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.zeros(2, 3, 4, 8, requires_grad=True)
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda self: True))
+    answers(2)
+    with pytest.raises(UnsupportedError, match="a sentence"):
+        kt.attention(q, q, q)
+    op = answers(native.REFIT, 0)
+    monkeypatch.setattr(op, "statuses", [native.REFIT, 2])
+    with pytest.raises(UnsupportedError, match="a sentence"):  # the other way is tried, and has its own answer
+        kt.attention(q, q, q)
+    out, lse = torch.ones(2, 3, 4, 8), torch.zeros(2, 3, 4)
+    seen = []
+    monkeypatch.setattr(native, "forward_op", lambda *args: seen.append(args) or (out.clone(), lse, 0))
+    monkeypatch.setattr(native, "_backward_op", lambda *args: seen.append(args) or (args[1] * 2,) * 3 + (None, None, 0))
+    result = kt.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.5)
+    result.sum().backward()
+    assert seen[0][5] == native.ALIKE + native.EQUAL_HEADS + native.CAUSAL + native.RETURN_LSE + native.FOR_BACKWARD
+    assert seen[0][6] == 0.5 and seen[1][8] & native.CAUSAL and seen[1][9] == 0.5
+    assert q.grad is not None
+
+
+# ---- explain --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch):
+    """The runtime on the fake driver, of whose device the fake tensors are."""
+    lib = Path(kiln.__file__).parent / "lib"
+    fake = ctypes.CDLL(str(lib / "libfake.so"))
+    fake.fake_context.restype = ctypes.c_void_p
+    fake.fake_set_current.argtypes = [ctypes.c_int32, ctypes.c_void_p]
+    fake.fake_reset()
+    fake.fake_set_current(1, fake.fake_context(0, 0))
+    images, resolve = lib / "kiln.images", ctypes.cast(fake.fake_resolve, ctypes.c_void_p).value
+    trusted = (images / "trusted.txt").read_text()
+    runtime = _core.Runtime(pack_path=str(images), trusted_packs=trusted, resolve=resolve)
+    monkeypatch.setattr(native, "runtime", lambda: runtime.handle)
+    yield runtime
+    fake.fake_reset()
+
+
+def test_explain(driver) -> None:
+    with FakeTensorMode():
+        q, k, v = qkv("cuda", torch.bfloat16)
+        found = kt.explain(q, k, v, causal=True, backward=True, alibi_slopes=torch.ones(4, device="cuda"))
+        assert found and [kernel.kernel for kernel in found.kernels] == ["attn_fwd", "attn_bwd"]
+        assert found.kernels[0].target == "sm_90" and len(found.kernels[0].key) == 64 and found.refusal is None
+        said = str(found)
+        assert said.startswith(
+            "attention of q [2, 4, 6, 16], k [2, 2, 9, 16], v [2, 2, 9, 16], bfloat16, heads first, causal"
+        )
+        assert "attn_fwd on sm_90" in said and "because of dtype=bf16" in said and found.kernels[0].key in said
+        assert json.loads(json.dumps(found.to_dict()))["kernels"][1]["operation"] == "flash.attn_bwd"
+        for call, kind, words in (
+            ({"q": q.double(), "k": k.double(), "v": v.double()}, KilnError, "fp64"),
+            ({"v": v.half()}, ArgumentError, "v"),
+            ({"q": torch.empty(6, 16, device="cuda", dtype=torch.bfloat16)}, ArgumentError, "4 dimensions"),
+            ({"dropout": 2.0}, ArgumentError, "0.9999"),
+        ):
+            refused = kt.explain(**{"q": q, "k": k, "v": v, **call})
+            assert not refused and isinstance(refused.error, kind) and re.search(words, refused.refusal), str(refused)
+            assert refused.kernels == () and type(refused.error).__name__ in str(refused)
+    real = [torch.randn(2, 4, 6, 16) for _ in "qkv"]
+    assert "q is on cpu" in kt.explain(*real).refusal
+
+
+def test_what_is_traced_asks_first(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    plan = explanation._plan
+    monkeypatch.setattr(explanation, "_plan", lambda *args: asked.append(args) or plan(*args))
+    with FakeTensorMode():
+        q, k, v = qkv("cuda", torch.bfloat16)
+        graph = make_fx(lambda *x: kt.scaled_dot_product_attention(*x, enable_gqa=True), tracing_mode="real")(q, k, v)
+        assert torch.ops.kiln.attn_fwd.default in [node.target for node in graph.graph.nodes]
+        assert asked
+        with kt.use():
+            graph = make_fx(lambda *x: torch.nn.functional.scaled_dot_product_attention(*x, enable_gqa=True))(q, k, v)
+            assert torch.ops.kiln.attn_fwd.default in [node.target for node in graph.graph.nodes]
+            assert kt.fallthroughs() == {}
+            wide = [x.double() for x in (q, k, v)]
+            graph = make_fx(lambda *x: torch.nn.functional.scaled_dot_product_attention(*x, enable_gqa=True))(*wide)
+            assert torch.ops.kiln.attn_fwd.default not in [node.target for node in graph.graph.nodes]
+        assert list(kt.fallthroughs().values()) == [1] and "fp64" in kt.last_fallthrough()
+    kt.reset_fallthroughs()
+
+
+def test_without_a_driver_the_reason_says_so() -> None:
+    with FakeTensorMode():
+        q, k, v = qkv("cuda", torch.bfloat16)
+        found = kt.explain(q, k, v)
+        assert isinstance(found.error, NoDeviceError) and "driver" in found.refusal
+        with pytest.raises(NoDeviceError):
+            kt.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def test_sizes_that_are_symbols_are_asked_for_their_examples() -> None:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        q = mode.from_tensor(torch.empty(2, 4, 6, 16), static_shapes=False)
+        before = len(mode.shape_env.guards)
+        view = explanation._view(q, 3)
+        assert view[0] == 4 * explanation._PAGE and view[2:] == ((2, 4, 6, 16), (384, 96, 16, 1))
+        assert len(mode.shape_env.guards) == before
