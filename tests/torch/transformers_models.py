@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+)
+from transformers.masking_utils import eager_mask
 
 WINDOW = 5
 VOCABULARY = 97
@@ -67,7 +75,12 @@ OTHERS: dict[str, tuple[type, dict[str, Any]]] = {
 
 
 def pair(
-    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, attention: str = "kiln", **options: Any
+    name: str,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    attention: str = "kiln",
+    experts_implementation: str | None = None,
+    **options: Any,
 ) -> tuple[nn.Module, nn.Module]:
     """A model with eager attention, and the same with Kiln's; both evaluate.
 
@@ -78,10 +91,38 @@ def pair(
     kind, base = OTHERS.get(name, (AutoModelForCausalLM, {**DECODER, **windowed}))
     config = AutoConfig.for_model(name, **{**base, **options})
     torch.manual_seed(0)
-    eager = kind.from_config(copy.deepcopy(config), attn_implementation="eager").to(device, dtype).eval()
-    ours = kind.from_config(copy.deepcopy(config), attn_implementation=attention).to(device, dtype).eval()
+    more = {} if experts_implementation is None else {"experts_implementation": experts_implementation}
+    eager, ours = (
+        kind.from_config(copy.deepcopy(config), attn_implementation=implementation, **more).to(device, dtype).eval()
+        for implementation in ("eager", attention)
+    )
     ours.load_state_dict(eager.state_dict())
     return eager, ours
+
+
+def register_exact() -> None:
+    """Registers "exact": what "eager" computes, wholly in the tensors' dtype. "eager" itself has its softmax in
+    float32, where the masks of float64 overflow."""
+    AttentionInterface.register("exact", _exact)
+    AttentionMaskInterface.register("exact", eager_mask)
+
+
+def _exact(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None, **_: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    for addend in (position_bias, mask):
+        scores = scores if addend is None else scores + addend
+    if s_aux is not None:
+        scores = torch.cat([scores, s_aux[None, :, None, None].expand(*scores.shape[:3], 1)], 3)
+    weights = scores.softmax(3)[..., : key.shape[2]]
+    return (weights @ value).transpose(1, 2).contiguous(), None
 
 
 def tokens(batch: int = 2, length: int = 13, device: str = "cpu", seed: int = 0) -> torch.Tensor:
