@@ -71,7 +71,7 @@ def test_tarball_on_another_machine():
     done = run("inspect", small_release().tarball, "--verify")
     assert (done.returncode, done.stderr) == (0, "")
     assert "kiln 0.1.0b for manylinux_2_28_x86_64, profile core, with PTX" in done.stdout
-    assert "whole: 17 files, 3 groups, 12 images checked" in done.stdout
+    assert "whole: 18 files, 3 groups, 12 images checked" in done.stdout
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith(("gfx942", "sm_90"))}
     assert rows["sm_90"][:2] == ["sm_90", "compiled,"], "the last line that begins so says what was run"
     assert "toy.scale/scale: not on this GPU (2 of 2 variants missing)" in done.stdout
@@ -82,7 +82,7 @@ def test_unpacked(tmp_path):
     for path in (tmp_path, tmp_path / "kiln"):
         done = run("inspect", path, "--verify")
         assert (done.returncode, done.stderr) == (0, "")
-        assert "17 files, 3 groups, 12 images checked" in done.stdout
+        assert "18 files, 3 groups, 12 images checked" in done.stdout
 
 
 def test_a_release_looks_at_itself(tmp_path):
@@ -91,8 +91,8 @@ def test_a_release_looks_at_itself(tmp_path):
     script = tmp_path / "kiln/share/kiln/kiln-inspect.pyz"
     for words, expected in (
         ((), "kiln 0.1.0b for manylinux_2_28_x86_64"),
-        ((tmp_path, "--verify"), "17 files, 3 groups, 12 images checked"),
-        (("inspect", small_release().tarball, "--verify"), "17 files, 3 groups, 12 images checked"),
+        ((tmp_path, "--verify"), "18 files, 3 groups, 12 images checked"),
+        (("inspect", small_release().tarball, "--verify"), "18 files, 3 groups, 12 images checked"),
         (("list", tmp_path / "kiln/lib/kiln.images/nvidia-sm_90.pack"), "toy.scale/scale"),
         ((small_release().images / "gfx942-256-bf16",), "code object version      5"),
         ((tmp_path, "--html", tmp_path / "page.html"), "kiln 0.1.0b"),
@@ -151,7 +151,7 @@ def test_a_tarball_is_listed_with_the_standard_library_alone():
 def test_json():
     document = json.loads(run("inspect", small_release().tarball, "--verify", "--json").stdout)
     assert document["artifact"] == "release" and document["manifest"]["kiln"] == VERSION
-    assert document["verified"] == {"files": 17, "groups": 3, "images": 12, "problems": [], "notes": []}
+    assert document["verified"] == {"files": 18, "groups": 3, "images": 12, "problems": [], "notes": []}
     document = json.loads(run("inspect", small_release().packs["gfx942"], "--json").stdout)
     assert document["pack"]["target"] == "gfx942" and len(document["pack"]["images"]) == 4
     document = json.loads(run("inspect", small_release().images / "sm_90-256-bf16", "--json").stdout)

@@ -28,7 +28,9 @@ def run(folder: Path, *names: str, required: str) -> tuple[int, str]:
     for name in names:
         (folder / name).write_text(TESTS[name])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "KILN_TEST_REQUIRED": required}
+    here = Path(__file__).resolve().parent
+    path = os.pathsep.join(map(str, (here, here.parent / "v3python")))  # of what conftest.py imports
+    environment = {**os.environ, "KILN_TEST_REQUIRED": required, "PYTHONPATH": path}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout
 
