@@ -10,7 +10,10 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["test_sdpa.py", "test_routing.py", "test_operators.py", "test_engines.py"])
+@pytest.mark.parametrize(
+    "name", ["test_sdpa.py", "test_routing.py", "test_operators.py", "test_engines.py", "test_interpreted.py"]
+)
 def test_inside(site: Path, name: str) -> None:
-    pytest.importorskip("torch", reason="needs torch")
+    for package in ("torch", "triton") if name == "test_interpreted.py" else ("torch",):
+        pytest.importorskip(package, reason=f"needs {package}")
     insides.run(site, name)

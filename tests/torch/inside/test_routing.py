@@ -204,6 +204,27 @@ def test_subclasses_go_their_own_way(definition) -> None:
     )
 
 
+def test_tensors_with_an_attention_of_their_own(definition) -> None:
+    ragged = torch.nested.nested_tensor([torch.randn(n, 2, 8) for n in (3, 5)], layout=torch.jagged).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(ragged, ragged, ragged)
+    with kt.use():
+        out = F.scaled_dot_product_attention(ragged, ragged, ragged)
+    torch.testing.assert_close(out.values(), expected.values())
+    assert kt.fallthroughs() == {"NestedTensor has an attention of its own": 1} and definition.calls == []
+    with pytest.raises(UnsupportedError, match="query is nested or sparse"):
+        kt.scaled_dot_product_attention(ragged, ragged, ragged)
+
+
+def test_tensors_that_dispatch_themselves(definition) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    q, k, v = (TwoTensor(x.detach(), x.detach()) for x in qkv())
+    with kt.use():
+        out = F.scaled_dot_product_attention(q, k, v)
+    assert type(out) is TwoTensor
+    assert kt.fallthroughs() == {"query is a TwoTensor, which kernels know nothing of": 1}
+
+
 @pytest.mark.parametrize("is_training", [False, True])
 def test_modules(definition, is_training: bool) -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).train(is_training)

@@ -82,7 +82,10 @@ class Plain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tensor:
-        out, lse, status = native.forward_op(q, k, v, native.NO_EXTRAS, 0, flags + _RECORDED, scale)
+        try:
+            out, lse, status = native.forward_op(q, k, v, native.NO_EXTRAS, 0, flags + _RECORDED, scale)
+        except NotImplementedError:  # nested tensors
+            status = native.REFIT
         if status:
             raise Refused(status)
         ctx.save_for_backward(q, k, v, out, lse)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
@@ -175,25 +176,27 @@ def _plan(
     lse = (21 * _PAGE, "fp32", q[2][:3], (q[2][1] * q[2][2], q[2][2], 1))
     seed = {"seed": (22 * _PAGE, "int64", (), ()), "offset": (22 * _PAGE + 8, "int64", (), ())}
     fields = {**views, **scalars, **(seed if scalars.get("dropout") else {}), "out": out}
-    queue = _queue(device)
     runtime = _core.Runtime.borrow(native.runtime())
-    rows = runtime.explain("attn_fwd", queue, {**fields, "lse": lse if with_lse else None})
-    if backward:
-        gradients = {"dq": _dense(q, q[2][3], 23), "dk": _dense(k, k[2][3], 24), "dv": _dense(v, v[2][3], 25)}
-        rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **gradients})
+    with _queue(device) as queue:
+        rows = runtime.explain("attn_fwd", queue, {**fields, "lse": lse if with_lse else None})
+        if backward:
+            gradients = {"dq": _dense(q, q[2][3], 23), "dk": _dense(k, k[2][3], 24), "dv": _dense(v, v[2][3], 25)}
+            rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **gradients})
     return tuple(Kernel(**{name: row[name] for name in Kernel.__dataclass_fields__}) for row in rows)
 
 
-def _queue(device: torch.device) -> tuple[int, int, int]:
-    """PyTorch's current stream of a device, as kiln._core takes it."""
+@contextmanager
+def _queue(device: torch.device) -> Iterator[tuple[int, int, int]]:
+    """PyTorch's current stream of a device, as kiln._core takes it; the device is current meanwhile."""
     vendor = _core.AMD if torch.version.hip else _core.NVIDIA
     if not torch.cuda.is_available():
-        return vendor, -1, 0  # the runtime says what is missing
-    index = torch.cuda.current_device() if device.index is None else device.index
-    stream = torch.cuda.current_stream(index).cuda_stream
-    if not stream:  # the default stream is that of the current context
-        torch.cuda.set_device(index)
-    return vendor, index, stream
+        yield vendor, -1, 0  # the runtime says what is missing
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream().cuda_stream
+        if not stream:  # the default stream is that of the current context, which a thread may have to be given
+            torch.cuda.mem_get_info()
+        yield vendor, torch.cuda.current_device(), stream
 
 
 _View = tuple[int, str, tuple[int, ...], tuple[int, ...]]

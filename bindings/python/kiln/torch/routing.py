@@ -122,9 +122,9 @@ class use:
 
     Where Kiln has no kernel PyTorch's function runs; see `fallthroughs`. Statements nest, and may overlap in several
     threads. Inside torch.compile the choice is made when a call is traced, without a graph break; entering and leaving
-    compiles again. nn.MultiheadAttention and nn.TransformerEncoderLayer are routed where they call that function; their
-    fast path for inference, which does not, is off meanwhile in the whole process. A module that has imported the
-    function by name before goes on calling PyTorch's.
+    compiles again (around the compiled function: not within it). nn.MultiheadAttention and nn.TransformerEncoderLayer
+    are routed where they call that function; their fast path for inference, which does not, is off meanwhile in the
+    whole process. A module that has imported the function by name before goes on calling PyTorch's.
     """
 
     def __init__(self) -> None:
@@ -187,6 +187,11 @@ def scaled_dot_product_attention(
     if has_torch_function_variadic(query, key, value, attn_mask) and (
         is_compiling() or not sdpa.is_causal_bias(attn_mask)  # whose own way leads past this function
     ):
+        own = () if is_compiling() else [type(x) for x in (query, key, value, attn_mask) if sdpa.has_own_way(x)]
+        if own:  # it knows PyTorch's function and not this one
+            if is_routed():
+                count(f"{own[0].__name__} has an attention of its own")
+            return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return handle_torch_function(
             scaled_dot_product_attention, (query, key, value, attn_mask), query, key, value, attn_mask, dropout_p,
             is_causal, scale=scale, enable_gqa=enable_gqa,

@@ -6,6 +6,8 @@ from numbers import Real
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.amp.autocast_mode import _cast
 from torch.compiler import is_compiling
 
@@ -15,6 +17,10 @@ from kiln.torch.autograd import is_real
 
 _TINY = functions.TINY
 _NUMBERS = (float, int)
+# Of what has none of its own, among them the tensors of tracers.
+_NO_FUNCTIONS = (torch._C._disabled_torch_function_impl, Tensor.__torch_function__.__func__)
+_NO_DISPATCH = (torch._C._disabled_torch_dispatch_impl, Tensor.__torch_dispatch__)
+_TRACED = (FakeTensor, FunctionalTensor)
 
 
 def scaled_dot_product_attention(
@@ -85,7 +91,10 @@ def shortest(
         return functions.recorded(query, key, value, flags, scale)
     if (out := native.attended(query, key, value, scale, flags)) is not None:
         return out
-    out, _, status = native.forward_op(query, key, value, native.NO_EXTRAS, 0, flags, scale)
+    try:
+        out, _, status = native.forward_op(query, key, value, native.NO_EXTRAS, 0, flags, scale)
+    except NotImplementedError:  # nested tensors
+        return None
     if status in native.FINAL:
         native.fail(status)
     return out
@@ -123,6 +132,14 @@ def attend(
     return out if query.dim() == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 
+def has_own_way(tensor: object) -> bool:
+    """Whether it is of a subclass of Tensor that has functions of PyTorch its own way."""
+    if not isinstance(tensor, Tensor):
+        return False
+    function = type(tensor).__torch_function__
+    return getattr(function, "__func__", function) not in _NO_FUNCTIONS
+
+
 def is_causal_bias(mask: object) -> bool:
     """Whether it is a torch.nn.attention.bias.CausalBias. Who has one has imported that module, which takes seconds."""
     return type(mask).__name__ == "CausalBias" and type(mask).__module__ == "torch.nn.attention.bias"
@@ -135,6 +152,8 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             raise ArgumentError(f"{name} must be a tensor, and is a {type(tensor).__name__}")
         if tensor.is_nested or tensor.layout != torch.strided:
             raise UnsupportedError(f"{name} is nested or sparse, which no kernel takes")
+        if type(tensor).__torch_dispatch__ not in _NO_DISPATCH and not isinstance(tensor, _TRACED):
+            raise UnsupportedError(f"{name} is a {type(tensor).__name__}, which kernels know nothing of")
         if tensor.dim() < 2:
             raise ArgumentError(f"{name} must have at least 2 dimensions, and has {tensor.dim()}")
     if not (attn_mask is None or isinstance(attn_mask, Tensor)):
