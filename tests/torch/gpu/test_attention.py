@@ -314,6 +314,33 @@ def test_double_backward_and_transforms() -> None:
         torch.vmap(lambda x: kt.attention(x, x, x))(random(3, 1, 4, 8, 64))
 
 
+@pytest.mark.parametrize("rows_first", [False, True])
+def test_all_ways_give_the_same_bits(rows_first: bool) -> None:
+    """Past the dispatcher and through it, recorded in short and in full, compiled: values and gradients."""
+    op = torch.ops.kiln.attn_fwd
+    call = {"causal": True, "rows_first": rows_first}
+    ways = {
+        "attention": lambda *x: kt.attention(*x, **call),
+        "with the log-sum-exp": lambda *x: kt.attention(*x, **call, return_lse=True)[0],
+        "packet": lambda *x: op(*x, **call)[0],
+        "overload": lambda *x: op.default(*x, **call)[0],
+        "compiled": torch.compile(lambda *x: kt.attention(*x, **call), fullgraph=True, backend="aot_eager"),
+    }
+    values = list(qkv(heads=4, shared=4, rows_first=rows_first).values())
+    results = {}
+    for name, way in ways.items():
+        leaves = [x.detach().requires_grad_() for x in values]
+        out = way(*leaves)
+        out.backward(values[0])
+        with torch.no_grad():
+            again = way(*values)
+        assert torch.equal(out, again) and out.stride() == again.stride(), name
+        results[name] = [out.detach(), *(x.grad for x in leaves)]
+    for name, found in results.items():
+        for a, b in zip(found, results["attention"], strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride(), name
+
+
 def test_operators_hold_what_they_promise() -> None:
     q, k, v = (x.requires_grad_() for x in qkv().values())
     bias = random(1, 4, 70, 90).requires_grad_()

@@ -229,6 +229,21 @@ def test_threads_that_know_nothing_of_cuda_yet() -> None:
     assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(results[0], result))
 
 
+def test_a_checkpoint_recomputes_by_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the thread that PyTorch runs the backward of this one's tensors on."""
+    from torch.utils.checkpoint import checkpoint
+
+    from kiln.torch import native
+
+    q, k, v = (random(1, 4, 64, 64).requires_grad_() for _ in "qkv")
+    threads, forward = [], native.forward_op
+    monkeypatch.setattr(native, "forward_op", lambda *args: threads.append(threading.get_ident()) or forward(*args))
+    with kt.use():
+        out = checkpoint(lambda *x: F.scaled_dot_product_attention(*x).square(), q, k, v, use_reentrant=False)
+        out.sum().backward()
+    assert len(threads) == 2 and threads[0] != threads[1] and kt.fallthroughs() == {}
+
+
 def test_another_thread_is_not_routed() -> None:
     q = random(1, 2, 8, 64)
     seen = []
