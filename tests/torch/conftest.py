@@ -32,4 +32,13 @@ def torch_library() -> Path:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An importable kiln, over the libraries for the fake driver."""
-    return site_module().make_site(tmp_path_factory.mktemp("site"))
+    python_site = site_module()
+
+    from kiln import pythons
+    from kiln.errors import EnvironmentProblem
+
+    try:
+        pythons.headers_of(sys.executable)
+    except EnvironmentProblem as error:
+        pytest.skip(f"needs headers: {error}")
+    return python_site.make_site(tmp_path_factory.mktemp("site"))

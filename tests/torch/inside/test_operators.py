@@ -256,6 +256,18 @@ def test_traced(definition, mode: str) -> None:
     assert torch.ops.kiln.attn_fwd.default in targets and torch.ops.kiln.attn_bwd.default in targets
 
 
+def test_compiled_autograd(definition) -> None:
+    """The backward of what ran eagerly, traced as a graph of its own."""
+    from torch._dynamo import compiled_autograd
+
+    q, k, v = (x.requires_grad_() for x in qkv())
+    expected = torch.autograd.grad(kt.attention(q, k, v, causal=True).square().sum(), (q, k, v))
+    with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        kt.attention(q, k, v, causal=True).square().sum().backward()
+    for gradient, x in zip(expected, (q, k, v)):
+        torch.testing.assert_close(x.grad, gradient)
+
+
 def test_exported(definition) -> None:
     class Module(torch.nn.Module):
         def forward(self, q, k, v):

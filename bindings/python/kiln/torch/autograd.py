@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
+from torch.compiler import is_compiling
 
 from kiln.errors import UnsupportedError
 from kiln.torch import native, operators
@@ -70,7 +71,7 @@ class Attention(torch.autograd.Function):
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         # Recorded, so that differentiating again is refused, where gradients of these are wanted.
-        if torch.is_grad_enabled() or not _all_real((dout, *tensors)):
+        if is_compiling() or torch.is_grad_enabled() or not _all_real((dout, *tensors)):
             dq, dk, dv, dbias, dsinks = operators.attn_bwd(*arguments)
         else:
             dq, dk, dv, dbias, dsinks = operators.engine().attn_bwd(*arguments)
@@ -97,7 +98,7 @@ class Plain(torch.autograd.Function):
         flags, scale = ctx.call
         causal, bottom_right, rows_first = (bool(flags & bit) for bit in _CAUSAL_TO_ROWS_FIRST)
         deterministic = torch.are_deterministic_algorithms_enabled()
-        recorded = torch.is_grad_enabled() or not _all_real((dout,))
+        recorded = is_compiling() or torch.is_grad_enabled() or not _all_real((dout,))
         run = operators.attn_bwd if recorded else native.attn_bwd
         dq, dk, dv, _, _ = run(
             dout, *ctx.saved_tensors, scale=scale, causal=causal, bottom_right=bottom_right, rows_first=rows_first,
