@@ -112,6 +112,27 @@ def test_generation(name, side, cache, calls):
     assert decoded == (name != "t5")  # one row over the keys of a cache, where no bias is added
 
 
+def test_a_cache_that_knows_no_windows(calls):
+    """Its single rows see more keys than the window has; nothing but the module says so."""
+    eager, ours = models.pair("mistral")
+    found = []
+    for model in (eager, ours):
+        found.append(model.generate(models.tokens(), past_key_values=DynamicCache(), **GENERATION))
+    assert torch.equal(found[1], found[0])
+    assert calls[-1][1]["k_cache"].shape[2] > models.WINDOW
+
+
+def test_a_decoder_that_looks_both_ways():
+    for side in (None, "left"):
+        eager, ours = models.pair("llama", is_causal=False)
+        mask = models.padded(side=side) if side else None
+        with torch.no_grad():
+            expected, found = (value(model, **inputs("llama", mask)) for model in (eager, ours))
+            causal = value(models.pair("llama")[0], **inputs("llama", mask))
+        assert models.far(found, expected, mask) < CLOSE * float(expected.abs().max())
+        assert models.far(found, causal, mask) > 0.01
+
+
 def test_beams():
     eager, ours = models.pair("gemma2")
     given = {"input_ids": models.tokens(), "attention_mask": models.padded(), "num_beams": 3, **GENERATION}
@@ -186,6 +207,8 @@ def test_masks_are_as_cheap_as_they_can_be(calls):
         assert call["bias"] is None and call["causal"] and call["window_left"] == models.WINDOW - 1
     call = first("qwen2_moe")  # whose modules do not tell: its mask does
     assert call["bias"] is None and call["causal"]
+    call = first("llama", past_key_values=StaticCache(models.pair("llama")[1].config, 32))
+    assert call["bias"] is None and call["k"].shape[2] == 13  # of 32
     call = first("mistral", attention_mask=models.padded())
     assert call["causal"] and call["window_left"] == models.WINDOW - 1
     assert call["bias"].shape == (2, 1, 13, 13) and call["bias"].stride(2) == 0  # keys alone
@@ -226,6 +249,11 @@ def test_dropout_is_drawn_by_torch(calls):
         values.append(ours(models.tokens()).logits.detach())
     assert torch.equal(values[0], values[1]) and not torch.equal(values[0], values[2])
     assert all(call["dropout"] == 0.5 for _, call in calls)
+    calls.clear()
+    with torch.no_grad():  # a single row over a cache is no decoding's either
+        cache = ours(models.tokens()).past_key_values
+        ours(models.tokens(length=1), past_key_values=cache)
+    assert all(call["dropout"] == 0.5 for _, call in calls)
     ours.eval()
     calls.clear()
     with torch.no_grad():
@@ -248,13 +276,17 @@ def test_checkpoints_draw_the_same_again():
         assert torch.allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_autocast(name):
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
+def test_autocast(name, calls):
+    """Norms of queries and keys leave them in float32, and values in bfloat16."""
     eager, ours = models.pair(name)
     given = {"input_ids": models.tokens(), "attention_mask": models.padded()}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert models.far(ours(**given).logits, eager(**given).logits, given["attention_mask"]) < 0.4
         ours.generate(**given, **GENERATION)
+    for _, call in calls:
+        cached = (call["q"], call.get("k", call.get("k_cache")), call.get("v", call.get("v_cache")))
+        assert {x.dtype for x in cached} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])

@@ -91,6 +91,10 @@ def test_the_fallback_generates_and_packs(models, name):
     eager, ours = models.pair(name, attention="kiln_else")
     given = {"max_new_tokens": 9, "do_sample": False, "disable_compile": True}
     assert torch.equal(ours.generate(models.tokens(), **given), eager.generate(models.tokens(), **given))
+    from transformers import DynamicCache
+
+    found = [model.generate(models.tokens(), past_key_values=DynamicCache(), **given) for model in (eager, ours)]
+    assert torch.equal(found[1], found[0])
     ids, begins = models.tokens(1, 16), torch.tensor([0, 7, 16], dtype=torch.int32)
     told = {"cu_seq_lens_q": begins, "cu_seq_lens_k": begins, "max_length_q": 9, "max_length_k": 9}
     positions = torch.cat([torch.arange(7), torch.arange(9)])[None]

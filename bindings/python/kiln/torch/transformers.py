@@ -20,7 +20,13 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
     A model computes what it does with "eager", in fp32, bf16 and fp16: causal or not, padded on either side, packed
     sequences (by `position_ids`, or by `cu_seq_lens_q` and its like), sliding windows, soft caps, sinks, position
     biases, dropout, dynamic and static caches. Rows of padding that see no key get zeros. Models that do not ask
-    Transformers for their attention (`AttentionInterface`) go on without Kiln.
+    Transformers for their attention (`AttentionInterface`) go on without Kiln; continuous batching ("paged|kiln") is
+    not there.
+
+    Most masks cost nothing: what a model's mask says goes to the kernels as numbers and a row of keys. Where they do
+    not know what it says, it is added to the scores. Beneath torch.compile that is so too of a forward without a cache
+    (`use_cache=False`) and without an `attention_mask`, since Transformers then allows for packed sequences: give it
+    an attention_mask, of ones say, or where sequences are packed their lengths (`cu_seq_lens_q` and its like).
 
     Args:
         name: one that holds no other attention's, such as "flash" or "sdpa", which Transformers treats in its own ways.

@@ -125,8 +125,7 @@ def make_mask(
         needless = _says_none(pattern, q_length, kv_length, shift, config)
     elif is_open and window != 0:
         pattern = _open(q_length, kv_length, shift, window)
-        # A decoder that is told to look both ways may still call its modules causal.
-        needless = pattern is not None and pattern.window == (-1, -1) and getattr(config, "is_causal", True)
+        needless = pattern is not None and pattern.window == (-1, -1)
     if pattern is not None and needless and visible is None:
         return None
     mask = masking_utils.sdpa_mask(
