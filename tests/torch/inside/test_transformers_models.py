@@ -10,6 +10,7 @@ pytest.importorskip("transformers", minversion="5.4", reason="needs transformers
 import transformers_models as models
 from transformers import DynamicCache, StaticCache
 
+import kiln.jit
 import kiln.torch as kt
 from kiln.torch import transformers_masks
 
@@ -71,6 +72,18 @@ def test_values(name, side):
     rows = None if name in ("t5", "bart") else mask
     assert models.far(found, expected, rows) < CLOSE * float(expected.abs().max())
     assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_kernels(name):
+    """The kernels themselves, in Triton's interpreter."""
+    pytest.importorskip("triton", reason="needs triton")
+    eager, ours = models.pair(name, num_hidden_layers=2)
+    given = {"input_ids": models.tokens(length=7), "attention_mask": models.padded(7, pads=2), "max_new_tokens": 3,
+             "do_sample": False, "cache_implementation": "static", "disable_compile": True}  # fmt: skip
+    with kiln.jit.use(interpret=True):
+        found = ours.generate(**given)
+    assert torch.equal(found, eager.generate(**given))
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "qwen2_moe"])

@@ -127,6 +127,8 @@ def test_a_drivers_error_is_no_reason_to_fall_back(models, definition, monkeypat
 def test_weights_are_not_given(models, definition, fallback):
     kt.register_transformers("kiln", fallback=fallback)
     _, ours = models.pair("llama")
+    with pytest.raises(UnsupportedError, match="^output_attentions is set"):
+        ours(models.tokens(), output_attentions=True)
     from kiln.torch import transformers_attention
 
     attend = transformers_attention.attend_or_sdpa if fallback else transformers_attention.attend

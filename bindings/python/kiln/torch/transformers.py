@@ -23,16 +23,18 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
     Transformers for their attention (`AttentionInterface`) go on without Kiln; continuous batching ("paged|kiln") is
     not there.
 
-    Most masks cost nothing: what a model's mask says goes to the kernels as numbers and a row of keys. Where they do
-    not know what it says, it is added to the scores. Beneath torch.compile that is so too of a forward without a cache
-    (`use_cache=False`) and without an `attention_mask`, since Transformers then allows for packed sequences: give it
-    an attention_mask, of ones say, or where sequences are packed their lengths (`cu_seq_lens_q` and its like).
+    What a model's mask says goes to the kernels as numbers and a row of keys, where it is plain enough, and is else
+    added to the scores. A forward without padding, packed sequences or windows that its modules do not tell makes no
+    mask at all; else there is one of booleans, rows times keys, which is made once for all layers. Beneath
+    torch.compile it is not made where it is not needed, but a forward without a cache (`use_cache=False`) and without
+    an `attention_mask` adds it to the scores, since Transformers then allows for packed sequences: give it an
+    attention_mask, of ones say, or where sequences are packed their lengths (`cu_seq_lens_q` and its like).
 
     Args:
         name: one that holds no other attention's, such as "flash" or "sdpa", which Transformers treats in its own ways.
         fallback: "sdpa": a call that Kiln has no kernel for goes to PyTorch's attention, and its reason is counted with
             those of `kiln.torch.fallthroughs()`; PyTorch's has neither soft cap nor sinks, so that calls with these
-            still raise. None: every such call raises.
+            still raise, as do all beneath torch.compile. None: every such call raises.
 
     Raises:
         kiln.errors.ArgumentError: another `fallback`, or a name that cannot be.
