@@ -112,7 +112,9 @@ def test_the_device_is_told(aotriton):
         assert interface.ask("v2.check_gpu", stream) == SUCCESS
         count = torch.cuda.get_device_properties(0).multi_processor_count
         assert interface.ask("getMultiProcessorCount", stream) == count
-        assert interface.ask("getGpuFromStream", stream) == 0, "AOTriton has no number for this GPU"
+        major, minor = torch.cuda.get_device_capability(0)
+        nvidia, architecture = 0x10DE, int(f"{major}{minor}", 16)
+        assert interface.ask("getGpuFromStream", stream) == nvidia << 32 | architecture << 16
         assert not interface.ask("isArchExperimentallySupported", stream)
 
 
