@@ -19,7 +19,7 @@ export PYTHONPATH=$here/v3python PYTHONPYCACHEPREFIX=$place/pycache PYTHONNOUSER
 if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
     "$bin/ruff" check --no-cache .
     "$bin/ruff" format --no-cache --check .
-    find csrc tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
+    find csrc bindings tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
         xargs -r -0 "$bin/clang-format" --dry-run -Werror
     find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 | xargs -0 "$bin/shellcheck" .ci/run
     echo "linters: nothing to say"
