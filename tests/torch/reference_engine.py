@@ -84,8 +84,8 @@ class ReferenceEngine:
         given = {**dict(zip((*_OPTIONS, "need_dbias", "need_dsinks", "deterministic"), options)), **more}
         given.pop("deterministic", None)
         wanted = (given.pop("need_dbias", False), given.pop("need_dsinks", False))
-        # An operator's kernel runs beneath autograd, but in its own thread alone; and gradients of a GPU's tensors would
-        # be worked out on the thread of that GPU, which is the one that waits here.
+        # An operator's kernel runs beneath autograd, but in its own thread alone. Gradients of a GPU's tensors would be
+        # worked out on the thread of that GPU, which is the one that waits here; so the CPU works them out.
         given = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in given.items()}
         call = _Call(q.cpu(), k.cpu(), v.cpu(), **given)
         inputs = (q.cpu(), k.cpu(), v.cpu(), call.bias, call.sinks)
