@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flash_oracle import Options, attend, compare
+from flash_oracle import Options, attend, compare, gradients
 from torch import Tensor
 
 from kiln.torch import flash_attn
@@ -106,20 +107,21 @@ def check(case: Case, device: str) -> None:
     kept = None if not options.dropout_p else [
         weights[b, :, :rows, :keys] >= 0 for b, (rows, keys) in enumerate(zip(case.rows, case.keys))
     ]  # fmt: skip
-    answers = [_solve(case, sequences, slopes, kept, cotangent, dtype, device) for dtype in (torch.float64, case.dtype)]
-    outs, lses, probabilities, *gradients = zip(*answers)
-    compare("out", out, *outs, case.dtype)
+    given = (case, sequences, slopes, kept, cotangent, device)
+    (exact, exact_lse, exact_weights, exact_gradients), own = _solve(*given, torch.float64), _own(*given)
+    own_out, own_lse, own_weights, own_gradients, sizes = own
+    compare("out", out, exact, own_out, case.dtype)
     if lse is not None:
-        compare("softmax_lse", lse, *lses, torch.float32)
+        compare("softmax_lse", lse, exact_lse, own_lse, torch.float32)
     if options.dropout_p:
-        padded = [_padded(parts, weights.shape) for parts in probabilities]
+        padded = [_padded(parts, weights.shape) for parts in (exact_weights, own_weights)]
         compare("S_dmask", weights.abs(), *padded, case.dtype)
     elif weights is not None:
         assert weights.numel() == 0
     if not paged:
         found = _gradients(case, [x.grad for x in inputs])
-        for name, gradient, (exact, own) in zip(("dq", "dk", "dv"), found, gradients):
-            compare(name, gradient, exact, own, case.dtype)
+        for name, *values, size in zip(("dq", "dk", "dv"), found, exact_gradients, own_gradients, sizes):
+            compare(name, *values, case.dtype, size)
 
 
 def _call(case: Case, sequences: Sequences, device: str) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
@@ -164,24 +166,52 @@ def _paged(case: Case, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
     return *caches, table
 
 
+def _parts(
+    case: Case, sequences: Sequences, slopes: Tensor | None, kept: list[Tensor] | None, dtype: torch.dtype, device: str
+) -> Iterator[tuple[list[Tensor], Tensor | None, Tensor | None]]:
+    """Of each sequence its tensors, its slopes and what dropout kept."""
+    for b, sequence in enumerate(sequences):
+        mine = None if slopes is None else (slopes if slopes.dim() == 1 else slopes[b])
+        yield [x.detach().to(device, dtype) for x in sequence], mine, None if kept is None else kept[b]
+
+
 def _solve(
-    case: Case, sequences: Sequences, slopes: Tensor | None, kept: list[Tensor] | None, cotangent: Tensor,
-    dtype: torch.dtype, device: str,
-) -> tuple:  # fmt: skip
-    """(out, lse, weights by sequence, dq, dk, dv) in `dtype`."""
-    leaves = [[x.to(device, dtype).requires_grad_() for x in sequence] for sequence in sequences]
-    results = []
-    for b, (q, k, v) in enumerate(leaves):
-        here = None if slopes is None else (slopes if slopes.dim() == 1 else slopes[b])
-        results.append(attend(q, k, v, case.options, here, None if kept is None else kept[b]))
+    case: Case, sequences: Sequences, slopes: Tensor | None, kept: list[Tensor] | None, cotangent: Tensor, device: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
+    """(out, lse, weights by sequence, [dq, dk, dv]), computed in `dtype`."""
+    leaves, results = [], []
+    for parts, mine, keep in _parts(case, sequences, slopes, kept, dtype, device):
+        leaves.append([x.requires_grad_() for x in parts])
+        results.append(attend(*parts, case.options, mine, keep))
     out = _joined(case, [out for out, _, _ in results])
     out.backward(cotangent.to(dtype))
     lses = [lse for _, lse, _ in results]
     lse = torch.cat(lses, 1) if case.is_varlen else torch.stack(lses)
-    gradients = [
+    found = [
         _joined(case, [torch.zeros_like(x) if x.grad is None else x.grad for x in parts]) for parts in zip(*leaves)
     ]
-    return out, lse, [weights for _, _, weights in results], *gradients
+    return out, lse, [weights for _, _, weights in results], found
+
+
+def _own(
+    case: Case, sequences: Sequences, slopes: Tensor | None, kept: list[Tensor] | None, cotangent: Tensor, device: str
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], list[float]]:
+    """The same in the case's own dtype, with gradients as FlashAttentions have them, and log-sum-exps in float32, which
+    they do not leave; and the gradients' sizes."""
+    given = (case, sequences, slopes, kept, cotangent, device)
+    out, _, weights, _ = _solve(*given, case.dtype)
+    _, lse, _, _ = _solve(*given, torch.float32)
+    douts = cotangent.split(list(case.rows)) if case.is_varlen else list(cotangent)
+    results = [
+        gradients(*parts, dout, case.options, mine, keep)
+        for (parts, mine, keep), dout in zip(_parts(case, sequences, slopes, kept, case.dtype, device), douts)
+    ]
+    found = [_joined(case, parts) for parts in zip(*(found for found, _ in results))]
+    sizes = [
+        max(float(x.max()) if x.numel() else 0.0 for x in parts) for parts in zip(*(terms for _, terms in results))
+    ]
+    return out, lse, weights, found, sizes
 
 
 def _gradients(case: Case, given: list[Tensor]) -> list[Tensor]:
