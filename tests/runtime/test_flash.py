@@ -262,7 +262,7 @@ def test_prepare_and_explain_launch_nothing(flash, operation):
     loaded = flash.kiln.fake.loaded
     assert loaded
     keys = []
-    visit = ffi.VariantFn(lambda variant, _: keys.append(variant.contents.key.decode()))
+    visit = ffi.VariantFn(lambda variant, _: keys.append(variant.contents.key.decode()) or 0)
     flash.call(operation, "_explain", (visit, None))
     (functional,) = (f.name for f in flash.tables.kernels[operation].functionals if set(f.values.values()) == {"bf16"})
     assert keys == [packs.key_of(operation, functional).hex()]

@@ -295,10 +295,14 @@ def _broken(path: Path, error: Exception) -> ArtifactError:
 
 class _Unzipped:
     """What a release's gzip members hold, for tarfile, which checks neither their CRCs nor what comes behind them. All
-    but the last have at least MEMBER_BYTES, so nothing can be put behind a tarball unseen."""
+    but the last have at least MEMBER_BYTES.
+
+    Attributes:
+        total: bytes that were read.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+        self._file, self.total = file, 0
         self._member, self._size = zlib.decompressobj(31), 0
 
     def read(self, size: int) -> bytes:
@@ -318,14 +322,17 @@ class _Unzipped:
                     raise EOFError("its gzip stream has no end")
             plain = self._member.decompress(data, size)
             self._size += len(plain)
+            self.total += len(plain)
             if plain:
                 return plain
 
 
 def _tarball_entries(path: Path) -> Iterator[Entry]:
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=_Unzipped(file), mode="r|") as tar:
+        with path.open("rb") as file, tarfile.open(fileobj=(unzipped := _Unzipped(file)), mode="r|") as tar:
+            end = 0
             for member in tar:
+                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                 top, _, name = member.name.partition("/")
                 problem = ""
                 if top != "kiln" or ".." in name.split("/") or member.name.startswith("/"):
@@ -338,6 +345,10 @@ def _tarball_entries(path: Path) -> Iterator[Entry]:
             while block := tar.fileobj.read(1 << 20):
                 if block.strip(b"\0"):
                     raise ArtifactError(f"{path} has bytes behind its end; its tar must be the last thing in it")
+            # Two empty blocks, to a whole record: of more, nobody could tell whose they are.
+            records = -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE)
+            if unzipped.total > records * tarfile.RECORDSIZE:
+                raise ArtifactError(f"{path} has bytes behind its end; its gzip stream must be all of it")
     except _BROKEN as error:
         raise _broken(path, error) from error
 
