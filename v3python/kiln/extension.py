@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kiln.errors import NativeBuildError, ToolchainError
+from kiln import native
+from kiln.errors import ToolchainError
 from kiln.native import Compiler
 from kiln.pythons import STABLE, Headers
 
@@ -74,28 +72,17 @@ def build_extension(
     units = ("nanobind/src/nb_combined.cpp", *sorted(name for name in files if name.endswith(".cc")))
     define = ("-DPy_LIMITED_API=0x{:02x}{:02x}0000".format(*STABLE),) if headers.is_stable else ()
     python = hashlib.sha256(b"".join(_header_bytes(headers))).hexdigest()
-    key = hashlib.sha256(repr((compiler.identity, _FLAGS, _OURS, _THEIRS, _LINK, define, python, units)).encode())
-    for name in sorted(files):
-        key.update(f"{name} {len(files[name])}\n".encode() + files[name])
-    done = folder / f"{headers.file_name}-{key.hexdigest()[:16]}"
-    if not done.is_file():
-        work = folder / f".{headers.file_name}.{os.getpid()}"
-        shutil.rmtree(work, ignore_errors=True)
-        try:
-            _build(files, units, define, headers, compiler, work, jobs)
-            os.replace(work / headers.file_name, done)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return done
+    settings = (compiler.identity, _FLAGS, _OURS, _THEIRS, _LINK, define, python, units)
+
+    def make(work: Path) -> None:
+        _build(units, define, headers, compiler, work, jobs)
+
+    return native.build_once(folder, headers.file_name, settings, files, make)
 
 
 def _build(
-    files: Mapping[str, bytes], units: Sequence[str], define: tuple[str, ...], headers: Headers, compiler: Compiler,
-    work: Path, jobs: int,
-) -> None:  # fmt: skip
-    for name, data in files.items():
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / name).write_bytes(data)
+    units: Sequence[str], define: tuple[str, ...], headers: Headers, compiler: Compiler, work: Path, jobs: int
+) -> None:
     include = ["-Iinclude", "-Icore", "-isystem", "nanobind/include", "-isystem", "nanobind/ext/robin_map/include"]
     for folder in headers.include:
         include += ["-isystem", str(folder)]
@@ -103,13 +90,13 @@ def _build(
     def compile_unit(unit: str) -> str:
         output = unit.replace("/", "_") + ".o"
         own = _THEIRS if unit.startswith("nanobind/") else _OURS
-        _run(compiler, [*compiler.cxx, *_FLAGS, *own, *define, *include, "-c", unit, "-o", output], work)
+        native.run(compiler, [*compiler.cxx, *_FLAGS, *own, *define, *include, "-c", unit, "-o", output], work)
         return output
 
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         objects = list(pool.map(compile_unit, units))
     # The libraries by their bare names: that is how one without a SONAME would be looked for.
-    _run(compiler, [*compiler.cxx, *_LINK, *objects, *_LIBRARIES, "-o", headers.file_name], work)
+    native.run(compiler, [*compiler.cxx, *_LINK, *objects, *_LIBRARIES, "-o", headers.file_name], work)
 
 
 def _header_bytes(headers: Headers) -> list[bytes]:
@@ -118,15 +105,3 @@ def _header_bytes(headers: Headers) -> list[bytes]:
         for folder in headers.include
         for path in sorted(folder.rglob("*.h"))
     ]
-
-
-def _run(compiler: Compiler, command: list[str], work: Path) -> None:
-    environment = {**os.environ, **dict(compiler.environment)}
-    try:
-        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, errors="replace")
-    except FileNotFoundError as error:
-        raise NativeBuildError(f"the compiler {command[0]} is not there") from error
-    if done.returncode:
-        raise NativeBuildError(
-            f"{' '.join(command)} failed with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
-        )

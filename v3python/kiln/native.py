@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,31 +256,20 @@ class _Library:
     def build(self, compiler: Compiler, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
         contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
         contents |= {name: text.encode() for name, text in self.texts.items()}
-        key = hashlib.sha256(repr((compiler.identity, COMMON_FLAGS, CXX_FLAGS, LINK_FLAGS, ZSTD_FLAGS, self.units,
-                                   self.link, tuple(self.stubs.items()), self.identity)).encode())  # fmt: skip
-        for name in sorted(contents):
-            key.update(f"{name} {len(contents[name])}\n".encode() + contents[name])
-        done = folder / f"{self.name}-{key.hexdigest()[:16]}"
-        if not done.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            work = folder / f".{self.name}.{os.getpid()}"
-            shutil.rmtree(work, ignore_errors=True)
-            try:
-                for name, data in contents.items():
-                    (work / name).parent.mkdir(parents=True, exist_ok=True)
-                    (work / name).write_bytes(data)
-                with ThreadPoolExecutor(max(1, jobs)) as pool:
-                    objects = list(pool.map(lambda unit: self._compile(compiler, work, unit), self.units))
-                for soname, source in self.stubs.items():
-                    (work / "stub.c").write_text(source)
-                    stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
-                    _run(compiler, [*compiler.c, *stub], work)
-                link = [*LINK_FLAGS, "-Wl,--version-script=exports.map", *objects, *self.link]
-                _run(compiler, [*compiler.c, *link, "-o", self.name], work)
-                os.replace(work / self.name, done)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-        return done
+        settings = (compiler.identity, COMMON_FLAGS, CXX_FLAGS, LINK_FLAGS, ZSTD_FLAGS, self.units, self.link,
+                    tuple(self.stubs.items()), self.identity)  # fmt: skip
+
+        def make(work: Path) -> None:
+            with ThreadPoolExecutor(max(1, jobs)) as pool:
+                objects = list(pool.map(lambda unit: self._compile(compiler, work, unit), self.units))
+            for soname, source in self.stubs.items():
+                (work / "stub.c").write_text(source)
+                stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
+                run(compiler, [*compiler.c, *stub], work)
+            link = [*LINK_FLAGS, "-Wl,--version-script=exports.map", *objects, *self.link]
+            run(compiler, [*compiler.c, *link, "-o", self.name], work)
+
+        return build_once(folder, self.name, settings, contents, make)
 
     def _compile(self, compiler: Compiler, work: Path, unit: str) -> str:
         output = unit.replace("/", "_") + ".o"
@@ -289,11 +278,46 @@ class _Library:
             command = [*compiler.c, *COMMON_FLAGS, *ZSTD_FLAGS, *include, "-c", unit, "-o", output]
         else:
             command = [*compiler.cxx, *COMMON_FLAGS, *CXX_FLAGS, *include, "-c", unit, "-o", output]
-        _run(compiler, command, work)
+        run(compiler, command, work)
         return output
 
 
-def _run(compiler: Compiler, command: list[str], work: Path) -> None:
+def build_once(
+    folder: Path, name: str, settings: tuple[object, ...], contents: Mapping[str, bytes], make: Callable[[Path], None]
+) -> Path:
+    """The file that `make` leaves as `name` in a folder of `contents`; what was made of the same is not made again.
+
+    Args:
+        folder: keeps it, under a name that tells what it was made of.
+        settings: what it depends on besides the contents.
+        contents: files by path.
+        make: is given a folder of its own, which is removed afterwards.
+    """
+    key = hashlib.sha256(repr(settings).encode())
+    for path in sorted(contents):
+        key.update(f"{path} {len(contents[path])}\n".encode() + contents[path])
+    done = folder / f"{name}-{key.hexdigest()[:16]}"
+    if not done.is_file():
+        work = folder / f".{name}.{os.getpid()}"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        try:
+            for path, data in contents.items():
+                (work / path).parent.mkdir(parents=True, exist_ok=True)
+                (work / path).write_bytes(data)
+            make(work)
+            os.replace(work / name, done)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return done
+
+
+def run(compiler: Compiler, command: list[str], work: Path) -> None:
+    """Runs a compiler's command in the folder `work`.
+
+    Raises:
+        NativeBuildError: it rejected something, or is not there; carries what it said.
+    """
     environment = {**os.environ, **dict(compiler.environment)}
     try:
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, errors="replace")
