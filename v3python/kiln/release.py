@@ -184,8 +184,7 @@ def _mode(path: Path) -> int:
 
 def _gzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Compresses by libdeflate, of the locked package: the bytes depend on it and on nothing of the host. Its header
-    has neither name nor time. More than MEMBER_BYTES become several members,
-    which every gunzip joins."""
+    has neither name nor time. More than MEMBER_BYTES become several members, which every gunzip joins."""
     import deflate
 
     gathered, size = [], 0

@@ -42,7 +42,7 @@ _SUMMARY = "Attention kernels for NVIDIA's and AMD's GPUs, compiled ahead of tim
 _TORCH = "torch>=2.10"
 _EXTRAS = {
     "torch": (_TORCH,),
-    "transformers": (_TORCH, "transformers>=5.0"),
+    "transformers": (_TORCH, "transformers>=5.4"),
     "jit": (_TORCH, "triton>=3.6", "numpy>=1.24", "msgspec>=0.18", "PyYAML>=6.0"),
 }
 _CLASSIFIERS = (
