@@ -48,7 +48,7 @@ def given_of(rows: int = 5, columns: int = 100, **some: object) -> list[object]:
 
 
 def dispatched(operation, tables, *arguments: object, **some: object) -> list[dispatch.Chosen]:
-    call = evaluate.begin(operation, "small.rms_norm", given_of(*arguments, **some), DEVICE)
+    call = tables.begin(operation, "small.rms_norm", given_of(*arguments, **some), DEVICE)
     return tables.dispatch(call, {"total": 0x9000})
 
 
@@ -158,6 +158,16 @@ def test_what_the_compiler_may_reject_counts_as_not_there(small, operation):
     x = matrix(5, 100, FP8)
     with pytest.raises(Refusal, match="on gfx90a: no fp8 there; the nearest that exists is dtype=bf16"):
         dispatched(operation, tables, x=x, out=x)
+
+
+def test_the_larger_serves_where_a_build_leaves_the_next_out(small, operation):
+    tables = dispatch.Tables(small, targets.by_name("sm_90"), "core", (("columns_most", ("64", "256")),), None)
+    for columns, most in ((64, 64), (65, 256), (128, 256)):
+        norm, _ = dispatched(operation, tables, 5, columns, w=Tensor(8, FP32, (columns,), (1,)), gemma=1)
+        assert f"columns_most={most} " in norm.variant.functional
+    tables = dispatch.Tables(small, targets.by_name("sm_90"), "core", (("columns_most", ("64",)),), None)
+    with pytest.raises(Refusal, match="columns_most=128 gemma=false on sm_90: this build was made for columns_most=64"):
+        dispatched(operation, tables, 5, 65)
 
 
 def test_the_span_of_a_tensor():

@@ -4,11 +4,18 @@ refused for that reason."""
 from __future__ import annotations
 
 import ast
+import itertools
+from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kiln import plan, recipe, targets
+from kiln import plan, recipe, targets, words
+from kiln.dispatch import Chosen, Tables
+from kiln.evaluate import Device, Refusal, Tensor
+from kiln.expressions import DTYPES
 from kiln.recipe_model import Operation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,3 +97,83 @@ def test_what_a_target_cannot_hold_is_the_reason_of_all_configurations():
     reasons = {kernel.absent[slot] for slot in slots if slot in kernel.absent}
     reasons |= {variant.waiver for variant in made.variants_of(kernel) if variant.slot in slots}
     assert reasons == {"Ampere has no conversions to and from fp8e4m3"}
+
+
+@cache
+def tables_of(select: str) -> Tables:
+    """Of the core profile, for sm_90."""
+    flash = recipe.load(FLASH / "recipe.yaml")
+    return Tables(flash, targets.by_name("sm_90"), "core", words.parse_selection(select), ROOT / "tuning")
+
+
+@cache
+def attn_fwd() -> Operation:
+    return next(o for o in recipe.load(FLASH / "recipe.yaml").operations if o.name == "attn_fwd")
+
+
+def forward(tables: Tables, width: int, width_v: int, wanted: frozenset[str]) -> Chosen:
+    """The kernel of a call of attn_fwd with these extras."""
+
+    def tensor(*sizes: int) -> Tensor:
+        strides = [1]
+        for size in reversed(sizes[1:]):
+            strides.insert(0, strides[0] * size)
+        return Tensor(1 << 20, DTYPES["bf16"], sizes, tuple(strides))
+
+    some = {"q": tensor(1, 2, 9, width), "k": tensor(1, 2, 9, width), "v": tensor(1, 2, 9, width_v)}
+    some |= {"out": tensor(1, 2, 9, width_v), "window_left": -1, "window_right": -1, "sm_scale": 0.1}
+    some |= {"softcap": 30.0, "is_capped": "softcap" in wanted, "threshold": 99 * ("dropout" in wanted)}
+    some |= {"bias": tensor(1, 2, 9, 9)} if "bias" in wanted else {}
+    nothing = {"tensor": None, "int": 0, "float": 1.0}
+    values = [some.get(argument.name, nothing[argument.kind]) for argument in attn_fwd().arguments]
+    call = tables.begin(attn_fwd(), "flash.attn_fwd", values, Device("NVIDIA", 132))
+    (chosen,) = tables.dispatch(call, {})
+    return chosen
+
+
+EXTRAS = [frozenset(some) for n in range(4) for some in itertools.combinations(("bias", "softcap", "dropout"), n)]
+
+
+def check_serves(chosen: Chosen, width: int, width_v: int, wanted: frozenset[str]) -> None:
+    """The image can do what the call wants: its columns are enough, or masked, and it knows the extras."""
+    constants = dict(chosen.variant.spec.constants)
+    columns = sum(constants[name] for name in ("P0", "P1", "P2"))
+    assert columns >= max(width, width_v)
+    assert constants["PADDED"] or (width, width_v) == (columns, columns)
+    assert constants["EXTRAS"] == "any" or wanted <= {constants["EXTRAS"]}
+
+
+@pytest.mark.parametrize("wanted", EXTRAS, ids="+".join)
+def test_the_core_profile_serves_every_head_up_to_128_and_all_extras(wanted):
+    tables = tables_of("")
+    for width, width_v in [*((n, n) for n in range(1, 129)), (40, 64), (128, 64), (64, 1)]:
+        chosen = forward(tables, width, width_v, wanted)
+        check_serves(chosen, width, width_v, wanted)
+        functional = chosen.variant.functional.split()
+        assert f"head_dim={64 if max(width, width_v) <= 64 else 128}" in functional
+        assert ("extras=any" if wanted else "extras=none") in functional
+    with pytest.raises(Refusal, match="head_dim=160 is in the full profile only; the nearest .* head_dim=128"):
+        forward(tables, 129, 129, wanted)
+
+
+WIDTHS = ("16", "64", "80", "128", "256")
+KINDS = ("none", "bias", "softcap", "dropout", "any")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sets(st.sampled_from(WIDTHS), min_size=1), st.sets(st.sampled_from(KINDS), min_size=1),
+    st.sets(st.sampled_from(("false", "true")), min_size=1),
+    st.lists(st.tuples(st.integers(1, 260), st.integers(1, 260) | st.none(), st.sampled_from(EXTRAS)), min_size=5),
+)  # fmt: skip
+def test_whatever_a_build_leaves_out_a_call_gets_what_can_serve_it_or_a_refusal(widths, kinds, padded, calls):
+    select = f"head_dim={','.join(sorted(widths))};extras={','.join(sorted(kinds))};padded={','.join(sorted(padded))}"
+    tables = tables_of(f"dtype=bf16;{select}")
+    largest = max(map(int, widths))
+    for width, width_v, wanted in [*((int(w), None, wanted) for w in widths for wanted in EXTRAS), *calls]:
+        width_v = width_v or width
+        try:
+            check_serves(forward(tables, width, width_v, wanted), width, width_v, wanted)
+        except Refusal as refusal:
+            assert refusal.status == "UNSUPPORTED"
+            assert max(width, width_v) > largest or not {"any"} <= kinds or "true" not in padded

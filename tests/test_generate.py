@@ -26,7 +26,7 @@ def source_of(family: str, digests: dict[str, str] | None = None, select: str = 
     for kernel in made.kernels:
         slots = {v.slot for v in made.variants if (v.kernel, v.target) == (kernel.kernel.name, kernel.target.name)}
         tables.append(generate.KernelTables(kernel, plan.lookup(kernel, slots)))
-    return generate.family_source(loaded, tables, TARGETS, digests or {}, "0.1.0b")
+    return generate.family_source(loaded, tables, TARGETS, made.served, digests or {}, "0.1.0b")
 
 
 @pytest.fixture

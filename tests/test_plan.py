@@ -197,6 +197,27 @@ def test_selection(small):
     assert any("fp8" in v.functional for v in planned(small, "sm_90", "core", (("dtype", ("fp8e4m3",)),)).variants)
 
 
+def test_what_serves_a_value_that_a_build_leaves_out(tmp_path):
+    text = small_recipe.RECIPE.replace(
+        "gemma: {of: gemma, values: [false, true]}",
+        "weight: {of: gemma + (w.data != 0), values: [none, plain, both], general: both}",
+    )
+    text = text.replace("GEMMA: gemma", "GEMMA: weight").replace("columns_most, gemma]", "columns_most, weight]")
+    small = recipe.load(small_recipe.write(tmp_path, text))
+
+    def served(*selection: tuple[str, tuple[str, ...]], profile: str = "core") -> list[tuple[int, ...]]:
+        (by_choice,) = planned(small, "sm_90", profile, selection).served.values()
+        return list(by_choice.values())
+
+    itself = (0, 1, 2)
+    assert served(profile="full") == [itself, itself, itself]
+    # What nothing serves stays what it is: its slots say why there is no image.
+    assert served() == [itself, itself, itself]
+    assert served(("dtype", ("bf16",)), ("columns_most", ("128",))) == [itself, (1, 1, 2), itself]
+    assert served(("columns_most", ("64", "256")), ("weight", ("both",))) == [itself, (0, 2, 2), (2, 2, 2)]
+    assert served(("weight", ("none", "plain"))) == [itself, itself, itself]
+
+
 def limited(folder: Path, where: str, *, alone: bool = False) -> recipe.Recipe:
     """The small recipe, where its norm has configurations as `where` says but for CDNA; `alone`: its only kernel."""
     text = small_recipe.RECIPE.replace("where: BLOCK >= columns_most", f"where: {where}")

@@ -65,7 +65,7 @@ def test_profiles_selections_and_rules_name_words(tmp_path, small):
 def test_tables_have_places_and_spellings(small):
     made = plan.make_plan([small], SM_90, "full")
     tables = [generate.KernelTables(kernel, plan.lookup(kernel, ())) for kernel in made.kernels]
-    text = "".join(generate.family_source(small, tables, SM_90, {}, "0.1.0b").split())
+    text = "".join(generate.family_source(small, tables, SM_90, made.served, {}, "0.1.0b").split())
     assert "rms_norm_gemma_values[]={INT64_C(0),INT64_C(1)}" in text
     assert 'rms_norm_gemma_spellings[]={"plain","added"}' in text
 

@@ -30,7 +30,8 @@ kiln_status define(Plan& plan) {
 
 int32_t match(const kiln_choice_table& choice, int64_t asked) {
   for (int32_t i = 0; i < choice.count; ++i)
-    if (choice.match == KILN_MATCH_EXACT ? choice.values[i] == asked : choice.values[i] >= asked) return i;
+    if (choice.match == KILN_MATCH_EXACT ? choice.values[i] == asked : choice.values[i] >= asked)
+      return choice.served[i];
   return -1;
 }
 

@@ -57,10 +57,11 @@ const char* check_choices(const kiln_operation_table& op) {
     if (!is_name(choice.name) || !choice.value) return "a choice has no name or no expression";
     if (choice.match != KILN_MATCH_EXACT && choice.match != KILN_MATCH_NEXT_LARGER)
       return "a choice matches in an unknown way";
-    if (choice.count <= 0 || !choice.values || !choice.spellings) return "a choice has no values";
+    if (choice.count <= 0 || !choice.values || !choice.spellings || !choice.served) return "a choice has no values";
     if (!fits(op, choice.index, 1)) return "a choice lies outside of the values";
     for (int32_t j = 0; j < choice.count; ++j) {
       if (!choice.spellings[j]) return "a choice's value has no spelling";
+      if (choice.served[j] < 0 || choice.served[j] >= choice.count) return "what serves a choice's value is not there";
       if (j && choice.match == KILN_MATCH_NEXT_LARGER && choice.values[j] <= choice.values[j - 1])
         return "a choice's values do not ascend";
     }

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define KILN_FAMILY_ABI 2
+#define KILN_FAMILY_ABI 3
 #define KILN_MAX_VALUES 512     /* length of `v` */
 #define KILN_MAX_KERNELS 16     /* of an operation */
 #define KILN_MAX_PARAMETERS 64  /* of a kernel */
@@ -55,6 +55,8 @@ typedef struct kiln_choice_table {
     int32_t count;
     const int64_t* values;         /* count; ascending for KILN_MATCH_NEXT_LARGER */
     const char* const* spellings;  /* count: "bf16", "64", "false" */
+    const int32_t* served;         /* count: for the value that matches, the index of the one that the call gets: itself;
+                                      or where the build has no kernels of it, one whose kernels serve in its place */
     int32_t index;                 /* in v */
     int32_t reserved;
 } kiln_choice_table;

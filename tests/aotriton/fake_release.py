@@ -55,7 +55,7 @@ def build(folder: Path) -> Release:
         for kernel in the_plan.kernels
     ]
     source = folder / "flash.cc"
-    source.write_text(generate.family_source(the_recipe, tables, the_plan.targets, digests, VERSION))
+    source.write_text(generate.family_source(the_recipe, tables, the_plan.targets, the_plan.served, digests, VERSION))
     nativebuild.build_family(folder, "flash", [source, *nativebuild.FLASH], ["-Wl,-soname,libkiln_flash.so"])
     build_library(folder)
     for vendor, name in (("amd", "libamdhip64.so.6"), ("nvidia", "libcuda.so.1")):

@@ -23,7 +23,7 @@ class Drawn:
         self.batch = rng.choice((1, 1, 2, 3, 7, 64, 0 if self.rarely() else 5))
         self.heads_kv = rng.choice((1, 2, 3, 8))
         self.heads = self.heads_kv * rng.choice((1, 1, 2, 4, 7))
-        self.width = rng.choice((49, 55, 56, 60, 63, 1, 80)) if self.chance(4) else 64
+        self.width = rng.choice((1, 17, 40, 48, 56, 60, 63, 80)) if self.chance(4) else 64
         self.width_v = rng.choice((8, 40, 64)) if self.chance(8) else self.width
         self.dtype = FP16 if self.chance(30) else BF16
 

@@ -150,7 +150,7 @@ class Oracle:
         Raises:
             Refusal: it must fail.
         """
-        call = evaluate.begin(operation(name), name, given, self.device)
+        call = self.tables[name.partition(".")[0]].begin(operation(name), name, given, self.device)
         if call.missing or call.skipped:
             return Expected(tuple(self.tables[name.partition(".")[0]].dispatch(call, {})), 0, ())
         addresses, end = {}, workspace

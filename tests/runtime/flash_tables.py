@@ -86,7 +86,7 @@ def make(folder: Path) -> Tables:
     for kernel in made.kernels:
         available = {variant.slot for variant in made.variants if variant.kernel == kernel.kernel.name}
         tables.append(generate.KernelTables(kernel, plan.lookup(kernel, available)))
-    source = generate.family_source(family, tables, made.targets, {}, VERSION)
+    source = generate.family_source(family, tables, made.targets, made.served, {}, VERSION)
     return Tables(
         source,
         {kernel.operation: kernel for kernel in made.kernels},

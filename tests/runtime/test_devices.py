@@ -212,7 +212,7 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
     source = tmp_path / "broken.cc"
     toy_source = (nativebuild.HERE / "toy_family.cc").read_text()
     cases = [
-        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 3; Kiln 1.2.3 reads ABI 2"),
+        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 4; Kiln 1.2.3 reads ABI 3"),
         ("{sizeof(kiln_family),", "{sizeof(kiln_family) - 8,", "its size is less"),
         ('"1.2.3"', '""', "it has no version"),
         ("7, 3, 3, 1, 1, 2, MP, VALUES}", "7, 3, 3, 1, 1, 2, MP, 513}", "more values than KILN_MAX_VALUES"),
@@ -227,6 +227,8 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
         ("0, 0, 0, N, 32}", "0, 0, 0, -1, 32}", "an argument lies outside"),
         ("kWidths[] = {64, 128}", "kWidths[] = {128, 64}", "do not ascend"),
         ("KILN_MATCH_NEXT_LARGER, 2", "5, 2", "matches in an unknown way"),
+        ("kItself[] = {0, 1}", "kItself[] = {0, 2}", "what serves a choice's value is not there"),
+        ("kDtypeNames, kItself", "kDtypeNames, nullptr", "a choice has no values"),
         ('{"rows", rows, D_ROWS', '{"", rows, D_ROWS', "a definition has no name"),
         ("{{same_rows,", "{{nullptr,", "a requirement has no expression"),
         ('{{"partial", partial_bytes, WS', '{{"partial", nullptr, WS', "a workspace has no name"),

@@ -64,12 +64,13 @@ constexpr kiln_argument_table kArguments[] = {
     {"scale", KILN_ARG_FLOAT, 0, 0, 0, SCALE, 0}};
 
 constexpr int64_t kDtypes[] = {KILN_FP16, KILN_BF16}, kWidths[] = {64, 128}, kFlags[] = {0, 1};
+constexpr int32_t kItself[] = {0, 1};
 constexpr const char* const kDtypeNames[] = {"fp16", "bf16"};
 constexpr const char* const kWidthNames[] = {"64", "128"};
 constexpr const char* const kFlagNames[] = {"false", "true"};
-constexpr kiln_choice_table kChoices[] = {{"dtype", dtype, KILN_MATCH_EXACT, 2, kDtypes, kDtypeNames, C_DTYPE, 0},
-                                          {"width", cols, KILN_MATCH_NEXT_LARGER, 2, kWidths, kWidthNames, C_WIDTH, 0},
-                                          {"flag", flag, KILN_MATCH_EXACT, 2, kFlags, kFlagNames, C_FLAG, 0}};
+constexpr kiln_choice_table kChoices[] = {{"dtype", dtype, KILN_MATCH_EXACT, 2, kDtypes, kDtypeNames, kItself, C_DTYPE, 0},
+                                          {"width", cols, KILN_MATCH_NEXT_LARGER, 2, kWidths, kWidthNames, kItself, C_WIDTH, 0},
+                                          {"flag", flag, KILN_MATCH_EXACT, 2, kFlags, kFlagNames, kItself, C_FLAG, 0}};
 constexpr kiln_definition_table kDefinitions[] = {
     {"rows", rows, D_ROWS, 0}, {"area", area, D_AREA, 0}, {"ratio", ratio, D_RATIO, 0}};
 constexpr kiln_requirement_table kRequirements[] = {{same_rows, "x and y must have the same number of rows"}};

@@ -136,7 +136,7 @@ def family_of(
             }
             tables.append(generate.KernelTables(kernel, plan.lookup(kernel, available)))
     digests = {name: index.index_digest for name, index in indexes.items()}
-    source = generate.family_source(recipe, tables, the_plan.targets, digests, version)
+    source = generate.family_source(recipe, tables, the_plan.targets, the_plan.served, digests, version)
     header = "" if recipe.native.headers else generate.family_header(recipe, version)
     return native.FamilySources(recipe.family, source, recipe.native.sources, recipe.native.headers, header)
 

@@ -3,14 +3,14 @@ the variants that it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kiln import evaluate, nearest, plan, tuning
-from kiln.evaluate import Call, Launch
+from kiln.evaluate import Call, Device, Given, Launch
 from kiln.plan_model import KernelPlan, Variant
-from kiln.recipe_model import Kernel, Recipe
+from kiln.recipe_model import Kernel, Operation, Recipe
 from kiln.targets import Target
 from kiln.words import Selection
 
@@ -56,6 +56,7 @@ class Tables:
     ) -> None:
         made = plan.make_plan([recipe], (target,), profile, selection, tuning_root)
         self.target = target
+        self._served = {operation: served for (_, operation), served in made.served.items()}
         self.kernels: dict[str, _KernelTable] = {}  # kernels of a family have different names
         for kernel in made.kernels:
             variants = {v.slot: v for v in made.variants_of(kernel) if v.waiver is None}
@@ -63,6 +64,14 @@ class Tables:
             self.kernels[kernel.kernel.name] = _KernelTable(
                 kernel, variants, {**kernel.absent, **waived}, plan.lookup(kernel, variants)
             )
+
+    def begin(self, operation: Operation, name: str, given: Sequence[Given], device: Device) -> Call:
+        """A call up to its choices, as `evaluate.begin`, served by what there is.
+
+        Raises:
+            evaluate.Refusal: an argument is none of the operation's, or a requirement does not hold.
+        """
+        return evaluate.begin(operation, name, given, device, self._served[operation.name])
 
     def dispatch(self, call: Call, addresses: Mapping[str, int]) -> list[Chosen]:
         """The kernels that a call runs, in their order.

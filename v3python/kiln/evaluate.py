@@ -125,12 +125,20 @@ class Launch:
     zeros: tuple[tuple[int, int], ...]
 
 
-def begin(operation: Operation, name: str, given: Sequence[Given], device: Device) -> Call:
+def begin(
+    operation: Operation,
+    name: str,
+    given: Sequence[Given],
+    device: Device,
+    served: Mapping[str, Sequence[int]] | None = None,
+) -> Call:
     """A call up to the choices of its operation.
 
     Args:
         name: the operation's with its family's.
         given: the arguments, in the recipe's order; None for an optional tensor that is left out.
+        served: by choice for each of its values the place of the one that calls of it get (plan_model.Plan.served);
+            None: its own.
 
     Raises:
         Refusal: an argument is none of the operation's, or a requirement does not hold.
@@ -145,7 +153,8 @@ def begin(operation: Operation, name: str, given: Sequence[Given], device: Devic
     chosen = {}
     for choice in operation.choices:
         asked = _evaluate(name, choice.of, values, f"the choice {choice.name}")
-        chosen[choice.name] = _match(choice, asked)
+        place = _match(choice, asked)
+        chosen[choice.name] = place if served is None or place < 0 else served[choice.name][place]
         values[choice.name] = asked if chosen[choice.name] < 0 else choice.numbers[chosen[choice.name]]
     if -1 in chosen.values():
         return Call(operation, name, device, values, chosen, False)
@@ -319,7 +328,7 @@ def _evaluate(name: str, expression: Expression, values: Mapping[str, int], what
 
 
 def _match(choice: Choice, asked: int) -> int:
-    """The place of the value that serves; -1 where there is none."""
+    """The place of the value that is asked for; -1 where there is none."""
     for place, number in enumerate(choice.numbers):
         if number == asked or (choice.match == "next_larger" and number > asked):
             return place

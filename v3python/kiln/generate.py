@@ -45,6 +45,7 @@ def family_source(
     recipe: Recipe,
     kernels: Sequence[KernelTables],
     targets: Sequence[Target],
+    served: Mapping[tuple[str, str], Mapping[str, Sequence[int]]],
     index_digests: Mapping[str, str],
     version: str,
 ) -> str:
@@ -53,6 +54,7 @@ def family_source(
     Args:
         kernels: for each kernel of the recipe and each target that has it.
         targets: all targets of the release.
+        served: the plan's (Plan.served).
         index_digests: digest of the pack's index by target; empty for a library without images.
     """
     expressions = _Expressions()
@@ -62,7 +64,10 @@ def family_source(
         version=version,
         version_string=c_string(version),
         prologue=CPP_PROLOGUE,
-        operations=[_operation(operation, kernels, expressions) for operation in recipe.operations],
+        operations=[
+            _operation(operation, kernels, served[recipe.family, operation.name], expressions)
+            for operation in recipe.operations
+        ],
         expressions=expressions.rows,
         packs=[
             {
@@ -149,7 +154,12 @@ class _Expressions:
         return [{"name": name, "code": code} for code, name in self._names.items()]
 
 
-def _operation(operation: Operation, kernels: Sequence[KernelTables], expressions: _Expressions) -> dict:
+def _operation(
+    operation: Operation,
+    kernels: Sequence[KernelTables],
+    served: Mapping[str, Sequence[int]],
+    expressions: _Expressions,
+) -> dict:
     places = layout(operation)
     identifier = _identifier(operation.name)
     choice_numbers = {choice.name: number for number, choice in enumerate(operation.choices)}
@@ -159,6 +169,8 @@ def _operation(operation: Operation, kernels: Sequence[KernelTables], expression
             "spellings_name": f"{identifier}_{_identifier(choice.name)}_spellings",
             "integers": [f"INT64_C({number})" for number in choice.numbers],
             "spellings": [c_string(spelling) for spelling in choice.spellings],
+            "served_name": f"{identifier}_{_identifier(choice.name)}_served",
+            "served": served[choice.name],
         }
         for choice in operation.choices
     ]
@@ -215,11 +227,12 @@ def _operation_rows(
         "choice_rows": [
             (
                 c_string(choice.name),
-                expressions.add(choice.of, places.call),
+                expressions.add(choice.of, places.asked[choice.name]),
                 _MATCHES[choice.match],
                 len(choice.values),
                 names["values_name"],
                 names["spellings_name"],
+                names["served_name"],
                 places.choices[choice.name],
                 0,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ class Layout:
     """Indices in `v`, by name.
 
     Attributes:
-        call: what definitions, requirements and the `of` of choices read: arguments, the device, definitions.
+        call: what definitions and requirements read: arguments, the device, definitions.
+        asked: by choice what its `of` reads: the choices above it besides.
         operation: what skip_when, workspaces, the `when` of kernels and bins read: choices and workspaces besides.
         kernels: by kernel what parameters, grid and zeros read: the configuration's values besides.
         arguments: by argument the index of its first value.
@@ -24,6 +26,7 @@ class Layout:
     """
 
     call: Mapping[str, int]
+    asked: Mapping[str, Mapping[str, int]]
     operation: Mapping[str, int]
     kernels: Mapping[str, Mapping[str, int]]
     arguments: Mapping[str, int]
@@ -55,6 +58,7 @@ def layout(operation: Operation) -> Layout:
     workspaces = {workspace.name: end + i for i, workspace in enumerate(operation.workspaces)}
     end += len(workspaces)
     call |= definitions
+    asked = {name: {**call, **dict(itertools.islice(choices.items(), i))} for i, name in enumerate(choices)}
     everything = {**call, **choices, **workspaces}
     kernels = {
         kernel.name: {**everything, **{name: end + i for i, name in enumerate(kernel.columns)}}
@@ -62,5 +66,15 @@ def layout(operation: Operation) -> Layout:
     }
     columns = max(len(kernel.columns) for kernel in operation.kernels)
     return Layout(
-        call, everything, kernels, arguments, choices, definitions, workspaces, multiprocessors, end, end + columns
+        call,
+        asked,
+        everything,
+        kernels,
+        arguments,
+        choices,
+        definitions,
+        workspaces,
+        multiprocessors,
+        end,
+        end + columns,
     )

@@ -17,6 +17,7 @@ from kiln.recipe_file import RecipeShape
 from kiln.recipe_kernel import triton_dtype
 from kiln.recipe_model import (
     OPTION_ORDER,
+    Choice,
     Configuration,
     ConfigurationSet,
     Kernel,
@@ -84,8 +85,19 @@ def make_plan(
     if not variants:
         shown = spell_selection(selection)
         raise UsageError(f"nothing is left to compile: no functional of the profile {profile} fits {shown!r}")
+    served = {
+        (recipe.family, operation.name): {c.name: _served(c, profile, selected) for c in operation.choices}
+        for recipe in recipes
+        for operation in recipe.operations
+    }
     return Plan(
-        tuple(recipes), tuple(targets), profile, tuple(kernels), tuple(variants), _left_empty(empty, len(targets))
+        tuple(recipes),
+        tuple(targets),
+        profile,
+        tuple(kernels),
+        tuple(variants),
+        served,
+        _left_empty(empty, len(targets)),
     )
 
 
@@ -108,6 +120,32 @@ def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[
                 known = nearest(value, spellings[name], "values")
                 raise UsageError(f"the selection wants {name}={value}, but {name} has no value {value!r}; {known}")
     return dict(selection)
+
+
+def _left_out(choice: Choice, place: int, profile: str, selection: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Why a build has no kernels of a choice's value, or None."""
+    selected = selection.get(choice.name)
+    if selected is not None:
+        is_there = choice.spellings[place] in selected
+        return None if is_there else f"this build was made for {choice.name}={','.join(selected)} alone"
+    if profile == "core" and not choice.core[place]:
+        return f"{choice.name}={choice.spellings[place]} is in the full profile only"
+    return None
+
+
+def _served(choice: Choice, profile: str, selection: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:
+    """For each value of a choice the place of the value that serves it (Plan.served). Where none does, its own: what
+    says there why it was left out is the refusal's reason."""
+    there = [place for place in range(len(choice.values)) if not _left_out(choice, place, profile, selection)]
+
+    def serves(place: int) -> int:
+        if place in there:
+            return place
+        if choice.match == "next_larger":
+            return next((larger for larger in there if larger > place), place)
+        return choice.general if choice.general in there else place
+
+    return tuple(map(serves, range(len(choice.values))))
 
 
 def _left_empty(empty: Sequence[_Planner], targets: int) -> tuple[str, ...]:
@@ -254,15 +292,10 @@ class _Planner:
 
     def left_out(self, values: Sequence[int]) -> dict[str, str]:
         """By choice why the functional of these values is not compiled in this build."""
-        reasons = {}
-        for choice, index in zip(self.choices, values):
-            selected = self.selection.get(choice.name)
-            if selected is not None:
-                if choice.spellings[index] not in selected:
-                    reasons[choice.name] = f"this build was made for {choice.name}={','.join(selected)} alone"
-            elif self.profile == "core" and not choice.core[index]:
-                reasons[choice.name] = f"{choice.name}={choice.spellings[index]} is in the full profile only"
-        return reasons
+        reasons = (
+            _left_out(choice, place, self.profile, self.selection) for choice, place in zip(self.choices, values)
+        )
+        return {choice.name: reason for choice, reason in zip(self.choices, reasons) if reason}
 
     def excluded(self, functional: Functional, configuration: Configuration) -> str | None:
         """Why the recipe leaves a configuration out for a functional, or None. Any set that has it may let it in."""

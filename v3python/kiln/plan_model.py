@@ -162,6 +162,8 @@ class Plan:
     Attributes:
         kernels: for each target, in its order, every kernel.
         variants: what is compiled.
+        served: of a (family, operation), by choice, for each of its values the place of the value that calls of it get:
+            its own; or, where it is left out of the build, that of one whose kernels serve in its place.
         warnings: sentences for the user: what a selection leaves without any variant.
     """
 
@@ -170,6 +172,7 @@ class Plan:
     profile: str
     kernels: tuple[KernelPlan, ...]
     variants: tuple[Variant, ...]
+    served: Mapping[tuple[str, str], Mapping[str, tuple[int, ...]]]
     warnings: tuple[str, ...] = ()
 
     def variants_of(self, kernel: KernelPlan) -> Sequence[Variant]:

@@ -120,11 +120,10 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
         )
         for position, requirement in enumerate(shape.require)
     )
-    choices = tuple(
-        _choice(document, (*keys, "choices", choice), choice, value, call, shape)
-        for choice, value in shape.choices.items()
-    )
-    chosen = call.with_names([choice.name for choice in choices], "choice")
+    chosen, choices = call, ()
+    for choice, value in shape.choices.items():
+        choices += (_choice(document, (*keys, "choices", choice), choice, value, chosen, shape),)
+        chosen = chosen.with_names([choice], "choice")
     skip_when = None
     if shape.skip_when is not None:
         skip_when = read_expression(document, (*keys, "skip_when"), shape.skip_when, chosen)
@@ -217,13 +216,19 @@ def _choice(
             (*keys, "values"), f"the values of {name} must be ascending integers, since it matches next_larger"
         )
     # One name for an argument and a choice is clear only where both are always equal.
-    if call.knows(name) and (name not in operation.arguments or of.text.strip() != name or shape.match != "exact"):
+    is_argument = name in operation.arguments and of.text.strip() == name and shape.match == "exact"
+    if call.knows(name) and (not is_argument or shape.general is not None):
         document.fail(keys, f"{name!r} is {call.kind(name)} already; give the choice another name")
     core = values if shape.core is None else shape.core
     for position, value in enumerate(core):
         if value not in values:
             document.fail((*keys, "core", position), f"{value} is none of the values of {name}")
-    return Choice(name, of, kind, shape.match, values, numbers, tuple(value in core for value in values))
+    if shape.general is not None and shape.match != "exact":
+        document.fail((*keys, "general"), f"general is for what matches exactly; {name} matches {shape.match}")
+    if shape.general is not None and shape.general not in values:
+        document.fail((*keys, "general"), f"{shape.general} is none of the values of {name}")
+    general = None if shape.general is None else values.index(shape.general)
+    return Choice(name, of, kind, shape.match, values, numbers, tuple(value in core for value in values), general)
 
 
 def _refuse_unused(document: Document, keys: Keys, operation: Operation, scope: Scope) -> None:

@@ -30,18 +30,27 @@ class ArgumentShape(Shape):
 class ChoiceShape(Shape):
     """What a call asks for that changes the kernel itself: an image for each value."""
 
-    of: Annotated[Text, Meta(description="What the call asks for: an expression over arguments and definitions.")]
+    of: Annotated[
+        Text,
+        Meta(description="What the call asks for: an expression over arguments, definitions and the choices above it."),
+    ]
     values: Annotated[
         tuple[Value, ...],
         Meta(min_length=1, description="Integers, truth values, dtypes, or words, whose `of` is 0 for the first."),
     ]
     match: Annotated[
         Literal["exact", "next_larger"],
-        Meta(description="next_larger: the smallest value that is not below what is asked for."),
+        Meta(description="next_larger: the smallest value that is not below what is asked for and that a build has."),
     ] = "exact"
     core: Annotated[tuple[Value, ...] | None, Meta(description="The values of the core profile; all if not said.")] = (
         None
     )
+    general: Annotated[
+        Value | None,
+        Meta(
+            description="The value whose kernels serve calls of every other: it stands in for what a build leaves out."
+        ),
+    ] = None
 
 
 class RequirementShape(Shape):

@@ -70,6 +70,7 @@ class Choice:
         values: as the recipe spells them: 64, True, "bf16".
         numbers: the same as `v` holds them; a dtype's is its kiln_dtype, a word's its place in the list.
         core: which of the values the core profile has.
+        general: the place of the value whose kernels serve calls of every other; None if there is none.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Choice:
     values: tuple[Value, ...]
     numbers: tuple[int, ...]
     core: tuple[bool, ...]
+    general: int | None = None
 
     @property
     def spellings(self) -> tuple[str, ...]:

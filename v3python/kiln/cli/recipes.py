@@ -51,8 +51,10 @@ def _print_operation(one: Recipe, operation: Operation) -> None:
     print(f"  {one.family}.{operation.name}  {operation.summary}".rstrip())
     print(f"    arguments  {', '.join(f'{a.name}: {_type(a)}' for a in operation.arguments)}")
     for choice in operation.choices:
-        smallest = ", the smallest that is enough" if choice.match == "next_larger" else ""
-        print(f"    choice     {choice.name} = {', '.join(choice.spellings)}{smallest}")
+        serves = ", the smallest that is enough" if choice.match == "next_larger" else ""
+        if choice.general is not None:
+            serves = f"; {choice.spellings[choice.general]} serves what a build leaves out"
+        print(f"    choice     {choice.name} = {', '.join(choice.spellings)}{serves}")
     for kernel in operation.kernels:
         core = sum(len(entry.core) for entry in kernel.configurations)
         full = sum(len(entry.full) for entry in kernel.configurations)
@@ -77,7 +79,14 @@ def _recipe(one: Recipe) -> dict:
                     for a in operation.arguments
                 ],
                 "choices": [
-                    {"name": c.name, "of": c.of.text, "match": c.match, "values": list(c.values)}
+                    {
+                        "name": c.name,
+                        "of": c.of.text,
+                        "match": c.match,
+                        "values": list(c.values),
+                        "core": [value for value, is_core in zip(c.values, c.core) if is_core],
+                        "general": None if c.general is None else c.values[c.general],
+                    }
                     for c in operation.choices
                 ],
                 "kernels": [_kernel(kernel) for kernel in operation.kernels],

@@ -102,7 +102,7 @@ class Run:
         count = loaded.settings.multiprocessors or _multiprocessors(device)
         plain = [tensors.describe(full, name, value) if name in used else value for name, value in given.items()]
         try:
-            call = evaluate.begin(model, full, plain, Device(_VENDORS[target.vendor], count))
+            call = loaded.tables(target).begin(model, full, plain, Device(_VENDORS[target.vendor], count))
         except Refusal as refusal:
             raise of_refusal(refusal) from None
         return Run(loaded, call, device, target, used, interpreted)
