@@ -191,6 +191,11 @@ void launch(const Runtime& runtime, const std::string& operation, nb::handle que
   run(runtime, [&](kiln_t kiln) { return entry.launch(kiln, &to, parameters.data()); });
 }
 
+void synchronize(const Runtime& runtime, nb::handle queue) {
+  kiln_queue of = queue_of(queue);
+  run(runtime, [&](kiln_t kiln) { return kiln_synchronize(kiln, &of); });
+}
+
 uint64_t workspace(const Runtime& runtime, const std::string& operation, nb::handle queue, nb::dict fields) {
   const Entry& entry = find_entry(operation);
   kiln_queue to = queue_of(queue);
@@ -317,6 +322,8 @@ void define_runtime(nb::module_& module) {
            "How many bytes of device memory the same launch() needs.")
       .def("prepare", &prepare, operation, queue, fields, SIGNATURE("prepare", "None"),
            "Loads what the same launch() would load.")
+      .def("synchronize", &synchronize, queue, nb::sig("def synchronize(self, queue: tuple[int, int, int]) -> None"),
+           "Waits until all that was enqueued on the queue's stream is done.")
       .def("explain", &explain, operation, queue, fields, SIGNATURE("explain", "list[dict[str, typing.Any]]"),
            "The variants that the same launch() would run.");
 #undef SIGNATURE

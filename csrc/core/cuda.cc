@@ -67,6 +67,7 @@ static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56, "
   X(cuKernelGetAttribute, 1, (int*, int, CUkernel, CUdevice))                                                \
   X(cuKernelSetAttribute, 1, (int, int, CUkernel, CUdevice))                                                 \
   X(cuMemsetD8Async, 1, (unsigned long long, unsigned char, size_t, CUstream))                               \
+  X(cuStreamSynchronize, 1, (CUstream))                                                                      \
   X(cuLaunchKernel, 1,                                                                                       \
     (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**)) \
   X(cuLaunchKernelEx, 1, (const CUlaunchConfig*, void*, void**, void**))
@@ -266,6 +267,11 @@ kiln_status zero(Driver& driver, const Scope& scope, uint64_t address, uint64_t 
   return result ? driver_error(of(driver), result, "cuMemsetD8Async") : KILN_OK;
 }
 
+kiln_status wait(Driver& driver, const Scope& scope) {
+  CUresult result = of(driver).cuStreamSynchronize(scope.stream);
+  return result ? driver_error(of(driver), result, "cuStreamSynchronize") : KILN_OK;
+}
+
 void close(Driver* driver, bool release) {
   Cuda* cuda = static_cast<Cuda*>(driver);
   for (int32_t i = 0; release && i < cuda->device_count; ++i)
@@ -345,7 +351,7 @@ kiln_status open(Cuda& cuda) {
   return make_devices(cuda, count);
 }
 
-constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, close};
+constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, wait, close};
 
 }  // namespace
 

@@ -71,6 +71,8 @@ struct DriverCalls {
   void (*unload)(Driver& driver, Device& device, Loaded& loaded);
   kiln_status (*launch)(Driver& driver, const Scope& scope, const Launch& launch);
   kiln_status (*zero)(Driver& driver, const Scope& scope, uint64_t address, uint64_t bytes);
+  // Returns once all of the stream's work is done.
+  kiln_status (*wait)(Driver& driver, const Scope& scope);
   // Frees the driver; without `release` (in a forked child) its library stays as it is.
   void (*close)(Driver* driver, bool release);
 };

@@ -44,6 +44,7 @@ constexpr size_t kPropertiesBytes = 16384, kArchitectureOffset = 1160, kNameByte
   X(hipModuleGetFunction, 1, (hipFunction_t*, hipModule_t, const char*))                                       \
   X(hipFuncGetAttribute, 1, (int*, int, hipFunction_t))                                                        \
   X(hipMemsetAsync, 1, (void*, int, size_t, hipStream_t))                                                      \
+  X(hipStreamSynchronize, 1, (hipStream_t))                                                                    \
   X(hipModuleLaunchKernel, 1,                                                                                  \
     (hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, hipStream_t, void**, \
      void**))
@@ -187,6 +188,12 @@ kiln_status zero(Driver& driver, const Scope& scope, uint64_t address, uint64_t 
   return result ? driver_error(hip, result, "hipMemsetAsync") : KILN_OK;
 }
 
+kiln_status wait(Driver& driver, const Scope& scope) {
+  Hip& hip = of(driver);
+  hipError_t result = take_back(hip, hip.hipStreamSynchronize(scope.stream));
+  return result ? driver_error(hip, result, "hipStreamSynchronize") : KILN_OK;
+}
+
 void close(Driver* driver, bool release) {
   Hip* hip = static_cast<Hip*>(driver);
   if (hip->library && release) dlclose(hip->library);
@@ -310,7 +317,7 @@ kiln_status open(Hip& hip) {
   return result ? driver_error(hip, result, call) : make_devices(hip, count);
 }
 
-constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, close};
+constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, wait, close};
 
 }  // namespace
 

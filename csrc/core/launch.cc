@@ -30,6 +30,11 @@ class Entered {
   Driver* driver_;
 };
 
+kiln_status read_queue(const kiln_queue* from, const char* name, kiln_queue* queue) {
+  *queue = KILN_QUEUE_INIT(0, nullptr);
+  return kiln_read_struct(queue, sizeof *queue, from, name);
+}
+
 kiln_status read_call(const kiln_call* from, kiln_call* call, kiln_queue* queue) {
   *call = KILN_CALL_INIT;
   kiln_status status = kiln_read_struct(call, sizeof *call, from, "kiln_call");
@@ -37,8 +42,7 @@ kiln_status read_call(const kiln_call* from, kiln_call* call, kiln_queue* queue)
   if (!call->operation) return fail(KILN_E_ARGUMENT, "kiln_call.operation is NULL");
   status = check_runtime(call->operation->family->runtime);
   if (status != KILN_OK) return status;
-  *queue = KILN_QUEUE_INIT(0, nullptr);
-  return kiln_read_struct(queue, sizeof *queue, call->queue, "kiln_call.queue");
+  return read_queue(call->queue, "kiln_call.queue", queue);
 }
 
 // From a call to its plan.
@@ -117,6 +121,16 @@ extern "C" {
 kiln_status kiln_launch(const kiln_call* call) { return run(call, true); }
 
 kiln_status kiln_prepare(const kiln_call* call) { return run(call, false); }
+
+kiln_status kiln_synchronize(kiln_t kiln, const kiln_queue* from) {
+  kiln_status status = check_runtime(kiln);
+  if (status != KILN_OK) return status;
+  kiln_queue queue;
+  if ((status = read_queue(from, "kiln_queue", &queue)) != KILN_OK) return status;
+  Entered entered;
+  if ((status = entered.enter(*kiln, queue)) != KILN_OK) return status;
+  return entered.driver().calls->wait(entered.driver(), entered.scope);
+}
 
 kiln_status kiln_workspace_size(const kiln_call* from, uint64_t* bytes) {
   if (!bytes) return fail(KILN_E_ARGUMENT, "kiln_workspace_size: bytes is NULL");

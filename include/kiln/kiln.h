@@ -232,6 +232,9 @@ KILN_API kiln_status kiln_workspace_size(const kiln_call* call, uint64_t* bytes)
 KILN_API kiln_status kiln_launch(const kiln_call* call);
 /* Loads what the same call of kiln_launch would load, and launches nothing. */
 KILN_API kiln_status kiln_prepare(const kiln_call* call);
+/* Waits until all that was enqueued on the queue's stream, by whomever, is done. KILN_E_DRIVER: some of it failed, or
+ * the stream is being captured. For callers without a driver's interface of their own. */
+KILN_API kiln_status kiln_synchronize(kiln_t kiln, const kiln_queue* queue);
 
 /* ---- variants -------------------------------------------------------------------------------------------------- */
 

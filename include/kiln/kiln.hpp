@@ -245,6 +245,8 @@ class Runtime {
     check(kiln_find_operation(kiln_, name.c_str(), &found));
     return Operation(found);
   }
+  /* Waits until all that was enqueued on the queue's stream is done. */
+  void synchronize(const kiln_queue& queue) const { check(kiln_synchronize(kiln_, &queue)); }
   /* Throws where a vendor's driver fails, whatever the other has; given `problem`, leaves the sentence there instead
    * ("" if there is none) and returns the devices that could be listed. */
   std::vector<DeviceInfo> devices(std::string* problem = nullptr) const {

@@ -130,6 +130,7 @@ ENTRY(cuStreamCreate, (Stream * *stream, unsigned flags), (stream, flags)) {
 }
 ENTRY(cuStreamDestroy_v2, (Stream * stream), (stream)) { return fake_destroy_stream(stream, INVALID_HANDLE); }
 ENTRY(cuStreamSynchronize, (Stream * stream), (stream)) {
+  fake_note("\"stream\": %llu", (unsigned long long)(uintptr_t)stream);
   return is_null(stream) || stream->vendor == FAKE_NVIDIA ? 0 : INVALID_HANDLE;
 }
 

@@ -101,6 +101,7 @@ ENTRY(hipStreamCreate, (Stream * *stream), (stream)) {
 }
 ENTRY(hipStreamDestroy, (Stream * stream), (stream)) { return fake_destroy_stream(stream, INVALID_HANDLE); }
 ENTRY(hipStreamSynchronize, (Stream * stream), (stream)) {
+  fake_note("\"stream\": %llu", (unsigned long long)(uintptr_t)stream);
   return is_null(stream) || stream->vendor == FAKE_AMD ? 0 : INVALID_HANDLE;
 }
 ENTRY(hipDeviceSynchronize, (void), ()) { return 0; }

@@ -344,6 +344,10 @@ class Kiln:
     def prepare(self, call: Call) -> None:
         self.library.check(self.library.c.kiln_prepare(c.byref(call)))
 
+    def synchronize(self, vendor: int = NVIDIA, device: int = -1, stream: int | None = None) -> None:
+        queue = Queue(c.sizeof(Queue), vendor, device, stream)
+        self.library.check(self.library.c.kiln_synchronize(self.handle, c.byref(queue)))
+
     def workspace_size(self, call: Call) -> int:
         size = c.c_uint64()
         self.library.check(self.library.c.kiln_workspace_size(c.byref(call), c.byref(size)))

@@ -119,6 +119,26 @@ def test_two_kernels_scratch_clusters_and_zeroing(kiln, fake):
     assert (zero.address, zero.bytes, zero.launches_before, zero.stream) == (WORK + 256, 1200, 0, fake.stream())
 
 
+@pytest.mark.parametrize("vendor, entry", [(ffi.NVIDIA, "cuStreamSynchronize"), (ffi.AMD, "hipStreamSynchronize")])
+def test_a_stream_is_waited_for(kiln, fake, vendor, entry):
+    there = fake.context(0) if vendor == ffi.NVIDIA else 0
+    fake.set_current(there, vendor)
+    for device, stream in ((0, fake.stream(vendor, 0, 1)), (2, fake.stream(vendor, 2, 1)), (3, None)):
+        kiln.synchronize(vendor, device, stream)
+        (wait,) = (event for event in fake.record().events if event["call"] == entry)
+        assert (wait["stream"], wait["device"]) == (stream or 0, device)
+        assert (fake.current(vendor) or 0) == (there or 0)
+        fake.reset()
+        fake.set_current(there, vendor)
+    fake.fail(entry, 700)
+    with pytest.raises(ffi.Failure, match=f"{entry}: the .* returned .*700") as failure:
+        kiln.synchronize(vendor, 0, fake.stream(vendor))
+    assert failure.value.status == ffi.DRIVER and (fake.current(vendor) or 0) == (there or 0)
+    with pytest.raises(ffi.Failure, match="names device 1, but its stream belongs to device 0") as failure:
+        kiln.synchronize(vendor, 1, fake.stream(vendor))
+    assert failure.value.status == ffi.QUEUE
+
+
 @pytest.mark.parametrize(
     "workspace, size, sentence",
     [

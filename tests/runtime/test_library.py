@@ -33,6 +33,7 @@ EXPORTS = [
     "kiln_register_family",
     "kiln_set_error",
     "kiln_status_name",
+    "kiln_synchronize",
     "kiln_variants",
     "kiln_version",
     "kiln_workspace_size",

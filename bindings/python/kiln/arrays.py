@@ -146,6 +146,8 @@ class Library:
     name = "this library"
     is_mutable = True
     """Whether its arrays may be written where they are."""
+    knows_streams = True
+    """Whether what it does with results is ordered behind the work that makes them; else that is waited for."""
 
     def stream(self, array: Any, place: Place) -> int:
         """The library's current stream on the array's device.
@@ -190,7 +192,7 @@ class Library:
         return False
 
     def finish(self, tensors: dict[str, _core.Tensor], results: dict[str, Any]) -> dict[str, Any]:
-        """The results as the caller gets them, after the launch."""
+        """The results as the caller gets them, after the launch; done where the library does not know streams."""
         return results
 
 
@@ -248,6 +250,7 @@ class _Cupy(Library):
 class _Jax(Library):
     name = "JAX"
     is_mutable = False
+    knows_streams = False  # block_until_ready() does not wait for others' streams
 
     def stream(self, array: Any, place: Place) -> int:
         """The one that JAX waits for when it takes arrays of others."""
@@ -259,10 +262,8 @@ class _Jax(Library):
         return numpy.empty(shape, kind, device=next(iter(like.devices())))
 
     def finish(self, tensors: dict[str, _core.Tensor], results: dict[str, Any]) -> dict[str, Any]:
-        """New arrays of the same memory, which JAX knows to be ready when the stream is; it has not ordered its memory
-        by our stream, so the work is waited for before anything is given back."""
-        jax = sys.modules["jax"]
-        return jax.block_until_ready({name: jax.dlpack.from_dlpack(tensors[name]) for name in results})
+        """New arrays of the same memory: JAX believes to know what the ones that it made hold."""
+        return {name: sys.modules["jax"].dlpack.from_dlpack(tensors[name]) for name in results}
 
 
 _OTHER = Library()

@@ -105,6 +105,8 @@ class Call:
             held = take(self._workspace(size), "workspace", self._place, self._stream)
             fields |= {"workspace": held.address + -held.address % _ALIGNMENT, "workspace_bytes": size}
         self._core.launch(self.operation, self._queue, fields)
+        if not self.library.knows_streams:
+            self._core.synchronize(self._queue)
         made = self.library.finish(self.tensors, self._made)
         del held
         return {**self._given, **made}

@@ -130,7 +130,7 @@ def test_another_libkiln_in_the_process_is_refused(tmp_path):
     other = tmp_path / "libkiln.so.0"
     names = "kiln_error kiln_status_name kiln_open kiln_close kiln_devices kiln_register_family kiln_find_operation " \
             "kiln_operations kiln_workspace_size kiln_launch kiln_prepare kiln_explain kiln_variants kiln_set_error " \
-            "kiln_read_struct kiln_operation_arguments"  # fmt: skip
+            "kiln_read_struct kiln_operation_arguments kiln_synchronize"  # fmt: skip
     with (tmp_path / "other.c").open("a") as file:
         file.write("".join(f"void {name}(void) {{}}\n" for name in names.split()))
     (tmp_path / "map").write_text("KILN_0 { global: kiln_*; };")
