@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (ROOT / "bindings" / "python" / "kiln", ROOT / "v3python" / "kiln")
+
+
+def plainly(function: Callable, *arguments: object) -> object:
+    """Calls a function, in such a process; what it raises is told as text, since the caller's process may not have its
+    class."""
+    try:
+        return function(*arguments)
+    except Exception:  # noqa: BLE001 - whatever it is
+        told = traceback.format_exc()
+    raise AssertionError(told)
 
 
 def merge(*folders: str) -> None:

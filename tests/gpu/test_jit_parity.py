@@ -15,6 +15,8 @@ from multiprocessing import get_context
 import jit_parity
 import pytest
 
+from merged import plainly
+
 KERNELS = {
     "forward": ["attn_fwd"],
     "forward of what is not aligned": ["attn_fwd"],
@@ -33,7 +35,7 @@ def child(prefix, request):
         (pytest.fail if required else pytest.skip)(f"needs {' and '.join(lacking)}")
     spawn = get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, initializer=jit_parity.begin, initargs=(prefix,)) as executor:
-        yield lambda function, *arguments: executor.submit(function, *arguments).result(timeout=300)
+        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)
 
 
 @pytest.mark.parametrize("name", jit_parity.CALLS)

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from merged import merge
+from merged import merge, plainly
 
 # Looked for, not imported: what pytest's process does not import cannot disturb the other's.
 LACKING = [package for package in ("numpy", "torch", "triton") if importlib.util.find_spec(package) is None]
@@ -25,11 +25,11 @@ def _process() -> ProcessPoolExecutor:
 def child():
     """Calls a function in that process: child(function, *arguments). One process for a module's tests."""
     with _process() as executor:
-        yield lambda function, *arguments: executor.submit(function, *arguments).result(timeout=300)
+        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)
 
 
 @pytest.fixture
 def fresh():
     """As `child`, in a process of each test's own."""
     with _process() as executor:
-        yield lambda function, *arguments: executor.submit(function, *arguments).result(timeout=300)
+        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)

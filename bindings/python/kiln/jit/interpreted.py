@@ -65,6 +65,8 @@ class Interpreter:
             # Both modules by which kernels and Triton's own functions know the language.
             everything = SimpleNamespace(__globals__={"language": language, "core": language.core})
             stack.callback(interpreter._patch_lang(everything).restore)
+            # Triton 3.6 makes numbers of arrays in a way that NumPy has refused since 2.4.
+            _set(stack, language.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
             # Triton would look for what to patch at every call of a function: two thirds of its time.
             _set(stack, interpreter, "_patch_lang", lambda function: SimpleNamespace(restore=lambda: None))
             _set(stack, interpreter.InterpretedFunction, "rewritten_fn", self._rewritten)
