@@ -22,7 +22,18 @@ def builder(release, tmp_path) -> Builder:
 def tree(tmp_path) -> Path:
     """A copy of the source tree without git, to be changed at will."""
     copy = tmp_path / "tree"
-    for name in ("v3python", "tritonsrc", "tuning", "csrc", "include", "bindings", "cmake", "docs", "notices", "examples"):
+    for name in (
+        "v3python",
+        "tritonsrc",
+        "tuning",
+        "csrc",
+        "include",
+        "bindings",
+        "cmake",
+        "docs",
+        "notices",
+        "examples",
+    ):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("LICENSE", "CMakeLists.txt"):
