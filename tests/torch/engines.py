@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import torch
 from reference_engine import ReferenceEngine
 
@@ -11,12 +9,9 @@ from kiln.torch.operators import like
 
 
 class Definition(ReferenceEngine):
-    """Runs beneath the dispatcher's autograd keys too: gradients are worked out on a thread that has them."""
-
     name = "definition"
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
         self.calls: list[str] = []
 
     def attn_fwd(self, *args, **more):
@@ -32,6 +27,6 @@ class Definition(ReferenceEngine):
         rows_first = more.get("rows_first", args[19] if len(args) > 19 else False)
         if not dout.numel():  # nothing that PyTorch would call differentiable
             return *(like(x, x.shape[-1], rows_first).zero_() for x in (q, k, v)), None, None
-        results = self._thread.submit(super().attn_bwd, dout, q, k, v, *args, **more).result()
+        results = super().attn_bwd(dout, q, k, v, *args, **more)
         laid_out = (like(x, x.shape[-1], rows_first).copy_(d) for x, d in zip((q, k, v), results))
         return *laid_out, *results[3:]

@@ -114,6 +114,29 @@ def test_every_status_is_an_exception(answers, status: int) -> None:
         assert isinstance(caught.value, OutOfMemoryError) and isinstance(caught.value, torch.OutOfMemoryError)
 
 
+def test_the_plainest_call_of_the_operator_goes_past_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, out, asked = torch.zeros(2, 3, 4, 8), torch.ones(2, 3, 4, 8), []
+    monkeypatch.setattr(native, "attended", lambda *args: asked.append(args) or out)
+    monkeypatch.setattr(native, "forward_op", Statuses(2, 2, 2, 2))
+    monkeypatch.setattr(_core, "last_error", lambda: "a sentence")
+    attend = torch.ops.kiln.attn_fwd
+    assert attend(q, q, q) == (out, None) and asked == [(q, q, q, 0.0, 0)]
+    refused = [lambda: attend(q, q, q, sinks=torch.zeros(3)), lambda: attend(q, q, q.clone().requires_grad_())]
+    for call in refused:
+        with pytest.raises(UnsupportedError, match="a sentence"):
+            call()
+    with torch.autocast("cpu", torch.bfloat16):  # which the operator is told by the dispatcher: it casts
+        assert attend(q, q, q)[0] is out
+    assert [tensor.dtype for tensor in asked.pop()[:3]] == [torch.bfloat16] * 3
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(q)
+        assert attend(fake, fake, fake)[0].shape == q.shape
+    monkeypatch.setattr(native, "attended", lambda *args: asked.append(args))
+    with pytest.raises(UnsupportedError, match="a sentence"):  # what it does not take goes the other way
+        attend(q, q, q)
+    assert asked
+
+
 def test_a_call_that_is_recorded_by_the_shortest_way(answers, monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(2, 3, 4, 8, requires_grad=True)
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda self: True))

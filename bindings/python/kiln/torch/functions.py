@@ -143,6 +143,18 @@ def call(
     return Attention.apply(*arguments)
 
 
+def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the native engine runs these tensors as they are: nothing traces, transforms or casts them."""
+    return (
+        type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and operators.engine() is native
+        and is_real() and not torch._C._is_any_autocast_enabled()
+    )  # fmt: skip
+
+
+def wants_gradient(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
 def recorded(q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tensor | None:
     """The plainest call whose gradients are wanted; real tensors. None: it is not so plain, nothing was done.
 
@@ -258,6 +270,10 @@ class _Quick(torch._ops.OpOverloadPacket):
 
     def __call__(self, /, *args, **kwargs):
         given = len(args)
+        if given == 3 and not kwargs and is_plain(*args) and not wants_gradient(*args):
+            out = native.attended(*args, 0.0, 0)
+            if out is not None:
+                return out, None
         if given < 3 or given > operators.FORWARD_ARGUMENTS or is_compiling():
             return super().__call__(*args, **kwargs)
         if not kwargs:

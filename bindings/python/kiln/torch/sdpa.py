@@ -12,7 +12,7 @@ from torch.amp.autocast_mode import _cast
 from torch.compiler import is_compiling
 
 from kiln.errors import ArgumentError, UnsupportedError
-from kiln.torch import explanation, functions, native, operators
+from kiln.torch import explanation, functions, native
 from kiln.torch.autograd import is_real
 
 _TINY = functions.TINY
@@ -69,9 +69,8 @@ def shortest(
         KilnError: no kernel serves it.
     """
     if (
-        attn_mask is not None or type(dropout_p) not in _NUMBERS or dropout_p or operators.engine() is not native
-        or type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor
-        or not is_real() or torch._C._is_any_autocast_enabled()
+        attn_mask is not None or type(dropout_p) not in _NUMBERS or dropout_p
+        or not functions.is_plain(query, key, value)
     ):  # fmt: skip
         return None
     flags = native.ALIKE
@@ -87,7 +86,7 @@ def shortest(
         scale = 0.0
     elif type(scale) is not float or scale == 0.0:
         return None
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if functions.wants_gradient(query, key, value):
         return functions.recorded(query, key, value, flags, scale)
     if (out := native.attended(query, key, value, scale, flags)) is not None:
         return out
