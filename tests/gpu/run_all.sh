@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The proof on hardware, in one go: every image, every feature and random calls against float64, dropout, equal bits,
 # the runtime on the real driver, the sanitizer on a sample of all kernels, the C example in three builds, the host's
-# cost of a call. Needs a GPU, python3 with PyTorch and pytest, a C compiler; no network.
+# cost of a call. Needs a GPU, python3 with PyTorch, Triton, PyYAML, msgspec and pytest, a C compiler; no network.
 #   bash tests/gpu/run_all.sh <tarball> <output folder>
 # The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX; one made with
 # KILN_RECIPES=examples/family/recipe.yaml the family norm. The feature table wants KILN_PROFILE=full. Leaves report.md,
@@ -29,30 +29,8 @@ export CUDA_CACHE_PATH=$work/cuda CUDA_CACHE_MAXSIZE=4294967296
 mkdir "$KILN_RESULTS"
 log=$output/log.txt
 : >"$log"
-failed=0
-
-
-# step <name> <command...>: runs it; its output goes to the log, its outcome and seconds to the report.
-step() {
-    local name=$1 begin=$SECONDS status
-    shift
-    printf '\n==== %s\n' "$name" >>"$log"
-    "$@" >"$work/last" 2>&1
-    status=$?
-    cat "$work/last" >>"$log"
-    printf '{"kind": "step", "name": "%s", "status": %d, "seconds": %d}\n' "$name" "$status" $((SECONDS - begin)) \
-        >>"$KILN_RESULTS/steps.jsonl"
-    printf '%-28s %s  %ds  %s\n' "$name" "$([[ $status == 0 ]] && echo ok || echo "FAILED ($status)")" \
-        $((SECONDS - begin)) "$(tail -n 1 "$work/last" | cut -c 1-110)"
-    if ((status)); then
-        failed=1
-        grep -E '^(E  |FAILED|ERROR)' "$work/last" | cut -c 1-200 | head -n 30
-    fi
-}
-
-tests() {
-    (cd "$here" && python3 -m pytest -p no:cacheprovider -q -ra "$@")
-}
+# shellcheck source=tests/gpu/steps.sh
+source "$here/tests/gpu/steps.sh"
 
 build_with_cc() {
     cc -O2 "$here/examples/c/attention.c" -I "$prefix/include" -L "$prefix/lib" -lkiln_flash -lkiln -ldl -lm \
@@ -97,15 +75,6 @@ sanitize() {
     return "$status"
 }
 
-# Waits for a sanitizer that runs beside the other steps.
-finished() {
-    local status
-    wait "$1"
-    status=$?
-    cat "$2"
-    return "$status"
-}
-
 beside=()
 if command -v compute-sanitizer >/dev/null; then
     sanitize memcheck bf16,fp16,fp32 >"$work/memcheck.out" 2>&1 &
@@ -127,6 +96,7 @@ fi
 step "foreign family" tests tests/gpu/test_foreign_family.py
 step "AOTriton's functions" tests tests/gpu/test_aotriton.py
 step "runtime" tests tests/gpu/test_runtime.py
+step "kiln.jit and the release" tests tests/gpu/test_jit_parity.py
 step "example, cc" build_with_cc
 if [[ -e $prefix/lib/libkiln_norm.so ]]; then step "example, own family" call_own_family; fi
 if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
