@@ -4,6 +4,7 @@
 #   bash test.sh -k fetch      the tests that have to do with fetch
 # Packages go to .venv, or to KILN_TEST_VENV; KILN_TEST_LINT=0 leaves the linters out;
 # KILN_TEST_TORCH=1 installs PyTorch too (its CPU build where the package client knows one, else a large download);
+# KILN_TEST_PROCESSES=4 spreads the tests over so many; by default all of them over the cores, some over one.
 # KILN_TEST_REQUIRED="cmake clang" lets tests fail that are skipped for want of these; 1: all but those for a GPU.
 set -euo pipefail
 unset CDPATH
@@ -24,4 +25,7 @@ if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
     find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 | xargs -0 "$bin/shellcheck" -x .ci/run
     echo "linters: nothing to say"
 fi
-exec "$python" -m pytest -p no:cacheprovider "$@"
+words=(-p no:cacheprovider)
+processes=${KILN_TEST_PROCESSES:-$(if (($#)); then echo 1; else nproc; fi)}
+((processes < 2)) || words+=(-n "$processes" --dist loadgroup)
+exec "$python" -m pytest "${words[@]}" "$@"

@@ -37,8 +37,17 @@ def wide_release(release, kept) -> Built:
     return widen(release, kept / "wide")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Processes share the tests by files, but for those of the small release: one at a time may use its workspace."""
+    for item in items:
+        group = "release" if "kept" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group: what runs in one process")
     config.stash[SKIPPED] = []
+    config.pluginmanager.register(Skips(config))
     # Under nohup it is ignored, here and in all that the tests start: those that send it would wait for ever.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -47,17 +56,23 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None:
-        item.config.stash[SKIPPED].append(described(report))
+    report.is_for_gpu = item.get_closest_marker("gpu") is not None
     return report
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector):
-    report = yield
-    if report.skipped:
-        collector.config.stash[SKIPPED].append(described(report))
-    return report
+class Skips:
+    """Gathers what was skipped, wherever it ran."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and not report.is_for_gpu:
+            self.config.stash[SKIPPED].append(described(report))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.config.stash[SKIPPED].append(described(report))
 
 
 def described(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -21,13 +21,13 @@ TESTS = {
 }
 
 
-def run(folder: Path, *names: str, required: str) -> tuple[int, str]:
+def run(folder: Path, *names: str, required: str, words: tuple[str, ...] = ()) -> tuple[int, str]:
     folder.mkdir()
     shutil.copy(Path(__file__).with_name("conftest.py"), folder)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     for name in names:
         (folder / name).write_text(TESTS[name])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     here = Path(__file__).resolve().parent
     path = os.pathsep.join(map(str, (here, here.parent / "v3python")))  # of what conftest.py imports
     environment = {**os.environ, "KILN_TEST_REQUIRED": required, "PYTHONPATH": path}
@@ -35,9 +35,10 @@ def run(folder: Path, *names: str, required: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_what_is_skipped_fails_with_its_reason(tmp_path):
-    code, said = run(tmp_path / "all", *TESTS, required="1")
-    listed = said.partition("1 required: this fails")[2]
+@pytest.mark.parametrize("words", [(), ("-n", "2", "--dist", "loadgroup")], ids=["one process", "two processes"])
+def test_what_is_skipped_fails_with_its_reason(tmp_path, words):
+    code, said = run(tmp_path / "all", *TESTS, required="1", words=words)
+    listed = said.partition("1 required: this fails")[2].replace("@test_one.py", "").replace("@test_mark.py", "")
     assert code == 1
     assert "test_one.py::test_tool: needs a tool\n" in listed
     assert "test_mark.py::test_mark: needs a mark\n" in listed
