@@ -168,6 +168,14 @@ def test_the_larger_serves_where_a_build_leaves_the_next_out(small, operation):
     tables = dispatch.Tables(small, targets.by_name("sm_90"), "core", (("columns_most", ("64",)),), None)
     with pytest.raises(Refusal, match="columns_most=128 gemma=false on sm_90: this build was made for columns_most=64"):
         dispatched(operation, tables, 5, 65)
+    tables = dispatch.Tables(small, targets.by_name("sm_90"), "core", (("columns_most", ("256",)),), None)
+    x = matrix(5, 100, FP8)
+    with pytest.raises(Refusal) as refusal:  # what is asked for is named, not what would serve it
+        dispatched(operation, tables, x=x, out=x)
+    assert str(refusal.value) == (
+        "small.rms_norm has no image for dtype=fp8e4m3 columns_most=128 gemma=false on sm_90: dtype=fp8e4m3 is in the "
+        "full profile only; the nearest that exists is dtype=bf16 columns_most=256 gemma=false"
+    )
 
 
 def test_the_span_of_a_tensor():

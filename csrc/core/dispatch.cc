@@ -28,10 +28,10 @@ kiln_status define(Plan& plan) {
   return KILN_OK;
 }
 
+// The index of the value that a call means, or -1.
 int32_t match(const kiln_choice_table& choice, int64_t asked) {
   for (int32_t i = 0; i < choice.count; ++i)
-    if (choice.match == KILN_MATCH_EXACT ? choice.values[i] == asked : choice.values[i] >= asked)
-      return choice.served[i];
+    if (choice.match == KILN_MATCH_EXACT ? choice.values[i] == asked : choice.values[i] >= asked) return i;
   return -1;
 }
 
@@ -43,9 +43,11 @@ kiln_status choose(Plan& plan) {
     const kiln_choice_table& choice = op.choices[i];
     int64_t asked = choice.value(plan.v, &broken);
     if (broken) return fault(plan, "the choice", choice.name);
-    plan.chosen[i] = match(choice, asked);
-    missing |= plan.chosen[i] < 0;
-    plan.v[choice.index] = plan.chosen[i] < 0 ? asked : choice.values[plan.chosen[i]];
+    int32_t place = match(choice, asked);
+    missing |= place < 0;
+    plan.asked[i] = place < 0 ? asked : choice.values[place];
+    plan.chosen[i] = place < 0 ? -1 : choice.served[place];
+    plan.v[choice.index] = place < 0 ? asked : choice.values[plan.chosen[i]];
   }
   if (missing) return unsupported(plan, nullptr, nullptr);
   for (int32_t i = 0; i < op.argument_count; ++i) {

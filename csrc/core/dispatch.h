@@ -31,7 +31,8 @@ struct Plan {
   uint64_t workspace_bytes;  // all of it: the operation's workspaces, then the kernels' shared scratch
   uint64_t scratch_address;
   int64_t v[KILN_MAX_VALUES];
-  int32_t chosen[KILN_MAX_VALUES];  // by choice, the index of its value
+  int64_t asked[KILN_MAX_VALUES];   // by choice, the value that the call wants: that of its own, whatever serves it
+  int32_t chosen[KILN_MAX_VALUES];  // by choice, the index of the value that serves it, or -1
   KernelPlan kernels[KILN_MAX_KERNELS];
 };
 

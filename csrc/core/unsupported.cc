@@ -48,7 +48,7 @@ Distance distance(const Plan& plan, const int32_t* candidate) {
   const kiln_operation_table& op = *plan.operation->table;
   Distance d = {0, 0};
   for (int32_t i = 0; i < op.choice_count; ++i) {
-    int64_t value = op.choices[i].values[candidate[i]], asked = plan.v[op.choices[i].index];
+    int64_t value = op.choices[i].values[candidate[i]], asked = plan.asked[i];
     if (value == asked) continue;
     ++d.differing;
     uint64_t apart = value > asked ? static_cast<uint64_t>(value) - static_cast<uint64_t>(asked)
@@ -124,7 +124,7 @@ kiln_status unsupported(Plan& plan, const kiln_kernel_table* kernel, const char*
   FixedText<600> wanted, other;
   for (int32_t i = 0; i < op.choice_count; ++i) {
     wanted.add("%s%s=", i ? " " : "", op.choices[i].name);
-    spell(op, i, plan.v[op.choices[i].index], wanted);
+    spell(op, i, plan.asked[i], wanted);
   }
   const char* target = plan.binding->family->table->packs[plan.binding->pack_number].target;
   int32_t best[KILN_MAX_VALUES];

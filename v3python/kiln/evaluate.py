@@ -73,7 +73,8 @@ class Call:
     Attributes:
         name: "flash.attn_fwd".
         values: what expressions read (Technical.md, 'Expressions'); a floating argument's are a double's bits.
-        chosen: by choice the place of its value; -1 where none of them serves.
+        asked: by choice the value that the call wants, whatever serves it.
+        chosen: by choice the place of the value that serves it; -1 where none does.
         skipped: there is nothing to do.
     """
 
@@ -81,6 +82,7 @@ class Call:
     name: str
     device: Device
     values: Mapping[str, int]
+    asked: Mapping[str, int]
     chosen: Mapping[str, int]
     skipped: bool
 
@@ -150,17 +152,18 @@ def begin(
     for requirement in operation.requirements:
         if not _evaluate(name, requirement.that, values, f"what decides that {requirement.otherwise}"):
             raise Refusal("ARGUMENT", f"{name}: {requirement.otherwise}")
-    chosen = {}
+    wanted, chosen = {}, {}
     for choice in operation.choices:
         asked = _evaluate(name, choice.of, values, f"the choice {choice.name}")
         place = _match(choice, asked)
+        wanted[choice.name] = asked if place < 0 else choice.numbers[place]
         chosen[choice.name] = place if served is None or place < 0 else served[choice.name][place]
-        values[choice.name] = asked if chosen[choice.name] < 0 else choice.numbers[chosen[choice.name]]
+        values[choice.name] = asked if place < 0 else choice.numbers[chosen[choice.name]]
     if -1 in chosen.values():
-        return Call(operation, name, device, values, chosen, False)
+        return Call(operation, name, device, values, wanted, chosen, False)
     _check_dtypes(operation, name, given, values, chosen)
     skipped = operation.skip_when is not None and _evaluate(name, operation.skip_when, values, "skip_when") != 0
-    return Call(operation, name, device, values, chosen, skipped)
+    return Call(operation, name, device, values, wanted, chosen, skipped)
 
 
 def arguments(operation: Operation, name: str, given: Sequence[Given]) -> dict[str, int]:

@@ -55,7 +55,7 @@ def _nearest(call: Call, failed: Kernel | None, exists: Exists) -> dict[str, int
 
 def _distance(call: Call, places: dict[str, int]) -> tuple[int, int]:
     """How many choices differ from what the call asks, and by how much in all."""
-    apart = [abs(c.numbers[places[c.name]] - call.values[c.name]) for c in call.operation.choices]
+    apart = [abs(c.numbers[places[c.name]] - call.asked[c.name]) for c in call.operation.choices]
     return sum(difference != 0 for difference in apart), sum(apart)
 
 
@@ -69,7 +69,7 @@ def _may_be_wanted(call: Call, kernel: Kernel) -> bool:
 
 def _spelled(call: Call, choice: Choice) -> str:
     """The value that is asked for, as its choice spells it; a dtype by its name even where no choice has it."""
-    value = call.values[choice.name]
+    value = call.asked[choice.name]
     if value in choice.numbers:
         return choice.spellings[choice.numbers.index(value)]
     decides = any(argument.dtype_choice == choice.name for argument in call.operation.arguments)
