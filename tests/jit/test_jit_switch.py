@@ -58,6 +58,29 @@ def test_on_and_off_twice(child):
     child(on_and_off)
 
 
+def overlapping() -> None:
+    import kiln.jit
+
+    known = operators()
+    outer = kiln.jit.enable()
+    first, second = kiln.jit.use(), kiln.jit.use()
+    one, other = first.__enter__(), second.__enter__()
+    assert known.engine() is other
+    first.__exit__(None, None, None)
+    assert known.engine() is other, "what was entered last and not left"
+    second.__exit__(None, None, None)
+    assert known.engine() is outer and one is not other
+    with kiln.jit.use() as one, kiln.jit.use() as other:
+        assert known.engine() is other
+    assert known.engine() is outer
+    kiln.jit.disable()
+    assert known.engine() is None
+
+
+def test_statements_of_several_threads_may_overlap(child):
+    child(overlapping)
+
+
 def what_fails() -> list[str]:
     import kiln.jit
 

@@ -13,6 +13,9 @@ from kiln.jit.packages import need
 from kiln.jit.recipes import Recipe
 
 _lock = threading.Lock()
+# Of the `use`s that are open now, in the order in which they began; and what ran before the first.
+_open: list[Engine] = []
+_before: object = None
 
 
 def enable(recipe: Recipe | str | Path | None = None, **settings: object) -> Engine:
@@ -47,19 +50,25 @@ def is_enabled() -> bool:
 
 @contextmanager
 def use(recipe: Recipe | str | Path | None = None, **settings: object) -> Iterator[Engine]:
-    """As `enable`, within a `with` statement; afterwards runs what ran before.
+    """As `enable`, within a `with` statement; afterwards runs what ran before. In the whole process: where several
+    threads are within such statements, the engine of the last that was entered and not left.
 
     with kiln.jit.use(interpret=True):
         kiln.torch.attention(q, k, v)
     """
+    global _before
     engine = _engine(recipe, settings)
     with _lock:
         before = _operators().set_engine(engine)
+        if not _open:
+            _before = before
+        _open.append(engine)
     try:
         yield engine
     finally:
         with _lock:
-            _operators().set_engine(before)
+            _open.remove(engine)
+            _operators().set_engine(_open[-1] if _open else _before)
 
 
 def _engine(recipe: Recipe | str | Path | None, settings: dict[str, object]) -> Engine:
