@@ -4,12 +4,14 @@
 namespace kiln_aotriton {
 namespace {
 
-// Facts of a stream's device, or NULL.
-const Facts* facts_of(hipStream_t stream) {
+// Facts of a stream's device; zeros where it cannot be told.
+Facts facts_of(hipStream_t stream) {
   Session session;
-  if (enter(&session) != hipSuccess) return nullptr;
+  if (enter(&session) != hipSuccess) return {0, aotriton::GPU_ARCH_UNKNOWN};
   int device = device_of(session.machine->driver, stream);
-  return device < 0 ? nullptr : &session.machine->devices[device];
+  if (device < 0) return {0, aotriton::GPU_ARCH_UNKNOWN};
+  const Facts& facts = session.machine->devices[device];
+  return facts.multiprocessors ? facts : ask(session, device);  // the driver may have failed when it was looked at
 }
 
 // Asks for a forward without running it: nothing is read at the address. The pack of the stream's device is found
@@ -30,15 +32,9 @@ hipError_t find_pack(const Session& session, void* stream) {
 
 namespace AOTRITON_NS {
 
-Gpu getGpuFromStream(hipStream_t stream) {
-  const kiln_aotriton::Facts* facts = kiln_aotriton::facts_of(stream);
-  return facts ? static_cast<Gpu>(facts->gpu) : GPU_ARCH_UNKNOWN;
-}
+Gpu getGpuFromStream(hipStream_t stream) { return static_cast<Gpu>(kiln_aotriton::facts_of(stream).gpu); }
 
-int getMultiProcessorCount(hipStream_t stream) {
-  const kiln_aotriton::Facts* facts = kiln_aotriton::facts_of(stream);
-  return facts ? facts->multiprocessors : 0;
-}
+int getMultiProcessorCount(hipStream_t stream) { return kiln_aotriton::facts_of(stream).multiprocessors; }
 
 bool isArchExperimentallySupported(hipStream_t) { return false; }
 

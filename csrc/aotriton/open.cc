@@ -101,6 +101,18 @@ int32_t note(const kiln_device* device, void* user) {
   return 0;
 }
 
+struct Asked {
+  int32_t vendor, ordinal;
+  Facts facts;
+};
+
+int32_t note_one(const kiln_device* device, void* user) {
+  Asked* asked = static_cast<Asked*>(user);
+  if (device->vendor != asked->vendor || device->ordinal != asked->ordinal) return 0;
+  asked->facts = {device->multiprocessors, gpu_of(device->vendor, device->target)};
+  return 1;
+}
+
 // Looks for devices, before a family is registered: their packs are not wanted yet.
 kiln_status look(kiln_t kiln, Machine** out) {
   Machine* both = static_cast<Machine*>(calloc(2, sizeof *both));
@@ -133,6 +145,12 @@ kiln_status make_ready(Process& from, Session* out) {
 }
 
 }  // namespace
+
+Facts ask(const Session& session, int32_t ordinal) {
+  Asked asked = {session.machine->driver.vendor, ordinal, {0, aotriton::GPU_ARCH_UNKNOWN}};
+  kiln_devices(session.kiln, note_one, &asked);
+  return asked.facts;
+}
 
 hipError_t enter(Session* out) {
   Process* useless = nullptr;  // known to be the parent's; at first, what stands there before anything was opened

@@ -25,6 +25,9 @@ struct Session {
   kiln_queue queue(void* stream) const { return KILN_QUEUE_INIT(machine->driver.vendor, stream); }
 };
 
+// What the driver tells of a device now; zeros where it tells nothing.
+Facts ask(const Session& session, int32_t ordinal);
+
 // Opens the runtime at the first call, and in a forked child anew. A failure leaves a sentence, and is not remembered.
 hipError_t enter(Session* out);
 

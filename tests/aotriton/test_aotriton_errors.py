@@ -219,6 +219,22 @@ def test_any_call_of_the_driver_may_fail(start, vendor):
         worker.close()
 
 
+@pytest.mark.parametrize(
+    "vendor, symbol, facts",
+    [(ffi.AMD, "hipDeviceGetName", (0x1002_0942_0000, 304)), (ffi.NVIDIA, "cuDeviceGetName", (0x10DE_0090_0000, 132))],
+)
+def test_a_device_of_which_nothing_was_told_at_first(start, vendor, symbol, facts):
+    """Its first description fails, when all devices are looked at; later ones do not."""
+    worker = start(vendor)
+    stream = worker.stream()
+    worker.fake("fake_fail", symbol, 1, 999, 1)
+    assert worker.ask("value", "getMultiProcessorCount", stream)[0] == 0
+    assert worker.ask("value", "getGpuFromStream", stream)[0] == 0
+    worker.fake("fake_fail", symbol, 1, 0, 0)
+    assert worker.ask("value", "getGpuFromStream", stream)[0] == facts[0]
+    assert worker.ask("value", "getMultiProcessorCount", stream)[0] == facts[1]
+
+
 def test_a_launch_that_fails_leaves_no_memory_taken(start):
     worker = start(ffi.AMD)
     stream = worker.stream()
