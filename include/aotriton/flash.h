@@ -26,7 +26,7 @@
  * Not needed, and left alone: atomic counters (atomic_for_causal, persistent_atomic_counter), DQ_ACC, extra arguments.
  *
  * Errors. A result other than hipSuccess left a sentence for the calling thread in kiln_error() (kiln/kiln.h,
- * libkiln.so.0). The driver's own number is returned where a call for memory failed; besides:
+ * libkiln.so.0); there is no log. The driver's own number is returned where a call for memory failed; besides:
  *
  *   hipErrorInvalidValue                 an argument that cannot be: a shape, a dtype, a stride, a probability
  *   hipErrorNotSupported                 no kernel for this call; a backend that there is not; ALiBi slopes (A); a

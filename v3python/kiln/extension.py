@@ -26,7 +26,7 @@ _THEIRS = ("-w", "-fno-strict-aliasing")  # nanobind's own sources, as it asks f
 _LINK = ("-shared", "-Wl,--version-script=core/exports.map", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections",
          "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s", "-Wl,-rpath,$ORIGIN/lib",
          "-Wl,--enable-new-dtags")  # fmt: skip
-_LIBRARIES = ("libkiln.so.0", "libkiln_flash.so")
+LIBRARIES = ("libkiln.so.0", "libkiln_flash.so")  # that it links, and finds in lib/ beside it
 
 
 def nanobind_folder() -> Path:
@@ -68,7 +68,7 @@ def build_extension(
         if path.suffix in (".h", ".cpp")
     }
     files |= {f"include/{name}": data for name, data in public.items()}
-    files |= {name: libraries[name].read_bytes() for name in _LIBRARIES}
+    files |= {name: libraries[name].read_bytes() for name in LIBRARIES}
     units = ("nanobind/src/nb_combined.cpp", *sorted(name for name in files if name.endswith(".cc")))
     define = ("-DPy_LIMITED_API=0x{:02x}{:02x}0000".format(*STABLE),) if headers.is_stable else ()
     python = hashlib.sha256(b"".join(_header_bytes(headers))).hexdigest()
@@ -96,7 +96,7 @@ def _build(
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         objects = list(pool.map(compile_unit, units))
     # The libraries by their bare names: that is how one without a SONAME would be looked for.
-    native.run(compiler, [*compiler.cxx, *_LINK, *objects, *_LIBRARIES, "-o", headers.file_name], work)
+    native.run(compiler, [*compiler.cxx, *_LINK, *objects, *LIBRARIES, "-o", headers.file_name], work)
 
 
 def _header_bytes(headers: Headers) -> list[bytes]:

@@ -84,8 +84,9 @@ def headers_of(python: str) -> Headers:
     if facts is None:
         raise EnvironmentProblem(f"{python} is no Python that can be run; name one, python3.12 say")
     name = f"{python} (Python {facts['full']})"
-    if facts["implementation"] != "cpython" or tuple(facts["version"]) < (3, 10):
-        raise EnvironmentProblem(f"{name} is not what Kiln's extension is made for, which is CPython from 3.10 on")
+    if facts["implementation"] != "cpython" or tuple(facts["version"]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise EnvironmentProblem(f"{name} is not what Kiln's extension is made for, which is CPython from {oldest} on")
     if facts["free_threaded"] or facts["debug"]:
         kind = "free-threaded" if facts["free_threaded"] else "debug"
         raise EnvironmentProblem(f"{name} is a {kind} build, which Kiln's extension is not made for; name another")

@@ -34,7 +34,6 @@ from kiln.release import PLATFORM
 from kiln.wheel_file import Wheel, write_wheel
 
 RUNTIME = "kiln-runtime"
-LIBRARIES = ("libkiln.so.0", "libkiln_flash.so")
 _TORCH_LIBRARY = "libkiln_torch.so"  # of a release that has it
 _SHARE = "share/kiln/"
 
@@ -102,10 +101,10 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
             raise ArtifactError(f"{release.path} has no images for {target}; it has {', '.join(packs) or 'none'}")
     wanted = {f"{IMAGES}/{packs[target]}": target for target in targets or packs}
     found = dict(_taken(release, set(wanted), folder))
-    for path in (*(f"lib/{name}" for name in LIBRARIES), *wanted):
+    for path in (*(f"lib/{name}" for name in extension.LIBRARIES), *wanted):
         if path not in found:
             raise ArtifactError(f"{release.path} has no {path}; the Python package is made of releases that have it")
-    libraries = (*LIBRARIES, *((_TORCH_LIBRARY,) if f"lib/{_TORCH_LIBRARY}" in found else ()))
+    libraries = (*extension.LIBRARIES, *((_TORCH_LIBRARY,) if f"lib/{_TORCH_LIBRARY}" in found else ()))
     return Contents(
         version=str(release.manifest["kiln"]),
         libraries={name: found[f"lib/{name}"] for name in libraries},
