@@ -61,14 +61,6 @@ void broadcast_bias(Call* call, Attention* a) {
   }
 }
 
-void spread_slopes(Attention* a) {
-  kiln_tensor& slopes = a->tensors[kSlopes];
-  if (!a->extras[kSlopes] || slopes.rank != 1) return;
-  slopes.rank = 2;
-  slopes.sizes[1] = slopes.sizes[0], slopes.strides[1] = slopes.strides[0];
-  slopes.sizes[0] = a->batch(), slopes.strides[0] = 0;
-}
-
 // Seed and offset lie one behind the other.
 void split_rng(Call* call, Attention* a) {
   if (!a->extras[kRng] || call->status != KILN_OK) return;
@@ -95,7 +87,7 @@ void read(Call* call, int at, int shared, Attention* a) {
   reshape(call, &a->v, "v", a->rows_first());
   if (a->has(kEqualHeads) && a->q.sizes[1] != a->k.sizes[1]) call->fail(kRefit);
   broadcast_bias(call, a);
-  spread_slopes(a);
+  if (a->extras[kSlopes]) spread_slopes(&a->tensors[kSlopes], a->batch());
   split_rng(call, a);
 }
 
@@ -119,18 +111,6 @@ void fill(const Call& call, int shared, const Attention& a, Params* to) {
   to->window_right = call.integer(shared + 9);
   to->causal = a.has(kCausal);
   to->bottom_right = a.has(kBottomRight);
-}
-
-// [batch, heads, rows] of q, or [heads, rows] where q has no batch.
-AtenTensorHandle make_lse(Call* call, const Attention& a, kiln_tensor* out) {
-  const int64_t heads = a.q.sizes[1], rows = a.q.sizes[2], sizes[] = {a.q.sizes[0], heads, rows};
-  const int64_t inner = rows > 0 ? rows : 1, strides[] = {inner * (heads > 0 ? heads : 1), inner, 1};
-  int first = 4 - a.rank_q;
-  AtenTensorHandle handle = call->make(3 - first, sizes + first, strides + first, KILN_FP32, false, out);
-  if (!handle) return nullptr;
-  for (int i = 0; i < 3; ++i) out->sizes[i] = sizes[i], out->strides[i] = strides[i];
-  out->rank = 3;
-  return handle;
 }
 
 // What the forward gives the backward, for the question whether there is one. Only descriptions are looked at; where
@@ -183,7 +163,7 @@ void forward(Call* call, AtenTensorHandle* results) {
   if (call->status != KILN_OK) return;
   kiln_tensor out, lse;
   results[0] = make_like(call, a.q, a.v.sizes[3], a.rank_q, a.rows_first(), a.loose_q(), &out);
-  if (a.has(kReturnLse)) results[1] = make_lse(call, a, &lse);
+  if (a.has(kReturnLse)) results[1] = make_lse(call, a.q, a.rank_q, &lse);
   kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
   fill(*call, shared, a, &params);
   params.out = &out;

@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,7 +28,8 @@ Call::~Call() {
 float Call::real(int at) const {
   double value;
   memcpy(&value, &stack_[at], sizeof value);
-  return static_cast<float>(value);
+  const float narrow = static_cast<float>(value);
+  return narrow == 0.0f && value != 0.0 ? (value < 0.0 ? -FLT_MIN : FLT_MIN) : narrow;
 }
 
 AtenTensorHandle Call::take(StableIValue value) {
@@ -114,7 +116,7 @@ void Call::begin() {
   if ((status = current_queue(device, &queue_)) == KILN_OK) status = runtime(&kiln_);
 }
 
-kiln_status Call::renew() { return runtime(&kiln_, true); }
+kiln_status Call::renew() { return runtime(&kiln_, kiln_); }
 
 AtenTensorHandle Call::make(int32_t rank, const int64_t* sizes, const int64_t* strides, kiln_dtype dtype, bool zero,
                             kiln_tensor* out) {
@@ -181,6 +183,13 @@ bool to_logical(kiln_tensor* tensor, bool rows_first) {
   return true;
 }
 
+void spread_slopes(kiln_tensor* slopes, int64_t batch) {
+  if (slopes->rank != 1) return;
+  slopes->rank = 2;
+  slopes->sizes[1] = slopes->sizes[0], slopes->strides[1] = slopes->strides[0];
+  slopes->sizes[0] = batch, slopes->strides[0] = 0;
+}
+
 void describe_like(const kiln_tensor& model, int64_t width, kiln_tensor* out, bool rows_first) {
   bool rows_outside = rows_first || model.strides[2] > model.strides[1];
   *out = model;
@@ -204,6 +213,17 @@ AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, 
   AtenTensorHandle handle = call->make(rank, sizes + first, strides + first, model.dtype, zero, &made);
   wanted.data = made.data;
   *out = wanted;
+  return handle;
+}
+
+AtenTensorHandle make_lse(Call* call, const kiln_tensor& q, int32_t rank, kiln_tensor* out) {
+  const int64_t heads = q.sizes[1], rows = q.sizes[2], sizes[] = {q.sizes[0], heads, rows};
+  const int64_t inner = rows > 0 ? rows : 1, strides[] = {inner * (heads > 0 ? heads : 1), inner, 1};
+  const int first = 4 - rank;
+  AtenTensorHandle handle = call->make(rank - 1, sizes + first, strides + first, KILN_FP32, false, out);
+  if (!handle) return nullptr;
+  for (int i = 0; i < 3; ++i) out->sizes[i] = sizes[i], out->strides[i] = strides[i];
+  out->rank = 3;
   return handle;
 }
 

@@ -48,12 +48,13 @@ class Call {
   void extras(int at, int64_t which, const char* const* names, int count, kiln_tensor* tensors,
               const kiln_tensor** slots);
   int64_t integer(int at) const { return static_cast<int64_t>(stack_[at]); }
+  // As fp32; what is 0 there alone becomes the smallest of its sign, since a 0 means something else: the usual scale,
+  // no softcap, no dropout.
   float real(int at) const;
   // Only after the arguments were read: makes their device current, and finds the runtime and PyTorch's stream.
   void begin();
 
-  // A fresh tensor on the call's device; zeroes it if asked. NULL if it failed; `out` describes it. Its rank is that of
-  // the description unless `drop` is set: then dimension 0, which is 1, is left out of what PyTorch sees.
+  // A fresh tensor on the call's device; zeroes it if asked. NULL if it failed; `out` describes it.
   AtenTensorHandle make(int32_t rank, const int64_t* sizes, const int64_t* strides, kiln_dtype dtype, bool zero,
                         kiln_tensor* out);
   // Device memory until the kernels of this call are enqueued, which is as long as PyTorch's allocator needs it.
@@ -99,6 +100,12 @@ AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, 
                            bool zero, kiln_tensor* out);
 // Its description alone.
 void describe_like(const kiln_tensor& model, int64_t width, kiln_tensor* out, bool rows_first);
+
+// ALiBi's slopes of heads alone are those of each of `batch` sequences.
+void spread_slopes(kiln_tensor* slopes, int64_t batch);
+// A fresh log-sum-exp: [batch, heads, rows] of q, which is logical and has `rank` dimensions in PyTorch; of 3 [heads,
+// rows] is what PyTorch sees. NULL if it failed.
+AtenTensorHandle make_lse(Call* call, const kiln_tensor& q, int32_t rank, kiln_tensor* out);
 
 // The kernels, for library.cc.
 void attn_fwd(StableIValue* stack, uint64_t, uint64_t);

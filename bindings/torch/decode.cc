@@ -57,22 +57,12 @@ void decode(Call* call, AtenTensorHandle* results) {
   reshape(call, &out, "out", rank, rows_first, true);
   for (int i = kKNew; i <= kVNew; ++i)
     if (extras[i]) reshape(call, &tensors[i], kNames[i], 4, rows_first, false);
-  if (extras[kSlopes] && tensors[kSlopes].rank == 1) {
-    kiln_tensor& slopes = tensors[kSlopes];
-    slopes.rank = 2, slopes.sizes[1] = slopes.sizes[0], slopes.strides[1] = slopes.strides[0];
-    slopes.sizes[0] = extras[kCuQ] ? extras[kCuQ]->sizes[0] - 1 : q.sizes[0], slopes.strides[0] = 0;
-  }
+  if (extras[kSlopes]) spread_slopes(&tensors[kSlopes], extras[kCuQ] ? extras[kCuQ]->sizes[0] - 1 : q.sizes[0]);
   call->begin();
   if (call->status != KILN_OK) return;
   kiln_attn_decode_params params = KILN_ATTN_DECODE_PARAMS_INIT;
-  if (flags & kReturnLse) {
-    const int64_t rows = q.sizes[2] > 0 ? q.sizes[2] : 1, heads = q.sizes[1] > 0 ? q.sizes[1] : 1;
-    const int64_t sizes[] = {q.sizes[0], q.sizes[1], q.sizes[2]}, strides[] = {heads * rows, rows, 1};
-    results[0] = call->make(rank - 1, sizes + (4 - rank), strides + (4 - rank), KILN_FP32, false, &lse);
-    for (int i = 0; i < 3; ++i) lse.sizes[i] = sizes[i], lse.strides[i] = strides[i];
-    lse.rank = 3;
-    params.lse = &lse;
-  }
+  if (flags & kReturnLse) results[0] = make_lse(call, q, rank, &lse);
+  if (results[0]) params.lse = &lse;
   params.q = &q, params.k_cache = &k_cache, params.v_cache = &v_cache, params.out = &out;
   params.k_new = extras[kKNew], params.v_new = extras[kVNew];
   params.seqused_k = extras[kUsedK], params.cu_seqlens_q = extras[kCuQ];

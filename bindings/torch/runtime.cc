@@ -1,7 +1,6 @@
 #include "runtime.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -13,17 +12,24 @@
 namespace kiln_torch {
 namespace {
 
-// All of it is fit for use when zeroed, and nothing has a destructor.
-pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-std::atomic<kiln_t> opened;
-std::atomic<GetCurrentStream> get_stream;
-int32_t vendor;  // of get_stream, which is stored after it
-
+// A library of PyTorch's that knows its current stream.
 struct Backend {
   const char* library;
   int32_t vendor;
+  std::atomic<GetCurrentStream> get_stream;  // NULL: not looked up
 };
-constexpr Backend kBackends[] = {{"libtorch_cuda.so", KILN_VENDOR_NVIDIA}, {"libtorch_hip.so", KILN_VENDOR_AMD}};
+
+// None of it is initialised by code or has a destructor. There is no lock: one that another thread holds while a
+// process forks would stay locked in the child.
+Backend backends[] = {{"libtorch_cuda.so", KILN_VENDOR_NVIDIA, {nullptr}},
+                      {"libtorch_hip.so", KILN_VENDOR_AMD, {nullptr}}};
+std::atomic<const Backend*> backend;  // the one that is loaded; its get_stream is stored before it
+std::atomic<kiln_t> opened;
+struct {
+  std::atomic<kiln_log_fn> write;  // stored after the others
+  std::atomic<void*> user;
+  std::atomic<int32_t> level;
+} messages;
 
 void* loaded(const char* library) { return dlopen(library, RTLD_LAZY | RTLD_NOLOAD); }
 
@@ -35,6 +41,10 @@ void* resolve_hip(int32_t wanted, const char* symbol, void* library) {
 
 kiln_status open(kiln_t* out) {
   kiln_options options = KILN_OPTIONS_INIT;
+  if ((options.log = messages.write.load(std::memory_order_acquire))) {
+    options.log_user = messages.user.load(std::memory_order_relaxed);
+    options.log_level = messages.level.load(std::memory_order_relaxed);
+  }
   if (void* hip = loaded("libtorch_hip.so")) {
     options.resolve = resolve_hip;
     options.resolve_user = hip;
@@ -42,16 +52,17 @@ kiln_status open(kiln_t* out) {
   return kiln_open(&options, out);
 }
 
-kiln_status find_stream() {
-  for (const Backend& backend : kBackends) {
-    void* library = loaded(backend.library);
+// Several threads may look at once, and find the same.
+kiln_status find_backend() {
+  for (Backend& each : backends) {
+    void* library = loaded(each.library);
     if (!library) continue;
     void* address = dlsym(library, kGetCurrentStream);
     if (!address)
-      return fail(KILN_E_QUEUE, "%s has no entry point %s, so the current stream is not known", backend.library,
+      return fail(KILN_E_QUEUE, "%s has no entry point %s, so the current stream is not known", each.library,
                   kGetCurrentStream);
-    vendor = backend.vendor;
-    get_stream.store(reinterpret_cast<GetCurrentStream>(address), std::memory_order_release);
+    each.get_stream.store(reinterpret_cast<GetCurrentStream>(address), std::memory_order_relaxed);
+    backend.store(&each, std::memory_order_release);
     return KILN_OK;
   }
   return fail(KILN_E_QUEUE,
@@ -69,38 +80,42 @@ kiln_status fail(kiln_status status, const char* format, ...) {
   return kiln_set_error(status, sentence);
 }
 
-kiln_status runtime(kiln_t* out, bool fresh) {
-  kiln_t before = opened.load(std::memory_order_acquire);
-  if (before && !fresh) {
-    *out = before;
-    return KILN_OK;
+kiln_status runtime(kiln_t* out, kiln_t useless) {
+  kiln_t now = opened.load(std::memory_order_acquire);
+  if (now == useless) {
+    // A parent's is left as it is: this process cannot use it, nor is it ours to unload.
+    kiln_t made = nullptr;
+    kiln_status status = open(&made);
+    if (status != KILN_OK) return status;
+    if (opened.compare_exchange_strong(now, made, std::memory_order_acq_rel))
+      now = made;
+    else
+      kiln_close(made);  // another thread was first, and `now` is its
   }
-  pthread_mutex_lock(&lock);
-  kiln_t now = opened.load(std::memory_order_relaxed);
-  kiln_status status = KILN_OK;
-  if (now == before) {  // no other thread was here first
-    now = nullptr;      // a parent's is left as it is: this process cannot use it, nor is it ours to unload
-    status = open(&now);
-    if (status == KILN_OK) opened.store(now, std::memory_order_release);
-  }
-  pthread_mutex_unlock(&lock);
   *out = now;
-  return status;
+  return KILN_OK;
+}
+
+kiln_status set_log(kiln_log_fn log, void* user, int32_t level) {
+  if (opened.load(std::memory_order_acquire))
+    return fail(KILN_E_ARGUMENT, "kiln_torch_set_log: the runtime is open already; set its log before the first call");
+  messages.user.store(user, std::memory_order_relaxed);
+  messages.level.store(level, std::memory_order_relaxed);
+  messages.write.store(log, std::memory_order_release);
+  return KILN_OK;
 }
 
 kiln_status current_queue(int32_t device, kiln_queue* out) {
-  GetCurrentStream get = get_stream.load(std::memory_order_acquire);
-  if (!get) {
-    pthread_mutex_lock(&lock);
-    kiln_status status = find_stream();
-    pthread_mutex_unlock(&lock);
+  const Backend* from = backend.load(std::memory_order_acquire);
+  if (!from) {
+    kiln_status status = find_backend();
     if (status != KILN_OK) return status;
-    get = get_stream.load(std::memory_order_acquire);
+    from = backend.load(std::memory_order_acquire);
   }
   void* stream = nullptr;
-  if (get(device, &stream))
+  if (from->get_stream.load(std::memory_order_relaxed)(device, &stream))
     return fail(KILN_E_QUEUE, "PyTorch does not tell the current stream of device %d", static_cast<int>(device));
-  kiln_queue queue = KILN_QUEUE_INIT(vendor, stream);
+  kiln_queue queue = KILN_QUEUE_INIT(from->vendor, stream);
   queue.device = device;
   *out = queue;
   return KILN_OK;

@@ -6,9 +6,12 @@
 namespace kiln_torch {
 
 // The process's runtime, opened at the first call and never closed: images stay loaded as long as PyTorch runs. With
-// PyTorch for ROCm, HIP is what libtorch_hip.so itself has loaded. `fresh`: the one there is belongs to the parent of
-// this process (KILN_E_FORKED), so another is opened.
-kiln_status runtime(kiln_t* out, bool fresh = false);
+// PyTorch for ROCm, HIP is what libtorch_hip.so itself has loaded. `useless`: one that this gave before and that
+// belongs to the parent of this process (KILN_E_FORKED); the first thread that says so opens another.
+kiln_status runtime(kiln_t* out, kiln_t useless = nullptr);
+
+// Where the runtime's messages go, once it is opened: kiln_torch_set_log.
+kiln_status set_log(kiln_log_fn log, void* user, int32_t level);
 
 // A queue of PyTorch's current stream on a device. KILN_E_QUEUE: PyTorch does not tell; then there is no queue, least
 // of all the null stream.

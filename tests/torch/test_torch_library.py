@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import ast
 import os
 import re
 import subprocess
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import nativebuild
 import pytest
+from shim_symbols import SOURCES, listed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SOURCES = ROOT / "bindings/torch"
 
 
 @pytest.fixture(scope="session")
@@ -105,6 +105,24 @@ def test_a_runtime_that_does_not_open(fake: Path) -> None:
     assert inside(fake, code).split() == ["11", "it", "does", "not", "open", "0"]
 
 
+def test_the_log_is_set_before_the_runtime_opens(fake: Path) -> None:
+    code = """
+import ctypes as c
+seen = []
+write = c.CFUNCTYPE(None, c.c_int32, c.c_char_p, c.c_void_p)(lambda *words: seen.append(words))
+print(p.library.kiln_torch_set_log(write, c.c_void_p(7), 3))
+"""
+    code += (
+        CALL + 'print(p.kiln.kiln_fake_log(2, b"opened"), seen, p.library.kiln_torch_set_log(None, None, 0), p.error)'
+    )
+    assert inside(fake, code).splitlines() == [
+        "0",
+        "0",
+        "3 [(2, b'opened', 7)] 1 kiln_torch_set_log: the runtime is open already; set its log before the first call",
+    ]
+    assert inside(fake, CALL + 'print(p.kiln.kiln_fake_log(2, b"opened"))').split() == ["0", "-1"]
+
+
 def test_what_it_links(torch_library: Path) -> None:
     dynamic = nativebuild.run(["readelf", "-dW", torch_library])
     needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
@@ -115,14 +133,33 @@ def test_what_it_links(torch_library: Path) -> None:
     assert "TEXTREL" not in dynamic
 
 
+def bits(text: str) -> dict[str, int]:
+    """kBottomRight = 2 as BOTTOM_RIGHT: 2."""
+    found = re.findall(r"\bk([A-Z]\w*) = (\d+)", text)
+    return {re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper(): int(number) for name, number in found}
+
+
+def test_the_bits_of_flags_are_the_same_everywhere() -> None:
+    """In the library, in the extension that goes past the dispatcher, and in Python."""
+    library = bits((SOURCES / "call.h").read_text().partition("// Bits of `flags`")[2].partition("};")[0])
+    assert len(library) == len(set(library.values())) == 11
+    (line,) = [
+        line for line in (ROOT / "bindings/core/exchange.cc").read_text().splitlines() if "enum { kCausal" in line
+    ]
+    extension = bits(line)
+    assert len(extension) == 4 and extension.items() <= library.items()
+    python = {}
+    for statement in ast.parse((ROOT / "bindings/python/kiln/torch/native.py").read_text()).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
+            names = [name.id for name in statement.targets[0].elts]
+            if set(names) & set(library):
+                python.update(zip(names, ast.literal_eval(statement.value), strict=True))
+    assert python == library
+
+
 def undefined(library: Path) -> set[str]:
     lines = nativebuild.run(["nm", "-D", "--undefined-only", library]).split("\n")
     return {line.split()[1] for line in lines if len(line.split()) > 1}
-
-
-def listed() -> set[str]:
-    lines = (SOURCES / "libtorch.symbols").read_text().splitlines()
-    return {line for line in lines if line and not line.startswith("#")}
 
 
 def test_symbols(torch_library: Path) -> None:
@@ -133,33 +170,4 @@ def test_symbols(torch_library: Path) -> None:
     assert not [name for name in rest if name.startswith(("_Z", "__cxa", "__gxx", "_Unwind"))]
     defined = nativebuild.run(["nm", "-D", "--defined-only", torch_library]).split("\n")
     exported = {line.split()[-1].partition("@")[0] for line in defined if line.strip()}
-    assert exported == {"kiln_torch_failed", "kiln_torch_runtime", "kiln_torch_queue"}
-
-
-def test_the_list_of_symbols_is_that_of_the_declarations() -> None:
-    text = (SOURCES / "shim.h").read_text()
-    declared = re.findall(r"^(?:AOTITorchError|int32_t) (\w+)\(", text, re.M)
-    assert sorted(declared) == sorted(listed())
-    assert (SOURCES / "libtorch.symbols").read_text().splitlines()[1:] == sorted(declared)
-
-
-torch = pytest.importorskip("torch", reason="needs torch")
-
-
-def test_libtorch_has_what_is_listed() -> None:
-    library = ctypes.CDLL(str(Path(torch.__path__[0]) / "lib/libtorch_cpu.so"))
-    assert not [name for name in listed() if not hasattr(library, name)]
-
-
-def test_the_declarations_are_libtorchs(tmp_path: Path) -> None:
-    """Both are compiled together: a declaration that differs in its types is an error."""
-    include = Path(torch.__path__[0]) / "include"
-    if not (include / "torch/csrc/stable/c/shim.h").is_file():
-        pytest.skip("needs torch's headers")
-    source = tmp_path / "both.cc"
-    source.write_text(
-        '#include <torch/csrc/stable/c/shim.h>\n#include "shim.h"\n#include <type_traits>\n'
-        "static_assert(kiln_torch::kBuildVersion == TORCH_VERSION_2_10_0);\n"
-        "static_assert(std::is_same_v<kiln_torch::GetCurrentStream, decltype(&aoti_torch_get_current_cuda_stream)>);\n"
-    )
-    nativebuild.run(["c++", "-std=c++17", "-fsyntax-only", "-w", "-DUSE_CUDA", "-I", include, "-I", SOURCES, source])
+    assert exported == {"kiln_torch_failed", "kiln_torch_runtime", "kiln_torch_set_log", "kiln_torch_queue"}

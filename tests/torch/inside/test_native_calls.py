@@ -399,6 +399,25 @@ def test_after_a_fork_another_runtime_is_opened(process: Process) -> None:
     assert process.kiln.kiln_fake_opened() == opened + 1
 
 
+def test_after_a_fork_two_threads_share_what_the_first_opens(process: Process) -> None:
+    """Another thread has found out, and opened one, while this one's first call was on its way."""
+    assert forward(process) == 0
+    before, opened, closed = process.entered[-1].kiln, process.kiln.kiln_fake_opened(), process.kiln.kiln_fake_closed()
+    inner = []
+
+    def answer(entered) -> int:
+        if entered.kiln != before:
+            return 0
+        if not inner:
+            inner.append(None)
+            inner.append(forward(process))
+        return FORKED
+
+    process.answer = answer
+    assert forward(process) == 0 and inner == [None, 0]
+    assert process.kiln.kiln_fake_opened() == opened + 1 and process.kiln.kiln_fake_closed() == closed
+
+
 FUNCTIONS = {
     "aoti_torch_empty_strided": (OUT_OF_MEMORY, "PyTorch gives no memory on cuda:0 for a tensor of this call"),
     "aoti_torch_zero_": (DRIVER, "PyTorch cannot set a tensor of this call to zero"),
@@ -451,3 +470,12 @@ def test_numbers_beyond_fp32_are_infinite(process: Process) -> None:
     """Kiln refuses them in its words."""
     process.call("attn_fwd", [Q, Q, Q], extras(FORWARD), (0, 1e300, math.nan, 0.0, 0, 0, -1, -1), 2)
     assert process.entered[0].fields["sm_scale"] == math.inf and math.isnan(process.entered[0].fields["softcap"])
+
+
+def test_what_fp32_would_make_zero_keeps_its_sign(process: Process) -> None:
+    """A 0 stands for the usual scale, for no softcap, for no dropout."""
+    tiny = 2.0**-126
+    for value, expected in ((1e-50, tiny), (-1e-50, -tiny), (0.0, 0.0), (-0.0, 0.0), (2.0**-140, 2.0**-140)):
+        process.call("attn_fwd", [Q, Q, Q], extras(FORWARD), (0, value, value, value, 0, 0, -1, -1), 2)
+        fields = process.entered[0].fields
+        assert (fields["sm_scale"], fields["softcap"], fields["dropout"]) == (expected,) * 3, value
