@@ -365,6 +365,9 @@ def test_explain() -> None:
     assert found.kernels[0].target.startswith(("sm_", "gfx")) and len(found.kernels[0].key) == 64
     assert found.to_dict()["kernels"][0]["functional"].startswith("dtype=bf16")
     assert "because of dtype=bf16" in str(found)
+    more = {"bias": torch.zeros(q.shape[2], k.shape[2], device="cuda"), "sinks": torch.zeros(q.shape[1], device="cuda")}
+    names = {kernel.kernel for kernel in kt.explain(q, k, v, backward=True, **more).kernels}
+    assert {"attn_bwd_dbias", "attn_bwd_dsinks"} <= names
     refused = kt.explain(q.double(), k.double(), v.double())
     assert not refused and "fp64" in refused.refusal and type(refused.error).__name__ in str(refused)
     generic = kt.explain(*(x[..., :63] for x in (q, k, v)))

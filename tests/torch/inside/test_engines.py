@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ from kiln.errors import (
     RangeError,
     UnsupportedError,
 )
-from kiln.torch import explanation, native, operators
+from kiln.torch import explanation, functions, native, operators
 
 # ---- engines --------------------------------------------------------------------------------------------------------
 
@@ -88,6 +90,42 @@ def test_strides_out_of_range_are_copied_once(answers) -> None:
     answers(14, 14)
     with pytest.raises(RangeError, match="a sentence"):
         native.attn_fwd(q.transpose(1, 2), q, q)
+
+
+def test_of_a_range_extras_are_copied_too(answers) -> None:
+    q, bias = torch.zeros(2, 3, 4, 8), torch.zeros(1, 1, 4, 8)[..., :4]
+    op = answers(14, 0)
+    assert native.attn_fwd(q, q, q, bias) == ("out", "lse")
+    assert op.seen[1][0] is q and op.seen[1][3][0].is_contiguous() and not op.seen[0][3][0].is_contiguous()
+    op = answers(14, 0)
+    with pytest.raises(RangeError, match="a sentence"):  # nothing to copy, so nothing is tried again
+        native.attn_fwd(q, q, q, bias.contiguous())
+    assert len(op.seen) == 1
+
+
+def test_messages_go_to_pythons_logger() -> None:
+    """Those of the runtime that the library opens; in a process of its own, where none is open."""
+    code = """
+import logging, torch
+import kiln.torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+seen = []
+class Handler(logging.Handler):
+    def emit(self, record):
+        seen.append((record.levelname, record.getMessage()))
+logging.getLogger("kiln").addHandler(Handler())
+logging.getLogger("kiln").setLevel(LEVEL)
+with FakeTensorMode():
+    q = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
+    kiln.torch.explain(q, q, q)
+print(seen)
+"""
+    run = lambda level: subprocess.run(  # noqa: E731
+        [sys.executable, "-c", code.replace("LEVEL", level)], capture_output=True, text=True, check=True
+    )
+    done = run("logging.INFO")
+    assert "('INFO', 'registered the family flash of release" in done.stdout and not done.stderr, done
+    assert run("logging.ERROR").stdout == "[]\n"
 
 
 def test_a_thread_without_a_context_gets_one(answers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +238,77 @@ def test_explain(driver) -> None:
             assert not refused and isinstance(refused.error, kind) and re.search(words, refused.refusal), str(refused)
             assert refused.kernels == () and type(refused.error).__name__ in str(refused)
     real = [torch.randn(2, 4, 6, 16) for _ in "qkv"]
-    assert "q is on cpu" in kt.explain(*real).refusal
+    assert "q is on the CPU" in kt.explain(*real).refusal
+
+
+def test_explain_takes_what_the_call_takes(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dtypes that attention() casts are no reason to refuse."""
+    with FakeTensorMode():
+        q, k, v = qkv("cuda", torch.bfloat16)
+        plain = kt.explain(q, k, v, sinks=torch.ones(4, device="cuda"), alibi_slopes=torch.ones(4, device="cuda"))
+        cast = [torch.ones(4, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        found = kt.explain(q, k, v, sinks=cast[0], alibi_slopes=cast[1])
+        assert found and found.kernels == plain.kernels, str(found)
+        sizes = {"q": (12, 4, 16), "k": (18, 2, 16), "v": (18, 2, 16)}
+        call = {name: torch.empty(each, device="cuda", dtype=torch.bfloat16) for name, each in sizes.items()}
+        begins = [torch.zeros(3, device="cuda", dtype=torch.int64) for _ in "qk"]
+        used = torch.zeros(2, device="cuda", dtype=torch.int64)
+        call |= {"cu_seqlens_q": begins[0], "cu_seqlens_k": begins[1], "seqused_k": used, "rows_first": True}
+        call |= {"max_seqlen_q": 8, "max_seqlen_k": 9}
+        assert kt.explain(**call), str(kt.explain(**call))
+        # A bias is of the longest sequence, and not of all rows.
+        bias = torch.zeros(1, 1, 1, 9, device="cuda", dtype=torch.float32)
+        seen, spread = [], functions.spread_bias
+        monkeypatch.setattr(functions, "spread_bias", lambda bias, *rest: seen.append(rest) or spread(bias, *rest))
+        found = kt.explain(**call, bias=bias)
+        assert found and seen == [(torch.bfloat16, 8, 9)], str(found)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "bias", "alibi_slopes", "sinks", "cu_seqlens_k", "seqused_q", "rng"])
+def test_explain_looks_at_every_tensors_device(driver, name: str) -> None:
+    with FakeTensorMode():
+        call = dict(zip("qkv", qkv("cuda", torch.bfloat16)), dropout=0.5)
+        here = {
+            "bias": torch.zeros(1, 1, 6, 9), "alibi_slopes": torch.ones(4), "sinks": torch.ones(4),
+            "cu_seqlens_k": torch.zeros(3, dtype=torch.int32), "seqused_q": torch.zeros(2, dtype=torch.int32),
+            "rng": torch.zeros(2, dtype=torch.int64),
+        }  # fmt: skip
+        tensor = call[name] if name in call else here[name]
+        refused = kt.explain(**{**call, name: tensor.to("cpu")})
+        assert isinstance(refused.error, ArgumentError)
+        assert refused.refusal == f"{name} is on the CPU; all tensors must be on one CUDA or ROCm device"
+        refused = kt.explain(**{**call, name: tensor.to("cuda:1")})
+        assert refused.refusal == f"{name} is on cuda:1 and q on cuda:0; all tensors must be on one device"
+
+
+def test_explain_asks_for_all_gradients(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of bias, summed over what it is spread over, and of sinks: each has a kernel of its own."""
+    asked = {}
+
+    class Recorder:
+        def explain(self, operation: str, queue: tuple, fields: dict) -> list:
+            asked[operation] = fields
+            return driver.explain(operation, queue, fields)
+
+    monkeypatch.setattr(_core.Runtime, "borrow", lambda handle: Recorder())
+    with FakeTensorMode():
+        q, k, v = qkv("cuda", torch.bfloat16)
+        for sizes in ((1, 1, 6, 9), (2, 4, 6, 9), (2, 1, 6, 9), (1, 1, 1, 9)):
+            found = kt.explain(q, k, v, bias=torch.zeros(sizes, device="cuda"), backward=True)
+            assert found and all(isinstance(kernel, kiln.Variant) for kernel in found.kernels), str(found)
+            _, dtype, spread, strides = asked["attn_bwd"]["dbias"]
+            assert (dtype, spread) == ("bf16", (2, 4, 6, 9)) and "dsinks" not in asked["attn_bwd"]
+            heads = 4 if sizes[1] == 4 else 1
+            assert strides == (heads * 54 if sizes[0] == 2 else 0, 54 if heads == 4 else 0, 9, 1)
+        assert kt.explain(q, k, v, sinks=torch.zeros(4, device="cuda", dtype=torch.float16), backward=True)
+        assert asked["attn_bwd"]["dsinks"][1:] == ("fp32", (4,), (1,)) and "dbias" not in asked["attn_bwd"]
+        asked.clear()
+        assert kt.explain(q, k, v, bias=torch.zeros(1, 1, 6, 9, device="cuda")) and "attn_bwd" not in asked
+        mask = torch.zeros(1, 1, 6, 9, device="cuda", dtype=torch.bfloat16)
+        for wanted in (q, mask):  # while something is traced, of what wants one
+            wanted.requires_grad_()
+            explanation.check(q, k, v, mask, 0.0, 0.0, False, False)
+            assert ("dbias" in asked.pop("attn_bwd")) == mask.requires_grad
 
 
 def test_what_is_traced_asks_first(driver, monkeypatch: pytest.MonkeyPatch) -> None:

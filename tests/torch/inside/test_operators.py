@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -301,3 +302,19 @@ def test_scale_of_zero_is_not_the_default(definition) -> None:
     out = kt.attention(q, q, q, scale=0.0)
     torch.testing.assert_close(out, q.mean(2, keepdim=True).expand_as(q))
     assert torch.finfo(torch.float32).tiny == functions.TINY
+
+
+@pytest.mark.parametrize("scale", [1e-50, -1e-50])
+def test_a_scale_that_fp32_makes_zero_is_not_the_default(definition, scale: float) -> None:
+    """All functions and both ways of calling them, and likewise a softcap, of which 0 means none."""
+    q = torch.randn(1, 2, 3, 8)
+    told, seen = math.copysign(functions.TINY, scale), []
+    run = definition.attn_fwd
+    definition.attn_fwd = lambda *args, **more: seen.append(args[13:15]) or run(*args, **more)
+    mean = q.mean(2, keepdim=True).expand_as(q)
+    torch.testing.assert_close(kt.attention(q, q, q, scale=scale, softcap=abs(scale)), mean)
+    torch.testing.assert_close(kt.scaled_dot_product_attention(q, q, q, scale=scale), mean)
+    assert seen == [(told, functions.TINY), (told, 0.0)]
+    assert functions.given_scale(None) == 0.0 and functions.given_scale(0.5) == 0.5
+    assert math.isnan(functions.given_scale(math.nan)) and functions.given_softcap(0.0) == 0.0
+    assert functions.given_softcap(-1e-50) == -1e-50  # to be refused

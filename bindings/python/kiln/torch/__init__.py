@@ -16,9 +16,8 @@ torch.compile, autocast and CUDA graphs. What Kiln has no kernel for is refused 
 silence. Importing needs no GPU.
 """
 
-from kiln.torch.explanation import Explanation, Kernel, explain
+from kiln.torch.explanation import Explanation, explain
 from kiln.torch.functions import attention, decode, draw_rng, dropout_mask
-from kiln.torch.native import runtime
 from kiln.torch.routing import (
     fallthroughs,
     is_routed,
@@ -32,7 +31,6 @@ from kiln.torch.transformers import register_transformers
 
 __all__ = [
     "Explanation",
-    "Kernel",
     "attention",
     "decode",
     "draw_rng",
@@ -44,7 +42,6 @@ __all__ = [
     "on_fallthrough",
     "register_transformers",
     "reset_fallthroughs",
-    "runtime",
     "scaled_dot_product_attention",
     "use",
 ]

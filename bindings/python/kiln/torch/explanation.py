@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kiln import _core
 from kiln.errors import ArgumentError, KilnError
+from kiln.information import Variant
 from kiln.torch import functions, native, operators
 
 _DTYPES = {
@@ -18,48 +19,14 @@ _DTYPES = {
     torch.float8_e4m3fn: "fp8e4m3", torch.float8_e5m2: "fp8e5m2", torch.int8: "int8", torch.int16: "int16",
     torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool",
 }  # fmt: skip
+_TENSORS = (
+    "q", "k", "v", "bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "rng",
+)  # fmt: skip
+_SCALARS = (
+    "max_seqlen_q", "max_seqlen_k", "softcap", "dropout", "causal", "window_left", "window_right", "bottom_right",
+)  # fmt: skip
 _UNKNOWN = 4096  # stands for a size that is not known while something is traced
 _PAGE = 1 << 21  # addresses of tensors that have none: apart, and aligned as PyTorch's allocator would
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """An image that a call would launch.
-
-    Attributes:
-        operation: "flash.attn_fwd".
-        kernel: "attn_fwd"; an operation may have several.
-        target: the GPU architecture that the image is for, "sm_90".
-        key: its content address, 64 hexadecimal digits, for `kiln list` and force_keys.
-        functional: what the call asks of it, "dtype=bf16 head_dim=128 padded=false extras=none".
-        configuration: what the look-up gave for its sizes, "BLOCK_M=128 BLOCK_N=64 num_warps=8 num_stages=3".
-        specialization: what the tensors' addresses and strides allow, "aligned".
-        registers, spill_bytes: of a thread.
-        shared_bytes, threads: of a block.
-        has_ptx: whether its PTX comes along.
-    """
-
-    operation: str
-    kernel: str
-    target: str
-    key: str
-    functional: str
-    configuration: str
-    specialization: str
-    registers: int
-    shared_bytes: int
-    spill_bytes: int
-    threads: int
-    has_ptx: bool
-
-    def __str__(self) -> str:
-        return (
-            f"{self.kernel} on {self.target}: {self.configuration}\n"
-            f"    because of {self.functional}, {self.specialization}\n"
-            f"    {self.threads} threads, {self.registers} registers, {self.shared_bytes} bytes of shared memory"
-            + (f", {self.spill_bytes} bytes spilled" if self.spill_bytes else "")
-            + f"\n    image {self.key}"
-        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +42,7 @@ class Explanation:
     """
 
     call: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Variant, ...]
     refusal: str | None
     error: KilnError | None
     engine: str
@@ -89,13 +56,24 @@ class Explanation:
             return f"{self.call}\n  refused ({type(self.error).__name__}): {self.refusal}"
         if not self.kernels:
             return f"{self.call}\n  launches nothing"
-        return "\n  ".join([self.call, *("\n  ".join(str(kernel).splitlines()) for kernel in self.kernels)])
+        return "\n".join([self.call, *map(_described, self.kernels)])
 
     def to_dict(self) -> dict[str, object]:
         """Plain data, fit for JSON."""
         error = None if self.error is None else type(self.error).__name__
         kernels = [asdict(kernel) for kernel in self.kernels]
         return {"call": self.call, "kernels": kernels, "refusal": self.refusal, "error": error, "engine": self.engine}
+
+
+def _described(kernel: Variant) -> str:
+    spilled = f", {kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else ""
+    return (
+        f"  {kernel.kernel} on {kernel.target}: {kernel.configuration}\n"
+        f"      because of {kernel.functional}, {kernel.specialization}\n"
+        f"      {kernel.threads} threads, {kernel.registers} registers, {kernel.shared_bytes} bytes of shared memory"
+        f"{spilled}\n"
+        f"      image {kernel.key}"
+    )
 
 
 def explain(
@@ -106,32 +84,26 @@ def explain(
     dropout: float = 0.0, causal: bool = False, window: tuple[int, int] = (-1, -1), bottom_right: bool = False,
     rows_first: bool = False, rng: Tensor | None = None, return_lse: bool = False,
 ) -> Explanation:  # fmt: skip
-    """Which images `attention` with these arguments would run, and why; nothing is launched.
+    """Which images `attention` with these arguments would run, and why; none of them is launched.
+
+    What `attention` casts or copies for its kernels is cast here too, so that the answer is that of the same tensors.
 
     Args:
-        backward: those of its gradients too; where q, k and v are of no interest, of all of them.
+        backward: those of its gradients too: of q, k and v, and of bias and sinks where they are given.
+        others: as in `attention`; without rng nothing is drawn.
 
     Returns:
         An Explanation, also of a call that would be refused.
     """
-    del rng
     call = _words(q, k, v, rows_first, causal, window, bias, dropout, softcap)
     try:
         _check_engine()
-        if bias is not None:
-            at = -3 if rows_first else -2
-            bias = functions.spread_bias(bias, q.dtype, q.shape[at], k.shape[at])
-        given = {
-            "q": _logical(q, rows_first), "k": _logical(k, rows_first), "v": _logical(v, rows_first), "bias": bias,
-            "alibi_slopes": alibi_slopes, "sinks": sinks, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-            "seqused_q": seqused_q, "seqused_k": seqused_k,
-        }  # fmt: skip
-        scalars = {
-            "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "sm_scale": scale or 0.0, "softcap": softcap,
-            "dropout": dropout, "causal": causal, "window_left": window[0], "window_right": window[1],
-            "bottom_right": bottom_right,
-        }  # fmt: skip
-        kernels = _plan(given, scalars, return_lse or backward, backward)
+        arguments = functions.normalized(
+            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
+        )  # fmt: skip
+        given = dict(zip(operators.FORWARD_NAMES, arguments, strict=True))
+        kernels = _plan(given, return_lse or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
     except KilnError as error:
         return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
     return Explanation(call, kernels, None, None, operators.engine().name)
@@ -146,10 +118,16 @@ def check(
     """
     if operators.engine() is not native:
         return
-    given = {"q": q, "k": k, "v": v, "bias": bias}
-    scalars = {"sm_scale": scale, "dropout": dropout, "causal": causal, "bottom_right": bottom_right}
-    wants_gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.values())
-    _plan(given, scalars, wants_gradients, wants_gradients)
+    given = {
+        "q": q, "k": k, "v": v, "bias": bias, "scale": scale, "dropout": dropout, "causal": causal,
+        "bottom_right": bottom_right,
+    }  # fmt: skip
+    wanted = ()
+    if torch.is_grad_enabled():
+        wanted = tuple(
+            name for name in ("q", "k", "v", "bias") if given[name] is not None and given[name].requires_grad
+        )
+    _plan(given, bool(wanted), wanted)
 
 
 def _check_engine() -> None:
@@ -157,32 +135,58 @@ def _check_engine() -> None:
         raise ArgumentError(f"the engine {operators.engine().name} is explained by kiln.jit")
 
 
-def _plan(
-    given: Mapping[str, Tensor | None], scalars: Mapping[str, object], with_lse: bool, backward: bool
-) -> tuple[Kernel, ...]:
-    """The kernels of a forward call, and of its backward if asked for."""
-    device = given["q"].device
-    if device.type != "cuda":
-        raise ArgumentError(f"q is on {device}; all tensors must be on one CUDA or ROCm device")
-    views = {name: _view(tensor, place) for place, (name, tensor) in enumerate(given.items()) if tensor is not None}
+def _check_devices(tensors: Mapping[str, Tensor]) -> None:
+    """Refuses tensors that are not all on q's device, in the call's words."""
+    q = tensors["q"].device
+    for name, tensor in tensors.items():
+        device = tensor.device
+        if device.type != "cuda":
+            where = "the CPU" if device.type == "cpu" else device
+            raise ArgumentError(f"{name} is on {where}; all tensors must be on one CUDA or ROCm device")
+        if device != q:
+            raise ArgumentError(f"{name} is on {device} and q on {q}; all tensors must be on one device")
+
+
+def _plan(given: Mapping[str, object], with_lse: bool, gradients: Collection[str]) -> tuple[Variant, ...]:
+    """The kernels of a forward call, and of its backward.
+
+    Args:
+        given: arguments of attn_fwd by name; what is missing has its default.
+        gradients: of which arguments gradients are wanted; those of q, k and v come together. Empty: no backward.
+    """
+    tensors = {name: given[name] for name in _TENSORS if given.get(name) is not None}
+    _check_devices(tensors)
+    tensors.pop("rng", None)  # what dropout draws decides nothing
+    for name in ("q", "k", "v"):
+        tensors[name] = _logical(tensors[name], given.get("rows_first", False))
+    views = {name: _view(tensor, place) for place, (name, tensor) in enumerate(tensors.items())}
     q, k, v = views["q"], views["k"], views["v"]
     sequences = views["cu_seqlens_q"][2][0] - 1 if "cu_seqlens_q" in views else q[2][0]
+    scores = (sequences, q[2][1], q[2][2])
+    summed = {}  # gradients that are sums over what was spread
     if "bias" in views:
-        views["bias"] = _spread(views["bias"], (sequences, q[2][1], q[2][2]))
+        if "bias" in gradients:
+            summed["dbias"] = _spread(_packed(views["bias"], views["bias"][1], 26), scores)
+        views["bias"] = _spread(views["bias"], scores)
+    if "sinks" in views and "sinks" in gradients:
+        summed["dsinks"] = _packed(views["sinks"], "fp32", 27)
     if "alibi_slopes" in views and len(views["alibi_slopes"][2]) == 1:
         address, dtype, sizes, strides = views["alibi_slopes"]
         views["alibi_slopes"] = (address, dtype, (sequences, *sizes), (0, *strides))
     out = _dense(q, v[2][3], 20)
     lse = (21 * _PAGE, "fp32", q[2][:3], (q[2][1] * q[2][2], q[2][2], 1))
     seed = {"seed": (22 * _PAGE, "int64", (), ()), "offset": (22 * _PAGE + 8, "int64", (), ())}
-    fields = {**views, **scalars, **(seed if scalars.get("dropout") else {}), "out": out}
+    scalars = {name: given[name] for name in _SCALARS if name in given}
+    fields = {
+        **views, **scalars, "sm_scale": given["scale"], **(seed if scalars.get("dropout") else {}), "out": out,
+    }  # fmt: skip
     runtime = _core.Runtime.borrow(native.runtime())
-    with _queue(device) as queue:
+    with _queue(given["q"].device) as queue:
         rows = runtime.explain("attn_fwd", queue, {**fields, "lse": lse if with_lse else None})
-        if backward:
-            gradients = {"dq": _dense(q, q[2][3], 23), "dk": _dense(k, k[2][3], 24), "dv": _dense(v, v[2][3], 25)}
-            rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **gradients})
-    return tuple(Kernel(**{name: row[name] for name in Kernel.__dataclass_fields__}) for row in rows)
+        if gradients:
+            made = {"dq": _dense(q, q[2][3], 23), "dk": _dense(k, k[2][3], 24), "dv": _dense(v, v[2][3], 25), **summed}
+            rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **made})
+    return tuple(Variant(**row) for row in rows)
 
 
 @contextmanager
@@ -226,7 +230,7 @@ def _known(size: int | torch.SymInt) -> int:
 def _logical(tensor: Tensor, rows_first: bool) -> Tensor:
     """[batch, heads, rows, d]."""
     if tensor.dim() == 3:
-        tensor = tensor[None]
+        tensor = tensor.unsqueeze(0)
     if tensor.dim() != 4:
         raise ArgumentError(f"q, k and v must have 4 dimensions, or 3 with cu_seqlens; one has {tensor.dim()}")
     return tensor.transpose(1, 2) if rows_first else tensor
@@ -235,6 +239,14 @@ def _logical(tensor: Tensor, rows_first: bool) -> Tensor:
 def _dense(like: _View, width: int, place: int) -> _View:
     batch, heads, rows, _ = like[2]
     return (place * _PAGE, like[1], (batch, heads, rows, width), (heads * rows * width, rows * width, width, 1))
+
+
+def _packed(like: _View, dtype: str, place: int) -> _View:
+    """A contiguous tensor of the same sizes."""
+    sizes, strides = like[2], [1] * len(like[2])
+    for i in reversed(range(len(sizes) - 1)):
+        strides[i] = strides[i + 1] * max(sizes[i + 1], 1)
+    return place * _PAGE, dtype, sizes, tuple(strides)
 
 
 def _spread(bias: _View, sizes: tuple[int, ...]) -> _View:

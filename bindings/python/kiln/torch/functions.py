@@ -12,7 +12,7 @@ from kiln.torch.autograd import Attention, is_real
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST = 2**63 - 1
-# A scale of 0 stands for the usual one in the operators. Products with the smallest fp32 are as good as 0.
+# The smallest fp32; products with it are as good as 0.
 TINY = 2.0**-126
 _NO_TENSORS = (None,) * 8
 
@@ -86,11 +86,25 @@ def attention(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; the sentence names the nearest that exists.
     """
+    if dropout and rng is None:
+        rng = draw_rng(q.device)
+    out, lse = call(
+        *normalized(
+            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
+        )
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def normalized(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seqused_q: Tensor | None, seqused_k: Tensor | None,
+    rng: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, scale: float | None, softcap: float, dropout: float,
+    causal: bool, window: tuple[int, int], bottom_right: bool, rows_first: bool, return_lse: bool,
+) -> tuple:  # fmt: skip
+    """The arguments of attn_fwd, in its order, that those of `attention` mean: each in the dtype and form it takes."""
     left, right = window
-    if scale is None:
-        scale = 0.0
-    elif scale == 0.0:
-        scale = TINY
     if bias is not None or alibi_slopes is not None or sinks is not None:
         if bias is not None:
             at = -3 if rows_first else -2
@@ -102,15 +116,26 @@ def attention(
         cu_seqlens_q, cu_seqlens_k = _int32(cu_seqlens_q), _int32(cu_seqlens_k)
     if seqused_q is not None or seqused_k is not None:
         seqused_q, seqused_k = _int32(seqused_q), _int32(seqused_k)
-    if not dropout:
-        rng = None
-    elif rng is None:
-        rng = draw_rng(q.device)
-    out, lse = call(
-        q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-        max_seqlen_k, scale, softcap, dropout, causal, left, right, bottom_right, rows_first, return_lse,
+    return (
+        q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng if dropout else None,
+        max_seqlen_q, max_seqlen_k, given_scale(scale), given_softcap(softcap), dropout, causal, left, right,
+        bottom_right, rows_first, return_lse,
     )  # fmt: skip
-    return (out, lse) if return_lse else out
+
+
+def given_scale(scale: float | None) -> float:
+    """A scale as the operators take it. A 0 means the usual one to them, so for 0 itself and for what fp32 would make 0
+    the smallest fp32 stands, with its sign."""
+    if scale is None:
+        return 0.0
+    if abs(scale) < TINY:
+        return -TINY if scale < 0.0 else TINY
+    return scale
+
+
+def given_softcap(softcap: float) -> float:
+    """A softcap as the operators take it: 0 alone means none, and not what fp32 takes for 0."""
+    return TINY if 0.0 < softcap < TINY else softcap
 
 
 def call(
@@ -214,10 +239,6 @@ def decode(
         UnsupportedError: no kernel serves this call; or gradients are wanted.
     """
     left, right = window
-    if scale is None:
-        scale = 0.0
-    elif scale == 0.0:
-        scale = TINY
     if out is None:
         width = v_cache.shape[-1]
         is_plain = q.shape[-1] == width and q.is_contiguous()
@@ -225,8 +246,8 @@ def decode(
     arguments = (
         q, k_cache, v_cache, out, k_new, v_new, _int32(seqused_k), _int32(cu_seqlens_q), _int32(block_table),
         _int32(cache_batch), _int32(leftpad), rotary_cos, rotary_sin, _fp32(k_scale), _fp32(v_scale), _fp32(sinks),
-        _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits, scale, softcap, causal,
-        rotary_interleaved, rows_first, return_lse,
+        _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits, given_scale(scale),
+        given_softcap(softcap), causal, rotary_interleaved, rows_first, return_lse,
     )  # fmt: skip
     if (
         type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
@@ -249,7 +270,8 @@ def spread_bias(bias: Tensor, dtype: torch.dtype, rows: int, keys: int) -> Tenso
         raise ArgumentError(f"bias must broadcast to [batch, heads, rows, keys], and has {bias.dim()} dimensions")
     if bias.dtype != dtype:
         bias = bias.to(dtype)
-    bias = bias[(None,) * (4 - bias.dim())]
+    if bias.dim() < 4:
+        bias = bias[(None,) * (4 - bias.dim())]
     if bias.shape[3] == 1 and keys != 1:
         return bias.expand(-1, -1, rows if bias.shape[2] == 1 else -1, keys).contiguous()
     # Its gradient is summed over rows by autograd: the kernels sum over batches and heads alone.
@@ -287,5 +309,5 @@ class _Quick(torch._ops.OpOverloadPacket):
         return call(*arguments)
 
 
-_PLACES = {argument.name: place for place, argument in enumerate(operators.attn_fwd._schema.arguments)}
+_PLACES = {name: place for place, name in enumerate(operators.FORWARD_NAMES)}
 torch.ops.kiln.attn_fwd.__class__ = _Quick

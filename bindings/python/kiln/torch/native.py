@@ -16,6 +16,7 @@ from torch import Tensor
 
 import kiln
 from kiln import _core, errors
+from kiln.runtime import _log as write_log
 
 name = "native"
 devices = frozenset({"cuda"})
@@ -30,6 +31,7 @@ REFIT = -1
 # Refusals that neither another form of the tensors nor a second try can change.
 FINAL = frozenset({2, 3, 5, 6, 7, 15})
 _OUT_OF_MEMORY, _QUEUE, _RANGE = 11, 13, 14
+_MOST_MESSAGES = 3  # KILN_LOG_DEBUG
 
 NO_EXTRAS: list[Tensor] = []
 # softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right: what the operators have as defaults
@@ -69,6 +71,18 @@ _backward_op: Callable = torch.ops.kiln_native.attn_bwd.default._op
 _decode_op: Callable = torch.ops.kiln_native.attn_decode.default._op
 _mask_op: Callable = torch.ops.kiln_native.dropout_mask.default._op
 
+
+def _write(level: int, message: bytes, _user: object) -> None:
+    write_log(level, message.decode(errors="replace"))
+
+
+# The messages of the runtime that the library opens go to Python's logger, which decides which of them are wanted:
+# there are a few when something is opened or loaded, and none of a call. The library may call it from any thread as
+# long as the process lives, so it outlives this module. Refused where a program has opened the runtime before this
+# import: the log is the program's then.
+_log = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p)(_write)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_log))
+_library.kiln_torch_set_log(_log, None, _MOST_MESSAGES)
 
 # Of runtime(), for attended(); 0: not known, or no longer it.
 _handle = 0
@@ -250,7 +264,8 @@ def _again(
         read = len(tensors) - written
         changed = [*map(fit, tensors[:read]), *tensors[read:]]
         changed_extras = None if extras is None else [fit(tensor) if tensor.dim() == 4 else tensor for tensor in extras]
-        if status == _RANGE and all(a is b for a, b in zip(changed, tensors)):
+        before, after = [*tensors, *(extras or ())], [*changed, *(changed_extras or ())]
+        if status == _RANGE and all(a is b for a, b in zip(before, after)):
             fail(status)
         tensors, extras = changed, changed_extras
     elif status == _QUEUE and torch.cuda.is_available():

@@ -95,6 +95,7 @@ attn_decode = torch.ops.kiln.attn_decode.default
 dropout_mask = torch.ops.kiln.dropout_mask.default
 
 # Of all arguments of attn_fwd; the dispatcher leaves out those at the end.
+FORWARD_NAMES = tuple(argument.name for argument in attn_fwd._schema.arguments)
 FORWARD_DEFAULTS = tuple(argument.default_value for argument in attn_fwd._schema.arguments)
 FORWARD_ARGUMENTS = len(FORWARD_DEFAULTS)
 
