@@ -113,6 +113,13 @@ def test_a_row_that_sees_no_key_is_zero() -> None:
     same(q, k, v, torch.zeros(4, 4).masked_fill(~mask, -math.inf))
 
 
+@pytest.mark.parametrize("mask", [(2, 1, 1, 1), (3, 2, 1, 4, 4), (3, 1, 5, 1, 4), (5, 4, 4), (1, 4)])
+def test_masks_of_queries_that_have_more_batches(definition, mask: tuple[int, ...]) -> None:
+    """The leading dimensions of query become one; a mask that differs along them follows."""
+    q, k, v = (torch.randn(3, 2, 5, 4, 8) for _ in "qkv")
+    same(q, k, v, torch.randn(mask))
+
+
 def test_causal_biases_become_no_bias(definition) -> None:
     q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 8)
     for bias, diagonal in ((causal_upper_left(4, 6), 0), (causal_lower_right(4, 6), 2)):
@@ -218,7 +225,7 @@ def test_without_a_gpu_all_is_refused_in_one_sentence() -> None:
     with pytest.raises(ArgumentError, match="rng is on the CPU"):
         kt.dropout_mask(torch.zeros(2, dtype=torch.int64), 1, 1, 2, 2, 0.5)
     assert operators.engine() is native
-    assert "refused (ArgumentError): q is on cpu" in str(kt.explain(q, q, q))
+    assert "refused (ArgumentError): q is on the CPU" in str(kt.explain(q, q, q))
 
 
 def test_the_signature_is_pytorchs() -> None:

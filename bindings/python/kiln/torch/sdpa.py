@@ -11,11 +11,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.amp.autocast_mode import _cast
 from torch.compiler import is_compiling
 
+from kiln.arrays import shown
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import explanation, functions, native
 from kiln.torch.autograd import is_real
 
-_TINY = functions.TINY
 _NUMBERS = (float, int)
 # Of what has none of its own, among them the tensors of tracers.
 _NO_FUNCTIONS = (torch._C._disabled_torch_function_impl, Tensor.__torch_function__.__func__)
@@ -84,7 +84,9 @@ def shortest(
         return None
     if scale is None:
         scale = 0.0
-    elif type(scale) is not float or scale == 0.0:
+    elif type(scale) is float:
+        scale = functions.given_scale(scale)
+    else:
         return None
     if functions.wants_gradient(query, key, value):
         return functions.recorded(query, key, value, flags, scale)
@@ -119,7 +121,7 @@ def attend(
         is_causal, bottom_right = True, attn_mask.variant.name == "LOWER_RIGHT"
     elif attn_mask is not None:
         bias = _bias(attn_mask, shape, q, k)
-    scale = 0.0 if scale is None else float(scale) or _TINY
+    scale = functions.given_scale(None if scale is None else float(scale))
     dropout = float(dropout_p)
     if not is_real() or type(q) not in functions.PLAIN_TYPES:
         explanation.check(q, k, v, bias, scale, dropout, is_causal, bottom_right)
@@ -158,27 +160,20 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     if not (attn_mask is None or isinstance(attn_mask, Tensor)):
         raise ArgumentError(f"attn_mask must be a tensor or None, and is a {type(attn_mask).__name__}")
     if not isinstance(dropout_p, Real) or not 0.0 <= dropout_p <= 1.0:
-        raise ArgumentError(f"dropout_p must be a probability, and is {_shown(dropout_p)}")
+        raise ArgumentError(f"dropout_p must be a probability, and is {shown(dropout_p)}")
     if dropout_p > 0.9999:
         raise UnsupportedError(f"dropout_p is {dropout_p!r}; kernels drop at most 0.9999 of the weights")
     if not (scale is None or isinstance(scale, Real)):
-        raise ArgumentError(f"scale must be a number or None, and is {_shown(scale)}")
+        raise ArgumentError(f"scale must be a number or None, and is {shown(scale)}")
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
-            raise ArgumentError(f"{name} must be True or False, and is {_shown(flag)}")
+            raise ArgumentError(f"{name} must be True or False, and is {shown(flag)}")
     if is_causal and attn_mask is not None:
         raise ArgumentError("attn_mask and is_causal exclude each other")
     if is_causal_bias(attn_mask):
         has, wants = (attn_mask.seq_len_q, attn_mask.seq_len_kv), (query.shape[-2], key.shape[-2])
         if has != wants:
             raise ArgumentError(f"attn_mask is of {has[0]} rows and {has[1]} keys; there are {wants[0]} and {wants[1]}")
-
-
-def _shown(value: object) -> str:
-    """A value in a sentence: itself if it is short, else what it is."""
-    return (
-        repr(value) if isinstance(value, (str, bool, Real)) and len(repr(value)) < 40 else f"a {type(value).__name__}"
-    )
 
 
 def _shaped(
@@ -226,7 +221,7 @@ def _bias(mask: Tensor, shape: tuple[int, ...], q: Tensor, k: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         mask = _narrowed(mask)
         mask = torch.full_like(mask, -torch.inf, dtype=q.dtype).masked_fill_(mask, 0.0)
-    if mask.dim() > 4 and any(size != 1 for size in mask.shape[:-3]):
+    if len(shape) > 4 and any(size != 1 for size in mask.shape[:-3]):  # dimensions that become one in q
         mask = mask.expand(*shape[:-3], *mask.shape[-3:])
     return functions.spread_bias(_four(mask) if mask.dim() > 4 else mask, q.dtype, q.shape[2], k.shape[2])
 
