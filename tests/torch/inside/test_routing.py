@@ -35,6 +35,29 @@ def test_nests_and_is_undone(definition) -> None:
     assert not kt.is_routed()
 
 
+def test_what_others_have_put_there_stays(definition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody else's patch was before the first route comes back; one made meanwhile is left alone."""
+    q, k, v = qkv()
+
+    def earlier(*args, **more):
+        return routing.theirs(*args, **more)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", earlier)
+    with kt.use():
+        assert F.scaled_dot_product_attention is routing.scaled_dot_product_attention
+        F.scaled_dot_product_attention(q, k, v)
+    assert F.scaled_dot_product_attention is earlier and definition.calls == ["attn_fwd"]
+    with kt.use():
+        inner = F.scaled_dot_product_attention
+        later = lambda *args, **more: inner(*args, **more)  # noqa: E731
+        F.scaled_dot_product_attention = later
+        with kt.use():
+            F.scaled_dot_product_attention(q, k, v)
+    assert F.scaled_dot_product_attention is later and definition.calls == ["attn_fwd"] * 2
+    torch.testing.assert_close(later(q, k, v), routing.theirs(q, k, v))
+    assert definition.calls == ["attn_fwd"] * 2
+
+
 def test_once_for_all(definition) -> None:
     q, k, v = qkv()
     first, second = kt.use(), kt.use()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 theirs = torch.nn.functional.scaled_dot_product_attention
-"""PyTorch's own function."""
+"""PyTorch's own function, which runs what falls through."""
 
 # What says that Kiln has no kernel for a call. Anything else, a driver's error say, is the caller's to see.
 REFUSALS = (UnsupportedError, ArgumentError, NoDeviceError, PackNotFoundError, ResourcesError)
@@ -44,7 +44,8 @@ class _Everywhere:
 
     depth = 0
     routes = 0
-    fastpath = True  # what torch.backends.mha had
+    fastpath = True  # what torch.backends.mha had when the first of them began
+    replaced = theirs  # what torch.nn.functional had then
 
 
 _here, _everywhere, _lock = _Here(), _Everywhere(), threading.RLock()
@@ -125,6 +126,13 @@ class use:
     compiles again (around the compiled function: not within it). nn.MultiheadAttention and nn.TransformerEncoderLayer
     are routed where they call that function; their fast path for inference, which does not, is off meanwhile in the
     whole process. A module that has imported the function by name before goes on calling PyTorch's.
+
+    `use()` cannot know that a `with` follows, so it routes every thread until the statement is entered, which is at
+    once: a call that another thread makes just between goes to Kiln too. `with route:` of a `route = kiln.torch.use()`
+    made earlier is the same, with all that lies between.
+
+    The last route that ends puts back what torch.nn.functional had when the first began. What somebody else has put
+    there meanwhile stays.
     """
 
     def __init__(self) -> None:
@@ -154,7 +162,7 @@ class use:
 
 
 def _change(scope: _Here | _Everywhere, by: int) -> None:
-    """Counts a route, and puts our function in PyTorch's place with the first, PyTorch's back with the last."""
+    """Counts a route: the first puts our function into torch.nn.functional, the last puts back what was there."""
     with _lock:
         scope.depth += by
         _everywhere.routes += by
@@ -164,9 +172,11 @@ def _change(scope: _Here | _Everywhere, by: int) -> None:
         if by > 0 and _everywhere.routes == 1:
             _everywhere.fastpath = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
+            _everywhere.replaced = torch.nn.functional.scaled_dot_product_attention
             torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
         elif _everywhere.routes == 0:
-            torch.nn.functional.scaled_dot_product_attention = theirs
+            if torch.nn.functional.scaled_dot_product_attention is scaled_dot_product_attention:
+                torch.nn.functional.scaled_dot_product_attention = _everywhere.replaced
             torch.backends.mha.set_fastpath_enabled(_everywhere.fastpath)
 
 
