@@ -148,6 +148,8 @@ class Library:
     """Whether its arrays may be written where they are."""
     knows_streams = True
     """Whether what it does with results is ordered behind the work that makes them; else that is waited for."""
+    makes_for_streams = False
+    """Whether what `empty` makes is the stream's memory, which work may still use once nobody holds the array."""
 
     def stream(self, array: Any, place: Place) -> int:
         """The library's current stream on the array's device.
@@ -198,6 +200,7 @@ class Library:
 
 class _Torch(Library):
     name = "PyTorch"
+    makes_for_streams = True
 
     def stream(self, array: Any, place: Place) -> int:
         return sys.modules["torch"].cuda.current_stream(place.device).cuda_stream
@@ -233,6 +236,7 @@ class _Torch(Library):
 
 class _Cupy(Library):
     name = "CuPy"
+    makes_for_streams = True
 
     def stream(self, array: Any, place: Place) -> int:
         return sys.modules["cupy"].cuda.get_current_stream(place.device).ptr

@@ -1,14 +1,16 @@
 """Attention on arrays of any library: forward, backward, and with a cache of keys and values.
 
-Every function enqueues its work on a stream and returns; nothing is waited for (JAX's arrays excepted). What it cannot
-serve raises an exception of `kiln.errors`, whose sentence names what is wrong or the nearest that exists.
+Every function enqueues its work on a stream and returns; nothing is waited for (JAX's arrays excepted, and below the
+workspace). What it cannot serve raises an exception of `kiln.errors`, whose sentence names what is wrong or the nearest
+that exists.
 
 Arguments of all functions:
     stream: the stream that the work is enqueued on: one of PyTorch's, CuPy's or another library's, or its address (0 is
         the default stream). None: the current stream of the leading array's library. Each array's library makes that
         stream wait for what it has in flight. The memory must live until the work is done; where the stream is not the
         library's current one, that is the caller's concern, but for PyTorch, which is told.
-    workspace: an array of bytes for the call's own use, until its work is done. None: it is made as results are.
+    workspace: an array of bytes for the call's own use, until its work is done. None: it is made as results are; where
+        their library is another than PyTorch and CuPy, a call that needs one returns when its work is done.
     force_keys: keys of the variants to run (`kiln.variants()`), at most one a kernel; the rest is chosen as always.
     force_target: the target whose images run, by its PTX if the device has another architecture. None: the device's.
     runtime: a kiln.Runtime. None: the process's own.

@@ -91,6 +91,9 @@ class Call:
     def launch(self, values: Mapping[str, Any], workspace: Any) -> dict[str, Any]:
         """Enqueues it; its results by name.
 
+        It is waited for where the library does not know streams, and where a workspace was made by a library that may
+        give its memory to work on another stream as soon as it is let go.
+
         Args:
             values: the parameters that are no arrays, by the C interface's names.
             workspace: what the caller gave.
@@ -98,14 +101,16 @@ class Call:
         fields = {**self.tensors, **values}
         size = self._core.workspace(self.operation, self._queue, fields)
         held = None
+        is_waited_for = not self.library.knows_streams
         if workspace is not None:
             held = take(workspace, "workspace", self._place, self._stream)
             fields |= {"workspace": held.address, "workspace_bytes": _bytes_of(held)}
         elif size:
             held = take(self._workspace(size), "workspace", self._place, self._stream)
             fields |= {"workspace": held.address + -held.address % _ALIGNMENT, "workspace_bytes": size}
+            is_waited_for |= not self.library.makes_for_streams
         self._core.launch(self.operation, self._queue, fields)
-        if not self.library.knows_streams:
+        if is_waited_for:
             self._core.synchronize(self._queue)
         made = self.library.finish(self.tensors, self._made)
         del held

@@ -148,6 +148,29 @@ def test_a_workspace_is_made(scratch_runtime, launched):
     assert workspace.address <= scratch <= workspace.address + workspace.shape[0] - needed and scratch % 256 == 0
 
 
+def test_a_workspace_that_an_unknown_library_made_is_let_go_after_its_work(scratch_runtime, fake, monkeypatch):
+    """Such a library may give the memory to work on another stream at once."""
+    let_go = {}  # by address: what the driver was asked last, and of which stream
+
+    class Noting(dict):
+        def __delitem__(self, key: int) -> None:
+            last = fake.record().events[-1]
+            let_go[self[key][0].tensor.data] = (last["call"], last.get("stream"))
+            super().__delitem__(key)
+
+    monkeypatch.setattr(fakes, "alive", Noting())
+    fakes.Namespace.made.clear()
+    q, out, stream = StandardArray((1, 2, 8, 64)), Array((1, 2, 8, 64)), fake.stream()
+    kiln.attn_fwd(q, q, q, out=out, stream=stream, runtime=scratch_runtime)
+    (workspace,) = fakes.Namespace.made
+    assert let_go[workspace.address] == ("cuStreamSynchronize", stream) and fake.count("cuStreamSynchronize") == 1
+    assert fake.launches()[-1].stream == stream
+    given = Array((1024,), "uint8")
+    kiln.attn_fwd(q, q, q, out=out, workspace=given, stream=stream, runtime=scratch_runtime)
+    assert let_go[given.address][0] != "cuStreamSynchronize", "a workspace that is given is the caller's to keep"
+    assert fake.count("cuStreamSynchronize") == 1 and not fakes.alive
+
+
 def test_a_workspace_is_given(scratch_runtime, launched):
     q, workspace = Array((1, 2, 8, 64)), Array((1024,), "uint8")
     kiln.attn_fwd(q, q, q, out=q, workspace=workspace, stream=0, runtime=scratch_runtime)

@@ -134,6 +134,15 @@ def test_cupy(runtime, fake, library):
     other = fake.stream(number=2)
     kiln.attn_fwd(q, q, q, stream=other, runtime=runtime)
     assert cuda.notes == [0, other] and fake.launches()[-1].stream == other
+    assert fake.count("cuStreamSynchronize") == 0
+
+
+def test_a_workspace_of_pytorchs_is_not_waited_for(scratch_runtime, fake, library):
+    cuda = Cuda(fake.stream())
+    tensor = torch_like(library, cuda)
+    q = tensor(SHAPE)
+    kiln.attn_fwd(q, q, q, out=q, runtime=scratch_runtime)
+    assert cuda.notes == [("empty", cuda.current, "cuda:0")] and fake.count("cuStreamSynchronize") == 0
 
 
 def torch_like(library, cuda: Cuda) -> type[Array]:
