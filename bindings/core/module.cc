@@ -1,8 +1,5 @@
 // kiln._core: Kiln's C interface for the Python package `kiln`, which documents and checks what users pass.
 #include <nanobind/stl/string.h>
-#include <string.h>
-
-#include <stdexcept>
 
 #include "exchange.h"
 #include "runtime.h"
@@ -11,14 +8,12 @@
 NB_MODULE(_core, module) {
   using namespace kiln_python;
   nb::set_leak_warnings(false);  // what a user keeps to the end is his; a library prints nothing
-  // The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies.
-  if (strcmp(kiln_version(), KILN_VERSION) != 0)
-    throw std::runtime_error(std::string("this process has loaded libkiln.so.0 of Kiln ") + kiln_version() +
-                             " before, and the package kiln is of " KILN_VERSION "; load one of them alone");
   module.doc() = "Kiln's C interface, for the package kiln; not for direct use.";
   module.attr("NVIDIA") = static_cast<int>(KILN_VENDOR_NVIDIA);
   module.attr("AMD") = static_cast<int>(KILN_VENDOR_AMD);
-  module.def("version", &kiln_version, "The version of libkiln.so.0.");
+  module.def("version", [] { return KILN_VERSION; }, "The version of this package.");
+  // The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies.
+  module.def("library_version", &kiln_version, "The version of the process's libkiln.so.0; may be another.");
   module.def("last_error", &kiln_error, "The sentence that a call left on this thread last; '' if none.");
   module.def("status_name", &kiln_status_name, nb::arg("status"), "'KILN_E_ARGUMENT' ...; 'KILN_E_?' if unknown.");
   module.def("raise_status", &check, nb::arg("status"),

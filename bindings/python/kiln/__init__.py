@@ -34,7 +34,14 @@ import sys as _sys
 if "t" in getattr(_sys, "abiflags", ""):
     raise ImportError("Kiln is not made for free-threaded builds of Python; use one with the global interpreter lock")
 
-from kiln import _core, attention, errors
+from kiln import errors
+
+try:
+    from kiln import _core
+except ImportError as _error:
+    raise errors.of_import(_error) from None
+
+from kiln import attention
 from kiln.attention import Gradients, attn_bwd, attn_decode, attn_fwd, dropout_mask, explain, prepare
 from kiln.errors import (
     ArgumentError,

@@ -11,7 +11,9 @@ interface, `error.status_name` its name there. A wrong or a missing keyword is P
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 __all__ = [
     "ArgumentError",
@@ -198,3 +200,29 @@ def with_package(sentence: str) -> str:
     """A sentence of the runtime's; where it misses a pack, with the package that would bring it."""
     missing = re.search(r"there is no pack (?:nvidia|amd)-(\w+)\.pack", sentence)
     return f"{sentence}; the package kiln-images-{missing[1].replace('_', '-')} brings it" if missing else sentence
+
+
+def of_import(error: ImportError) -> ImportError:
+    """Why the extension cannot be loaded, where that is for another release's libraries; else `error` itself.
+
+    The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies. That may be
+    of another release, as long as it has every function that the extension calls.
+    """
+    if not re.search("undefined symbol: kiln_|version `KILN_", str(error)):
+        return error
+    import ctypes
+
+    def version(library: str | Path, mode: int) -> str:
+        ask = ctypes.CDLL(str(library), mode).kiln_version
+        ask.restype = ctypes.c_char_p
+        return ask().decode()
+
+    own = Path(__file__).parent / "lib/libkiln.so.0"
+    try:
+        there, here = version(own.name, os.RTLD_NOW | os.RTLD_NOLOAD), version(own, os.RTLD_NOW)
+    except (OSError, AttributeError):  # nobody had loaded one before; or they are no libraries of Kiln's
+        return error
+    return ImportError(
+        f"this process has loaded libkiln.so.0 of Kiln {there} before, which does not go with the package kiln of "
+        f"{here} in {own.parents[1]}; let both be of one release: {error}"
+    )

@@ -114,7 +114,8 @@ class Info:
     """What `info()` found; `str()` is a text for people.
 
     Attributes:
-        version: of this package and its libraries, "0.1.0b".
+        version: of this package, "0.1.0b".
+        library_version: of the process's libkiln.so.0: the package's own, or the one that was loaded before it.
         location: the package's folder.
         families: ("flash",).
         targets: those whose packs were found.
@@ -124,6 +125,7 @@ class Info:
     """
 
     version: str
+    library_version: str
     location: str
     families: tuple[str, ...]
     targets: tuple[Target, ...]
@@ -142,6 +144,8 @@ class Info:
             f"families: {', '.join(self.families)}",
             f"targets:  {targets or 'none; the packages kiln-images-<target> bring them'}",
         ]
+        if self.library_version != self.version:
+            lines.append(f"library:  libkiln.so.0 of Kiln {self.library_version}, which this process had loaded before")
         for driver in self.drivers:
             said = f"{'CUDA' if driver.vendor == 'NVIDIA' else 'ROCm'} {driver.version}" if driver.version else ""
             lines.append(f"{f'{driver.vendor}:':9} {'; '.join(filter(None, (said, driver.problem)))}")
@@ -170,6 +174,7 @@ def info(runtime: Runtime | None = None) -> Info:
     is_failed = status not in (0, NoDeviceError.status)
     return Info(
         version=_core.version(),
+        library_version=_core.library_version(),
         location=str(Path(__file__).parent),
         families=tuple(dict.fromkeys(names)),
         targets=tuple(Target(*row) for row in targets),
@@ -208,6 +213,7 @@ def variants(
         runtime: None: the process's own.
 
     Raises:
+        ArgumentError: the operation or the target is no text.
         NotFoundError: there is no such operation or target.
         PackError: the target's pack is missing, or cannot be used.
     """

@@ -9,6 +9,7 @@ import logging
 import os
 import pydoc
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ import kiln
 from kiln import _core
 
 SHAPE = (1, 2, 8, 64)
+PACKAGE = str(Path(kiln.__file__).parent)
 
 
 def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -125,22 +127,68 @@ def test_free_threaded_builds_are_refused():
     assert done.returncode == 1 and "ImportError: Kiln is not made for free-threaded builds of Python" in done.stderr
 
 
-def test_another_libkiln_in_the_process_is_refused(tmp_path):
-    (tmp_path / "other.c").write_text('const char* kiln_version(void) { return "9.9"; }')
-    other = tmp_path / "libkiln.so.0"
-    names = "kiln_error kiln_status_name kiln_open kiln_close kiln_devices kiln_register_family kiln_find_operation " \
-            "kiln_operations kiln_workspace_size kiln_launch kiln_prepare kiln_explain kiln_variants kiln_set_error " \
-            "kiln_read_struct kiln_operation_arguments kiln_synchronize"  # fmt: skip
-    with (tmp_path / "other.c").open("a") as file:
-        file.write("".join(f"void {name}(void) {{}}\n" for name in names.split()))
-    (tmp_path / "map").write_text("KILN_0 { global: kiln_*; };")
-    made = subprocess.run(["cc", "-shared", "-fPIC", "-w", "-Wl,-soname,libkiln.so.0",
-                           f"-Wl,--version-script={tmp_path / 'map'}", tmp_path / "other.c", "-o", other])  # fmt: skip
-    if made.returncode:
+@pytest.mark.parametrize("count", [1, 2], ids=["the core alone", "the family too"])
+def test_another_releases_libraries_in_the_process(tmp_path, count):
+    """They serve: the interface that they share only grows."""
+    ours, theirs = kiln.__version__, "9" * len(kiln.__version__)
+    libraries = [tmp_path / name for name in ("libkiln.so.0", "libkiln_flash.so")[:count]]
+    for library in libraries:
+        data = (fakes.LIB / library.name).read_bytes()
+        library.write_bytes(data.replace(ours.encode() + b"\0", theirs.encode() + b"\0"))
+    code = f"""
+import ctypes
+for library in {[str(library) for library in libraries]}:
+    ctypes.CDLL(library)
+import kiln
+info = kiln.info()
+assert (kiln.__version__, info.version, info.library_version) == ({ours!r}, {ours!r}, {theirs!r})
+assert info.families == ("flash",)
+print(info)
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert f"libkiln.so.0 of Kiln {theirs}, which this process had loaded before" in done.stdout
+    assert "loaded before" not in str(kiln.info())
+
+
+@pytest.mark.parametrize("missing", ["kiln_synchronize", "kiln_read_struct"], ids=["the extension's", "the family's"])
+def test_a_libkiln_in_the_process_that_lacks_a_function(tmp_path, missing):
+    names = {"kiln_error", "kiln_status_name", "kiln_open", "kiln_close", "kiln_devices", "kiln_register_family",
+             "kiln_find_operation", "kiln_operations", "kiln_workspace_size", "kiln_launch", "kiln_prepare",
+             "kiln_explain", "kiln_variants", "kiln_set_error", "kiln_read_struct", "kiln_operation_arguments",
+             "kiln_synchronize"}  # fmt: skip
+    source, exports, other = tmp_path / "other.c", tmp_path / "map", tmp_path / "libkiln.so.0"
+    exports.write_text("KILN_0 { global: kiln_*; };")
+
+    def load(names: set[str]) -> subprocess.CompletedProcess[str]:
+        stubs = "".join(f"void {name}(void) {{}}\n" for name in sorted(names))
+        source.write_text(f'const char* kiln_version(void) {{ return "0.0.9"; }}\n{stubs}')
+        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-Wl,-soname,libkiln.so.0",
+                        f"-Wl,--version-script={exports}", source, "-o", other], check=True)  # fmt: skip
+        return python("-c", f"import ctypes; ctypes.CDLL({str(other)!r}); import kiln")
+
+    if not shutil.which("cc"):
         pytest.skip("needs cc")
-    done = python("-c", f"import ctypes; ctypes.CDLL({str(other)!r}); import kiln")
-    assert done.returncode == 1
-    assert "this process has loaded libkiln.so.0 of Kiln 9.9 before, and the package kiln is of" in done.stderr
+    assert load(names).returncode == 0
+    done = load(names - {missing})
+    assert done.returncode == 1 and done.stderr.count("Error: ") == 1
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith("ImportError: this process has loaded libkiln.so.0 of Kiln 0.0.9 before, which does not")
+    assert f"the package kiln of {kiln.__version__} in {PACKAGE}; let both be of one" in sentence
+    assert f"undefined symbol: {missing}" in sentence
+
+
+def test_an_extension_that_fails_to_load_for_another_reason():
+    error = ImportError("libkiln.so.0: cannot open shared object file")
+    assert kiln.errors.of_import(error) is error
+    code = """
+from kiln import errors
+error = ImportError("/a/_core.so: undefined symbol: kiln_nothing")
+assert errors.of_import(error) is error
+"""
+    alone = f"import sys, types; sys.modules['kiln'] = kiln = types.ModuleType('kiln'); kiln.__path__ = [{PACKAGE!r}]"
+    done = python("-c", alone + code)
+    assert done.returncode == 0, f"of libraries that nobody had loaded nothing is said: {done.stderr}"
 
 
 def test_log(runtime, fake, caplog):
