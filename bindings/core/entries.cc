@@ -7,7 +7,7 @@
 
 namespace kiln_python {
 
-enum class Kind : uint8_t { kTensor, kInteger, kReal, kFlag, kAddress, kKeys, kText };
+enum class Kind : uint8_t { kTensor, kInteger, kReal, kScale, kFlag, kAddress, kKeys, kText };
 
 // A field of a parameter structure: its name, what it takes, where it lies.
 struct Field {
@@ -22,9 +22,11 @@ namespace {
 // clang-format off
 #define SEQUENCES FIELD(kTensor, cu_seqlens_q), FIELD(kTensor, cu_seqlens_k), FIELD(kTensor, seqused_q), \
                   FIELD(kTensor, seqused_k)
+// `scale` is sm_scale for those who leave it out by None.
 #define SCORES FIELD(kTensor, sinks), FIELD(kTensor, alibi_slopes), FIELD(kInteger, window_left), \
                FIELD(kInteger, window_right), FIELD(kInteger, max_seqlen_q), FIELD(kInteger, max_seqlen_k), \
-               FIELD(kReal, sm_scale), FIELD(kReal, softcap), FIELD(kFlag, causal)
+               FIELD(kReal, sm_scale), {"scale", Kind::kScale, offsetof(Params, sm_scale)}, FIELD(kReal, softcap), \
+               FIELD(kFlag, causal)
 #define DROPOUT FIELD(kTensor, seed), FIELD(kTensor, offset), FIELD(kInteger, seed_value), \
                 FIELD(kInteger, offset_value), FIELD(kReal, dropout)
 #define CALL FIELD(kAddress, workspace), FIELD(kInteger, workspace_bytes), FIELD(kKeys, force_keys), \
@@ -157,18 +159,21 @@ float real_of(nb::handle value, const char* name) {
     refuse(std::string(name) + " must be a number; " + shown(value) + " is none");
   }
   float result = static_cast<float>(number);
-  if (isinf(result) && !isinf(number)) refuse(std::string(name) + " is " + shown(value) + ", which fp32 cannot hold");
+  // A number that would become 0 is refused too: 0 stands for the default, or for none.
+  if ((isinf(result) && !isinf(number)) || (result == 0 && number != 0))
+    refuse(std::string(name) + " is " + shown(value) + ", which fp32 cannot hold");
   return result;
 }
 
-uint64_t address_of(nb::handle value, const char* name) {
-  int64_t number = integer_of(value, name);  // of device memory: below 2^63 on every machine that has such
-  if (number < 0) refuse(std::string(name) + " must be an address or a count of bytes; " + shown(value) + " is none");
-  return static_cast<uint64_t>(number);
+float scale_of(nb::handle value, const char* name) {
+  float result = real_of(value, name);
+  if (result == 0) refuse(std::string(name) + " is 0; None is 1 / sqrt(head_dim)");
+  return result;
 }
 
 }  // namespace
 
+// An older libkiln.so.0 may give a shorter structure: whether it has a field that was added later, `size` says.
 Variant copy(const kiln_variant& v) {
   return {v.key,
           v.target,
@@ -220,6 +225,9 @@ void Parameters::set(const Field& field, nb::handle value) {
       return;
     case Kind::kReal:
       at<float>(field.offset) = real_of(value, field.name);
+      return;
+    case Kind::kScale:
+      at<float>(field.offset) = scale_of(value, field.name);
       return;
     case Kind::kFlag:
       at<int32_t>(field.offset) = flag_of(value, field.name);

@@ -52,7 +52,6 @@ class Parameters {
   alignas(8) unsigned char bytes_[kCapacity];
   kiln_tensor tensors_[kTensors];
   size_t tensor_count_ = 0;
-  size_t force_count_offset_ = 0;
   std::vector<std::string> keys_;
   std::vector<const char*> key_pointers_;
   std::string target_;

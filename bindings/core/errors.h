@@ -17,7 +17,7 @@ namespace nb = nanobind;
 [[noreturn]] void raise(kiln_status status, const std::string& sentence);
 // Raises what kiln_error() of this thread says of `status`, unless that is KILN_OK.
 void check(kiln_status status);
-// An ArgumentError: `what` `problem`; ...
+// Raises ArgumentError.
 [[noreturn]] void refuse(const std::string& sentence);
 
 // As text for a sentence: at most some dozens of characters of a value's repr, or its type where it has none.

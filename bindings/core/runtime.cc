@@ -1,6 +1,5 @@
 #include "runtime.h"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <string.h>
@@ -95,24 +94,37 @@ int32_t gather_name(const char* name, kiln_operation, void* user) {
   return 0;
 }
 
+// A text, or nothing for None.
+class OptionalText {
+ public:
+  OptionalText(nb::handle value, const char* what) {
+    if (!value.is_none()) text_ = text_of(value, what);
+  }
+  const char* c_str() const { return text_ ? text_->c_str() : nullptr; }
+
+ private:
+  std::optional<std::string> text_;
+};
+
 class Runtime {
  public:
-  Runtime(const std::optional<std::string>& pack_path, const std::optional<std::string>& trusted_packs, nb::object log,
-          int32_t log_level, uintptr_t resolve, uintptr_t resolve_user)
-      : handle_(make_handle()) {
+  Runtime(nb::handle pack_path, nb::handle trusted_packs, nb::object log, int32_t log_level, nb::handle resolve,
+          nb::handle resolve_user) {
+    OptionalText folders(pack_path, "pack_path"), digests(trusted_packs, "trusted_packs");
     kiln_options options = KILN_OPTIONS_INIT;
-    options.pack_path = pack_path ? pack_path->c_str() : nullptr;
-    options.trusted_packs = trusted_packs ? trusted_packs->c_str() : nullptr;
+    options.pack_path = folders.c_str();
+    options.trusted_packs = digests.c_str();
+    if (!log.is_none() && !PyCallable_Check(log.ptr()))
+      refuse("log must be a function of a level and a message; " + shown(log) + " is none");
+    options.log_level = log_level;
+    options.resolve = reinterpret_cast<kiln_resolve_fn>(address_of(resolve, "resolve"));
+    options.resolve_user = reinterpret_cast<void*>(address_of(resolve_user, "resolve_user"));
+    handle_ = make_handle();
     if (!log.is_none()) {
-      if (!PyCallable_Check(log.ptr()))
-        refuse("log must be a function of a level and a message; " + shown(log) + " is none");
       handle_->log = log;
       options.log = forward_log;
       options.log_user = handle_.get();
     }
-    options.log_level = log_level;
-    options.resolve = reinterpret_cast<kiln_resolve_fn>(resolve);
-    options.resolve_user = reinterpret_cast<void*>(resolve_user);
     open(options);
   }
 
@@ -223,13 +235,10 @@ nb::list explain(const Runtime& runtime, const std::string& operation, nb::handl
   return as_list(seen);
 }
 
-nb::list variants(const Runtime& runtime, const std::optional<std::string>& operation,
-                  const std::optional<std::string>& target) {
+nb::list variants(const Runtime& runtime, nb::handle operation, nb::handle target) {
+  OptionalText of(operation, "operation"), on(target, "target");
   std::vector<Variant> seen;
-  run(runtime, [&](kiln_t kiln) {
-    return kiln_variants(kiln, operation ? operation->c_str() : nullptr, target ? target->c_str() : nullptr, gather,
-                         &seen);
-  });
+  run(runtime, [&](kiln_t kiln) { return kiln_variants(kiln, of.c_str(), on.c_str(), gather, &seen); });
   return as_list(seen);
 }
 
@@ -288,13 +297,13 @@ void define_runtime(nb::module_& module) {
                       "\n"
                       "Operations are attn_fwd, attn_bwd, attn_decode and dropout_mask; a queue is (vendor, device,\n"
                       "stream): 1 for NVIDIA or 2 for AMD, an ordinal or -1 for the stream's own, an address; fields\n"
-                      "are those of the operation's parameters in kiln/flash.h by name, None for those left out.\n"
+                      "are those of the operation's parameters in kiln/flash.h by name, None for those left out;\n"
+                      "`scale` is sm_scale, where 0 is refused instead of being the default.\n"
                       "Tensors are Tensor objects, or (address, dtype, sizes, strides).")
-      .def(nb::init<const std::optional<std::string>&, const std::optional<std::string>&, nb::object, int32_t,
-                    uintptr_t, uintptr_t>(),
+      .def(nb::init<nb::handle, nb::handle, nb::object, int32_t, nb::handle, nb::handle>(),
            nb::arg("pack_path") = nb::none(), nb::arg("trusted_packs") = nb::none(), nb::arg("log") = nb::none(),
-           nb::arg("log_level") = static_cast<int32_t>(KILN_LOG_WARNING), nb::arg("resolve") = 0,
-           nb::arg("resolve_user") = 0,
+           nb::arg("log_level") = static_cast<int32_t>(KILN_LOG_WARNING), nb::arg("resolve").none() = 0,
+           nb::arg("resolve_user").none() = 0,
            nb::sig("def __init__(self, pack_path: str | None = None, trusted_packs: str | None = None, "
                    "log: collections.abc.Callable[[int, str], object] | None = None, log_level: int = 1, "
                    "resolve: int = 0, resolve_user: int = 0) -> None"),

@@ -199,6 +199,12 @@ int64_t integer_of(nb::handle value, const char* what) {
   refuse(std::string(what) + " must be an integer of 64 bits; " + shown(value) + " is none");
 }
 
+uint64_t address_of(nb::handle value, const char* what) {
+  int64_t number = integer_of(value, what);  // below 2^63 on every machine that has a device
+  if (number < 0) refuse(std::string(what) + " must be at least 0; " + shown(value) + " is less");
+  return static_cast<uint64_t>(number);
+}
+
 std::string text_of(nb::handle value, const char* what) {
   Py_ssize_t size = 0;
   const char* utf8 = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;

@@ -31,9 +31,10 @@ class Tensor {
 
 // A dtype's name, "bf16", or null.
 const char* dtype_name(kiln_dtype dtype);
-// What a Python value says, as C++; `what` names it in the sentence of a refusal. A whole number of 64 bits; a text
-// without zero bytes; a view from a Tensor, or from (address, dtype, sizes, strides).
+// What a Python value says, as C++; `what` names it in the sentence of a refusal. A whole number of 64 bits; an address
+// or a count of bytes; a text without zero bytes; a view from a Tensor, or from (address, dtype, sizes, strides).
 int64_t integer_of(nb::handle value, const char* what);
+uint64_t address_of(nb::handle value, const char* what);
 std::string text_of(nb::handle value, const char* what);
 kiln_tensor view_of(nb::handle value, const char* what);
 

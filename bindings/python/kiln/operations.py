@@ -139,9 +139,7 @@ def _scores(given: dict[str, Any]) -> dict[str, Any]:
         raise ArgumentError(
             f"window must be (left, right), each below 0 for no limit; {shown(window)} is not"
         ) from None
-    if isinstance(given["scale"], (int, float)) and given["scale"] == 0:
-        raise ArgumentError("scale is 0; None is 1 / sqrt(head_dim)")
-    return {"window_left": left, "window_right": right, "sm_scale": given["scale"]}
+    return {"window_left": left, "window_right": right, "scale": given["scale"]}
 
 
 def _seeds(given: dict[str, Any]) -> dict[str, Any]:

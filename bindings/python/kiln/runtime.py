@@ -12,6 +12,7 @@ from kiln.arrays import shown_type
 from kiln.errors import ArgumentError
 
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)  # by kiln_log_fn's
+_MOST = len(_LEVELS) - 1
 _logger = logging.getLogger("kiln")
 _logger.addHandler(logging.NullHandler())  # a library prints nothing where nobody has asked for its log
 
@@ -24,7 +25,8 @@ class Runtime:
             kiln.attn_fwd(q, k, v, runtime=runtime)
 
     It belongs to the process that opened it; in a forked child it raises ForkedError. It is closed by `close()` or at a
-    `with` block's end, and by nothing else: work that was launched must be done by then.
+    `with` block's end, and by nothing else: work that was launched must be done by then. What it has to say goes to the
+    logger "kiln" of `logging`, by the level that this has at the time.
 
     Args:
         pack_path: folders of packs, separated by ':', searched before KILN_PACK_PATH and the package's own.
@@ -39,10 +41,9 @@ class Runtime:
     def __init__(
         self, pack_path: str | os.PathLike[str] | None = None, trusted_packs: str | None = None, *, resolve: int = 0
     ) -> None:
-        level = next((i for i in (3, 2, 1) if _logger.isEnabledFor(_LEVELS[i])), 0)
-        self._core = _core.Runtime(
-            None if pack_path is None else os.fspath(pack_path), trusted_packs, _log, log_level=level, resolve=resolve
-        )
+        folders = os.fspath(pack_path) if isinstance(pack_path, os.PathLike) else pack_path
+        # All is taken, since the logger's level may change later: a runtime speaks when it loads, never at each launch.
+        self._core = _core.Runtime(folders, trusted_packs, _log, log_level=_MOST, resolve=resolve)
 
     @property
     def core(self) -> _core.Runtime:
@@ -69,7 +70,7 @@ class Runtime:
 
 
 def _log(level: int, message: str) -> None:
-    _logger.log(_LEVELS[min(max(level, 0), 3)], "%s", message)
+    _logger.log(_LEVELS[min(max(level, 0), _MOST)], "%s", message)
 
 
 _lock = threading.Lock()

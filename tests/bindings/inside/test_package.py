@@ -202,6 +202,21 @@ def test_log(runtime, fake, caplog):
     assert python("-c", "import kiln; kiln.info()").stderr == "", "nobody asked for the log"
 
 
+def test_the_logs_level_may_change_at_any_time(runtime, caplog):
+    def load(dtype: str) -> set[int]:
+        caplog.clear()
+        kiln.attn_fwd(*[Array(SHAPE, dtype)] * 3, out=Array(SHAPE, dtype), stream=0, runtime=runtime)
+        return {record.levelno for record in caplog.records}
+
+    with caplog.at_level(logging.WARNING, logger="kiln"):
+        assert load("bf16") == set()
+    with caplog.at_level(logging.DEBUG, logger="kiln"):
+        assert load("fp16") == {logging.DEBUG}
+        assert load("fp16") == set(), "a launch of what is loaded has nothing to say"
+    with caplog.at_level(logging.INFO, logger="kiln"):
+        assert load("fp32") == set()
+
+
 # ---- documentation ---------------------------------------------------------------------------------------------------
 
 
