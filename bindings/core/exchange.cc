@@ -79,9 +79,11 @@ bool look(const nb::handle (&arrays)[kArrays], bool rows_first, kiln_tensor* vie
   return is_taken;
 }
 
-int attend(uintptr_t runtime, nb::handle q, nb::handle k, nb::handle v, nb::handle out, float scale, int flags) {
+int attend(uintptr_t runtime, nb::handle q, nb::handle k, nb::handle v, nb::handle out, double scale, int flags) {
   kiln_tensor views[kArrays] = {};
   kiln_queue queue;
+  const float sm_scale = static_cast<float>(scale);
+  if (sm_scale == 0 && scale != 0) return kLeft;  // it would be the default
   if (!look({q, k, v, out}, flags & kRowsFirst, views, &queue)) return kLeft;
   if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return kLeft;
   // An out that was made like q lies as it is promised only if q's batches are outermost, and nothing is repeated.
@@ -91,7 +93,7 @@ int attend(uintptr_t runtime, nb::handle q, nb::handle k, nb::handle v, nb::hand
     if (query.sizes[i] > 1 && query.strides[i] <= 0) return kLeft;
   kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
   params.q = &views[0], params.k = &views[1], params.v = &views[2], params.out = &views[3];
-  params.sm_scale = scale;
+  params.sm_scale = sm_scale;
   params.causal = flags & kCausal;
   params.bottom_right = flags & kBottomRight;
   nb::gil_scoped_release released;

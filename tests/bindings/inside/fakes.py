@@ -124,6 +124,41 @@ class StandardArray(Array):
         return Namespace
 
 
+_VIEW = c.CFUNCTYPE(c.c_int, c.py_object, c.POINTER(_Tensor))
+_STREAM = c.CFUNCTYPE(c.c_int, c.c_int32, c.c_int32, c.POINTER(c.c_void_p))
+
+
+class _Exchange(c.Structure):
+    _fields_ = [
+        ("version", c.c_uint32 * 2), ("earlier", c.c_void_p), ("unused", c.c_void_p * 3), ("view", _VIEW),
+        ("current_stream", _STREAM),
+    ]  # fmt: skip
+
+
+@_VIEW
+def _look(array: Array, out: object) -> int:
+    array.looked = tuple((c.c_int64 * len(array.shape))(*numbers) for numbers in (array.shape, array.strides))
+    code, bits = TYPES[array.dtype]
+    out[0] = _Tensor(array.address, *array.where, len(array.shape), code, bits, 1, *array.looked, 0)
+    return 0
+
+
+@_STREAM
+def _no_stream(_kind: int, _device: int, out: object) -> int:
+    out[0] = None
+    return 0
+
+
+_exchange = _Exchange((1, 3), None, (None, None, None), _look, _no_stream)
+_EXCHANGE_NAME = b"dlpack_exchange_api"  # a capsule holds no copy of it
+
+
+class Exchanged(Array):
+    """Of a library whose arrays C may look at; its current stream is the default one."""
+
+    __dlpack_c_exchange_api__ = _new(c.addressof(_exchange), _EXCHANGE_NAME, None)
+
+
 class Namespace:
     float32, uint8 = "fp32", "uint8"
     made: list[StandardArray] = []

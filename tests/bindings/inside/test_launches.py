@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fakes
 import pytest
-from fakes import Array, Older, StandardArray, fp32
+from fakes import Array, Exchanged, Older, StandardArray, fp32
 
 import kiln
 
@@ -72,6 +72,22 @@ def test_causal(runtime, launched):
     kiln.attn_fwd(q, q, q, out=q, stream=0, runtime=runtime, causal=True, window=(7, 9))
     got, _ = launched("attn_fwd")
     assert (got["window_left"], got["window_right"]) == (7, 0)
+
+
+def test_arrays_that_c_may_look_at(runtime, fake, launched):
+    q, out = Exchanged(SHAPE), Exchanged(SHAPE)
+
+    def attend(scale: float) -> int:
+        return kiln._core.attend(runtime.handle, q, q, q, out, scale, 1)
+
+    for scale, meant in ((0.25, 0.25), (0.0, 0.125), (-(2.0**-149), -(2.0**-149))):
+        assert attend(scale) == 0
+        got, _ = launched("attn_fwd")
+        expect(got, {"q": q, "k": q, "v": q, "out": out})
+        assert (got["sm_scale"], got["window_right"]) == (fp32(meant), 0)
+    before = len(fake.launches())
+    assert [attend(scale) for scale in (1e-50, -1e-50)] == [-1, -1] and len(fake.launches()) == before
+    assert attend(1e300) == kiln.ArgumentError.status and "sm_scale must be a finite" in kiln._core.last_error()
 
 
 def test_seeds_in_memory(runtime, launched):
