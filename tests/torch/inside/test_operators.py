@@ -306,15 +306,15 @@ def test_scale_of_zero_is_not_the_default(definition) -> None:
 
 @pytest.mark.parametrize("scale", [1e-50, -1e-50])
 def test_a_scale_that_fp32_makes_zero_is_not_the_default(definition, scale: float) -> None:
-    """All functions and both ways of calling them, and likewise a softcap, of which 0 means none."""
+    """All functions and both ways of calling them, and likewise a softcap and a dropout, of which 0 means none."""
     q = torch.randn(1, 2, 3, 8)
     told, seen = math.copysign(functions.TINY, scale), []
     run = definition.attn_fwd
-    definition.attn_fwd = lambda *args, **more: seen.append(args[13:15]) or run(*args, **more)
+    definition.attn_fwd = lambda *args, **more: seen.append(args[13:16]) or run(*args, **more)
     mean = q.mean(2, keepdim=True).expand_as(q)
-    torch.testing.assert_close(kt.attention(q, q, q, scale=scale, softcap=abs(scale)), mean)
-    torch.testing.assert_close(kt.scaled_dot_product_attention(q, q, q, scale=scale), mean)
-    assert seen == [(told, functions.TINY), (told, 0.0)]
+    torch.testing.assert_close(kt.attention(q, q, q, scale=scale, softcap=1e-50), mean)
+    torch.testing.assert_close(kt.scaled_dot_product_attention(q, q, q, scale=scale, dropout_p=1e-50), mean)
+    assert seen == [(told, functions.TINY, 0.0), (told, 0.0, functions.TINY)]
     assert functions.given_scale(None) == 0.0 and functions.given_scale(0.5) == 0.5
-    assert math.isnan(functions.given_scale(math.nan)) and functions.given_softcap(0.0) == 0.0
-    assert functions.given_softcap(-1e-50) == -1e-50  # to be refused
+    assert math.isnan(functions.given_scale(math.nan)) and functions.above_zero(0.0) == 0.0
+    assert functions.above_zero(-1e-50) == -1e-50  # to be refused

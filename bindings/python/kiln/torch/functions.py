@@ -118,8 +118,8 @@ def normalized(
         seqused_q, seqused_k = _int32(seqused_q), _int32(seqused_k)
     return (
         q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng if dropout else None,
-        max_seqlen_q, max_seqlen_k, given_scale(scale), given_softcap(softcap), dropout, causal, left, right,
-        bottom_right, rows_first, return_lse,
+        max_seqlen_q, max_seqlen_k, given_scale(scale), above_zero(softcap), above_zero(dropout), causal, left,
+        right, bottom_right, rows_first, return_lse,
     )  # fmt: skip
 
 
@@ -133,9 +133,9 @@ def given_scale(scale: float | None) -> float:
     return scale
 
 
-def given_softcap(softcap: float) -> float:
-    """A softcap as the operators take it: 0 alone means none, and not what fp32 takes for 0."""
-    return TINY if 0.0 < softcap < TINY else softcap
+def above_zero(number: float) -> float:
+    """A softcap or a dropout as the operators take it: 0 alone means none, and not what fp32 would make 0."""
+    return TINY if 0.0 < number < TINY else number
 
 
 def call(
@@ -247,7 +247,7 @@ def decode(
         q, k_cache, v_cache, out, k_new, v_new, _int32(seqused_k), _int32(cu_seqlens_q), _int32(block_table),
         _int32(cache_batch), _int32(leftpad), rotary_cos, rotary_sin, _fp32(k_scale), _fp32(v_scale), _fp32(sinks),
         _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits, given_scale(scale),
-        given_softcap(softcap), causal, rotary_interleaved, rows_first, return_lse,
+        above_zero(softcap), causal, rotary_interleaved, rows_first, return_lse,
     )  # fmt: skip
     if (
         type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES

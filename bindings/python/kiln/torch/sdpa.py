@@ -122,7 +122,7 @@ def attend(
     elif attn_mask is not None:
         bias = _bias(attn_mask, shape, q, k)
     scale = functions.given_scale(None if scale is None else float(scale))
-    dropout = float(dropout_p)
+    dropout = functions.above_zero(float(dropout_p))
     if not is_real() or type(q) not in functions.PLAIN_TYPES:
         explanation.check(q, k, v, bias, scale, dropout, is_causal, bottom_right)
     rng = functions.draw_rng(q.device) if dropout else None
