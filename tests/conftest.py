@@ -48,9 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xdist_group: what runs in one process")
     config.stash[SKIPPED] = []
     config.pluginmanager.register(Skips(config))
-    # Under nohup it is ignored, here and in all that the tests start: those that send it would wait for ever.
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Under nohup, and in the background of a script, they are ignored, here and in all that the tests start: those that
+    # send one would wait for ever.
+    for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(wrapper=True)
