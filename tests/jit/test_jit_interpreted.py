@@ -20,6 +20,7 @@ CALLS = {
     "bias and a soft cap": (DENSE, {"bias": (1, 4, 21, 30)}, {"softcap": 2.0, "causal": True}),
     "alibi, a slope for each head": (DENSE, {"alibi_slopes": (4,)}, {"causal": True, "bottom_right": True}),
     "sinks": (DENSE, {"sinks": (4,)}, {"causal": True}),
+    "a scale that fp32 makes 0": (DENSE, {}, {"scale": 1e-50}),
     "dropout": (DENSE, {}, {"dropout": 0.3, "rng": [12345, 678]}),
     "sequences": (PACKED, SEQUENCES, {"max_seqlen_q": 21, "max_seqlen_k": 20, "causal": True}),
     "sequences without a batch": (UNBATCHED, SEQUENCES, {"rows_first": True}),

@@ -297,6 +297,32 @@ def test_an_interpreted_kernel_stays_in_its_memory(child, family, before, after,
     assert sentence.startswith(f"{family.parent}/rms_norm.py:{line}: IndexError: ") and words in sentence
 
 
+def settings() -> list[str]:
+    import kiln.jit
+
+    told = []
+    wrong = [{"profile": "fat"}, {"select": "foo=1"}, {"select": "dtype=bf17"}, {"tuning": "/no/folder"},
+             {"multiprocessors": 0}, {"multiprocessors": "x"}, {"interpret": "yes"}]  # fmt: skip
+    for some in wrong:
+        try:
+            kiln.jit.Recipe(**some)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            told.append(f"{type(error).__name__}: {error}")
+    return told
+
+
+def test_settings_are_checked_at_once(child):
+    words = [
+        "unknown profile 'fat'; ", "the selection names the unknown choice 'foo'; ", "dtype has no value 'bf17'; ",
+        "tuning='/no/folder' is no folder; ", "multiprocessors=0 must be a number from 1 on",
+        "multiprocessors='x' must be a number", "interpret='yes' must be True, False or None",
+    ]  # fmt: skip
+    told = child(settings)
+    assert len(told) == len(words)
+    for sentence, part in zip(told, words):
+        assert sentence.startswith("UsageError: ") and part in sentence
+
+
 def test_what_is_not_there_is_named(child):
     operation, several, target, file, cpu, name = child(unknown, FAMILY / "recipe.yaml")
     assert operation.startswith("NotFoundError: ") and "did you mean 'rms_norm'?" in operation

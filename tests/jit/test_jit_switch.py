@@ -110,7 +110,7 @@ def test_what_cannot_be_switched_on_leaves_what_was(child):
     family, file, settings, target = child(what_fails)
     assert family.startswith("NotFoundError: ") and "has no operation 'attn_fwd'" in family
     assert file.startswith("EnvironmentProblem: ") and "no.yaml" in file
-    assert settings == "TypeError: target belong to the Recipe that is given; say them where it is made"
+    assert settings == "TypeError: a Recipe is given, which has its settings already: say target where it is made"
     assert target.startswith("UsageError: unknown target 'sm_1'")
 
 

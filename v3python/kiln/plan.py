@@ -54,8 +54,7 @@ def make_plan(
         UsageError: the profile or something in the selection is unknown, or nothing is left to compile.
         RecipeError: a recipe or a tuning file does not hold, or two recipes are of one family.
     """
-    if profile not in PROFILES:
-        raise UsageError(f"unknown profile {profile!r}; {nearest(profile, PROFILES, 'profiles')}")
+    check_profile(profile)
     first: dict[str, Recipe] = {}
     for recipe in recipes:
         if first.setdefault(recipe.family, recipe) is not recipe:
@@ -99,6 +98,12 @@ def make_plan(
         served,
         _left_empty(empty, len(targets)),
     )
+
+
+def check_profile(profile: str) -> None:
+    """Raises UsageError for one that there is not."""
+    if profile not in PROFILES:
+        raise UsageError(f"unknown profile {profile!r}; {nearest(str(profile), PROFILES, 'profiles')}")
 
 
 def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[str, tuple[str, ...]]:

@@ -197,7 +197,7 @@ def _shared(
     scale, softcap, dropout, causal, window_left, window_right, bottom_right,
 ) -> dict[str, object]:  # fmt: skip
     """The arguments that forward and backward have in common (add_shared of csrc/flash/call.h)."""
-    dropout = _fp32(dropout)
+    dropout = _kept(dropout)
     threshold = _threshold(dropout)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if alibi_slopes is not None and alibi_slopes.dim() == 1:
@@ -227,7 +227,7 @@ def _shared(
 
 def _scores(q, scale: float, softcap: float, causal: bool, window_left: int, window_right: int) -> dict[str, object]:
     """What shapes scores, as the typed entries hand it on: fp32 numbers."""
-    scale, softcap = _fp32(scale), _fp32(softcap)
+    scale, softcap = _kept(scale), _kept(softcap)
     if not 0.0 <= softcap <= _fp32(1.0e30):
         raise ArgumentError("flash: softcap must be at least 0, for none, and at most 1e30")
     if not math.isfinite(scale):
@@ -245,7 +245,7 @@ def _scores(q, scale: float, softcap: float, causal: bool, window_left: int, win
 
 def _threshold(dropout: float) -> int:
     """Weights whose 32-bit number is below this are dropped."""
-    dropout = _fp32(dropout)
+    dropout = _kept(dropout)
     if not 0.0 <= dropout <= _fp32(0.9999):
         raise ArgumentError("flash: dropout must be at least 0 and at most 0.9999")
     return int(dropout * 4294967296.0)
@@ -257,6 +257,12 @@ def _fp32(value: float) -> float:
         return struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
         return math.copysign(math.inf, value)
+
+
+def _kept(value: float) -> float:
+    """As fp32, in which what is not 0 stays so: 0 means something else."""
+    number = _fp32(value)
+    return number if number or not value else math.copysign(2.0**-126, value)
 
 
 def _seed(rng: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

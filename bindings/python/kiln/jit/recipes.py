@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from kiln import recipe, suggest, targets, words
+from kiln import plan, recipe, suggest, targets, words
 from kiln.dispatch import Chosen
 from kiln.errors import NotFoundError, UsageError
 from kiln.jit import functions
@@ -47,7 +47,7 @@ class Recipe:
 
     Raises:
         RecipeError: the recipe does not hold; begins with file:line.
-        UsageError: an unknown target, profile or selection.
+        UsageError: an unknown target, profile or selection; a setting of another kind.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Recipe:
         interpret: bool | None = None,
         multiprocessors: int | None = None,
     ) -> None:
+        _check(tuning, interpret, multiprocessors)
         own, rules = own_recipe()
         self.path = Path(path) if path is not None else own
         self._interpret = interpret
@@ -80,8 +81,12 @@ class Recipe:
 
         Raises:
             RecipeError: it does not hold any more; what was loaded stays.
+            UsageError: it has not what is selected; what was loaded stays.
         """
-        self._loaded = Loaded(recipe.load(self.path, native=False), self._settings)
+        loaded = recipe.load(self.path, native=False)
+        plan.check_profile(self._settings.profile)
+        plan.check_selection(self._settings.selection, [loaded])
+        self._loaded = Loaded(loaded, self._settings)
 
     @property
     def interpret(self) -> bool:
@@ -157,6 +162,17 @@ class Operation:
 
     def _run(self, values: tuple[object, ...], named: Mapping[str, object]) -> Run:
         return Run.begin(self.recipe._loaded, self.name, values, named, self.recipe.interpret)
+
+
+def _check(tuning: object, interpret: object, multiprocessors: object) -> None:
+    """Refuses settings that no call could be run with."""
+    if tuning is not None and not Path(tuning).is_dir():
+        raise UsageError(f"tuning={str(tuning)!r} is no folder; it must hold <family>/<target>.yaml")
+    if interpret is not None and not isinstance(interpret, bool):
+        raise UsageError(f"interpret={interpret!r} must be True, False or None")
+    is_count = isinstance(multiprocessors, int) and not isinstance(multiprocessors, bool) and multiprocessors > 0
+    if multiprocessors is not None and not is_count:
+        raise UsageError(f"multiprocessors={multiprocessors!r} must be a number from 1 on, or None")
 
 
 def _one_target(text: str) -> targets.Target:

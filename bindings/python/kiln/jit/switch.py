@@ -76,7 +76,9 @@ def _engine(recipe: Recipe | str | Path | None, settings: dict[str, object]) -> 
     if not isinstance(recipe, Recipe):
         return Engine(Recipe(recipe, **settings))
     if settings:
-        raise TypeError(f"{', '.join(settings)} belong to the Recipe that is given; say them where it is made")
+        raise TypeError(
+            f"a Recipe is given, which has its settings already: say {', '.join(settings)} where it is made"
+        )
     return Engine(recipe)
 
 
