@@ -218,6 +218,8 @@ def test_list_leaves_out_what_was_not_compiled(monkeypatch, capsys):
     ("words", "message"),
     [
         (["--target", "sm_80"], "there are no variants for sm_80; there are for gfx942, sm_90"),
+        (["--target", "A100"], "there are no variants for sm_80; there are for gfx942, sm_90"),
+        (["--target", "sm_9"], "unknown target 'sm_9'; the nearest is sm_90"),
         (["--select", "dtyp=bf16"], "no variant has a dtyp; variants have kernel, dtype, BLOCK, num_warps, spec"),
         (["--select", "dtype=bf16,fp8"], "no variant has dtype=fp8; dtype is one of fp16, bf16"),
         (["--select", "dtype"], "--select: 'dtype' is not choice=value,value"),
@@ -226,6 +228,15 @@ def test_list_leaves_out_what_was_not_compiled(monkeypatch, capsys):
 def test_list_mistakes(capsys, words, message):
     assert main(["list", str(small_release().tarball), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_list_takes_targets_as_a_build_does(capsys):
+    def listed(*words: str) -> str:
+        assert main(["list", str(small_release().tarball), *words]) == 0
+        return capsys.readouterr().out
+
+    assert listed("--target", "MI300X") == listed("--target", "gfx942") != listed("--target", "H100;gfx942")
+    assert listed("--target", "9.0", "--target", "cdna3") == listed()
 
 
 # ---- what is not Kiln's ----------------------------------------------------------------------------------------------

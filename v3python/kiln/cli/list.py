@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(artifact, ImageFile):
         raise UsageError(f"{arguments.artifact} is one image and has no variants; `kiln inspect` shows its facts")
     choices = dict(parse_selection(arguments.select, "--select"))
-    targets = {name for word in arguments.target for name in word.replace(",", " ").split()}
-    rows = inspect.select(inspect.variants_of(artifact), choices, targets)
+    every = inspect.variants_of(artifact)
+    rows = inspect.select(every, choices, _targets(arguments.target, {row["target"] for row in every}))
     shown = [row for row in rows if arguments.missing or not _is_left_out(row)]
     if arguments.json:
         print(json.dumps(shown, indent=1))
@@ -56,6 +58,18 @@ def run(arguments: argparse.Namespace) -> int:
     if count := len(rows) - len(shown):
         print(f"{plural(count, 'variant')} that the build did not compile: --missing shows them too")
     return 0
+
+
+def _targets(words: Sequence[str], there: set[str]) -> set[str]:
+    """The targets that are asked for, of which those of the artifact, `there`, are known in any Python."""
+    names = {name for word in words for name in re.split(r"[;,\s]+", word) if name}
+    if names <= there and all(map(str.strip, words)):
+        return names
+    try:
+        from kiln import targets  # which needs more than a machine that only looks may have
+    except ImportError:
+        return names
+    return {target.name for target in targets.parse(";".join(words))}
 
 
 def _is_left_out(row: dict[str, Any]) -> bool:
