@@ -58,6 +58,19 @@ def test_one_that_will_do(stand_in, tmp_path):
     assert headers_of(stand_in()) == Headers((3, 12), "3.12.1", (tmp_path / "include",))
 
 
+def test_headers_that_debian_keeps_elsewhere(stand_in, tmp_path):
+    """Its pyconfig.h names another by a path below /usr/include, of which nothing else may be seen."""
+    include, beside = tmp_path / "include/python3.12", tmp_path / "include/x86_64-linux-gnu/python3.12"
+    command = stand_in(include=[str(include)])
+    for folder in (include, beside):
+        folder.mkdir(parents=True)
+        (folder / "pyconfig.h").write_text("")
+    (include / "Python.h").write_text("")
+    assert headers_of(command) == Headers((3, 12), "3.12.1", (include,), (beside,))
+    (beside / "pyconfig.h").unlink()
+    assert headers_of(command).multiarch == ()
+
+
 REFUSED = [
     ({"implementation": "pypy"}, "is not what Kiln's extension is made for, which is CPython from 3.10 on"),
     ({"version": [3, 9], "full": "3.9.1"}, "(Python 3.9.1) is not what Kiln's extension is made for"),

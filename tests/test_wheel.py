@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln import cli, portable, wheel
+from kiln import cli, extension, portable, wheel
 from kiln.errors import ArtifactError
+from kiln.native import Compiler
 from kiln.pythons import Headers
 from small_release import ROOT, small_release
 
@@ -86,6 +87,39 @@ def test_abis():
     assert [wheel.abi_of(Headers((3, minor), "", ())) for minor in (10, 11, 12, 14)] == [*wheel.ABIS, (3, 12)]
 
 
+@pytest.mark.parametrize(("minor", "called"), [(11, "3.11"), (13, "3.12 and later")])
+def test_the_extensions_headers(minor, called, monkeypatch, tmp_path):
+    """Those of Debian's other folder lie where the compiler looks, and count; what takes long is said, once."""
+    libraries = {name: tmp_path / name for name in extension.LIBRARIES}
+    include, beside = tmp_path / "python3", tmp_path / "x86_64-linux-gnu/python3"
+    for path in (*libraries.values(), include / "Python.h", beside / "pyconfig.h", tmp_path / "x86_64-linux-gnu/a.h"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    headers = Headers((3, minor), f"3.{minor}.0", (include,), (beside,))
+    compiler = Compiler(("cc",), ("c++",), (), "none")
+    heard, commands, seen = [], [], []
+
+    def run(compiler: Compiler, command: list[str], work: Path) -> None:
+        commands.append(command)
+        seen.append(sorted(p.relative_to(work / "multiarch").as_posix() for p in (work / "multiarch").rglob("*.h")))
+        (work / command[-1]).write_text("")
+
+    monkeypatch.setattr("kiln.native.run", run)
+
+    def build() -> Path:
+        return extension.build_extension(
+            ROOT / "bindings/core", tmp_path, {}, libraries, headers, compiler, tmp_path / "made", 1, heard.append
+        )  # fmt: skip
+
+    first = build()
+    assert seen[0] == ["x86_64-linux-gnu/python3/pyconfig.h"]
+    words = commands[0]
+    assert ["-isystem", str(include), "-isystem", "multiarch"] == words[words.index(str(include)) - 1 :][:4]
+    assert build() == first and heard == [f"compiling the extension for Python {called}"]
+    (beside / "pyconfig.h").write_text("#define SIZEOF_LONG 8\n")
+    assert build() != first and len(heard) == 2
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +151,24 @@ def test_a_release_without_the_attention_family(toolless, tmp_path, capsys):
 def test_a_target_that_is_not_there(toolless, tmp_path, capsys):
     code, text = said(capsys, small_release().tarball, tmp_path, "--target", "sm_80")
     assert code == 6 and "has no images for sm_80; it has gfx942, sm_90" in text
+
+
+def test_targets_are_those_of_the_builds(toolless, tmp_path, capsys):
+    code, text = said(capsys, small_release().tarball, tmp_path, "--target", "A100")
+    assert code == 6 and "has no images for sm_80; it has gfx942, sm_90" in text
+    code, text = said(capsys, small_release().tarball, tmp_path, "--target", "H100", "--target", "mi300x")
+    assert code == 6 and "has no lib/libkiln_flash.so" in text
+    code, text = said(capsys, small_release().tarball, tmp_path, "--target", "H1000")
+    assert code == 2 and "unknown target 'H1000'; the nearest is H100" in text
+
+
+def test_a_tarball_that_is_not_what_stands_beside_it(toolless, tmp_path, capsys):
+    path = tmp_path / "a.tar.gz"
+    shutil.copy(small_release().tarball, path)
+    (tmp_path / "a.tar.gz.sha256").write_text(f"{'0' * 64}  a.tar.gz\n")
+    code, text = said(capsys, path, tmp_path / "w")
+    assert code == 6 and "a.tar.gz does not have the digest of a.tar.gz.sha256" in text
+    assert not (tmp_path / "w").exists()
 
 
 def test_a_damaged_release(toolless, tmp_path, capsys):

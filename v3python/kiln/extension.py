@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def nanobind_folder() -> Path:
 
 def build_extension(
     sources: Path, nanobind: Path, public: Mapping[str, bytes], libraries: Mapping[str, Path], headers: Headers,
-    compiler: Compiler, folder: Path, jobs: int,
+    compiler: Compiler, folder: Path, jobs: int, say: Callable[[str], None] = lambda _: None,
 ) -> Path:  # fmt: skip
     """Builds the extension; its path in `folder`. What was built from the same is not built again.
 
@@ -56,6 +56,7 @@ def build_extension(
         nanobind: see nanobind_folder().
         public: the release's headers by path, "kiln/kiln.h".
         libraries: libkiln.so.0 and libkiln_flash.so by name; it finds them in lib/ beside it.
+        say: is told that it is compiled, which takes a minute or more.
 
     Raises:
         NativeBuildError: the compiler rejected something; carries what it said.
@@ -69,12 +70,20 @@ def build_extension(
     }
     files |= {f"include/{name}": data for name, data in public.items()}
     files |= {name: libraries[name].read_bytes() for name in LIBRARIES}
+    # Those alone: beside them, in /usr/include, lie the headers of the host's glibc, which is not zig's.
+    files |= {
+        f"multiarch/{folder.parent.name}/{folder.name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        for folder in headers.multiarch
+        for path in sorted(folder.rglob("*.h"))
+    }
     units = ("nanobind/src/nb_combined.cpp", *sorted(name for name in files if name.endswith(".cc")))
     define = ("-DPy_LIMITED_API=0x{:02x}{:02x}0000".format(*STABLE),) if headers.is_stable else ()
     python = hashlib.sha256(b"".join(_header_bytes(headers))).hexdigest()
     settings = (compiler.identity, _FLAGS, _OURS, _THEIRS, _LINK, define, python, units)
 
     def make(work: Path) -> None:
+        later = " and later" if headers.is_stable else ""
+        say("compiling the extension for Python {}.{}{}".format(*(STABLE if later else headers.version), later))
         _build(units, define, headers, compiler, work, jobs)
 
     return native.build_once(folder, headers.file_name, settings, files, make)
@@ -84,7 +93,7 @@ def _build(
     units: Sequence[str], define: tuple[str, ...], headers: Headers, compiler: Compiler, work: Path, jobs: int
 ) -> None:
     include = ["-Iinclude", "-Icore", "-isystem", "nanobind/include", "-isystem", "nanobind/ext/robin_map/include"]
-    for folder in headers.include:
+    for folder in (*headers.include, *(["multiarch"] if headers.multiarch else [])):
         include += ["-isystem", str(folder)]
 
     def compile_unit(unit: str) -> str:

@@ -17,6 +17,7 @@ from kiln.errors import EnvironmentProblem
 OLDEST = (3, 10)
 STABLE = (3, 12)  # the first Python whose stable ABI has what nanobind needs
 NEWEST = (3, 14)  # of those that are looked for by name
+_MULTIARCH = "x86_64-linux-gnu"  # where Debian has the headers that differ by machine
 
 _ASK = """
 import json, sys, sysconfig
@@ -41,11 +42,14 @@ class Headers:
         version: (3, 11).
         full: "3.11.7".
         include: folders.
+        multiarch: folders whose headers those of `include` name by the last two parts of their path, as Debian's
+            pyconfig.h does: /usr/include/x86_64-linux-gnu/python3.11.
     """
 
     version: tuple[int, int]
     full: str
     include: tuple[Path, ...]
+    multiarch: tuple[Path, ...] = ()
 
     @property
     def is_stable(self) -> bool:
@@ -98,7 +102,9 @@ def headers_of(python: str) -> Headers:
             f"{name} has no headers: {include[0]}/Python.h is not there; "
             "install its development package (python3.X-dev, python3.X-devel)"
         )
-    return Headers(tuple(facts["version"]), facts["full"], include)
+    beside = (folder.parent / _MULTIARCH / folder.name for folder in include)
+    multiarch = tuple(folder for folder in beside if (folder / "pyconfig.h").is_file())
+    return Headers(tuple(facts["version"]), facts["full"], include, multiarch)
 
 
 def python_commands(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -20,13 +20,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from kiln import extension, native, notices, portable
+from kiln import extension, native, notices, portable, verify
 from kiln.errors import ArtifactError, ToolchainError
 from kiln.inspect import IMAGES, Release
 from kiln.pythons import OLDEST, STABLE, Headers
@@ -93,8 +93,13 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
         targets: whose packs; empty: all.
 
     Raises:
-        ArtifactError: the release is damaged, or has no such pack, or not the libraries.
+        ArtifactError: the release is damaged, is not what the .sha256 beside it states, has no such pack, or not the
+            libraries.
     """
+    if not release.is_folder:
+        verify._verify_checksum(release.path, report := verify.Report())
+        if report.problems:
+            raise ArtifactError("; ".join(report.problems))
     packs = {row["name"]: row["pack"] for row in release.manifest["targets"] if row.get("pack")}
     for target in targets:
         if target not in packs:
@@ -143,13 +148,15 @@ def package_files(source: Path) -> dict[str, Path]:
 
 
 def runtime_wheel(
-    contents: Contents, source: Path, site: Path, headers: Headers, compiler: native.Compiler, folder: Path, jobs: int
-) -> Wheel:
+    contents: Contents, source: Path, site: Path, headers: Headers, compiler: native.Compiler, folder: Path, jobs: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> Wheel:  # fmt: skip
     """The package for the Pythons that `headers` serve.
 
     Args:
         site: the site-packages with nanobind.
         folder: where what is compiled is kept.
+        say: is told what takes long.
 
     Raises:
         NativeBuildError: the compiler rejected something.
@@ -157,7 +164,7 @@ def runtime_wheel(
     """
     built = extension.build_extension(
         source / "bindings/core", extension.nanobind_folder(), contents.headers, contents.libraries, headers, compiler,
-        folder, jobs,
+        folder, jobs, say,
     )  # fmt: skip
     files = {f"kiln/{name}": path for name, path in package_files(source).items()}
     files |= {f"kiln/lib/{name}": path for name, path in contents.libraries.items()}

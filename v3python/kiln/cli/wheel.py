@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not isinstance(artifact, Release):
         raise ArtifactError(f"{arguments.artifact} is no release; {right}")
     output = words.check_output(arguments.output, Path.cwd(), None)
-    targets = [name for word in arguments.target for name in word.replace(",", " ").split()]
-    made, left_out = _make(artifact, output, targets, arguments.python)
+    made, left_out = _make(artifact, output, arguments.target, arguments.python)
     if arguments.json:
         print(json.dumps({"wheels": [str(path) for path in made], "left_out": left_out}, indent=1))
     else:
@@ -56,7 +55,9 @@ def _make(
 ) -> tuple[list[Path], list[str]]:
     """The wheels, and a sentence for each that is not made."""
     from kiln import machine, native, wheel  # here, so that --help needs no package
+    from kiln import targets as table
 
+    names = [target.name for target in table.parse(";".join(targets))] if targets else []
     wheel.python_version(str(artifact.manifest["kiln"]))
     chosen, left_out = _choose(commands)
     if not chosen:
@@ -64,10 +65,10 @@ def _make(
     _note_other_source(artifact)
     site = Path(sysconfig.get_paths()["purelib"])
     with _folders() as (cache, kept), tempfile.TemporaryDirectory(prefix="kiln-wheel-") as temporary:
-        contents = wheel.unpack(artifact, targets, Path(temporary))
+        contents = wheel.unpack(artifact, names, Path(temporary))
         compiler = native.zig_compiler(sys.executable, cache, wheel.zig())
         wheels = [
-            wheel.runtime_wheel(contents, ROOT, site, headers, compiler, kept, machine.usable_cpus())
+            wheel.runtime_wheel(contents, ROOT, site, headers, compiler, kept, machine.usable_cpus(), _say)
             for headers in chosen
         ]
         wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
