@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# The proof of the Python packages on hardware, in one go: the wheels installed from files, and nothing compiled but what
-# torch.compile compiles; arrays of PyTorch, CuPy and JAX; kiln.torch against PyTorch; the host's cost of a call; a small
-# GPT trained; the example with libtorch. Needs a GPU, python3 with PyTorch and pytest (all of it with pytest-xdist,
-# CuPy, JAX and Transformers), a C compiler, CMake; no network.
+# The proof of the Python packages on hardware, in one go: the wheels installed from files, and nothing compiled but
+# what torch.compile compiles; arrays of PyTorch, CuPy and JAX; kiln.torch against PyTorch; the host's cost of a call; a
+# small GPT trained; the example with libtorch. Needs a GPU, python3 with PyTorch and pytest (all of it with
+# pytest-xdist, CuPy, JAX and Transformers), a C compiler, CMake; no network.
 #   bash tests/gpu/run_python.sh <folder of wheels> <unpacked release> <output folder>
-# The folder holds kiln_runtime, kiln_images_<this GPU's>, and wheels of what this Python lacks besides. Leaves host.json,
-# gpt.json, steps.jsonl and log.txt in the output folder; fails if anything did. KILN_PROCESSES: how many test at once.
+# The folder holds kiln_runtime, kiln_images_<this GPU's>, and wheels of what this Python lacks besides. Leaves
+# host.json, gpt.json, steps.jsonl and log.txt in the output folder; fails if anything did. KILN_PROCESSES: how many
+# test at once.
 # shellcheck disable=SC2329  # functions run by name, as steps
 set -uo pipefail
 unset CDPATH
 if (($# != 3)); then
-    sed -n '2,8s/^# \{0,1\}//p' "$0"
+    sed -n '2,9s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
