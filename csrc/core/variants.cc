@@ -108,25 +108,42 @@ kiln_status show_operation(const kiln_operation_state& operation, const Pack& pa
   return KILN_OK;
 }
 
+// The packs that cannot be used, of which the caller is told once all others were shown.
+struct Unusable {
+  kiln_status status = KILN_OK;  // the first one's
+  FixedText<kSentenceBytes> sentences;
+};
+
+// Shows one pack's variants.
+kiln_status show_pack(Family& family, int32_t number, const char* operation, kiln_variant_fn visit, void* user,
+                      bool* stopped) {
+  Pack* pack;
+  kiln_status status = get_pack(family, number, &pack);
+  if (status != KILN_OK) return status;
+  BoundKernel* kernels = allocate<BoundKernel>(static_cast<size_t>(family.kernel_count));
+  if (!kernels) return out_of_memory();
+  status = bind_kernels(family, number, *pack, kernels);
+  for (int32_t i = 0; i < family.table->operation_count && status == KILN_OK && !*stopped; ++i)
+    if (!operation || strcmp(family.operations[i].name, operation) == 0)
+      status = show_operation(family.operations[i], *pack, kernels, visit, user, stopped);
+  free(kernels);
+  return status;
+}
+
 kiln_status show_family(Family& family, const char* operation, const char* target, kiln_variant_fn visit, void* user,
-                        bool* stopped, int32_t* packs) {
-  for (int32_t number = 0; number < family.table->pack_count; ++number) {
-    const kiln_pack_table& table = family.table->packs[number];
-    if (target && strcmp(table.target, target) != 0) continue;
-    Pack* pack;
-    kiln_status status = get_pack(family, number, &pack);
-    if (status == KILN_E_PACK_NOT_FOUND && !target) continue;
-    if (status != KILN_OK) return status;
-    BoundKernel* kernels = allocate<BoundKernel>(static_cast<size_t>(family.kernel_count));
-    if (!kernels) return out_of_memory();
-    status = bind_kernels(family, number, *pack, kernels);
-    for (int32_t i = 0; i < family.table->operation_count && status == KILN_OK && !*stopped; ++i)
-      if (!operation || strcmp(family.operations[i].name, operation) == 0)
-        status = show_operation(family.operations[i], *pack, kernels, visit, user, stopped);
-    free(kernels);
-    if (status != KILN_OK) return status;
-    ++*packs;
-    if (*stopped) return KILN_OK;
+                        bool* stopped, int32_t* packs, Unusable* unusable) {
+  for (int32_t number = 0; number < family.table->pack_count && !*stopped; ++number) {
+    if (target && strcmp(family.table->packs[number].target, target) != 0) continue;
+    kiln_status status = show_pack(family, number, operation, visit, user, stopped);
+    if (status == KILN_OK) {
+      ++*packs;
+      continue;
+    }
+    if (target || status == KILN_E_OUT_OF_MEMORY) return status;
+    if (status == KILN_E_PACK_NOT_FOUND) continue;
+    // One that is damaged hides none that is whole.
+    if (unusable->status == KILN_OK) unusable->status = status;
+    unusable->sentences.add("%s%s", unusable->sentences.length() ? "; " : "", kiln_error());
   }
   return KILN_OK;
 }
@@ -135,6 +152,21 @@ bool has_target(const Family& family, const char* target) {
   for (int32_t i = 0; i < family.table->pack_count; ++i)
     if (strcmp(family.table->packs[i].target, target) == 0) return true;
   return false;
+}
+
+// "gfx942, sm_90": the targets of all families, or of one alone, each once.
+void list_targets(Family* first, const Family* alone, Text& text) {
+  for (Family* family = first; family; family = family->next) {
+    if (alone && alone != family) continue;
+    for (int32_t i = 0; i < family->table->pack_count; ++i) {
+      const char* target = family->table->packs[i].target;
+      bool listed = false;
+      if (!alone)
+        for (Family* before = first; before != family && !listed; before = before->next)
+          listed = has_target(*before, target);
+      if (!listed) text.add("%s%s", text.length() ? ", " : "", target);
+    }
+  }
 }
 
 }  // namespace
@@ -165,13 +197,20 @@ extern "C" kiln_status kiln_variants(kiln_t kiln, const char* operation, const c
   if (!first) return fail(KILN_E_NOT_FOUND, "there are no variants: %s", kNoFamily);
   bool stopped = false, known = !target;
   int32_t packs = 0;
+  Unusable unusable;
   for (Family* family = first; family && !stopped; family = family->next) {
     if (found && found->family != family) continue;
     known |= target && has_target(*family, target);
-    status = show_family(*family, operation, target, visit, user, &stopped, &packs);
+    status = show_family(*family, operation, target, visit, user, &stopped, &packs, &unusable);
     if (status != KILN_OK) return status;
   }
-  if (!known) return fail(KILN_E_NOT_FOUND, "no registered family has a target %s", target);
+  if (!known) {
+    FixedText<512> there;
+    list_targets(first, found ? found->family : nullptr, there);
+    return fail(KILN_E_NOT_FOUND, "no registered family has a target %s; there are %s", target,
+                there.length() ? there.c_str() : "none");
+  }
+  if (unusable.status != KILN_OK) return fail(unusable.status, "%s", unusable.sentences.c_str());
   if (!packs) return fail(KILN_E_PACK_NOT_FOUND, "no pack of any target was found");
   return KILN_OK;
 }

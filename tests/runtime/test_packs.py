@@ -447,7 +447,7 @@ def test_variants_need_no_driver(library, toy):
 def test_variants_errors(kiln, library, fake, opened):
     for operation, target, status, sentence in [
         ("toy.max", None, ffi.NOT_FOUND, "there is no operation toy.max"),
-        (None, "sm_70", ffi.NOT_FOUND, "no registered family has a target sm_70"),
+        (None, "sm_70", ffi.NOT_FOUND, "no registered family has a target sm_70; there are "),
     ]:
         with pytest.raises(ffi.Failure, match=sentence) as failure:
             kiln.variants(operation, target)
@@ -459,6 +459,29 @@ def test_variants_errors(kiln, library, fake, opened):
         lost.variants(target="sm_90")
     with ffi.Kiln(library, fake) as empty, pytest.raises(ffi.Failure, match="no family is registered"):
         empty.variants()
+
+
+def test_a_damaged_pack_hides_no_other(opened, away):
+    """All that are whole are shown; then the damaged are told of, each by its name."""
+    for target, name in packs.FILES.items():
+        put(away / "kiln.images", packs.toy_pack(target), name)
+    kiln = opened()
+    for name in (FILE, packs.FILES["gfx942"]):
+        put(away / "kiln.images", b"x" * 4096, name)
+    seen = []
+    visit = ffi.VariantFn(lambda variant, _: seen.append(variant.contents.target) or 0)
+    assert kiln.library.c.kiln_variants(kiln.handle, None, None, visit, None) == ffi.PACK_CORRUPT
+    assert set(seen) == {b"sm_80", b"gfx1100"}
+    sentence = kiln.library.c.kiln_error().decode()
+    assert sentence.count("kiln.images/") == 2 and sentence.count("; ") == 1
+    assert FILE in sentence and packs.FILES["gfx942"] in sentence
+    with pytest.raises(ffi.Failure) as failure:
+        kiln.variants(target="sm_90")
+    assert FILE in failure.value.sentence and packs.FILES["gfx942"] not in failure.value.sentence
+    assert len(kiln.variants(target="sm_80")) == 26
+    put(away / "kiln.images", good())
+    put(away / "kiln.images", packs.toy_pack("gfx942"), packs.FILES["gfx942"])
+    assert len(kiln.variants()) == 104, "nothing is remembered of them"
 
 
 def test_visits_stop_when_told(kiln):
