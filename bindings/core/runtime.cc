@@ -6,6 +6,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 
 #include "tensor.h"
 
@@ -68,12 +69,13 @@ int32_t gather(const kiln_variant* variant, void* user) {
 }
 
 struct Counts {
-  int64_t variants = 0, images = 0;
+  int64_t variants = 0;
+  std::set<std::string> images;  // their keys: several variants may share an image
 };
 int32_t tally(const kiln_variant* variant, void* user) {
   Counts& counts = (*static_cast<std::map<std::string, Counts>*>(user))[variant->target];
   ++counts.variants;
-  counts.images += variant->unavailable == nullptr;
+  if (!variant->unavailable) counts.images.insert(variant->key);
   return 0;
 }
 
@@ -242,15 +244,19 @@ nb::list variants(const Runtime& runtime, nb::handle operation, nb::handle targe
   return as_list(seen);
 }
 
-nb::list targets(const Runtime& runtime) {
+nb::tuple targets(const Runtime& runtime) {
   std::map<std::string, Counts> seen;
-  run(runtime, [&](kiln_t kiln) {
-    kiln_status status = kiln_variants(kiln, nullptr, nullptr, tally, &seen);
-    return status == KILN_E_PACK_NOT_FOUND ? KILN_OK : status;
-  });
+  std::shared_ptr<Handle> handle = runtime.get();
+  kiln_status status;
+  {
+    nb::gil_scoped_release released;
+    status = kiln_variants(handle->kiln, nullptr, nullptr, tally, &seen);
+  }
+  if (status == KILN_E_PACK_NOT_FOUND) status = KILN_OK;
+  std::string sentence = status == KILN_OK ? "" : kiln_error();
   nb::list rows;
-  for (const auto& [target, counts] : seen) rows.append(nb::make_tuple(target, counts.variants, counts.images));
-  return rows;
+  for (const auto& [target, counts] : seen) rows.append(nb::make_tuple(target, counts.variants, counts.images.size()));
+  return nb::make_tuple(rows, status, sentence);
 }
 
 nb::tuple devices(const Runtime& runtime) {
@@ -320,8 +326,9 @@ void define_runtime(nb::module_& module) {
       .def("devices", &devices, nb::sig("def devices(self) -> tuple[list[dict[str, typing.Any]], int, str]"),
            "What kiln_devices visits; its status; and its sentence, '' where that is 0.")
       .def("operations", &operations, "Names: 'flash.attn_fwd' ...")
-      .def("targets", &targets, nb::sig("def targets(self) -> list[tuple[str, int, int]]"),
-           "Each target whose pack is found, how many variants it has, and how many of them have an image.")
+      .def("targets", &targets, nb::sig("def targets(self) -> tuple[list[tuple[str, int, int]], int, str]"),
+           "Each target whose pack is found and can be used, how many variants it has, and how many different\n"
+           "images; what kiln_variants returns for those that cannot be used; and its sentence, '' where that is 0.")
       .def("variants", &variants, nb::arg("operation") = nb::none(), nb::arg("target") = nb::none(),
            nb::sig("def variants(self, operation: str | None = None, target: str | None = None) -> "
                    "list[dict[str, typing.Any]]"),

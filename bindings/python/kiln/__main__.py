@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +12,24 @@ _USAGE = "usage: python -m kiln info [--json]"
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a command; returns the exit code: 2 for a word that cannot be."""
+    """Runs a command; returns the exit code: 2 for a word that cannot be, 141 where nobody reads what it prints."""
+    try:
+        code = _run(words)
+        if sys.stdout:  # a parent may have closed it
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of `python -m kiln info | head` has gone
+        # What nobody takes must not make the interpreter complain when it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(nowhere, stream.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(words: Sequence[str]) -> int:
     if list(words) in (["-h"], ["--help"], ["help"]):
         print(f"{_USAGE}\n\nPrints version, targets with packs, drivers and devices; with --json, for programs.")
         return 0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kiln import _core
-from kiln.errors import KilnError, NoDeviceError, of_status, with_package
+from kiln.errors import NoDeviceError, of_status, with_package
 from kiln.runtime import Runtime, core_of
 
 _VENDORS = {_core.NVIDIA: "NVIDIA", _core.AMD: "AMD"}
@@ -23,7 +22,7 @@ class Target:
     Attributes:
         name: "sm_90", "gfx942".
         variants: how many its pack lists.
-        images: how many of them have an image.
+        images: how many different images they have; several variants may share one.
     """
 
     name: str
@@ -118,10 +117,11 @@ class Info:
         library_version: of the process's libkiln.so.0: the package's own, or the one that was loaded before it.
         location: the package's folder.
         families: ("flash",).
-        targets: those whose packs were found.
+        targets: those whose packs were found and can be used.
         devices: of all drivers.
         drivers: of both vendors.
-        problem: why the packs or a driver could not be looked at, in a sentence; None: they could.
+        pack_problem: why packs that were found cannot be used, in a sentence; None: they can.
+        problem: that, and why a driver could not be looked at; None: nothing is wrong.
     """
 
     version: str
@@ -131,6 +131,7 @@ class Info:
     targets: tuple[Target, ...]
     devices: tuple[Device, ...]
     drivers: tuple[Driver, ...]
+    pack_problem: str | None
     problem: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,10 +140,11 @@ class Info:
 
     def __str__(self) -> str:
         targets = ", ".join(f"{t.name} ({t.images} images)" for t in self.targets)
+        without = "none" if self.pack_problem else "none; the packages kiln-images-<target> bring them"
         lines = [
             f"Kiln {self.version} in {self.location}",
             f"families: {', '.join(self.families)}",
-            f"targets:  {targets or 'none; the packages kiln-images-<target> bring them'}",
+            f"targets:  {targets or without}",
         ]
         if self.library_version != self.version:
             lines.append(f"library:  libkiln.so.0 of Kiln {self.library_version}, which this process had loaded before")
@@ -168,7 +170,7 @@ def info(runtime: Runtime | None = None) -> Info:
         runtime: None: the process's own.
     """
     core = core_of(runtime)
-    targets, failure = _try(core.targets, [])
+    targets, _, failure = core.targets()
     rows, status, sentence = core.devices()
     names = [name.partition(".")[0] for name in core.operations()]
     is_failed = status not in (0, NoDeviceError.status)
@@ -180,6 +182,7 @@ def info(runtime: Runtime | None = None) -> Info:
         targets=tuple(Target(*row) for row in targets),
         devices=tuple(_device(row) for row in rows),
         drivers=tuple(_driver(vendor) for vendor in _VENDORS),
+        pack_problem=failure or None,
         problem="; ".join(filter(None, (failure, sentence if is_failed else ""))) or None,
     )
 
@@ -215,7 +218,7 @@ def variants(
     Raises:
         ArgumentError: the operation or the target is no text.
         NotFoundError: there is no such operation or target.
-        PackError: the target's pack is missing, or cannot be used.
+        PackError: the target's pack is missing; one of those that are asked for cannot be used.
     """
     return [Variant(**row) for row in core_of(runtime).variants(operation, target)]
 
@@ -223,13 +226,6 @@ def variants(
 def _device(row: dict[str, Any]) -> Device:
     refusal = row["refusal"] and with_package(row["refusal"])
     return Device(**{**row, "vendor": _VENDORS[row["vendor"]], "refusal": refusal})
-
-
-def _try(function: Callable[[], Any], instead: Any) -> tuple[Any, str]:
-    try:
-        return function(), ""
-    except KilnError as error:
-        return instead, str(error)
 
 
 def _driver(vendor: int) -> Driver:

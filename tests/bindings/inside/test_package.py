@@ -40,7 +40,10 @@ def test_info(runtime, fake):
     info = kiln.info(runtime)
     assert info.version == kiln.__version__ == _core.version() and info.families == ("flash",)
     (target,) = info.targets
-    assert target.name == "sm_90" and target.images == target.variants == len(kiln.variants(runtime=runtime))
+    every = kiln.variants(runtime=runtime)
+    assert target.name == "sm_90" and target.variants == len(every)
+    assert target.images == len({variant.key for variant in every if variant.unavailable is None})
+    assert info.pack_problem is None
     assert info.location == str(Path(kiln.__file__).parent)
     assert [(d.vendor, d.ordinal) for d in info.devices] == [(v, i) for v in ("NVIDIA", "AMD") for i in range(5)]
     first, second = info.devices[:2]
@@ -51,6 +54,25 @@ def test_info(runtime, fake):
     text = str(info)
     for word in (info.version, "flash", "sm_90 (", "device:   NVIDIA 0, Fake NVIDIA 0, sm_90", "Kiln runs on it"):
         assert word in text
+
+
+def test_info_of_damaged_packs(fake, tmp_path):
+    """They are named, and nobody is told to install what is there."""
+    (tmp_path / "nvidia-sm_90.pack").write_bytes(b"x" * 4096)
+    with kiln.Runtime(tmp_path, resolve=fake.resolve) as damaged:  # which trusts no other
+        info = kiln.info(damaged)
+        with pytest.raises(kiln.PackError, match=f"{tmp_path}/nvidia-sm_90.pack"):
+            kiln.variants(runtime=damaged)
+    assert f"{tmp_path}/nvidia-sm_90.pack" in info.pack_problem and info.pack_problem in info.problem
+    assert "targets:  none\n" in str(info) and f"problem:  {info.problem}" in str(info)
+
+
+def test_a_reader_that_goes_away():
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "kiln", "info"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_info_of_drivers_that_fail(runtime, fake):
