@@ -16,6 +16,16 @@ torch.compile, autocast and CUDA graphs. What Kiln has no kernel for is refused 
 silence. Importing needs no GPU.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "kiln.torch needs PyTorch 2.10 or later, which is not installed; pip install torch, or 'kiln-runtime[torch]'",
+        name="torch",
+    ) from None
+
 from kiln.torch.explanation import Explanation, explain
 from kiln.torch.functions import attention, decode, draw_rng, dropout_mask
 from kiln.torch.routing import (

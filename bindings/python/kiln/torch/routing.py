@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from kiln.arrays import shown
 from kiln.errors import ArgumentError, NoDeviceError, PackNotFoundError, ResourcesError, UnsupportedError
 from kiln.torch import operators, sdpa
 from kiln.torch.autograd import is_real
@@ -107,7 +108,12 @@ def on_fallthrough(callback: Callable[[str], object] | None) -> Callable[[str], 
 
     Returns:
         What was called before.
+
+    Raises:
+        ArgumentError: it cannot be called.
     """
+    if not (callback is None or callable(callback)):
+        raise ArgumentError(f"callback must be a function of one reason, or None, and is {shown(callback)}")
     with _fallthroughs.lock:
         before, _fallthroughs.callback = _fallthroughs.callback, callback
     return before

@@ -9,6 +9,7 @@ Neither this module nor `kiln.torch` imports Transformers; `register_transformer
 
 from __future__ import annotations
 
+from kiln.arrays import shown
 from kiln.errors import ArgumentError, UnsupportedError
 
 __all__ = ["register_transformers"]
@@ -44,10 +45,11 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
     `kiln.errors.UnsupportedError`, as does one that wants attention's weights (`output_attentions`).
     """
     if fallback not in (None, "sdpa"):
-        raise ArgumentError(f'fallback is {fallback!r}; expected None or "sdpa"')
-    if not name or any(part in name for part in ("flash", "sdpa", "flex_attention", "eager", "/", "|")):
+        raise ArgumentError(f'fallback is {shown(fallback)}; expected None or "sdpa"')
+    others = ("flash", "sdpa", "flex_attention", "eager", "/", "|")
+    if not isinstance(name, str) or not name or any(part in name for part in others):
         raise ArgumentError(
-            f'name is {name!r}; expected one like "kiln", without another attention\'s name, "/" and "|"'
+            f'name is {shown(name)}; expected one like "kiln", without another attention\'s name, "/" and "|"'
         )
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
