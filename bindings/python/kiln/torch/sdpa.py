@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 
 from kiln.arrays import shown
 from kiln.errors import ArgumentError, UnsupportedError
-from kiln.torch import explanation, functions, native
+from kiln.torch import explanation, functions, native, operators
 from kiln.torch.autograd import is_real
 
 _NUMBERS = (float, int)
@@ -168,6 +168,10 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
             raise ArgumentError(f"{name} must be True or False, and is {shown(flag)}")
+    if "cpu" not in operators.engine().devices:  # which the engine would refuse too, by its own names
+        for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+            if tensor is not None and tensor.is_cpu and not is_causal_bias(tensor):
+                raise ArgumentError(f"{name} is on the CPU; all tensors must be on one CUDA or ROCm device")
     if is_causal and attn_mask is not None:
         raise ArgumentError("attn_mask and is_causal exclude each other")
     if is_causal_bias(attn_mask):
