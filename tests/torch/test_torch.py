@@ -11,7 +11,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "name", ["test_sdpa.py", "test_routing.py", "test_operators.py", "test_engines.py", "test_interpreted.py"]
+    "name",
+    [
+        "test_arguments.py",
+        "test_sdpa.py",
+        "test_routing.py",
+        "test_operators.py",
+        "test_engines.py",
+        "test_interpreted.py",
+    ],
 )
 def test_inside(site: Path, name: str) -> None:
     for package in ("torch", "triton") if name == "test_interpreted.py" else ("torch",):

@@ -12,7 +12,7 @@ from torch import Tensor
 from kiln import _core
 from kiln.errors import ArgumentError, KilnError
 from kiln.information import Variant
-from kiln.torch import functions, native, operators
+from kiln.torch import arguments, functions, native, operators
 
 _DTYPES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
@@ -94,18 +94,26 @@ def explain(
 
     Returns:
         An Explanation, also of a call that would be refused.
+
+    Raises:
+        ArgumentError: an argument is not of its kind; or another engine than what was compiled ahead runs the calls
+            now. kiln.jit tells what it would run by `kiln.jit.Recipe(...).operation("attn_fwd").explain(...)`.
     """
-    call = _words(q, k, v, rows_first, causal, window, bias, dropout, softcap)
+    _check_engine()
     try:
-        _check_engine()
-        arguments = functions.normalized(
-            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
-        )  # fmt: skip
-        given = dict(zip(operators.FORWARD_NAMES, arguments, strict=True))
-        kernels = _plan(given, return_lse or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
-    except KilnError as error:
-        return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
+        call = _words(q, k, v, rows_first, causal, window, bias, dropout, softcap)
+        try:
+            normalized = functions.normalized(
+                q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+                max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
+            )  # fmt: skip
+            given = dict(zip(operators.FORWARD_NAMES, normalized, strict=True))
+            kernels = _plan(given, return_lse or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
+        except KilnError as error:
+            return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
+    except arguments.MISFITS:
+        arguments.check(explain, locals())
+        raise
     return Explanation(call, kernels, None, None, operators.engine().name)
 
 
@@ -132,7 +140,10 @@ def check(
 
 def _check_engine() -> None:
     if operators.engine() is not native:
-        raise ArgumentError(f"the engine {operators.engine().name} is explained by kiln.jit")
+        raise ArgumentError(
+            f"explain tells of what was compiled ahead, and the engine {operators.engine().name} runs calls now; what "
+            'kiln.jit runs is told by kiln.jit.Recipe(...).operation("attn_fwd").explain(...)'
+        )
 
 
 def _check_devices(tensors: Mapping[str, Tensor]) -> None:

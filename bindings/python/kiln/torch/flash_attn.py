@@ -29,12 +29,15 @@ A call that Kiln has no kernel for raises `kiln.errors.UnsupportedError`, one wh
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kiln.errors import ArgumentError, UnsupportedError
+from kiln.torch import arguments
 from kiln.torch.flash_attn_weights import signed_weights
 from kiln.torch.functions import attention, decode, draw_rng
 
@@ -62,7 +65,7 @@ def flash_attn_func(
     window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
+    deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Results:
     """Attention of sequences of one length.
@@ -76,11 +79,16 @@ def flash_attn_func(
         out [batch, rows, heads, headdim]; with return_attn_probs also softmax_lse [batch, heads, rows] and S_dmask
         [batch, heads, rows, keys].
     """
-    _check_ranks(4, q=q, k=k, v=v)
-    call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    if not return_attn_probs:
-        return attention(q, k, v, **call)
-    return _with_weights(q, k, v, call)
+    try:
+        _check_ranks(4, q=q, k=k, v=v)
+        call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if not return_attn_probs:
+            return attention(q, k, v, **call)
+        return _with_weights(q, k, v, call)
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(flash_attn_func, locals())
+        raise
 
 
 def flash_attn_kvpacked_func(
@@ -105,10 +113,16 @@ def flash_attn_kvpacked_func(
     Returns:
         As `flash_attn_func`.
     """
-    k, v = _unpacked("kv", kv, 5, 2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    try:
+        k, v = _unpacked("kv", kv, 5, 2)
+        return flash_attn_func(
+            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_attn_probs,
+        )  # fmt: skip
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(flash_attn_kvpacked_func, locals())
+        raise
 
 
 def flash_attn_qkvpacked_func(
@@ -131,10 +145,16 @@ def flash_attn_qkvpacked_func(
     Returns:
         As `flash_attn_func`.
     """
-    q, k, v = _unpacked("qkv", qkv, 5, 3)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    try:
+        q, k, v = _unpacked("qkv", qkv, 5, 3)
+        return flash_attn_func(
+            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_attn_probs,
+        )  # fmt: skip
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(flash_attn_qkvpacked_func, locals())
+        raise
 
 
 def flash_attn_varlen_func(
@@ -143,15 +163,15 @@ def flash_attn_varlen_func(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Results:
@@ -171,23 +191,28 @@ def flash_attn_varlen_func(
         out [all rows, heads, headdim]; with return_attn_probs also softmax_lse [heads, all rows] and S_dmask [batch,
         heads, max_seqlen_q, max_seqlen_k].
     """
-    _check_ranks(3, q=q)
-    _check_ranks(3 if block_table is None else 4, k=k, v=v)
-    call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    call.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=_length(max_seqlen_q), max_seqlen_k=_length(max_seqlen_k))
-    if block_table is not None:
-        if call.pop("dropout"):
-            raise UnsupportedError("dropout_p is not 0 with a block_table: attention over pages has no dropout")
-        del call["bottom_right"]  # as decode() is
-        used = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-        results = decode(
-            q, k, v, seqused_k=used, block_table=block_table.contiguous(), return_lse=return_attn_probs, **call
-        )
-        return (*results, q.new_empty(0)) if return_attn_probs else results
-    call.update(cu_seqlens_k=cu_seqlens_k)
-    if not return_attn_probs:
-        return attention(q, k, v, **call)
-    return _with_weights(q, k, v, call)
+    try:
+        _check_ranks(3, q=q)
+        _check_ranks(3 if block_table is None else 4, k=k, v=v)
+        call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        call.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=_length(max_seqlen_q), max_seqlen_k=_length(max_seqlen_k))
+        if block_table is not None:
+            if call.pop("dropout"):
+                raise UnsupportedError("dropout_p is not 0 with a block_table: attention over pages has no dropout")
+            del call["bottom_right"]  # as decode() is
+            used = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+            results = decode(
+                q, k, v, seqused_k=used, block_table=block_table.contiguous(), return_lse=return_attn_probs, **call
+            )
+            return (*results, q.new_empty(0)) if return_attn_probs else results
+        call.update(cu_seqlens_k=cu_seqlens_k)
+        if not return_attn_probs:
+            return attention(q, k, v, **call)
+        return _with_weights(q, k, v, call)
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(flash_attn_varlen_func, locals())
+        raise
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -195,8 +220,8 @@ def flash_attn_varlen_kvpacked_func(
     kv: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -216,17 +241,22 @@ def flash_attn_varlen_kvpacked_func(
     Returns:
         As `flash_attn_varlen_func`.
     """
-    k, v = _unpacked("kv", kv, 4, 2)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    try:
+        k, v = _unpacked("kv", kv, 4, 2)
+        return flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+            window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        )  # fmt: skip
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(flash_attn_varlen_kvpacked_func, locals())
+        raise
 
 
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
-    max_seqlen: int,
+    max_seqlen: int | Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -247,11 +277,16 @@ def flash_attn_varlen_qkvpacked_func(
     Returns:
         As `flash_attn_varlen_func`.
     """
-    q, k, v = _unpacked("qkv", qkv, 4, 3)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap,
-        alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    try:
+        q, k, v = _unpacked("qkv", qkv, 4, 3)
+        return flash_attn_varlen_func(
+            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+            softcap, alibi_slopes, deterministic, return_attn_probs,
+        )  # fmt: skip
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(flash_attn_varlen_qkvpacked_func, locals())
+        raise
 
 
 def flash_attn_with_kvcache(
@@ -301,20 +336,25 @@ def flash_attn_with_kvcache(
     Returns:
         out [batch, rows, heads, headdim], and softmax_lse [batch, heads, rows] where it is asked for.
     """
-    _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
-    call = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    del call["dropout"], call["bottom_right"]
-    if cache_seqlens is None and block_table is not None:
-        cache_seqlens = block_table.shape[1] * k_cache.shape[1]
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
-    with torch.no_grad():
-        return decode(
-            q, k_cache, v_cache, k_new=k, v_new=v, seqused_k=cache_seqlens, cache_batch=cache_batch_idx,
-            block_table=None if block_table is None else block_table.contiguous(), leftpad=cache_leftpad,
-            rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, splits=num_splits,
-            return_lse=return_softmax_lse, **call,
-        )  # fmt: skip
+    try:
+        _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
+        call = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        del call["dropout"], call["bottom_right"]
+        if cache_seqlens is None and block_table is not None:
+            cache_seqlens = block_table.shape[1] * k_cache.shape[1]
+        if isinstance(cache_seqlens, Integral):
+            cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+        with torch.no_grad():
+            return decode(
+                q, k_cache, v_cache, k_new=k, v_new=v, seqused_k=cache_seqlens, cache_batch=cache_batch_idx,
+                block_table=None if block_table is None else block_table.contiguous(), leftpad=cache_leftpad,
+                rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, splits=num_splits,
+                return_lse=return_softmax_lse, **call,
+            )  # fmt: skip
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(flash_attn_with_kvcache, locals())
+        raise
 
 
 def _options(

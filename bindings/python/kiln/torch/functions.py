@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kiln.errors import ArgumentError
-from kiln.torch import autograd, native, operators
+from kiln.torch import arguments, autograd, native, operators
 from kiln.torch.autograd import Attention, is_real
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
@@ -40,7 +40,12 @@ def dropout_mask(
         ArgumentError: a size below 0, another dtype, an rng of another form.
         UnsupportedError: no kernel serves the device.
     """
-    return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
+    try:
+        return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(dropout_mask, locals())
+        raise
 
 
 def attention(
@@ -86,14 +91,19 @@ def attention(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; the sentence names the nearest that exists.
     """
-    if dropout and rng is None:
-        rng = draw_rng(q.device)
-    out, lse = call(
-        *normalized(
-            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
-        )
-    )  # fmt: skip
+    try:
+        if dropout and rng is None:
+            rng = draw_rng(q.device)
+        out, lse = call(
+            *normalized(
+                q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+                max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
+            )
+        )  # fmt: skip
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(attention, locals())
+        raise
     return (out, lse) if return_lse else out
 
 
@@ -113,9 +123,9 @@ def normalized(
             bias = spread_bias(bias, q.dtype, rows, keys)
         alibi_slopes, sinks = _fp32(alibi_slopes), _fp32(sinks)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        cu_seqlens_q, cu_seqlens_k = _int32(cu_seqlens_q), _int32(cu_seqlens_k)
+        cu_seqlens_q, cu_seqlens_k = _int32("cu_seqlens_q", cu_seqlens_q), _int32("cu_seqlens_k", cu_seqlens_k)
     if seqused_q is not None or seqused_k is not None:
-        seqused_q, seqused_k = _int32(seqused_q), _int32(seqused_k)
+        seqused_q, seqused_k = _int32("seqused_q", seqused_q), _int32("seqused_k", seqused_k)
     return (
         q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng if dropout else None,
         max_seqlen_q, max_seqlen_k, given_scale(scale), above_zero(softcap), above_zero(dropout), causal, left,
@@ -238,24 +248,30 @@ def decode(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; or gradients are wanted.
     """
-    left, right = window
-    if out is None:
-        width = v_cache.shape[-1]
-        is_plain = q.shape[-1] == width and q.is_contiguous()
-        out = torch.empty_like(q) if is_plain else operators.like(q, width, rows_first)
-    arguments = (
-        q, k_cache, v_cache, out, k_new, v_new, _int32(seqused_k), _int32(cu_seqlens_q), _int32(block_table),
-        _int32(cache_batch), _int32(leftpad), rotary_cos, rotary_sin, _fp32(k_scale), _fp32(v_scale), _fp32(sinks),
-        _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits, given_scale(scale),
-        above_zero(softcap), causal, rotary_interleaved, rows_first, return_lse,
-    )  # fmt: skip
-    if (
-        type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
-        and not q.is_meta and not is_compiling() and is_real()
-    ):  # fmt: skip
-        lse = autograd.decode(*arguments, run=operators.engine().attn_decode)
-    else:
-        lse = operators.attn_decode(*arguments)
+    try:
+        left, right = window
+        if out is None:
+            width = v_cache.shape[-1]
+            is_plain = q.shape[-1] == width and q.is_contiguous()
+            out = torch.empty_like(q) if is_plain else operators.like(q, width, rows_first)
+        given = (
+            q, k_cache, v_cache, out, k_new, v_new, _int32("seqused_k", seqused_k),
+            _int32("cu_seqlens_q", cu_seqlens_q), _int32("block_table", block_table),
+            _int32("cache_batch", cache_batch), _int32("leftpad", leftpad), rotary_cos, rotary_sin, _fp32(k_scale),
+            _fp32(v_scale), _fp32(sinks), _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits,
+            given_scale(scale), above_zero(softcap), causal, rotary_interleaved, rows_first, return_lse,
+        )  # fmt: skip
+        if (
+            type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
+            and not q.is_meta and not is_compiling() and is_real()
+        ):  # fmt: skip
+            lse = autograd.decode(*given, run=operators.engine().attn_decode)
+        else:
+            lse = operators.attn_decode(*given)
+    except arguments.MISFITS:
+        if not is_compiling():
+            arguments.check(decode, locals())
+        raise
     return (out, lse) if return_lse else out
 
 
@@ -278,8 +294,8 @@ def spread_bias(bias: Tensor, dtype: torch.dtype, rows: int, keys: int) -> Tenso
     return bias.expand(-1, -1, rows, -1) if bias.shape[2] == 1 and rows != 1 else bias
 
 
-def _int32(tensor: Tensor | None) -> Tensor | None:
-    return tensor if tensor is None or tensor.dtype == torch.int32 else tensor.to(torch.int32)
+def _int32(name: str, tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None or tensor.dtype == torch.int32 else arguments.int32(name, tensor)
 
 
 def _fp32(tensor: Tensor | None) -> Tensor | None:

@@ -1,0 +1,117 @@
+"""What a call's arguments are, looked at once the call has failed: none of this costs a call that works."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+
+from kiln.arrays import shown, shown_type
+from kiln.errors import ArgumentError, KilnError
+
+MISFITS = (TypeError, AttributeError, RuntimeError, ValueError)
+"""What Python, PyTorch and kiln._core raise of a value of another kind than they take."""
+
+_INTEGERS = frozenset({
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
+})  # fmt: skip
+# The arguments that hold places and lengths, of attention, decode and the functions of flash_attn.
+_PLACES = frozenset({
+    "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "cache_batch", "leftpad",
+    "cache_seqlens", "cache_batch_idx", "cache_leftpad",
+})  # fmt: skip
+
+
+def check(function: Callable, given: Mapping[str, object]) -> None:
+    """Says which argument of a call that has just failed is not of its declared kind; for an `except` clause.
+
+    What is refused with another class than ArgumentError is refused for what it is. An ArgumentError may be of a
+    function beneath, whose arguments have other names.
+
+    Args:
+        function: what was called; its annotations say the kinds.
+        given: the arguments by name, and perhaps more.
+
+    Raises:
+        ArgumentError: one is of another kind. If none is, the caller goes on raising what it has caught.
+    """
+    error = sys.exc_info()[1]
+    if isinstance(error, KilnError) and type(error) is not ArgumentError:
+        return
+    for name, kind in function.__annotations__.items():
+        if name == "return":
+            continue
+        value = given[name]
+        holds, wanted = _KINDS[kind]
+        if not holds(value):
+            is_object = kind.startswith("Tensor") or isinstance(value, Tensor)
+            raise ArgumentError(
+                f"{name} must be {wanted}, and is {shown_type(value) if is_object else shown(value)}"
+            ) from None
+        if name in _PLACES and isinstance(value, Tensor) and value.dtype not in _INTEGERS:
+            raise not_integers(name, value) from None
+
+
+def int32(name: str, tensor: Tensor) -> Tensor:
+    """Places or lengths of a dtype other than int32, in int32.
+
+    Raises:
+        ArgumentError: they are no integers, of which a cast would make some.
+    """
+    if tensor.dtype not in _INTEGERS:
+        raise not_integers(name, tensor)
+    return tensor.to(torch.int32)
+
+
+def not_integers(name: str, tensor: Tensor) -> ArgumentError:
+    return ArgumentError(f"{name} must be of an integer dtype, int32 at best, and is of {tensor.dtype}")
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (Real, torch.SymFloat, torch.SymInt))
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (Integral, torch.SymInt))
+
+
+def _is_flag(value: object) -> bool:
+    # 0 and 1 have always done; NumPy's own class is called bool_ before its release 2.
+    return isinstance(value, (int, torch.SymBool)) or type(value).__name__ in ("bool", "bool_")
+
+
+def _is_pair(value: object) -> bool:
+    try:
+        left, right = value
+    except (TypeError, ValueError):
+        return False
+    return _is_integer(left) and _is_integer(right)
+
+
+def _or_none(holds: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or holds(value)
+
+
+# By annotation: whether a value is of that kind, and the kind in words.
+_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "Tensor": (_is_tensor, "a tensor"),
+    "Tensor | None": (_or_none(_is_tensor), "a tensor or None"),
+    "int": (_is_integer, "an integer"),
+    "int | Tensor": (lambda value: _is_integer(value) or _is_tensor(value), "an integer or a tensor of one"),
+    "int | Tensor | None": (
+        _or_none(lambda value: _is_integer(value) or _is_tensor(value)), "an integer, a tensor or None"
+    ),
+    "float": (_is_number, "a number"),
+    "float | None": (_or_none(_is_number), "a number or None"),
+    "bool": (_is_flag, "True or False"),
+    "tuple[int, int]": (_is_pair, "two integers, (left, right)"),
+    "Window": (_is_pair, "two integers, (left, right)"),
+    "torch.dtype": (lambda value: isinstance(value, torch.dtype), "a torch.dtype"),
+}  # fmt: skip
