@@ -70,7 +70,7 @@ int32_t gather(const kiln_variant* variant, void* user) {
 
 struct Counts {
   int64_t variants = 0;
-  std::set<std::string> images;  // their keys: several variants may share an image
+  std::set<std::string> images;  // the keys that have one: several variants may share a key
 };
 int32_t tally(const kiln_variant* variant, void* user) {
   Counts& counts = (*static_cast<std::map<std::string, Counts>*>(user))[variant->target];
@@ -326,9 +326,11 @@ void define_runtime(nb::module_& module) {
       .def("devices", &devices, nb::sig("def devices(self) -> tuple[list[dict[str, typing.Any]], int, str]"),
            "What kiln_devices visits; its status; and its sentence, '' where that is 0.")
       .def("operations", &operations, "Names: 'flash.attn_fwd' ...")
-      .def("targets", &targets, nb::sig("def targets(self) -> tuple[list[tuple[str, int, int]], int, str]"),
-           "Each target whose pack is found and can be used, how many variants it has, and how many different\n"
-           "images; what kiln_variants returns for those that cannot be used; and its sentence, '' where that is 0.")
+      .def(
+          "targets", &targets, nb::sig("def targets(self) -> tuple[list[tuple[str, int, int]], int, str]"),
+          "Each target whose pack is found and can be used, how many variants it has, and how many different keys of\n"
+          "theirs have an image; what kiln_variants returns for packs that cannot be used; and its sentence, '' where\n"
+          "that is 0.")
       .def("variants", &variants, nb::arg("operation") = nb::none(), nb::arg("target") = nb::none(),
            nb::sig("def variants(self, operation: str | None = None, target: str | None = None) -> "
                    "list[dict[str, typing.Any]]"),

@@ -22,7 +22,8 @@ class Target:
     Attributes:
         name: "sm_90", "gfx942".
         variants: how many its pack lists.
-        images: how many different images they have; several variants may share one.
+        images: how many were compiled for them, one for each key, which several variants may share; of those that
+            came out alike the pack holds one, and `kiln inspect` counts that.
     """
 
     name: str
