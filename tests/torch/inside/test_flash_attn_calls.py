@@ -163,7 +163,7 @@ REFUSED = [
     (lambda: flash_attn.flash_attn_varlen_kvpacked_func(rows(2, 1, 8), rows(2, 3, 1, 8), BEGINS, BEGINS, 2, 2),
      ArgumentError, "kv has the sizes [2, 3, 1, 8]; expected 2 in dimension 1"),
     (lambda: flash_attn.flash_attn_func(*[rows(1, 2, 1, 8)] * 3, window_size=(1,)), ArgumentError,
-     "window_size is (1,); expected two integers, (left, right)"),
+     "window_size must be two integers, (left, right), and is (1,)"),
     (lambda: flash_attn.flash_attn_varlen_func(
         rows(2, 1, 8), rows(1, 2, 1, 8), rows(1, 2, 1, 8), BEGINS, BEGINS, 2, 2, dropout_p=0.5,
         block_table=torch.zeros(1, 1, dtype=torch.int32)), UnsupportedError,

@@ -367,7 +367,7 @@ def _options(
 ) -> dict[str, Any]:
     """The arguments of `attention` that the functions above share."""
     if len(window_size) != 2:
-        raise ArgumentError(f"window_size is {window_size!r}; expected two integers, (left, right)")
+        raise ArgumentError(f"window_size must be two integers, (left, right), and is {window_size!r}")
     return {
         "dropout": dropout_p,
         "scale": softmax_scale,
