@@ -27,5 +27,5 @@ if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
 fi
 words=(-p no:cacheprovider)
 processes=${KILN_TEST_PROCESSES:-$(if (($#)); then echo 1; else nproc; fi)}
-((processes < 2)) || words+=(-n "$processes" --dist loadgroup)
+((processes < 2)) || words+=(-n "$processes" --dist loadfile --no-loadscope-reorder)
 exec "$python" -m pytest "${words[@]}" "$@"

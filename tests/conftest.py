@@ -18,10 +18,13 @@ SKIPPED = pytest.StashKey[list[str]]()
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory) -> Path:
-    """Where releases are built: KILN_TEST_RELEASE, whose releases of an earlier run are taken, or a new folder."""
-    if "KILN_TEST_RELEASE" in os.environ:
-        return Path(os.environ["KILN_TEST_RELEASE"])
-    return tmp_path_factory.mktemp("a build")
+    """Where releases are built: KILN_TEST_RELEASE, whose releases of an earlier run are taken, or a new folder. Of
+    several processes each has its own: one at a time may build in a workspace."""
+    if "KILN_TEST_RELEASE" not in os.environ:
+        return tmp_path_factory.mktemp("a build")
+    folder = Path(os.environ["KILN_TEST_RELEASE"], os.environ.get("PYTEST_XDIST_WORKER", ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -37,15 +40,7 @@ def wide_release(release, kept) -> Built:
     return widen(release, kept / "wide")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Processes share the tests by files, but for those of the small release: one at a time may use its workspace."""
-    for item in items:
-        group = "release" if "kept" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "xdist_group: what runs in one process")
     config.stash[SKIPPED] = []
     config.pluginmanager.register(Skips(config))
     # Under nohup, and in the background of a script, they are ignored, here and in all that the tests start: those that

@@ -54,7 +54,7 @@ def verify(artifact: Release | PackFile | ImageFile) -> Report:
 
 def _verify_release(release: Release, report: Report) -> None:
     if not release.is_folder:
-        _verify_checksum(release.path, report)
+        verify_checksum(release.path, report)
     listed = {row["path"]: row for row in release.manifest["files"]}
     seen: set[str] = set()
     libraries: dict[str, bytes] = {}
@@ -102,7 +102,7 @@ def _verify_release(release: Release, report: Report) -> None:
     _verify_libraries(packs, libraries, report)
 
 
-def _verify_checksum(tarball: Path, report: Report) -> None:
+def verify_checksum(tarball: Path, report: Report) -> None:
     beside = tarball.with_name(f"{tarball.name}.sha256")
     try:
         words = beside.read_text().split()

@@ -97,7 +97,7 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
             libraries.
     """
     if not release.is_folder:
-        verify._verify_checksum(release.path, report := verify.Report())
+        verify.verify_checksum(release.path, report := verify.Report())
         if report.problems:
             raise ArtifactError("; ".join(report.problems))
     packs = {row["name"]: row["pack"] for row in release.manifest["targets"] if row.get("pack")}
