@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kiln.arrays import shown, shown_type
 from kiln.errors import ArgumentError, KilnError
+
+F = TypeVar("F", bound=Callable)
 
 MISFITS = (TypeError, AttributeError, RuntimeError, ValueError)
 """What Python, PyTorch and kiln._core raise of a value of another kind than they take."""
@@ -23,6 +29,32 @@ _PLACES = frozenset({
     "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "cache_batch", "leftpad",
     "cache_seqlens", "cache_batch_idx", "cache_leftpad",
 })  # fmt: skip
+
+
+def named(function: F) -> F:
+    """Has a failed call of a function say which argument is not of its declared kind."""
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        try:
+            return function(*args, **kwargs)
+        except MISFITS:
+            if not is_compiling():
+                _look(function, args, kwargs)
+            raise
+
+    return call
+
+
+def _look(function: Callable, args: tuple, kwargs: dict[str, object]) -> None:
+    """Beneath the `except` clause above."""
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:  # what Python itself says of names is a sentence
+        return
+    bound.apply_defaults()
+    check(function, bound.arguments)
 
 
 def check(function: Callable, given: Mapping[str, object]) -> None:

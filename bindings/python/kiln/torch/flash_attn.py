@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import arguments
@@ -55,6 +54,7 @@ Window = tuple[int, int]
 Results = Tensor | tuple[Tensor, Tensor, Tensor]
 
 
+@arguments.named
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -65,7 +65,7 @@ def flash_attn_func(
     window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
     return_attn_probs: bool = False,
 ) -> Results:
     """Attention of sequences of one length.
@@ -79,18 +79,14 @@ def flash_attn_func(
         out [batch, rows, heads, headdim]; with return_attn_probs also softmax_lse [batch, heads, rows] and S_dmask
         [batch, heads, rows, keys].
     """
-    try:
-        _check_ranks(4, q=q, k=k, v=v)
-        call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        if not return_attn_probs:
-            return attention(q, k, v, **call)
-        return _with_weights(q, k, v, call)
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(flash_attn_func, locals())
-        raise
+    _check_ranks(4, q=q, k=k, v=v)
+    call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    if not return_attn_probs:
+        return attention(q, k, v, **call)
+    return _with_weights(q, k, v, call)
 
 
+@arguments.named
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -113,18 +109,14 @@ def flash_attn_kvpacked_func(
     Returns:
         As `flash_attn_func`.
     """
-    try:
-        k, v = _unpacked("kv", kv, 5, 2)
-        return flash_attn_func(
-            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs,
-        )  # fmt: skip
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(flash_attn_kvpacked_func, locals())
-        raise
+    k, v = _unpacked("kv", kv, 5, 2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
 
 
+@arguments.named
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -145,18 +137,14 @@ def flash_attn_qkvpacked_func(
     Returns:
         As `flash_attn_func`.
     """
-    try:
-        q, k, v = _unpacked("qkv", qkv, 5, 3)
-        return flash_attn_func(
-            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs,
-        )  # fmt: skip
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(flash_attn_qkvpacked_func, locals())
-        raise
+    q, k, v = _unpacked("qkv", qkv, 5, 3)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
 
 
+@arguments.named
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -171,7 +159,7 @@ def flash_attn_varlen_func(
     window_size: Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Results:
@@ -191,30 +179,26 @@ def flash_attn_varlen_func(
         out [all rows, heads, headdim]; with return_attn_probs also softmax_lse [heads, all rows] and S_dmask [batch,
         heads, max_seqlen_q, max_seqlen_k].
     """
-    try:
-        _check_ranks(3, q=q)
-        _check_ranks(3 if block_table is None else 4, k=k, v=v)
-        call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        call.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=_length(max_seqlen_q), max_seqlen_k=_length(max_seqlen_k))
-        if block_table is not None:
-            if call.pop("dropout"):
-                raise UnsupportedError("dropout_p is not 0 with a block_table: attention over pages has no dropout")
-            del call["bottom_right"]  # as decode() is
-            used = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-            results = decode(
-                q, k, v, seqused_k=used, block_table=block_table.contiguous(), return_lse=return_attn_probs, **call
-            )
-            return (*results, q.new_empty(0)) if return_attn_probs else results
-        call.update(cu_seqlens_k=cu_seqlens_k)
-        if not return_attn_probs:
-            return attention(q, k, v, **call)
-        return _with_weights(q, k, v, call)
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(flash_attn_varlen_func, locals())
-        raise
+    _check_ranks(3, q=q)
+    _check_ranks(3 if block_table is None else 4, k=k, v=v)
+    call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    call.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=_length(max_seqlen_q), max_seqlen_k=_length(max_seqlen_k))
+    if block_table is not None:
+        if call.pop("dropout"):
+            raise UnsupportedError("dropout_p is not 0 with a block_table: attention over pages has no dropout")
+        del call["bottom_right"]  # as decode() is
+        used = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        results = decode(
+            q, k, v, seqused_k=used, block_table=block_table.contiguous(), return_lse=return_attn_probs, **call
+        )
+        return (*results, q.new_empty(0)) if return_attn_probs else results
+    call.update(cu_seqlens_k=cu_seqlens_k)
+    if not return_attn_probs:
+        return attention(q, k, v, **call)
+    return _with_weights(q, k, v, call)
 
 
+@arguments.named
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -241,18 +225,14 @@ def flash_attn_varlen_kvpacked_func(
     Returns:
         As `flash_attn_varlen_func`.
     """
-    try:
-        k, v = _unpacked("kv", kv, 4, 2)
-        return flash_attn_varlen_func(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-            window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-        )  # fmt: skip
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(flash_attn_varlen_kvpacked_func, locals())
-        raise
+    k, v = _unpacked("kv", kv, 4, 2)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
+@arguments.named
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -277,18 +257,14 @@ def flash_attn_varlen_qkvpacked_func(
     Returns:
         As `flash_attn_varlen_func`.
     """
-    try:
-        q, k, v = _unpacked("qkv", qkv, 4, 3)
-        return flash_attn_varlen_func(
-            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
-            softcap, alibi_slopes, deterministic, return_attn_probs,
-        )  # fmt: skip
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(flash_attn_varlen_qkvpacked_func, locals())
-        raise
+    q, k, v = _unpacked("qkv", qkv, 4, 3)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
+@arguments.named
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -336,25 +312,20 @@ def flash_attn_with_kvcache(
     Returns:
         out [batch, rows, heads, headdim], and softmax_lse [batch, heads, rows] where it is asked for.
     """
-    try:
-        _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
-        call = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        del call["dropout"], call["bottom_right"]
-        if cache_seqlens is None and block_table is not None:
-            cache_seqlens = block_table.shape[1] * k_cache.shape[1]
-        if isinstance(cache_seqlens, Integral):
-            cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
-        with torch.no_grad():
-            return decode(
-                q, k_cache, v_cache, k_new=k, v_new=v, seqused_k=cache_seqlens, cache_batch=cache_batch_idx,
-                block_table=None if block_table is None else block_table.contiguous(), leftpad=cache_leftpad,
-                rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, splits=num_splits,
-                return_lse=return_softmax_lse, **call,
-            )  # fmt: skip
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(flash_attn_with_kvcache, locals())
-        raise
+    _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
+    call = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    del call["dropout"], call["bottom_right"]
+    if cache_seqlens is None and block_table is not None:
+        cache_seqlens = block_table.shape[1] * k_cache.shape[1]
+    if isinstance(cache_seqlens, Integral):
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    with torch.no_grad():
+        return decode(
+            q, k_cache, v_cache, k_new=k, v_new=v, seqused_k=cache_seqlens, cache_batch=cache_batch_idx,
+            block_table=None if block_table is None else block_table.contiguous(), leftpad=cache_leftpad,
+            rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, splits=num_splits,
+            return_lse=return_softmax_lse, **call,
+        )  # fmt: skip
 
 
 def _options(

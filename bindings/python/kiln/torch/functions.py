@@ -26,6 +26,7 @@ def draw_rng(device: torch.device | str | int) -> Tensor:
     return torch.randint(0, _LARGEST, (2,), dtype=torch.int64, device=device)
 
 
+@arguments.named
 def dropout_mask(
     rng: Tensor, batch: int, heads: int, rows: int, keys: int, dropout: float, dtype: torch.dtype = torch.uint8
 ) -> Tensor:
@@ -40,14 +41,10 @@ def dropout_mask(
         ArgumentError: a size below 0, another dtype, an rng of another form.
         UnsupportedError: no kernel serves the device.
     """
-    try:
-        return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(dropout_mask, locals())
-        raise
+    return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
 
 
+@arguments.named
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
@@ -91,19 +88,14 @@ def attention(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; the sentence names the nearest that exists.
     """
-    try:
-        if dropout and rng is None:
-            rng = draw_rng(q.device)
-        out, lse = call(
-            *normalized(
-                q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-                max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
-            )
-        )  # fmt: skip
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(attention, locals())
-        raise
+    if dropout and rng is None:
+        rng = draw_rng(q.device)
+    out, lse = call(
+        *normalized(
+            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
+        )
+    )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
@@ -206,6 +198,7 @@ def recorded(q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tenso
     return None
 
 
+@arguments.named
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k_new: Tensor | None = None, v_new: Tensor | None = None,
     seqused_k: Tensor | None = None, cu_seqlens_q: Tensor | None = None, block_table: Tensor | None = None,
@@ -248,30 +241,25 @@ def decode(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; or gradients are wanted.
     """
-    try:
-        left, right = window
-        if out is None:
-            width = v_cache.shape[-1]
-            is_plain = q.shape[-1] == width and q.is_contiguous()
-            out = torch.empty_like(q) if is_plain else operators.like(q, width, rows_first)
-        given = (
-            q, k_cache, v_cache, out, k_new, v_new, _int32("seqused_k", seqused_k),
-            _int32("cu_seqlens_q", cu_seqlens_q), _int32("block_table", block_table),
-            _int32("cache_batch", cache_batch), _int32("leftpad", leftpad), rotary_cos, rotary_sin, _fp32(k_scale),
-            _fp32(v_scale), _fp32(sinks), _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits,
-            given_scale(scale), above_zero(softcap), causal, rotary_interleaved, rows_first, return_lse,
-        )  # fmt: skip
-        if (
-            type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
-            and not q.is_meta and not is_compiling() and is_real()
-        ):  # fmt: skip
-            lse = autograd.decode(*given, run=operators.engine().attn_decode)
-        else:
-            lse = operators.attn_decode(*given)
-    except arguments.MISFITS:
-        if not is_compiling():
-            arguments.check(decode, locals())
-        raise
+    left, right = window
+    if out is None:
+        width = v_cache.shape[-1]
+        is_plain = q.shape[-1] == width and q.is_contiguous()
+        out = torch.empty_like(q) if is_plain else operators.like(q, width, rows_first)
+    given = (
+        q, k_cache, v_cache, out, k_new, v_new, _int32("seqused_k", seqused_k),
+        _int32("cu_seqlens_q", cu_seqlens_q), _int32("block_table", block_table),
+        _int32("cache_batch", cache_batch), _int32("leftpad", leftpad), rotary_cos, rotary_sin, _fp32(k_scale),
+        _fp32(v_scale), _fp32(sinks), _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits,
+        given_scale(scale), above_zero(softcap), causal, rotary_interleaved, rows_first, return_lse,
+    )  # fmt: skip
+    if (
+        type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
+        and not q.is_meta and not is_compiling() and is_real()
+    ):  # fmt: skip
+        lse = autograd.decode(*given, run=operators.engine().attn_decode)
+    else:
+        lse = operators.attn_decode(*given)
     return (out, lse) if return_lse else out
 
 
