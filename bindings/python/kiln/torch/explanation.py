@@ -76,6 +76,7 @@ def _described(kernel: Variant) -> str:
     )
 
 
+@arguments.named
 def explain(
     q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False, bias: Tensor | None = None,
     alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
@@ -100,20 +101,16 @@ def explain(
             now. kiln.jit tells what it would run by `kiln.jit.Recipe(...).operation("attn_fwd").explain(...)`.
     """
     _check_engine()
+    call = _words(q, k, v, rows_first, causal, window, bias, dropout, softcap)
     try:
-        call = _words(q, k, v, rows_first, causal, window, bias, dropout, softcap)
-        try:
-            normalized = functions.normalized(
-                q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-                max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
-            )  # fmt: skip
-            given = dict(zip(operators.FORWARD_NAMES, normalized, strict=True))
-            kernels = _plan(given, return_lse or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
-        except KilnError as error:
-            return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
-    except arguments.MISFITS:
-        arguments.check(explain, locals())
-        raise
+        normalized = functions.normalized(
+            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
+            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
+        )  # fmt: skip
+        given = dict(zip(operators.FORWARD_NAMES, normalized, strict=True))
+        kernels = _plan(given, return_lse or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
+    except KilnError as error:
+        return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
     return Explanation(call, kernels, None, None, operators.engine().name)
 
 
