@@ -17,20 +17,14 @@ if (($# != 2)); then
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 tarball=$(realpath -- "$1")
-mkdir -p -- "$2"
-output=$(cd -- "$2" && pwd -P)
-work=$(mktemp -d)
-trap 'rm -rf -- "$work"' EXIT
+# shellcheck source=tests/gpu/steps.sh
+source "$here/tests/gpu/steps.sh" "$2"
 tar -xzf "$tarball" -C "$work" || exit 1
 prefix=$work/kiln
 export KILN_PREFIX=$prefix KILN_RESULTS=$work/results KILN_REQUIRED=1 PYTHONDONTWRITEBYTECODE=1
 # What the driver compiles of PTX is compiled once, by whichever process comes first.
 export CUDA_CACHE_PATH=$work/cuda CUDA_CACHE_MAXSIZE=4294967296
 mkdir "$KILN_RESULTS"
-log=$output/log.txt
-: >"$log"
-# shellcheck source=tests/gpu/steps.sh
-source "$here/tests/gpu/steps.sh"
 
 build_with_cc() {
     cc -O2 "$here/examples/c/attention.c" -I "$prefix/include" -L "$prefix/lib" -lkiln_flash -lkiln -ldl -lm \

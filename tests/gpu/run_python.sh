@@ -16,15 +16,9 @@ if (($# != 3)); then
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 wheels=$(realpath -- "$1") prefix=$(realpath -- "$2")
-mkdir -p -- "$3"
-output=$(cd -- "$3" && pwd -P)
-work=$(mktemp -d)
-trap 'rm -rf -- "$work"' EXIT
-export KILN_RESULTS=$output PYTHONDONTWRITEBYTECODE=1 XLA_PYTHON_CLIENT_PREALLOCATE=false
-log=$output/log.txt
-: >"$log"
 # shellcheck source=tests/gpu/steps.sh
-source "$here/tests/gpu/steps.sh"
+source "$here/tests/gpu/steps.sh" "$3"
+export KILN_RESULTS=$output PYTHONDONTWRITEBYTECODE=1 XLA_PYTHON_CLIENT_PREALLOCATE=false
 processes=${KILN_PROCESSES:-6}
 
 install() {

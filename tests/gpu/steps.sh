@@ -1,5 +1,12 @@
 # shellcheck shell=bash disable=SC2154,SC2034
-# What the runs here have in common; to be sourced, with $here, $work, $log and $KILN_RESULTS set.
+# What the runs here have in common; to be sourced, with $here set and the output folder as its argument. Makes $work,
+# which is gone at the end; steps want $KILN_RESULTS, a folder, besides.
+mkdir -p -- "$1" || exit 1
+output=$(cd -- "$1" && pwd -P)
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+log=$output/log.txt
+: >"$log"
 failed=0
 
 # step <name> <command...>: runs it; its output goes to the log, its outcome and seconds to the report.
