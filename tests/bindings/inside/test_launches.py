@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import fakes
 import pytest
 from fakes import Array, Exchanged, Older, StandardArray, fp32
@@ -74,20 +76,50 @@ def test_causal(runtime, launched):
     assert (got["window_left"], got["window_right"]) == (7, 0)
 
 
-def test_arrays_that_c_may_look_at(runtime, fake, launched):
-    q, out = Exchanged(SHAPE), Exchanged(SHAPE)
+@pytest.fixture
+def shortcut(runtime):
+    """A way past a framework's dispatcher for the tests' arrays; `made` are its results."""
 
-    def attend(scale: float) -> int:
-        return kiln._core.attend(runtime.handle, q, q, q, out, scale, 1)
+    def make(empty_like=lambda array: Exchanged(array.shape), runtime=lambda: runtime.handle, kind=Exchanged):
+        nothing = SimpleNamespace(_current_level=-1)
+        return kiln._core.Shortcut(kind, empty_like, lambda: False, (lambda: 0,), nothing, runtime)
 
+    return make
+
+
+def test_arrays_that_c_may_look_at(runtime, fake, launched, shortcut):
+    q, way = Exchanged(SHAPE), shortcut()
     for scale, meant in ((0.25, 0.25), (0.0, 0.125), (-(2.0**-149), -(2.0**-149))):
-        assert attend(scale) == 0
+        out = way.attend(q, q, q, scale, 1)
         got, _ = launched("attn_fwd")
         expect(got, {"q": q, "k": q, "v": q, "out": out})
         assert (got["sm_scale"], got["window_right"]) == (fp32(meant), 0)
     before = len(fake.launches())
-    assert [attend(scale) for scale in (1e-50, -1e-50)] == [-1, -1] and len(fake.launches()) == before
-    assert attend(1e300) == kiln.ArgumentError.status and "sm_scale must be a finite" in kiln._core.last_error()
+    assert [way.attend(q, q, q, scale) for scale in (1e-50, -1e-50)] == [None, None]
+    assert way.attend(q, q, q, 1e300) is None and "sm_scale must be a finite" in kiln._core.last_error()
+    way.is_open = False
+    assert way.attend(q, q, q) is None and len(fake.launches()) == before
+
+
+def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):
+    q = Exchanged(SHAPE)
+    refusals = [
+        (shortcut(), (Exchanged(SHAPE, "int64"),) * 3),
+        (shortcut(), (q, q, Exchanged(SHAPE[1:]))),
+        (shortcut(), (q, Array(SHAPE), q)),
+        (shortcut(lambda array: Array(array.shape)), (q, q, q)),
+        (shortcut(kind=Array), (Array(SHAPE),) * 3),  # which offers no table
+        (shortcut(), (Exchanged(SHAPE, strides=(1, 2, 3, 4)), q, q)),
+    ]
+    assert [way.attend(*arrays) for way, arrays in refusals] == [None] * len(refusals) and not fake.launches()
+
+
+def test_a_runtime_is_asked_for_again_once_a_call_failed(runtime, fake, shortcut):
+    q, asked = Exchanged(SHAPE), []
+    way = shortcut(runtime=lambda: asked.append(1) or runtime.handle)
+    assert way.attend(q, q, q) is not None and way.attend(q, q, q) is not None and len(asked) == 1
+    assert way.attend(q, q, q, 1e300) is None and len(asked) == 1
+    assert way.attend(q, q, q) is not None and len(asked) == 2
 
 
 def test_seeds_in_memory(runtime, launched):

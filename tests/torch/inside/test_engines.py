@@ -52,12 +52,23 @@ class Statuses:
         return (None, None, status) if status else ("out", "lse", 0)
 
 
+class Shortcut:
+    """native.shortcut, with one answer to all."""
+
+    def __init__(self, answer: Tensor | None) -> None:
+        self.answer, self.seen = answer, []
+
+    def attend(self, *args: object) -> Tensor | None:
+        self.seen.append(args)
+        return self.answer
+
+
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch):
     def give(*statuses: int) -> Statuses:
         op = Statuses(*statuses)
         monkeypatch.setattr(native, "forward_op", op)
-        monkeypatch.setattr(native, "attended", lambda *args: None)
+        monkeypatch.setattr(native, "shortcut", Shortcut(None))
         monkeypatch.setattr(_core, "last_error", lambda: "a sentence")
         return op
 
@@ -153,26 +164,26 @@ def test_every_status_is_an_exception(answers, status: int) -> None:
 
 
 def test_the_plainest_call_of_the_operator_goes_past_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, out, asked = torch.zeros(2, 3, 4, 8), torch.ones(2, 3, 4, 8), []
-    monkeypatch.setattr(native, "attended", lambda *args: asked.append(args) or out)
-    monkeypatch.setattr(native, "forward_op", Statuses(2, 2, 2, 2))
-    monkeypatch.setattr(_core, "last_error", lambda: "a sentence")
+    q, out, seen = torch.zeros(2, 3, 4, 8), torch.ones(2, 3, 4, 8), []
     attend = torch.ops.kiln.attn_fwd
-    assert attend(q, q, q) == (out, None) and asked == [(q, q, q, 0.0, 0)]
-    refused = [lambda: attend(q, q, q, sinks=torch.zeros(3)), lambda: attend(q, q, q.clone().requires_grad_())]
-    for call in refused:
-        with pytest.raises(UnsupportedError, match="a sentence"):
-            call()
+    monkeypatch.setattr(native, "shortcut", taking := Shortcut(out))
+    monkeypatch.setattr(native, "forward_op", Statuses(2, 2))
+    monkeypatch.setattr(_core, "last_error", lambda: "a sentence")
+    assert attend(q, q, q) == (out, None) and taking.seen == [(q, q, q)]
+    with pytest.raises(UnsupportedError, match="a sentence"):
+        attend(q, q, q, sinks=torch.zeros(3))
+    assert len(taking.seen) == 1
+    monkeypatch.setattr(native, "shortcut", refusing := Shortcut(None))
+    with pytest.raises(UnsupportedError, match="a sentence"):  # what it does not take goes the other way
+        attend(q, q, q)
+    assert refusing.seen
     with torch.autocast("cpu", torch.bfloat16):  # which the operator is told by the dispatcher: it casts
+        monkeypatch.setattr(native, "forward_op", lambda *args: seen.append(args) or (out, None, 0))
         assert attend(q, q, q)[0] is out
-    assert [tensor.dtype for tensor in asked.pop()[:3]] == [torch.bfloat16] * 3
+    assert [tensor.dtype for tensor in seen[0][:3]] == [torch.bfloat16] * 3
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(q)
         assert attend(fake, fake, fake)[0].shape == q.shape
-    monkeypatch.setattr(native, "attended", lambda *args: asked.append(args))
-    with pytest.raises(UnsupportedError, match="a sentence"):  # what it does not take goes the other way
-        attend(q, q, q)
-    assert asked
 
 
 def test_a_call_that_is_recorded_by_the_shortest_way(answers, monkeypatch: pytest.MonkeyPatch) -> None:

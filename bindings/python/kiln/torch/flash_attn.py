@@ -377,4 +377,4 @@ def _with_weights(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> tupl
     rng = draw_rng(q.device)
     out, lse = attention(q, k, v, rng=rng, return_lse=True, **call)
     with torch.no_grad():
-        return out, lse, signed_weights(q, k, lse, rng, call)
+        return out, lse, signed_weights(q, k, rng, call)

@@ -12,8 +12,8 @@ from kiln.torch.functions import dropout_mask
 __all__ = ["signed_weights"]
 
 
-def signed_weights(q: Tensor, k: Tensor, lse: Tensor, rng: Tensor, call: dict[str, Any]) -> Tensor:
-    """The softmax's weights, computed from the log-sum-exps; a dropped one is negative, also where it rounds to 0."""
+def signed_weights(q: Tensor, k: Tensor, rng: Tensor, call: dict[str, Any]) -> Tensor:
+    """The softmax's weights; a dropped one is negative, also where it rounds to 0."""
     packed = "cu_seqlens_q" in call
     bounds = [call[f"cu_seqlens_{x}"].tolist() for x in "qk"] if packed else None
     batch = len(bounds[0]) - 1 if packed else q.shape[0]
@@ -23,12 +23,13 @@ def signed_weights(q: Tensor, k: Tensor, lse: Tensor, rng: Tensor, call: dict[st
     for b in range(batch):
         if packed:
             rows, keys = (slice(*at[b : b + 2]) for at in bounds)
-            queries, keyed, log = q[rows], k[keys], lse[:, rows]
+            queries, keyed = q[rows], k[keys]
         else:
-            queries, keyed, log = q[b], k[b], lse[b]
+            queries, keyed = q[b], k[b]
         scores, hidden = _scores(queries, keyed, b, call)
-        log = log[..., None]
-        exact = torch.exp(scores - log).masked_fill(hidden | (log == -torch.inf), 0.0).to(q.dtype)
+        # Not by the call's log-sum-exps: of scores of a few hundred those are known to 1e-5, and no weight better.
+        exact = scores.masked_fill(hidden, -torch.inf).softmax(2)
+        exact = exact.masked_fill(hidden, 0.0).to(q.dtype)  # also of rows that see nothing
         place = (b, slice(None), slice(scores.shape[1]), slice(scores.shape[2]))
         dropped = (signs[place] < 0) & ~hidden
         weights[place] = torch.where(dropped, -exact.clamp(min=torch.finfo(q.dtype).tiny), exact)

@@ -296,10 +296,8 @@ class _Quick(torch._ops.OpOverloadPacket):
 
     def __call__(self, /, *args, **kwargs):
         given = len(args)
-        if given == 3 and not kwargs and is_plain(*args) and not wants_gradient(*args):
-            out = native.attended(*args, 0.0, 0)
-            if out is not None:
-                return out, None
+        if given == 3 and not kwargs and (out := native.shortcut.attend(*args)) is not None:
+            return out, None
         if given < 3 or given > operators.FORWARD_ARGUMENTS or is_compiling():
             return super().__call__(*args, **kwargs)
         if not kwargs:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import kiln
 from kiln import _core, errors
@@ -64,7 +65,6 @@ _registrations = torch.library.Library("kiln_native", "IMPL")
 for _name in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
     _registrations.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
-attend, empty_like = _core.attend, torch.empty_like
 # Beneath OpOverload's own Python frame.
 forward_op: Callable = torch.ops.kiln_native.attn_fwd.default._op
 _backward_op: Callable = torch.ops.kiln_native.attn_bwd.default._op
@@ -84,28 +84,6 @@ _log = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p)(
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_log))
 _library.kiln_torch_set_log(_log, None, _MOST_MESSAGES)
 
-# Of runtime(), for attended(); 0: not known, or no longer it.
-_handle = 0
-
-
-def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, flags: int) -> Tensor | None:
-    """attn_fwd of four-dimensional tensors alone, past PyTorch's dispatcher: real tensors that want no gradient.
-
-    Returns:
-        None: it is another call, or a refused one; nothing was done.
-    """
-    global _handle
-    if not _handle:
-        _handle = runtime()
-    try:
-        out = empty_like(q)
-    except torch.OutOfMemoryError:
-        return None  # which the other way says in our words
-    if attend(_handle, q, k, v, out, scale, flags):
-        _handle = 0
-        return None
-    return out
-
 
 def runtime() -> int:
     """The kiln_t that all calls share, for `kiln._core.Runtime.borrow`; it stays open as long as the process."""
@@ -113,6 +91,24 @@ def runtime() -> int:
     if status := _library.kiln_torch_runtime(ctypes.byref(handle)):
         fail(status)
     return handle.value
+
+
+def make_shortcut(
+    runtime: Callable[[], int], empty_like: Callable[[Tensor], Tensor] = torch.empty_like
+) -> _core.Shortcut:
+    """attn_fwd of four-dimensional tensors alone, past PyTorch's dispatcher.
+
+    Its attend() takes tensors of no subclass, on a device, of which no gradient is wanted, where nothing traces,
+    transforms or casts what this thread calls. It gives None for all others, and for what is refused.
+    """
+    others = (
+        torch.is_autocast_enabled, torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+    )  # fmt: skip
+    return _core.Shortcut(Tensor, empty_like, torch.is_grad_enabled, others, forward_ad, runtime)
+
+
+# Open while this engine runs.
+shortcut = make_shortcut(runtime)
 
 
 def attn_fwd(
@@ -146,7 +142,7 @@ def attn_fwd(
     )  # fmt: skip
     rest = (softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right)
     if rest == _PLAIN:
-        if extras is NO_EXTRAS and flags < RETURN_LSE and (out := attended(q, k, v, scale, flags)) is not None:
+        if extras is NO_EXTRAS and flags < RETURN_LSE and (out := shortcut.attend(q, k, v, scale, flags)) is not None:
             return out, None
         out, lse, status = forward_op(q, k, v, extras, which, flags, scale)
     else:

@@ -54,6 +54,7 @@ def set_engine(new: Engine | None) -> Engine | ModuleType | None:
     """
     global _engine, state
     before, _engine = _engine, native if new is None else new
+    native.shortcut.is_open = _engine is native
     state = uuid.uuid4().hex
     return None if before is native else before
 

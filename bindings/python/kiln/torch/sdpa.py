@@ -68,10 +68,7 @@ def shortest(
     Raises:
         KilnError: no kernel serves it.
     """
-    if (
-        attn_mask is not None or type(dropout_p) not in _NUMBERS or dropout_p
-        or not functions.is_plain(query, key, value)
-    ):  # fmt: skip
+    if attn_mask is not None or type(dropout_p) not in _NUMBERS or dropout_p:
         return None
     flags = native.ALIKE
     if is_causal is True:
@@ -88,10 +85,12 @@ def shortest(
         scale = functions.given_scale(scale)
     else:
         return None
+    if (out := native.shortcut.attend(query, key, value, scale, flags)) is not None:
+        return out
+    if not functions.is_plain(query, key, value):
+        return None
     if functions.wants_gradient(query, key, value):
         return functions.recorded(query, key, value, flags, scale)
-    if (out := native.attended(query, key, value, scale, flags)) is not None:
-        return out
     try:
         out, _, status = native.forward_op(query, key, value, native.NO_EXTRAS, 0, flags, scale)
     except NotImplementedError:  # nested tensors
