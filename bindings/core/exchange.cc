@@ -162,6 +162,28 @@ class Shortcut {
   uintptr_t known_ = 0;      // of runtime_; 0: not known, or no longer it
 };
 
+// Of attend_or(); `self` is the shortcut and the other function.
+PyObject* call_or(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  if (count == kArrays - 1 && !names) {
+    auto* shortcut = nb::inst_ptr<Shortcut>(PyTuple_GetItem(self, 0));
+    try {
+      nb::object out = shortcut->attend(arguments[0], arguments[1], arguments[2], 0.0, 0);
+      if (!out.is_none()) return PyTuple_Pack(2, out.ptr(), Py_None);
+    } catch (nb::python_error& error) {
+      error.restore();
+      return nullptr;
+    }
+  }
+  return PyObject_Vectorcall(PyTuple_GetItem(self, 1), arguments, static_cast<size_t>(count), names);
+}
+
+nb::object attend_or(nb::handle shortcut, nb::callable otherwise) {
+  static PyMethodDef method = {"attend_or", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_or)),
+                               METH_FASTCALL | METH_KEYWORDS, nullptr};
+  nb::object self = nb::make_tuple(shortcut, otherwise);
+  return nb::steal(PyCFunction_NewEx(&method, self.ptr(), nullptr));
+}
+
 }  // namespace
 
 void define_exchange(nb::module_& module) {
@@ -185,7 +207,12 @@ void define_exchange(nb::module_& module) {
            "The result, once it is enqueued; None where it is no call for here or was refused: nothing was launched "
            "then.\n"
            "\n"
-           "Flags: 1 causal, 2 bottom right, 4 rows first, 1024 only if q and k have as many heads.");
+           "Flags: 1 causal, 2 bottom right, 4 rows first, 1024 only if q and k have as many heads.")
+      .def("attend_or", &attend_or, nb::arg("otherwise"),
+           nb::sig("def attend_or(self, otherwise: Callable) -> Callable"),
+           "A function that of three arrays alone gives (attend(), None), and of what that does not take, and of all "
+           "other arguments, what\n"
+           "`otherwise` gives: without a frame of Python's, which is a twentieth of such a call.");
 }
 
 }  // namespace kiln_python

@@ -114,6 +114,27 @@ def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):
     assert [way.attend(*arrays) for way, arrays in refusals] == [None] * len(refusals) and not fake.launches()
 
 
+def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):
+    q, q2, seen = Exchanged(SHAPE), Exchanged(SHAPE), []
+    function = shortcut().attend_or(lambda *given, **named: seen.append((given, named)) or "another")
+    out, nothing = function(q, q2, q)
+    got, _ = launched("attn_fwd")
+    expect(got, {"q": q, "k": q2, "v": q, "out": out})
+    assert nothing is None and not seen
+    calls = [((q, q, Array(SHAPE)), {}), ((q, q), {}), ((q, q, q, None), {}), ((q, q, q), {"causal": True}), ((), {})]
+    assert [function(*given, **named) for given, named in calls] == ["another"] * len(calls) and seen == calls
+    with pytest.raises(ZeroDivisionError):
+        shortcut().attend_or(lambda: 1 / 0)()
+    with pytest.raises(KeyboardInterrupt):
+        shortcut(interrupted).attend_or(print)(q, q, q)
+    with pytest.raises(TypeError):
+        shortcut().attend_or(None)
+
+
+def interrupted(array: Array) -> Array:
+    raise KeyboardInterrupt
+
+
 def test_a_runtime_is_asked_for_again_once_a_call_failed(runtime, fake, shortcut):
     q, asked = Exchanged(SHAPE), []
     way = shortcut(runtime=lambda: asked.append(1) or runtime.handle)

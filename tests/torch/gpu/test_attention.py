@@ -381,3 +381,26 @@ def test_memory_that_runs_out() -> None:
         kt.attention(q, q[:, :, :8], q[:, :, :8])
     assert isinstance(caught.value, KilnError)
     torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("heads_kv, layout", [(4, "plain"), (2, "plain"), (4, "transposed"), (4, "strided")])
+def test_plain_calls_go_past_the_dispatcher(monkeypatch, dtype, heads_kv, layout):
+    """Where tensors allow it; what the dispatcher's way gives is the same to the bit."""
+    q, k, v = (random(2, heads, 100, 64, dtype=dtype) for heads in (4, heads_kv, heads_kv))
+    if layout == "transposed":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    elif layout == "strided":
+        q, k, v = (x.repeat(1, 1, 1, 2)[..., :64] for x in (q, k, v))
+    attend = torch.ops.kiln.attn_fwd
+    expected, _ = attend.default(q, k, v)
+
+    def forbidden(*args: object) -> None:
+        raise AssertionError("went by the dispatcher")
+
+    monkeypatch.setattr(native, "forward_op", forbidden)
+    by_operator, lse = attend(q, k, v)
+    by_function, by_pytorch = kt.attention(q, k, v), kt.scaled_dot_product_attention(q, k, v, enable_gqa=heads_kv < 4)
+    assert lse is None
+    for out in (by_operator, by_function, by_pytorch):
+        assert torch.equal(out, expected) and out.stride() == expected.stride()

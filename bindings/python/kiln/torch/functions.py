@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -290,14 +292,12 @@ def _fp32(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()
 
 
-class _Quick(torch._ops.OpOverloadPacket):
+class _Packet(torch._ops.OpOverloadPacket):
     """torch.ops.kiln.attn_fwd, which takes the same ways as attention() does: the dispatcher's, where there is more to
     a call than real tensors, and a shorter one where there is not."""
 
     def __call__(self, /, *args, **kwargs):
         given = len(args)
-        if given == 3 and not kwargs and (out := native.shortcut.attend(*args)) is not None:
-            return out, None
         if given < 3 or given > operators.FORWARD_ARGUMENTS or is_compiling():
             return super().__call__(*args, **kwargs)
         if not kwargs:
@@ -312,4 +312,7 @@ class _Quick(torch._ops.OpOverloadPacket):
 
 
 _PLACES = {name: place for place, name in enumerate(operators.FORWARD_NAMES)}
-torch.ops.kiln.attn_fwd.__class__ = _Quick
+# Plain calls are taken before a frame of Python's is made, the others get to the method above.
+_packet = torch.ops.kiln.attn_fwd
+_packet.__class__ = _Packet
+_Packet.__call__ = native.shortcut.attend_or(partial(_Packet.__call__, _packet))
