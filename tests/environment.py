@@ -1,7 +1,7 @@
 """Makes the tests' virtual environment from the locks and prints its Python; `python -I -B environment.py FOLDER`.
 
-The toolchain's packages are installed as a build does it; those of requirements.lock, and of torch.lock if
-KILN_TEST_TORCH is 1, through the package client. A second run with the same locks does nothing.
+The toolchain's packages are installed as a build does it; those of requirements.lock, and of torch.lock
+and transformers.lock if KILN_TEST_TORCH is 1, through the package client. A second run with the same locks does nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> int:
 def _install_tests(python: Path) -> None:
     locks = [ROOT / "tests" / "requirements.lock"]
     if os.environ.get("KILN_TEST_TORCH") == "1":
-        locks.append(ROOT / "tests" / "torch.lock")
+        locks += [ROOT / "tests" / "torch.lock", ROOT / "tests" / "transformers.lock"]
     stamp = python.parents[1] / "tests-stamp"
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in locks)).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:

@@ -1,7 +1,6 @@
 """kiln.torch.register_transformers: see inside/test_transformers_*.py.
 
-Hugging Face Transformers and what it needs are not among the locked packages: without them only what is refused is
-tested. `pip install transformers` into the tests' environment, 5.4 or later, brings the rest.
+KILN_TEST_TORCH=1 installs Hugging Face Transformers besides PyTorch; without it only what is refused is tested.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ VARIABLES: Mapping[str, str] = {
     "KILN_PACK_PATH": "where libkiln.so looks for packs",
     "KILN_TEST_VENV": "where test.sh keeps its packages",
     "KILN_TEST_LINT": "0: test.sh without linters",
-    "KILN_TEST_TORCH": "1: test.sh installs PyTorch too",
+    "KILN_TEST_TORCH": "1: test.sh installs PyTorch and Transformers too",
     "KILN_TEST_REQUIRED": "words: a test that is skipped for want of one of them fails; 1: all but those for a GPU",
 }
 # fmt: on

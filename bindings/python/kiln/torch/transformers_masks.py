@@ -133,6 +133,8 @@ def make_mask(
         mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, allow_is_causal_skip=False,
         allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device, **others,
     )  # fmt: skip
+    if q_length == 1:
+        mask = mask.contiguous()  # else generate() hands on a copy that is, without the attribute
     if pattern is not None and visible is not None:
         pattern.keys = visible[:, None, None, :]
     if pattern is None and attention_mask is None:
@@ -211,11 +213,17 @@ def _span(mask: Tensor) -> tuple[Tensor, Tensor] | None:
 _AND_CODE = masking_utils.and_masks().__code__
 _PACKED_CODE = masking_utils.packed_sequence_mask_function(None).__code__
 _WINDOW_CODE = masking_utils.sliding_window_overlay(1).__code__
+# Of Transformers that have masks ask for positions within each sequence: within one they count on from key to key, so
+# that causality and windows are what they were.
+_REMAP = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
+_REMAPPED_CODE = None if _REMAP is None else _REMAP(None, None).__code__
 
 
 def _packed(mask_function: Callable) -> Pattern | None:
     """Of a mask of packed sequences, causal and maybe within a window, and nothing else."""
     base, packed = _parts(mask_function)
+    if _REMAPPED_CODE is not None and getattr(packed, "__code__", None) is _REMAPPED_CODE:
+        base, packed = _held(packed, "mask_function"), base
     if getattr(packed, "__code__", None) is not _PACKED_CODE:
         return None
     pattern = Pattern(causal=True, packed=True, is_whole=False)
@@ -251,7 +259,8 @@ def _parts(mask_function: Callable) -> tuple[Callable | None, Callable | None]:
     return parts if len(parts) == 2 else (None, None)
 
 
-def _held(function: Callable) -> Any:
-    """What the only variable that a function closes over holds."""
-    (cell,) = function.__closure__
+def _held(function: Callable, name: str | None = None) -> Any:
+    """What the variable of this name that a function closes over holds; None: the only one."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__))
+    (cell,) = cells.values() if name is None else (cells[name],)
     return cell.cell_contents
