@@ -1,7 +1,7 @@
 """Makes the tests' virtual environment from the locks and prints its Python; `python -I -B environment.py FOLDER`.
 
-The toolchain's packages are installed as a build does it; those of requirements.lock, and of torch.lock
-and transformers.lock if KILN_TEST_TORCH is 1, through the package client. A second run with the same locks does nothing.
+The toolchain's packages are installed as a build does it; those of requirements.lock, and of torch.lock and
+transformers.lock if KILN_TEST_TORCH is 1, through the package client. A second run with the same locks does nothing.
 """
 
 from __future__ import annotations

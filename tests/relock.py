@@ -1,4 +1,4 @@
-"""Writes requirements.lock, torch.lock and transformers.lock from their .in files: each pinned package with the hashes of its files.
+"""Writes the .lock files beside it from their .in files: each pinned package with the hashes of its files.
 
 Uses the package client's own configuration, as `kiln fetch --relock` does: `python tests/relock.py`.
 """
@@ -26,8 +26,7 @@ from kiln.relock import locked_files  # noqa: E402
 def main() -> None:
     registry = Registry(read_configuration())
     pythons = read_lock(HERE.parent / "input" / LOCK_NAME).pythons
-    for name in ("requirements.in", "torch.in", "transformers.in"):
-        source = HERE / name
+    for source in sorted(HERE.glob("*.in")):
         _write(source.with_suffix(".lock"), _locked(source, pythons, registry))
 
 
