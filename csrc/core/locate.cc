@@ -1,5 +1,6 @@
 // Where packs are searched for, and which are trusted.
 #include <stdio.h>
+#include <unistd.h>
 
 #include "runtime.h"
 
@@ -38,7 +39,12 @@ bool look_in(Search& search, const char* folder, size_t length, const char* belo
     log(options, KILN_LOG_INFO, "opened %s", path);
     return true;
   }
-  if (status == KILN_E_PACK_NOT_FOUND) return false;
+  if (status == KILN_E_PACK_NOT_FOUND) {
+    path[length] = '\0';
+    // Who named it may have mistyped it; the one beside the library nobody named.
+    if (!*below && access(path, F_OK) != 0) log(options, KILN_LOG_WARNING, "passed over: there is no folder %s", path);
+    return false;
+  }
   // Going on is no fallback: a pack of the right digest is the same pack wherever it lies.
   log(options, KILN_LOG_WARNING, "passed over: %s", kiln_error());
   if (search.status == KILN_E_PACK_NOT_FOUND) {

@@ -68,6 +68,9 @@ def test_not_found_says_where_it_looked(opened, away, tmp_path, monkeypatch):
         f"there is no pack {FILE} in {tmp_path}/a, {tmp_path}/b, /nowhere, /never, {away}/kiln.images;"
         in failure.value.sentence
     )
+    for folder in (tmp_path / "a", tmp_path / "b", "/nowhere", "/never"):
+        assert (1, f"passed over: there is no folder {folder}") in kiln.messages
+    assert not any("kiln.images" in message for level, message in kiln.messages if level == 1)
     # nothing is remembered of a search that failed
     put(tmp_path / "b", good())
     run(kiln)

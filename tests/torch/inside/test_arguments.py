@@ -26,6 +26,8 @@ ATTENTION = [
     ({"k": T.numpy()}, "k must be a tensor, and is a numpy.ndarray"),
     ({"v": "v"}, "v must be a tensor, and is a str"),
     ({"scale": "x"}, "scale must be a number or None, and is 'x'"),
+    ({"q": T[0, 0, 0], "bias": T}, "q is on the CPU; all tensors must be on one CUDA or ROCm device"),
+    ({"k": T[0, 0, 0], "bias": T}, "q is on the CPU; all tensors must be on one CUDA or ROCm device"),
     ({"softcap": None}, "softcap must be a number, and is None"),
     ({"window": 5}, "window must be two integers, (left, right), and is 5"),
     ({"window": (1, 2, 3)}, "window must be two integers, (left, right), and is (1, 2, 3)"),

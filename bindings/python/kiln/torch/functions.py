@@ -110,7 +110,7 @@ def normalized(
     """The arguments of attn_fwd, in its order, that those of `attention` mean: each in the dtype and form it takes."""
     left, right = window
     if bias is not None or alibi_slopes is not None or sinks is not None:
-        if bias is not None:
+        if bias is not None and min(q.dim(), k.dim()) > 2:  # else the call is refused for q or k
             at = -3 if rows_first else -2
             rows = max_seqlen_q if cu_seqlens_q is not None and max_seqlen_q else q.shape[at]
             keys = max_seqlen_k if cu_seqlens_k is not None and max_seqlen_k else k.shape[at]
