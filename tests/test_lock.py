@@ -51,6 +51,16 @@ def test_no_lock_names_an_index():
         assert "://" not in path.read_text(), path
 
 
+def test_no_folder_of_tests_is_taken_for_a_package():
+    """Where a package is missing Python takes a folder of its name on its path for one, and nothing is skipped."""
+    tests = Path(__file__).parent
+    locked = "\n".join(path.read_text() for path in tests.glob("*.lock"))
+    packages = {*re.findall(r"^([\w.-]+)==", locked, re.MULTILINE)}
+    packages |= {package.name for package in read_lock(INPUT / LOCK_NAME).packages}
+    assert {"torch", "triton", "pytest"} <= packages
+    assert not {name.lower() for name in packages} & {path.name for path in tests.iterdir() if path.is_dir()}
+
+
 def without_packages(monkeypatch):
     for name in ("yaml", "msgspec"):
         monkeypatch.setitem(sys.modules, name, None)

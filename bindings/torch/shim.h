@@ -1,6 +1,6 @@
 // What Kiln takes of libtorch: C functions of its stable interface, all of which PyTorch 2.10 and every later release
 // has. They are declared here, so that one binary is built without PyTorch and serves every PyTorch from 2.10 on;
-// tests/torch/test_shim.py compares the declarations with PyTorch's own headers, and libtorch.symbols with this list.
+// tests/pytorch/test_shim.py compares the declarations with PyTorch's own headers, and libtorch.symbols with this list.
 //
 // None of them lets a C++ exception out: each returns 0, or has reported what happened and returns another number.
 #pragma once

@@ -42,7 +42,7 @@ host_time() {
 }
 
 train() {
-    PYTHONPATH=$work/site python3 "$here/tests/torch/gpu/train_gpt.py" "$output"
+    PYTHONPATH=$work/site python3 "$here/tests/pytorch/gpu/train_gpt.py" "$output"
 }
 
 example() {
@@ -60,7 +60,7 @@ if ((!failed)); then
     example >"$work/example.out" 2>&1 &
     beside=$!
     step "arrays" package_tests tests/bindings/gpu
-    step "kiln.torch" package_tests tests/torch/gpu "${several[@]}"
+    step "kiln.torch" package_tests tests/pytorch/gpu "${several[@]}"
     step "a small GPT" train
     step "example, libtorch" finished "$beside" "$work/example.out"
 fi

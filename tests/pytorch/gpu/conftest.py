@@ -1,6 +1,6 @@
 """kiln.torch on real hardware, with whatever PyTorch is there:
 
-    PYTHONPATH=<where the wheels are unpacked> python3 -m pytest -c tests/torch/gpu/pytest.ini tests/torch/gpu
+    PYTHONPATH=<where the wheels are unpacked> python3 -m pytest -c tests/pytorch/gpu/pytest.ini tests/pytorch/gpu
 
 Needs a GPU, PyTorch from 2.10 on, and Kiln's package with images of the GPU. Where `kiln` is the generator, as in the
 whole suite, there is nothing to collect here; with KILN_REQUIRED=1 that, or no GPU, is an error.

@@ -1,6 +1,6 @@
 """A small GPT, trained from one seed with Kiln's attention and with PyTorch's: are the losses those of each other?
 
-    PYTHONPATH=<wheels> python3 tests/torch/gpu/train_gpt.py FOLDER [--steps 200]
+    PYTHONPATH=<wheels> python3 tests/pytorch/gpu/train_gpt.py FOLDER [--steps 200]
 
 Leaves FOLDER/gpt.json with the losses of each step, and FOLDER/gpt.svg where matplotlib is installed (elsewhere later,
 by --plot). Fails where Kiln's curve is farther from PyTorch's than twice what PyTorch's own kernels are from one
