@@ -3,6 +3,7 @@
 // type offers. It takes the calls that need nothing else, and leaves all others to whoever asked.
 #include "exchange.h"
 
+#include <exception>
 #include <vector>
 
 #include "dlpack.h"
@@ -11,8 +12,7 @@
 namespace kiln_python {
 namespace {
 
-constexpr int kLeft = -1;                                                    // not a call for here
-constexpr int kArrays = 4;                                                   // q, k, v, out
+constexpr int kInputs = 3;                                                   // q, k, v
 enum { kCausal = 1, kBottomRight = 2, kRowsFirst = 4, kEqualHeads = 1024 };  // as bindings/torch/call.h has them
 
 // Null: the type offers none, or one of another version.
@@ -53,39 +53,24 @@ bool queue_of(const DlExchange& table, const DlDevice& device, kiln_queue* out) 
   return true;
 }
 
-// Looks at the arrays, all of the table's type; false, without a Python error, where it cannot be done here.
-bool look(const DlExchange& table, const nb::handle (&arrays)[kArrays], bool rows_first, kiln_tensor* views,
-          kiln_queue* queue) {
-  DlTensor seen[kArrays];
-  bool is_taken = true;
-  for (int i = 0; i < kArrays && is_taken; ++i)
-    is_taken = table.view(arrays[i].ptr(), &seen[i]) == 0 && seen[i].device.type == seen[0].device.type &&
-               seen[i].device.id == seen[0].device.id && describe(seen[i], rows_first, &views[i]);
-  is_taken = is_taken && queue_of(table, seen[0].device, queue);
+// Looks at an array of the table's type; false, without a Python error, where it is not for here.
+bool look(const DlExchange& table, nb::handle array, bool rows_first, DlTensor* seen, kiln_tensor* view) {
+  if (table.view(array.ptr(), seen) == 0 && describe(*seen, rows_first, view)) return true;
   PyErr_Clear();
-  return is_taken;
+  return false;
 }
 
-// A kiln_status, or kLeft.
-int attend(const DlExchange& table, kiln_t runtime, const nb::handle (&arrays)[kArrays], double scale, int flags) {
-  kiln_tensor views[kArrays] = {};
-  kiln_queue queue;
-  const float sm_scale = static_cast<float>(scale);
-  if (sm_scale == 0 && scale != 0) return kLeft;  // it would be the default
-  if (!look(table, arrays, flags & kRowsFirst, views, &queue)) return kLeft;
-  if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return kLeft;
-  // An out that was made like q lies as it is promised only if q's batches are outermost, and nothing is repeated.
-  const kiln_tensor& query = views[0];
-  if (query.strides[0] < query.strides[1] || query.strides[0] < query.strides[2]) return kLeft;
+bool is_on(const DlTensor& seen, const DlDevice& device) {
+  return seen.device.type == device.type && seen.device.id == device.id;
+}
+
+// Whether an array that is made like q lies as it is promised, which asks that v is as wide; and that nothing of q is
+// repeated.
+bool is_model(const kiln_tensor& q, const kiln_tensor& v, bool rows_first) {
   for (int i = 0; i < 3; ++i)
-    if (query.sizes[i] > 1 && query.strides[i] <= 0) return kLeft;
-  kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
-  params.q = &views[0], params.k = &views[1], params.v = &views[2], params.out = &views[3];
-  params.sm_scale = sm_scale;
-  params.causal = flags & kCausal;
-  params.bottom_right = flags & kBottomRight;
-  nb::gil_scoped_release released;
-  return kiln_attn_fwd(runtime, &queue, &params);
+    if (q.sizes[i] > 1 && q.strides[i] <= 0) return false;
+  if (q.strides[0] < q.strides[1] || q.strides[0] < q.strides[2]) return false;
+  return q.sizes[3] == v.sizes[3] && !(rows_first && q.strides[1] > q.strides[2]);
 }
 
 // Throws nb::python_error.
@@ -95,7 +80,10 @@ bool is_true(const nb::object& value) {
   return truth;
 }
 
-// The shortest way for the arrays of one framework, and what tells whether a call may take it. With the GIL.
+// The shortest way for PyTorch's plain tensors, and what tells whether a call may take it. With the GIL.
+//
+// A tensor whose negative bit is set would be taken for what its memory says; but whatever has one, an imaginary part,
+// has no contiguous last dimension.
 class Shortcut {
  public:
   Shortcut(nb::type_object type, nb::callable empty_like, nb::callable records, const nb::tuple& others,
@@ -114,30 +102,53 @@ class Shortcut {
   bool is_open = true;
 
   nb::object attend(nb::handle q, nb::handle k, nb::handle v, double scale, int flags) {
-    if (!is_open || !table_ || !is_plain({q, k, v})) return nb::none();
+    const nb::handle inputs[] = {q, k, v};
+    if (!is_open || !table_ || !is_plain(inputs)) return nb::none();
+    const float sm_scale = static_cast<float>(scale);
+    if (sm_scale == 0 && scale != 0) return nb::none();  // it would be the default
+    const bool rows_first = flags & kRowsFirst;
+    kiln_tensor views[kInputs] = {}, result = {};
+    DlTensor seen[kInputs], made;
+    for (int i = 0; i < kInputs; ++i)
+      if (!look(*table_, inputs[i], rows_first, &seen[i], &views[i]) || !is_on(seen[i], seen[0].device))
+        return nb::none();
+    if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return nb::none();
+    kiln_queue queue;
+    if (!is_model(views[0], views[2], rows_first) || !queue_of(*table_, seen[0].device, &queue)) return nb::none();
+
     if (!known_) known_ = nb::cast<uintptr_t>(runtime_());
     nb::object out = made_like(q);
-    if (!out.is_valid() || !is_ours(out)) return nb::none();
-    const int status = kiln_python::attend(*table_, reinterpret_cast<kiln_t>(known_), {q, k, v, out}, scale, flags);
-    if (status == KILN_OK) return out;
-    if (status != kLeft) known_ = 0;  // the process may have forked
-    return nb::none();
+    if (!out.is_valid() || !is_ours(out) || !look(*table_, out, rows_first, &made, &result)) return nb::none();
+    kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
+    params.q = &views[0], params.k = &views[1], params.v = &views[2], params.out = &result;
+    params.sm_scale = sm_scale;
+    params.causal = flags & kCausal;
+    params.bottom_right = flags & kBottomRight;
+    const kiln_status status = enqueue(reinterpret_cast<kiln_t>(known_), queue, params);
+    if (status == KILN_E_FORKED) known_ = 0;
+    return status == KILN_OK ? out : nb::none();
   }
 
  private:
   static nb::object interned(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
 
+  static kiln_status enqueue(kiln_t kiln, const kiln_queue& queue, const kiln_attn_fwd_params& params) {
+    nb::gil_scoped_release released;
+    return kiln_attn_fwd(kiln, &queue, &params);
+  }
+
   bool is_ours(nb::handle array) const { return reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) == type_.ptr(); }
 
-  bool is_plain(const nb::handle (&inputs)[kArrays - 1]) const {
+  bool is_plain(const nb::handle (&inputs)[kInputs]) const {
     for (nb::handle input : inputs)
       if (!is_ours(input)) return false;
     if (is_true(records_()))
       for (nb::handle input : inputs)
         if (is_true(attribute(input, requires_grad_))) return false;
+    if (nb::cast<long>(attribute(forward_ad_, level_)) >= 0) return false;
     for (const nb::object& other : others_)
       if (is_true(other())) return false;
-    return nb::cast<long>(attribute(forward_ad_, level_)) < 0;
+    return true;
   }
 
   static nb::object attribute(nb::handle of, const nb::object& name) {
@@ -156,6 +167,7 @@ class Shortcut {
     }
   }
 
+  // Never collected where they know it in turn: there is one of it, which lives as long as the process.
   nb::object type_, empty_like_, records_, forward_ad_, runtime_, level_, requires_grad_;
   std::vector<nb::object> others_;
   const DlExchange* table_;  // its type's, which never goes
@@ -164,7 +176,7 @@ class Shortcut {
 
 // Of attend_or(); `self` is the shortcut and the other function.
 PyObject* call_or(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
-  if (count == kArrays - 1 && !names) {
+  if (count == kInputs && !names) {
     auto* shortcut = nb::inst_ptr<Shortcut>(PyTuple_GetItem(self, 0));
     try {
       nb::object out = shortcut->attend(arguments[0], arguments[1], arguments[2], 0.0, 0);
@@ -172,15 +184,18 @@ PyObject* call_or(PyObject* self, PyObject* const* arguments, Py_ssize_t count, 
     } catch (nb::python_error& error) {
       error.restore();
       return nullptr;
+    } catch (const std::exception& error) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
+      return nullptr;
     }
   }
   return PyObject_Vectorcall(PyTuple_GetItem(self, 1), arguments, static_cast<size_t>(count), names);
 }
 
-nb::object attend_or(nb::handle shortcut, nb::callable otherwise) {
+nb::object attend_or(Shortcut& shortcut, nb::callable otherwise) {
   static PyMethodDef method = {"attend_or", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_or)),
                                METH_FASTCALL | METH_KEYWORDS, nullptr};
-  nb::object self = nb::make_tuple(shortcut, otherwise);
+  nb::object self = nb::make_tuple(nb::find(shortcut), otherwise);
   return nb::steal(PyCFunction_NewEx(&method, self.ptr(), nullptr));
 }
 
@@ -189,30 +204,31 @@ nb::object attend_or(nb::handle shortcut, nb::callable otherwise) {
 void define_exchange(nb::module_& module) {
   nb::class_<Shortcut>(
       module, "Shortcut",
-      "Plain attention past a framework's dispatcher, on the current stream, for arrays of a type that "
-      "lets C look at them.")
+      "Plain attention past PyTorch's dispatcher, on the current stream, for tensors that C may look at.")
       .def(nb::init<nb::type_object, nb::callable, nb::callable, nb::tuple, nb::handle, nb::callable>(),
            nb::arg("type"), nb::arg("empty_like"), nb::arg("records"), nb::arg("others"), nb::arg("forward_ad"),
            nb::arg("runtime"),
-           "type: of all arrays. empty_like: makes the result of q. records: whether this thread records gradients; "
-           "then "
-           "no array may want one.\n"
-           "others: functions that must give something false for a call to be taken. forward_ad: that module. runtime: "
-           "gives the address of a\n"
-           "runtime, and is asked again after a call failed.")
+           "type: of all tensors.\n"
+           "empty_like: makes the result of q.\n"
+           "records: whether this thread records gradients; then no tensor may want one.\n"
+           "others: functions that must give something false for a call to be taken.\n"
+           "forward_ad: torch.autograd.forward_ad, none of whose levels may be open.\n"
+           "runtime: gives the address of a runtime; asked again after a fork.")
       .def_rw("is_open", &Shortcut::is_open, "False: it takes no call.")
       .def("attend", &Shortcut::attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(),
            nb::arg("scale") = 0.0, nb::arg("flags") = 0,
            nb::sig("def attend(self, q: object, k: object, v: object, scale: float = 0.0, flags: int = 0) -> object"),
-           "The result, once it is enqueued; None where it is no call for here or was refused: nothing was launched "
-           "then.\n"
+           "The result, once it is enqueued.\n"
            "\n"
+           "None: it is no call for here or was refused; nothing was launched.\n"
            "Flags: 1 causal, 2 bottom right, 4 rows first, 1024 only if q and k have as many heads.")
       .def("attend_or", &attend_or, nb::arg("otherwise"),
            nb::sig("def attend_or(self, otherwise: Callable) -> Callable"),
-           "A function that of three arrays alone gives (attend(), None), and of what that does not take, and of all "
-           "other arguments, what\n"
-           "`otherwise` gives: without a frame of Python's, which is a twentieth of such a call.");
+           "A function that of three tensors alone gives (attend(), None).\n"
+           "\n"
+           "Of what that does not take, and of all other arguments, it gives what `otherwise` does. No frame of "
+           "Python's "
+           "is made before.");
 }
 
 }  // namespace kiln_python

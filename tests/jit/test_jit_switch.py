@@ -1,5 +1,5 @@
-"""kiln.jit.enable(), disable() and use(): what runs kiln.torch's operators, on and off in one process. tests/pytorch runs
-kiln.torch itself on the engine."""
+"""kiln.jit.enable(), disable() and use(): what runs kiln.torch's operators, on and off in one process.
+tests/pytorch runs kiln.torch itself on the engine."""
 
 from __future__ import annotations
 

@@ -10,17 +10,11 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "test_arguments.py",
-        "test_sdpa.py",
-        "test_routing.py",
-        "test_operators.py",
-        "test_engines.py",
-        "test_interpreted.py",
-    ],
-)
+OTHERS = ("test_flash_attn", "test_native_calls", "test_transformers")  # which have files of their own here
+FILES = sorted(path.name for path in insides.INSIDE.glob("test_*.py") if not path.name.startswith(OTHERS))
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_inside(site: Path, name: str) -> None:
     for package in ("torch", "triton") if name == "test_interpreted.py" else ("torch",):
         pytest.importorskip(package, reason=f"needs {package}")

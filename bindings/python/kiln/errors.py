@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 __all__ = [
@@ -203,11 +205,19 @@ def with_package(sentence: str) -> str:
 
 
 def of_import(error: ImportError) -> ImportError:
-    """Why the extension cannot be loaded, where that is for another release's libraries; else `error` itself.
+    """Why the extension cannot be loaded, where that is for Python or for another release's libraries; else `error`.
 
     The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies. That may be
     of another release, as long as it has every function that the extension calls.
     """
+    made = sorted(path.name for path in Path(__file__).parent.glob("_core.*.so"))
+    fits = any(name == f"_core{suffix}" for name in made for suffix in EXTENSION_SUFFIXES)
+    if made and (not fits or "undefined symbol: Py" in str(error)):
+        version = ".".join(map(str, sys.version_info[:2]))
+        return ImportError(
+            f"the package kiln in {Path(__file__).parent} has {' and '.join(made)}, which Python {version} does not "
+            "load; install the wheel of kiln-runtime for this Python (cp310, cp311, or cp312-abi3 from 3.12 on)"
+        )
     if not re.search("undefined symbol: kiln_|version `KILN_", str(error)):
         return error
     import ctypes

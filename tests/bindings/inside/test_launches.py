@@ -17,6 +17,7 @@ DECODE = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_b
           "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes")  # fmt: skip
 BACKWARD = ("bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 UNLIMITED = (1 << 64) - 1  # -1 in 64 bits
+ROWS_FIRST, EQUAL_HEADS = 4, 1024  # of Shortcut's flags
 
 
 def optional(operation: str, names: tuple[str, ...]) -> dict[str, Array]:
@@ -110,8 +111,31 @@ def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):
         (shortcut(lambda array: Array(array.shape)), (q, q, q)),
         (shortcut(kind=Array), (Array(SHAPE),) * 3),  # which offers no table
         (shortcut(), (Exchanged(SHAPE, strides=(1, 2, 3, 4)), q, q)),
+        (shortcut(), (Exchanged(SHAPE, strides=(64, 12800, 128, 1)), q, q)),  # batches are not outermost
+        (shortcut(), (Exchanged(SHAPE, strides=(6400, 0, 64, 1)), q, q)),
+        (shortcut(), (q, q, Exchanged((2, 4, 100, 32)))),
+        (shortcut(), (q, Exchanged(SHAPE, device=(fakes.CUDA, 1)), q)),
+        (shortcut(), (Exchanged(SHAPE, device=(1, 0)),) * 3),  # the CPU's
+        (shortcut(), (q, Exchanged((2, 2, 100, 64)), Exchanged((2, 2, 100, 64)), 0.0, EQUAL_HEADS)),
     ]
-    assert [way.attend(*arrays) for way, arrays in refusals] == [None] * len(refusals) and not fake.launches()
+    assert [way.attend(*given) for way, given in refusals] == [None] * len(refusals) and not fake.launches()
+
+
+def test_where_rows_come_first_they_lie_outside_of_heads(fake, shortcut):
+    """An array that is made like another keeps its order in memory, and that is what is promised here."""
+    shape, way = (2, 100, 4, 64), shortcut()
+    assert way.attend(*(Exchanged(shape),) * 3, 0.0, ROWS_FIRST) is not None and len(fake.launches()) == 1
+    assert way.attend(*(Exchanged(shape, strides=(25600, 64, 6400, 1)),) * 3, 0.0, ROWS_FIRST) is None
+    assert way.attend(*(Exchanged((2, 4, 100, 64), strides=(25600, 64, 256, 1)),) * 3) is not None
+    assert len(fake.launches()) == 2
+
+
+def test_memory_that_runs_out_is_left_to_whoever_asked(fake, shortcut):
+    def exhausted(array: Array) -> Array:
+        raise MemoryError
+
+    q = Exchanged(SHAPE)
+    assert shortcut(exhausted).attend(q, q, q) is None and not fake.launches()
 
 
 def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):
@@ -127,20 +151,26 @@ def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):
         shortcut().attend_or(lambda: 1 / 0)()
     with pytest.raises(KeyboardInterrupt):
         shortcut(interrupted).attend_or(print)(q, q, q)
-    with pytest.raises(TypeError):
-        shortcut().attend_or(None)
+    for wrong in (lambda: shortcut().attend_or(None), lambda: kiln._core.Shortcut.attend_or(object(), print)):
+        with pytest.raises(TypeError):
+            wrong()
 
 
 def interrupted(array: Array) -> Array:
     raise KeyboardInterrupt
 
 
-def test_a_runtime_is_asked_for_again_once_a_call_failed(runtime, fake, shortcut):
+def test_a_runtime_is_asked_for_once_it_is_needed(runtime, fake, shortcut):
     q, asked = Exchanged(SHAPE), []
     way = shortcut(runtime=lambda: asked.append(1) or runtime.handle)
+    assert way.attend(q, q, Array(SHAPE)) is None and not asked
     assert way.attend(q, q, q) is not None and way.attend(q, q, q) is not None and len(asked) == 1
-    assert way.attend(q, q, q, 1e300) is None and len(asked) == 1
-    assert way.attend(q, q, q) is not None and len(asked) == 2
+    assert way.attend(q, q, q, 1e300) is None and way.attend(q, q, q) is not None and len(asked) == 1
+    way = shortcut(runtime=lambda: None)
+    with pytest.raises(RuntimeError):
+        way.attend(q, q, q)
+    with pytest.raises(RuntimeError):
+        way.attend_or(print)(q, q, q)
 
 
 def test_seeds_in_memory(runtime, launched):

@@ -28,6 +28,12 @@ ATTENTION = [
     ({"scale": "x"}, "scale must be a number or None, and is 'x'"),
     ({"q": T[0, 0, 0], "bias": T}, "q is on the CPU; all tensors must be on one CUDA or ROCm device"),
     ({"k": T[0, 0, 0], "bias": T}, "q is on the CPU; all tensors must be on one CUDA or ROCm device"),
+    ({"causal": 2}, "causal must be True or False, and is 2"),
+    ({"rows_first": -1}, "rows_first must be True or False, and is -1"),
+    ({"return_lse": 2}, "return_lse must be True or False, and is 2"),
+    ({"window": (2**70, 2)}, f"window must be two integers, (left, right), and is ({2**70}, 2)"),
+    ({"max_seqlen_q": 2**70}, f"max_seqlen_q must be an integer, and is {2**70}"),
+    ({"q": torch.nested.nested_tensor([T[0], T[0]])}, "q must be a dense tensor, neither sparse nor nested"),
     ({"softcap": None}, "softcap must be a number, and is None"),
     ({"window": 5}, "window must be two integers, (left, right), and is 5"),
     ({"window": (1, 2, 3)}, "window must be two integers, (left, right), and is (1, 2, 3)"),
@@ -214,3 +220,31 @@ def test_without_pytorch_one_sentence_says_so() -> None:
         "ModuleNotFoundError: kiln.torch needs PyTorch 2.10 or later, which is not installed; pip install torch, or "
         "'kiln-runtime[torch]'"
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"q": None}, "q must be a tensor, and is None"),
+        ({"v": None}, "v must be a tensor, and is None"),
+        ({"bias": [1]}, "Optional[Tensor]' for argument 'bias' but instead found type 'list'"),
+        ({"causal": "yes"}, "'bool' for argument 'causal' but instead found type 'str'"),
+        ({"scale": None}, "'float' for argument 'scale' but instead found type 'NoneType'"),
+        ({"causal": 2}, "q is on the CPU"),  # which PyTorch's schema takes for True
+    ],
+    ids=str,
+)
+def test_the_operator(wrong: dict, sentence: str) -> None:
+    """By PyTorch's words for its schemas, or ours."""
+    given = {"q": T, "k": T, "v": T, **wrong}
+    tensors = [given.pop(name) for name in "qkv"]
+    with pytest.raises((ArgumentError, RuntimeError)) as caught:
+        torch.ops.kiln.attn_fwd(*tensors, **given)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["batch", "heads", "rows", "keys"])
+def test_sizes_below_zero(size: str) -> None:
+    sizes = {"batch": 1, "heads": 2, "rows": 3, "keys": 4, size: -1}
+    with pytest.raises(ArgumentError, match=f"{size} must not be below 0, and is -1"):
+        kt.dropout_mask(torch.zeros(2, dtype=torch.int64), **sizes, dropout=0.5)

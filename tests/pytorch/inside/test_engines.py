@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,23 +53,12 @@ class Statuses:
         return (None, None, status) if status else ("out", "lse", 0)
 
 
-class Shortcut:
-    """native.shortcut, with one answer to all."""
-
-    def __init__(self, answer: Tensor | None) -> None:
-        self.answer, self.seen = answer, []
-
-    def attend(self, *args: object) -> Tensor | None:
-        self.seen.append(args)
-        return self.answer
-
-
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch):
     def give(*statuses: int) -> Statuses:
         op = Statuses(*statuses)
         monkeypatch.setattr(native, "forward_op", op)
-        monkeypatch.setattr(native, "shortcut", Shortcut(None))
+        monkeypatch.setattr(native, "shortcut", SimpleNamespace(attend=lambda *args: None))
         monkeypatch.setattr(_core, "last_error", lambda: "a sentence")
         return op
 
@@ -161,6 +151,28 @@ def test_every_status_is_an_exception(answers, status: int) -> None:
     assert str(caught.value) == "a sentence" and caught.value.status == status
     if status == 11:
         assert isinstance(caught.value, OutOfMemoryError) and isinstance(caught.value, torch.OutOfMemoryError)
+
+
+def test_what_the_shortcut_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scale and the flags of the plain calls that there are; the operator's three tensors alone go to it in C."""
+    q, out, asked = torch.zeros(2, 3, 4, 8), torch.ones(2, 3, 4, 8), []
+    monkeypatch.setattr(native, "shortcut", SimpleNamespace(attend=lambda *args: asked.append(args[3:]) or out))
+    plain = native.ALIKE + native.EQUAL_HEADS
+    calls = [
+        (lambda: native.attn_fwd(q, q, q)[0], (0.0, 0)),
+        (lambda: native.attn_fwd(q, q, q, scale=0.5, causal=True)[0], (0.5, native.CAUSAL)),
+        (
+            lambda: native.attn_fwd(q, q, q, causal=True, bottom_right=True)[0],
+            (0.0, native.CAUSAL + native.BOTTOM_RIGHT),
+        ),
+        (lambda: native.attn_fwd(q, q, q, rows_first=True)[0], (0.0, native.ROWS_FIRST)),
+        (lambda: kt.scaled_dot_product_attention(q, q, q), (0.0, plain)),
+        (lambda: kt.scaled_dot_product_attention(q, q, q, is_causal=True, scale=2.0), (2.0, plain + native.CAUSAL)),
+        (lambda: kt.scaled_dot_product_attention(q, q, q, enable_gqa=True), (0.0, native.ALIKE)),
+        (lambda: kt.scaled_dot_product_attention(q, q, q, scale=0.0), (functions.TINY, plain)),
+    ]
+    for call, expected in calls:
+        assert call() is out and asked.pop() == expected and not asked
 
 
 def test_what_the_shortcut_does_not_take_the_operator_does(answers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 import kiln.torch as kt
 from kiln.errors import (
@@ -255,6 +256,40 @@ def test_traced(definition, mode: str) -> None:
     )
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     assert torch.ops.kiln.attn_fwd.default in targets and torch.ops.kiln.attn_bwd.default in targets
+
+
+def plain_ways(k: Tensor, v: Tensor) -> dict:
+    return {
+        "operator": lambda q: torch.ops.kiln.attn_fwd(q, k, v)[0],
+        "attention": lambda q: kt.attention(q, k, v),
+        "sdpa": lambda q: kt.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        "routed": lambda q: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+    }
+
+
+class Seen(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.functions.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", ["operator", "attention", "sdpa", "routed"])
+def test_who_watches_sees_the_operator(definition, way: str) -> None:
+    """torch.jit.trace, whose graph would lack what an engine does, and modes of functions."""
+    q, k, v = qkv()
+    function = plain_ways(k, v)[way]
+    with kt.use():
+        traced = torch.jit.trace(function, (torch.zeros_like(q),), check_trace=False)
+        assert "kiln::attn_fwd" in [node.kind() for node in traced.graph.nodes()]
+        assert torch.equal(traced(q), function(q))
+        with Seen() as seen:
+            function(q)
+    (one,) = [name for name in seen.functions if "attn_fwd" in name or "attention" in name]
+    assert ("scaled_dot_product_attention" if way == "routed" else "kiln.attn_fwd.default") in one
 
 
 def test_compiled_autograd(definition) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kiln.torch import native, operators
@@ -22,9 +24,9 @@ def asked() -> list[str]:
 
 @pytest.fixture
 def shortcut(asked: list[str]) -> object:
-    """One like native.shortcut, which has `asked` know of each call that it would take; only then does it see that the
-    tensors are on the CPU."""
-    return native.make_shortcut(lambda: asked.append("a runtime") or 0)
+    """One like native.shortcut, whose last question has `asked` know of each call that all others let pass; only then
+    does it see that the tensors are on the CPU."""
+    return native.make_shortcut(native.runtime, (*native.WATCHERS, lambda: asked.append("the last")))
 
 
 def test_the_shortcut_takes_plain_calls(shortcut, asked: list[str]) -> None:
@@ -51,11 +53,20 @@ class Mode(TorchDispatchMode):
         raise AssertionError("nothing is to be called")
 
 
+class FunctionMode(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function != Tensor.requires_grad.__get__:
+            raise AssertionError("nothing is to be called")
+        return function(*args, **(kwargs or {}))
+
+
 class Subclass(Tensor):
     pass
 
 
-@pytest.mark.parametrize("mode", [cast, Mode, FakeTensorMode, forward_ad.dual_level])
+@pytest.mark.parametrize(
+    "mode", [cast, Mode, FakeTensorMode, FunctionMode, forward_ad.dual_level, torch.autograd.profiler.profile]
+)
 def test_the_shortcut_takes_nothing_that_is_cast_or_seen_by_others(shortcut, asked: list[str], mode) -> None:
     q = torch.zeros(2, 3, 4, 8)
     with mode():
@@ -80,19 +91,12 @@ def test_the_shortcut_takes_plain_tensors_alone(shortcut, asked: list[str], at: 
         assert shortcut.attend(*given) is None and not asked
 
 
-def test_the_shortcut_leaves_failures_to_whoever_asked() -> None:
-    def exhausted(tensor: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("no memory")
-
-    def interrupted(tensor: Tensor) -> Tensor:
-        raise KeyboardInterrupt
-
-    q, asked = torch.zeros(2, 3, 4, 8), []
-    runtime = lambda: asked.append("a runtime") or 0  # noqa: E731
-    assert native.make_shortcut(runtime, exhausted).attend(q, q, q) is None and asked
-    assert native.make_shortcut(runtime, lambda x: x.numpy()).attend(q, q, q) is None
-    with pytest.raises(KeyboardInterrupt):
-        native.make_shortcut(runtime, interrupted).attend(q, q, q)
+def test_the_shortcut_takes_nothing_that_is_traced(shortcut, asked: list[str]) -> None:
+    q = torch.zeros(2, 3, 4, 8)
+    torch.jit.trace(lambda x: [shortcut.attend(q, q, q), x + 1][1], q, check_trace=False)
+    assert not asked
+    make_fx(lambda x: [shortcut.attend(q, q, q), x + 1][1], pre_dispatch=True)(q)
+    assert not asked
 
 
 def test_the_shortcut_is_open_while_its_engine_runs(definition) -> None:

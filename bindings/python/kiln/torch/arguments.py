@@ -18,7 +18,7 @@ from kiln.errors import ArgumentError, KilnError
 F = TypeVar("F", bound=Callable)
 
 # What Python, PyTorch and kiln._core raise of a value of another kind than they take.
-_MISFITS = (TypeError, AttributeError, RuntimeError, ValueError)
+_MISFITS = (TypeError, AttributeError, RuntimeError, ValueError, KeyError, OverflowError)
 
 _INTEGERS = frozenset({
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -68,6 +68,8 @@ def _check(error: Exception, function: Callable, args: tuple, kwargs: dict[str, 
             raise ArgumentError(
                 f"{name} must be {wanted}, and is {shown_type(value) if is_object else shown(value)}"
             ) from None
+        if isinstance(value, Tensor) and value.is_nested:
+            raise ArgumentError(f"{name} must be a dense tensor, neither sparse nor nested") from None
         if name in _PLACES and isinstance(value, Tensor) and value.dtype not in _INTEGERS:
             raise _not_integers(name, value) from None
 
@@ -92,16 +94,23 @@ def _is_tensor(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (Real, torch.SymFloat, torch.SymInt))
+    return isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not _is_huge(value)
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, (Integral, torch.SymInt))
+    return isinstance(value, (Integral, torch.SymInt)) and not _is_huge(value)
+
+
+def _is_huge(value: object) -> bool:
+    """Whether it is an integer of more than 64 bits."""
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _is_flag(value: object) -> bool:
     # 0 and 1 have always done; NumPy's own class is called bool_ before its release 2.
-    return isinstance(value, (int, torch.SymBool)) or type(value).__name__ in ("bool", "bool_")
+    if isinstance(value, int):
+        return value in (0, 1)
+    return isinstance(value, torch.SymBool) or type(value).__name__ in ("bool", "bool_")
 
 
 def _is_pair(value: object) -> bool:

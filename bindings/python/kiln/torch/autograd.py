@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.compiler import is_compiling
 
-from kiln.errors import UnsupportedError
+from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import native, operators
 
 _Tensor, _Parameter = Tensor, torch.nn.Parameter
@@ -131,7 +131,7 @@ class _Backward(torch.autograd.Function):
     def backward(_ctx: FunctionCtx, *_gradients: Tensor | None) -> tuple[None, ...]:
         raise UnsupportedError(
             "Kiln's attention can be differentiated once, not twice; PyTorch's own can, with "
-            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) and outside of kiln.torch.use()"
         )
 
 
@@ -148,6 +148,9 @@ def _refuse_transforms(args: tuple[object, ...]) -> None:
 
 def attention(*args: object) -> tuple[Tensor, Tensor | None]:
     """attn_fwd of any arguments that its schema allows, recorded where gradients are wanted."""
+    for name, tensor in zip("qkv", args):
+        if tensor is None:  # which a schema takes for a tensor
+            raise ArgumentError(f"{name} must be a tensor, and is None")
     if not is_real():
         _refuse_transforms(args)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import torch
@@ -43,6 +44,9 @@ def dropout_mask(
         ArgumentError: a size below 0, another dtype, an rng of another form.
         UnsupportedError: no kernel serves the device.
     """
+    for name, size in (("batch", batch), ("heads", heads), ("rows", rows), ("keys", keys)):
+        if size < 0:
+            raise ArgumentError(f"{name} must not be below 0, and is {size}")
     return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
 
 
@@ -155,7 +159,7 @@ def call(
     )  # fmt: skip
     if (
         type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES or type(v) not in PLAIN_TYPES
-        or q.is_meta or is_compiling() or not is_real() or torch._C._is_any_autocast_enabled()
+        or q.is_meta or is_compiling() or is_watched() or not is_real() or torch._C._is_any_autocast_enabled()
     ):  # fmt: skip
         return operators.attn_fwd(*arguments)
     if not torch.is_grad_enabled() or not (
@@ -166,17 +170,22 @@ def call(
     if arguments[3:11] == _NO_TENSORS and arguments[11:] == (
         0, 0, scale, 0.0, 0.0, causal, -1, -1, bottom_right, rows_first, False
     ):  # fmt: skip
-        flags = native.CAUSAL * causal + native.BOTTOM_RIGHT * bottom_right + native.ROWS_FIRST * rows_first
+        flags = native.flags_of(causal, bottom_right, rows_first)
         if (out := recorded(q, k, v, flags, scale)) is not None:
             return out, None
     return Attention.apply(*arguments)
+
+
+def is_watched() -> bool:
+    """Whether somebody sees the operators that this thread calls, who would not see an engine's."""
+    return torch._C._is_torch_function_mode_enabled() or torch._C._is_tracing()
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the native engine runs these tensors as they are: nothing traces, transforms or casts them."""
     return (
         type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and operators.engine() is native
-        and is_real() and not torch._C._is_any_autocast_enabled()
+        and not is_watched() and is_real() and not torch._C._is_any_autocast_enabled()
     )  # fmt: skip
 
 
@@ -245,6 +254,8 @@ def decode(
     """
     left, right = window
     if out is None:
+        if not (q.dim() and v_cache.dim()):
+            raise ArgumentError("q and v_cache must have 4 dimensions, or 3 for sequences one after another, not none")
         width = v_cache.shape[-1]
         is_plain = q.shape[-1] == width and q.is_contiguous()
         out = torch.empty_like(q) if is_plain else operators.like(q, width, rows_first)
@@ -257,7 +268,7 @@ def decode(
     )  # fmt: skip
     if (
         type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
-        and not q.is_meta and not is_compiling() and is_real()
+        and not q.is_meta and not is_compiling() and not is_watched() and is_real()
     ):  # fmt: skip
         lse = autograd.decode(*given, run=operators.engine().attn_decode)
     else:
@@ -300,19 +311,21 @@ class _Packet(torch._ops.OpOverloadPacket):
         given = len(args)
         if given < 3 or given > operators.FORWARD_ARGUMENTS or is_compiling():
             return super().__call__(*args, **kwargs)
-        if not kwargs:
-            return call(*args, *operators.FORWARD_DEFAULTS[given:])
         arguments = [*args, *operators.FORWARD_DEFAULTS[given:]]
         for name, value in kwargs.items():
             place = _PLACES.get(name, 0)
             if place < given:  # given twice, or no argument
                 return super().__call__(*args, **kwargs)
             arguments[place] = value
-        return call(*arguments)
+        try:
+            return call(*arguments)
+        except (AttributeError, KeyError, TypeError):  # of arguments of a wrong kind, for which PyTorch has words
+            return super().__call__(*args, **kwargs)
 
 
 _PLACES = {name: place for place, name in enumerate(operators.FORWARD_NAMES)}
 # Plain calls are taken before a frame of Python's is made, the others get to the method above.
 _packet = torch.ops.kiln.attn_fwd
 _packet.__class__ = _Packet
+_packet.__signature__ = inspect.signature(partial(_Packet.__call__, _packet))
 _Packet.__call__ = native.shortcut.attend_or(partial(_Packet.__call__, _packet))

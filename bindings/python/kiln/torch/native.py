@@ -34,6 +34,7 @@ FINAL = frozenset({2, 3, 5, 6, 7, 15})
 _OUT_OF_MEMORY, _QUEUE, _RANGE = 11, 13, 14
 _MOST_MESSAGES = 3  # KILN_LOG_DEBUG
 
+_BIT = {False: 0, True: 1}  # whatever equals neither is no flag
 NO_EXTRAS: list[Tensor] = []
 # softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right: what the operators have as defaults
 _PLAIN = (0.0, 0.0, 0, 0, -1, -1)
@@ -93,22 +94,29 @@ def runtime() -> int:
     return handle.value
 
 
-def make_shortcut(
-    runtime: Callable[[], int], empty_like: Callable[[Tensor], Tensor] = torch.empty_like
-) -> _core.Shortcut:
+# Who would see or change a call that goes through the dispatcher: casts, modes, transforms, tracers, the profiler.
+WATCHERS = (
+    torch.is_autocast_enabled, torch._C._is_torch_function_mode_enabled, torch._C._len_torch_dispatch_stack,
+    torch._C._are_functorch_transforms_active, torch._C._is_tracing, torch.autograd._profiler_enabled,
+)  # fmt: skip
+
+
+def make_shortcut(runtime: Callable[[], int], watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
     """attn_fwd of four-dimensional tensors alone, past PyTorch's dispatcher.
 
-    Its attend() takes tensors of no subclass, on a device, of which no gradient is wanted, where nothing traces,
-    transforms or casts what this thread calls. It gives None for all others, and for what is refused.
+    Its attend() takes tensors of no subclass, on a device, of which no gradient is wanted, while nobody watches what
+    this thread calls. It gives None for all others, and for what is refused.
     """
-    others = (
-        torch.is_autocast_enabled, torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
-    )  # fmt: skip
-    return _core.Shortcut(Tensor, empty_like, torch.is_grad_enabled, others, forward_ad, runtime)
+    return _core.Shortcut(Tensor, torch.empty_like, torch.is_grad_enabled, watchers, forward_ad, runtime)
 
 
 # Open while this engine runs.
 shortcut = make_shortcut(runtime)
+
+
+def flags_of(causal: bool, bottom_right: bool, rows_first: bool) -> int:
+    """Raises KeyError where one is neither True nor False."""
+    return CAUSAL * _BIT[causal] + BOTTOM_RIGHT * _BIT[bottom_right] + ROWS_FIRST * _BIT[rows_first]
 
 
 def attn_fwd(
@@ -136,10 +144,7 @@ def attn_fwd(
         and seqused_q is None and seqused_k is None and rng is None
     ):  # fmt: skip
         extras, which = _listed(bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng)
-    flags = (
-        causal + BOTTOM_RIGHT * bottom_right + ROWS_FIRST * rows_first + RETURN_LSE * return_lse
-        + FOR_BACKWARD * for_backward
-    )  # fmt: skip
+    flags = flags_of(causal, bottom_right, rows_first) + RETURN_LSE * _BIT[return_lse] + FOR_BACKWARD * for_backward
     rest = (softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right)
     if rest == _PLAIN:
         if extras is NO_EXTRAS and flags < RETURN_LSE and (out := shortcut.attend(q, k, v, scale, flags)) is not None:
@@ -169,8 +174,8 @@ def attn_bwd(
     ):  # fmt: skip
         extras, which = _listed(bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng)
     flags = (
-        causal + BOTTOM_RIGHT * bottom_right + ROWS_FIRST * rows_first + NEED_DBIAS * need_dbias
-        + NEED_DSINKS * need_dsinks + DETERMINISTIC * deterministic
+        flags_of(causal, bottom_right, rows_first) + NEED_DBIAS * need_dbias + NEED_DSINKS * need_dsinks
+        + DETERMINISTIC * deterministic
     )  # fmt: skip
     rest = (softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right)
     if rest == _PLAIN:
@@ -197,7 +202,7 @@ def attn_decode(
         k_new, v_new, seqused_k, cu_seqlens_q, block_table, cache_batch, leftpad, rotary_cos, rotary_sin, k_scale,
         v_scale, sinks, alibi_slopes,
     )  # fmt: skip
-    flags = causal + ROWS_FIRST * rows_first + RETURN_LSE * return_lse + INTERLEAVED * rotary_interleaved
+    flags = flags_of(causal, False, rows_first) + RETURN_LSE * _BIT[return_lse] + INTERLEAVED * _BIT[rotary_interleaved]
     rest = (which, flags, scale, softcap, max_seqlen_q, max_seqlen_k, window_left, window_right, splits)
     lse, status = _decode_op(q, k_cache, v_cache, out, extras, *rest)
     if status:

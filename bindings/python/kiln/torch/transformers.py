@@ -55,7 +55,7 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
         from transformers import AttentionInterface, AttentionMaskInterface
 
         from kiln.torch import transformers_attention, transformers_masks
-    except (ImportError, AttributeError) as problem:
+    except (ImportError, AttributeError, TypeError) as problem:
         raise UnsupportedError(f"register_transformers needs Hugging Face Transformers, 5.4 or later: {problem}")
     attend = transformers_attention.attend if fallback is None else transformers_attention.attend_or_sdpa
     AttentionInterface.register(name, attend)

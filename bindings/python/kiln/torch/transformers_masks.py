@@ -223,7 +223,7 @@ def _packed(mask_function: Callable) -> Pattern | None:
     """Of a mask of packed sequences, causal and maybe within a window, and nothing else."""
     base, packed = _parts(mask_function)
     if _REMAPPED_CODE is not None and getattr(packed, "__code__", None) is _REMAPPED_CODE:
-        base, packed = _held(packed, "mask_function"), base
+        base, packed = _held(packed, of="mask_function"), base
     if getattr(packed, "__code__", None) is not _PACKED_CODE:
         return None
     pattern = Pattern(causal=True, packed=True, is_whole=False)
@@ -259,8 +259,7 @@ def _parts(mask_function: Callable) -> tuple[Callable | None, Callable | None]:
     return parts if len(parts) == 2 else (None, None)
 
 
-def _held(function: Callable, name: str | None = None) -> Any:
-    """What the variable of this name that a function closes over holds; None: the only one."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__))
-    (cell,) = cells.values() if name is None else (cells[name],)
-    return cell.cell_contents
+def _held(function: Callable, of: str | None = None) -> Any:
+    """What the only variable that a function closes over holds, or the one of a name; None: there is none."""
+    cells = [cell for name, cell in zip(function.__code__.co_freevars, function.__closure__) if of in (None, name)]
+    return cells[0].cell_contents if len(cells) == 1 else None
