@@ -404,3 +404,15 @@ def test_plain_calls_go_past_the_dispatcher(monkeypatch, dtype, heads_kv, layout
     assert lse is None
     for out in (by_operator, by_function, by_pytorch):
         assert torch.equal(out, expected) and out.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("is_contiguous", [False, True])
+def test_rows_that_come_first_lie_outside_of_heads(is_contiguous):
+    """However those of q lie in memory, and by all ways."""
+    q, k, v = (random(2, 4, 100, 64).transpose(1, 2) for _ in "qkv")
+    if is_contiguous:
+        q, k, v = (x.contiguous() for x in (q, k, v))
+    by_dispatcher, _ = torch.ops.kiln.attn_fwd.default(q, k, v, rows_first=True)
+    recorded = kt.attention(q.clone().requires_grad_(), k, v, rows_first=True)
+    for out in (by_dispatcher, recorded, kt.attention(q, k, v, rows_first=True)):
+        assert out.is_contiguous() and torch.equal(out, by_dispatcher)
