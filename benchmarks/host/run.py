@@ -33,7 +33,7 @@ PYTORCH = "F.scaled_dot_product_attention"
 
 def ways(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], object]]:
     """What is measured without gradients, by name."""
-    plain, rows_first = native.forward_op, [x.transpose(1, 2) for x in (q, k, v)]
+    plain, rows_first = native.forward_op, [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     op, cache, query = torch.ops.kiln.attn_fwd, (k, v), q[:, :, :1]
     return {
         "torch.ops.kiln_native.attn_fwd": lambda: plain(q, k, v, native.NO_EXTRAS),

@@ -94,10 +94,11 @@ def runtime() -> int:
     return handle.value
 
 
-# Who would see or change a call that goes through the dispatcher: casts, modes, transforms, tracers, the profiler.
+# Who would change a call that goes through the dispatcher, or see and repeat it: casts, modes, transforms, tracers.
+# The profiler does neither; of a call past the dispatcher it shows the kernel alone.
 WATCHERS = (
     torch.is_autocast_enabled, torch._C._is_torch_function_mode_enabled, torch._C._len_torch_dispatch_stack,
-    torch._C._are_functorch_transforms_active, torch._C._is_tracing, torch.autograd._profiler_enabled,
+    torch._C._are_functorch_transforms_active, torch._C._is_tracing,
 )  # fmt: skip
 
 
