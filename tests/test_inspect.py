@@ -108,6 +108,15 @@ def test_a_release_looks_at_itself(tmp_path):
     assert script.read_bytes() == portable.inspector(VERSION)
 
 
+def test_the_inspector_says_which_python_it_needs(tmp_path):
+    subprocess.run(["tar", "-xzf", small_release().tarball], cwd=tmp_path, check=True)
+    script = tmp_path / "kiln/share/kiln/kiln-inspect.pyz"
+    older = f"import runpy, sys; sys.version_info = (3, 8, 18); runpy.run_path({str(script)!r}, run_name='__main__')"
+    done = python("-c", older)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr == "kiln: kiln-inspect.pyz needs Python 3.9 or later; this is 3.8\n"
+
+
 def test_the_inspector_needs_no_locks(tmp_path):
     """Locks are a POSIX system's; who looks into a release may have another."""
     (tmp_path / "fcntl.py").write_text("raise ImportError('no fcntl here')\n")

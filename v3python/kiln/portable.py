@@ -17,15 +17,21 @@ NAME = "kiln-inspect.pyz"
 _ROOTS = ("__init__", "cli/__init__", "cli/inspect", "cli/list", "elf")  # they, and all that they import
 _LEFT_OUT = ("manifest",)  # for --schema alone, and needs what a build has installed
 
-# Without words it looks at the release that it lies in, <release>/share/kiln/kiln-inspect.pyz.
+# Without words it looks at the release that it lies in, <release>/share/kiln/kiln-inspect.pyz. Any Python can read this
+# much of it, the second one too; 7 is EnvironmentProblem's.
 _MAIN = """\
 import sys
+
+if sys.version_info < (3, 9):
+    sys.stderr.write("kiln: kiln-inspect.pyz needs Python 3.9 or later; this is %d.%d\\n" % tuple(sys.version_info[:2]))
+    sys.exit(7)
+
 from pathlib import Path
 
 from kiln.cli import main
 
 words = sys.argv[1:] or [str(Path(sys.argv[0]).resolve().parents[2])]
-sys.exit(main(words if words[0] in ("inspect", "list", "--version") else ["inspect", *words]))
+sys.exit(main(words if words[0] in ("inspect", "list", "--version") else ["inspect"] + words))
 """
 
 
