@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -335,12 +335,16 @@ def test_configuration_rows(small):
     assert kernel_plan(planned(small), "norm", "sm_90").configuration_rows[1] == (64, 4, 0)
 
 
-def test_planning_is_fast(small):
-    """Five targets and more variants than the flash family has, in well under 0.3 s."""
-    begin = time.perf_counter()
-    the_plan = planned(small, "MI300X;MI200;Navi31;sm_80;sm_90", "full")
-    assert len(the_plan.variants) > 500
-    assert time.perf_counter() - begin < 0.3
+def test_planning_takes_few_steps(small):
+    """Counted in calls of functions, the same on every machine: so many a variant, however many variants there are."""
+
+    def steps(words: str) -> float:
+        with cProfile.Profile() as profile:
+            the_plan = planned(small, words, "full")
+        return sum(entry.callcount for entry in profile.getstats()) / len(the_plan.variants)
+
+    one, five = steps("sm_90"), steps("MI300X;MI200;Navi31;sm_80;sm_90")
+    assert five < 1.2 * one < 300
 
 
 def test_the_tree_has_a_plan_for_every_target():
