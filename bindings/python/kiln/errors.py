@@ -205,7 +205,7 @@ def with_package(sentence: str) -> str:
 
 
 def of_import(error: ImportError) -> ImportError:
-    """Why the extension cannot be loaded, where that is for Python or for another release's libraries; else `error`.
+    """Why the extension cannot be loaded, where this Python or another release's libraries are why; else `error`.
 
     The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies. That may be
     of another release, as long as it has every function that the extension calls.

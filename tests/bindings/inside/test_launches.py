@@ -79,7 +79,7 @@ def test_causal(runtime, launched):
 
 @pytest.fixture
 def shortcut(runtime):
-    """A way past a framework's dispatcher for the tests' arrays; `made` are its results."""
+    """Makes ways past a framework's dispatcher for the tests' arrays."""
 
     def make(empty_like=lambda array: Exchanged(array.shape), runtime=lambda: runtime.handle, kind=Exchanged):
         nothing = SimpleNamespace(_current_level=-1)

@@ -414,3 +414,10 @@ def test_borrowing(runtime):
     assert borrowed.operations() == runtime.core.operations()
     borrowed.close()
     assert kiln.variants(runtime=runtime)
+
+
+def test_a_wheel_of_another_python_is_named():
+    refused = kiln.errors.of_import(ImportError("_core.abi3.so: undefined symbol: Py_Version"))
+    assert "has _core." in str(refused) and "install the wheel of kiln-runtime for this Python" in str(refused)
+    other = ImportError("libstdc++.so.6: cannot open shared object file")
+    assert kiln.errors.of_import(other) is other

@@ -26,7 +26,7 @@ def asked() -> list[str]:
 def shortcut(asked: list[str]) -> object:
     """One like native.shortcut, whose last question has `asked` know of each call that all others let pass; only then
     does it see that the tensors are on the CPU."""
-    return native.make_shortcut(native.runtime, (*native.WATCHERS, lambda: asked.append("the last")))
+    return native.make_shortcut((*native.WATCHERS, lambda: asked.append("the last")))
 
 
 def test_the_shortcut_takes_plain_calls(shortcut, asked: list[str]) -> None:

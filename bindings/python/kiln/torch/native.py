@@ -102,7 +102,7 @@ WATCHERS = (
 )  # fmt: skip
 
 
-def make_shortcut(runtime: Callable[[], int], watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
+def make_shortcut(watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
     """attn_fwd of four-dimensional tensors alone, past PyTorch's dispatcher.
 
     Its attend() takes tensors of no subclass, on a device, of which no gradient is wanted, while nobody watches what
@@ -112,7 +112,7 @@ def make_shortcut(runtime: Callable[[], int], watchers: tuple[Callable[[], objec
 
 
 # Open while this engine runs.
-shortcut = make_shortcut(runtime)
+shortcut = make_shortcut()
 
 
 def flags_of(causal: bool, bottom_right: bool, rows_first: bool) -> int:
