@@ -3,6 +3,7 @@
 // type offers. It takes the calls that need nothing else, and leaves all others to whoever asked.
 #include "exchange.h"
 
+#include <algorithm>
 #include <exception>
 #include <vector>
 
@@ -64,13 +65,22 @@ bool is_on(const DlTensor& seen, const DlDevice& device) {
   return seen.device.type == device.type && seen.device.id == device.id;
 }
 
-// Whether an array that is made like q lies as it is promised, which asks that v is as wide; and that nothing of q is
-// repeated.
-bool is_model(const kiln_tensor& q, const kiln_tensor& v, bool rows_first) {
-  for (int i = 0; i < 3; ++i)
-    if (q.sizes[i] > 1 && q.strides[i] <= 0) return false;
-  if (q.strides[0] < q.strides[1] || q.strides[0] < q.strides[2]) return false;
-  return q.sizes[3] == v.sizes[3] && !(rows_first && q.strides[1] > q.strides[2]);
+// Sizes and strides of the result, in the order of dimensions that the caller has: dense, rows outside of heads if they
+// come first or lie so in q; as describe_like() in bindings/torch/call.cc.
+void lay_out(const kiln_tensor& q, int64_t width, bool rows_first, int64_t (&sizes)[4], int64_t (&strides)[4]) {
+  const int heads = rows_first ? 2 : 1, rows = 3 - heads;  // where they stand in the caller's order
+  const bool rows_outside = rows_first || q.strides[2] > q.strides[1];
+  const int outer = rows_outside ? rows : heads, inner = 3 - outer;
+  sizes[0] = q.sizes[0], sizes[heads] = q.sizes[1], sizes[rows] = q.sizes[2], sizes[3] = width;
+  // Of sizes of 0 PyTorch makes strides as if they were 1.
+  strides[3] = 1;
+  strides[inner] = std::max<int64_t>(width, 1);
+  strides[outer] = strides[inner] * std::max<int64_t>(sizes[inner], 1);
+  strides[0] = strides[outer] * std::max<int64_t>(sizes[outer], 1);
+}
+
+nb::object tuple_of(const int64_t (&numbers)[4]) {
+  return nb::make_tuple(numbers[0], numbers[1], numbers[2], numbers[3]);
 }
 
 // Throws nb::python_error.
@@ -86,10 +96,12 @@ bool is_true(const nb::object& value) {
 // has no contiguous last dimension.
 class Shortcut {
  public:
-  Shortcut(nb::type_object type, nb::callable empty_like, nb::callable records, const nb::tuple& others,
-           nb::handle forward_ad, nb::callable runtime)
+  Shortcut(nb::type_object type, nb::callable empty, const nb::tuple& dtypes, nb::callable current_device,
+           nb::callable records, const nb::tuple& others, nb::handle forward_ad, nb::callable runtime)
       : type_(type),
-        empty_like_(empty_like),
+        empty_(empty),
+        dtypes_(dtypes),
+        current_device_(current_device),
         records_(records),
         forward_ad_(nb::borrow(forward_ad)),
         runtime_(runtime),
@@ -114,11 +126,13 @@ class Shortcut {
         return nb::none();
     if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return nb::none();
     kiln_queue queue;
-    if (!is_model(views[0], views[2], rows_first) || !queue_of(*table_, seen[0].device, &queue)) return nb::none();
+    if (!queue_of(*table_, seen[0].device, &queue) || !is_current(queue.device)) return nb::none();
 
     if (!known_) known_ = nb::cast<uintptr_t>(runtime_());
-    nb::object out = made_like(q);
-    if (!out.is_valid() || !is_ours(out) || !look(*table_, out, rows_first, &made, &result)) return nb::none();
+    nb::object out = made_for(views[0], views[2], rows_first);
+    if (!out.is_valid() || !is_ours(out) || !look(*table_, out, rows_first, &made, &result) ||
+        !is_on(made, seen[0].device))
+      return nb::none();
     kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
     params.q = &views[0], params.k = &views[1], params.v = &views[2], params.out = &result;
     params.sm_scale = sm_scale;
@@ -157,10 +171,16 @@ class Shortcut {
     return value;
   }
 
-  // Null where there is no memory, for which the framework's other ways have words.
-  nb::object made_like(nb::handle q) const {
+  bool is_current(int32_t device) const { return nb::cast<int32_t>(current_device_()) == device; }
+
+  // What a call of q and v returns, empty, on the current device. Null where there is no memory, for which the
+  // framework's other ways have words.
+  nb::object made_for(const kiln_tensor& q, const kiln_tensor& v, bool rows_first) const {
+    int64_t sizes[4], strides[4];
+    lay_out(q, v.sizes[3], rows_first, sizes, strides);
+    const int dtype = q.dtype == KILN_FP16 ? 0 : q.dtype == KILN_BF16 ? 1 : 2;
     try {
-      return empty_like_(q);
+      return empty_(tuple_of(sizes), tuple_of(strides), dtypes_[dtype]);
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_Exception)) throw;
       return {};
@@ -168,7 +188,9 @@ class Shortcut {
   }
 
   // Never collected where they know it in turn: there is one of it, which lives as long as the process.
-  nb::object type_, empty_like_, records_, forward_ad_, runtime_, level_, requires_grad_;
+  nb::object type_, empty_;
+  nb::tuple dtypes_;
+  nb::object current_device_, records_, forward_ad_, runtime_, level_, requires_grad_;
   std::vector<nb::object> others_;
   const DlExchange* table_;  // its type's, which never goes
   uintptr_t known_ = 0;      // of runtime_; 0: not known, or no longer it
@@ -205,11 +227,14 @@ void define_exchange(nb::module_& module) {
   nb::class_<Shortcut>(
       module, "Shortcut",
       "Plain attention past PyTorch's dispatcher, on the current stream, for tensors that C may look at.")
-      .def(nb::init<nb::type_object, nb::callable, nb::callable, nb::tuple, nb::handle, nb::callable>(),
-           nb::arg("type"), nb::arg("empty_like"), nb::arg("records"), nb::arg("others"), nb::arg("forward_ad"),
-           nb::arg("runtime"),
+      .def(nb::init<nb::type_object, nb::callable, nb::tuple, nb::callable, nb::callable, nb::tuple, nb::handle,
+                    nb::callable>(),
+           nb::arg("type"), nb::arg("empty"), nb::arg("dtypes"), nb::arg("current_device"), nb::arg("records"),
+           nb::arg("others"), nb::arg("forward_ad"), nb::arg("runtime"),
            "type: of all tensors.\n"
-           "empty_like: makes the result of q.\n"
+           "empty: makes the result, on the current device, of its sizes, its strides and one of `dtypes`.\n"
+           "dtypes: fp16, bf16 and fp32.\n"
+           "current_device: its number; calls on another are not taken.\n"
            "records: whether this thread records gradients; then no tensor may want one.\n"
            "others: functions that must give something false for a call to be taken.\n"
            "forward_ad: torch.autograd.forward_ad, none of whose levels may be open.\n"

@@ -147,24 +147,27 @@ kiln_status primary_context(Cuda& cuda, int32_t ordinal, CUcontext* context) {
   return KILN_OK;
 }
 
-// Whether the current context is one of that device.
-bool is_current(Cuda& cuda, int32_t ordinal) {
+// Whether the current context is one of that device, which `out` then is.
+bool is_current(Cuda& cuda, int32_t ordinal, Device** out) {
   CUdevice handle = -1;
-  Device* device;
-  return cuda.cuCtxGetDevice(&handle) == 0 && find_device(cuda, handle, &device) == KILN_OK &&
-         device->ordinal == ordinal;
+  return cuda.cuCtxGetDevice(&handle) == 0 && find_device(cuda, handle, out) == KILN_OK && (*out)->ordinal == ordinal;
 }
 
 kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
   Cuda& cuda = of(driver);
-  CUcontext context = nullptr, current = nullptr;
-  CUresult result = stream_context(cuda, queue.stream, &context);
   // 1 and 2 stand for the legacy and the thread's own null stream.
-  bool null = reinterpret_cast<uintptr_t>(queue.stream) <= 2;
-  if (null && queue.device >= 0 && cuda.cuDevicePrimaryCtxRetain && !(context && is_current(cuda, queue.device))) {
+  const bool null = reinterpret_cast<uintptr_t>(queue.stream) <= 2;
+  scope->stream = queue.stream;
+  scope->switched = false;
+  // Most calls of most frameworks are such: a null stream is the current context's, and one question tells whose.
+  if (null && queue.device >= 0 && is_current(cuda, queue.device, &scope->device)) return KILN_OK;
+  CUcontext context = nullptr, current = nullptr;
+  CUresult result = 0;
+  if (null && queue.device >= 0 && cuda.cuDevicePrimaryCtxRetain) {
     kiln_status status = primary_context(cuda, queue.device, &context);
     if (status != KILN_OK) return status;
-    result = 0;
+  } else {
+    result = stream_context(cuda, queue.stream, &context);
   }
   if (null && (result == kInvalidContext || (result == 0 && !context)))
     return fail(KILN_E_QUEUE, "the queue's null stream has no device: the calling thread has no current CUDA context");
@@ -178,7 +181,6 @@ kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
                 error_name(cuda, result), result);
   CUdevice handle = -1;
   result = cuda.cuCtxGetDevice(&handle);
-  scope->stream = queue.stream;
   kiln_status status =
       result ? driver_error(cuda, result, "cuCtxGetDevice") : find_device(cuda, handle, &scope->device);
   if (status == KILN_OK && queue.device >= 0 && queue.device != scope->device->ordinal)

@@ -2,12 +2,13 @@
 #include "fake_internal.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 enum { ENTRIES = 128, DEPTH = 16 };
 
 typedef struct Entry {
   char name[48];
-  int calls, fail_at, code, sticky, hidden;
+  int calls, fail_at, code, sticky, hidden, delay; /* delay: milliseconds */
 } Entry;
 typedef struct Piece {
   struct Piece* next;
@@ -42,9 +43,10 @@ static Entry* entry(const char* name) {
 int fake_enter(const char* name) {
   pthread_mutex_lock(&fake_lock);
   Entry* e = entry(name);
-  int call = ++e->calls, code = 0;
+  int call = ++e->calls, code = 0, delay = e->delay;
   if (e->fail_at && (call == e->fail_at || (e->sticky && call > e->fail_at))) code = e->code;
   pthread_mutex_unlock(&fake_lock);
+  if (delay) usleep((useconds_t)delay * 1000);
   return code;
 }
 
@@ -74,6 +76,11 @@ EXPORT void fake_fail(const char* symbol, int nth, int code, int sticky) {
   pthread_mutex_lock(&fake_lock);
   Entry* e = entry(symbol);
   e->fail_at = e->calls + nth, e->code = code, e->sticky = sticky;
+  pthread_mutex_unlock(&fake_lock);
+}
+EXPORT void fake_delay(const char* symbol, int milliseconds) {
+  pthread_mutex_lock(&fake_lock);
+  entry(symbol)->delay = milliseconds;
   pthread_mutex_unlock(&fake_lock);
 }
 EXPORT void fake_hide(const char* symbol) {

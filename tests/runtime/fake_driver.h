@@ -39,6 +39,8 @@ void fake_reset(void);
 void* fake_resolve(int32_t vendor, const char* symbol, void* user);
 /* Makes the `nth` call from now on (1: the next) of an entry point return `code`, and all later ones if `sticky`. */
 void fake_fail(const char* symbol, int nth, int code, int sticky);
+/* Makes each call of an entry point last so much longer. */
+void fake_delay(const char* symbol, int milliseconds);
 /* Makes an entry point absent, for fake_resolve(). */
 void fake_hide(const char* symbol);
 void fake_set_version(int cuda, int hip);

@@ -220,6 +220,9 @@ class Fake:
     def fail(self, symbol: str, code: int, nth: int = 1, sticky: bool = False) -> None:
         self.c.fake_fail(symbol.encode(), nth, code, int(sticky))
 
+    def delay(self, symbol: str, milliseconds: int) -> None:
+        self.c.fake_delay(symbol.encode(), milliseconds)
+
     def hide(self, symbol: str) -> None:
         self.c.fake_hide(symbol.encode())
 

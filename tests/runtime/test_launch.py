@@ -218,6 +218,15 @@ def test_null_streams(kiln, fake):
 
 
 @pytest.mark.parametrize("stream", [None, 1, 2])
+def test_a_null_stream_of_the_current_device_asks_the_driver_one_thing(kiln, fake, stream):
+    kiln.launch(work(kiln, arguments(), device=0, stream=stream))  # loads the image
+    before = len(fake.record().events)
+    kiln.launch(work(kiln, arguments(), device=0, stream=stream))
+    asked, *enqueued = [event["call"] for event in fake.record().events[before:]]
+    assert asked == "cuCtxGetDevice" and enqueued == ["cuMemsetD8Async", "cuLaunchKernel"]
+
+
+@pytest.mark.parametrize("stream", [None, 1, 2])
 def test_null_stream_of_the_device_that_is_named(kiln, fake, stream):
     fake.set_current(None)
     for device in (1, 4, 1):  # by its primary context, which is held

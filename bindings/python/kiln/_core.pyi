@@ -57,8 +57,9 @@ class Runtime:
 
 class Shortcut:
     def __init__(
-        self, type: type, empty_like: Callable, records: Callable, others: tuple, forward_ad: object, runtime: Callable
-    ) -> None: ...
+        self, type: type, empty: Callable, dtypes: tuple, current_device: Callable, records: Callable, others: tuple,
+        forward_ad: object, runtime: Callable,
+    ) -> None: ...  # fmt: skip
     @property
     def is_open(self) -> bool: ...
     @is_open.setter

@@ -81,9 +81,12 @@ def test_causal(runtime, launched):
 def shortcut(runtime):
     """Makes ways past a framework's dispatcher for the tests' arrays."""
 
-    def make(empty_like=lambda array: Exchanged(array.shape), runtime=lambda: runtime.handle, kind=Exchanged):
-        nothing = SimpleNamespace(_current_level=-1)
-        return kiln._core.Shortcut(kind, empty_like, lambda: False, (lambda: 0,), nothing, runtime)
+    def empty(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Exchanged:
+        return Exchanged(sizes, dtype, strides)
+
+    def make(empty=empty, runtime=lambda: runtime.handle, kind=Exchanged, device=lambda: 0):
+        nothing, dtypes = SimpleNamespace(_current_level=-1), ("fp16", "bf16", "fp32")
+        return kiln._core.Shortcut(kind, empty, dtypes, device, lambda: False, (lambda: 0,), nothing, runtime)
 
     return make
 
@@ -108,12 +111,11 @@ def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):
         (shortcut(), (Exchanged(SHAPE, "int64"),) * 3),
         (shortcut(), (q, q, Exchanged(SHAPE[1:]))),
         (shortcut(), (q, Array(SHAPE), q)),
-        (shortcut(lambda array: Array(array.shape)), (q, q, q)),
+        (shortcut(lambda sizes, strides, dtype: Array(sizes)), (q, q, q)),
+        (shortcut(lambda sizes, strides, dtype: Exchanged(sizes, device=(fakes.CUDA, 1))), (q, q, q)),
+        (shortcut(device=lambda: 1), (q, q, q)),
         (shortcut(kind=Array), (Array(SHAPE),) * 3),  # which offers no table
         (shortcut(), (Exchanged(SHAPE, strides=(1, 2, 3, 4)), q, q)),
-        (shortcut(), (Exchanged(SHAPE, strides=(64, 12800, 128, 1)), q, q)),  # batches are not outermost
-        (shortcut(), (Exchanged(SHAPE, strides=(6400, 0, 64, 1)), q, q)),
-        (shortcut(), (q, q, Exchanged((2, 4, 100, 32)))),
         (shortcut(), (q, Exchanged(SHAPE, device=(fakes.CUDA, 1)), q)),
         (shortcut(), (Exchanged(SHAPE, device=(1, 0)),) * 3),  # the CPU's
         (shortcut(), (q, Exchanged((2, 2, 100, 64)), Exchanged((2, 2, 100, 64)), 0.0, EQUAL_HEADS)),
@@ -121,17 +123,29 @@ def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):
     assert [way.attend(*given) for way, given in refusals] == [None] * len(refusals) and not fake.launches()
 
 
-def test_where_rows_come_first_they_lie_outside_of_heads(fake, shortcut):
-    """An array that is made like another keeps its order in memory, and that is what is promised here."""
-    shape, way = (2, 100, 4, 64), shortcut()
-    assert way.attend(*(Exchanged(shape),) * 3, 0.0, ROWS_FIRST) is not None and len(fake.launches()) == 1
-    assert way.attend(*(Exchanged(shape, strides=(25600, 64, 6400, 1)),) * 3, 0.0, ROWS_FIRST) is None
-    assert way.attend(*(Exchanged((2, 4, 100, 64), strides=(25600, 64, 256, 1)),) * 3) is not None
-    assert len(fake.launches()) == 2
+ROWS = (2, 100, 4, 64)  # SHAPE with rows first
+LAYOUTS = {  # sizes and strides of q, flags; strides of a result with 32 columns
+    "heads outside": (SHAPE, None, 0, (12800, 3200, 32, 1)),
+    "rows outside": (SHAPE, (25600, 64, 256, 1), 0, (12800, 32, 128, 1)),
+    "batches inside": (SHAPE, (64, 12800, 128, 1), 0, (12800, 3200, 32, 1)),
+    "heads repeated": (SHAPE, (6400, 0, 64, 1), 0, (12800, 32, 128, 1)),
+    "rows first": (ROWS, None, ROWS_FIRST, (12800, 128, 32, 1)),
+    "rows first, heads outside": (ROWS, (25600, 64, 6400, 1), ROWS_FIRST, (12800, 128, 32, 1)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_result_lies_as_it_is_promised(launched, shortcut, layout: str):
+    """What is promised is what the operators' fake kernels say: torch.compile counts on it."""
+    shape, strides, flags, wanted = LAYOUTS[layout]
+    q, v = Exchanged(shape, "fp16", strides), Exchanged((*shape[:3], 32), "fp16")
+    out = shortcut().attend(q, q, v, 0.0, flags)
+    assert (out.shape, out.dtype, out.strides) == ((*shape[:3], 32), "fp16", wanted)
+    expect(launched("attn_fwd")[0], {"q": q, "v": v, "out": out})
 
 
 def test_memory_that_runs_out_is_left_to_whoever_asked(fake, shortcut):
-    def exhausted(array: Array) -> Array:
+    def exhausted(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Array:
         raise MemoryError
 
     q = Exchanged(SHAPE)
@@ -156,7 +170,7 @@ def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):
             wrong()
 
 
-def interrupted(array: Array) -> Array:
+def interrupted(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Array:
     raise KeyboardInterrupt
 
 
