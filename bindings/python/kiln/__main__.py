@@ -12,36 +12,47 @@ _USAGE = "usage: python -m kiln info [--json]"
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a command; returns the exit code: 2 for a word that cannot be, 141 where nobody reads what it prints."""
+    """Runs a command; returns the exit code: 2 for a word that cannot be, 7 where what it prints cannot be written, 141
+    where nobody reads it."""
+    code, text = _answer(words)
+    if code:
+        print(text, file=sys.stderr)
+        return code
     try:
-        code = _run(words)
+        print(text)
         if sys.stdout:  # a parent may have closed it
             sys.stdout.flush()
-        return code
     except BrokenPipeError:  # the reader of `python -m kiln info | head` has gone
-        # What nobody takes must not make the interpreter complain when it ends.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            try:
-                stream.flush()
-            except OSError:
-                os.dup2(nowhere, stream.fileno())
-        return 128 + signal.SIGPIPE
+        code = 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"kiln: the output cannot be written ({error.strerror}); it needs room", file=sys.stderr)
+        code = 7
+    if code:
+        _drop_output()
+    return code
 
 
-def _run(words: Sequence[str]) -> int:
+def _drop_output() -> None:
+    """What nobody takes must not make the interpreter complain when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+
+
+def _answer(words: Sequence[str]) -> tuple[int, str]:
+    """The exit code, and what is printed: where that is not 0, the sentence for standard error."""
     if list(words) in (["-h"], ["--help"], ["help"]):
-        print(f"{_USAGE}\n\nPrints version, targets with packs, drivers and devices; with --json, for programs.")
-        return 0
+        return 0, f"{_USAGE}\n\nPrints version, targets with packs, drivers and devices; with --json, for programs."
     if not words or words[0] != "info" or any(word != "--json" for word in words[1:]):
         wrong = next((w for i, w in enumerate(words) if w != ("--json" if i else "info")), "")
-        print(f"kiln: {f'unknown word {wrong!r}' if wrong else 'which command?'}; {_USAGE}", file=sys.stderr)
-        return 2
+        return 2, f"kiln: {f'unknown word {wrong!r}' if wrong else 'which command?'}; {_USAGE}"
     from kiln import info
 
     found = info()
-    print(json.dumps(found.as_dict(), indent=2) if "--json" in words else found)
-    return 0
+    return 0, json.dumps(found.as_dict(), indent=2) if "--json" in words else str(found)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import logging
 import os
 import pydoc
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,21 @@ def test_command(tmp_path):
     for words in ((), ("inof",), ("info", "--jsn"), ("info", "info")):
         done = python("-m", "kiln", *words)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "usage: python -m kiln info" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["info", "info --json", "--help"])
+@pytest.mark.parametrize(
+    ("to", "codes", "said"),
+    [
+        ("| true; exit ${PIPESTATUS[0]}", (0, 141), ""),
+        (">/dev/full", (7,), "kiln: the output cannot be written (No space left on device); it needs room\n"),
+        (">&-", (0,), ""),
+    ],
+)
+def test_output_that_nobody_takes(words, to, codes, said):
+    command = f"{shlex.quote(sys.executable)} -m kiln {words} {to}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode in codes and done.stderr == said
 
 
 def test_a_driver_under_its_own_name(tmp_path):
