@@ -112,8 +112,13 @@ def at_first(a: list[float], b: list[float]) -> float:
     return math.sqrt(mean((x - y) ** 2 for x, y in zip(a[:FIRST], b[:FIRST])))
 
 
+def of_pytorch(curves: Curves) -> list[list[float]]:
+    """The runs of its kernels, from the seed that Kiln's have."""
+    return [run for name, runs in curves.items() if name not in (KILN, OTHER) for run in runs]
+
+
 def judge(curves: Curves) -> dict[str, float]:
-    theirs = [run for name, runs in curves.items() if name not in (KILN, OTHER) for run in runs]
+    theirs = of_pytorch(curves)
     found = {}
     for far, of in ((distance, ""), (at_first, f", first {FIRST} steps")):
         between = [far(a, b) for a, b in product(curves[KILN], theirs)]
@@ -145,15 +150,19 @@ def plot(curves: Curves, path: Path) -> bool:
     matplotlib.rcParams["svg.hashsalt"] = "kiln"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    figure, (above, below) = pyplot.subplots(2, sharex=True, figsize=(8, 7))
+    middle = [mean(step) for step in zip(*(smooth(run) for run in of_pytorch(curves)))]
     for name, runs in curves.items():
         style = {"lw": 1.8, "color": "black"} if name == KILN else {"lw": 0.9}
         label = f"{name}, {len(runs)} runs" if len(runs) > 1 else name
-        (first,) = axes.plot(runs[0], label=label, **style)
-        for run in runs[1:]:
-            axes.plot(run, **{**style, "color": first.get_color()})
-    axes.set(xlabel="step", ylabel="loss of the next byte, nats", title=f"A GPT of {LAYERS} layers from one seed, bf16")
-    axes.legend()
+        for run in runs:
+            (line,) = above.plot(run, label=label, **style)
+            style["color"], label = line.get_color(), None
+            if name != OTHER:
+                below.plot([x - y for x, y in zip(smooth(run), middle)], **style)
+    above.set(ylabel="loss of the next byte, nats", title=f"A GPT of {LAYERS} layers from one seed, bf16")
+    below.set(xlabel="step", ylabel="smoothed, less the mean of PyTorch's runs")
+    above.legend()
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     return True
