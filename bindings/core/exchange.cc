@@ -126,10 +126,10 @@ class Shortcut {
         return nb::none();
     if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return nb::none();
     kiln_queue queue;
-    if (!queue_of(*table_, seen[0].device, &queue) || !is_current(queue.device)) return nb::none();
+    if (!queue_of(*table_, seen[0].device, &queue)) return nb::none();
 
     if (!known_) known_ = nb::cast<uintptr_t>(runtime_());
-    nb::object out = made_for(views[0], views[2], rows_first);
+    nb::object out = made_for(queue.device, views[0], views[2], rows_first);
     if (!out.is_valid() || !is_ours(out) || !look(*table_, out, rows_first, &made, &result) ||
         !is_on(made, seen[0].device))
       return nb::none();
@@ -171,15 +171,14 @@ class Shortcut {
     return value;
   }
 
-  bool is_current(int32_t device) const { return nb::cast<int32_t>(current_device_()) == device; }
-
-  // What a call of q and v returns, empty, on the current device. Null where there is no memory, for which the
-  // framework's other ways have words.
-  nb::object made_for(const kiln_tensor& q, const kiln_tensor& v, bool rows_first) const {
+  // What a call of q and v returns, empty. Null where the device is not the current one or there is no memory: the
+  // framework's other ways see to that.
+  nb::object made_for(int32_t device, const kiln_tensor& q, const kiln_tensor& v, bool rows_first) const {
     int64_t sizes[4], strides[4];
     lay_out(q, v.sizes[3], rows_first, sizes, strides);
     const int dtype = q.dtype == KILN_FP16 ? 0 : q.dtype == KILN_BF16 ? 1 : 2;
     try {
+      if (nb::cast<int32_t>(current_device_()) != device) return {};
       return empty_(tuple_of(sizes), tuple_of(strides), dtypes_[dtype]);
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_Exception)) throw;

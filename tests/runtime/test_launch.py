@@ -250,6 +250,20 @@ def test_null_stream_of_the_device_that_is_named(kiln, fake, stream):
     assert fake.count("cuDevicePrimaryCtxRelease_v2") == 3
 
 
+def test_null_stream_of_the_device_that_is_named_where_no_context_can_be_had(kiln, fake):
+    fake.hide("cuDevicePrimaryCtxRetain")
+    kiln.launch(work(kiln, arguments(), device=0))
+    assert fake.launches()[-1].device == 0
+    for current, said in (
+        (fake.context(0), "the queue names device 1, but its stream belongs to device 0"),
+        (None, "no current CUDA context"),
+    ):
+        fake.set_current(current)
+        with pytest.raises(ffi.Failure, match=said) as failure:
+            kiln.launch(work(kiln, arguments(), device=1))
+        assert failure.value.status == ffi.QUEUE and fake.current() == current
+
+
 def test_null_stream_of_the_device_that_is_named_on_hip(kiln, fake):
     kiln.launch(work(kiln, arguments(), vendor=AMD, device=4))
     assert fake.launches()[-1].device == 4 and (fake.current(AMD) or 0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,20 +17,30 @@ def main(words: Sequence[str]) -> int:
     where nobody reads it."""
     code, text = _answer(words)
     if code:
-        print(text, file=sys.stderr)
+        _say(text)
         return code
     try:
         print(text)
         if sys.stdout:  # a parent may have closed it
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of `python -m kiln info | head` has gone
-        code = 128 + signal.SIGPIPE
-    except OSError as error:
-        print(f"kiln: the output cannot be written ({error.strerror}); it needs room", file=sys.stderr)
-        code = 7
-    if code:
         _drop_output()
-    return code
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        _drop_output()
+        room = "; it needs room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        _say(f"kiln: the output cannot be written ({error.strerror}){room}")
+        return 7
+    return 0
+
+
+def _say(text: str) -> None:
+    if not sys.stderr:
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # nobody reads that either; the exit code still says it
+        _drop_output()
 
 
 def _drop_output() -> None:

@@ -129,6 +129,9 @@ LAYOUTS = {  # sizes and strides of q, flags; strides of a result with 32 column
     "rows outside": (SHAPE, (25600, 64, 256, 1), 0, (12800, 32, 128, 1)),
     "batches inside": (SHAPE, (64, 12800, 128, 1), 0, (12800, 3200, 32, 1)),
     "heads repeated": (SHAPE, (6400, 0, 64, 1), 0, (12800, 32, 128, 1)),
+    "one row": ((2, 4, 1, 64), None, 0, (128, 32, 32, 1)),
+    "no rows": ((2, 4, 0, 64), None, 0, (128, 32, 32, 1)),
+    "no batches": ((0, 4, 100, 64), None, 0, (12800, 3200, 32, 1)),
     "rows first": (ROWS, None, ROWS_FIRST, (12800, 128, 32, 1)),
     "rows first, heads outside": (ROWS, (25600, 64, 6400, 1), ROWS_FIRST, (12800, 128, 32, 1)),
 }
@@ -141,7 +144,8 @@ def test_a_result_lies_as_it_is_promised(launched, shortcut, layout: str):
     q, v = Exchanged(shape, "fp16", strides), Exchanged((*shape[:3], 32), "fp16")
     out = shortcut().attend(q, q, v, 0.0, flags)
     assert (out.shape, out.dtype, out.strides) == ((*shape[:3], 32), "fp16", wanted)
-    expect(launched("attn_fwd")[0], {"q": q, "v": v, "out": out})
+    if 0 not in shape:
+        expect(launched("attn_fwd")[0], {"q": q, "v": v, "out": out})
 
 
 def test_memory_that_runs_out_is_left_to_whoever_asked(fake, shortcut):
@@ -150,6 +154,12 @@ def test_memory_that_runs_out_is_left_to_whoever_asked(fake, shortcut):
 
     q = Exchanged(SHAPE)
     assert shortcut(exhausted).attend(q, q, q) is None and not fake.launches()
+
+
+def test_a_device_that_cannot_be_asked_for_is_left_to_whoever_asked(fake, shortcut):
+    """In a forked child, say."""
+    q = Exchanged(SHAPE)
+    assert shortcut(device=lambda: 1 / 0).attend(q, q, q) is None and not fake.launches()
 
 
 def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):

@@ -118,6 +118,9 @@ def test_command(tmp_path):
     [
         ("| true; exit ${PIPESTATUS[0]}", (0, 141), ""),
         (">/dev/full", (7,), "kiln: the output cannot be written (No space left on device); it needs room\n"),
+        (">/dev/full 2>&1", (7,), ""),
+        (">/dev/full 2>&-", (7,), ""),
+        ("1</dev/null", (7,), "kiln: the output cannot be written (Bad file descriptor)\n"),
         (">&-", (0,), ""),
     ],
 )
@@ -125,6 +128,13 @@ def test_output_that_nobody_takes(words, to, codes, said):
     command = f"{shlex.quote(sys.executable)} -m kiln {words} {to}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.returncode in codes and done.stderr == said
+
+
+@pytest.mark.parametrize("to", ["2>/dev/full", "2>&1 | true; exit ${PIPESTATUS[0]}", "2>&-"])
+def test_a_sentence_that_nobody_reads(to):
+    command = f"{shlex.quote(sys.executable)} -m kiln inof {to}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
 def test_a_driver_under_its_own_name(tmp_path):

@@ -281,5 +281,9 @@ def test_a_device_that_is_not_current() -> None:
         torch.cuda.synchronize(1)
         assert out.device.index == 1 and torch.equal(out.to("cuda:0"), expected)
     assert torch.cuda.current_device() == 0
+    for device in (0, 1):  # past the dispatcher, where it is the current one
+        with torch.no_grad(), torch.cuda.device(device):
+            out = kt.attention(*there)
+        assert out.device.index == 1 and torch.equal(out.to("cuda:0"), expected)
     with pytest.raises(RuntimeError, match="one device"):
         kt.attention(inputs[0], there[1], there[2])

@@ -4,9 +4,10 @@
 
 Leaves FOLDER/gpt.json with the losses of each step, and FOLDER/gpt.svg where matplotlib is installed (elsewhere later,
 by --plot). Sums of PyTorch's are in no order, so that no kernel trains the same way twice: each does it several times,
-and how far those lie apart is the noise. Fails where half of Kiln's runs are farther from PyTorch's than those are at
-most from one another: over all steps, or over the first ones, where differences have not grown yet. The text is
-Python's own library, byte by byte. Dropout is off: every draw would differ.
+and how far a run of PyTorch's is from its others is the noise. Fails where a run of Kiln's is half as far again from
+PyTorch's as the farthest of those, or a loss is no number. The first steps, before differences have grown, are told
+and not judged: there one rounding that falls the other way decides how far a run is. The text is Python's own library,
+byte by byte. Dropout is off: every draw would differ.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import json
 import math
 import sys
 import sysconfig
+from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import combinations, product
 from pathlib import Path
 from statistics import mean, median
 
@@ -117,28 +118,21 @@ def of_pytorch(curves: Curves) -> list[list[float]]:
     return [run for name, runs in curves.items() if name not in (KILN, OTHER) for run in runs]
 
 
-def judge(curves: Curves) -> dict[str, float]:
+def judge(curves: Curves, far: Callable[[list[float], list[float]], float] = distance) -> dict[str, list[float]]:
+    """By name, how far each run is from PyTorch's runs, or from the others of these: the median."""
     theirs = of_pytorch(curves)
-    found = {}
-    for far, of in ((distance, ""), (at_first, f", first {FIRST} steps")):
-        between = [far(a, b) for a, b in product(curves[KILN], theirs)]
-        among = [far(a, b) for a, b in combinations(theirs, 2)]
-        found |= {
-            f"Kiln to PyTorch, median{of}": median(between),
-            f"Kiln to PyTorch, most{of}": max(between),
-            f"PyTorch among each other, median{of}": median(among),
-            f"PyTorch among each other, most{of}": max(among),
-            f"another seed, least{of}": min(far(curves[OTHER][0], run) for run in theirs),
-        }
-    return found
+    return {
+        name: [median(far(run, other) for other in theirs if other is not run) for run in runs]
+        for name, runs in curves.items()
+    }
 
 
-def is_noise(distances: dict[str, float]) -> bool:
-    return all(
-        distances[f"Kiln to PyTorch, median{of}"]
-        <= min(distances[f"PyTorch among each other, most{of}"], distances[f"another seed, least{of}"])
-        for of in ("", f", first {FIRST} steps")
-    )
+def is_noise(curves: Curves) -> bool:
+    if not all(math.isfinite(loss) for runs in curves.values() for run in runs for loss in run):
+        return False
+    distances = judge(curves)
+    noise = max(max(found) for name, found in distances.items() if name not in (KILN, OTHER))
+    return max(distances[KILN]) <= min(1.5 * noise, min(distances[OTHER]))
 
 
 def plot(curves: Curves, path: Path) -> bool:
@@ -172,19 +166,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--plot", action="store_true", help="only judge and draw the losses of FOLDER/gpt.json")
+    parser.add_argument("--plot", action="store_true", help="only draw FOLDER/gpt.json")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     results = arguments.folder / "gpt.json"
-    curves = json.loads(results.read_text())["losses"] if arguments.plot else measure(arguments.steps)
-    distances = judge(curves)
+    if arguments.plot:
+        return 0 if plot(json.loads(results.read_text())["losses"], arguments.folder / "gpt.svg") else 1
+    curves = measure(arguments.steps)
+    distances = {"all steps": judge(curves), f"first {FIRST} steps": judge(curves, at_first)}
     results.write_text(json.dumps({"distances": distances, "losses": curves}, indent=1))
-    for name, value in distances.items():
-        print(f"{name:50s} {value:.6f}")
-    print({name: [round(run[-1], 4) for run in runs] for name, runs in curves.items()})
+    for steps, found in distances.items():
+        for name, values in found.items():
+            print(f"{steps:15s} {name:26s}", *(f"{value:.6f}" for value in values))
     if not plot(curves, arguments.folder / "gpt.svg"):
         print("no matplotlib here: draw it elsewhere with --plot")
-    return 0 if is_noise(distances) else 1
+    return 0 if is_noise(curves) else 1
 
 
 if __name__ == "__main__":

@@ -102,12 +102,21 @@ WATCHERS = (
 )  # fmt: skip
 
 
-# Takes half the time of torch.empty_strided; for CUDA alone, and private to PyTorch.
-_empty_strided_cuda = torch.version.cuda and getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-
-
 def _empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(sizes, strides, dtype=dtype, device="cuda")
+
+
+def _fastest_empty() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:
+    """Of sizes, strides and dtype an empty tensor on the current device.
+
+    What code of torch.compile's calls takes half the time, but is for CUDA alone, and private to PyTorch.
+    """
+    if torch.version.cuda:
+        try:
+            return torch._C._dynamo.guards._empty_strided_cuda
+        except AttributeError:
+            pass
+    return _empty_strided
 
 
 def make_shortcut(watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
@@ -117,7 +126,7 @@ def make_shortcut(watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _cor
     this thread calls. It gives None for all others, and for what is refused.
     """
     return _core.Shortcut(
-        Tensor, _empty_strided_cuda or _empty_strided, (torch.float16, torch.bfloat16, torch.float32),
+        Tensor, _fastest_empty(), (torch.float16, torch.bfloat16, torch.float32),
         getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device), torch.is_grad_enabled, watchers, forward_ad,
         runtime,
     )  # fmt: skip
