@@ -43,8 +43,8 @@ def test_what_ran_is_what_the_next_manifest_says(tmp_path):
     rows = manifest.make_manifest(inputs, small_release().stage, release.PLATFORM).targets
     assert rows[0].verified == "compiled, not run"
     assert rows[1].verified == (
-        "run on NVIDIA H200, driver 580.95.05: 2 of 7 variants right; "
-        "PTX run on NVIDIA H200, driver 580.95.05: 1 of 7 variants right"
+        "run on NVIDIA H200, driver 580.95.05: 2 of 7 variants tested, all correct, 5 untested; "
+        "PTX run on NVIDIA H200, driver 580.95.05: 1 of 7 variants tested, all correct, 6 untested"
     )
 
 

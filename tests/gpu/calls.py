@@ -13,6 +13,10 @@ SINKS = 16  # heads, at least: dsinks is one number for each, and of few the lar
 SLACK = 3  # rows between sequences that are given by both cu_seqlens and seqused
 
 
+# q, k, v and dout uniform in [0, 1), and how much is added to keys besides.
+SHARED = {"uniform": 0.0, "keys + 5": 5.0, "keys + 50": 50.0}
+
+
 class Segment(NamedTuple):
     """A sequence, or all of them where they are equally long: batches of the call, and where their rows lie."""
 
@@ -83,7 +87,7 @@ class Call(AnyCall):
         seed, offset: of dropout; half of each lies in device memory if in_memory.
         sm_scale: 0 for 1 / sqrt(width).
         longest: with cu_seqlens, the longest sequence is told.
-        inputs: "normal", "means" (large ones), "outliers" (100 times as large), "hot row".
+        inputs: "normal", "means" (large ones), "outliers" (100 times as large), "hot row", or of SHARED.
         number: other values for each.
     """
 
@@ -121,6 +125,13 @@ class Call(AnyCall):
     longest: bool = True
     lse_by_sequence: bool = False
     number: int = 0
+
+    @property
+    def has_scale_of_dq(self) -> bool:
+        """Rows share an offset, and see so many keys by so little else that dq is held to its own scale too."""
+        others = (self.bias, self.sinks, self.alibi, self.softcap, self.dropout, self.varlen_q, self.varlen_k)
+        is_open = max(self.left, self.right) < 0 and not self.sm_scale
+        return self.inputs in SHARED and self.backward and is_open and not any(others) and self.keys >= 256
 
     @property
     def is_aligned(self) -> bool:
@@ -208,6 +219,8 @@ def draw(shape: tuple[int, ...], inputs: str, generator: torch.Generator, mean: 
     """fp32 values [batch, heads, rows, width]. Outliers are of a smaller normal distribution, so that fp16 holds what
     comes of them."""
     device = generator.device
+    if inputs in SHARED:
+        return torch.rand(shape, generator=generator, device=device)
     values = torch.randn(shape, generator=generator, device=device)
     if inputs == "means":
         values += mean
@@ -229,9 +242,10 @@ class Inputs:
         dtype = DTYPES[call.dtype]
         self.rows, self.keys = call.counting(False, device), call.counting(True, device)
 
-        def tensor(of_keys: bool, heads: int, width: int, layout: str, inputs: str) -> Storage:
+        def tensor(of_keys: bool, heads: int, width: int, layout: str, inputs: str, offset: float = 0.0) -> Storage:
             shape = call.shape(of_keys, heads, width)
             values = draw(shape, inputs, generator)
+            values += offset
             if layout == "broadcast":
                 values = values[:, :1].expand(shape)
             return Storage(shape, dtype, device, layout).put(values.to(dtype), self.keys if of_keys else self.rows)
@@ -239,17 +253,18 @@ class Inputs:
         # Nothing may be written through a stride of 0, and heads that are one would be summed over by nobody.
         of_q = "contiguous" if call.layout == "broadcast" else call.layout
         self.q = tensor(False, call.heads, call.width, of_q, "normal" if call.inputs == "hot row" else call.inputs)
-        # What backward is not held to, since no FlashAttention could be: it takes rowsum(dout * out) of an output that
-        # was rounded, which means, outliers and hot rows of v make coarse, and a hot row of k multiplies (dp and that
-        # sum are nearly equal there). And fp32's log-sum-exp holds scores in the hundreds to 1e-5 or so: backward's
-        # weights are no better, so in fp32 q alone has outliers. Forward is held to all of them.
+        # What backward is not held to: it takes rowsum(dout * out) of an output that was rounded, which outliers and
+        # hot rows of v make coarse, and a hot row of k multiplies (dp and that sum are nearly equal there). Of what
+        # rows share, SHARED, it takes that out again. And fp32's log-sum-exp holds scores in the hundreds to 1e-5 or
+        # so: backward's weights are no better, so in fp32 q alone has outliers. Forward is held to all of them.
         spared_k = call.inputs == "hot row" or (call.inputs == "outliers" and call.dtype == "fp32")
-        self.k = tensor(
-            True, call.heads_kv, call.width, call.layout, "normal" if call.backward and spared_k else call.inputs
-        )
-        of_v = "normal" if call.inputs == "hot row" or call.backward else call.inputs
+        of_k = "normal" if call.backward and spared_k else call.inputs
+        self.k = tensor(True, call.heads_kv, call.width, call.layout, of_k, SHARED.get(call.inputs, 0.0))
+        shares = call.inputs in SHARED
+        of_v = "normal" if call.inputs == "hot row" or (call.backward and not shares) else call.inputs
         self.v = tensor(True, call.heads_kv, call.out_width, call.layout, of_v)
-        self.dout = tensor(False, call.heads, call.out_width, call.layout_out, "normal") if call.backward else None
+        of_out = call.inputs if shares else "normal"
+        self.dout = tensor(False, call.heads, call.out_width, call.layout_out, of_out) if call.backward else None
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device=device)

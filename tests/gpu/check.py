@@ -119,6 +119,8 @@ class Expected:
         verdict = Verdict()
         for name, got in outputs.answers().items():
             verdict.compare(name, got, self.exact[name], self.low[name], self.noise(name))
+        if self.call.has_scale_of_dq:
+            verdict.hold_to_scale("dq", outputs.answers()["dq"], self.exact["dq"])
         outputs.untouched(verdict)
         return verdict
 

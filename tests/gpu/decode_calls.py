@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from calls import AnyCall
+from calls import SHARED, AnyCall
 from storage import DTYPES, Storage
 
 
@@ -27,6 +27,7 @@ class DecodeCall(AnyCall):
         leftpad: some keys at the begin do not count.
         alibi: "", "heads" (the same in all batches) or "batch".
         longest: with lengths_q, the longest sequence is told.
+        inputs: "normal", or of SHARED.
         longest_k: what is told of the keys; 0: nothing.
     """
 
@@ -59,6 +60,7 @@ class DecodeCall(AnyCall):
     want_lse: bool = True
     longest: bool = True
     longest_k: int = 0
+    inputs: str = "normal"
     number: int = 0
 
     @property
@@ -89,10 +91,14 @@ class DecodeInputs:
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.rand(shape, generator=generator, device=device) if call.inputs in SHARED else normal(*shape)
+
+        offset = SHARED.get(call.inputs, 0.0)  # of keys
         self.q_shape = (1, call.heads, sum(call.lengths_q)) if call.lengths_q else (call.batch, call.heads, call.rows)
         of_q = "contiguous" if call.layout == "broadcast" else call.layout
         self.q = Storage((*self.q_shape, call.width), dtype, device, of_q).put(
-            normal(*self.q_shape, call.width).to(dtype)
+            drawn(*self.q_shape, call.width).to(dtype)
         )
         self.out_layout = of_q
 
@@ -133,13 +139,14 @@ class DecodeInputs:
             seen = torch.arange(self.leftpads[b], keys, device=device)
             pages_of, slots = self.where(b, seen)
             for cache in (self.k_cache, self.v_cache):
-                values = normal(len(seen), call.heads_kv, cache.shape[3]).to(held)
+                values = drawn(len(seen), call.heads_kv, cache.shape[3])
+                values = (values + offset if cache is self.k_cache else values).to(held)
                 bits(cache)[pages_of, :, slots] = bits(values)
         self.k_new = self.v_new = self.cos = self.sin = None
         if call.new_rows:
             self.k_new, self.v_new = (
-                normal(call.batch, call.heads_kv, call.new_rows, width).to(dtype)
-                for width in (call.width, call.out_width)
+                (drawn(call.batch, call.heads_kv, call.new_rows, width) + more).to(dtype)
+                for width, more in ((call.width, offset), (call.out_width, 0.0))
             )
         if call.rotary:
             room = self.size * self.places.shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-from calls import Call
+from calls import SHARED, Call
 from decode_calls import DecodeCall
 from storage import ALIGNED, UNALIGNED
 
@@ -117,6 +117,22 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
     ),
     "scales": every(dtype=DTYPES, sm_scale=(-0.3, 0.01, 1.0), rows=(300,), keys=(300,)),
     "inputs with large means": deep(every(dtype=DTYPES, inputs=("means",), rows=(1023,), keys=(300, 2047))),
+    "inputs that share an offset": deep(
+        every(dtype=DTYPES, inputs=tuple(SHARED), rows=(1023,), keys=(300, 2047, 8192), width=(64, 128))
+    ) + every(
+        dtype=DTYPES, inputs=tuple(SHARED), rows=(130,), keys=(2047,), width=(32, 96, 192, 256), heads=(4,), batch=(2,)
+    ),
+    "inputs that share an offset, with all else": [
+        Call(dtype=dtype, inputs=inputs, rows=300, keys=700, heads=16, heads_kv=4, **more)
+        for dtype, inputs, more in product(
+            DTYPES, SHARED,
+            ({"sinks": True}, {"softcap": 30.0}, {"dropout": 0.3}, {"bias": "none"}, {"alibi": "heads"},
+             {"left": 100, "right": 50}, {"sinks": True, "softcap": 30.0, "dropout": 0.1}),
+        )
+    ] + [
+        Call(**VARLEN, dtype=dtype, inputs=inputs, varlen_q="compact", varlen_k="compact")
+        for dtype, inputs in product(DTYPES, SHARED)
+    ],
     "inputs with outliers": deep(
         every(dtype=DTYPES, inputs=("outliers",), rows=(1023,), keys=(300, 2047), backward=(False, True))
     ),
@@ -132,6 +148,11 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
     ],
     "decode, head dims": [
         DecodeCall(dtype=dtype, width=width, keys=700) for dtype in DTYPES for width in (*SIZES, 40, 127)
+    ],
+    "decode, inputs that share an offset": [
+        DecodeCall(dtype=dtype, inputs=inputs, rows=rows, keys=2047, splits=splits, fp8=fp8)
+        for dtype, inputs, rows, splits, fp8 in product(DTYPES, SHARED, (1, 16), (0, 7), (False, True))
+        if not fp8 or dtype != "fp32"
     ],
     "decode, paged": [
         DecodeCall(dtype=dtype, batch=3, rows=rows, keys=1000, used=(1000, 0, 333), page_size=size, causal=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 TIMES, PLUS = 2.0, 1e-5
+# Of what rows share nothing may be left in what they differ by. PyTorch's attention, computed in fp32, is at 0.002.
+OF_SCALE = 0.01
 # Below this an output has no scale: what is left of sums that cancel is no measure of anything.
 NO_SCALE = 1e-3
 
@@ -94,6 +96,11 @@ class Verdict:
         numbers = torch.stack([difference.max(), difference.mean(), own.max(), own.mean(), size.max()]).tolist()
         self.require(math.isfinite(numbers[2]), f"{name}: the reference itself is not finite")
         self.figures.setdefault(name, []).append(Figures(*numbers, noise))
+
+    def hold_to_scale(self, name: str, got: torch.Tensor, exact: torch.Tensor) -> None:
+        """The error's root mean square is at most OF_SCALE of the output's, whatever that of the reference is."""
+        error = torch.linalg.vector_norm(got.double() - exact) / torch.linalg.vector_norm(exact)
+        self.require(bool(error <= OF_SCALE), f"{name}: the error is {error:.3g} of its scale, above {OF_SCALE}")
 
     def merge(self, other: Verdict) -> None:
         self.faults += other.faults

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
+import verified
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -164,6 +166,11 @@ def markdown(answer: dict) -> str:
     other = [e for kind in ("device", "unload") for e in kinds.get(kind, [])]
     if other:
         lines += ["## Other figures", "", "```", *map(json.dumps, other), "```"]
+    if kinds.get("image"):
+        found = verified.paths(kinds["image"], kinds["device"][-1]["name"])
+        files = " ".join(f"verified/{path.name}" for path in found.values())
+        where = "The keys of the images that ran, natively and by their PTX, are in the files in `verified/`."
+        lines += ["", "## Keys", "", f"<!-- images: {files} -->", where]
     return "\n".join(lines).rstrip() + "\n"
 
 

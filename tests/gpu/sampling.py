@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from calls import SINKS, Call
+from calls import SHARED, SINKS, Call
 from decode_calls import DecodeCall
 from storage import ALIGNED, UNALIGNED
 
@@ -71,6 +71,7 @@ def random_call(seed: int, number: int) -> Call:
         return extra == name or (extra == "several" and draw.some(0.5))
 
     inputs = draw.choice(("normal", "normal", "normal", "means", "outliers", "hot row"))
+    inputs = draw.choice(("means", *SHARED)) if inputs == "means" else inputs
     # Where each row sees one key, gradients are 0 by cancellation: rounding of large numbers says nothing then.
     few = min(rows, keys) <= 2 or (0 <= left <= 1 and 0 <= right <= 1)
     inputs = "normal" if few or batch > 3 else inputs
@@ -135,4 +136,5 @@ def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
         layout=draw.choice(("contiguous", "rows", "odd rows", "padded")), want_lse=draw.some(0.8),
         sm_scale=draw.choice((0.0, 0.0, 0.05, 0.5, -0.2)), longest=draw.some(0.8),
         longest_k=draw.choice((0, 0, max(used or (keys,)) + new_rows, keys, 2 * keys)), number=draw.getrandbits(40),
+        inputs=draw.choice(("normal", "normal", "normal", *SHARED)),
     )  # fmt: skip

@@ -36,10 +36,13 @@ def kept(seed: int, offset: int, dropout: float, shape: tuple[int, int, int, int
 
 
 class Standin:
-    """Attributes: spoil(name, tensor) may make an output wrong before it is written."""
+    """Attributes:
+    spoil(name, tensor): may make an output wrong before it is written.
+    balances: what rounding adds to sums of ds is taken from dq, as the kernels do and FlashAttention-2 does not.
+    """
 
-    def __init__(self, spoil=lambda name, values: values) -> None:
-        self.spoil = spoil
+    def __init__(self, spoil=lambda name, values: values, balances: bool = True) -> None:
+        self.spoil, self.balances = spoil, balances
 
     def dropout_mask(self, inputs: Inputs, target: str | None) -> torch.Tensor:
         call = inputs.call
@@ -113,7 +116,10 @@ class Standin:
                 share = (inputs.sinks[None, :, None, None] - lse).exp() * delta
                 sums["dsinks"][0, 0] -= share.sum((0, 2, 3))
             ds = (ds * (1 - squeezed**2)).to(dtype).float()
-            sums["dq"][segment.q] = call.scale * (ds @ k)
+            dq = ds @ k
+            if self.balances and not call.sinks and not call.softcap and k.shape[2]:  # else they sum to something
+                dq = dq - ds.sum(3, keepdim=True) * k.mean(2, keepdim=True)
+            sums["dq"][segment.q] = call.scale * dq
             grads = {"dk": call.scale * (ds.mT @ q), "dv": (weights * factor).to(dtype).float().mT @ dout}
             for name, grad in grads.items():
                 sums[name][segment.k] = grad.reshape(*shape, *grad.shape[2:]).sum(2)

@@ -28,9 +28,15 @@ CALLS = (
     Call(batch=3, rows=70, keys=65, heads=4, lengths_q=(70, 0, 13), lengths_k=(5, 65, 0), varlen_q="sums",
          varlen_k="sums"),
 )  # fmt: skip
+SHARING = (
+    Call(rows=40, keys=600, inputs="uniform"),
+    Call(dtype="fp16", rows=40, keys=600, inputs="keys + 5", causal=True, bottom_right=True, heads=4),
+    Call(rows=40, keys=600, inputs="keys + 50"),
+)
 DECODES = (
     DecodeCall(used=(190, 0), keys=200, rows=5, new_rows=5, rotary="interleaved", page_size=16, causal=True),
     DecodeCall(used=(190, 0), keys=200, rows=5, new_rows=2, rotary="half", fp8=True, sinks=True, left=50),
+    DecodeCall(keys=200, rows=5, inputs="keys + 50"),
     DecodeCall(dtype="fp16", cache_batch=True, leftpad=True, keys=100, alibi="batch", lengths_q=(9, 0), rows=9),
 )
 
@@ -47,9 +53,16 @@ def small(call: Call) -> bool:
     return call.scores * max(call.width, 64) < 5e6
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("call", CALLS + SHARING, ids=str)
 def test_honest_rounding_passes(call):
     assert not check(call, Standin(), "cpu").wrong()
+
+
+@pytest.mark.parametrize("call", SHARING, ids=str)
+def test_an_offset_that_is_left_in_dq_is_found(call):
+    """FlashAttention-2's own dq is not good enough where keys share an offset."""
+    wrong = check(call, Standin(balances=False), "cpu").wrong()
+    assert [fault.split(" ")[0] for fault in wrong] == ["dq:"] and "of its scale" in wrong[0], wrong
 
 
 @pytest.mark.parametrize("call", DECODES, ids=str)

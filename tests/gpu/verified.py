@@ -32,18 +32,27 @@ def main(results: Path, driver: str, folder: Path = FOLDER) -> list[Path]:
     if wrong:
         sys.exit(f"{len(wrong)} of {len(images)} images gave wrong results, {wrong[0]} first; nothing is written")
     (device,) = devices
-    written = []
+    found = paths(images, device, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for by in ("image", "ptx"):
-        keys = sorted({row["key"] for row in images if (row["by"] == "PTX") == (by == "ptx")})
-        if keys:
-            path = folder / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}-{by}.json"
-            document = {"device": device, "driver": driver, "by": by, "keys": keys}
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(document, indent=0) + "\n")
-            os.replace(temporary, path)
-            written.append(path)
-    return written
+    for by, path in found.items():
+        keys = sorted({row["key"] for row in images if how(row) == by})
+        document = {"device": device, "driver": driver, "by": by, "keys": keys}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(document, indent=0) + "\n")
+        os.replace(temporary, path)
+    return list(found.values())
+
+
+def how(row: dict) -> str:
+    """By what an image ran."""
+    return "ptx" if row["by"] == "PTX" else "image"
+
+
+def paths(images: list[dict], device: str, folder: Path = FOLDER) -> dict[str, Path]:
+    """By "image" and "ptx" the file of the keys that ran so, of those that did."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower())
+    there = {how(row) for row in images}
+    return {by: folder / f"{name}-{by}.json" for by in ("image", "ptx") if by in there}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Of Triton's interpreter they have what kiln.jit makes of it: three times its spe
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -54,15 +55,19 @@ class Image:
 
     Attributes:
         chunk: columns at a time of rows that registers do not hold; 0: whole rows.
+        advance: of the forward: places in the loop without masks are sums.
         programs: of the forward, each of which takes several tiles; None: one for each tile.
+        ones: columns of ones by which backward sums ds; 0: it sums them directly.
     """
 
     block_m: int = 16
     block_n: int = 16
     unmasked_loop: bool = True
+    advance: bool = False
     want_lse: bool = True
     programs: int | None = None
     chunk: int = 0
+    ones: int = 0
 
 
 @dataclass
@@ -121,6 +126,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     import triton
 
     fwd, bwd, scores = (importlib.import_module(name) for name in ("attn_fwd", "attn_bwd", "attn_bwd_scores"))
+    means = importlib.import_module("means")
     width_qk, width_v = call.q.shape[3], call.v.shape[3]
     size = size_for(width_qk, width_v)
     heads, heads_kv = call.q.shape[1], call.k.shape[1]
@@ -159,15 +165,8 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         call.left, call.right, threshold, flags,
     )  # fmt: skip
     padded = {width_qk, width_v} != {size}
-    constants = (
-        *PIECES[size],
-        extras_of(call),
-        padded,
-        image.unmasked_loop,
-        image.chunk,
-        image.block_m,
-        image.block_n,
-    )
+    common = (*PIECES[size], extras_of(call), padded, image.unmasked_loop, image.chunk)
+    constants = (*common, image.block_m, image.block_n)
     blocks_q, blocks_k = triton.cdiv(longest_q, image.block_m), triton.cdiv(longest_k, image.block_n)
     tiles = blocks_q * heads * call.sequences
     if compact_q is not None:
@@ -179,7 +178,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     if tiles:
         fwd.attn_fwd[(min(tiles, image.programs or tiles),)](
             *shared, out.storage, torch.from_numpy(lse), reals(call.sinks), drawn[:1], drawn[1:], *out.strides,
-            *lse_strides, tiles, *constants, image.programs is not None,
+            *lse_strides, tiles, *common, image.advance, image.block_m, image.block_n, image.programs is not None,
         )  # fmt: skip
         if call.dropout:
             assert drawn.tolist() == [call.seed, call.offset], "seed and offset are not as they were used"
@@ -189,10 +188,16 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     dq, dk, dv = (lay_out(np.full(array.shape, np.nan, array.dtype), layout) for array in (call.q, call.k, call.v))
     delta = np.full(call.q.shape[:3], np.nan, np.float32)
     logs, steps = (torch.from_numpy(lse), torch.from_numpy(delta)), (*lse_strides, *_strides(delta))
+    parts = 16
+    sums = torch.full((call.sequences * heads_kv, parts, width_qk), math.nan)
+    if tiles_k:
+        means.attn_bwd_sums[(call.sequences * heads_kv, parts, triton.cdiv(width_qk, 16))](
+            k.storage, shared[8], shared[10], *k.strides, heads_kv, longest_k, width_qk, flags, sums, parts, 32, 16
+        )
     if tiles:
         bwd.attn_bwd_dq[(tiles,)](
             *shared, out.storage, dout.storage, dq.storage, *logs, *out.strides, *dout.strides, *dq.strides, *steps,
-            tiles, *constants,
+            reals(call.sinks), sums, tiles, *common, parts, image.block_m, image.block_n, image.ones,
         )  # fmt: skip
     if tiles_k:
         bwd.attn_bwd_dk_dv[(tiles_k,)](

@@ -71,6 +71,11 @@ def test_one_loop_for_all_keys(child, mask):
     check(child, make(35, 50, **MASKS[mask]), Image(unmasked_loop=False), "padded")
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_places_that_are_sums(child, mask):
+    check(child, make(35, 50, **MASKS[mask]), Image(advance=True), "padded")
+
+
 @pytest.mark.parametrize("blocks", [(16, 32), (32, 16), (64, 16), (16, 64)])
 @pytest.mark.parametrize("mask", ["causal", "window", "window, bottom right"])
 def test_blocks_of_other_shapes(child, blocks, mask):
@@ -276,7 +281,7 @@ def calls(draw) -> tuple[Call, Image, str]:
         call = replace(call, used_k=generator.integers(0, keys + 1, batch))
     image = Image(
         block_m=draw(st.sampled_from([16, 32])), block_n=draw(st.sampled_from([16, 32])), unmasked_loop=draw(some),
-        chunk=draw(st.sampled_from([0, 0, 16])),
+        advance=draw(some), chunk=draw(st.sampled_from([0, 0, 16])),
     )  # fmt: skip
     return call, image, draw(st.sampled_from(["contiguous", "rows", "padded", "reversed"]))
 

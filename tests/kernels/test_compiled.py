@@ -18,16 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PROCESSORS = len(os.sched_getaffinity(0))
 TARGETS = ("gfx942", "gfx90a", "gfx1100", "sm_80", "sm_90")
 KERNELS = (
-    "attn_fwd", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dbias", "attn_bwd_dsinks", "dropout_mask", "append_kv",
-    "rotate_q", "attn_decode", "attn_decode_reduce",
+    "attn_fwd", "attn_bwd_sums", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dbias", "attn_bwd_dsinks", "dropout_mask",
+    "append_kv", "rotate_q", "attn_decode", "attn_decode_reduce",
 )  # fmt: skip
 PRELUDE = """
 import contextlib, dataclasses, importlib.util, json, sys
 from pathlib import Path
-from kiln import compile, elf, judge, plan, recipe, targets, toolchain
+from kiln import compile, elf, judge, lock, plan, recipe, targets, toolchain
 from kiln.image import Image
 # Not imported here: what Triton reads from the environment while it is imported must be ours already.
-chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1])
+wheels = lock.read_lock(Path("input", lock.LOCK_NAME)).members_of("triton")
+chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)
 compile.prepare_worker(chain)
 flash = recipe.load(Path("tritonsrc/flash/recipe.yaml"))
 def variants(words, profile):

@@ -9,11 +9,15 @@ Nothing of the size of p is kept: it is computed again from q, k and the log-sum
 dq, a block of rows in each program, which walks over the keys, and leaves D on its way; then dk and dv, a block of
 keys in each, which walks over the rows that see it. Each element is summed by one program in one order, so results are
 the same every time. attn_bwd_scores.py has the gradients of bias and sinks.
+
+out is rounded, so D is not quite what a row's p * dp sum to, and its ds not quite to 0. attn_bwd_dq sums ds besides,
+leaves D as it should be for the others, and takes from dq what the sums missed (means.py).
 """
 
 import triton
 import triton.language as tl
 from dropout import factors, seed_of
+from means import less_of_mean, mean_keys, missed, no_sums, rounded_and_summed, steepness_of
 from rows import inner, inner_in_chunks, load_rows, scaled, store_rows, summed, summed_up, sums, turned
 from scores import known, slope_of
 from sequences import lse_place, place, sequence
@@ -23,15 +27,15 @@ from window import bounds, span
 
 @triton.jit
 def add_keys(
-    dq, q, dout, stride_qm, stride_gm, inside_q, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk,
-    width_v,
+    dq, ds_sums, q, dout, stride_qm, stride_gm, inside_q, lse, delta, k_ptr, v_ptr, start, stride_kn, stride_vn,
+    width_qk, width_v,
     rows, rows_k, first, last, scale, softcap, keep_scale, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, plane, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, CHUNK: tl.constexpr,
+    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, CHUNK: tl.constexpr, ONES: tl.constexpr,
 ):  # fmt: skip
-    """Adds what a block of keys gives to dq of a block of rows; with CHUNK, q and dout are the addresses of the
-    first."""
+    """Adds what a block of keys gives to dq of a block of rows, and to the sums of ds (means.py); with CHUNK, q
+    and dout are the addresses of the first."""
     EXACT: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     keys = start + tl.arange(0, BLOCK_N)
     inside = keys < rows_k
@@ -59,11 +63,10 @@ def add_keys(
     if EXTRAS == "dropout" or EXTRAS == "any":
         dp *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
     ds = p * (dp - delta[:, None])
-    if EXTRAS == "softcap" or EXTRAS == "any":
-        ds *= steepness
+    ds, ds_sums = rounded_and_summed(ds_sums, ds, steepness, k_ptr.dtype.element_ty, ONES, EXTRAS)
     if CHUNK:
         k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
-    return summed_up(ds.to(k[0].dtype), k, dq, P1, P2)
+    return summed_up(ds, k, dq, P1, P2), ds_sums
 
 
 @triton.jit
@@ -73,14 +76,15 @@ def attn_bwd_dq(
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
-    stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh, tiles,
+    stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh, sinks_ptr, sums_ptr, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONES: tl.constexpr,
 ):  # fmt: skip
     """dq, and delta = D, by `tiles` programs (sequences.place).
 
-    Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d.
+    Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d;
+    sums and PARTS as attn_bwd_sums has left them; ONES as rounded_and_summed() says.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
@@ -100,6 +104,7 @@ def attn_bwd_dq(
     batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
     lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
     delta_ptr += batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
+    sums_ptr += (batch * (heads // heads_per_kv) + head_kv).to(tl.int64) * PARTS * width_qk
     k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
     v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
     bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
@@ -110,7 +115,6 @@ def attn_bwd_dq(
     dout = load_rows(dout_ptr, 0, stride_gm, inside, width_v, BLOCK_M, P0, P1, P2, False, True, PADDED)
     out = load_rows(out_ptr, 0, stride_om, inside, width_v, BLOCK_M, P0, P1, P2, False, True, PADDED)
     delta = summed(out, dout, P1, P2)
-    tl.store(delta_ptr + column, delta, mask=inside)
     if CHUNK:
         q = q_ptr
         dout = dout_ptr
@@ -131,22 +135,31 @@ def attn_bwd_dq(
     whole = whole_end - whole_begin
 
     dq = sums(BLOCK_M, P0, P1, P2, EXACT)
+    ds_sums = no_sums(BLOCK_M, ONES, KNOWN)
     if UNMASKED_LOOP:
         for start in tl.range(whole_begin, whole_end, BLOCK_N):
-            dq = add_keys(
-                dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, start,
+            dq, ds_sums = add_keys(
+                dq, ds_sums, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr, start,
                 stride_kn, stride_vn, width_qk, width_v, rows, rows_k, first, last, sm_scale, softcap,
                 keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q, seed, offset, threshold, plane, flags,
-                False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
+                False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK, ONES,
             )  # fmt: skip
     for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
-        dq = add_keys(
-            dq, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr,
+        dq, ds_sums = add_keys(
+            dq, ds_sums, q, dout, stride_qm, stride_gm, inside, lse, delta, k_ptr, v_ptr,
             tl.where(step < whole_begin, step, step + whole), stride_kn, stride_vn, width_qk, width_v,
             rows, rows_k, first, last, sm_scale, softcap, keep_scale, bias_ptr, stride_bm, slope, rows_k - rows_q,
             seed, offset, threshold, plane, flags,
-            True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
+            True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK, ONES,
         )  # fmt: skip
+    delta, surplus, share = missed(ds_sums, delta, lse, sinks_ptr, head, flags, EXACT, ONES, KNOWN)
+    tl.store(delta_ptr + column, delta, mask=inside)
+    mean = mean_keys(sums_ptr, begin, end, rows_k, width_qk, PARTS, P0, P1, P2)
+    if KNOWN == "softcap" or KNOWN == "any":
+        surplus -= share * steepness_of(
+            mean, q_ptr, column * stride_qm, inside, width_qk, sm_scale, softcap, flags, P0, P1, P2, PADDED
+        )
+    dq = less_of_mean(dq, surplus, mean, P1, P2)
     dq = scaled(dq, tl.full([BLOCK_M], 1.0, tl.float32) * sm_scale, P1, P2)
     store_rows(dq_ptr, column * stride_dqm, inside, width_qk, dq, P0, P1, P2, PADDED)
 

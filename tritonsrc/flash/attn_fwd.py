@@ -25,8 +25,8 @@ from window import bounds, span
 
 @triton.jit
 def attend(
-    acc, row_max, row_sum, q, stride_qm, inside_q, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk, width_v,
-    rows, seqlen_k, first, last, scale, softcap, bias_ptr, stride_bm, slope, distance,
+    acc, row_max, row_sum, q, stride_qm, inside_q, k_ptr, v_ptr, row_k, start, stride_kn, stride_vn, width_qk,
+    width_v, rows, seqlen_k, first, last, scale, softcap, bias_ptr, stride_bm, slope, distance,
     seed, offset, threshold, keep_scale, plane, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, CHUNK: tl.constexpr,
@@ -37,7 +37,8 @@ def attend(
         acc: [BLOCK_M, ...] fp32 pieces, the output so far, not yet divided by row_sum.
         row_max, row_sum: [BLOCK_M] fp32, the largest score (in base 2) and the sum of exponentials relative to it.
         q: [BLOCK_M, ...] pieces, the queries; with CHUNK, the address of the first.
-        k_ptr, v_ptr: the sequence's first key and value; the block begins `start` behind them.
+        k_ptr, v_ptr: the block begins row_k rows behind them.
+        start: the number of the block's first key.
         first, last: [BLOCK_M], the keys that each row sees.
         scale: of the products; not negative where EXTRAS is "none" or "dropout".
         MASKED: some key of the block must be left out: beyond seqlen_k, or for a row that does not see it.
@@ -46,11 +47,11 @@ def attend(
     inside = keys < seqlen_k
     if CHUNK:
         products = inner_in_chunks(
-            q, tl.arange(0, rows.shape[0]) * stride_qm, inside_q, k_ptr + start * stride_kn,
+            q, tl.arange(0, rows.shape[0]) * stride_qm, inside_q, k_ptr + row_k * stride_kn,
             tl.arange(0, BLOCK_N) * stride_kn, inside, width_qk, CHUNK,
         )  # fmt: skip
     else:
-        k = load_rows(k_ptr, start, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
+        k = load_rows(k_ptr, row_k, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
         products = inner(q, k, P1, P2)
     # Neither a bias nor a soft cap; as the scale is not negative, the largest score stays the largest.
     PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
@@ -74,7 +75,7 @@ def attend(
     if EXTRAS == "dropout" or EXTRAS == "any":
         p *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
     acc = scaled(acc, correction, P1, P2)
-    v = load_rows(v_ptr, start, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
+    v = load_rows(v_ptr, row_k, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
     acc = added(p.to(v[0].dtype), v, acc, P1, P2)
     return acc, row_max, row_sum
 
@@ -88,7 +89,7 @@ def attend_rows(
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr, ADVANCE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """All of one block of rows, number `tile`; the arguments are attn_fwd's."""
@@ -104,9 +105,6 @@ def attend_rows(
         q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
         k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
         v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
-        out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
-        batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
-        lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
         bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
 
         column = tl.arange(0, BLOCK_M)
@@ -127,24 +125,30 @@ def attend_rows(
         if EXTRAS == "bias" or EXTRAS == "any":
             last = tl.where(inside, last, -1)  # other rows have no bias
         if UNMASKED_LOOP:
+            k_at = whole_begin * stride_kn
+            v_at = whole_begin * stride_vn
             for start in tl.range(whole_begin, whole_end, BLOCK_N):
                 acc, row_max, row_sum = attend(
-                    acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, start, stride_kn, stride_vn, width_qk,
+                    acc, row_max, row_sum, q, stride_qm, inside, k_ptr + k_at if ADVANCE else k_ptr,
+                    v_ptr + v_at if ADVANCE else v_ptr, 0 if ADVANCE else start, start, stride_kn, stride_vn, width_qk,
                     width_v,
                     rows, rows_k, first, last, sm_scale, softcap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                     seed, offset, threshold, keep_scale, plane, flags,
                     False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
                 )  # fmt: skip
+                if ADVANCE:
+                    k_at += BLOCK_N * stride_kn
+                    v_at += BLOCK_N * stride_vn
         else:
             whole_end = whole_begin
         # The masked loop takes a step or two on each side. What a compiler moves out of it saves nothing, and holds
         # registers while the other loop runs.
         whole = whole_end - whole_begin
         for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
+            start = tl.where(step < whole_begin, step, step + whole)
             acc, row_max, row_sum = attend(
-                acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr,
-                tl.where(step < whole_begin, step, step + whole),
-                stride_kn, stride_vn, width_qk, width_v,
+                acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, start, start, stride_kn, stride_vn, width_qk,
+                width_v,
                 rows, rows_k, first, last, sm_scale, softcap, bias_ptr, stride_bm, slope, rows_k - rows_q,
                 seed, offset, threshold, keep_scale, plane, flags,
                 True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
@@ -154,8 +158,12 @@ def attend_rows(
             correction, row_max, row_sum = with_sink(row_max, row_sum, tl.load(sinks_ptr + head) * LOG2E)
             acc = scaled(acc, correction, P1, P2)
         acc = scaled(acc, 1.0 / divisor_of(row_sum), P1, P2)
+        # Where results go is computed here: addresses known before the loops hold registers in them.
+        out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
         store_rows(out_ptr, column * stride_om, inside, width_v, acc, P0, P1, P2, PADDED)
         if flags & LSE:
+            batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
+            lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
             tl.store(lse_ptr + column, log_sum_exp(row_max, row_sum), mask=inside)
 
 
@@ -168,7 +176,7 @@ def attn_fwd(
     out_ptr, lse_ptr, sinks_ptr, seed_out_ptr, offset_out_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr, ADVANCE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Attention forward: `tiles` blocks of rows (sequences.place), a program each.
@@ -194,6 +202,8 @@ def attn_fwd(
         UNMASKED_LOOP: blocks of keys that need no mask have a loop of their own, for speed; without it, the code is
             half as long.
         CHUNK: columns at a time of rows that registers do not hold (rows.inner_in_chunks); 0: whole rows.
+        ADVANCE: in the loop without masks the places of keys and values are summed up, block by block, not multiplied
+            anew: fewer instructions, and a few registers more.
         PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
@@ -213,7 +223,7 @@ def attn_fwd(
                 batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right,
                 threshold, flags,
                 out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, BLOCK_M, BLOCK_N,
+                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, ADVANCE, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         attend_rows(
@@ -225,5 +235,5 @@ def attn_fwd(
             batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold,
             flags,
             out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, BLOCK_M, BLOCK_N,
+            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, ADVANCE, BLOCK_M, BLOCK_N,
         )  # fmt: skip

@@ -1,12 +1,38 @@
-"""Judges an image against its target's limits: compilers build without a word what no device can run."""
+"""Judges an image: what is stated of it against the image itself, and against its target's limits; for compilers build
+without a word what no device can run."""
 
 from __future__ import annotations
 
+from kiln import elf
+from kiln.errors import ArtifactError
 from kiln.image import ImageInfo
 from kiln.targets import Target
 
 # Triton appends pointers to its global and profile scratch to a kernel's parameters, or leaves them out.
 MAX_HIDDEN_PARAMETERS = 2
+
+
+def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -> tuple[str, ...]:
+    """Where an image contradicts what is stated of it; empty if it is what it should be.
+
+    Dynamic shared memory and scratch, and on NVIDIA spills, are known to the compiler alone.
+
+    Args:
+        target: what it should be for; None: not known.
+    """
+    try:
+        facts = elf.stated_facts(code)
+    except ArtifactError as error:
+        return (f"cannot be read: {error}",)
+    reasons = []
+    if info.shared < (static := facts.pop("static_shared")):
+        reasons.append(f"needs {static} bytes of shared memory, where {info.shared} are stated")
+    if (made_for := facts.pop("target")) != (target.name if target else made_for):
+        reasons.append(f"is for {made_for} instead of {target.name}")
+    for name, value in facts.items():
+        if getattr(info, name) != value:
+            reasons.append(f"says {name} {value}, where {getattr(info, name)} is stated")
+    return tuple(reasons)
 
 
 def verdict(info: ImageInfo, target: Target, parameters: int, spill_allowance: int) -> tuple[str, ...]:
