@@ -43,7 +43,7 @@ def _codes() -> list[tuple[str, str]]:
         ("1", "A defect of Kiln's; please report it."),
         *((str(code), " ".join(sentences)) for code, sentences in sorted(meanings.items())),
         ("130, 143", "Ctrl-C, SIGTERM; what was done is kept."),
-        ("141", "Whoever read the output has gone."),
+        ("141", "The program that read the output has ended."),
     ]
 
 

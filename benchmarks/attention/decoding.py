@@ -106,11 +106,12 @@ def measure(
     row = {
         "direction": "decode", "head_dim": case.head_dim, "kind": case.kind, "keys": case.keys, "page": case.page,
         "dtype": case.dtype, "batch": case.batch, "bytes": case.bytes, "copied": memory.copied, "refusals": {},
-        "milliseconds": {}, "host_ahead": True,
+        "milliseconds": {}, "host_ahead": True, "images": [],
     }  # fmt: skip
     work = Decoding(case, memory, dtype, layout)
     try:
         launch = work.launch(entries, splits)
+        row["images"] = launch.images
         launch()
         row["differences"] = {"fp32": work.difference()}
         if row["differences"]["fp32"] <= LARGEST_DIFFERENCE:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +23,33 @@ def digest(prefix: Path) -> str:
     return hashlib.sha256((prefix / "share/kiln/manifest.json").read_bytes()).hexdigest()
 
 
+CORE = "libkiln.so.0"
+_RENAMED = "libkiln.so.x"  # of the same length
+
+
+def _beside(prefix: Path, folder: Path) -> None:
+    """Writes a release's libraries into a folder so that this process can have them beside another release's.
+
+    A family's library finds its core by the core's name, and would be given that of the other release; so the core, and
+    what asks for it, get another name of the same length.
+    """
+    for name, renamed in ((CORE, _RENAMED), ("libkiln_flash.so", "libkiln_flash.so")):
+        code = (prefix / "lib" / name).read_bytes()
+        (folder / renamed).write_bytes(code.replace(f"{CORE}\0".encode(), f"{_RENAMED}\0".encode()))
+    (folder / "kiln.images").symlink_to((prefix / "lib/kiln.images").resolve())
+
+
 def reason(error: Exception) -> str:
     """Why something was refused, in one line."""
     return " ".join((error.sentence if isinstance(error, ffi.Failure) else str(error)).split())
+
+
+def spelled(variant: ffi.Variant) -> str:
+    """ "0123456789ab sm_90 flash.attn_fwd/attn_fwd[dtype=bf16 ...][BLOCK_M=128 ...][aligned]": the key shortened as in
+    the ledger of images."""
+    names = (variant.functional, variant.configuration, variant.specialization)
+    of = f"{variant.operation.decode()}/{variant.kernel.decode()}"
+    return f"{variant.key.decode()[:12]} {variant.target.decode()} {of}{''.join(f'[{n.decode()}]' for n in names)}"
 
 
 def _pointer(tensor: torch.Tensor):
@@ -32,11 +58,21 @@ def _pointer(tensor: torch.Tensor):
 
 
 class Entries:
-    """libkiln_flash.so of an unpacked release, with a kiln_t. Entries raise ffi.Failure."""
+    """libkiln_flash.so of an unpacked release, with a kiln_t. Entries raise ffi.Failure.
 
-    def __init__(self, prefix: Path) -> None:
-        self._library = ffi.Library(prefix / "lib")
-        self._flash = ctypes.CDLL(str(prefix / "lib/libkiln_flash.so"))
+    Args:
+        is_second: this process has another release's already.
+    """
+
+    def __init__(self, prefix: Path, is_second: bool = False) -> None:
+        # Kept until the end: packs are looked for beside the library when they are needed.
+        self._copies = tempfile.TemporaryDirectory() if is_second else contextlib.nullcontext()
+        libraries, core = prefix / "lib", CORE
+        if is_second:
+            libraries, core = Path(self._copies.name), _RENAMED
+            _beside(prefix, libraries)
+        self._library = ffi.Library(libraries, core)
+        self._flash = ctypes.CDLL(str(libraries / "libkiln_flash.so"))
         self._kiln = ffi.Kiln(self._library, None)
 
     def __enter__(self):
@@ -44,6 +80,7 @@ class Entries:
 
     def __exit__(self, *_: object) -> None:
         self._kiln.close()
+        self._copies.__exit__(None, None, None)
 
     @property
     def version(self) -> str:
@@ -52,10 +89,12 @@ class Entries:
     def prepare(self, name: str, params: ctypes.Structure, **values: object) -> Callable[[], None]:
         """A call of an entry with these values and tensors, with the workspace that it wants.
 
-        What is returned launches on the stream that is current then.
+        What is returned launches on the stream that is current then; its `images` are those that it launches, a
+        line of key and variant each.
         """
         try:
             entry, asks = getattr(self._flash, name), getattr(self._flash, f"{name}_workspace")
+            explain = getattr(self._flash, f"{name}_explain")
         except AttributeError:
             raise ffi.Failure(ffi.UNSUPPORTED, f"this release's libkiln_flash.so has no {name}") from None
         keep = []  # tensors must live as long as what points to them
@@ -72,13 +111,16 @@ class Entries:
         if size.value:
             keep.append(torch.empty(size.value, dtype=torch.uint8, device=keep[0].device))
             params.workspace, params.workspace_bytes = keep[-1].data_ptr(), size.value
+        images: list[str] = []
+        visit = ffi.VariantFn(lambda variant, _: images.append(spelled(variant.contents)) or 0)
+        self._library.check(explain(handle, at_queue, at_params, visit, None))
         check, stream = self._library.check, torch.cuda.current_stream
 
         def launch() -> None:
             queue.stream = stream().cuda_stream or None
             check(entry(handle, at_queue, at_params))
 
-        launch.keep = (keep, params, queue)
+        launch.keep, launch.images = (keep, params, queue), images
         return launch
 
     def forward(self, **values: object) -> Callable[[], None]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from shapes import Shape
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
+import measured
 
 LEAST_MEAN = {"forward": 1.3, "backward": 1.2}  # geometric, against FlashAttention-2
 LEAST_RATIO = 1.0
 LEAST_SHARE = 0.8  # of the copy bandwidth, decoding over JUDGED_KEYS keys of the call's own type
 JUDGED_KEYS = 32768
 NAMES = {"kiln": "Kiln", "flash": "FlashAttention-2", "cudnn": "cuDNN"}
+AGAINST = {"against": "the other release"}
 LAYOUTS = {"bhsd": "[batch, heads, rows, head_dim]", "bshd": "[batch, rows, heads, head_dim]"}
 COLORS = {"kiln": "#1f5fa8", "flash": "#9aa5b1", "cudnn": "#d9a441"}
 
@@ -98,20 +103,33 @@ def number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def training_table(rows: list[dict]) -> list[list[str]]:
-    """The head first."""
-    head = ["head_dim", "causal", "length", "Kiln", "FlashAttention-2", "cuDNN", "to FlashAttention-2", "to cuDNN"]
+def images(results: dict) -> list[str]:
+    """What Kiln ran, each once, in the order of the tables: "KEY TARGET VARIANT"."""
+    rows = [row for direction in ("forward", "backward", "decode") for row in of(results, direction)]
+    return list(dict.fromkeys(image for row in rows for image in row.get("images", ())))
+
+
+def numbers(row: dict, every: list[str]) -> str:
+    """Which of the images a row ran, by their places in the list."""
+    return " ".join(str(every.index(image) + 1) for image in row.get("images", ())) or "-"
+
+
+def training_table(rows: list[dict], every: list[str]) -> list[list[str]]:
+    """The head first. `every`: what `images` gives."""
+    names = NAMES | (AGAINST if any("against" in row["milliseconds"] for row in rows) else {})
+    others = [side for side in names if side != "kiln"]
+    head = ["head_dim", "causal", "length", *names.values(), *(f"to {names[side]}" for side in others), "images"]
     body = [
         [
             str(row["head_dim"]), str(row["causal"]).lower(), str(row["length"]),
-            *(number(teraflops(row, side)) for side in NAMES),
-            *(number(ratio(row, other), 2) for other in ("flash", "cudnn")),
+            *(number(teraflops(row, side)) for side in names),
+            *(number(ratio(row, other), 2) for other in others), numbers(row, every),
         ]
         for row in rows
     ]  # fmt: skip
     for name, over in (("geometric mean", mean), ("least", least)):
-        ratios = [number(over([ratio(row, other) for row in rows]), 2) for other in ("flash", "cudnn")]
-        body.append([name, "", "", "", "", "", *ratios])
+        ratios = [number(over([ratio(row, other) for row in rows]), 2) for other in others]
+        body.append([name, *[""] * (2 + len(names)), *ratios, ""])
     return [head, *body]
 
 
@@ -119,8 +137,8 @@ def least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value), default=None)
 
 
-def decoding_table(rows: list[dict]) -> list[list[str]]:
-    head = ["keys", "cache", "head_dim", "heads", "page", "batch", "GB", "µs", "TB/s", "copy TB/s", "share"]
+def decoding_table(rows: list[dict], every: list[str]) -> list[list[str]]:
+    head = ["keys", "cache", "head_dim", "heads", "page", "batch", "GB", "µs", "TB/s", "copy TB/s", "share", "images"]
     body = []
     for row in rows:
         cache, copy, share = bandwidths(row)
@@ -128,7 +146,7 @@ def decoding_table(rows: list[dict]) -> list[list[str]]:
         body.append([
             str(row["keys"]), row["dtype"], str(row["head_dim"]), row["kind"], str(row["page"] or "-"),
             str(row["batch"]), f"{row['bytes'] / 1e9:.2f}", number(took and took * 1000), number(cache, 2),
-            number(copy, 2), number(share, 2),
+            number(copy, 2), number(share, 2), numbers(row, every),
         ])  # fmt: skip
     return [head, *body]
 
@@ -149,7 +167,10 @@ def refusals(results: dict) -> list[str]:
     for row in results["rows"]:
         for side, why in row["refusals"].items():
             found.setdefault((row["direction"], side, why), []).append(title(row))
-    return [f"{direction} of {NAMES[side]}, {'; '.join(of)}: {why}" for (direction, side, why), of in found.items()]
+    return [
+        f"{direction} of {(NAMES | AGAINST)[side]}, {'; '.join(of)}: {why}"
+        for (direction, side, why), of in found.items()
+    ]
 
 
 def widest(results: dict) -> float:
@@ -165,25 +186,31 @@ def clocks(results: dict) -> str:
 
 def tables(results: dict) -> list[tuple[str, list[list[str]]]]:
     """(heading, table) of everything that was measured."""
-    found = []
+    found, every = [], images(results)
     for direction in ("forward", "backward"):
         if rows := of(results, direction):
-            found.append((f"{direction.capitalize()}, TFLOP/s", training_table(rows)))
+            found.append((f"{direction.capitalize()}, TFLOP/s", training_table(rows, every)))
     rows = of(results, "decode")
     for heading, judged in (("Decoding", True), ("Decoding, for information", False)):
         if chosen := [row for row in rows if is_judged(row, results) is judged]:
-            found.append((heading, decoding_table(chosen)))
+            found.append((heading, decoding_table(chosen, every)))
     return found
 
 
-def about_text(results: dict) -> str:
+def device_text(results: dict) -> str:
+    """Where and with what it was measured."""
     about, gpu = results["about"], results["about"]["gpu"]
     return (
         f"{about['date']}: {gpu.get('name', 'a GPU')}, driver {gpu.get('driver_version', 'unknown')}, SM clock "
         f"{clocks(results)} under load (at most {gpu.get('clocks.max.sm', 'unknown')}), PyTorch {about['torch']} with "
-        f"cuDNN {about['cudnn']}; release {about['release']}, sha256 of its manifest `{about['manifest']}`; "
-        f"{about['dtype']}, tensors in memory as {LAYOUTS[about['layout']]}."
+        f"cuDNN {about['cudnn']}; release {about['release']}, sha256 of its manifest `{about['manifest']}`"
+        f"{', of the other release `' + about['against'] + '`' if about.get('against') else ''}"
     )
+
+
+def about_text(results: dict) -> str:
+    about = results["about"]
+    return f"{device_text(results)}; {about['dtype']}, tensors in memory as {LAYOUTS[about['layout']]}."
 
 
 def text(results: dict) -> str:
@@ -231,7 +258,7 @@ def markdown(results: dict, plot_name: str = "") -> str:
         parts += [f"## {heading}", piped(table)]
     if lines := refusals(results):
         parts += ["## No figure", "\n".join(f"- {line}" for line in lines)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, "## Images", measured.listed(images(results))]) + "\n"
 
 
 def plot(results: dict, path: Path) -> None:

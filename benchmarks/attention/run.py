@@ -1,6 +1,7 @@
 """Attention of an unpacked release beside PyTorch's FlashAttention-2 and cuDNN's; decoding beside copies of memory.
 
     python3 benchmarks/attention/run.py --prefix <unpacked>/kiln --json FILE [--markdown FILE] [--svg FILE]
+    python3 benchmarks/attention/run.py --prefix <unpacked>/kiln --against <another>/kiln --json FILE
     python3 benchmarks/attention/run.py --from FILE --markdown FILE --svg FILE     # of results that were kept; no GPU
 
 Needs an NVIDIA GPU and PyTorch; the plot matplotlib. Kiln is called through its C ABI. Sides work in turns, on the same
@@ -15,13 +16,14 @@ no figure, and the reason is printed. Judged (exit code 1 if one is missed), of 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 
+import figures
 import report
 from shapes import caches, shapes
 
@@ -38,7 +40,7 @@ def about(words: argparse.Namespace, release: str) -> dict:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": timing.nvidia_smi(), "torch": torch.__version__,
         "cudnn": str(torch.backends.cudnn.version()), "release": release, "manifest": entries.digest(words.prefix),
         "dtype": words.dtype, "layout": words.layout, "rounds": words.rounds, "budget_ms": words.budget_ms,
-        "splits": words.splits,
+        "splits": words.splits, **({"against": entries.digest(words.against)} if words.against else {}),
     }  # fmt: skip
 
 
@@ -53,7 +55,11 @@ def measure(words: argparse.Namespace, keep) -> dict:
 
     torch.manual_seed(0)
     dtype = decoding.DTYPES[words.dtype]
-    with Entries(words.prefix) as entries:
+    with contextlib.ExitStack() as stack:
+        entries = stack.enter_context(Entries(words.prefix))
+        releases = {"kiln": entries}
+        if words.against:
+            releases["against"] = stack.enter_context(Entries(words.against, is_second=True))
         results = {"about": about(words, entries.version), "busy": [], "rows": []}
 
         def add(row: dict, began: float) -> None:
@@ -66,7 +72,7 @@ def measure(words: argparse.Namespace, keep) -> dict:
         longest = max(words.lengths)
         for shape in shapes(words.head_dims, words.lengths) if directions else ():
             began = time.monotonic()
-            problem = training.Problem(entries, shape, dtype, words.layout)
+            problem = training.Problem(releases, shape, dtype, words.layout)
             for direction in directions:
                 # The device works longest on these, so that nvidia-smi finds it at work.
                 look = (lambda: results["busy"].append(timing.nvidia_smi())) if shape.length == longest else None
@@ -83,18 +89,12 @@ def measure(words: argparse.Namespace, keep) -> dict:
     return results
 
 
-def write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(content)
-    os.replace(temporary, path)
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prefix", type=Path, help="the unpacked release's folder `kiln`")
-    source.add_argument("--from", type=Path, dest="kept", metavar="FILE", help="what --json wrote; measures nothing")
+    figures.add_words(parser)
+    parser.add_argument(
+        "--against", type=Path, metavar="PREFIX", help="another unpacked release: forward and backward beside it too"
+    )
     parser.add_argument("--only", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--layout", choices=("bhsd", "bshd"), default="bhsd", help="of tensors in memory")
@@ -104,10 +104,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--without-fp8", action="store_true", help="no caches of fp8e4m3")
     parser.add_argument("--pages", nargs="+", type=int, default=[0, 16, 256], help="keys on a page; 0: contiguous")
     parser.add_argument("--splits", type=int, default=0, help="of the keys in decoding; 0: the library's choice")
-    parser.add_argument("--rounds", type=int, default=7, help="the median counts")
-    parser.add_argument("--budget-ms", type=float, default=20.0, help="about how long a side works in a round")
-    parser.add_argument("--json", type=Path, help="all figures; written anew after each shape")
-    parser.add_argument("--markdown", type=Path, help="the tables, as docs/measurements has them")
     parser.add_argument("--svg", type=Path, help="a plot of forward and backward")
     parser.add_argument("--verbose", action="store_true", help="a line for each shape, with the seconds that it took")
     words = parser.parse_args(arguments)
@@ -122,13 +118,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     words = parse()
-
-    def keep(results: dict) -> None:
-        if words.json:
-            write(words.json, json.dumps(results, indent=1) + "\n")
-
-    results = json.loads(words.kept.read_text()) if words.kept else measure(words, keep)
-    keep(results)
+    results = figures.taken(words, measure)
     print(report.text(results))
     if words.svg and (report.of(results, "forward") or report.of(results, "backward")):
         try:
@@ -138,7 +128,7 @@ def main() -> int:
             words.svg = None
     if words.markdown:
         near = os.path.relpath(words.svg, words.markdown.parent) if words.svg else ""
-        write(words.markdown, report.markdown(results, near))
+        figures.write(words.markdown, report.markdown(results, near))
     return 1 if report.judge(results) else 0
 
 

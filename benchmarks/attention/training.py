@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import ffi
 import timing
@@ -15,6 +15,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 # ||a - b|| / ||b|| of two right answers in bf16 is near 0.005; of a wrong one it is near 1. How exact an answer is has
 # tests of its own: here nothing shall be timed that computes something else.
 LARGEST_DIFFERENCE = 0.03
+GRADIENTS = ("dq", "dk", "dv")
 
 
 def tensor(batch: int, heads: int, rows: int, head_dim: int, dtype: torch.dtype, device: str, layout: str):
@@ -31,24 +32,35 @@ def difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 class Problem:
-    """The tensors of a shape, and what each side does with them. Sides that refuse are in `refusals`, with why."""
+    """The tensors of a shape, and what each side does with them. Sides that refuse are in `refusals`, with why.
 
-    def __init__(self, entries: Entries, shape: Shape, dtype: torch.dtype, layout: str, device: str = "cuda") -> None:
+    Args:
+        entries: by side: "kiln", and "against" if another release is measured too.
+    """
+
+    def __init__(
+        self, entries: Mapping[str, Entries], shape: Shape, dtype: torch.dtype, layout: str, device: str = "cuda"
+    ) -> None:
         self.shape, self.refusals = shape, {}
         size = (shape.batch, shape.heads, shape.length, shape.head_dim, dtype, device, layout)
         self.q, self.k, self.v, self.dout = (tensor(*size) for _ in range(4))
-        # Results that are never written must not look right.
-        self.out, self.dq, self.dk, self.dv = (torch.full_like(self.q, torch.nan) for _ in range(4))
-        self.lse = torch.full(size[:3], torch.nan, dtype=torch.float32, device=device)
+        # Of each release its own. What is never written must not look right.
+        self.results = {
+            side: {name: torch.full_like(self.q, torch.nan) for name in ("out", "dq", "dk", "dv")}
+            | {"lse": torch.full(size[:3], torch.nan, dtype=torch.float32, device=device)}
+            for side in entries
+        }
         self.entries = entries
 
-    def _kiln(self, direction: str) -> Callable[[], object]:
-        given = {"q": self.q, "k": self.k, "v": self.v, "out": self.out, "lse": self.lse}
+    def _release(self, direction: str, side: str) -> Callable[[], object]:
+        entries, results = self.entries[side], self.results[side]
+        given = {"q": self.q, "k": self.k, "v": self.v, "out": results["out"], "lse": results["lse"]}
         given["causal"] = int(self.shape.causal)
         if direction == "forward":
-            return self.entries.forward(**given)
-        self.entries.forward(**given)()
-        return self.entries.backward(**given, dout=self.dout, dq=self.dq, dk=self.dk, dv=self.dv)
+            return entries.forward(**given)
+        entries.forward(**given)()
+        gradients = {name: results[name] for name in GRADIENTS}
+        return entries.backward(**given, dout=self.dout, **gradients)
 
     def _torch(self, direction: str, backend: SDPBackend) -> Callable[[], object]:
         attention, causal = torch.nn.functional.scaled_dot_product_attention, self.shape.causal
@@ -72,7 +84,7 @@ class Problem:
 
     def sides(self, direction: str) -> dict[str, Callable[[], object]]:
         self.refusals.clear()
-        makers = {"kiln": lambda: self._kiln(direction)}
+        makers = {side: lambda side=side: self._release(direction, side) for side in self.entries}
         makers |= {name: lambda backend=backend: self._torch(direction, backend) for name, backend in BACKENDS.items()}
         made = {}
         for name, make in makers.items():
@@ -86,12 +98,16 @@ class Problem:
         """Of Kiln's results to the other sides': the largest of each."""
         if "kiln" not in sides:
             return {}
+        written = ("out",) if direction == "forward" else GRADIENTS
         sides["kiln"]()
-        mine = (self.out,) if direction == "forward" else (self.dq, self.dk, self.dv)
+        mine = [self.results["kiln"][name] for name in written]
         found = {}
-        for name in [name for name in BACKENDS if name in sides]:
+        for name in [name for name in sides if name != "kiln"]:
             theirs = sides[name]()
-            theirs = (theirs,) if direction == "forward" else theirs
+            if name in self.results:
+                theirs = [self.results[name][one] for one in written]
+            elif direction == "forward":
+                theirs = (theirs,)
             values = [difference(a, b) for a, b in zip(mine, theirs)]
             found[name] = next((value for value in values if value != value), max(values))
         return found
@@ -104,7 +120,7 @@ def measure(problem: Problem, direction: str, rounds: int, budget_ms: float, whi
     row = {
         "direction": direction, "head_dim": shape.head_dim, "causal": shape.causal, "length": shape.length,
         "batch": shape.batch, "heads": shape.heads, "refusals": dict(problem.refusals),
-        "differences": problem.differences(direction, sides),
+        "differences": problem.differences(direction, sides), "images": getattr(sides.get("kiln"), "images", []),
     }  # fmt: skip
     wrong = {name: value for name, value in row["differences"].items() if not value <= LARGEST_DIFFERENCE}
     if wrong:

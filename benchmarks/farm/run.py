@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln import farm, plan, recipe, targets, toolchain  # noqa: E402
+from kiln import farm, lock, plan, recipe, targets, toolchain  # noqa: E402
 from kiln.progress import make_progress  # noqa: E402
 from kiln.store import Store  # noqa: E402
 from kiln.words import parse_selection  # noqa: E402
@@ -126,7 +126,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     site = arguments.site or Path(next(path for path in sys.path if (Path(path) / "triton").is_dir()))
-    chain = toolchain.find_toolchain(site)
+    chain = toolchain.find_toolchain(site, lock.read_lock(ROOT / "input" / lock.LOCK_NAME).members_of("triton"))
     chosen = targets.parse(" ".join(arguments.targets))
     variants = plan.make_plan(
         [recipe.load(arguments.recipe)], chosen, "core", parse_selection(arguments.select)

@@ -5,7 +5,7 @@
 Each way computes the same small attention (bf16, 8 heads, 128 rows, head dim 64), and only the host's time of a call is
 measured: batches of calls, the ways in turn, the device waited for between them; the median of the batches. With
 `--launch` (benchmarks/launch/launch.c, compiled) bare cuLaunchKernel and kiln_attn_fwd from C are measured besides, and
-everything is told as a ratio. Prints a table in Markdown.
+everything is told as a ratio. Prints a table in Markdown, and the images that were run.
 """
 
 from __future__ import annotations
@@ -100,6 +100,17 @@ def from_c(program: Path) -> dict[str, float]:
     return dict(zip((BARE, ENTRY), min(found)))
 
 
+def images(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[str]:
+    """What these calls run, as a page of measurements names it (docs/measured.py)."""
+    calls = (kiln.explain(kiln.attn_fwd, q, k, v), kiln.explain(kiln.attn_fwd, q, k, v, causal=True))
+    decoding = kiln.explain(kiln.attn_decode, q[:, :, :1], k, v)
+    out, lse = kiln.attn_fwd(q, k, v, return_lse=True)
+    backward = kiln.explain(kiln.attn_bwd, torch.ones_like(q), q, k, v, out, lse)
+    every = dict.fromkeys(variant for found in (*calls, decoding, backward) for variant in found)
+    return [f"`{v.key[:12]}` {v.target} {v.operation}/{v.kernel}[{v.functional}][{v.configuration}][{v.specialization}]"
+            for v in every]  # fmt: skip
+
+
 def table(times: dict[str, float]) -> str:
     bare = times.get(BARE)
     lines = [f"| call | host time | to {PYTORCH} | to cuLaunchKernel |", "|---|---|---|---|"]
@@ -122,14 +133,16 @@ def main() -> int:
     times = from_c(arguments.launch) if arguments.launch else {}
     with torch.no_grad(), kt.use():
         times |= measure(ways(q, k, v))
+        ran = images(q, k, v)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     with kt.use():
         times |= measure(ways_with_gradients(*leaves))
         times |= measure(ways_and_back(*leaves))
     facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": sys.version.split()[0]}
-    print(f"{facts['device']}, PyTorch {facts['torch']}, Python {facts['python']}\n\n{table(times)}")
+    print(f"{facts['device']}, PyTorch {facts['torch']}, Python {facts['python']}\n\n{table(times)}\n")
+    print("<!-- images: listed -->", *ran, "<!-- end -->", sep="\n")
     if arguments.json:
-        arguments.json.write_text(json.dumps({**facts, "microseconds": times}, indent=1))
+        arguments.json.write_text(json.dumps({**facts, "microseconds": times, "images": ran}, indent=1))
     return 0
 
 

@@ -94,6 +94,14 @@ static kiln_tensor view(unsigned long long data, int64_t heads, int64_t rows, in
   return t;
 }
 
+/* A page of measurements names what it measured by the key's first 12 digits (docs/measured.py). */
+static int32_t print_image(const kiln_variant* variant, void* user) {
+  (void)user;
+  printf("image              `%.12s` %s %s/%s[%s][%s][%s]\n", variant->key, variant->target, variant->operation,
+         variant->kernel, variant->functional, variant->configuration, variant->specialization);
+  return 0;
+}
+
 int main(int count, char** words) {
   if (count != 2) return fprintf(stderr, "usage: launch <folder of libkiln.so.0>\n"), 2;
   cuda = dlopen("libcuda.so.1", RTLD_NOW);
@@ -130,6 +138,9 @@ int main(int count, char** words) {
   const char* (*error)(void) = (const char* (*)(void))get(core, "kiln_error");
   kiln_status (*attention)(kiln_t, const kiln_queue*, const kiln_attn_fwd_params*) =
       (kiln_status (*)(kiln_t, const kiln_queue*, const kiln_attn_fwd_params*))get(flash, "kiln_attn_fwd");
+  kiln_status (*explain)(kiln_t, const kiln_queue*, const kiln_attn_fwd_params*, kiln_variant_fn, void*) =
+      (kiln_status (*)(kiln_t, const kiln_queue*, const kiln_attn_fwd_params*, kiln_variant_fn, void*))get(
+          flash, "kiln_attn_fwd_explain");
   kiln_tensor q = view(memory, HEADS, ROWS, WIDTH), k = view(memory + bytes, HEADS, ROWS, WIDTH);
   kiln_tensor v = view(memory + 2 * bytes, HEADS, ROWS, WIDTH), out = view(memory + 3 * bytes, HEADS, ROWS, WIDTH);
   kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
@@ -179,6 +190,7 @@ int main(int count, char** words) {
   printf("repeated call      %9.3f us   median of %d batches of %d\n", median, BATCHES, BATCH);
   printf("bare cuLaunchKernel%9.3f us   the same kernel and parameters\n", reference);
   printf("difference         %9.3f us\n", median - reference);
+  check(explain(kiln, &queue, &params, print_image, NULL), "kiln_attn_fwd_explain");
   check(close(recorder), "kiln_close");
   check(close(kiln), "kiln_close");
   return 0;

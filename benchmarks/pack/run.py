@@ -62,14 +62,14 @@ def _decoder(folder: Path) -> ctypes.CDLL:
         (include / header).write_bytes((ROOT / "include/kiln" / header).read_bytes())
     template = (ROOT / "include/kiln/version.h.in").read_text()
     (include / "version.h").write_text(package.version_header(template, "0.0"))
-    core = ROOT / "csrc/core"
+    core, flags = ROOT / "csrc/core", native.read_flags(ROOT)
     sources = [core / name for name in (core / "sources.txt").read_text().split()]
     objects = []
     for source in (Path(__file__).with_name("decode.cc"), *sources, zstd / "zstd.c"):
         objects.append(folder / f"{source.stem}.o")
-        command, more = (compiler.c, native.ZSTD_FLAGS) if source.suffix == ".c" else (compiler.cxx, native.CXX_FLAGS)
+        command = (*compiler.c, *flags.zstd) if source.suffix == ".c" else (*compiler.cxx, *flags.cxx)
         places = ("-I", core, "-I", zstd, "-I", folder / "include")
-        words = [*command, *native.COMMON_FLAGS, *more, *places, "-c", source, "-o", objects[-1]]
+        words = [*command, *places, "-c", source, "-o", objects[-1]]
         subprocess.run(list(map(str, words)), env=environment, check=True)
     library = folder / "decode.so"
     subprocess.run([*compiler.c, "-shared", *map(str, objects), "-o", str(library)], env=environment, check=True)
@@ -91,7 +91,7 @@ def measure(prefix: Path, target_name: str, jobs: int, recipes: list[Path], prof
     target = targets.by_name(target_name)
     path = prefix / "lib" / "kiln.images" / f"{target.vendor}-{target.name}.pack"
     packed = pack.read_pack(path)
-    chain = toolchain.find_toolchain(_site())
+    chain = toolchain.find_toolchain(_site(), lock.read_lock(ROOT / "input" / lock.LOCK_NAME).members_of("triton"))
     wanted = {slot.key: slot.image for kernel in packed.kernels for slot in kernel.slots if slot.image}
     made = plan.make_plan([recipe.load(path) for path in recipes], (target,), profile, (), ROOT / "tuning")
     specs, seen = [], set()

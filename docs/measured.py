@@ -1,0 +1,106 @@
+"""Which images a page of measurements is about, and whether the tree still makes them.
+
+    PYTHONPATH=v3python python3 docs/measured.py
+
+A page in docs/measurements/ names its images once, by twelve digits of their keys, as the ledger does:
+
+    <!-- images: listed -->            keys in backquotes, up to the next `<!-- end -->`
+    <!-- images: FILE FILE -->         files of keys beside the page: verified/nvidia-h200-image.json
+    <!-- images: unknown -->           they were not kept, so that the page cannot be of today's
+
+Where the tree makes other images by now, a note under the title says so. This program writes that note, and takes it
+away where all images are the tree's; tests/test_measurements.py fails where it is missing, and where it is wrong.
+Standard library only, but for the keys of the tree.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs/measurements"
+DIGITS = 12
+OUTDATED = (
+    "**Outdated: by their keys, the tree's images are others than those that were measured here.** The figures are\n"
+    "history until they are measured again."
+)
+_BLOCK = re.compile(r"<!-- images: ([^>]+) -->\n")
+
+
+def listed(images: Iterable[str]) -> str:
+    """The section that names images, each "KEY TARGET VARIANT"."""
+    rows = [f"{place}. `{image[:DIGITS]}`{image[DIGITS:]}" for place, image in enumerate(images, 1)]
+    if not rows:
+        return "<!-- images: unknown -->\nThe keys of the images were not kept."
+    about = "What Kiln ran, by the places in the tables' last column: key, target, variant."
+    return "\n".join([about, "", "<!-- images: listed -->", *rows, "<!-- end -->"])
+
+
+def keys_of(text: str, folder: Path = PAGES) -> frozenset[str] | None:
+    """The shortened keys that a page is about; None if it says that they are unknown.
+
+    Raises:
+        ValueError: it does not say, or says it twice, or names no key.
+    """
+    blocks = list(_BLOCK.finditer(text))
+    if len(blocks) != 1:
+        raise ValueError(f"names its images {len(blocks)} times; once is right: <!-- images: listed -->, or unknown")
+    words = blocks[0][1].split()
+    if words == ["unknown"]:
+        return None
+    if words == ["listed"]:
+        body, end, _ = text[blocks[0].end() :].partition("<!-- end -->")
+        found = re.findall(rf"`([0-9a-f]{{{DIGITS}}})`", body) if end else []
+    else:
+        found = [key[:DIGITS] for word in words for key in json.loads((folder / word).read_text())["keys"]]
+    if not found:
+        raise ValueError("names no key of an image")
+    return frozenset(found)
+
+
+def filled(text: str, tree: frozenset[str], folder: Path = PAGES) -> str:
+    """A page with the note if it needs one, without it if not.
+
+    Args:
+        tree: the shortened keys of the images that the tree makes.
+
+    Raises:
+        ValueError: as `keys_of`, or the page has no title.
+    """
+    keys = keys_of(text, folder)
+    title, blank, rest = text.replace(f"{OUTDATED}\n\n", "").partition("\n\n")
+    if not title.startswith("# ") or not blank:
+        raise ValueError("does not begin with a title and an empty line")
+    is_current = keys is not None and keys <= tree
+    return f"{title}\n\n{rest}" if is_current else f"{title}\n\n{OUTDATED}\n\n{rest}"
+
+
+def tree_keys() -> frozenset[str]:
+    """The shortened keys of all images that the tree makes for the ledger's targets."""
+    from kiln import ledger, ledger_file, plan, recipe
+
+    recipes = [recipe.load(path) for path in recipe.find(ROOT)]
+    identity = ledger.toolchain_of(ROOT).identity
+    variants = plan.make_plan(recipes, ledger.kept_targets(), ledger.PROFILE).variants
+    return frozenset(ledger_file.short(variant.spec.key(identity)) for variant in variants)
+
+
+def main() -> int:
+    tree = tree_keys()
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text()
+        try:
+            page.write_text(filled(text, tree))
+        except ValueError as error:
+            print(f"{page}: {error}", file=sys.stderr)
+            return 1
+        print(f"{page.relative_to(ROOT)}: {'outdated' if OUTDATED in page.read_text() else 'of the tree'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
