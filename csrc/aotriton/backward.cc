@@ -1,58 +1,29 @@
 // attn_bwd, under all its names.
+#include "again.h"
 #include "call.h"
+#include "refusal.h"
 
 namespace kiln_aotriton {
 namespace {
 
-using aotriton::TensorView;
 using aotriton::v3::flash::attn_bwd_params;
-using Buffer = aotriton::v3::flash::LT2;
 
-// What libkiln asks for besides the bytes of delta is their rounding, up to KILN_WORKSPACE_ALIGNMENT; no kernel touches
-// it.
-constexpr uint64_t rounded(uint64_t bytes) {
-  return (bytes + KILN_WORKSPACE_ALIGNMENT - 1) & ~uint64_t{KILN_WORKSPACE_ALIGNMENT - 1};
-}
-
-// The bytes of delta, a number for each row of each head; 0 if there are none, or more than a number can say.
-uint64_t bytes_of_delta(const kiln_tensor& q) {
-  uint64_t bytes = sizeof(float);
-  for (int i = 0; i < 3; ++i)
-    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(q.sizes[i]), &bytes)) return 0;
-  return bytes;
-}
-
-// Whether a caller's buffer has so many bytes, contiguous and aligned.
-bool holds(const TensorView<2>& buffer, uint64_t bytes) {
-  bool contiguous = buffer.stride(1) == 1 && (buffer.stride(0) == buffer.size(1) || buffer.size(0) == 1);
-  bool aligned = reinterpret_cast<uintptr_t>(buffer.data_ptr()) % KILN_WORKSPACE_ALIGNMENT == 0;
-  uint64_t elements;
-  return buffer && contiguous && aligned && buffer.dtype() == aotriton::kFloat32 &&
-         !__builtin_mul_overflow(buffer.size(0), buffer.size(1), &elements) && elements >= bytes / sizeof(float);
-}
-
-// Whether libkiln can work in a caller's buffer, which is asked for only if it may do.
-bool find_in(const Buffer& buffer, const kiln_tensor& q, uint64_t needed, void** out) {
-  uint64_t delta = bytes_of_delta(q);
-  if (!buffer.acquire || needed != rounded(delta)) return false;
-  TensorView<2> view = buffer.acquire(buffer.cookie);
-  *out = view.data_ptr();
-  return holds(view, delta);
-}
-
-hipError_t run(const Session& session, const kiln_queue& queue, const Buffer& buffer, kiln_attn_bwd_params* params) {
+// Works in memory that is taken on the stream, and given back on it. With `again`, params->lse stands for what is
+// worked out once more.
+hipError_t run(const Session& session, const kiln_queue& queue, kiln_tensor* again, kiln_attn_bwd_params* params) {
   uint64_t needed;
   hipError_t error = error_of(kiln_attn_bwd_workspace(session.kiln, &queue, params, &needed));
   if (error) return error;
   params->workspace_bytes = needed;
   const Driver& driver = session.machine->driver;
-  void* own = nullptr;
-  if (needed && !find_in(buffer, *params->q, needed, &params->workspace)) {
-    if ((error = allocate(driver, needed, queue.stream, &own))) return error;
-    params->workspace = own;
+  if (needed && (error = allocate(driver, needed, queue.stream, &params->workspace))) return error;
+  void* lse = nullptr;
+  if (again) error = find_lse(session, queue, *params, again, &lse);
+  if (!error) {
+    error = error_of(kiln_attn_bwd(session.kiln, &queue, params));
+    if (lse) error = release(driver, lse, queue.stream, error);
   }
-  error = error_of(kiln_attn_bwd(session.kiln, &queue, params));
-  return own ? release(driver, own, queue.stream, error) : error;
+  return params->workspace ? release(driver, params->workspace, queue.stream, error) : error;
 }
 
 hipError_t prepare_and_run(const attn_bwd_params& in, void* stream) {
@@ -61,7 +32,13 @@ hipError_t prepare_and_run(const attn_bwd_params& in, void* stream) {
   if (error) return error;
   Views views;
   kiln_attn_bwd_params params = KILN_ATTN_BWD_PARAMS_INIT;
-  if ((error = fill_shared(in, layout, views.given(in.L), &views, &params))) return error;
+  const bool lacks_lse = is_short(in, layout);
+  if ((error = fill_shared(in, layout, lacks_lse ? nullptr : views.given(in.L), &views, &params))) return error;
+  kiln_tensor again;
+  if (lacks_lse) {
+    again = all_lse(*params.q, in.L.data_ptr());
+    params.lse = &again;
+  }
   params.dout = rows_of(&views, in.DO, layout.most_rows);
   params.dq = rows_of(&views, in.DQ, layout.most_rows);
   params.dk = rows_of(&views, in.DK, layout.most_keys);
@@ -69,27 +46,20 @@ hipError_t prepare_and_run(const attn_bwd_params& in, void* stream) {
   params.dbias = views.optional(in.DB);
   Session session;
   if ((error = enter(&session))) return error;
-  return run(session, session.queue(stream), in.D, &params);
+  return run(session, session.queue(stream), lacks_lse ? &again : nullptr, &params);
 }
 
 hipError_t backward(const attn_bwd_params& in, int32_t version, void* stream, const attn_options* options) {
-  bool is_known = version == attn_bwd_params::kVersion;
-  hipError_t error = check_call(is_known, options);
+  if (version != attn_bwd_params::kVersion) return give_up("attn_bwd", refuse_version(), stream, nullptr, 0);
+  hipError_t error = check_options(options);
   if (!error) error = prepare_and_run(in, stream);
-  if (is_known) {
-    in.D.free();
-    in.DQ_ACC.free();
-  }
-  return error;
-}
-
-// A buffer that is there already.
-Buffer ready(TensorView<2>* view) {
-  Buffer out;
-  if (!*view) return out;
-  out.cookie = view;
-  out.acquire = [](void* cookie) { return *static_cast<TensorView<2>*>(cookie); };
-  return out;
+  in.D.free();
+  in.DQ_ACC.free();
+  if (!error) return hipSuccess;
+  Views views;
+  const kiln_tensor* outputs[] = {views.optional(in.DQ), views.optional(in.DK), views.optional(in.DV),
+                                  views.optional(in.DB)};
+  return give_up("attn_bwd", error, stream, outputs);
 }
 
 }  // namespace
@@ -112,7 +82,7 @@ namespace AOTRITON_NS::v2::flash {
 
 hipError_t attn_bwd_compact_varlen(T4 q, T4 k, T4 v, T1 cu_seqlens_q, T1 cu_seqlens_k, int32_t max_seqlen_q,
                                    int32_t max_seqlen_k, T4 b, float sm_scale, T4 out, T4 dout, T4 dq, T4 dk, T4 dv,
-                                   T4 db, T2 softmax_lse, T2 delta, float dropout_p, T0 philox_seed, T0 philox_offset1,
+                                   T4 db, T2 softmax_lse, T2, float dropout_p, T0 philox_seed, T0 philox_offset1,
                                    int64_t philox_offset2, bool is_causal, Stream stream, BwdExtraArguments*) {
   v3::flash::attn_bwd_params params;
   params.Q = q;
@@ -127,7 +97,6 @@ hipError_t attn_bwd_compact_varlen(T4 q, T4 k, T4 v, T1 cu_seqlens_q, T1 cu_seql
   params.DQ = dq;
   params.DB = db;
   params.L = softmax_lse;
-  params.D = kiln_aotriton::ready(&delta);
   params.cu_seqlens_q = cu_seqlens_q;
   params.cu_seqlens_k = cu_seqlens_k;
   params.Max_seqlen_q = max_seqlen_q;
@@ -141,9 +110,9 @@ hipError_t attn_bwd_compact_varlen(T4 q, T4 k, T4 v, T1 cu_seqlens_q, T1 cu_seql
 }
 
 hipError_t attn_bwd(T4 q, T4 k, T4 v, T4 b, float sm_scale, T4 out, T4 dout, T4 dq, T4 dk, T4 dv, T4 db, T2 softmax_lse,
-                    T2 delta, float dropout_p, T0 philox_seed, T0 philox_offset1, int64_t philox_offset2,
-                    bool is_causal, Stream stream, BwdExtraArguments* extra) {
-  return attn_bwd_compact_varlen(q, k, v, {}, {}, 0, 0, b, sm_scale, out, dout, dq, dk, dv, db, softmax_lse, delta,
+                    T2, float dropout_p, T0 philox_seed, T0 philox_offset1, int64_t philox_offset2, bool is_causal,
+                    Stream stream, BwdExtraArguments* extra) {
+  return attn_bwd_compact_varlen(q, k, v, {}, {}, 0, 0, b, sm_scale, out, dout, dq, dk, dv, db, softmax_lse, {},
                                  dropout_p, philox_seed, philox_offset1, philox_offset2, is_causal, stream, extra);
 }
 

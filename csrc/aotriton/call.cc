@@ -4,11 +4,12 @@
 
 namespace kiln_aotriton {
 
-hipError_t check_call(bool is_known, const attn_options* options) {
-  if (!is_known) {
-    kiln_set_error(KILN_E_NEWER_CALLER, "aotriton: params_version is not one that this library reads");
-    return hipErrorInvalidSymbol;
-  }
+hipError_t refuse_version() {
+  kiln_set_error(KILN_E_NEWER_CALLER, "aotriton: params_version is not one that this library reads");
+  return hipErrorInvalidSymbol;
+}
+
+hipError_t check_options(const attn_options* options) {
   if (options && options->force_backend_index > 0)
     return refuse(KILN_E_UNSUPPORTED,
                   "aotriton: force_backend_index must be 0, or below for any; there is one backend");

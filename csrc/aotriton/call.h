@@ -22,8 +22,11 @@ struct Layout {
   int64_t most_rows, most_keys;  // of padded ones: what lies behind is nobody's; else -1
 };
 
-// Whether a call is of this library at all: its version, and the backend that it asks for.
-hipError_t check_call(bool is_known, const attn_options* options);
+// Leaves a sentence on a caller of other headers, whose parameters cannot be read.
+hipError_t refuse_version();
+
+// Whether a call asks for a backend that there is. A failure leaves a sentence.
+hipError_t check_options(const attn_options* options);
 
 // Finds how sequences lie. A failure leaves a sentence.
 template <typename Params>
@@ -54,6 +57,15 @@ inline kiln_tensor* rows_of(Views* views, const aotriton::TensorView<4>& view, i
   kiln_tensor* out = views->given(view);
   if (most >= 0 && most < out->sizes[2]) out->sizes[2] = most;
   return out;
+}
+
+// Whether the log-sum-exp of compact sequences is as PyTorch makes it: a row for each head, as long as the longest
+// sequence. It cannot hold those of all sequences, so nothing is read from it.
+template <typename Params>
+bool is_short(const Params& in, const Layout& layout) {
+  return layout.packed && layout.batch > 1 && is_given(in.L) && in.L.dtype() == aotriton::kFloat32 &&
+         in.L.size(0) == in.Q.size(1) && in.Max_seqlen_q > 0 &&
+         in.L.size(1) == static_cast<uint64_t>(in.Max_seqlen_q) && in.L.size(1) < in.Q.size(2);
 }
 
 // The log-sum-exp by batches and heads. A failure leaves a sentence.

@@ -12,9 +12,19 @@ namespace kiln_aotriton {
 namespace {
 
 // Both drivers number their results alike; types are as their ABIs have them.
-enum Amd { kHipGetDevice, kHipStreamGetDevice, kHipMallocAsync, kHipFreeAsync, kHipGetLastError, kAmdEntries };
-constexpr const char* kAmdNames[kAmdEntries] = {"hipGetDevice", "hipStreamGetDevice", "hipMallocAsync", "hipFreeAsync",
-                                                "hipGetLastError"};
+enum Amd {
+  kHipGetDevice,
+  kHipStreamGetDevice,
+  kHipMallocAsync,
+  kHipFreeAsync,
+  kHipGetLastError,
+  kHipMemsetAsync,
+  kHipMemset2DAsync,
+  kAmdEntries
+};
+constexpr const char* kAmdNames[kAmdEntries] = {"hipGetDevice",    "hipStreamGetDevice", "hipMallocAsync",
+                                                "hipFreeAsync",    "hipGetLastError",    "hipMemsetAsync",
+                                                "hipMemset2DAsync"};
 enum Nvidia {
   kCuStreamGetCtx,
   kCuCtxPush,
@@ -23,11 +33,14 @@ enum Nvidia {
   kCuDeviceGet,
   kCuMemAllocAsync,
   kCuMemFreeAsync,
+  kCuMemsetD8Async,
+  kCuMemsetD2D8Async,
   kNvidiaEntries
 };
 constexpr const char* kNvidiaNames[kNvidiaEntries] = {"cuStreamGetCtx", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
                                                       "cuCtxGetDevice", "cuDeviceGet",         "cuMemAllocAsync",
-                                                      "cuMemFreeAsync"};
+                                                      "cuMemFreeAsync", "cuMemsetD8Async",     "cuMemsetD2D8Async"};
+static_assert(int{kAmdEntries} <= kMaxEntries && int{kNvidiaEntries} <= kMaxEntries, "room in Driver");
 constexpr int kNotSupported = 801;
 
 // Calls an entry point, if there is one. HIP keeps a failure for the caller's next hipGetLastError(), where it would be
@@ -83,14 +96,6 @@ int amd_device_of(const Driver& driver, void* stream) {
   return result == 0 && device < driver.device_count ? device : -1;
 }
 
-hipError_t failure(const Driver& driver, const char* name, int result) {
-  char sentence[160];
-  snprintf(sentence, sizeof sentence, "%s, for memory of this call: the %s returned %d", name,
-           driver.vendor == KILN_VENDOR_AMD ? "HIP runtime" : "CUDA driver", result);
-  kiln_set_error(KILN_E_DRIVER, sentence);
-  return static_cast<hipError_t>(result);
-}
-
 // Remembers the path of the first loaded library that is a HIP runtime, under whatever name it was bundled.
 int is_hip(struct dl_phdr_info* library, size_t, void* found) {
   const char* slash = strrchr(library->dlpi_name, '/');
@@ -99,7 +104,29 @@ int is_hip(struct dl_phdr_info* library, size_t, void* found) {
   return 1;
 }
 
+int set_row(const Driver& driver, uint64_t address, uint64_t bytes, void* stream) {
+  return driver.vendor == KILN_VENDOR_AMD
+             ? call(driver, kHipMemsetAsync, reinterpret_cast<void*>(address), 0xFF, size_t{bytes}, stream)
+             : call(driver, kCuMemsetD8Async, address, static_cast<unsigned char>(0xFF), size_t{bytes}, stream);
+}
+
+int set_rows(const Driver& driver, const Rows& rows, void* stream) {
+  size_t pitch = rows.pitch, width = rows.width, height = rows.height;
+  return driver.vendor == KILN_VENDOR_AMD ? call(driver, kHipMemset2DAsync, reinterpret_cast<void*>(rows.address),
+                                                 pitch, 0xFF, width, height, stream)
+                                          : call(driver, kCuMemsetD2D8Async, rows.address, pitch,
+                                                 static_cast<unsigned char>(0xFF), width, height, stream);
+}
+
 }  // namespace
+
+hipError_t failure(const Driver& driver, const char* what, int result) {
+  char sentence[160];
+  snprintf(sentence, sizeof sentence, "%s, for memory of this call: the %s returned %d", what,
+           driver.vendor == KILN_VENDOR_AMD ? "HIP runtime" : "CUDA driver", result);
+  kiln_set_error(KILN_E_DRIVER, sentence);
+  return static_cast<hipError_t>(result);
+}
 
 void find_entries(Driver* driver) {
   bool amd = driver->vendor == KILN_VENDOR_AMD;
@@ -129,6 +156,14 @@ hipError_t release(const Driver& driver, void* memory, void* stream, hipError_t 
   Current current(driver, stream);
   int result = call(driver, amd ? int{kHipFreeAsync} : int{kCuMemFreeAsync}, memory, stream);
   return result && !error ? failure(driver, amd ? "hipFreeAsync" : "cuMemFreeAsync", result) : error;
+}
+
+int set_bits(const Driver& driver, const Rows& rows, void* stream) {
+  Current current(driver, stream);
+  if (rows.height > 1 && set_rows(driver, rows, stream) == 0) return 0;
+  for (uint64_t i = 0; i < rows.height; ++i)  // one, or those whose distance the driver does not take
+    if (int result = set_row(driver, rows.address + i * rows.pitch, rows.width, stream)) return result;
+  return 0;
 }
 
 }  // namespace kiln_aotriton

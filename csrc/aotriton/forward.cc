@@ -1,5 +1,7 @@
 // attn_fwd, and what dropout keeps.
 #include "call.h"
+#include "fill.h"
+#include "refusal.h"
 
 namespace kiln_aotriton {
 namespace {
@@ -30,7 +32,7 @@ hipError_t write_mask(const Session& session, const kiln_queue& queue, const T4&
   return error_of(kiln_dropout_mask(session.kiln, &queue, &params));
 }
 
-hipError_t forward(const attn_fwd_params& in, void* stream) {
+hipError_t prepare_and_run(const attn_fwd_params& in, void* stream) {
   if (in.A.data_ptr())
     return refuse(KILN_E_UNSUPPORTED, "aotriton: ALiBi slopes (A) are not taken: no backward has them");
   Layout layout;
@@ -38,16 +40,38 @@ hipError_t forward(const attn_fwd_params& in, void* stream) {
   if (error) return error;
   Views views;
   kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
-  if ((error = fill_shared(in, layout, views.optional(in.L), &views, &params))) return error;
+  const bool leaves_lse = is_short(in, layout);
+  if ((error = fill_shared(in, layout, leaves_lse ? nullptr : views.optional(in.L), &views, &params))) return error;
   params.seed_out = views.number(in.philox_seed_output);
   params.offset_out = views.number(in.philox_offset_output);
   Session session;
   if ((error = enter(&session))) return error;
   kiln_queue queue = session.queue(stream);
   if ((error = error_of(kiln_attn_fwd(session.kiln, &queue, &params)))) return error;
+  if (leaves_lse && (error = fill_with_nan(session.machine->driver, *views.given(in.L), stream))) return error;
   if (!is_given(in.encoded_softmax)) return hipSuccess;
   return write_mask(session, queue, in.encoded_softmax,
                     {in.dropout_p, in.philox_seed_ptr, in.philox_offset1, in.philox_offset2});
+}
+
+hipError_t forward(const attn_fwd_params& in, int32_t version, void* stream, const attn_options* options) {
+  if (version != attn_fwd_params::kVersion) return give_up("attn_fwd", refuse_version(), stream, nullptr, 0);
+  hipError_t error = check_options(options);
+  if (!error) error = prepare_and_run(in, stream);
+  if (!error) return hipSuccess;
+  Views views;
+  const kiln_tensor* outputs[] = {views.optional(in.Out), views.optional(in.L), views.optional(in.encoded_softmax)};
+  return give_up("attn_fwd", error, stream, outputs);
+}
+
+hipError_t simulate(const T4& mask, const Dropout& from, void* stream) {
+  Session session;
+  hipError_t error = enter(&session);
+  if (!error) error = write_mask(session, session.queue(stream), mask, from);
+  if (!error) return hipSuccess;
+  Views views;
+  const kiln_tensor* outputs[] = {views.optional(mask)};
+  return give_up("debug_simulate_encoded_softmax", error, stream, outputs);
 }
 
 }  // namespace
@@ -56,8 +80,7 @@ hipError_t forward(const attn_fwd_params& in, void* stream) {
 namespace AOTRITON_NS::v3::flash {
 
 hipError_t attn_fwd(const attn_fwd_params& params, int32_t params_version, Stream stream, const attn_options* options) {
-  hipError_t error = kiln_aotriton::check_call(params_version == attn_fwd_params::kVersion, options);
-  return error ? error : kiln_aotriton::forward(params, stream.native());
+  return kiln_aotriton::forward(params, params_version, stream.native(), options);
 }
 
 }  // namespace AOTRITON_NS::v3::flash
@@ -90,7 +113,7 @@ hipError_t attn_fwd_compact_varlen(T4 q, T4 k, T4 v, T4 b, T1 cu_seqlens_q, T1 c
   params.encoded_softmax = encoded_softmax;
   params.persistent_atomic_counter = atomic_for_causal;
   kiln_aotriton::set_causal(is_causal, &params);
-  return kiln_aotriton::forward(params, stream.native());
+  return kiln_aotriton::forward(params, params.kVersion, stream.native(), nullptr);
 }
 
 hipError_t attn_fwd(T4 q, T4 k, T4 v, T4 b, float sm_scale, T2 softmax_lse, T4 out, float dropout_p, T0 philox_seed,
@@ -103,10 +126,7 @@ hipError_t attn_fwd(T4 q, T4 k, T4 v, T4 b, float sm_scale, T2 softmax_lse, T4 o
 
 hipError_t debug_simulate_encoded_softmax(T4 r, float dropout_p, T0 philox_seed, T0 philox_offset1,
                                           uint64_t philox_offset2, Stream stream) {
-  kiln_aotriton::Session session;
-  if (hipError_t error = kiln_aotriton::enter(&session)) return error;
-  return kiln_aotriton::write_mask(session, session.queue(stream.native()), r,
-                                   {dropout_p, philox_seed, philox_offset1, philox_offset2});
+  return kiln_aotriton::simulate(r, {dropout_p, philox_seed, philox_offset1, philox_offset2}, stream.native());
 }
 
 }  // namespace AOTRITON_NS::v2::flash

@@ -6,8 +6,8 @@
  * Packs are searched for in KILN_PACK_PATH, and beside the library, in kiln.images or aotriton.images.
  *
  * Threads. Every function may be called from any number of threads at once, and under a stream's capture (on NVIDIA
- * once a call with the same images was made outside of one). Nothing here throws, prints or aborts, or changes the
- * current device; what an acquire of the caller's throws passes through.
+ * once a call with the same images was made outside of one). Nothing here throws or aborts, or changes the current
+ * device; what a dispose of the caller's throws passes through.
  *
  * Ownership. Views are read before a function returns. The memory that they tell of is borrowed until the work, which
  * is enqueued on the stream, is done.
@@ -18,15 +18,27 @@
  * several lengths it is [sequences * heads, at least the longest], or [heads, all rows]. A row that sees no key has
  * minus infinity there. What is given without address or size counts as not given.
  *
+ * PyTorch passes [heads, Max_seqlen_q] of several compact sequences, fewer columns than there are rows, which cannot
+ * hold the log-sum-exps. It is taken: a forward fills it with NaN, and a backward runs the forward once more, in memory
+ * that it takes on the stream and gives back on it: 4 bytes for each row of each head, and as much as Out has.
+ *
  * Dropout. Its seed is what lies at philox_seed, its offset what lies at philox_offset1 plus philox_offset2; int64 or
  * uint64. Memory is read only if dropout_p is above 0, else 0 stands for what lies there. philox_seed_output and
  * philox_offset_output, both or neither, get what was used. encoded_softmax, [batch, heads, rows, keys], gets +1 where
  * a weight is kept, and -1 where it is dropped, with dropout_p 0 too.
  *
- * Not needed, and left alone: atomic counters (atomic_for_causal, persistent_atomic_counter), DQ_ACC, extra arguments.
+ * Not needed, and left alone: atomic counters (atomic_for_causal, persistent_atomic_counter), delta, D, DQ_ACC, extra
+ * arguments. A backward takes the memory that it works in (as much as kiln_attn_bwd_workspace() of kiln/flash.h asks
+ * for) on the stream, by hipMallocAsync or cuMemAllocAsync, and gives it back on it.
  *
  * Errors. A result other than hipSuccess left a sentence for the calling thread in kiln_error() (kiln/kiln.h,
- * libkiln.so.0); there is no log. The driver's own number is returned where a call for memory failed; besides:
+ * libkiln.so.0). Not every caller looks at the result, PyTorch does not. So a function that fails fills its outputs
+ * with NaN: all bits of the elements of out, softmax_lse, encoded_softmax, dq, dk, dv and db are set, on the stream and
+ * under its capture too, and no byte between them. Seeds and offsets are left alone. The sentence is written to stderr
+ * as well, once for each function and sentence, 64 in a process at most. Where outputs cannot be filled (no driver, a
+ * stream that cannot be used, a params_version that is not known, a driver that fails), the result is the same, and
+ * the sentence says so. check_gpu has no outputs, and writes nothing.
+ * The driver's own number is returned where a call for memory failed; besides:
  *
  *   hipErrorInvalidValue                 an argument that cannot be: a shape, a dtype, a stride, a probability
  *   hipErrorNotSupported                 no kernel for this call; a backend that there is not; ALiBi slopes (A); a
@@ -135,9 +147,7 @@ struct AOTRITON_API attn_bwd_params {
     T4 DQ;
     T4 DB;                        /* as B, written; summed over what has stride 0. Not given: not wanted */
     T2 L;
-    mutable LT2 D;                /* fp32, as L: a buffer, used if it is as large as that, contiguous, and its address a
-                                     multiple of 256; else memory is taken on the stream (hipMallocAsync,
-                                     cuMemAllocAsync) and given back on it */
+    mutable LT2 D;                /* never acquired */
     T1 cu_seqlens_q;
     T1 cu_seqlens_k;
     int32_t Max_seqlen_q = 0;

@@ -102,9 +102,8 @@ static_assert(std::is_trivially_copyable_v<TensorView<0>> && std::is_trivially_c
                   std::is_standard_layout_v<TensorView<0>> && std::is_standard_layout_v<TensorView<4>>,
               "what is passed by value between libraries");
 
-/* Memory that is made only if it is needed. The library calls acquire(cookie), at most once for a call, on the caller's
- * thread, and free() when the work that uses the memory is enqueued: dispose(cookie) may hand it back then to whatever
- * follows the stream's order, and is called whether or not there was a need to acquire. */
+/* Memory that a caller makes only if it is asked for, by acquire(cookie). This library has no need of it: it never calls
+ * acquire. It calls free() once for a call, on the caller's thread, when the call's work is enqueued. */
 template <int Rank>
 struct LazyTensor {
     void* cookie = nullptr;

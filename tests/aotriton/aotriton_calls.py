@@ -52,3 +52,48 @@ def launches(record: Record) -> list[tuple]:
         else s
         for s in record.steps
     ]
+
+
+OUTPUTS = ("out", "lse", "encoded", "dq", "dk", "dv", "db", "r")
+INPUTS_OF_BACKWARD = ("out", "lse")
+_BYTES = {1: 4, 2: 2, 3: 2, 10: 1, 11: 2, 12: 4, 13: 8, 20: 1, 21: 2, 22: 4, 23: 8}
+
+
+def outputs(entry: str, call: dict) -> list[tuple]:
+    """The views that a function writes to, but for seeds and offsets."""
+    names = set(OUTPUTS) - (set(INPUTS_OF_BACKWARD) if "bwd" in entry else set())
+    given = [call[name] for name in names if call.get(name)]
+    return [view for view in given if view[0] and 0 not in view[2]]
+
+
+def extents(views: list[tuple]) -> list[tuple[int, int]]:
+    """The bytes of views' elements: where they begin and end, merged, in order."""
+    runs = []
+    for data, dtype, sizes, *strides in views:
+        element = _BYTES[dtype]
+        places = sorted(zip(strides[0] if strides else contiguous(sizes), sizes))
+        places = [(step * element, size) for step, size in places if step and size > 1]
+        run = element
+        while places and places[0][0] == run:  # without gaps
+            run *= places.pop(0)[1]
+        starts = [data]
+        for step, size in places:
+            starts = [start + n * step for start in starts for n in range(size)]
+        runs += [(start, start + run) for start in starts]
+    return merged(runs)
+
+
+def filled(record: Record) -> list[tuple[int, int]]:
+    """The bytes that were set, in the same way."""
+    rows = ((fill.address + n * fill.pitch, fill.bytes) for fill in record.fills for n in range(fill.rows))
+    return merged([(begin, begin + size) for begin, size in rows])
+
+
+def merged(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    result: list[tuple[int, int]] = []
+    for begin, end in sorted(runs):
+        if result and begin <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((begin, end))
+    return result

@@ -5,8 +5,16 @@ Tensors are (data, dtype, sizes, strides), as in aotriton_interface.py."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cache
 
+import entries
 from aotriton_interface import BOTTOM_RIGHT, FP32, INT64, PADDED, TOP_LEFT, WINDOWED, contiguous
+from nativebuild import ROOT
+
+from kiln import evaluate, recipe
+from kiln.evaluate import ALIGNMENT, Device, Tensor
+from kiln.recipe_model import Operation
 
 LEAST_SCALE = 1.401298464324817e-45  # the least number of fp32: a scale of 0 is not libkiln's 0, its default
 
@@ -59,9 +67,52 @@ def backward(**given) -> dict:
     return fields
 
 
-def delta_bytes(fields: dict) -> int:
-    """What libkiln's backward needs of workspace, before rounding."""
-    return math.prod(fields["q"][2][:3]) * 4
+def is_short(**given: object) -> bool:
+    """Whether the log-sum-exp is PyTorch's of compact sequences: [heads, longest], which holds those of one alone."""
+    lse, sequences = given.get("lse"), given.get("cu_q")
+    if not lse or not sequences or given.get("varlen_type") == PADDED or sequences[2][0] < 3:
+        return False
+    _, heads, rows, _ = given["q"][2]
+    return lse[1] == FP32 and tuple(lse[2]) == (heads, given.get("max_q")) and lse[2][1] < rows
+
+
+def again(fields: dict, memory: int) -> tuple[dict, dict, int]:
+    """A backward's forward, made once more.
+
+    Returns:
+        its fields, the backward's, and how many bytes it works in, at `memory`.
+    """
+    _, heads, rows, _ = fields["q"][2]
+    width, dtype = fields["v"][2][3], fields["q"][1]
+    lse = [memory, FP32, [1, heads, rows], [heads * rows, rows, 1]]
+    offset = -(-heads * rows * 4 // 256) * 256
+    sizes = [1, heads, rows, width]
+    out = [memory + offset, dtype, sizes, list(contiguous(sizes))]
+    kept = ("q", "k", "v", "bias", "sm_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k",
+            "window_left", "window_right", "bottom_right")  # fmt: skip
+    first = {name: fields[name] for name in kept if name in fields} | {"out": out, "lse": lse}
+    return first, fields | {"lse": lse}, offset + math.prod(sizes) * (4 if dtype == FP32 else 2)
+
+
+def fields_of(described: Mapping[str, object]) -> dict[str, object]:
+    """The same fields in the words of entries.py."""
+    return {
+        name: Tensor(value[0], value[1], tuple(value[2]), tuple(value[3])) if isinstance(value, list) else value
+        for name, value in described.items()
+    }
+
+
+def workspace_bytes(fields: Mapping[str, object]) -> int:
+    """What libkiln's backward needs of workspace, by the recipe."""
+    given = entries.arguments(_operation(), fields_of(fields))
+    call = evaluate.begin(_operation(), "flash.attn_bwd", given, Device("AMD", 304))
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in evaluate.workspaces(call).values())
+
+
+@cache
+def _operation() -> Operation:
+    flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
+    return next(operation for operation in flash.operations if operation.name == "attn_bwd")
 
 
 _DROPOUT = ("seed", "offset", "offset_value", "dropout")
@@ -86,7 +137,7 @@ def _shared(given: dict) -> dict:
     if given.get("p", 0.0) > 0:
         fields |= {k: _number(given[n]) for k, n in (("seed", "seed"), ("offset", "offset1")) if given.get(n)}
     batch = given["cu_q"][2][0] - 1 if has_lengths and not is_padded else q[2][0]
-    if lse := _full(given.get("lse")):
+    if (lse := _full(given.get("lse"))) and not is_short(**given):
         fields["lse"] = _split(lse, batch, q[2][1], has_lengths and not is_padded, fields["q"][2][2])
     return fields | _mask(given, fields["q"][2][2], fields["k"][2][2], has_lengths)
 

@@ -36,13 +36,14 @@ class Worker:
         self.vendor = vendor
         folder = release / "driver" / (driver or {ffi.AMD: "amd", ffi.NVIDIA: "nvidia"}[vendor])
         self._folder = Path(tempfile.mkdtemp())
-        self._file = self._folder / "record.jsonl"
+        self._file, self._told = self._folder / "record.jsonl", self._folder / "stderr"
         self._at, self._images = 0, {}
         variables = {"LD_LIBRARY_PATH": str(folder), "FAKE_DRIVER_RECORD": str(self._file), **environment}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(release / "lib"), str(folder)], text=True, env={**os.environ, **variables},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        with self._told.open("w") as told:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(release / "lib"), str(folder)], text=True,
+                env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told,
+            )  # fmt: skip
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -55,7 +56,7 @@ class Worker:
         self._process.stdin.write(json.dumps([do, arguments, fields]) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        assert answer, "the worker died"
+        assert answer, f"the worker died\n{self._told.read_text()}"
         value = json.loads(answer)
         assert "failure" not in value, value
         return value["value"]
@@ -63,6 +64,10 @@ class Worker:
     def call(self, entry: str, stream: int | None = None, **fields: object) -> tuple[int, str]:
         """The hipError_t of a call, and the sentence that it left."""
         return tuple(self.ask("call", entry, stream, **fields))
+
+    def told(self) -> list[str]:
+        """The lines that the process wrote on stderr."""
+        return self._told.read_text().splitlines()
 
     def fake(self, name: str, *arguments: object) -> int:
         """A function of the fake driver."""

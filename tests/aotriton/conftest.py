@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recorder"))  # entries
 
 import fake_release
 import ffi

@@ -5,7 +5,20 @@ from __future__ import annotations
 import aotriton_model as model
 import ffi
 import pytest
-from aotriton_calls import DENSE, EMPTY, PACKED, SEED, SEED_OUT, STEP, at, gradients, launches, tensors
+from aotriton_calls import (
+    DENSE,
+    EMPTY,
+    PACKED,
+    SEED,
+    SEED_OUT,
+    STEP,
+    at,
+    extents,
+    filled,
+    gradients,
+    launches,
+    tensors,
+)
 from aotriton_interface import (
     BACKWARDS,
     BF16,
@@ -29,7 +42,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded import Record
 
-ROUND = 256
 MASK = at(44, BF16, (2, 4, 100, 120))
 BIAS = at(9, BF16, (2, 4, 100, 120))
 DBIAS = (STEP * 10, BF16, (2, 4, 100, 120), (51200, 12800, 128, 1))
@@ -57,28 +69,89 @@ def forward(worker: Worker, entry: str, **call: object) -> Record:
     return record
 
 
-def backward(worker: Worker, entry: str, expect: str, **call: object) -> Record:
-    """A backward. `expect`: where its workspace lies, "delta" or "stream"."""
+def backward(worker: Worker, entry: str, **call: object) -> Record:
+    """A backward, which must be what the model says of it; its workspace is taken on the stream, and given back."""
     stream = worker.stream()
     assert worker.call(entry, stream, **call)[0] == SUCCESS
     record = worker.events()
     fields = model.backward(**call)
     taken = [e for e in record.events if e["call"] in ("hipMallocAsync", "cuMemAllocAsync")]
     back = [e for e in record.events if e["call"] in ("hipFreeAsync", "cuMemFreeAsync")]
-    needed = -model.delta_bytes(fields) % ROUND + model.delta_bytes(fields)
-    if expect == "stream":
-        assert [(e["bytes"], e["stream"]) for e in taken] == [(needed, stream)]
-        assert [(e["address"], e["stream"]) for e in back] == [(taken[0]["address"], stream)]
-        last = [n for n, e in enumerate(record.events) if "Launch" in e["call"]][-1]
-        assert record.events.index(taken[0]) < last < record.events.index(back[0])
-        workspace = taken[0]["address"]
-    else:
-        assert not taken and not back
-        workspace = call["delta"][0]
-    steps = launches(record)
-    assert steps == direct(worker, stream, [("attn_bwd", fields | {"workspace": workspace, "workspace_bytes": needed})])
+    needed = model.workspace_bytes(fields)
+    assert [(e["bytes"], e["stream"]) for e in taken] == [(needed, stream)]
+    assert [(e["address"], e["stream"]) for e in back] == [(taken[0]["address"], stream)]
+    launched = [n for n, e in enumerate(record.events) if "Launch" in e["call"]]
+    assert record.events.index(taken[0]) < launched[0] and launched[-1] < record.events.index(back[0])
+    fields |= {"workspace": taken[0]["address"], "workspace_bytes": needed}
+    assert launches(record) == direct(worker, stream, [("attn_bwd", fields)])
     assert not [leak for leak in record.leaks() if "module" not in leak]
     return record
+
+
+SHORT = PACKED | {"lse": at(5, FP32, (4, 100)), "scale": 0.125}
+SHORT_CALLS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "dropout": {"p": 0.25} | SEED,
+    "a buffer for delta": {"delta": at(30, FP32, (4, 100))},
+    "two sequences": {"cu_q": at(50, INT32, (3,)), "cu_k": at(51, INT32, (3,))},
+    "values as wide as keys": {"v": at(3, BF16, (1, 2, 300, 64)), "out": at(4, BF16, (1, 4, 250, 64))},
+}
+
+
+@pytest.mark.parametrize("name", SHORT_CALLS)
+def test_log_sum_exps_that_pytorch_has_no_room_for(worker, name):
+    """It gives [heads, longest] of compact sequences: the forward leaves NaN there, the backward makes them again."""
+    more, stream = SHORT_CALLS[name], worker.stream()
+    call = SHORT | {key: value for key, value in more.items() if key != "delta"}
+    assert worker.call("v2.attn_fwd_compact_varlen", stream, **call)[0] == SUCCESS
+    record = worker.events()
+    assert filled(record) == extents([call["lse"]]) and {fill.stream for fill in record.fills} == {stream}
+    assert launches(record) == direct(worker, stream, model.forward(**call))
+    call |= gradients(call)
+    assert (
+        worker.call("v2.attn_bwd_compact_varlen", stream, **call, **{k: more[k] for k in more if k == "delta"})[0] == 0
+    )
+    record = worker.events()
+    delta, again = [e for e in record.events if e["call"] in ("hipMallocAsync", "cuMemAllocAsync")]
+    first, second, needed = model.again(model.backward(**call), again["address"])
+    assert (again["bytes"], again["stream"], delta["stream"]) == (needed, stream, stream)
+    second |= {"workspace": delta["address"], "workspace_bytes": delta["bytes"]}
+    assert not {"dropout", "seed", "offset"} & set(first)
+    assert launches(record) == direct(worker, stream, [("attn_fwd", first), ("attn_bwd", second)])
+    assert not [leak for leak in record.leaks() if "module" not in leak] and not record.fills
+
+
+def test_v3_has_no_room_for_them_either(worker):
+    stream, call = worker.stream(), SHORT | gradients(SHORT) | {"varlen_type": COMPACT} | LAST
+    assert worker.call("v3.attn_fwd", stream, **{k: call[k] for k in (*SHORT, "varlen_type", *LAST)})[0] == SUCCESS
+    worker.events()
+    assert worker.call("v3.attn_bwd", stream, **call)[0] == SUCCESS
+    record = worker.events()
+    delta, again = [e for e in record.events if e["call"] in ("hipMallocAsync", "cuMemAllocAsync")]
+    first, second, _ = model.again(model.backward(**call), again["address"])
+    assert (first["bottom_right"], first["window_left"], first["window_right"]) == (1, -1, 0)
+    second |= {"workspace": delta["address"], "workspace_bytes": delta["bytes"]}
+    assert launches(record) == direct(worker, stream, [("attn_fwd", first), ("attn_bwd", second)])
+
+
+@pytest.mark.parametrize("failing", ["allocation", "launch", "release"])
+def test_a_failure_while_they_are_worked_out(start, worker, failing):
+    """Nothing stays taken, and the gradients are NaN."""
+    worker, amd = start(worker.vendor), worker.vendor == ffi.AMD
+    stream, call = worker.stream(), SHORT | gradients(SHORT)
+    symbol = {"allocation": ("hipMallocAsync", "cuMemAllocAsync"), "release": ("hipFreeAsync", "cuMemFreeAsync"),
+              "launch": ("hipModuleLaunchKernel", "cuLaunchKernel")}[failing][not amd]  # fmt: skip
+    assert worker.call("v2.attn_bwd_compact_varlen", stream, **call)[0] == SUCCESS
+    worker.events()
+    worker.fake("fake_fail", symbol, 2 if failing == "allocation" else 1, 2, 0)
+    error, sentence = worker.call("v2.attn_bwd_compact_varlen", stream, **call)
+    record = worker.events()
+    assert error and symbol in sentence and "NaN" not in sentence
+    assert len([leak for leak in record.leaks() if "module" not in leak]) == (failing == "release")
+    assert len(record.launches) == {"allocation": 0, "launch": 0, "release": 4}[failing]
+    assert filled(record) == extents([call[name] for name in ("dq", "dk", "dv")])
+    assert worker.call("v2.attn_bwd_compact_varlen", stream, **call)[0] == SUCCESS
 
 
 def named(release, worker: Worker, record: Record, kernel: str) -> dict[str, int]:
@@ -159,37 +232,21 @@ BACKWARD_CALLS = {
 def test_backward(worker, name):
     entry, call = BACKWARD_CALLS[name]
     call = call | gradients(call)
-    if entry in ("v2.attn_bwd", "v2.attn_bwd_compact_varlen"):
-        backward(worker, entry, "delta", **call, delta=at(30, FP32, call["lse"][2]))
-    backward(worker, entry, "stream", **call)
+    backward(worker, entry, **call)
 
 
 def test_every_backward_entry_is_called():
     assert {entry for entry, _ in BACKWARD_CALLS.values()} == set(BACKWARDS)
 
 
-def test_the_buffer_need_not_be_rounded(worker):
-    """7 rows of 2 heads are 56 bytes, of which libkiln makes 256."""
-    call = tensors({"batch": 1, "heads": 2, "kv": 2, "rows": 7, "keys": 9, "width": 64, "width_v": 64})
-    backward(worker, "v2.attn_bwd", "delta", **call, **gradients(call), delta=at(30, FP32, (2, 7)), scale=0.125)
-
-
-@pytest.mark.parametrize(
-    "delta",
-    [
-        at(30, FP32, (8, 99)),
-        at(30, FP32, (7, 100)),
-        (STEP * 30 + 4, FP32, (8, 100)),
-        (STEP * 30, FP16, (8, 100)),
-        (STEP * 30, FP32, (8, 100), (104, 1)),
-        (STEP * 30, FP32, (100, 8), (1, 100)),
-        (0, FP32, (8, 100)),
-        (STEP * 30, FP32, (2**63, 4)),
-    ],
-    ids=["short", "few", "unaligned", "half", "gaps", "transposed", "nothing", "overflow"],
-)
-def test_a_buffer_that_will_not_do(worker, delta):
-    backward(worker, "v2.attn_bwd", "stream", **DENSE, **gradients(DENSE), delta=delta, scale=0.125)
+@pytest.mark.parametrize("entry", ["v2.attn_bwd", "v2.attn_bwd_compact_varlen"])
+@pytest.mark.parametrize("columns", [0, 100, 1 << 20], ids=["nothing", "as lse", "more than the workspace"])
+def test_a_buffer_for_delta_is_left_alone(worker, entry, columns):
+    call = PACKED if entry.endswith("varlen") else DENSE
+    delta = at(30, FP32, (call["lse"][2][0], columns))
+    record = backward(worker, entry, **call, **gradients(call), delta=delta, scale=0.125)
+    assert not [argument for launch in record.launches for argument in launch.parameters() if argument == delta[0]]
+    assert not record.fills
 
 
 def test_the_mask_of_a_call(release, worker):
@@ -286,7 +343,7 @@ def test_any_call(worker, call, has_outputs):
         assert not worker.events().steps
         return
     forward(worker, "v3.attn_fwd", **call, **(SEED_OUT if has_outputs else {}))
-    backward(worker, "v3.attn_bwd", "stream", **call, **gradients(call))
+    backward(worker, "v3.attn_bwd", **call, **gradients(call))
 
 
 def test_a_view_without_a_dtype(worker):

@@ -31,7 +31,7 @@ class Told(Aotriton):
     """Notes what libkiln_flash.so would be asked for."""
 
     def __init__(self, style: str) -> None:
-        self.style, self.misaligned, self.scratch, self.encoded = style, 0, None, None
+        self.style, self.scratch, self.encoded = style, None, None
         self.fields: dict = {}
 
     def call(self, name: str, **fields: object) -> None:
@@ -48,8 +48,7 @@ class Told(Aotriton):
             fields.pop("D", None), fields.pop("DQ_ACC", None), fields.pop("delta", None)
             self.fields = model.backward(**fields)
             if self.scratch:
-                self.scratch.acquired, self.scratch.disposed = 1, 2
-                self.scratch.memory[self.scratch.memory.numel() // 2] = 0.0
+                self.scratch.disposed = 2
 
 
 class Asked(Flash):

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import hardening
 import nativebuild
 import pytest
 from aotriton_interface import SYMBOLS
@@ -29,13 +30,12 @@ def library(request, release, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("zig")
     compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", "")
     environment = {**os.environ, **dict(compiler.environment)}
-    library, objects = folder / "libaotriton_v2.so.0", []
+    flags, library, objects = native.read_flags(ROOT), folder / "libaotriton_v2.so.0", []
     for source in sorted(SOURCES.glob("*.cc")):
         objects.append(folder / f"{source.name}.o")
-        run([*compiler.cxx, *native.COMMON_FLAGS, *native.CXX_FLAGS, "-Werror", "-I", release.folder / "include",
+        run([*compiler.cxx, *flags.cxx, "-Werror", "-I", release.folder / "include",
              "-isystem", hip_headers(), "-c", source, "-o", objects[-1]], env=environment)  # fmt: skip
-    flags = [flag for flag in native.LINK_FLAGS if "version-script" not in flag]
-    run([*compiler.c, *flags, f"-Wl,--version-script={SOURCES / 'exports.map'}", *objects,
+    run([*compiler.c, *flags.library, f"-Wl,--version-script={SOURCES / 'exports.map'}", *objects,
          "-Wl,-soname,libaotriton_v2.so.0", "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN",
          release.lib / "libkiln.so.0", release.lib / "libkiln_flash.so", "-ldl", "-o", library],
         env=environment)  # fmt: skip
@@ -52,6 +52,10 @@ def dynamic(elf: ELFFile, kind: str) -> list[str]:
     """The strings of the dynamic section's entries of a kind: DT_NEEDED, DT_SONAME, DT_RUNPATH."""
     tags = elf.get_section_by_name(".dynamic").iter_tags(kind)
     return [getattr(tag, kind.removeprefix("DT_").lower()) for tag in tags]
+
+
+def test_it_is_hardened(library):
+    hardening.check(library)
 
 
 def test_it_needs_the_c_library_and_what_lies_beside_it(elf):

@@ -31,7 +31,6 @@ from aotriton_interface import (
 )
 
 STYLES = ("v2", "v2, fused", "v3", "v3, lazy")
-GUARD = 64  # elements of fp32 on each side of what backward works in: 256 bytes
 NOWHERE = (0xDEAD000, UINT64)  # what must not be read
 
 _ACQUIRE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -87,16 +86,15 @@ def masked(call: Call) -> dict:
 
 
 class Scratch:
-    """What backward is given to work in, [heads, rows] of fp32 as delta is: guarded, of not a number more.
+    """What callers give a backward to work in, [heads, rows] of fp32: Kiln does not use it.
 
     As a lazy tensor it tells how often it was asked for, and disposed of.
     """
 
-    def __init__(self, call: Call, device: str, misaligned: int = 0) -> None:
+    def __init__(self, call: Call, device: str) -> None:
         batch, heads, rows, _ = call.shape(False, call.heads, 1)
-        self.size, self._first = batch * heads * rows, GUARD + misaligned
-        self.memory = torch.full((self.size + 2 * GUARD + misaligned,), SENTINEL, device=device)
-        self.given = (self.memory.data_ptr() + 4 * self._first, FP32, (batch * heads, rows))
+        self.memory = torch.full((batch * heads, rows), SENTINEL, device=device)
+        self.given = (self.memory.data_ptr(), FP32, (batch * heads, rows))
         self.acquired = self.disposed = 0
         self._functions = _ACQUIRE(self._acquire), _DISPOSE(self._dispose)
 
@@ -116,14 +114,7 @@ class Scratch:
         return id(self), *(ctypes.cast(function, ctypes.c_void_p).value for function in self._functions)
 
     def check(self) -> None:
-        """It was used, but for nothing beside it."""
-        inside = slice(self._first, self._first + self.size)
-        assert bool((self.memory[inside] != SENTINEL).any()), "backward did not work in the memory it was given"
-        self.memory[inside] = SENTINEL
-        self.is_intact()
-
-    def is_intact(self) -> None:
-        assert bool((self.memory == SENTINEL).all()), "backward wrote beside the memory it was given to work in"
+        assert bool((self.memory == SENTINEL).all()), "backward wrote to memory that it was given but does not use"
 
 
 class Aotriton:
@@ -137,7 +128,7 @@ class Aotriton:
     def __init__(self, prefix: Path, style: str) -> None:
         self.interface, self.style = Interface(prefix / "lib/libaotriton_v2.so"), style
         self.library = ffi.Library(prefix / "lib")
-        self.misaligned, self.scratch, self.encoded = 0, None, None
+        self.scratch, self.encoded = None, None
         self._seeds: torch.Tensor | None = None
 
     def call(self, name: str, **fields: object) -> None:
@@ -194,7 +185,7 @@ class Aotriton:
         fields |= {name: given(outputs[name]) for name in ("dq", "dk", "dv")}
         if outputs.get("dbias"):
             fields["db"] = given(describe(outputs["dbias"].values, (call.batch, call.heads, call.rows, call.keys)))
-        self.scratch = Scratch(call, inputs.device, self.misaligned) if self.style in ("v2", "v3, lazy") else None
+        self.scratch = Scratch(call, inputs.device) if self.style in ("v2", "v3, lazy") else None
         if self.style == "v2":
             fields["delta"] = self.scratch.given
             name += "_compact_varlen" if call.varlen_q else ""
@@ -205,8 +196,8 @@ class Aotriton:
         self.call(name, **fields)
         if self.style == "v3, lazy":
             counts = self.scratch.acquired, self.scratch.disposed
-            assert counts == (1, 2), f"D was acquired, and D and DQ_ACC were disposed of: {counts}, not (1, 2)"
-        if self.scratch and not self.misaligned:
+            assert counts == (0, 2), f"D was acquired, and D and DQ_ACC were disposed of: {counts}, not (0, 2)"
+        if self.scratch:
             self.scratch.check()
 
     def _unmasked(self, inputs: Inputs) -> torch.Tensor:

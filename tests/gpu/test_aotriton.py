@@ -153,16 +153,45 @@ def test_threads_that_have_called_no_driver_before(aotriton):
     assert torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125), atol=1e-2)
 
 
-@pytest.mark.parametrize("style", ["v2", "v3, lazy"])
-def test_memory_that_is_not_aligned_is_left_alone(aotriton, style):
-    from aotriton_release import Aotriton
-    from calls import Call
+@pytest.mark.parametrize("name", ["v2.attn_bwd_compact_varlen", "v3.attn_bwd"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_of_nested_tensors(aotriton, name, is_causal, dropout):
+    """As PyTorch's memory-efficient attention asks for them: [heads, longest] for all log-sum-exps. Compared with the
+    same calls that have room for them."""
+    import torch
+    from aotriton_interface import COMPACT, TOP_LEFT, WINDOWED
+    from aotriton_release import given
 
-    release, tally = Aotriton(aotriton[style].library.folder.parent, style), Tally()
-    release.misaligned = 1
-    tally.make(Call(dtype="bf16", rows=100, keys=130), release)
-    assert tally.cases == 1 and not tally.wrong, tally.wrong
-    release.scratch.is_intact()
+    lengths, heads, width, release = (30, 129, 1, 65), 4, 64, aotriton["v2"]
+    ends = torch.tensor((0, *lengths), device="cuda").cumsum(0).to(torch.int32)
+    q, k, v, dout = (
+        torch.randn(1, sum(lengths), heads, width, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for _ in range(4)
+    )
+    rng = torch.tensor([5, 6], device="cuda")
+    mask = {"is_causal": is_causal}
+    if name.startswith("v3"):
+        mask = {"varlen_type": COMPACT}
+        mask |= {"causal_type": WINDOWED, "left": TOP_LEFT, "right": TOP_LEFT} if is_causal else {}
+
+    def both(lse: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = {name: torch.full_like(q, 7.0) for name in ("out", "dq", "dk", "dv")}
+        call = {"q": given(q), "k": given(k), "v": given(v), "out": given(made["out"]), "lse": given(lse), "p": dropout,
+                "cu_q": given(ends), "cu_k": given(ends), "max_q": max(lengths), "max_k": max(lengths),
+                "scale": 0.125, "seed": given(rng[0]), "offset1": given(rng[1])} | mask  # fmt: skip
+        release.call(name.replace("bwd", "fwd"), **call)
+        gradients = {key: given(made[key]) for key in ("dq", "dk", "dv")}
+        release.call(name, **call, dout=given(dout), **gradients)
+        return made
+
+    memory = torch.full((heads + 2, max(lengths)), 7.0, device="cuda")
+    short, room = both(memory[1:-1]), torch.zeros(len(lengths) * heads, max(lengths), device="cuda")
+    torch.cuda.synchronize()
+    assert bool(memory[1:-1].isnan().all()) and bool((memory[0] == 7).all()) and bool((memory[-1] == 7).all())
+    for key, wanted in both(room).items():
+        assert torch.allclose(short[key], wanted, rtol=0.01, atol=0.002), key
+        assert bool(wanted.isfinite().all()) and not bool((wanted == 7).all())
 
 
 def test_memory_of_the_driver_is_given_back(aotriton):
@@ -171,7 +200,7 @@ def test_memory_of_the_driver_is_given_back(aotriton):
     from check import Outputs
 
     inputs = Inputs(Call(dtype="bf16", batch=8, heads=64, heads_kv=64, rows=4096, keys=64, want_lse=True), "cuda")
-    outputs, release = Outputs(inputs), aotriton["v2, fused"]  # delta: 8 MB
+    outputs, release = Outputs(inputs), aotriton["v2, fused"]  # which takes 10 MB
     release.forward(inputs, outputs)
     free = []
     for _ in range(2):
@@ -184,7 +213,7 @@ def test_memory_of_the_driver_is_given_back(aotriton):
 
 @pytest.mark.parametrize("style", STYLES)
 def test_captured_calls_drop_by_what_lies_in_memory_at_each_replay(aotriton, style):
-    """Forward and backward in one graph, with memory of the driver's where the caller gives none."""
+    """Forward and backward in one graph, with memory of the driver's; what a caller gives is left alone."""
     import torch
     from aotriton_release import Scratch, given
     from calls import Call
@@ -226,18 +255,37 @@ def test_captured_calls_drop_by_what_lies_in_memory_at_each_replay(aotriton, sty
             assert torch.allclose(replayed[name_of], tensor, atol=1e-2), f"{name_of} of a replay with seed {seed}"
         masks.append(replayed["encoded"])
     assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])
+    assert not scratch.acquired
+    scratch.check()
 
 
-def test_a_refused_call_leaves_the_memory_alone(aotriton):
+def test_a_refused_call_fills_its_outputs_and_nothing_else(aotriton):
     import torch
-    from aotriton_interface import INVALID_VALUE
+    from aotriton_interface import INVALID_VALUE, NOT_SUPPORTED
     from aotriton_release import given
 
-    release = aotriton["v2"]
+    interface, library = aotriton["v2"].interface, aotriton["v2"].library
     q = torch.randn(1, 2, 65, 64, device="cuda", dtype=torch.float16)
-    out = torch.full_like(q, 7.0)
-    tensors = {"q": given(q), "k": given(q), "v": given(q), "out": given(out[:, :, :63])}
-    assert release.interface.call("v2.attn_fwd", None, scale=0.125, **tensors) == INVALID_VALUE
-    assert "out" in release.library.error()
-    torch.cuda.synchronize()
-    assert bool((out == 7).all())
+    memory = torch.full((2, 65, 2, 80), 7.0, device="cuda", dtype=torch.float16)  # [batch, rows, heads, width]
+    out = memory[:, :, :, 8:72].transpose(1, 2)[1:, :, 1:]
+    lse = torch.full((4, 70), 7.0, device="cuda")
+    tensors = {"q": given(q), "k": given(q), "v": given(q), "out": given(out), "lse": given(lse[1:3, :60])}
+
+    def check() -> None:
+        torch.cuda.synchronize()
+        assert bool(out.isnan().all()) and bool(lse[1:3, :60].isnan().all())
+        assert int(memory.isnan().sum()) == out.numel() and int(lse.isnan().sum()) == 120
+        memory.fill_(7.0), lse.fill_(7.0)
+
+    for stream in (None, torch.cuda.Stream().cuda_stream):
+        torch.cuda.synchronize()
+        assert interface.call("v2.attn_fwd", stream, scale=0.125, **tensors) == INVALID_VALUE
+        assert "out" in library.error() and "NaN" not in library.error()
+        check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        assert interface.call("v3.attn_fwd", stream, backend=1, scale=0.125, **tensors) == NOT_SUPPORTED
+        assert "NaN" not in library.error(), library.error()
+    graph.replay()
+    check()

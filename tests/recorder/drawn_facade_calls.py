@@ -95,6 +95,8 @@ class _Call:
         lines = self.batch * self.heads
         if kind == "packed" and self.chance(4):
             lines, longest, gap = self.heads, q[2], 0
+        elif kind == "packed" and times == 2 and "max_q" in self.fields and self.chance(3):
+            lines, longest, gap = self.heads, self.rows, 0  # as PyTorch gives it
         self.add("lse", (lines, longest + gap), FP32)
         if kind == "dense" and self.chance(4):
             self.add("b", (self.batch, self.heads, self.rows, self.keys), broadcast=(0, 1, 2))
@@ -116,10 +118,8 @@ class _Call:
             self.add(name, self.fields[like][2])
         if "b" in self.fields and self.chance(2):
             self.add("db", self.fields["b"][2], broadcast=(0, 1))
-        if has_delta:  # one in two will do
-            lines, length = self.fields["lse"][2]
-            place = (1 << 51) + self.rng.choice((0, 0, 256, 16))
-            self.fields["delta"] = (place, FP32, (lines, length - (self.chance(4) and length > 1)))
+        if has_delta:  # which is left alone
+            self.fields["delta"] = (1 << 51, FP32, self.fields["lse"][2])
 
 
 def drawn_call(entry: str, rng: random.Random) -> dict:

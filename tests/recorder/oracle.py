@@ -122,7 +122,10 @@ class Oracle:
     @cached_property
     def codes(self) -> Mapping[str, bytes]:
         """The bytes of each image, by digest."""
-        groups = [pack.decode_group(self.data, group, str(self.path)) for group in self.pack.groups]
+        groups = [
+            pack.decode_group(self.data[group.offset : group.offset + group.stored], group, str(self.path))
+            for group in self.pack.groups
+        ]
         return {i.digest: groups[i.group][i.offset : i.offset + i.bytes] for i in self.pack.images}
 
     @cache  # noqa: B019  (lives as long as the tests)

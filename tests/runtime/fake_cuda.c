@@ -213,6 +213,11 @@ ENTRY(cuMemsetD8Async, (Pointer address, unsigned char value, size_t bytes, Stre
       (address, value, bytes, stream)) {
   return fake_set(address, value, bytes, stream);
 }
+ENTRY(cuMemsetD2D8Async,
+      (Pointer address, size_t pitch, unsigned char value, size_t width, size_t height, Stream* stream),
+      (address, pitch, value, width, height, stream)) {
+  return pitch < width ? INVALID_VALUE : fake_set_rows(address, pitch, value, width, height, stream);
+}
 ENTRY(cuMemcpyAsync, (Pointer to, Pointer from, size_t bytes, Stream* stream), (to, from, bytes, stream)) {
   return fake_copy(to, from, bytes, stream);
 }

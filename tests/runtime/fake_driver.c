@@ -258,6 +258,12 @@ int fake_set(uint64_t address, int value, size_t bytes, void* stream) {
   return 0;
 }
 
+int fake_set_rows(uint64_t address, size_t pitch, int value, size_t width, size_t height, void* stream) {
+  fake_note("\"address\": %llu, \"pitch\": %zu, \"value\": %d, \"bytes\": %zu, \"rows\": %zu, \"stream\": %llu",
+            (unsigned long long)address, pitch, value, width, height, (unsigned long long)(uintptr_t)stream);
+  return 0;
+}
+
 int fake_copy(uint64_t to, uint64_t from, size_t bytes, void* stream) {
   fake_note("\"address\": %llu, \"from\": %llu, \"bytes\": %zu, \"stream\": %llu", (unsigned long long)to,
             (unsigned long long)from, bytes, (unsigned long long)(uintptr_t)stream);

@@ -16,6 +16,7 @@
  *                of a launch: the last are the bytes of each parameter, as many as the image says
  *   buffer       of a launch whose parameters came in one: its bytes
  *   address, bytes, value, stream    of memory that is set, copied, taken or given back
+ *   pitch, rows  of memory that is set by rows: from one to the next, and how many; `bytes` is then of each
  *   context, attribute
  * fake_mark() adds {"call": "mark", "text": ...}.
  *

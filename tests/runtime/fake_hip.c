@@ -146,6 +146,10 @@ ENTRY(hipFreeAsync, (void* address, Stream* stream), (address, stream)) {
 ENTRY(hipMemsetAsync, (void* address, int value, size_t bytes, Stream* stream), (address, value, bytes, stream)) {
   return fake_set((uintptr_t)address, value, bytes, stream);
 }
+ENTRY(hipMemset2DAsync, (void* address, size_t pitch, int value, size_t width, size_t height, Stream* stream),
+      (address, pitch, value, width, height, stream)) {
+  return pitch < width ? INVALID_VALUE : fake_set_rows((uintptr_t)address, pitch, value, width, height, stream);
+}
 ENTRY(hipMemcpyAsync, (void* to, const void* from, size_t bytes, int kind, Stream* stream),
       (to, from, bytes, kind, stream)) {
   if (kind == DEVICE_TO_HOST) memset(to, 0, bytes); /* nothing lies in device memory */

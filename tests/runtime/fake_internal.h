@@ -64,6 +64,7 @@ int fake_launch(int vendor, Image* image, const unsigned* grid, const unsigned* 
 int fake_allocate(uint64_t* address, size_t bytes, void* stream, int full);
 int fake_free(uint64_t address, void* stream, int unknown);
 int fake_set(uint64_t address, int value, size_t bytes, void* stream);
+int fake_set_rows(uint64_t address, size_t pitch, int value, size_t width, size_t height, void* stream);
 int fake_copy(uint64_t to, uint64_t from, size_t bytes, void* stream);
 Stream* fake_make_stream(int vendor, Context* context);
 int fake_destroy_stream(Stream* stream, int unknown);

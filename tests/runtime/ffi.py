@@ -167,12 +167,12 @@ def mapped(name: str) -> set[str]:
 
 
 class Library:
-    """libkiln.so.0 of a folder."""
+    """libkiln.so.0 of a folder, or by another name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, core: str = "libkiln.so.0") -> None:
         self.folder = folder
-        self.c = c.CDLL(str(folder / "libkiln.so.0"))
-        others = mapped("libkiln.so.0") - {os.path.realpath(folder / "libkiln.so.0")}
+        self.c = c.CDLL(str(folder / core))
+        others = mapped(core) - {os.path.realpath(folder / core)}
         assert not others, (
             f"this process has another libkiln.so.0 than that of {folder}: {', '.join(sorted(others))}. A family's "
             "library is given whichever core came first; what loads another one must do so in a process of its own"

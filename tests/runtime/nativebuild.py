@@ -19,37 +19,21 @@ HERE = Path(__file__).resolve().parent
 CORE = ROOT / "csrc" / "core"
 FLASH = sorted((ROOT / "csrc" / "flash").glob("*.cc"))
 ZSTD_SDIST = "zstandard-0.25.0.tar.gz"
-CXX_FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-g",
-    "-fPIC",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-fvisibility=hidden",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-threadsafe-statics",
-    "-fno-math-errno",
-    "-ffunction-sections",
-    "-fdata-sections",
-    "-D_GNU_SOURCE",
-]
-ZSTD_FLAGS = [
-    "-O1",
-    "-fPIC",
-    "-w",
-    "-fvisibility=hidden",
-    "-ffunction-sections",
-    "-DZSTDLIB_VISIBLE=",
-    "-DZSTDERRORLIB_VISIBLE=",
-]
-LINK_FLAGS = [
-    "-shared", "-nostartfiles", f"-Wl,--version-script={ROOT / 'csrc' / 'kiln.map'}", "-Wl,-z,defs",
-    "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--build-id=none",
-]  # fmt: skip
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+_LISTED = [line.split() for line in (ROOT / "csrc/flags.txt").read_text().splitlines() if line[:1] not in ("", "#")]
+
+
+def listed(*kinds: str) -> list[str]:
+    """The flags of csrc/flags.txt of these kinds."""
+    return [flag for kind, flag in _LISTED if kind in kinds]
+
+
+CXX_FLAGS = ["-std=c++17", "-O1", "-g", "-Werror", *listed("compile", "optimized", "c++")]
+ZSTD_FLAGS = ["-O1", "-w", *listed("compile", "optimized", "zstd")]
+LINK_FLAGS = ["-shared", f"-Wl,--version-script={ROOT / 'csrc/kiln.map'}", "-Wl,--build-id=none",
+              *listed("link", "library")]  # fmt: skip
+# What the sanitizers watch must not be a checked function's.
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer",
+            "-U_FORTIFY_SOURCE"]  # fmt: skip
 
 
 def run(command: list, **options: object) -> str:

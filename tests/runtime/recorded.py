@@ -12,6 +12,7 @@ _LOADS = ("cuLibraryLoadData", "hipModuleLoadData")
 _UNLOADS = ("cuLibraryUnload", "hipModuleUnload")
 _LAUNCHES = ("cuLaunchKernel", "cuLaunchKernelEx", "hipModuleLaunchKernel")
 _ZEROS = ("cuMemsetD8Async", "hipMemsetAsync")
+_ROWS = ("cuMemsetD2D8Async", "hipMemset2DAsync")
 _TAKES = ("cuMemAlloc_v2", "cuMemAllocAsync", "hipMalloc", "hipMallocAsync", "cuStreamCreate", "hipStreamCreate")
 _GIVES_BACK = ("cuMemFree_v2", "cuMemFreeAsync", "hipFree", "hipFreeAsync", "cuStreamDestroy_v2", "hipStreamDestroy")
 
@@ -66,6 +67,17 @@ class Zero:
 
 
 @dataclass(frozen=True)
+class Fill:
+    """Memory whose bits were all set on a stream: rows of bytes, `pitch` apart."""
+
+    address: int
+    pitch: int
+    bytes: int
+    rows: int
+    stream: int | None
+
+
+@dataclass(frozen=True)
 class Image:
     """An image that was loaded, with what the driver read of it.
 
@@ -87,6 +99,7 @@ class Record:
     Attributes:
         images: by module each that was loaded.
         steps: launches and zeros in their order; what failed is in events only.
+        fills: memory that was set to something else than zero.
     """
 
     events: list[dict] = field(default_factory=list)
@@ -94,6 +107,7 @@ class Record:
     steps: list[Launch | Zero] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     zeros: list[Zero] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
 
     def add(self, lines: Iterable[str | bytes]) -> None:
         for line in lines:
@@ -112,6 +126,9 @@ class Record:
         elif event["call"] in _ZEROS and event["value"] == 0:
             self.zeros.append(_zero(event, len(self.launches)))
             self.steps.append(self.zeros[-1])
+        elif event["call"] in (*_ZEROS, *_ROWS):
+            assert event["value"] == 0xFF, event
+            self.fills.append(_fill(event))
 
     @property
     def calls(self) -> list[str]:
@@ -165,6 +182,10 @@ def _launch(event: dict) -> Launch:
         tuple(map(bytes.fromhex, event["arguments"])),
         None if buffer is None else bytes.fromhex(buffer),
     )
+
+
+def _fill(event: dict) -> Fill:
+    return Fill(event["address"], event.get("pitch", 0), event["bytes"], event.get("rows", 1), event["stream"] or None)
 
 
 def _zero(event: dict, launches: int) -> Zero:

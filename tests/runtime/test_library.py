@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import ffi
+import hardening
 import nativebuild
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -89,6 +91,7 @@ def check_library(path: Path, exports: list[str], runpath: list[str]) -> dict:
     assert not found["tags"] & {"DT_INIT", "DT_INIT_ARRAY", "DT_FINI", "DT_FINI_ARRAY", "DT_TEXTREL"}
     assert all(GLIBC.fullmatch(name) or name == "libkiln.so.0" for name in found["needed"]), found["needed"]
     assert found["runpath"] == runpath
+    hardening.check(path)
     return found
 
 
@@ -294,6 +297,11 @@ def test_sanitizers(tmp_path_factory):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+def hip_headers() -> Path:
+    """Those that Triton brings."""
+    return Path(importlib.util.find_spec("triton").submodule_search_locations[0]) / "backends/amd/include"
+
+
 def cmake_build(folder: Path, built: Path, source: Path, *options: str) -> None:
     run(["cmake", "-S", source, "-B", folder, *options])
     run(["cmake", "--build", folder])
@@ -313,8 +321,9 @@ def installed(built, tmp_path_factory) -> Path:
     (generated / "toy.h").write_text("/* as the generator writes one */\n")
     cmake_build(
         folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
-        f"-DKILN_GENERATED={generated}", f"-DKILN_PACKS={built / 'lib' / 'kiln.images'}", "-DCMAKE_BUILD_TYPE=Debug",
-        "-DCMAKE_INSTALL_LIBDIR=lib",
+        f"-DKILN_GENERATED={generated}", f"-DKILN_PACKS={built / 'lib' / 'kiln.images'}", "-DCMAKE_BUILD_TYPE=Release",
+        "-DCMAKE_C_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_INSTALL_LIBDIR=lib",
+        f"-DKILN_HIP_INCLUDE={hip_headers()}",
     )  # fmt: skip
     run(["cmake", "--install", folder / "build", "--prefix", folder / "kiln"])
     shutil.move(folder / "kiln", folder / "moved away")  # a package must not remember where it was made
@@ -333,6 +342,8 @@ def test_cmake_install(installed):
     check_library(installed / "lib" / "libkiln.so.0", EXPORTS, [])
     flash = check_library(installed / "lib" / "libkiln_flash.so", FLASH_EXPORTS, ["$ORIGIN"])
     assert "libkiln.so.0" in flash["needed"]
+    for name in ("libkiln_torch.so", "libaotriton_v2.so.0"):
+        hardening.check(installed / "lib" / name)
     assert '#define KILN_VERSION "1.2.3"' in (installed / "include/kiln/version.h").read_text()
 
 

@@ -58,4 +58,5 @@ def test_these_packs_are_read_there(tmp_path, target):
     found = pack.read_pack(path)
     assert (found.target, found.release, found.index_digest) == (target, "1.2.3", packs.digest_of(data))
     for group in found.groups:
-        assert len(pack.decode_group(data, group, "x")) == group.decoded
+        stored = data[group.offset : group.offset + group.stored]
+        assert len(pack.decode_group(stored, group, "x")) == group.decoded

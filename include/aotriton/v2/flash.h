@@ -37,13 +37,13 @@ hipError_t AOTRITON_API attn_fwd_compact_varlen(T4 q, T4 k, T4 v, T4 b, T1 cu_se
                                                 T0 atomic_for_causal, AOTRITON_NS::Stream stream,
                                                 FwdExtraArguments* extargs = nullptr);
 
-/* delta: as v3::flash::attn_bwd_params::D. */
+/* delta: left alone. */
 hipError_t AOTRITON_API attn_bwd(T4 q, T4 k, T4 v, T4 b, float sm_scale, T4 out, T4 dout, T4 dq, T4 dk, T4 dv, T4 db,
                                  T2 softmax_lse, T2 delta, float dropout_p, T0 philox_seed, T0 philox_offset1,
                                  int64_t philox_offset2, bool is_causal, AOTRITON_NS::Stream stream,
                                  BwdExtraArguments* extargs = nullptr);
 
-/* Takes what attn_bwd has delta for on the stream. */
+/* The same, without a delta. */
 hipError_t AOTRITON_API attn_bwd_fused(T4 q, T4 k, T4 v, T4 b, float sm_scale, T4 out, T4 dout, T4 dq, T4 dk, T4 dv,
                                        T4 db, T2 softmax_lse, float dropout_p, T0 philox_seed, T0 philox_offset1,
                                        int64_t philox_offset2, bool is_causal, AOTRITON_NS::Stream stream,

@@ -1,0 +1,19 @@
+// What becomes of a call that is refused: not every caller looks at what is returned.
+#pragma once
+
+#include "hip.h"
+#include "kiln/kiln.h"
+
+namespace kiln_aotriton {
+
+// Fills the outputs of a refused call with NaN on its stream, and says its sentence on stderr, once a process. The
+// result is `error`; its sentence stays, and tells of outputs that could not be filled. NULL: an output that is not
+// given; a count of 0: what is given is not known.
+hipError_t give_up(const char* function, hipError_t error, void* stream, const kiln_tensor* const* outputs, int count);
+
+template <int kCount>
+hipError_t give_up(const char* function, hipError_t error, void* stream, const kiln_tensor* const (&outputs)[kCount]) {
+  return give_up(function, error, stream, outputs, kCount);
+}
+
+}  // namespace kiln_aotriton
