@@ -129,10 +129,19 @@ struct Row {
   size_t size;
 };
 
+constexpr size_t count_tensors(const Field* fields, size_t count) {
+  size_t tensors = 0;
+  for (size_t i = 0; i < count; ++i) tensors += fields[i].kind == Kind::kTensor;
+  return tensors;
+}
+
 template <typename Operation>
 constexpr Row row(Entry entry) {
-  return {entry, Operation::kFields, sizeof Operation::kFields / sizeof(Field), &Operation::kDefaults,
-          sizeof(typename Operation::Params)};
+  constexpr size_t kCount = sizeof Operation::kFields / sizeof(Field);
+  static_assert(sizeof(typename Operation::Params) <= Parameters::kCapacity, "room for the parameter structure");
+  static_assert(count_tensors(Operation::kFields, kCount) <= Parameters::kTensors, "room for each of its tensors");
+  static_assert(kCount <= Parameters::kFields, "a bit for each of its fields");
+  return {entry, Operation::kFields, kCount, &Operation::kDefaults, sizeof(typename Operation::Params)};
 }
 
 #define ATTENTION(Operation, name)                                                                                 \
@@ -201,15 +210,16 @@ const Entry& find_entry(const std::string& name) {
 Parameters::Parameters(const Entry& entry, nb::dict fields) {
   const Row* row = kRows;
   while (&row->entry != &entry) ++row;
-  static_assert(sizeof(kiln_attn_fwd_params) <= kCapacity && sizeof(kiln_attn_bwd_params) <= kCapacity &&
-                    sizeof(kiln_attn_decode_params) <= kCapacity,
-                "room for every parameter structure");
   memcpy(bytes_, row->defaults, row->size);
-  for (auto [key, value] : fields) {
+  uint64_t seen = 0;  // keys may differ for Python and read alike
+  for (auto [key, borrowed] : fields) {
+    nb::object value = nb::borrow<nb::object>(borrowed);  // what it runs may take it out of the dictionary
     std::string name = text_of(key, "a parameter's name");
     size_t i = 0;
     while (i < row->count && name != row->fields[i].name) ++i;
     if (i == row->count) refuse(std::string(entry.name) + " has no parameter " + name);
+    if (seen >> i & 1) refuse(std::string(entry.name) + " is given its parameter " + name + " twice");
+    seen |= uint64_t{1} << i;
     if (!value.is_none()) set(row->fields[i], value);
   }
 }

@@ -32,7 +32,10 @@ const Entry& find_entry(const std::string& name);
 // A parameter structure, with all that it points to.
 class Parameters {
  public:
-  // Raises ArgumentError where a name is none of the entry's parameters or a value cannot be one.
+  static constexpr size_t kCapacity = 512, kTensors = 24, kFields = 64;
+
+  // Raises ArgumentError where a name is not one of the entry's parameters, or is given twice, or a value cannot be
+  // one.
   Parameters(const Entry& entry, nb::dict fields);
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
@@ -40,8 +43,6 @@ class Parameters {
   const void* data() const { return bytes_; }
 
  private:
-  static constexpr size_t kCapacity = 512, kTensors = 24;
-
   void set(const struct Field& field, nb::handle value);
   void set_keys(size_t offset, nb::handle value);
   template <typename T>

@@ -108,6 +108,7 @@ class Shortcut {
         level_(interned("_current_level")),
         requires_grad_(interned("requires_grad")),
         table_(exchange_of(type)) {
+    if (dtypes_.size() != 3) refuse("dtypes must be three: fp16, bf16 and fp32");
     for (nb::handle other : others) others_.push_back(nb::borrow(other));
   }
 

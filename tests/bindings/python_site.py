@@ -81,7 +81,8 @@ def fake_release() -> Path:
     lib/kiln.images/trusted.txt has the digest that kiln_options.trusted_packs wants, since tables without images trust
     no pack; lib/scratch.images is the same with images that need 16 bytes for each program.
     """
-    sources = [*nativebuild.CORE.iterdir(), *nativebuild.HERE.glob("fake_*"), *(ROOT / "csrc/flash").iterdir(),
+    sources = [ROOT / "csrc/flags.txt", *nativebuild.CORE.iterdir(),
+               *nativebuild.HERE.glob("fake_*"), *(ROOT / "csrc/flash").iterdir(),
                *(ROOT / "include/kiln").iterdir(), *(ROOT / "v3python/kiln").rglob("*.*"),
                ROOT / "tritonsrc/flash/recipe.yaml", Path(flash_tables.__file__), Path(nativebuild.__file__),
                Path(packs.__file__), Path(__file__)]  # fmt: skip
@@ -108,7 +109,7 @@ def torch_library(prefix: Path) -> Path | None:
         return None
     libraries = [prefix / "lib" / name for name in ("libkiln_flash.so", "libkiln.so.0")]
     headers = sorted((prefix / "include/kiln").iterdir())
-    compiler = zig()
+    compiler, flags = zig(), native.read_flags(ROOT)
 
     def fill(work: Path) -> None:
         names = [n for n in (folder / "libtorch.symbols").read_text().splitlines() if n and not n.startswith("#")]
@@ -120,13 +121,13 @@ def torch_library(prefix: Path) -> Path | None:
         objects = []
         for source in sources:
             objects.append(work / f"{source.stem}.o")
-            nativebuild.run([*compiler.cxx, *native.COMMON_FLAGS, *native.CXX_FLAGS, "-I",
+            nativebuild.run([*compiler.cxx, *flags.cxx, "-I",
                              prefix / "include", "-c", source, "-o", objects[-1]], env=environment)  # fmt: skip
-        nativebuild.run([*compiler.c, *native.LINK_FLAGS, f"-Wl,--version-script={folder / 'exports.map'}", *objects,
+        nativebuild.run([*compiler.c, *flags.library, f"-Wl,--version-script={folder / 'exports.map'}", *objects,
                          "-Wl,-soname,libkiln_torch.so", "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags",
                          *libraries, stub, "-o", work / "libkiln_torch.so"], env=environment)  # fmt: skip
 
-    key = digest([*folder.iterdir(), *headers, *libraries], Path(native.__file__).read_text())
+    key = digest([*folder.iterdir(), *headers, *libraries, ROOT / "csrc/flags.txt"], Path(native.__file__).read_text())
     return made("torch", key, fill) / "libkiln_torch.so"
 
 

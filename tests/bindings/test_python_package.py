@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import hardening
 import pytest
 from subjects import INSIDE, ROOT, python
 
@@ -31,6 +32,13 @@ def test_the_stub_is_the_extensions(site, tmp_path):
     assert done.returncode == 0, done.stderr
     made = (tmp_path / "_core.pyi").read_text()
     assert plain(STUB.read_text()) == plain(made), f"take this, formatted:\n{made}"
+
+
+def test_the_extension_and_libraries_are_hardened(site):
+    (extension,) = (site / "kiln").glob("_core.*.so")
+    hardening.check(extension)
+    for name in ("libkiln.so.0", "libkiln_flash.so", "libkiln_torch.so"):
+        hardening.check(site / "kiln/lib" / name)
 
 
 def test_the_package_is_typed():

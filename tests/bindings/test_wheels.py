@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from subjects import INSIDE
 
-from builds import ROOT, Built, environment
+from builds import NAME, ROOT, Built, environment
 from kiln import pythons, wheel
 from kiln.errors import EnvironmentProblem
 
 pytestmark = pytest.mark.slow
-RUNTIME = "kiln_runtime-0.1.0b0"
+VERSION = wheel.python_version(NAME)
+RUNTIME = f"kiln_runtime-{VERSION}"
 BIN = Path(sys.executable).parent
 
 
@@ -85,7 +86,7 @@ def run(python: Path, *words: object, **more: str) -> str:
 def test_which_are_made(release, wheels, commands):
     tags = {(3, 10): "cp310-cp310", (3, 11): "cp311-cp311", (3, 12): "cp312-abi3"}
     names = {f"{RUNTIME}-{tags[abi]}-manylinux_2_28_x86_64.whl" for abi in commands}
-    names |= {f"kiln_images_{target}-0.1.0b0-py3-none-any.whl" for target in ("sm_90", "gfx942")}
+    names |= {f"kiln_images_{target}-{VERSION}-py3-none-any.whl" for target in ("sm_90", "gfx942")}
     assert {path.name for path in wheels.iterdir()} == names
 
 
@@ -124,10 +125,11 @@ def test_what_is_in_them(release, wheels):
             texts = {f"{RUNTIME}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICES.txt")}
             assert texts <= names and not any("aotriton" in name for name in names)
             metadata = archive.read(f"{RUNTIME}.dist-info/METADATA").decode()
-        for line in ("Name: kiln-runtime", "Version: 0.1.0b0", "Requires-Python: >=3.10", "Provides-Extra: jit",
-                     'Requires-Dist: torch>=2.10; extra == "torch"'):  # fmt: skip
+        for line in ("Name: kiln-runtime", f"Version: {VERSION}", "Requires-Python: >=3.10", "Provides-Extra: jit",
+                     'Requires-Dist: torch>=2.10; extra == "torch"', "Provides-Extra: sm-90",
+                     f'Requires-Dist: kiln-images-gfx942=={VERSION}; extra == "gfx942"'):  # fmt: skip
             assert line in metadata.splitlines()
-    with zipfile.ZipFile(wheels / "kiln_images_sm_90-0.1.0b0-py3-none-any.whl") as archive:
+    with zipfile.ZipFile(wheels / f"kiln_images_sm_90-{VERSION}-py3-none-any.whl") as archive:
         pack = "kiln/lib/kiln.images/nvidia-sm_90.pack"
         assert archive.read(pack) == (release.prefix / pack.removeprefix("kiln/")).read_bytes()
 
@@ -191,7 +193,7 @@ def test_abi3audit(wheels):
 
 def test_importing_needs_no_gpu(installed):
     said = run(installed, "-m", "kiln", "info")
-    assert "Kiln 0.1.0b in " in said and "targets:  sm_90 (" in said
+    assert f"Kiln {NAME} in " in said and "targets:  sm_90 (" in said
     info = json.loads(run(installed, "-m", "kiln", "info", "--json"))
     assert info["problem"] is None and info["families"] == ["flash"]
     assert run(installed, "-m", "pip", "--disable-pip-version-check", "check").startswith("No broken")
@@ -221,16 +223,16 @@ print(driver.fake_launches(), *kiln.explain(kiln.attn_fwd, q, k, k, causal=True,
 
 
 def test_images_without_a_runtime_of_their_version(wheels, tmp_path):
-    old = tmp_path / f"{RUNTIME.replace('0.1.0b0', '0.0.9')}-py3-none-any.whl"
+    old = tmp_path / f"{RUNTIME.replace(VERSION, '0.0.9')}-py3-none-any.whl"
     metadata = "Metadata-Version: 2.1\nName: kiln-runtime\nVersion: 0.0.9\n"
     from kiln.wheel_file import Wheel, write_wheel
 
     write_wheel(Wheel("kiln-runtime", "0.0.9", "py3-none-any", "test", metadata, {}), tmp_path)
     assert old.exists()
     venv.create(tmp_path / "v", with_pip=True)
-    shutil.copy(wheels / "kiln_images_sm_90-0.1.0b0-py3-none-any.whl", tmp_path)
+    shutil.copy(wheels / f"kiln_images_sm_90-{VERSION}-py3-none-any.whl", tmp_path)
     done = subprocess.run(
         [tmp_path / "v/bin/pip", "install", "--disable-pip-version-check", "--no-index", "--find-links", tmp_path,
          "kiln-images-sm-90"], capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode != 0 and "kiln-runtime==0.1.0b0" in done.stderr
+    assert done.returncode != 0 and f"kiln-runtime[sm-90]==={VERSION}" in done.stderr

@@ -38,7 +38,7 @@ GEMMA3N = {
     "laurel_rank": 4,
 }
 
-# Decoders whose attention is told its window; see kiln.torch.transformers_masks.TELL_WINDOW.
+# Decoders with windows.
 WINDOWED: dict[str, dict[str, Any]] = {
     "cohere2": LAYERED, "exaone4": LAYERED, "gemma2": CAPPED, "gemma3_text": {**LAYERED, "query_pre_attn_scalar": 16},
     "gemma3n_text": GEMMA3N, "gemma4_text": {"layer_types": [*LAYERS[:1], *LAYERS[:2]], **PER_LAYER},

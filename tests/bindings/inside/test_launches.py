@@ -18,6 +18,7 @@ DECODE = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_b
 BACKWARD = ("bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 UNLIMITED = (1 << 64) - 1  # -1 in 64 bits
 ROWS_FIRST, EQUAL_HEADS = 4, 1024  # of Shortcut's flags
+DTYPES = ("fp16", "bf16", "fp32")
 
 
 def optional(operation: str, names: tuple[str, ...]) -> dict[str, Array]:
@@ -84,8 +85,8 @@ def shortcut(runtime):
     def empty(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Exchanged:
         return Exchanged(sizes, dtype, strides)
 
-    def make(empty=empty, runtime=lambda: runtime.handle, kind=Exchanged, device=lambda: 0):
-        nothing, dtypes = SimpleNamespace(_current_level=-1), ("fp16", "bf16", "fp32")
+    def make(empty=empty, runtime=lambda: runtime.handle, kind=Exchanged, device=lambda: 0, dtypes=DTYPES):
+        nothing = SimpleNamespace(_current_level=-1)
         return kiln._core.Shortcut(kind, empty, dtypes, device, lambda: False, (lambda: 0,), nothing, runtime)
 
     return make
@@ -103,6 +104,12 @@ def test_arrays_that_c_may_look_at(runtime, fake, launched, shortcut):
     assert way.attend(q, q, q, 1e300) is None and "sm_scale must be a finite" in kiln._core.last_error()
     way.is_open = False
     assert way.attend(q, q, q) is None and len(fake.launches()) == before
+
+
+def test_a_shortcut_wants_all_its_dtypes(shortcut):
+    for dtypes in ((), ("fp16", "bf16")):
+        with pytest.raises(kiln.ArgumentError, match="dtypes must be three"):
+            shortcut(dtypes=dtypes)
 
 
 def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):

@@ -50,6 +50,73 @@ def test_classes_are_pythons_own_too():
         assert issubclass(kind, also)
 
 
+class Alike(str):
+    """Another key for a dictionary each, and the same text for all who read it."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+VIEW = (1 << 32, "bf16", SHAPE, (1024, 512, 64, 1))
+QUEUE = (fakes.NVIDIA, -1, 0)
+ALIKE = """
+from kiln import _core
+class Alike(str):
+    __hash__, __eq__ = object.__hash__, object.__eq__
+runtime, view = _core.Runtime(), (4096, "bf16", (1, 1, 1, 8), (8, 8, 8, 1))
+for operation in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
+    name = "mask" if operation == "dropout_mask" else "q"
+    for count in (2, 40, 4000):
+        try:
+            runtime.launch(operation, (1, -1, 0), {Alike(name): view for _ in range(count)})
+        except Exception as error:
+            assert str(error) == f"{operation} is given its parameter {name} twice", error
+            print("refused")
+"""
+
+
+def test_a_parameter_that_is_given_twice_in_a_process_of_its_own():
+    """A dictionary may have any number of keys that read alike; what is written past an array may end the process."""
+    done = subprocess.run([sys.executable, "-c", ALIKE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 12), done.stderr
+
+
+@pytest.mark.parametrize("how", ["launch", "workspace", "prepare", "explain"])
+@pytest.mark.parametrize(
+    "name, value",
+    [("q", VIEW), ("causal", True), ("softcap", 1.0), ("force_keys", ["0" * 64]), ("force_target", "x"), ("q", None)],
+)
+def test_a_parameter_that_is_given_twice(runtime, how, name, value):
+    with pytest.raises(kiln.ArgumentError, match=f"attn_fwd is given its parameter {name} twice"):
+        getattr(runtime.core, how)("attn_fwd", QUEUE, {Alike(name): value, Alike(name): value})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(names=st.lists(st.sampled_from(["q", "k", "v", "out", "lse", "bias", "sinks", "seed", "scale"]), max_size=60))
+def test_any_number_of_parameters(runtime, names):
+    """Each name once: the call is judged by what it has; any name twice: refused for that."""
+    fields = {Alike(name): 1.0 if name == "scale" else VIEW for name in names}
+    with pytest.raises(kiln.KilnError) as raised:
+        runtime.core.launch("attn_fwd", QUEUE, {**fields, "softcap": -1.0})
+    assert ("twice" in str(raised.value)) == (len(names) != len(set(names)))
+
+
+def test_a_dictionary_that_changes_while_it_is_read(runtime):
+    """By a number that takes itself and all others out of it."""
+    fields: dict[str, object] = {}
+
+    class Emptying:
+        def __index__(self) -> int:
+            fields.clear()
+            return 5
+
+    for many in (1, 20):
+        fields |= {name: Emptying() for name in ("window_left", "window_right", "max_seqlen_q", "seed_value")[:many]}
+        with pytest.raises(kiln.ArgumentError, match="q "):
+            runtime.core.launch("attn_fwd", QUEUE, fields)
+        assert not fields
+
+
 def test_raise_status():
     _core.raise_status(0)
     with pytest.raises(kiln.ArgumentError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from itertools import product
 from types import SimpleNamespace
@@ -223,3 +224,31 @@ def test_modules(is_training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
             out = decoder(x, layer(x))
     torch.testing.assert_close(out, expected, atol=5e-2, rtol=5e-2)
     assert kt.fallthroughs() == {} and len(calls) == 3
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float"])
+@pytest.mark.parametrize("refused", ["fp64", "head_dim 520", "dropout 0.99999"])
+def test_what_is_passed_on_leaves_no_trace(refused, kind, autocast):
+    """The same seed gives the same weights as without use()."""
+    dtype = torch.float64 if refused == "fp64" else torch.float16
+    width, dropout = (520 if "520" in refused else 64), (0.99999 if "0.99999" in refused else 0.5)
+    if autocast and refused == "fp64":
+        pytest.skip("autocast makes fp16 of it, which is served")
+    q, k, v = (torch.randn(2, 3, 40, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    mask = {"bool": torch.rand(40, 40, device="cuda") < 0.8, "float": torch.randn(40, 40, device="cuda", dtype=dtype)}
+    found = []
+    for routed in (False, True):
+        torch.cuda.manual_seed(7)
+        kt.reset_fallthroughs()
+        with kt.use() if routed else contextlib.nullcontext(), torch.autocast("cuda", torch.float16, enabled=autocast):
+            with sdpa_kernel(SDPBackend.MATH):
+                out = F.scaled_dot_product_attention(
+                    q, k, v, mask.get(kind), dropout_p=dropout, is_causal=kind == "causal"
+                )
+            assert torch.is_autocast_enabled("cuda") == autocast
+        assert sum(kt.fallthroughs().values()) == routed
+        versions = [x._version for x in (q, k, v, out)]
+        found.append((torch.cuda.get_rng_state(), out, versions))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    assert found[0][2] == found[1][2]

@@ -183,9 +183,26 @@ def test_refusals(number):
 
 
 def test_pages_have_no_gradient(definition):
-    q, pages, table = rows(2, 1, 8).requires_grad_(), rows(1, 2, 1, 8), torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(UnsupportedError):
-        flash_attn.flash_attn_varlen_func(q, pages, pages, BEGINS, BEGINS, 2, 2, block_table=table)
+    """But they run, as in flash-attention, while an argument requires one."""
+    q, pages, table = rows(2, 1, 8), rows(1, 2, 1, 8), torch.zeros(1, 1, dtype=torch.int32)
+    expected = flash_attn.flash_attn_varlen_func(q, pages, pages, BEGINS, BEGINS, 2, 2, block_table=table)
+    for leaf in (q, pages):
+        leaf.requires_grad_()
+        out = flash_attn.flash_attn_varlen_func(q, pages, pages, BEGINS, BEGINS, 2, 2, block_table=table)
+        assert torch.equal(out, expected) and not out.requires_grad
+        leaf.requires_grad_(False)
+
+
+@pytest.mark.parametrize("length", [-1, 5, torch.tensor([5], dtype=torch.int32), torch.tensor([-1], dtype=torch.int32)])
+@pytest.mark.parametrize("paged", [False, True])
+def test_lengths_that_the_cache_has_no_room_for(definition, length, paged):
+    q, cache = rows(1, 1, 1, 8), rows(2, 2, 1, 8) if paged else rows(1, 4, 1, 8)
+    table = torch.tensor([[0, 1]], dtype=torch.int32) if paged else None
+    where = "pages of block_table hold" if paged else "cache has room for"
+    with pytest.raises(ArgumentError) as found:
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=length, block_table=table)
+    assert str(found.value) == f"cache_seqlens has {int(length)}, and the {where} 4 keys"
+    flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=4, block_table=table)
 
 
 tensors = st.builds(

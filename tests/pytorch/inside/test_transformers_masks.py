@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +15,9 @@ pytest.importorskip("transformers", minversion="5.4", reason="needs transformers
 
 from transformers import masking_utils
 
-from kiln.torch.transformers_attention import _cached, _without_mask
-from kiln.torch.transformers_masks import Pattern, make_mask
-
-QUERY = torch.zeros(1, 1, 1, 1)
+from kiln.torch.transformers_attention import _cached
+from kiln.torch.transformers_lazy import LazyMask, Pattern, pattern_of
+from kiln.torch.transformers_masks import make_mask
 
 
 def told(pattern: Pattern, rows: int, keys: int) -> torch.Tensor:
@@ -52,8 +53,7 @@ def test_a_mask_says_what_it_is(data):
     keys = past - cut + rows + room
     kind, size = data.draw(kinds, "kind"), data.draw(st.integers(1, 12), "size")
     is_tensor = data.draw(st.booleans(), "offset as a tensor")
-    tells = data.draw(st.booleans(), "told")
-    config = SimpleNamespace(model_type="mistral" if tells else "else", sliding_window=size, attention_chunk_size=None)
+    config = SimpleNamespace(model_type="else", sliding_window=size, attention_chunk_size=None)
     call = {"batch_size": batch, "q_length": rows, "kv_length": keys, "kv_offset": cut, "config": config,
             "q_offset": torch.tensor(past) if is_tensor else past, "device": torch.device("cpu")}  # fmt: skip
     functions = {
@@ -78,18 +78,25 @@ def test_a_mask_says_what_it_is(data):
 
     truth = masking_utils.sdpa_mask(**{**call, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
     truth = truth[:, 0]
-    mask = make_mask(**call)
+    dtype = data.draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float16)), "dtype")
+    mask = make_mask(**call, dtype=dtype)
+    expected = masking_utils.eager_mask(**call, dtype=dtype)
+    assert (mask is None) == (expected is None)
     if mask is None:
-        module = SimpleNamespace(is_causal=kind in ("causal", "window", "chunk"), config=config)
-        query, key = QUERY.expand(batch, 1, rows, 1), QUERY.expand(batch, 1, keys, 1)
-        pattern, reach = _without_mask(module, query, key, None, size if kind == "window" else None)
-        assert torch.equal(told(pattern, rows, reach).expand(batch, -1, -1), truth[..., :reach])
-        assert not truth[..., reach:].any()
         return
-    assert mask.dtype == torch.bool and torch.equal(mask[:, 0], truth)
-    pattern = mask.kiln
+    pattern = pattern_of(mask)
     if pattern.is_whole:
         assert torch.equal(told(pattern, rows, keys).expand(batch, -1, -1), truth)
+    if pattern.seen is not None:
+        assert torch.equal(pattern.seen[:, 0], truth)
+    # Whatever reads it reads what "eager" would.
+    assert isinstance(mask, torch.Tensor) and mask.shape == expected.shape and mask.dtype == dtype
+    assert mask.stride() == expected.contiguous().stride()
+    assert torch.equal(mask + 0, expected) and torch.equal(mask[..., :1].clone(), expected[..., :1])
+    assert pattern_of(mask) == pattern
+    mask[0, 0, 0, 0] = 3.0
+    expected[0, 0, 0, 0] = 3.0
+    assert torch.equal(mask + 0, expected) and not pattern_of(mask).is_whole and pattern_of(mask).seen is None
     if pattern.span is not None:
         first, end = (x[:, None, None] for x in pattern.span)
         places = torch.arange(keys)[None, None, :]
@@ -114,14 +121,66 @@ def test_packed_sequences_are_found(data):
             "mask_function": masking_utils.and_masks(base, masking_utils.packed_sequence_mask_function(numbers)),
             "config": SimpleNamespace(sliding_window=window)}  # fmt: skip
     mask = make_mask(**call, allow_is_causal_skip=False)
-    pattern = mask.kiln
+    pattern = pattern_of(mask)
     assert pattern.packed and not pattern.is_whole
     seen = told(Pattern(causal=pattern.causal, window=pattern.window), rows, rows) & alone(pattern, batch, rows)
-    assert torch.equal(seen, mask[:, 0])
+    assert torch.equal(seen, mask[:, 0] == 0)
+
+
+def lazy(**call) -> LazyMask:
+    mask = make_mask(**{"batch_size": 2, "q_length": 4, "kv_length": 6, "q_offset": 2, **call})
+    assert isinstance(mask, LazyMask) and mask.spelled is None
+    return mask
 
 
 def test_what_is_derived_of_a_mask_says_nothing():
-    mask = make_mask(batch_size=1, q_length=4, kv_length=6, attention_mask=torch.tensor([[False] + [True] * 5]))
+    mask = lazy(attention_mask=torch.tensor([[False] + [True] * 5] * 2))
     assert mask.kiln.is_whole
-    for other in (mask[..., :4], mask & True, mask.float(), mask.clone(), torch.cat([mask, mask], -1)):
-        assert not hasattr(other, "kiln")
+    others = (mask[..., :4], mask * 1, mask.to(torch.bfloat16), mask.clone(), torch.cat([mask, mask], -1), mask.bool())
+    for other in others:
+        assert type(other) is torch.Tensor and not hasattr(other, "kiln")
+
+
+def test_what_changes_nothing_stays_lazy():
+    mask = lazy()
+    for other in (mask[:, :, :, :6], mask.detach(), mask.to(torch.float32), mask.contiguous(), mask[:, :, :, :99]):
+        assert isinstance(other, LazyMask) and pattern_of(other).is_whole and mask.spelled is None
+    alias = mask[:, :, :, :6]
+    alias[0, 0, 0, 5] = 1.0  # of the same memory, as slices are
+    assert mask[0, 0, 0, 5] == 1.0 and not pattern_of(mask).is_whole and not pattern_of(alias).is_whole
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_view_that_is_written_to(inference):
+    with torch.inference_mode(inference):
+        mask = lazy()
+        assert pattern_of(mask).is_whole
+        row = mask[0, 0, 1]
+        assert pattern_of(mask).is_whole  # it was only read
+        row.fill_(0.0)
+        assert not pattern_of(mask).is_whole and not (mask[0, 0, 1] != 0).any()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("keys", [None, torch.tensor([[False] + [True] * 5, [True] * 6])])
+def test_lazy_masks_go_into_compiled_code(backend, keys):
+    scores = torch.randn(2, 1, 4, 6)
+
+    def added(scores, mask):
+        return (scores + mask[:, :, :, :6]).softmax(-1)
+
+    mask = lazy(attention_mask=keys)
+    compiled = torch.compile(added, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(scores, mask), added(scores, lazy(attention_mask=keys)))
+    written = lazy(attention_mask=keys)
+    written[0, 0, 0, 0] = -7.0
+    expected = added(scores, written)
+    assert torch.equal(compiled(scores, written), expected)
+
+
+def test_copies_of_lazy_masks():
+    mask = lazy()
+    other = copy.deepcopy(mask)
+    other[0] = 1.0
+    assert pattern_of(mask).is_whole and (other[0] == 1.0).all() and torch.equal(other[1], mask[1])
+    assert torch.equal(pickle.loads(pickle.dumps(mask)), mask + 0)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +21,9 @@ from kiln.jit.functions import Functions
 from kiln.jit.interpreted import Interpreter
 from kiln.recipe_model import Argument, Operation, Recipe
 from kiln.targets import Target
-from kiln.words import Selection
+
+if TYPE_CHECKING:
+    from kiln.words import Selection
 
 INTERPRETED_TARGET = "sm_90"
 INTERPRETED_MULTIPROCESSORS = 132

@@ -10,7 +10,7 @@ from types import ModuleType
 from kiln import kernel_modules, mistakes
 from kiln.jit.errors import KernelError, KilnError
 from kiln.jit.locks import TRITON
-from kiln.jit.packages import need
+from kiln.jit.packages import check_triton, need
 from kiln.plan_model import CompileSpec
 
 
@@ -32,6 +32,7 @@ class Functions:
         Raises:
             KernelError: its module cannot be executed; begins with file:line.
         """
+        check_triton()
         known = (spec.source, interpreted)
         with TRITON:
             if known not in self._modules:

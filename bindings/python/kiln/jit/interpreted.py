@@ -22,7 +22,7 @@ from kiln.dispatch import Chosen
 from kiln.jit.bounds import Bounds
 from kiln.jit.errors import KernelError
 from kiln.jit.locks import TRITON
-from kiln.jit.narrow import Narrow
+from kiln.jit.narrow import Narrow, put
 from kiln.jit.packages import need
 from kiln.jit.tensors import Memory
 
@@ -73,6 +73,7 @@ class Interpreter:
             # Whether integers overflow is asserted in debug mode alone.
             _set(stack, builder, "options", replace(builder.options, sanitize_overflow=False))
             _set(stack, jit.JITFunction, "__call__", self._stand_in())
+            put(stack, builder, "binary_op", _telling_truth(builder.binary_op))
             Narrow().install(stack)
             if memory is not None:
                 Bounds(memory).install(stack, builder)
@@ -109,6 +110,19 @@ class Interpreter:
             return self._copies[id(function)][1](*values, **named)
 
         return call
+
+
+def _telling_truth(method: Callable) -> Callable:
+    """Comparisons that give int1. Triton gives their results the type of what was compared: a block filled with one
+    would be integers, which Triton 3.9 refuses as a mask."""
+    interpreter, language = need("triton.runtime.interpreter"), need("triton.language")
+
+    def compute(*operands: object) -> object:
+        result = method(*operands)
+        is_truth = result.data.dtype == bool and result.dtype != language.int1
+        return interpreter.TensorHandle(result.data, language.int1) if is_truth else result
+
+    return compute
 
 
 def _interpreted_copy(own: Callable) -> object:

@@ -37,14 +37,14 @@ class Narrow:
         """Gives the interpreter's builder these operations until the stack is left."""
         builder, operations = self._interpreter.interpreter_builder, self._interpreter.ReduceScanOpInterface
         for name in _COMPUTING:
-            _put(stack, builder, name, self._computing(getattr(builder, name)))
+            put(stack, builder, name, self._computing(getattr(builder, name)))
         for name in ("create_atomic_rmw", "create_atomic_cas"):
-            _put(stack, builder, name, self._refusing(getattr(builder, name)))
+            put(stack, builder, name, self._refusing(getattr(builder, name)))
         for name in self._types:
-            _put(stack, builder, f"get_{name}", lambda value, name=name: self._constant(value, name))
-        _put(stack, builder, "cast_impl", self._casting(builder.cast_impl))
-        _put(stack, builder, "create_fp_to_fp", self._casting(builder.create_fp_to_fp))
-        _put(stack, operations, "apply", self._reducing(operations.apply))
+            put(stack, builder, f"get_{name}", lambda value, name=name: self._constant(value, name))
+        put(stack, builder, "cast_impl", self._casting(builder.cast_impl))
+        put(stack, builder, "create_fp_to_fp", self._casting(builder.create_fp_to_fp))
+        put(stack, operations, "apply", self._reducing(operations.apply))
 
     def _is_narrow(self, value: object) -> bool:
         return isinstance(value, self._interpreter.TensorHandle) and value.dtype.scalar.name in self._types
@@ -81,9 +81,7 @@ class Narrow:
         return compute
 
     def _is_float(self, value: object) -> bool:
-        """Of numbers: what a comparison gives keeps the type of what was compared."""
-        is_handle = isinstance(value, self._interpreter.TensorHandle)
-        return is_handle and value.dtype.scalar.is_floating() and value.data.dtype != bool
+        return isinstance(value, self._interpreter.TensorHandle) and value.dtype.scalar.is_floating()
 
     def _casting(self, method: Callable) -> Callable:
         def cast(source: object, to: object, *rest: object) -> object:
@@ -134,7 +132,7 @@ class Narrow:
         return self._language.tensor(handle, made)
 
 
-def _put(stack: ExitStack, owner: object, name: str, value: object) -> None:
+def put(stack: ExitStack, owner: object, name: str, value: object) -> None:
     """Sets an attribute of the owner's own until the stack is left."""
     if name in vars(owner):
         stack.callback(setattr, owner, name, vars(owner)[name])

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import re
+import warnings
+from functools import cache
 from types import ModuleType
 
 from kiln.jit.errors import MissingPackageError
+from kiln.toolchain import JIT_VERSIONS
 
 _NAMES = {"yaml": "PyYAML", "msgspec": "msgspec", "triton": "Triton", "torch": "PyTorch", "numpy": "NumPy"}
 
@@ -30,3 +34,18 @@ def need(*modules: str) -> ModuleType:
                 f"kiln.jit needs {name}, which {what}; {how}, or all that it needs with pip install 'kiln-runtime[jit]'"
             ) from error
     return found
+
+
+@cache
+def check_triton() -> None:
+    """Warns, once, if kiln.jit was not tested with the installed version of Triton."""
+    version = need("triton").__version__
+    oldest, newest = JIT_VERSIONS
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or not oldest <= tuple(map(int, numbers.groups())) <= newest:
+        tested = " to ".join(".".join(map(str, one)) for one in JIT_VERSIONS)
+        warnings.warn(
+            f"kiln.jit is tested with Triton {tested}, and Triton {version} is installed: it is used as it is, and may "
+            "fail or give other results; if it does, install one of those",
+            stacklevel=2,
+        )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln import lock
 from kiln.dispatch import Chosen
 from kiln.errors import NotFoundError
 from kiln.jit.compiled import this_toolchain
@@ -14,7 +15,7 @@ from kiln.toolchain import Toolchain, find_toolchain
 
 _NAMES = ("kernel", "functional", "configuration", "specialization", "target")
 # The order in which a toolchain's identity has its files; those of a Triton built from source follow, sorted.
-_FILES = ("ptxas", "ptxas-blackwell", "libdevice", "ockl", "ocml")
+_FILES = ("ptxas", "ptxas-blackwell", "libdevice", "ockl", "ocml", "compiler")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def compare(
     Raises:
         NotFoundError: the manifest is not there, or names no Triton.
     """
-    here = find_toolchain(Path(this_toolchain().site))
+    here = installed_toolchain()
     release = None if manifest is None else release_toolchain(manifest)
     ours, theirs = list(chosen), [dict(row) for row in ahead]
     rows = []
@@ -62,6 +63,15 @@ def compare(
         other = theirs[place] if place < len(theirs) else None
         rows.append(_compared(one, other, here, release))
     return tuple(rows)
+
+
+def installed_toolchain() -> Toolchain:
+    """The Triton of this process, all of its files read."""
+    package = Path(__file__).absolute().parents[1]
+    carried = package / lock.LOCK_NAME
+    tree = Path(__file__).resolve().parents[4] / "input" / lock.LOCK_NAME
+    wheels = lock.read_lock(carried if carried.is_file() else tree).members_of("triton")
+    return find_toolchain(Path(this_toolchain().site), wheels)
 
 
 def release_toolchain(manifest: str | Path) -> Toolchain:
@@ -108,4 +118,4 @@ def _why(one: Chosen, ahead: str, here: Toolchain, release: Toolchain | None) ->
         return "sources or settings: the release was made from others"
     if here.triton_version != release.triton_version:
         return f"toolchain: Triton {here.triton_version} here, {release.triton_version} ahead; all else is equal"
-    return f"toolchain: other assemblers or libraries of Triton {here.triton_version}; all else is equal"
+    return f"toolchain: other files of Triton {here.triton_version}; all else is equal"

@@ -34,9 +34,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import arguments
+from kiln.torch.autograd import is_real
 from kiln.torch.flash_attn_weights import signed_weights
 from kiln.torch.functions import attention, decode, draw_rng
 
@@ -171,8 +173,8 @@ def flash_attn_varlen_func(
         cu_seqlens_q, cu_seqlens_k: int32, [batch + 1]: where each sequence begins, and the end. With block_table only
             the differences of cu_seqlens_k count.
         max_seqlen_q, max_seqlen_k: no sequence is longer.
-        block_table: int32, [batch, pages of the longest sequence]: which pages each sequence's keys lie in. Neither
-            gradients nor dropout.
+        block_table: int32, [batch, pages of the longest sequence]: which pages each sequence's keys lie in. No
+            dropout, and no gradient flows through the result.
         others: see the module.
 
     Returns:
@@ -188,9 +190,10 @@ def flash_attn_varlen_func(
             raise UnsupportedError("dropout_p is not 0 with a block_table: attention over pages has no dropout")
         del call["bottom_right"]  # as decode() is
         used = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-        results = decode(
-            q, k, v, seqused_k=used, block_table=block_table.contiguous(), return_lse=return_attn_probs, **call
-        )
+        with torch.no_grad():
+            results = decode(
+                q, k, v, seqused_k=used, block_table=block_table.contiguous(), return_lse=return_attn_probs, **call
+            )
         return (*results, q.new_empty(0)) if return_attn_probs else results
     call.update(cu_seqlens_k=cu_seqlens_k)
     if not return_attn_probs:
@@ -299,7 +302,8 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: of q's dtype, [positions, rotary_dim / 2]; k's row i is turned by the angles of position
             cache_seqlens + i, and q's row i by those of the same position if causal or within a window, else all of
             q's rows by those of cache_seqlens. They need k and v.
-        cache_seqlens: how many keys the cache has, for all sequences or, int32, [batch]; None: it is full.
+        cache_seqlens: how many keys the cache has, for all sequences or, int32, [batch]; None: it is full. Numbers on
+            a GPU are not looked at: keys behind the last page, or the end of the cache, are not seen.
         cache_batch_idx: int32, [batch]: which batch of the cache each sequence has; None: its own number. Not with
             block_table.
         cache_leftpad: int32, [batch]: how many keys at the begin of the cache are not seen. Not with block_table.
@@ -315,8 +319,10 @@ def flash_attn_with_kvcache(
     _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
     call = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     del call["dropout"], call["bottom_right"]
+    room = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     if cache_seqlens is None and block_table is not None:
-        cache_seqlens = block_table.shape[1] * k_cache.shape[1]
+        cache_seqlens = room
+    _check_lengths(cache_seqlens, room, "cache has room for" if block_table is None else "pages of block_table hold")
     if isinstance(cache_seqlens, Integral):
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
     with torch.no_grad():
@@ -355,6 +361,20 @@ def _check_ranks(rank: int, **tensors: Tensor) -> None:
     for name, x in tensors.items():
         if x.dim() != rank:
             raise ArgumentError(f"{name} has {x.dim()} dimensions, {[*x.shape]}; expected {rank}")
+
+
+def _check_lengths(lengths: int | Tensor | None, room: int, where: str) -> None:
+    """Refuses lengths that do not fit, where they can be read without waiting for a GPU."""
+    if isinstance(lengths, Tensor):
+        if lengths.is_cuda or lengths.is_meta or not lengths.numel() or is_compiling() or not is_real():
+            return
+        least, most = int(lengths.min()), int(lengths.max())
+    elif isinstance(lengths, Integral):
+        least = most = int(lengths)
+    else:
+        return
+    if least < 0 or most > room:
+        raise ArgumentError(f"cache_seqlens has {least if least < 0 else most}, and the {where} {room} keys")
 
 
 def _unpacked(name: str, packed: Tensor, rank: int, parts: int) -> tuple[Tensor, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kiln.errors import ArgumentError
+from kiln.errors import ArgumentError, KilnError
 from kiln.torch import arguments, autograd, native, operators
 from kiln.torch.autograd import Attention, is_real
 
@@ -27,6 +29,25 @@ def draw_rng(device: torch.device | str | int) -> Tensor:
     again, and a CUDA graph draws anew each time that it is replayed.
     """
     return torch.randint(0, _LARGEST, (2,), dtype=torch.int64, device=device)
+
+
+@contextmanager
+def drawn(device: torch.device, dropout: float) -> Iterator[Tensor | None]:
+    """A seed and an offset for a call with this dropout, or None for one without. If an engine refuses the call only
+    once it runs, the generator is as it was before.
+
+    What was compiled ahead is asked before it runs (explanation.check); while something is traced nothing is drawn yet.
+    """
+    if not dropout or operators.engine() is native or not is_real() or is_compiling():
+        yield draw_rng(device) if dropout else None
+        return
+    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    before = generator.get_state()
+    try:
+        yield draw_rng(device)
+    except KilnError:
+        generator.set_state(before)
+        raise
 
 
 @arguments.named

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.jit._builtins import _get_builtin_table
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from kiln.arrays import shown
@@ -131,7 +132,8 @@ class use:
     threads. Inside torch.compile the choice is made when a call is traced, without a graph break; entering and leaving
     compiles again (around the compiled function: not within it). nn.MultiheadAttention and nn.TransformerEncoderLayer
     are routed where they call that function; their fast path for inference, which does not, is off meanwhile in the
-    whole process. A module that has imported the function by name before goes on calling PyTorch's.
+    whole process. What torch.jit.script compiles calls PyTorch's operator.
+    A module that has imported the function by name before goes on calling PyTorch's.
 
     `use()` cannot know that a `with` follows, so it routes every thread until the statement is entered, which is at
     once: a call that another thread makes just between goes to Kiln too. `with route:` of a `route = kiln.torch.use()`
@@ -180,9 +182,12 @@ def _change(scope: _Here | _Everywhere, by: int) -> None:
             torch.backends.mha.set_fastpath_enabled(False)
             _everywhere.replaced = torch.nn.functional.scaled_dot_product_attention
             torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+            # torch.jit.script, which compiles what a module calls, knows the function by its identity.
+            _get_builtin_table()[id(scaled_dot_product_attention)] = "aten::scaled_dot_product_attention"
         elif _everywhere.routes == 0:
             if torch.nn.functional.scaled_dot_product_attention is scaled_dot_product_attention:
                 torch.nn.functional.scaled_dot_product_attention = _everywhere.replaced
+            _get_builtin_table().pop(id(scaled_dot_product_attention), None)
             torch.backends.mha.set_fastpath_enabled(_everywhere.fastpath)
 
 

@@ -122,13 +122,14 @@ def attend(
         bias = _bias(attn_mask, shape, q, k)
     scale = functions.given_scale(None if scale is None else float(scale))
     dropout = functions.above_zero(float(dropout_p))
-    if not is_real() or type(q) not in functions.PLAIN_TYPES:
+    # A refused call may go to PyTorch's attention, which is to draw what it would have drawn: so ask before drawing.
+    if dropout or not is_real() or type(q) not in functions.PLAIN_TYPES:
         explanation.check(q, k, v, bias, scale, dropout, is_causal, bottom_right)
-    rng = functions.draw_rng(q.device) if dropout else None
-    out, _ = functions.call(
-        q, k, v, bias, None, None, None, None, None, None, rng, 0, 0, scale, 0.0, dropout, is_causal, -1, -1,
-        bottom_right, False, False,
-    )  # fmt: skip
+    with functions.drawn(q.device, dropout) as rng:
+        out, _ = functions.call(
+            q, k, v, bias, None, None, None, None, None, None, rng, 0, 0, scale, 0.0, dropout, is_causal, -1, -1,
+            bottom_right, False, False,
+        )  # fmt: skip
     return out if query.dim() == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 

@@ -20,16 +20,19 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
 
     A model computes what it does with "eager", in fp32, bf16 and fp16: causal or not, padded on either side, packed
     sequences (by `position_ids`, or by `cu_seq_lens_q` and its like), sliding windows, soft caps, sinks, position
-    biases, dropout, dynamic and static caches. Rows of padding that see no key get zeros. Models that do not ask
-    Transformers for their attention (`AttentionInterface`) go on without Kiln; continuous batching ("paged|kiln") is
-    not there.
+    biases, chosen keys (`indices`), dropout, dynamic and static caches. Rows of padding that see no key get zeros.
+
+    Models that compute attention in their own code, and do not ask Transformers for it (`AttentionInterface`), go on
+    without Kiln: they get the masks of "eager", and a warning says so when they are built. Models that choose a class
+    by the attention's name, and have none for this one, are refused when they are built. For this
+    `PreTrainedModel.get_correct_attn_implementation` is replaced by a function that calls it. Continuous batching
+    ("paged|kiln") is not there.
 
     What a model's mask says goes to the kernels as numbers and a row of keys, where it is plain enough, and is else
-    added to the scores. A forward without padding, packed sequences or windows that its modules do not tell makes no
-    mask at all; else there is one of booleans, rows times keys, which is made once for all layers. Beneath
-    torch.compile it is not made where it is not needed, but a forward without a cache (`use_cache=False`) and without
-    an `attention_mask` adds it to the scores, since Transformers then allows for packed sequences: give it an
-    attention_mask, of ones say, or where sequences are packed their lengths (`cu_seq_lens_q` and its like).
+    added to the scores. A mask of the first kind exists only where something reads it. Beneath torch.compile a forward
+    without a cache (`use_cache=False`) and without an `attention_mask` adds its mask to the scores, since Transformers
+    then allows for packed sequences: give it an attention_mask, of ones say, or where sequences are packed their
+    lengths (`cu_seq_lens_q` and its like).
 
     Args:
         name: one that holds no other attention's, such as "flash" or "sdpa", which Transformers treats in its own ways.
@@ -54,9 +57,10 @@ def register_transformers(name: str = "kiln", *, fallback: str | None = None) ->
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
 
-        from kiln.torch import transformers_attention, transformers_masks
+        from kiln.torch import transformers_attention, transformers_building, transformers_masks
     except (ImportError, AttributeError, TypeError) as problem:
         raise UnsupportedError(f"register_transformers needs Hugging Face Transformers, 5.4 or later: {problem}")
     attend = transformers_attention.attend if fallback is None else transformers_attention.attend_or_sdpa
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, transformers_masks.make_mask)
+    transformers_building.watch(name)

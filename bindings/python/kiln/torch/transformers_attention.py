@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import routing
 from kiln.torch.functions import attention, decode
-from kiln.torch.transformers_masks import Pattern, tells_window
+from kiln.torch.transformers_lazy import LazyMask, Pattern, added, pattern_of, seen_by
 
 __all__ = ["attend", "attend_or_sdpa"]
 
 FEW_ROWS = 16  # so few rows over many keys are decoding's
 
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+# Tensors that models hand on to whatever attention there is.
+_NOT_READ = frozenset([
+    "position_ids", "cache_position", "num_items_in_batch", "labels", "input_ids", "inputs_embeds", "token_type_ids",
+])  # fmt: skip
 _NO_WEIGHTS = 'output_attentions is set, but Kiln keeps no attention weights; attn_implementation="eager" does'
 
 
@@ -31,10 +36,10 @@ def attend(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | Tensor | None = None,
@@ -47,32 +52,35 @@ def attend(
         query: [batch, heads, rows, d]; key, value: [batch, heads_kv, keys, d].
         attention_mask: of `make_mask`; or a model's own, booleans (true: seen) or what is added to scores, broadcast to
             [batch, heads, rows, keys]: it is then all that masks.
-        is_causal, sliding_window: count without a mask; see `make_mask`. None: the module's own, no window.
+        is_causal: counts without a mask; None: no, or of packed sequences the module's own.
         s_aux: [heads], sinks.
         position_bias: added to scores, broadcast to [batch, heads, rows, keys] or more keys.
+        indices: [batch, rows, some], the keys that each row sees of those that the mask lets it see.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: all four: packed sequences in all rows of all
             batches.
-        others: not looked at, but for output_attentions.
+        others: what "eager" does not look at either; a sliding window is said by the mask.
 
     Returns:
         [batch, rows, heads, d], and None in place of the weights.
     """
     if others.get("output_attentions"):
         raise UnsupportedError(_NO_WEIGHTS)
+    for name, other in others.items():
+        if isinstance(other, Tensor) and name not in _NOT_READ:
+            raise UnsupportedError(
+                f'the model gives its attention {name}, which Kiln does not know; attn_implementation="eager" may'
+            )
     call = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     lengths = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-    if attention_mask is None:
-        pattern, keys = _without_mask(module, query, key, is_causal, sliding_window)
-        pattern.packed = all(x is not None for x in lengths)
-    else:
-        pattern, keys = _of_mask(attention_mask), key.shape[2]
-
+    if indices is not None:
+        attention_mask = _chosen(attention_mask, indices, key.shape[2])
+    pattern, keys = _pattern(module, query, key, attention_mask, is_causal, lengths)
     if pattern.packed and position_bias is None:
         if any(x is None for x in lengths):
             lengths = (pattern.cu_seqlens, pattern.cu_seqlens, pattern.longest, pattern.longest)
         if lengths[0] is not None:
             return _packed(query, key, value, pattern, lengths, dropout, call), None
-    if attention_mask is None and pattern.packed:
+    if pattern.packed and pattern.is_whole:
         raise UnsupportedError("packed sequences have a position bias, which would have to be packed as well")
 
     key, value = key[:, :, :keys], value[:, :, :keys]
@@ -81,7 +89,7 @@ def attend(
         if seen is not None:
             return _rows_first(decode(*_cast_together(query, key, value), **seen, **call)), None
 
-    bias = _bias(pattern.keys if pattern.is_whole else attention_mask, pattern, query.dtype)
+    bias = _bias(attention_mask, pattern, query.dtype, keys)
     if position_bias is not None:
         position_bias = position_bias[..., :keys]
         bias = position_bias if bias is None else position_bias + bias
@@ -117,65 +125,72 @@ def attend_or_sdpa(
             lacks = "soft cap" if options.get("softcap") else "sinks"
             raise UnsupportedError(f"{error}; and the fallback, PyTorch's attention, has no {lacks}")
         routing.count(str(error))
-    if attention_mask is None:
-        attention_mask = _spelled(module, query, key, is_causal, options)
+    lengths = tuple(options.get(name) for name in _LENGTHS)
+    if options.get("indices") is not None:
+        attention_mask = _chosen(attention_mask, options["indices"], key.shape[2])
+    pattern, keys = _pattern(module, query, key, attention_mask, is_causal, lengths)
+    if pattern.packed and all(x is not None for x in lengths):
+        attention_mask = _apart(query, key, pattern, lengths)
+    elif pattern.is_whole:
+        is_plain = pattern == Pattern(causal=pattern.causal)
+        plain["is_causal"] = pattern.causal
+        attention_mask = None if is_plain else seen_by(pattern, query.shape[2], keys, query.device)
+    elif pattern.seen is not None:
+        attention_mask = pattern.seen
+    key, value = key[:, :, :keys], value[:, :, :keys]
     bias = options.get("position_bias")
     return sdpa_attention_forward(module, query, key, value, attention_mask, **plain, position_bias=bias)
 
 
-def _spelled(
-    module: torch.nn.Module, query: Tensor, key: Tensor, is_causal: bool | None, options: dict[str, Any]
-) -> Tensor | None:
-    """What a mask of None says to `attend` and not to PyTorch's attention: booleans, [batch or 1, 1, rows, keys]."""
-    pattern, _ = _without_mask(module, query, key, is_causal, options.get("sliding_window"))
-    packs = all(options.get(name) is not None for name in _LENGTHS)
-    if pattern.window[0] < 0 and not packs:
-        return None
+def _chosen(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
+    """A mask, but that each row sees no other keys than those of its indices."""
+    seen = indices.new_zeros((*indices.shape[:2], keys), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
+    if mask is None:
+        return seen
+    mask = mask[..., :keys]
+    return mask & seen if mask.dtype == torch.bool else torch.where(seen, mask, torch.finfo(mask.dtype).min)
+
+
+def _apart(query: Tensor, key: Tensor, pattern: Pattern, lengths: tuple) -> Tensor:
+    """Sequences that lie one after another, as PyTorch's attention takes them: booleans, [batch, 1, rows, keys]."""
     places = []
-    for x, name in ((query, "cu_seq_lens_q"), (key, "cu_seq_lens_k")):
-        batch, rows = x.shape[0] if packs else 1, x.shape[2]
-        place = torch.arange(batch * rows, device=x.device).reshape(batch, rows)
-        if packs:
-            ends = options[name][1:].to(place.dtype)
-            number = torch.searchsorted(ends, place, right=True).clamp(max=ends.numel() - 1)
-            places.append((place - ends[number], number))
-        else:
-            places.append((place - rows if pattern.bottom_right else place, None))
+    for x, begins in zip((query, key), lengths):
+        place = torch.arange(x.shape[0] * x.shape[2], device=x.device).reshape(x.shape[0], x.shape[2])
+        ends = begins[1:].to(place.dtype)
+        number = torch.searchsorted(ends, place, right=True).clamp(max=ends.numel() - 1)
+        places.append((place - ends[number], number))
     (row, row_of), (keyed, key_of) = places
     ahead = keyed[:, None, None, :] - row[:, None, :, None]
-    seen = ahead <= 0 if pattern.causal else torch.ones_like(ahead, dtype=torch.bool)
-    if pattern.window[0] >= 0:
-        seen = seen & (ahead >= -pattern.window[0])
-    return seen & (key_of[:, None, None, :] == row_of[:, None, :, None]) if packs else seen
+    seen = key_of[:, None, None, :] == row_of[:, None, :, None]
+    if pattern.causal:
+        seen = seen & (ahead <= 0)
+    return seen & (ahead >= -pattern.window[0]) if pattern.window[0] >= 0 else seen
 
 
 def _rows_first(out: Tensor) -> Tensor:
     return out.transpose(1, 2).contiguous()
 
 
-def _without_mask(
-    module: torch.nn.Module, query: Tensor, key: Tensor, is_causal: bool | None, sliding_window: int | None
+def _pattern(
+    module: torch.nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None, lengths: tuple
 ) -> tuple[Pattern, int]:
-    """What a mask of None says, and how many keys there are to see: a static cache has some that no row does."""
+    """What masks a call, and how many of the keys there are to see: a static cache has some that no row does."""
     rows, keys = query.shape[2], key.shape[2]
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    window = sliding_window if tells_window(getattr(module, "config", None)) else None
-    if rows > 1:
-        if not is_causal:
-            return Pattern(), keys
-        keys = min(rows, keys)
-    left = window - 1 if window is not None and window < keys else -1
-    return Pattern(causal=rows > 1, window=(left, -1), bottom_right=rows == 1), keys
-
-
-def _of_mask(mask: Tensor) -> Pattern:
-    """What a mask carries, unless it was written to since."""
-    pattern = getattr(mask, "kiln", None)
-    if pattern is None:
-        return Pattern(is_whole=False)
-    if pattern.version is not None and not torch.compiler.is_compiling() and pattern.version != mask._version:
-        return Pattern(is_whole=False)
-    return pattern
+    is_told = all(x is not None for x in lengths)
+    if mask is None:
+        if is_causal is None and is_told:  # of packed sequences there need not be a mask
+            is_causal = getattr(module, "is_causal", True)
+        pattern = Pattern(causal=bool(is_causal) and rows > 1, bottom_right=rows == 1)
+    elif mask.dim() == 4 and mask.shape[2] == rows and mask.shape[3] == keys:
+        pattern = pattern_of(mask)
+    else:
+        pattern = Pattern(is_whole=False)
+    if pattern.is_whole and pattern.keys is None and pattern.seqused_k is None and not pattern.packed:
+        if is_told:
+            pattern = replace(pattern, packed=True)
+        if pattern.causal and not pattern.bottom_right:
+            keys = min(rows, keys)
+    return pattern, keys
 
 
 def _packed(
@@ -219,18 +234,22 @@ def _cached(pattern: Pattern) -> dict[str, Any] | None:
     return {"seqused_k": pattern.seqused_k, "causal": pattern.causal, "window": pattern.window}
 
 
-def _bias(mask: Tensor | None, pattern: Pattern, dtype: torch.dtype) -> Tensor | None:
-    """What is to be added to scores, of booleans or of what is added already."""
-    if mask is None or mask.dtype.is_floating_point:
-        return mask
-    if mask.dtype != torch.bool:
-        raise ArgumentError(f"attention_mask is of {mask.dtype}; expected torch.bool, or what is added to scores")
+def _bias(mask: Tensor | None, pattern: Pattern, dtype: torch.dtype, keys: int) -> Tensor | None:
+    """What is to be added to scores: of a pattern, or of a mask that has none. Rows that see no key get zeros."""
+    seen = pattern.keys if pattern.is_whole else pattern.seen
+    if seen is None:
+        if mask is None or pattern.is_whole:
+            return None
+        mask = mask[..., :keys]
+        if isinstance(mask, LazyMask) and not torch.compiler.is_compiling():
+            mask = mask.spell()
+        if mask.dtype.is_floating_point:
+            return mask
+        if mask.dtype != torch.bool:
+            raise ArgumentError(f"attention_mask is of {mask.dtype}; expected torch.bool, or what is added to scores")
+        return added(mask, dtype, -math.inf)
     if torch.compiler.is_compiling():  # a compiler finds what is computed twice
-        return _added(mask, dtype)
+        return added(seen, dtype, -math.inf)
     if dtype not in pattern.biases:
-        pattern.biases[dtype] = _added(mask, dtype)
+        pattern.biases[dtype] = added(seen, dtype, -math.inf)
     return pattern.biases[dtype]
-
-
-def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros((), dtype=dtype, device=seen.device).where(seen, -math.inf)

@@ -1,17 +1,18 @@
 """Masks of Hugging Face Transformers in the form that Kiln takes most cheaply; imports that package.
 
 A model has its masks made once for all its layers, by the function that is registered for its attention, and hands
-them on to each. `make_mask` gives None where attention needs no mask, else the boolean tensor that PyTorch's attention
-would get, so that whatever a model does with it stays right. Such a tensor carries, as the attribute `kiln`, a
-`Pattern`: what it says in the numbers and short tensors that kernels take. A tensor that a model derives from it has no
-such attribute, and is then taken for what it is, element by element.
+them on to each. `make_mask` gives what "eager" gets: what is added to scores, or None where nothing is hidden. So a
+model that computes attention in code of its own computes what it does with "eager". Each mask carries, as the
+attribute `kiln`, a `Pattern`: what it says in the numbers and short tensors that kernels take; and where that is all
+that it says, it is a `LazyMask`, which costs nothing until something else reads it. A tensor that a model derives from
+it has no such attribute, and is then taken for what it is, element by element.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,71 +21,12 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
 
+from kiln.torch.transformers_lazy import LazyMask, Pattern, added
+
 if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
     raise ImportError(f"this one, {transformers.__version__}, tells masks no lengths")
 
-__all__ = ["Pattern", "make_mask", "tells_window"]
-
-TELL_WINDOW = frozenset(
-    [
-        "cohere2",
-        "exaone4",
-        "gemma2",
-        "gemma3_text",
-        "gemma3n_text",
-        "gemma4_text",
-        "gpt_oss",
-        "ministral",
-        "mistral",
-        "mixtral",
-        "olmo3",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-        "starcoder2",
-        "vaultgemma",
-    ]
-)
-"""Models whose attention passes `sliding_window` in just those layers that have one: there a mask that is nothing but
-such a window can be None. The masks of others say it themselves."""
-
-
-def tells_window(config: Any) -> bool:
-    """Whether the model's attention passes its window itself."""
-    return getattr(config, "model_type", None) in TELL_WINDOW
-
-
-@dataclass
-class Pattern:
-    """What a mask says, in the terms of `kiln.torch.attention`.
-
-    Attributes:
-        causal, window, bottom_right, seqused_k: as there.
-        keys: booleans, [batch, 1, 1, keys]: false where no row sees a key. None: as the rest says.
-        packed: the mask is one of sequences that lie one after another, each of which sees itself alone. Their lengths
-            are those that modules may be told, or else these.
-        cu_seqlens, longest: where they begin in all rows of all batches, and the end; no sequence has more rows.
-        span: two of int32, [batch], for a single row: it sees the keys from the first to before the second. That is
-            all, whatever the rest says.
-        is_whole: the rest says all that the mask does.
-        version: of the mask that this says something of; None: not known.
-        biases: what is added to scores, by dtype: made by the first layer, used by all.
-    """
-
-    causal: bool = False
-    window: tuple[int, int] = (-1, -1)
-    bottom_right: bool = False
-    seqused_k: Tensor | None = None
-    keys: Tensor | None = None
-    packed: bool = False
-    cu_seqlens: Tensor | None = None
-    longest: int = 0
-    span: tuple[Tensor, Tensor] | None = None
-    is_whole: bool = True
-    version: int | None = None
-    biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+__all__ = ["make_mask"]
 
 
 def make_mask(
@@ -96,6 +38,7 @@ def make_mask(
     mask_function: Callable = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
+    dtype: torch.dtype = torch.float32,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
@@ -106,9 +49,8 @@ def make_mask(
     """The mask of the layers of one kind; the arguments are those of Transformers' own mask functions.
 
     Returns:
-        Booleans, [batch, 1, rows, keys], true where a row sees a key. None: what PyTorch's attention means by it, i.e.
-        the first row and the first key belong together if the module is causal, and a single row sees all keys; and
-        within the window that the module tells, if `tells_window`.
+        [batch, 1, rows, keys] of `dtype`: 0 where a row sees a key, else the dtype's lowest number. None: all rows see
+        all keys, and the model allows for it.
     """
     traced = is_tracing(attention_mask)
     shift = q_offset - kv_offset  # row i sits at key i + shift
@@ -122,28 +64,30 @@ def make_mask(
     pattern = None
     if is_causal and window != 0:
         pattern = _causal(q_length, kv_length, shift, window, batch_size, device)
-        needless = _says_none(pattern, q_length, kv_length, shift, config)
     elif is_open and window != 0:
         pattern = _open(q_length, kv_length, shift, window)
-        needless = pattern is not None and pattern.window == (-1, -1)
-    if pattern is not None and needless and visible is None:
-        return None
-    mask = masking_utils.sdpa_mask(
-        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-        mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device, **others,
-    )  # fmt: skip
-    if q_length == 1:
-        mask = mask.contiguous()  # else generate() hands on a copy that is, without the attribute
+        if allow_is_bidirectional_skip and visible is None and (local_size is None or kv_length < local_size):
+            return None
     if pattern is not None and visible is not None:
         pattern.keys = visible[:, None, None, :]
+    if pattern is not None and not traced and (visible is None or q_length > 1):
+        shape = (batch_size, 1, q_length, kv_length)
+        return LazyMask(pattern, shape, dtype, torch.empty((), device=device))
+    with contextlib.nullcontext() if traced else torch.inference_mode(False):  # whose tensors tell of no writing
+        seen = masking_utils.sdpa_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
+            allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device, **others,
+        )  # fmt: skip
+        mask = added(seen, dtype)
     if pattern is None and attention_mask is None:
         pattern = _maybe_packed(window, q_length, kv_length, use_vmap) if traced else _packed(mask_function)
     if pattern is None:
         pattern = Pattern(is_whole=False)
+    pattern.seen = seen
     if not traced:
-        pattern.span = _span(mask) if q_length == 1 else None
-        pattern.version = None if mask.is_inference() else mask._version
+        pattern.span = _span(seen) if q_length == 1 else None
+        pattern.version = mask._version
     mask.kiln = pattern
     return mask
 
@@ -177,17 +121,10 @@ def _causal(
         return None
     elif reach < kv_length and shift > 0:
         pattern.seqused_k = torch.full((batch,), reach, dtype=torch.int32, device=device)
-    pattern.bottom_right = pattern.seqused_k is not None or (reach == kv_length and shift > 0)
+    pattern.bottom_right = pattern.seqused_k is not None or (reach == kv_length and (shift > 0 or q_length == 1))
     if window is not None and (isinstance(reach, Tensor) or reach > window):
         pattern.window = (window - 1, -1)
     return pattern
-
-
-def _says_none(pattern: Pattern | None, q_length: int, kv_length: int, shift: int | Tensor, config: Any) -> bool:
-    """Whether None says what the pattern does."""
-    if pattern is None or isinstance(shift, Tensor) or not (pattern.window[0] < 0 or tells_window(config)):
-        return False
-    return shift == 0 if q_length > 1 else shift + 1 == kv_length
 
 
 def _open(q_length: int, kv_length: int, shift: int | Tensor, window: int | None) -> Pattern | None:
