@@ -1,0 +1,91 @@
+"""kiln.jit with the oldest and the newest Triton that its extra allows; with KILN_TEST_TRITON=all, with all that are
+locked: every feature interpreted, against float64, and kernels compiled without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+from test_jit_compiled import compiled_here
+from test_jit_interpreted import CALLS, DECODING, attend, decode, mask_of_dropout
+
+import tritons
+from kiln import toolchain
+from merged import plainly
+
+DTYPES = ("float16", "bfloat16", "float32")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=tritons.chosen())
+def other(request):
+    """As `child`, with another Triton."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    words = (str(tritons.installed(request.param)), request.param)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=tritons.begin, initargs=words) as executor:
+        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_and_backward(other, name):
+    other(attend, name, DTYPES[list(CALLS).index(name) % 3], "sm_90")
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_decoding(other, name):
+    dtype = DTYPES[list(DECODING).index(name) % 3]
+    other(decode, name, dtype, dtype)
+
+
+def test_a_cache_of_fp8(other):
+    other(decode, "pages, appended, rotated", "bfloat16", "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16"])
+def test_the_mask_of_dropout(other, dtype):
+    other(mask_of_dropout, dtype)
+
+
+def compiled(target: str, folder: str) -> list[tuple[str, bytes, bool]]:
+    """By function the first bytes of its image, and whether it left all as it was; nothing is warned of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return [(spec.function, image[:4], clean) for spec, image, clean in compiled_here(target, folder)]
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_kernels_are_compiled(other, target, tmp_path):
+    made = other(compiled, target, str(tmp_path))
+    assert {name for name, _, _ in made} == {"rms_norm", "total", "dropout_mask", "attn_fwd"}
+    assert all(first == b"\x7fELF" and clean for _, first, clean in made), made
+
+
+def test_the_versions_are_those_that_the_code_names():
+    minors = [tuple(map(int, version.split(".")[:2])) for version in tritons.PINS]
+    assert minors == sorted(minors) and (minors[0], minors[-1]) == toolchain.JIT_VERSIONS
+
+
+def warned_of(version: str) -> list[str]:
+    import triton
+
+    from kiln.jit.packages import check_triton
+
+    triton.__version__ = version
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check_triton()
+        check_triton()
+    return [str(one.message) for one in told]
+
+
+@pytest.mark.parametrize(
+    ("version", "count"), [("3.5.1", 1), ("3.6.0", 0), ("3.9.3+git1a2b", 0), ("3.10.0", 1), ("4.0.0", 1), ("main", 1)]
+)
+def test_a_version_that_was_not_tested_is_told_of_once(fresh, version, count):
+    told = fresh(warned_of, version)
+    assert len(told) == count
+    assert all(f"tested with Triton 3.6 to 3.9, and Triton {version} is installed" in one for one in told)
