@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 
-from kiln import build, farm, native, release
+from kiln import build, farm, lock, manifest, naming, native, release, replacement, targets
 from kiln.errors import BuildFailed, KilnError, UsageError
 from kiln.options import make_options, read_build_variables
+from small_release import small_release
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = "0.1.0b"
@@ -21,13 +23,23 @@ def options(place: Path, **variables: str):
     return make_options(words, read_build_variables(variables), ROOT, place, site=site)
 
 
-def earlier_release(output: Path) -> dict[str, bytes]:
-    output.mkdir()
-    tarball = output / release.tarball_name(VERSION)
-    tarball.write_bytes(b"an earlier build's")
-    line = f"{hashlib.sha256(tarball.read_bytes()).hexdigest()}  {tarball.name}\n"
-    tarball.with_name(f"{tarball.name}.sha256").write_text(line)
-    return contents(output)
+def tarball_of(asked) -> Path:
+    return asked.output / release.tarball_name(naming.name_of(VERSION, asked.build))
+
+
+def earlier_release(asked, commit: str = "unknown") -> dict[str, bytes]:
+    """A release of the same name, of this source and toolchain."""
+    chains = build.find_toolchains(asked, lock.read_lock(asked.input / lock.LOCK_NAME))
+    place = asked.output.parent / "earlier"
+    inputs = dataclasses.replace(
+        small_release().inputs, source=manifest.Source(commit=commit, dirty=False),
+        targets=asked.targets, toolchains=chains, packs={},
+    )  # fmt: skip
+    shutil.copytree(small_release().stage, place, symlinks=True)
+    (place / manifest.PATH).write_bytes(manifest.encode(manifest.make_manifest(inputs, place, release.PLATFORM)))
+    asked.output.mkdir()
+    release.make_release(place, asked.output, naming.name_of(VERSION, asked.build))
+    return contents(asked.output)
 
 
 def contents(output: Path) -> dict[str, bytes]:
@@ -45,12 +57,11 @@ def fail(*_arguments, **_more):
 def test_a_failed_build_leaves_the_earlier_tarball_and_says_so(tmp_path, monkeypatch, capsys, variables, error, said):
     monkeypatch.setattr(farm, "run", fail)
     asked = options(tmp_path, **variables)
-    before = earlier_release(asked.output)
+    before = earlier_release(asked)
     with pytest.raises(error, match=said):
         build.build(asked)
     assert contents(asked.output) == before
-    tarball = asked.output / release.tarball_name(VERSION)
-    assert f"{tarball} is an earlier build's, and stays as it was" in capsys.readouterr().err
+    assert f"{tarball_of(asked)} is an earlier build's, and stays as it was" in capsys.readouterr().err
 
 
 def test_where_there_was_none_nothing_is_said_of_it(tmp_path, capsys):
@@ -82,3 +93,44 @@ def test_all_that_is_temporary_lies_in_the_workspace(tmp_path, monkeypatch):
         build.build(options(tmp_path, KILN_JOBS="3", KILN_TIMEOUT="7"))
     assert (seen[0].logs, seen[0].temporary) == (tmp_path / "work/logs", tmp_path / "work/tmp")
     assert (seen[0].jobs, seen[0].timeout) == (3, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"commit": "2" * 40}, f"it is of commit {'1' * 12}, this tree is at {'2' * 12}"),
+        ({"dirty": True}, "its source was not changed, this tree's is"),
+        ({"patches": "3" * 64}, "its source had other patches"),
+        ({"targets": ("sm_90", "gfx942")}, "it is for sm_90, this build is for gfx942, sm_90"),
+    ],
+)
+def test_another_builds_release_is_refused_before_anything_is_compiled(tmp_path, monkeypatch, capsys, change, said):
+    asked = dataclasses.replace(options(tmp_path), commit="1" * 40)
+    before = earlier_release(asked, commit="1" * 40)
+    monkeypatch.setattr(farm, "run", fail)
+    if "targets" in change:
+        change = {"targets": targets.parse(" ".join(change["targets"]))}
+    with pytest.raises(replacement.InTheWay) as caught:
+        build.build(dataclasses.replace(asked, **change))
+    name = release.tarball_name(VERSION)
+    assert str(caught.value) == (
+        f"the output has a {name} of another build: {said}. KILN_REPLACE=1 (`kiln build --replace`) replaces it; "
+        "another version or output folder keeps both"
+    )
+    assert contents(asked.output) == before and "earlier" not in capsys.readouterr().err
+    with pytest.raises(BuildFailed):  # the compiler's turn
+        build.build(dataclasses.replace(asked, **change, build=read_build_variables({"KILN_REPLACE": "1"})))
+    with pytest.raises(BuildFailed):
+        build.build(asked)
+
+
+def test_what_is_no_release_is_refused_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(farm, "run", fail)
+    asked = options(tmp_path)
+    asked.output.mkdir()
+    tarball_of(asked).write_bytes(b"something")
+    with pytest.raises(BuildFailed):
+        build.build(asked)  # without a .sha256 it does not count
+    replacement.checksum_of(tarball_of(asked)).write_text("...")
+    with pytest.raises(replacement.InTheWay, match="that cannot be read .*; KILN_REPLACE=1"):
+        build.build(asked)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
-from kiln import store_upkeep
+from kiln import elf, store_upkeep
 from kiln.cli import main
 from kiln.cli.store import parse_size, spell_size
 from kiln.errors import UsageError
 from kiln.image import Image, ImageInfo
 from kiln.store import Store
+from small_release import images, info_of
 
 INFO = ImageInfo("hsaco", "kernel", 256, 0, 64, 0, 0, 4, 0, 1, 0, 1, 5, "")
 
@@ -29,7 +32,7 @@ def store(tmp_path, monkeypatch) -> Store:
 
 def test_info(store, capsys, monkeypatch):
     assert main(["store", "info", "--store", str(store.root)]) == 0
-    assert "3 variants and 3 IRs in 3 objects, 14" in capsys.readouterr().out
+    assert "3 variants and 3 IRs in 3 objects, 150" in capsys.readouterr().out
     monkeypatch.setenv("KILN_STORE", str(store.root))
     assert main(["store", "info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variants"] == 3
@@ -57,15 +60,44 @@ def test_gc(store, capsys):
     assert store_upkeep.info(store.files).bytes == 0
 
 
-def test_verify(store, capsys):
-    assert main(["store", "verify", "--store", str(store.root)]) == 0
-    assert "3 objects and 6 entries read: all whole" in capsys.readouterr().out
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_verify(tmp_path, capsys):
+    store = Store(tmp_path / "store")
+    names = sorted(path for path in images().iterdir() if path.name.endswith(("-fp16", "-bf16")))
+    for number, path in enumerate(names):
+        code = elf.strip(path.read_bytes())
+        store.put(f"{number:064x}", Image(code, info_of(code)), f"{number:064x}", 1.0)
+    words = ["store", "verify", "--store", str(store.root)]
+    assert main(words) == 0
+    assert "8 objects and 16 entries read: all whole" in capsys.readouterr().out
     path = next((store.root / "objects").rglob("*.zst"))
     path.write_bytes(path.read_bytes()[:-1])
-    assert main(["store", "verify", "--store", str(store.root)]) == 6
+    assert main(words) == 6
     output = capsys.readouterr()
     assert "3 were broken and are removed" in output.out
     assert output.err.count("\n") == 1 and f"{path.stem} of the store {store.root} is truncated" in output.err
+    assert main(words) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", ["sm_90-256-fp16", "gfx942-256-fp16"])
+def test_verify_reads_the_facts_off_the_image(tmp_path, capsys, name):
+    """An entry of our own making is whole, and wrong all the same."""
+    code = elf.strip((images() / name).read_bytes())
+    right = info_of(code)
+    wrong = [
+        replace(right, registers=right.registers + 8), replace(right, threads=64), replace(right, parameters=9),
+        replace(right, stack=16), replace(right, symbol="other"), replace(right, abi=6), replace(right, shared=-1),
+    ]  # fmt: skip
+    store = Store(tmp_path / "store")
+    for number, info in enumerate([right, *wrong]):
+        store.put(f"{number:064x}", Image(code, info), f"{number:064x}", 1.0)
+    assert main(["store", "verify", "--store", str(store.root), "--json"]) == 6
+    output = capsys.readouterr()
+    removed = {f"{kind}/{number:064x}" for kind in ("index", "ir") for number in range(1, 8)}
+    assert set(json.loads(output.out)["removed_entries"]) == removed
+    assert f"is wrong, its image says registers {right.registers}, where {right.registers + 8} is stated" in output.err
+    assert output.err.count("\n") == 14
     assert main(["store", "verify", "--store", str(store.root)]) == 0
 
 

@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PRELUDE = """
 import dataclasses, importlib.util, json, sys
 from pathlib import Path
-from kiln import compile, elf, plan, recipe, targets, toolchain
+from kiln import compile, elf, lock, plan, recipe, targets, toolchain
 # Not imported here: what Triton reads from the environment while it is imported must be ours already.
-chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1])
+wheels = lock.read_lock(Path("input", lock.LOCK_NAME)).members_of("triton")
+chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)
 compile.prepare_worker(chain)
 def variants(path, words):
     return plan.make_plan([recipe.load(path)], targets.parse(words), "core", ()).variants

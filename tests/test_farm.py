@@ -104,6 +104,27 @@ def test_another_toolchain_compiles_anew(build):
     assert (result.compiled, result.shared, result.reused) == (1, 0, 0)
 
 
+def test_the_keys_are_those_that_images_lie_under(build):
+    result = build(variant("a"), variant("b"))
+    assert result.keys.keys() == result.outcomes.keys() and len(set(result.keys.values())) == 2
+    assert all(build.store.get(key) == result.outcomes[name] for name, key in result.keys.items())
+
+
+def test_what_only_a_worker_sees_damaged_is_named(build):
+    """Entries of IRs are looked up by workers alone; their logs go when they succeed."""
+    result = build(variant("a"))
+    stored = result.outcomes["k[a]@t"]
+    (build.store.root / "index" / result.keys["k[a]@t"][:2] / result.keys["k[a]@t"]).unlink()
+    entry = build.store.root / "ir" / stored.ir[:2] / stored.ir
+    entry.write_bytes(entry.read_bytes()[:-3])
+    again = build(variant("a"))
+    assert again.compiled == 1 and again.outcomes["k[a]@t"].digest == stored.digest
+    messages = [event[1] for event in build.progress.events if event[0] == "message"]
+    assert messages == [
+        f"warning: entry {stored.ir} of the store {build.store.root} is corrupt: removed, it will be compiled anew"
+    ]
+
+
 def test_equal_keys_and_equal_irs_are_compiled_once(build, tmp_path):
     folder = str(tmp_path)
     same = [StandInVariant(f"k[{n}]@t", StandInSpec("same", folder=folder, seconds=0.2)) for n in range(3)]

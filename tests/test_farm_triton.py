@@ -11,6 +11,7 @@ import pytest
 
 from kiln import farm
 from kiln.fingerprint import fingerprint
+from kiln.lock import LOCK_NAME, read_lock
 from kiln.plan_model import CompileSpec
 from kiln.progress import Progress
 from kiln.store import Store
@@ -18,6 +19,7 @@ from kiln.toolchain import find_toolchain
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
+ROOT = Path(__file__).resolve().parents[1]
 KERNEL = """
 import triton
 import triton.language as tl
@@ -44,7 +46,8 @@ class NamedSpec:
 
 @pytest.fixture
 def build(tmp_path):
-    toolchain = find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1])
+    wheels = read_lock(ROOT / "input" / LOCK_NAME).members_of("triton")
+    toolchain = find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)
 
     def variants(text: str = KERNEL, function: str = "scale") -> list[NamedSpec]:
         path = tmp_path / "kernels" / "scale.py"

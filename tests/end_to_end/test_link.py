@@ -8,9 +8,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import hardening
 import pytest
 
-from builds import VERSION, loaded
+from builds import NAME, loaded
 
 PROGRAM = r"""
 #include <kiln/flash.h>
@@ -53,7 +54,7 @@ def program(tmp_path) -> Path:
 
 def expect(text: str) -> None:
     version, count = text.split()
-    assert version == VERSION and int(count) >= 8
+    assert version == NAME and int(count) >= 8
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
@@ -122,6 +123,12 @@ def test_what_a_library_needs_and_exports(release, name):
     assert max(versions, default=(0,)) <= (2, 28)
     exported = [line.split()[-1] for line in run("nm", "-D", "--defined-only", path).splitlines()]
     assert exported and all(re.fullmatch(r"kiln_\w+@@KILN_0|KILN_0", symbol) for symbol in exported)
+    hardening.check(path)
+
+
+@pytest.mark.parametrize("name", ["libkiln_torch.so", "libaotriton_v2.so.0"])
+def test_what_offers_another_interface_is_hardened_too(release, name):
+    hardening.check(release.prefix / "lib" / name)
 
 
 def test_close_then_unload(release):
@@ -160,8 +167,8 @@ def test_a_pack_of_another_release_is_refused(release, builder, prefix, tmp_path
     pack = prefix / "lib/kiln.images/nvidia-sm_90.pack"
     data = bytearray(pack.read_bytes())
     size = int.from_bytes(data[16:24], "little")
-    at = data.index(VERSION.encode() + b"\0", 64)
-    data[at : at + len(VERSION)] = b"0.2.0b"
+    at = data.index(NAME.encode() + b"\0", 64)
+    data[at : at + 6] = b"0.2.0b"
     data[24:56] = hashlib.sha256(data[64 : 64 + size]).digest()
     pack.write_bytes(data)
     with loaded(prefix, "flash") as (core, flash):

@@ -102,6 +102,7 @@ def test_interrupt_stops_within_two_seconds_and_keeps_what_was_done(builder, tmp
 
 def test_without_images(release, builder, tmp_path):
     builder.run(workspace=tmp_path / "w", KILN_NOIMAGE="1")
-    prefix = unpack(tmp_path / "out" / TARBALL, tmp_path / "unpacked")
+    name = TARBALL.replace(".with", ".noimage.with")
+    prefix = unpack(tmp_path / "out" / name, tmp_path / "unpacked")
     assert (prefix / "lib/libkiln_flash.so").is_file() and not (prefix / "lib/kiln.images").exists()
     assert not (tmp_path / "w/store").exists() or not list((tmp_path / "w/store").glob("index/*/*"))

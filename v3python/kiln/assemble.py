@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from kiln import elf, generate, judge, native, pack, plan, split
+from kiln import elf, generate, judge, kept, native, pack, plan, split
 from kiln import targets as target_table
 from kiln.errors import ArtifactError, BuildFailed
 from kiln.farm import WAIVABLE, Failure
+from kiln.left_out import NO_KEY
 from kiln.pack import KernelSlots, Pack, Slot
 from kiln.plan_model import KernelPlan, Plan, Variant
 from kiln.progress import and_more
 from kiln.recipe_model import Recipe
 from kiln.store import Store, StoredImage
 from kiln.targets import Target
-
-NO_KEY = "0" * 64  # of a slot that this build has no variant for
 
 
 @dataclass(frozen=True)
@@ -75,23 +74,36 @@ def judge_all(
     return Harvest(images, missing, keys)
 
 
-def pack_of(
-    target: Target,
-    the_plan: Plan,
-    harvest: Harvest,
-    store: Store,
-    version: str,
-    with_ptx: bool,
-    folder: Path,
-    workers: int,
-) -> Path:
-    """The pack of a target, in `folder` under the digest of all that its bytes depend on; `workers` write it.
+@dataclass(frozen=True)
+class PackPlan:
+    """The pack of a target before it is written.
 
-    Raises:
-        EnvironmentProblem: it cannot be written.
+    Attributes:
+        path: where it is kept, under the digest of all that its bytes depend on.
+        kernels: what it holds.
+        images: whose code and, if they are packed, PTX it holds, by name of the variant.
+        with_ptx: whether they are.
     """
+
+    target: Target
+    path: Path
+    version: str
+    kernels: Sequence[KernelSlots]
+    images: Mapping[str, StoredImage]
+    with_ptx: bool
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the pack is there, every byte as it was written."""
+        return kept.is_whole(self.path)
+
+
+def plan_pack(target: Target, the_plan: Plan, harvest: Harvest, version: str, with_ptx: bool, folder: Path) -> PackPlan:
+    """What the pack of a target will hold, to be kept in `folder`."""
     kernels = [_slots(kernel, the_plan, harvest, with_ptx) for kernel in the_plan.kernels if kernel.target == target]
-    infos = {image.digest: image.info for image in harvest.images.values()}
+    names = [v.name for v in the_plan.variants if v.target == target.name and v.name in harvest.images]
+    images = {name: harvest.images[name] for name in names}
+    infos = {image.digest: image.info for image in images.values()}
     inputs = [
         *(hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest() for module in (pack, split, elf)),
         target.instructions,
@@ -102,24 +114,48 @@ def pack_of(
     ]
     digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
     path = folder / f"{target.vendor}-{target.name}-{digest}.pack"
-    if not _is_whole(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(f"{target.vendor}-{target.name}-*.pack"):
-            old.unlink()
-        instructions = split.INSTRUCTIONS[target.instructions]
-        pack.write_pack(
-            path, target.name, instructions, version, kernels, infos.__getitem__, store.read, elf.code_ranges, workers
-        )
-    return path
+    return PackPlan(target, path, version, kernels, images, with_ptx)
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether the pack is there as it was written: a crash of the machine may leave a file that is shorter."""
-    try:
-        pack.read_pack(path)
-    except ArtifactError:
-        return False
-    return True
+def write_pack(planned: PackPlan, store: Store, workers: int) -> None:
+    """Writes a pack, unless it is written; `workers` processors work on it.
+
+    Raises:
+        ArtifactError: an image is damaged.
+        EnvironmentProblem: it cannot be written.
+    """
+    if planned.is_written:
+        return
+    target, path = planned.target, planned.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept.clear(path.parent, f"{target.vendor}-{target.name}-*.pack")
+    infos = {image.digest: image.info for image in planned.images.values()}
+    pack.write_pack(
+        path, target.name, split.INSTRUCTIONS[target.instructions], planned.version, planned.kernels,
+        infos.__getitem__, store.read, elf.code_ranges, workers,
+    )  # fmt: skip
+    kept.seal(path)
+
+
+def damaged(planned: PackPlan, harvest: Harvest, store: Store) -> dict[str, str]:
+    """By variant what is wrong with images that a pack is to hold: they are not whole, or not what is stated of them.
+    What is damaged is removed from the store, and what leads to it forgotten."""
+    found: dict[str, str] = {}
+    known: dict[tuple, str] = {}  # what is wrong, by image, PTX and what is stated
+    for name, image in planned.images.items():
+        stated = (image.digest, image.ptx, image.info)
+        if stated not in known:
+            try:
+                code = store.read(image.digest)
+                if planned.with_ptx and image.ptx:
+                    store.read(image.ptx)
+                known[stated] = "; it ".join(judge.contradictions(image.info, code, planned.target))
+            except ArtifactError as error:
+                known[stated] = str(error)
+        if known[stated]:
+            found[name] = known[stated]
+            store.forget(harvest.keys[name], image)
+    return found
 
 
 def family_of(

@@ -9,6 +9,7 @@ import importlib.metadata
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kiln import (
@@ -18,6 +19,7 @@ from kiln import (
     lock,
     machine,
     manifest,
+    naming,
     native,
     notices,
     pack,
@@ -25,9 +27,11 @@ from kiln import (
     plan,
     recipe,
     release,
+    replacement,
     toolchain,
 )
 from kiln import targets as target_table
+from kiln.errors import ArtifactError
 from kiln.options import Options
 from kiln.plan_model import Plan
 from kiln.progress import Progress, make_progress, spell_seconds
@@ -35,6 +39,8 @@ from kiln.store import Store, StoredImage
 from kiln.tables import plural
 from kiln.toolchain import Toolchain
 from kiln.words import spell_selection
+
+_ATTEMPTS = 3  # to have every image whole: a disk that damages what it is given ends the build
 
 
 def build(options: Options) -> Path:
@@ -45,36 +51,43 @@ def build(options: Options) -> Path:
     """
     options.output.mkdir(parents=True, exist_ok=True)  # first: the progress may be written there
     with make_progress(log_json=options.build.log_json) as progress:
+        families = [recipe.load(Path(path)).family for path in options.build.recipes]
+        named = replace(options, version=naming.name_of(options.version, options.build, families))
+        tarball = named.output / release.tarball_name(named.version)
         try:
-            return _build(options, progress)
+            return _build(named, tarball, progress)
+        except replacement.InTheWay:
+            raise
         except BaseException:
-            if release.is_finished(options.output, options.version):
-                earlier = options.output / release.tarball_name(options.version)
-                progress.message(f"{earlier} is an earlier build's, and stays as it was")
+            if replacement.is_finished(tarball):
+                progress.message(f"{tarball} is an earlier build's, and stays as it was")
             raise
 
 
-def _build(options: Options, progress: Progress) -> Path:
+def _build(options: Options, tarball: Path, progress: Progress) -> Path:
     the_plan = make_plan(options)
     for warning in the_plan.warnings if not options.build.no_image else ():
         progress.message(f"warning: {warning}")
-    toolchains = {t.name: toolchain.find_toolchain(options.site_of(t.name)) for t in options.targets}
-    store = Store(options.store, warn=progress.message)
+    the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
+    toolchains = find_toolchains(options, the_lock)
+    if not options.build.replace:
+        identities = {name: chain.identity for name, chain in toolchains.items()}
+        replacement.check_before(
+            tarball, replacement.Inputs(options.commit, options.dirty, options.patches, identities)
+        )
+    store = Store(options.store, warn=lambda text: progress.message(f"warning: {text}"))
     packs: dict[str, Path] = {}
     harvest = None
     workers = options.build.jobs or machine.usable_cpus()
     if not options.build.no_image:
         with store.in_use():
-            harvest = _harvest(the_plan, toolchains, store, options, progress)
-            folder = options.workspace / "build/packs"
-            for target in options.targets:
-                progress.message(f"packing the images of {target.name}")
-                packs[target.name] = assemble.pack_of(
-                    target, the_plan, harvest, store, options.version, options.build.ptx, folder, workers
-                )
+            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress)
+            for one in planned:
+                progress.message(f"packing the images of {one.target.name}")
+                assemble.write_pack(one, store, workers)
+                packs[one.target.name] = one.path
     progress.message("linking the libraries")
     compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
-    the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
     zstd = the_lock.source_of("zstandard")
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
@@ -130,7 +143,15 @@ def _build(options: Options, progress: Progress) -> Path:
     )
     (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
     (stage / manifest.PATH).write_bytes(manifest.encode(document))
-    return release.make_release(stage, options.output, options.version)
+    return release.make_release(stage, options.output, options.version, options.build.replace)
+
+
+def find_toolchains(options: Options, the_lock: lock.Lock) -> dict[str, Toolchain]:
+    """The toolchain of each target; each installed Triton is read once."""
+    wheels = the_lock.members_of("triton")
+    sites = dict.fromkeys(options.site_of(target.name) for target in options.targets)
+    found = {site: toolchain.find_toolchain(site, wheels) for site in sites}
+    return {target.name: found[options.site_of(target.name)] for target in options.targets}
 
 
 def make_plan(options: Options) -> Plan:
@@ -138,6 +159,34 @@ def make_plan(options: Options) -> Plan:
     asked = options.build
     recipes = [recipe.load(path) for path in (*recipe.find(options.source), *map(Path, asked.recipes))]
     return plan.make_plan(recipes, options.targets, asked.profile, asked.selection, options.source / "tuning")
+
+
+def _whole_harvest(
+    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+) -> tuple[assemble.Harvest, list[assemble.PackPlan]]:
+    """All images and the packs that they are for, every image that has yet to be packed read and held against what is
+    stated of it. What is damaged is compiled again.
+
+    Raises:
+        ArtifactError: what was compiled again is damaged too.
+    """
+    folder = options.workspace / "build/packs"
+    for _ in range(_ATTEMPTS):
+        harvest = _harvest(the_plan, toolchains, store, options, progress)
+        planned = [
+            assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
+            for target in options.targets
+        ]
+        damaged: dict[str, str] = {}
+        for one in planned:
+            if not one.is_written:
+                damaged |= assemble.damaged(one, harvest, store)
+        if not damaged:
+            return harvest, planned
+        for name, problem in damaged.items():
+            progress.message(f"warning: the image of {name} is damaged ({problem}); it is compiled again")
+    name, problem = next(iter(damaged.items()))
+    raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after compiling anew, {name}: {problem}")
 
 
 def _harvest(
@@ -154,9 +203,9 @@ def _harvest(
     )
     for chain in dict.fromkeys(toolchains.values()):
         variants = [v for v in the_plan.variants if toolchains[v.target] == chain]
-        keys |= {v.name: v.spec.key(chain.identity) for v in variants}
         result = farm.run(variants, chain, store, farm_options, progress)
         outcomes |= result.outcomes
+        keys |= result.keys
         progress.message(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
             f"{spell_seconds(result.wall_seconds)} with {plural(result.jobs, 'worker')}"

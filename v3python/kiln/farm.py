@@ -83,6 +83,7 @@ class FarmResult:
 
     Attributes:
         outcomes: an image in the store, or a failure.
+        keys: the key of each.
         compiled: images that were compiled.
         reused: variants whose image the store had.
         shared: variants that took the image of another with an equal key or equal IR.
@@ -92,6 +93,7 @@ class FarmResult:
     """
 
     outcomes: Mapping[str, StoredImage | Failure]
+    keys: Mapping[str, str]
     compiled: int
     reused: int
     shared: int
@@ -128,13 +130,14 @@ def run(
         EnvironmentProblem, ToolchainError: nothing can be compiled here: a full disk, no Triton ...
     """
     began = time.monotonic()
+    identity = toolchain.identity
     by_key: dict[str, list[str]] = {}
     specs = {}
     waived = set()
     for variant in variants:
         if variant.waiver is not None:
             waived.add(variant.name)
-        key = variant.spec.key(toolchain.identity)
+        key = variant.spec.key(identity)
         by_key.setdefault(key, []).append(variant.name)
         specs.setdefault(key, variant.spec)
     found: dict[str, StoredImage | Failure] = {}
@@ -164,6 +167,7 @@ def run(
             outcomes[name] = outcome
     return FarmResult(
         outcomes,
+        keys={name: key for key, names in by_key.items() for name in names},
         compiled=tally.compiled,
         reused=tally.reused,
         shared=tally.shared,
@@ -277,10 +281,15 @@ class _Farm:
     def _returned(self, name: str, attempt: int, result: JobResult, now: float) -> None:
         self.scheduler.finished(name, attempt, result.seconds)
         self.images[name] = result.image
+        for warning in result.warnings:
+            self.progress.message(f"warning: {warning}")
         self.tally.add(result)
         if result.how == job.COMPILED:
             self.store.record_duration(name, result.seconds)
-        self.progress.done(name, result.seconds, result.how, remaining=self.scheduler.remaining(now))
+        self.progress.done(name, result.seconds, result.how, remaining=self._left(now))
+
+    def _left(self, now: float) -> float | tuple[float, float] | None:
+        return self.scheduler.spread(now) or self.scheduler.remaining(now)
 
     def _died(self, name: str, attempt: int, reason: str, perhaps_memory: bool) -> None:
         said = _telling_line(self._log(name))
@@ -296,11 +305,11 @@ class _Farm:
             return
         failure = self._failure(name)
         if name in self.waived and failure.kind in WAIVABLE:
-            self.progress.done(name, outcome="waived", remaining=self.scheduler.remaining(now))
+            self.progress.done(name, outcome="waived", remaining=self._left(now))
             return
         detail = failure.message + (f" (log: {failure.log})" if failure.log else "")
         seconds = now - self.began.get(name, now)  # a worker may die before it begins
-        self.progress.done(name, seconds, FAILED, detail=detail, remaining=self.scheduler.remaining(now))
+        self.progress.done(name, seconds, FAILED, detail=detail, remaining=self._left(now))
 
     def _failure(self, name: str) -> Failure:
         outcome, log = self.scheduler.outcomes[name], self._log(name)

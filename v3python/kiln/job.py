@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from kiln import worker
 from kiln.errors import ArtifactError, CompileError
 from kiln.image import Image
 from kiln.store import Store, StoredImage
+from kiln.store_files import print_warning
 
 if TYPE_CHECKING:
     from kiln.compile import Compiled
@@ -35,11 +36,13 @@ class JobResult:
         image: where it lies in the store.
         how: COMPILED; SHARED: the image of an equal IR was taken; REUSED: another build has made it meanwhile.
         seconds: of the compiler, waits for others not counted.
+        warnings: a sentence for each thing that was found broken in the store on the way.
     """
 
     image: StoredImage
     how: str
     seconds: float
+    warnings: tuple[str, ...] = ()
 
 
 class ToolDied(Exception):
@@ -63,6 +66,14 @@ def run(
         EnvironmentProblem: the store cannot be written.
     """
     store = _store(root)
+    _warnings.clear()
+    result = _run(compile_variant, spec, toolchain, key, store)
+    return replace(result, warnings=tuple(_warnings))
+
+
+def _run(
+    compile_variant: Callable[..., Compiled], spec: CompileSpec, toolchain: Toolchain, key: str, store: Store
+) -> JobResult:
     known = store.get(key)
     if known is not None:
         return JobResult(known, REUSED, 0.0)
@@ -140,9 +151,15 @@ def _raise_if_no_verdict(error: BaseException | None) -> None:
 
 
 _stores: dict[Path, Store] = {}
+_warnings: list[str] = []  # of the job that runs
+
+
+def _warn(text: str) -> None:
+    print_warning(text)  # into the job's log, which is kept if it fails
+    _warnings.append(text)
 
 
 def _store(root: Path) -> Store:
     if root not in _stores:
-        _stores[root] = Store(root)
+        _stores[root] = Store(root, _warn)
     return _stores[root]

@@ -13,8 +13,11 @@ from pathlib import Path
 import msgspec
 
 from kiln.errors import EnvironmentProblem
+from kiln.folder import Unreadable
 from kiln.image import Image
-from kiln.store_files import Entry, StoredImage, StoreFiles, print_warning
+from kiln.store_files import StoredImage, StoreFiles, print_warning
+
+_LARGEST_DURATIONS = 1 << 26  # bytes
 
 
 class Store:
@@ -49,8 +52,8 @@ class Store:
         digest = self.files.put_object(image.code, sizes)
         ptx = None if image.ptx is None else self.files.put_object(image.ptx.encode(), sizes)
         stored = StoredImage(digest, image.info, ptx, ir, round(seconds, 4))
-        self.files.put_entry(self.files.path("ir", ir), Entry(stored, sizes))
-        self.files.put_entry(self.files.path("index", key), Entry(stored, sizes))
+        self.files.put_entry(self.files.path("ir", ir), stored, sizes)
+        self.files.put_entry(self.files.path("index", key), stored, sizes)
         return stored
 
     def alias(self, key: str, ir: str) -> StoredImage | None:
@@ -58,7 +61,7 @@ class Store:
         entry = self.files.entry(self.files.path("ir", ir))
         if entry is None or not self.files.folder.touch(self.files.path("ir", ir)):
             return None
-        self.files.put_entry(self.files.path("index", key), entry)
+        self.files.put_entry(self.files.path("index", key), entry.image, entry.sizes)
         return entry.image
 
     def read(self, digest: str) -> bytes:
@@ -73,6 +76,11 @@ class Store:
         """The whole image, verified; errors as in `read`."""
         ptx = None if stored.ptx is None else self.read(stored.ptx).decode()
         return Image(self.read(stored.digest), stored.info, ptx)
+
+    def forget(self, key: str, stored: StoredImage) -> None:
+        """Removes the entries by which this image is found; the next look-up of them is a miss."""
+        self.files.remove_entry(self.files.path("index", key))
+        self.files.remove_entry(self.files.path("ir", stored.ir))
 
     # ---- who works on it ----
 
@@ -98,8 +106,8 @@ class Store:
         """Seconds that variants took, by name. Advice only: may lack some, and be old."""
         path = self.root / "durations"
         try:
-            lines = path.read_bytes().splitlines()
-        except OSError:
+            lines = self.files.folder.read(path, _LARGEST_DURATIONS)[0].splitlines()
+        except (FileNotFoundError, Unreadable):
             return {}
         known: dict[str, float] = {}
         decoder = msgspec.json.Decoder(tuple[str, float])

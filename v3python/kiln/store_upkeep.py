@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.store_files import StoreFiles
+from kiln import judge
+from kiln.errors import ArtifactError
+from kiln.image import ImageInfo
+from kiln.store_files import Earlier, Entry, StoreFiles
 
+Contradictions = Callable[[ImageInfo, bytes], Sequence[str]]
+KINDS = ("index", "ir", "objects")
 _ABANDONED_NS = 3600 * 10**9  # a temporary file of that age belongs to nobody
 
 
@@ -26,10 +33,11 @@ class StoreInfo:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` looked at, and what it had to remove."""
+    """What `verify` looked at, and what it had to remove. `earlier`: entries of an earlier format, left alone."""
 
     objects: int
     entries: int
+    earlier: int
     removed_objects: tuple[str, ...]
     removed_entries: tuple[str, ...]
 
@@ -46,7 +54,7 @@ class Collected:
 
 def info(files: StoreFiles) -> StoreInfo:
     """Counts and sizes; opens no file."""
-    sizes = {kind: [size for _, size, _ in files.list(kind)] for kind in ("index", "ir", "objects")}
+    sizes = {kind: [size for _, size, _ in files.list(kind)] for kind in KINDS}
     return StoreInfo(
         root=str(files.root),
         variants=len(sizes["index"]),
@@ -57,10 +65,19 @@ def info(files: StoreFiles) -> StoreInfo:
     )
 
 
-def verify(files: StoreFiles) -> Verified:
-    """Reads everything, and removes what is broken and what refers to it."""
-    objects = entries = 0
+def verify(files: StoreFiles, contradictions: Contradictions = judge.contradictions) -> Verified:
+    """Reads everything, and removes what is broken and what refers to it.
+
+    Args:
+        contradictions: where an image contradicts what is stated of it.
+    """
+    objects = entries = earlier = 0
     removed_objects, removed_entries = [], []
+    contradicted: dict[str, str] = {}  # by an image and what is stated of it
+    for kind in KINDS:
+        for path in files.strange_folders(kind):
+            files.strange_folder(path)
+            (removed_objects if kind == "objects" else removed_entries).append(path.relative_to(files.root).as_posix())
     for path, _, _ in files.list("objects"):
         objects += 1
         if not files.check_object(path):
@@ -68,9 +85,27 @@ def verify(files: StoreFiles) -> Verified:
     for kind in ("index", "ir"):
         for path, _, _ in files.list(kind):
             entries += 1
-            if files.entry(path) is None:
-                removed_entries.append(f"{kind}/{path.name}")
-    return Verified(objects, entries, tuple(removed_objects), tuple(removed_entries))
+            entry = files.any_entry(path)
+            if isinstance(entry, Earlier):
+                earlier += 1
+                continue
+            if entry is not None:
+                stated = repr((entry.image.digest, entry.image.info))
+                if stated not in contradicted:
+                    contradicted[stated] = _contradiction(files, entry, contradictions)
+                if not contradicted[stated]:
+                    continue
+                files.remove_entry(path, f"is wrong, its image {contradicted[stated]}")
+            removed_entries.append(f"{kind}/{path.name}")
+    return Verified(objects, entries, earlier, tuple(removed_objects), tuple(removed_entries))
+
+
+def _contradiction(files: StoreFiles, entry: Entry, contradictions: Contradictions) -> str:
+    try:
+        code = files.object(entry.image.digest)
+    except ArtifactError:  # gone since it was looked at
+        return ""
+    return "; it ".join(contradictions(entry.image.info, code))
 
 
 def collect(files: StoreFiles, max_bytes: int) -> Collected:
@@ -91,13 +126,18 @@ def _collect(files: StoreFiles, max_bytes: int) -> Collected:
 
     uses: dict[str, list[tuple[Path, int, int]]] = {}  # the entries of an image, by its digest
     members: dict[str, set[str]] = {}  # the objects of an image
+    holders: dict[str, int] = {}  # how many images have an object
     for kind in ("index", "ir"):
         for path, size, mtime in files.list(kind):
-            entry = files.entry(path)
-            if entry is not None:
+            entry = files.any_entry(path)
+            if isinstance(entry, Entry):
                 uses.setdefault(entry.image.digest, []).append((path, size, mtime))
                 members.setdefault(entry.image.digest, set()).update(entry.sizes)
-    holders: dict[str, int] = {}  # how many images have an object
+            elif isinstance(entry, Earlier) and (
+                mtime >= protected_from or not files.folder.remove_unless_used(path, mtime)
+            ):  # an earlier Kiln may be at work
+                for digest in entry.sizes:
+                    holders[digest] = holders.get(digest, 0) + 1
     for objects in members.values():
         for digest in objects:
             holders[digest] = holders.get(digest, 0) + 1
@@ -135,11 +175,13 @@ def _collect_object(files: StoreFiles, found: tuple[Path, int, int] | None, prot
 
 
 def _clear_abandoned(files: StoreFiles, now: int) -> None:
-    for kind in ("index", "ir", "objects"):
+    for kind in KINDS:
+        for path in files.strange_folders(kind):
+            files.strange_folder(path)
         for file in files.folder.files(kind, hidden=True):
             with contextlib.suppress(OSError):
-                if file.stat().st_mtime_ns < now - _ABANDONED_NS:
-                    os.unlink(file.path)
+                if file.stat(follow_symlinks=False).st_mtime_ns < now - _ABANDONED_NS:
+                    shutil.rmtree(file.path) if file.is_dir(follow_symlinks=False) else os.unlink(file.path)
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(files.root / "locks"):
             files.folder.is_locked(files.root / "locks" / name)  # removes those that nobody holds

@@ -1,16 +1,19 @@
 """The toolchain: which Triton and which assemblers compile, who they are, and the environment that they run in.
 
-Nothing here imports Triton: a plan, a look at the store and a build with nothing to do never pay for it. The identity
-is Triton's version and the digests of what turns its output into images (assemblers, device libraries). Wheels of one
-version for different Pythons give equal images, so the Python that runs is no part of it. A version says less of a
-Triton that was built from source: the digests of what it was built from stand beside it, in SOURCES_NAME.
+Nothing here imports Triton: a plan and a look at the store never pay for it. The identity covers every installed file
+that takes part in a compile, by its content. Wheels of one version for different Pythons give equal images, but their
+native libraries are not the same bytes: where the lock's wheels of a version differ in a file, each of theirs counts as
+the first one's, so the Python that runs is no part of the identity. Of a Triton that was built from source the digests
+of what it was built from stand beside it, in SOURCES_NAME.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.metadata
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +30,16 @@ PINNED_ENVIRONMENT: Mapping[str, str] = {
     "TRITON_DISABLE_LINE_INFO": "1",
     "TRITON_DEFAULT_FP_FUSION": "1",
     "TRITON_DUMP_PTXAS_LOG": "1",
+    # Its own backends, not those that other packages announce by entry points.
+    "TRITON_BACKENDS_IN_TREE": "1",
 }
 
 # What a worker keeps of the caller's environment: where to find programs and put temporary files, no more.
 INHERITED_VARIABLES = ("PATH", "TMPDIR", "LANG", "LC_ALL", "HOME", "LD_LIBRARY_PATH")
+
+# The oldest and the newest minor version of Triton that kiln.jit is tested with (tests/triton.in). A build takes the
+# one that its lock names.
+JIT_VERSIONS = ((3, 6), (3, 9))
 
 # In the site-packages of a Triton that was built here: {"source archive": SHA-256, ...}
 SOURCES_NAME = "kiln-sources.json"
@@ -43,6 +52,25 @@ _IDENTIFIED_FILES = {
     "ockl": "backends/amd/lib/ockl.bc",
     "ocml": "backends/amd/lib/ocml.bc",
 }
+# All other files that take part: one digest, of their paths and digests.
+_COMPILER = "compiler"
+# What takes no part in a compile, by path in the site-packages: what is launched and measured with, tools and headers.
+# A file that is listed nowhere counts. Bytecode does not: workers read none (compile.py).
+_NO_PART = (
+    "triton/_C/libproton.so",
+    "triton/FileCheck",
+    "triton/backends/*/include/*",
+    "triton/backends/nvidia/bin/cuobjdump",
+    "triton/backends/nvidia/bin/nvdisasm",
+    "triton/backends/nvidia/lib/cupti*",
+    "triton/instrumentation/*",
+    "triton/plugins/*",
+    "triton/profiler/*",
+    "*.pyc",
+)
+
+# By version of Triton: for each of its locked wheels the digests of those files that differ between them, by path.
+WheelMembers = Mapping[str, Sequence[Mapping[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +80,8 @@ class Toolchain:
     Attributes:
         site: the folder that holds the package `triton`; no part of the identity.
         triton_version: "3.8.0", or with "+git..." for a build from source.
-        files: (name, SHA-256) of the assemblers and device libraries, and of what a Triton from source was built from.
+        files: (name, SHA-256) of the assemblers and device libraries, of all other files that take part in a compile
+            together, and of what a Triton from source was built from.
     """
 
     site: str
@@ -79,27 +108,63 @@ class Toolchain:
         return variables
 
 
-def find_toolchain(site: Path) -> Toolchain:
-    """The toolchain installed in a site-packages folder.
+def takes_part(path: str) -> bool:
+    """Whether a file of the site-packages, "triton/_C/libtriton.so", takes part in a compile."""
+    return path.startswith(("triton/", "triton.libs/")) and not any(fnmatch.fnmatchcase(path, p) for p in _NO_PART)
+
+
+def find_toolchain(site: Path, wheels: WheelMembers) -> Toolchain:
+    """The toolchain installed in a site-packages folder. Reads all of it, half a second's work: once for a build.
+
+    Args:
+        wheels: what the lock says of Triton's wheels (`Lock.members_of`).
 
     Raises:
-        ToolchainError: no Triton there, or a file that every build reads is missing from it.
+        ToolchainError: no Triton there, or a file that every build reads is missing from it or cannot be read.
     """
-    package = site / "triton"
     version = next(
         (d.version for d in importlib.metadata.distributions(path=[str(site)]) if d.metadata["Name"] == "triton"), None
     )
-    if version is None or not package.is_dir():
+    if version is None or not (site / "triton").is_dir():
         raise ToolchainError(f"no Triton is installed in {site}; build.sh or `kiln fetch` installs the locked one")
+    try:
+        found = {path: _as_first(wheels.get(version, ()), path, digests.of_file(site / path)) for path in _parts(site)}
+    except OSError as error:
+        raise ToolchainError(f"Triton {version} in {site}: {error.filename} cannot be read ({error.strerror})")
     files = []
     for name, relative in _IDENTIFIED_FILES.items():
-        path = package / relative
-        if path.is_file():
-            files.append((name, digests.of_file(path)))
+        digest = found.pop(f"triton/{relative}", None)
+        if digest is not None:
+            files.append((name, digest))
         elif name != "ptxas-blackwell":  # a Triton built from source may come with one assembler only
             raise ToolchainError(f"Triton {version} in {site} lacks {relative}, which every build needs")
+    files.append((_COMPILER, digests.of_text(json.dumps(sorted(found.items())))))
     files += _sources(site / SOURCES_NAME)
     return Toolchain(site=str(site), triton_version=version, files=tuple(files))
+
+
+def _parts(site: Path) -> Iterator[str]:
+    """Every file that takes part in a compile, by its path in the site-packages."""
+    seen = set()
+    for top in ("triton", "triton.libs"):
+        # An installation for development links to folders of its source.
+        for folder, subfolders, names in os.walk(site / top, followlinks=True):
+            real = os.path.realpath(folder)
+            if real in seen:
+                subfolders.clear()  # a link to a folder above
+                continue
+            seen.add(real)
+            for name in names:
+                path = Path(folder, name)
+                relative = path.relative_to(site).as_posix()
+                if takes_part(relative) and path.is_file():
+                    yield relative
+
+
+def _as_first(wheels: Sequence[Mapping[str, str]], path: str, digest: str) -> str:
+    """The digest of a file, or if it is that of one of the wheels, that of the first wheel's."""
+    stated = [wheel[path] for wheel in wheels if path in wheel]
+    return stated[0] if digest in stated else digest
 
 
 def _sources(path: Path) -> list[tuple[str, str]]:
