@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -12,12 +11,14 @@ import tarfile
 
 import pytest
 
-from kiln.bundle import read_bundle, write_bundle
+from kiln import tar
+from kiln.bundle import _DIALECT as DIALECT
+from kiln.bundle import _incomplete, read_bundle, write_bundle
 from kiln.cli import main
 from kiln.errors import ArtifactError, EnvironmentProblem, ToolchainError
-from kiln.lock import LOCK_NAME, write_lock
+from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, running_python, write_lock
 from kiln.progress import Progress
-from test_fetch import SOURCE, make_files, make_lock, wheel
+from test_fetch import SOURCE, Meter, make_files, make_lock, wheel
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_what_is_missing_or_wrong_is_not_packed(packed, tmp_path):
 
 
 def test_every_truncation_is_refused_and_leaves_no_wrong_file(packed, tmp_path):
-    bundle, _, files = packed
+    bundle = packed[0]
     target = fresh(packed, tmp_path)
     whole = bundle.read_bytes()
     end = whole.rstrip(b"\0").__len__()
@@ -103,8 +104,7 @@ def test_every_truncation_is_refused_and_leaves_no_wrong_file(packed, tmp_path):
         bundle.write_bytes(whole[:size])
         with pytest.raises(ArtifactError):
             read_bundle(bundle, target, Progress())
-    for path in (target / "cache").glob("*"):
-        assert path.read_bytes() == files[path.name][1]
+    assert list((target / "cache").iterdir()) == []
 
 
 def test_a_flipped_byte_is_found(packed, tmp_path):
@@ -123,32 +123,48 @@ def test_a_bundle_of_another_lock(packed, tmp_path):
         read_bundle(packed[0], target, Progress())
 
 
-def evil(packed, tmp_path, member: tarfile.TarInfo, data: bytes = b""):
+def evil(packed, tmp_path, *members: tarfile.TarInfo | bytes, data: bytes = b""):
+    """A bundle of the lock and these members, headers of tarfile's or bytes."""
     path = tmp_path / "evil.tar"
-    with tarfile.open(path, "w") as tar:
-        text = (packed[1] / LOCK_NAME).read_bytes()
-        head = tarfile.TarInfo(LOCK_NAME)
-        head.size = len(text)
-        tar.addfile(head, io.BytesIO(text))
-        member.size = len(data)
-        tar.addfile(member, io.BytesIO(data))
+    text = (packed[1] / LOCK_NAME).read_bytes()
+    pieces = [tar.header(tar.Member(LOCK_NAME, "file", len(text)), DIALECT), text, tar.padding(len(text))]
+    for member in members:
+        if isinstance(member, bytes):
+            pieces.append(member)
+            continue
+        member.size, member.mode, member.uname, member.gname = len(data), 0o644, "root", "root"
+        pieces += [member.tobuf(tarfile.GNU_FORMAT), data, tar.padding(len(data))]
+    whole = b"".join(pieces)
+    path.write_bytes(whole + tar.end(len(whole)))
     return path
 
 
-@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "cache/../../outside", "cache/unknown.whl", "outside"])
+def refused(path, folder, sentence: str) -> None:
+    """Nothing is in the cache then, and nothing was written on the way."""
+    meter = Meter()
+    with pytest.raises(ArtifactError, match=sentence):
+        read_bundle(path, folder, meter)
+    assert meter.count == 0 and list((folder / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["cache/unknown.whl", "outside"])
 def test_members_that_the_lock_does_not_name(packed, tmp_path, name):
-    with pytest.raises(ArtifactError, match="is no file of its lock; do not use this bundle"):
-        read_bundle(evil(packed, tmp_path, tarfile.TarInfo(name), b"x"), fresh(packed, tmp_path), Progress())
+    path = evil(packed, tmp_path, tarfile.TarInfo(name), data=b"x")
+    refused(path, fresh(packed, tmp_path), "is no file of its lock; do not use this bundle")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "cache/../../outside", f"cache/./{wheel('alpha')}"])
+def test_names_that_are_not_plain(packed, tmp_path, name):
+    path = evil(packed, tmp_path, tarfile.TarInfo(name), data=b"x")
+    refused(path, fresh(packed, tmp_path), "is not plain; letters, digits")
     assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
 def test_members_that_are_no_files(packed, tmp_path, kind):
     member = tarfile.TarInfo(f"cache/{wheel('alpha')}")
-    member.type, member.linkname = kind, "/etc/passwd"
-    with pytest.raises(ArtifactError, match="is no file of its lock"):
-        read_bundle(evil(packed, tmp_path, member), fresh(packed, tmp_path), Progress())
-    assert list((tmp_path / "elsewhere" / "cache").iterdir()) == []
+    member.type, member.linkname = kind, "passwd"
+    refused(evil(packed, tmp_path, member), fresh(packed, tmp_path), "is corrupt|is no file of its lock")
 
 
 def sparse(name: str, size: int) -> bytes:
@@ -164,38 +180,67 @@ def sparse(name: str, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1 << 28, 20_480])
-def test_a_sparse_member_is_refused_before_it_is_written(packed, tmp_path, size, monkeypatch):
+def test_a_sparse_member_is_refused_before_it_is_written(packed, tmp_path, size):
     name = f"cache/{wheel('alpha')}"
-    with tarfile.open(fileobj=io.BytesIO(sparse(name, size))) as tar:
-        assert tar.next().issparse() and tar.getmembers()[0].size == size  # it is one
-    path = evil(packed, tmp_path, tarfile.TarInfo("unused"))
-    whole = path.read_bytes()
-    at = whole.index(b"unused")
-    path.write_bytes(whole[:at] + sparse(name, size) + whole[at + 512 :])
-    refuse_to_copy(monkeypatch)
-    with pytest.raises(ArtifactError, match="is no file of its lock; do not use this bundle"):
-        read_bundle(path, fresh(packed, tmp_path), Progress())
+    with tarfile.open(fileobj=io.BytesIO(sparse(name, size))) as file:
+        assert file.next().issparse() and file.getmembers()[0].size == size  # it is one
+    path = evil(packed, tmp_path, sparse(name, size))
+    refused(path, fresh(packed, tmp_path), "is not of a file, a folder or a link")
 
 
 @pytest.mark.parametrize("size", [19_999, 20_001, 1 << 20])
-def test_a_member_of_another_size_is_refused_before_it_is_written(packed, tmp_path, size, monkeypatch):
-    path = evil(packed, tmp_path, tarfile.TarInfo(f"cache/{wheel('alpha')}"), bytes(size))
-    refuse_to_copy(monkeypatch)
-    with pytest.raises(ArtifactError, match=f"is corrupt: {wheel('alpha')} has {size} bytes, the lock says 20000"):
-        read_bundle(path, fresh(packed, tmp_path), Progress())
+def test_a_member_of_another_size_is_refused_before_it_is_written(packed, tmp_path, size):
+    path = evil(packed, tmp_path, tarfile.TarInfo(f"cache/{wheel('alpha')}"), data=bytes(size))
+    sentence = f"is corrupt: {wheel('alpha')} has {size} bytes, the lock says 20000"
+    refused(path, fresh(packed, tmp_path), sentence)
 
 
-def refuse_to_copy(monkeypatch) -> None:
-    def copy(*_: object) -> None:
-        raise AssertionError("bytes are written")
+def test_a_bundle_without_its_files(packed, tmp_path, capsys):
+    target = fresh(packed, tmp_path)
+    for path in (evil(packed, tmp_path), partial(packed, tmp_path, wheel("beta"))):
+        assert main(["fetch", "--input", str(target), "--unbundle", str(path)]) == 6
+        err = capsys.readouterr().err
+        missing = 3 if path.name == "evil.tar" else 2
+        assert f"lacks {missing} of the 3 files that its lock names for Python {running_python()}, first" in err
+        assert list((target / "cache").iterdir()) == []
 
-    monkeypatch.setattr(shutil, "copyfileobj", copy)
+
+def partial(packed, tmp_path, *names: str):
+    """A bundle as Kiln would write it, but with these files alone."""
+    _, folder, files = packed
+    lock = make_lock(files)
+    write_bundle(tmp_path / "partial.tar", folder, lock, [f for f in lock.every_file() if f.name in names], Progress())
+    return tmp_path / "partial.tar"
+
+
+def test_what_belongs_together():
+    """All that one Python or several need, and all of Triton's source or nothing of it."""
+
+    def files(*rows):
+        return tuple(LockedFile(name=name, pythons=pythons, size=1, sha256="0" * 64) for name, *pythons in rows)
+
+    every = {"version": "1", "licence": "MIT"}
+    lock = Lock(format=1, pythons=("3.11", "3.12"), packages=(
+        Package(name="both", use="build", files=files(("both", "3.11", "3.12")), **every),
+        Package(name="each", use="front", files=files(("each11", "3.11"), ("each12", "3.12")), **every),
+        Package(name="source", use="triton-source", files=files(("s1",), ("s2",)), **every),
+    ))  # fmt: skip
+    for names in ("both each11", "both each12", "both each11 each12", "both each12 s1 s2"):
+        assert _incomplete(lock, set(names.split())) == ""
+    for names, sentence in (
+        ("", "lacks 2 of the 2 files that its lock names for Python 3.1"),
+        ("both", "lacks 1 of the 2 files that its lock names for Python 3.1"),
+        ("each11", "lacks 1 of the 2 files that its lock names for Python 3.1"),
+        ("both each12 s1", "lacks 1 of the 4 files that its lock names for Triton from source, first s2"),
+        ("s1 s2", "lacks 2 of the 2 files that its lock names for Python 3.1"),
+    ):
+        assert _incomplete(lock, set(names.split())).startswith(sentence), names
 
 
 def test_a_compressed_tar_and_a_missing_one(packed, tmp_path):
     with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as tar:
         tar.add(packed[1] / LOCK_NAME, LOCK_NAME)
-    with pytest.raises(ArtifactError, match="no bundle"):
+    with pytest.raises(ArtifactError, match="is truncated or corrupt|is corrupt"):
         read_bundle(tmp_path / "c.tar.gz", fresh(packed, tmp_path), Progress())
     with pytest.raises(EnvironmentProblem, match="No such file"):
         read_bundle(tmp_path / "gone.tar", tmp_path / "elsewhere", Progress())

@@ -6,7 +6,9 @@ import atexit
 import functools
 import gzip
 import hashlib
+import importlib
 import importlib.util
+import io
 import json
 import os
 import random
@@ -15,17 +17,21 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import types
 import xml.etree.ElementTree
 from pathlib import Path
 
+import deflate
 import pytest
+import zstandard
 
 from kiln import inspect, manifest, picture, portable, release, verify
 from kiln.cli import main
 from kiln.errors import ArtifactError, KilnError, UsageError
+from old_pythons import find
 from small_release import ROOT, VERSION, small_release, write_pack
 
-# All that another machine needs besides the standard library, by the names that are imported.
+# All that `kiln inspect` of a source tree needs besides the standard library, by the names that are imported.
 PACKAGES = ("elftools", "zstandard")
 
 
@@ -101,8 +107,7 @@ def test_a_release_looks_at_itself(tmp_path):
         done = python(script, *words)
         assert (done.returncode, done.stderr) == (0, ""), words
         assert expected in done.stdout
-    done = python(script, "--schema")
-    assert (done.returncode, "--schema needs a build's environment" in done.stderr) == (7, True)
+    assert json.loads(python(script, "--schema").stdout) == manifest.schema()
     done = python(script, "list")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert script.read_bytes() == portable.inspector(VERSION)
@@ -129,7 +134,7 @@ def test_the_inspector_needs_no_locks(tmp_path):
 def test_pack():
     done = run("inspect", small_release().packs["sm_90"], "--verify")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "toy.scale/scale: 2 functionals x 2 configurations x 2 specializations" in done.stdout
+    assert "toy.scale/scale: 3 functionals x 2 configurations x 2 specializations" in done.stdout
     assert "2 groups, 8 images checked" in done.stdout
 
 
@@ -148,19 +153,139 @@ def test_a_tarball_is_listed_with_the_standard_library_alone():
         done = run(verb, small_release().tarball, having=())
         assert (done.returncode, done.stderr) == (0, "")
     done = run("inspect", small_release().tarball, "--verify", having=())
-    assert done.returncode == 7
-    assert (
-        done.stderr
-        == "kiln: to look into images and packs Python needs pyelftools; python3 -m pip install pyelftools\n"
+    needs = "to look into images Python needs pyelftools; python3 -m pip install pyelftools\n"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(
+        f"whole as far as it was read: 18 files, 3 groups checked\nnote: the images in packs were not read: {needs}"
     )
-    done = run("inspect", small_release().packs["sm_90"], "--verify", having=("elftools",))
-    assert (done.returncode, "python3 -m pip install zstandard" in done.stderr) == (7, True)
+    done = run("inspect", small_release().images / "sm_90-256-fp16", "--verify", having=())
+    assert (done.returncode, done.stderr) == (7, f"kiln: {needs}")
+
+
+NOT_READ = (
+    "note: the images in packs were not read: to look into images Python needs zstandard, or has to be 3.14 or later; "
+    "python3 -m pip install zstandard\n"
+)
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+def test_the_inspector_in_every_python(folder, version):
+    """Of 3.9 the libraries that read images have no use; everything else is the same."""
+    script = folder / "share/kiln/kiln-inspect.pyz"
+
+    def inspected(*words: object) -> tuple[int, str]:
+        done = subprocess.run([find(version), "-S", "-B", script, *words], capture_output=True, text=True)
+        assert done.returncode in (0, 7) and "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    note = NOT_READ
+    if version == "3.9":
+        note = "note: the images in packs were not read: to look into images takes Python 3.10 or later; this is 3.9\n"
+    code, said = inspected(folder, "--verify")
+    assert (code, said[-len(note) :]) == (0, note) and "18 files, 3 groups checked" in said
+    assert inspected("list", folder, "--target", "H100")[0] == 0
+    assert inspected(small_release().images / "sm_90-256-fp16")[0] == (7 if version == "3.9" else 0)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="has zstd in its standard library")
+def test_without_zstandard_all_but_images_is_checked(tmp_path, folder):
+    """By nothing but Python and what came in the tarball; a report that is not complete says so."""
+    script = folder / "share/kiln/kiln-inspect.pyz"
+    for artifact, said in (
+        (small_release().tarball, "18 files, 3 groups"),
+        (small_release().packs["sm_90"], "2 groups"),
+    ):
+        done = python(script, artifact, "--verify", having=())
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith(f"\nwhole as far as it was read: {said} checked\n{NOT_READ}")
+        found = json.loads(python(script, artifact, "--verify", "--json", having=()).stdout)["verified"]
+        assert (found["complete"], found["images"], len(found["notes"])) == (False, 0, 1)
+    victim = folder / "lib/kiln.images/nvidia-sm_90.pack"
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    shutil.copy(victim, tmp_path / "whole.pack")
+    (tmp_path / "damaged.pack").write_bytes(data)
+    done = python(script, tmp_path / "damaged.pack", "--verify", having=())
+    assert done.returncode == 6 and "does not have its digest" in done.stderr and "whole" not in done.stdout
+    victim.write_bytes(data)
+    done = python(script, folder, "--verify", having=())
+    assert done.returncode == 6 and "nvidia-sm_90.pack does not have the digest" in done.stderr
+
+
+def test_the_inspector_knows_targets_and_takes_nothing_from_around_it(folder):
+    """Packages that happen to be installed make no difference."""
+    script = folder / "share/kiln/kiln-inspect.pyz"
+    for having in ((), ("msgspec", "yaml"), ("msgspec", "yaml", "elftools", "zstandard")):
+        done = python(script, "list", folder, "--target", "H100", "--json", having=having)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert {row["target"] for row in json.loads(done.stdout)} == {"sm_90"}
+        done = python(script, "list", folder, "--target", "sm_9", having=having)
+        assert (done.returncode, "unknown target 'sm_9'; the nearest is sm_90" in done.stderr) == (2, True)
+        done = python(script, small_release().images / "sm_90-256-fp16", having=having)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_zstd_of_the_standard_library(tmp_path, monkeypatch):
+    """Python 3.14's module in the place of zstandard: the same answers, of frames that are whole and of others."""
+    compressor = zstandard.ZstdCompressor()
+
+    class Decompressor:
+        """As compression.zstd's: `eof` is known once the end has been read."""
+
+        def __init__(self) -> None:
+            self._raw, self.eof = zstandard.ZstdDecompressor().decompressobj(), False
+
+        def decompress(self, data: bytes, max_length: int) -> bytes:
+            raw = self._raw.decompress(data)
+            self.eof = self._raw.eof and len(raw) < max_length
+            return raw[:max_length]
+
+    def frame_info(data: bytes) -> types.SimpleNamespace:
+        size = zstandard.frame_content_size(data)
+        return types.SimpleNamespace(decompressed_size=None if size < 0 else size)
+
+    module = types.ModuleType("compression.zstd")
+    module.ZstdError, module.ZstdDecompressor, module.get_frame_info = zstandard.ZstdError, Decompressor, frame_info
+    package = types.ModuleType("compression")
+    package.zstd = module
+    ours = importlib.import_module("kiln.zstd")
+    whole = compressor.compress(b"words " * 50)
+    frames = [
+        (whole, 300),
+        (whole, 299),
+        (whole[:-3], 300),
+        (b"", 9),
+        (whole + b"x", 300),
+        (compressor.compress(b""), 9),
+    ]
+
+    def outcomes() -> list[object]:
+        found = []
+        for frame, largest in frames:
+            try:
+                found.append(ours.decompress(frame, largest))
+            except (ours.Error, ValueError) as error:
+                found.append(str(error) if "where" in str(error) else "malformed")
+        return found
+
+    by_package = outcomes()
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "zstandard", None)
+        context.setitem(sys.modules, "compression", package)
+        context.setitem(sys.modules, "compression.zstd", module)
+        importlib.reload(ours)
+        assert ours.zstandard is None and outcomes() == by_package
+        assert verify.verify(inspect.open_artifact(small_release().tarball)) == verify.Report(True, 18, 3, 12)
+    importlib.reload(ours)
+    assert by_package[0] == b"words " * 50 and by_package[1] == "a frame of 300 bytes where 299 fit"
 
 
 def test_json():
     document = json.loads(run("inspect", small_release().tarball, "--verify", "--json").stdout)
     assert document["artifact"] == "release" and document["manifest"]["kiln"] == VERSION
-    assert document["verified"] == {"files": 18, "groups": 3, "images": 12, "problems": [], "notes": []}
+    assert document["verified"] == {
+        "complete": True, "files": 18, "groups": 3, "images": 12, "problems": [], "notes": []
+    }  # fmt: skip
     document = json.loads(run("inspect", small_release().packs["gfx942"], "--json").stdout)
     assert document["pack"]["target"] == "gfx942" and len(document["pack"]["images"]) == 4
     document = json.loads(run("inspect", small_release().images / "sm_90-256-bf16", "--json").stdout)
@@ -207,20 +332,33 @@ def test_list_shows_what_is_missing(capsys):
     assert hashlib.sha256(b"sm_90 fp16 256 aligned").hexdigest() in out
 
 
-def test_list_leaves_out_what_was_not_compiled(monkeypatch, capsys):
-    rows = inspect.variants_of(inspect.open_artifact(small_release().tarball))
-    rows[0] |= {"image": None, "unavailable": None, "key": "0" * 64}
-    rows[1] |= {"image": None, "unavailable": "the recipe has no such", "key": "0" * 64}
-    monkeypatch.setattr(inspect, "variants_of", lambda artifact: rows)
-    assert main(["list", str(small_release().tarball)]) == 0
-    out = capsys.readouterr().out
-    assert "  0000000" not in out and out.count("\nsm_90") + out.count("\ngfx942") == len(rows) - 2
-    assert "without an image: 1: not part of this build\nwithout an image: 1: the recipe has no such\n" in out
-    assert out.endswith("2 variants that the build did not compile: --missing shows them too\n")
-    assert main(["list", str(small_release().tarball), "--missing"]) == 0
-    out = capsys.readouterr().out
-    assert "  0000000" not in out and out.count("\nsm_90") + out.count("\ngfx942") == len(rows) - 1 + 1
-    assert listed(capsys) == rows[2:] and listed(capsys, "--missing") == rows
+def test_what_is_left_out_is_a_rule(capsys):
+    for artifact, targets in (
+        (small_release().tarball, ("gfx942", "sm_90")),
+        (small_release().packs["sm_90"], ("sm_90",)),
+    ):
+        rules = [
+            {"target": target, "kernel": "toy.scale/scale", "reason": reason, "variants": 2,
+             "configurations": [configuration], "where": {"dtype": ["fp32"]}}
+            for target in targets
+            for reason, configuration in (
+                ("not in this build", "BLOCK=256 num_warps=4"), ("too large", "BLOCK=1024 num_warps=4")
+            )
+        ]  # fmt: skip
+        assert main(["list", str(artifact), "--json", "--missing"]) == 0
+        assert json.loads(capsys.readouterr().out)[8 * len(targets) :] == rules
+        assert main(["list", str(artifact)]) == 0
+        out = capsys.readouterr().out
+        assert "fp32" not in out and "  0000000" not in out
+        assert out.endswith(
+            f"left out by the profile, the selection or the recipe: {4 * len(targets)} combinations; "
+            "--missing shows by which rules\n"
+        )
+        assert main(["list", str(artifact), "--missing"]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.split("  ")[-2:] == ["dtype=fp32; BLOCK=1024 num_warps=4", "too large"]
+    assert listed(capsys, "--missing", "--target", "sm_90", "--select", "BLOCK=1024")[4:] == rules[1:]
+    assert len(listed(capsys, "--missing", "--select", "dtype=bf16")) == 8, "no rule is about it"
 
 
 @pytest.mark.parametrize(
@@ -230,6 +368,7 @@ def test_list_leaves_out_what_was_not_compiled(monkeypatch, capsys):
         (["--target", "A100"], "there are no variants for sm_80; there are for gfx942, sm_90"),
         (["--target", "sm_9"], "unknown target 'sm_9'; the nearest is sm_90"),
         (["--select", "dtyp=bf16"], "no variant has a dtyp; variants have kernel, dtype, BLOCK, num_warps, spec"),
+        (["--select", "dtype=fp32"], "no variant has dtype=fp32: not in this build; dtype is one of fp16, bf16"),
         (["--select", "dtype=bf16,fp8"], "no variant has dtype=fp8; dtype is one of fp16, bf16"),
         (["--select", "dtype"], "--select: 'dtype' is not choice=value,value"),
     ],
@@ -254,12 +393,16 @@ def test_list_takes_targets_as_a_build_does(capsys):
 def test_nothing_of_kilns(tmp_path, capsys):
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").write_bytes(b"")
-    with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as tar:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as tar:
         tar.add(tmp_path / "text", "kiln/text")
+    (tmp_path / "other.tar.gz").write_bytes(deflate.gzip_compress(plain.getvalue(), 6))
+    os.mkfifo(tmp_path / "fifo")
     for name, message in (
         ("text", "is nothing of Kiln's; give a release's tarball"),
         ("empty", "is nothing of Kiln's"),
-        ("other.tar.gz", "it has no share/kiln/manifest.json"),
+        ("other.tar.gz", "the header at byte 0 is not of a file, a folder or a link"),
+        ("fifo", "is not a file"),
         (".", "is no unpacked release"),
     ):
         assert main(["inspect", str(tmp_path / name)]) == 6
@@ -277,12 +420,14 @@ def test_nothing_of_kilns(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
-        ('{"format": 2}', "has format 2; this Kiln reads format 1"),
-        ("[]", "has no format"),
-        ('{"format": 1, "files": {}}', "no table 'files'"),
-        ("[" * 100000, "is no JSON"),
-        ('{"format": 1, "release": {"a": ["\\u001b]0;x"]}}', "a text with control characters"),
+        ("", "states no format; this Kiln reads format 2"),
+        ("{", "states no format; this Kiln reads format 2"),
+        ('{"format": 99}', "has format 99; this Kiln reads format 2"),
+        ("[]", "states no format"),
+        ('{\n "format": 2,\n "files": {}\n}\n', "is malformed in line 3: files is an object; it must be a list"),
+        ('{"format": 2}\n' + "[" * 300000, "has 300000 bytes in line 2"),
+        ('{\n "format": 2,\n "kiln": ' + "[" * 60000, "is not valid JSON in line 3"),
+        ('{\n "format": 2,\n "kiln": "\\u001b]0;x"\n}\n', r"kiln is '\x1b]0;x'; it must be a line without"),
     ],
 )
 def test_odd_manifests(folder, text, message):
@@ -333,7 +478,23 @@ def rewrite(folder: Path, change) -> None:
         if "link" not in row and path.is_file():
             row |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     change(document)
-    (folder / manifest.PATH).write_text(json.dumps(document))
+    (folder / manifest.PATH).write_bytes(manifest.encode(document))
+
+
+def test_links_lead_to_files_and_folders_beside_them(folder):
+    """As lib/aotriton.images leads to the packs."""
+    (folder / "lib/aotriton.images").symlink_to("kiln.images")
+    (folder / "lib/nowhere.so").symlink_to("nothing.so")
+
+    def name(document: dict) -> None:
+        document["files"] += [
+            {"path": "lib/aotriton.images", "link": "kiln.images"},
+            {"path": "lib/nowhere.so", "link": "nothing.so"},
+        ]
+        document["files"].sort(key=lambda row: row["path"])
+
+    rewrite(folder, name)
+    assert problems(folder) == ["lib/nowhere.so is a link to nothing.so, and there is no such file or folder beside it"]
 
 
 def test_a_pack_of_another_release(folder, tmp_path):
@@ -351,7 +512,15 @@ def test_a_pack_of_another_release(folder, tmp_path):
     [
         (lambda d: d["variants"][0].update(key="0" * 64), "variants for gfx942 are not those of amd-gfx942.pack"),
         (lambda d: d["variants"].pop(), "variants for sm_90 are not those of nvidia-sm_90.pack"),
+        (lambda d: d["left_out"][0].update(variants=3), "is left out for gfx942 is not what amd-gfx942.pack lacks"),
+        (lambda d: d["left_out"].pop(), "is left out for sm_90 is not what nvidia-sm_90.pack lacks"),
         (lambda d: d["images"][0].update(registers=1), "is not that of amd-gfx942.pack"),
+        *(
+            (lambda d, name=name: d["targets"][0].update({name: 77}), f"the manifest counts 77 {name} of gfx942; ")
+            for name in ("functionals", "variants", "images", "unavailable", "left_out")
+        ),
+        (lambda d: d["targets"][0].update(abi=99), "the manifest says that the abi of gfx942 is 99; an image in "),
+        (lambda d: d["targets"][0].update(kind="cubin"), "that the kind of gfx942 is cubin; an image in "),
         (lambda d: d["targets"].pop(), "nvidia-sm_90.pack belongs to no target"),
         (lambda d: d["targets"][0].update(pack="amd-gfx90a.pack"), "there is no pack amd-gfx90a.pack for gfx942"),
         (lambda d: d.update(kiln="0.2"), "is of release 0.1.0b, not of 0.2"),
@@ -411,8 +580,8 @@ def test_bytes_behind_the_end(tmp_path, capsys):
         ("junk", whole + b"junk"),
         ("zeros", whole + b"\0" * 512),
         ("twice", whole + whole),
-        ("tar-junk", gzip.compress(plain + b"junk")),
-        ("tar-twice", gzip.compress(plain + plain)),
+        ("tar-junk", deflate.gzip_compress(plain + b"junk", 6)),
+        ("tar-twice", deflate.gzip_compress(plain + plain, 6)),
     ):
         path = tmp_path / f"{name}.tar.gz"
         path.write_bytes(data)
@@ -454,20 +623,6 @@ def test_the_checksum_beside_it(tmp_path):
     assert problems(path) == [f"{path.name} does not have the digest of {path.name}.sha256"]
 
 
-def test_a_tarball_with_members_outside(tmp_path, folder):
-    path = tmp_path / "evil.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        tar.add(folder, "kiln")
-        for name in ("../evil", "kiln/../../evil", "elsewhere/file"):
-            tar.addfile(tarfile.TarInfo(name))
-        again = tarfile.TarInfo("kiln/lib/libkiln.so")
-        again.type, again.linkname = tarfile.SYMTYPE, "libkiln.so.0"
-        tar.addfile(again)
-    found = problems(path)
-    assert sum("lies outside of the top folder kiln/" in problem for problem in found) == 3
-    assert "lib/libkiln.so is there twice" in found
-
-
 def test_problems_are_the_exit_code(folder, capsys):
     (folder / "share/kiln/LICENSE").unlink()
     assert main(["inspect", str(folder), "--verify"]) == 6
@@ -505,7 +660,7 @@ def test_page_of_a_release(tmp_path):
 
 def test_a_large_map_is_a_few_paths(monkeypatch):
     monkeypatch.setattr(picture, "_LABELLED", 7)
-    for svg in svgs(picture.page(inspect.open_artifact(small_release().tarball)))[1:]:
+    for svg in svgs("".join(picture.page(inspect.open_artifact(small_release().tarball))))[1:]:
         assert not list(svg.iter("title"))
         assert 1 <= len(list(svg.iter("path"))) <= 14
 
@@ -531,7 +686,7 @@ def test_without_images(tmp_path):
     made = manifest.make_manifest(replace(small_release().inputs, packs={}), stage, release.PLATFORM)
     (stage / manifest.PATH).write_bytes(manifest.encode(made))
     assert problems(stage) == []
-    assert svgs(picture.page(inspect.open_artifact(stage)))
+    assert svgs("".join(picture.page(inspect.open_artifact(stage))))
     done = run("inspect", stage)
     assert done.returncode == 0
     assert "no images in this release" in done.stdout and "not run" not in done.stdout

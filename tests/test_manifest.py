@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kiln import build, lock, manifest, native, pack, release
+from kiln import build, lock, manifest, native, pack, release, shape
 from kiln.errors import ArtifactError
 from kiln.plan_model import CompileSpec, Variant
 from small_release import ROOT, VERSION, small_release
@@ -25,7 +25,7 @@ def make(**changes) -> manifest.Manifest:
 
 def test_says_what_is_there():
     made = make()
-    assert (made.kiln, made.format, made.platform) == (VERSION, 1, "manylinux_2_28_x86_64")
+    assert (made.kiln, made.format, made.platform) == (VERSION, 2, "manylinux_2_28_x86_64")
     stage = small_release().stage
     for file in made.files:
         path = stage / file.path
@@ -40,7 +40,21 @@ def test_says_what_is_there():
     for target, row in zip(("gfx942", "sm_90"), made.targets):
         index = pack.read_pack(small_release().packs[target])
         assert (row.name, row.index, row.functionals) == (target, index.index_digest, 2)
-        assert (row.variants, row.images, row.unavailable) == (8, 4, 1)
+        assert (row.variants, row.images, row.unavailable, row.left_out) == (8, 4, 1, 4)
+        assert [rule for rule in made.left_out if rule.target == target] == [
+            manifest.LeftOut(
+                target=target,
+                kernel="toy.scale/scale",
+                where={"dtype": ("fp32",)},
+                reason=reason,
+                variants=2,
+                configurations=(configuration,),
+            )
+            for reason, configuration in (
+                ("not in this build", "BLOCK=256 num_warps=4"),
+                ("too large", "BLOCK=1024 num_warps=4"),
+            )
+        ]
         assert row.verified == "compiled, not run"
         images = [image for image in made.images if image.target == target]
         assert len(images) == 4 and all(image.registers > 0 and image.threads % 32 == 0 for image in images)
@@ -69,7 +83,7 @@ def test_the_order_of_the_slots_gives_their_names():
 
 def test_canonical_and_read_back():
     data = manifest.encode(make())
-    assert data == manifest.encode(manifest.decode(data)) == manifest.encode(make())
+    assert data == manifest.encode(manifest.read(data, "m")) == manifest.encode(make())
     document = json.loads(data)
     assert list(document) == sorted(document)
     lines = data.decode().splitlines()
@@ -94,14 +108,17 @@ def test_a_manifest_follows_its_schema():
 
 
 def _follows(value, rule, schema) -> None:
-    """The part of JSON schema that msgspec writes."""
+    """The part of JSON schema that shape.py writes."""
     if "$ref" in rule:
         rule = schema["$defs"][rule["$ref"].rpartition("/")[2]]
     if "anyOf" in rule:
         rule = next(r for r in rule["anyOf"] if (r.get("type") == "null") == (value is None))
     kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
     assert isinstance(value, kinds[rule["type"]]), (value, rule)
-    if rule["type"] == "object":
+    if rule["type"] == "object" and "properties" not in rule:
+        for item in value.values():
+            _follows(item, rule["additionalProperties"], schema)
+    elif rule["type"] == "object":
         assert set(rule["required"]) <= set(value) <= set(rule["properties"])
         assert rule["additionalProperties"] is False
         for name, item in value.items():
@@ -114,24 +131,58 @@ def _follows(value, rule, schema) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (b'"kiln": "0.1.0b"', b'"kiln": 1', r"\$.kiln"),
+        (b'"kiln": "0.1.0b"', b'"kiln": 1', r"in line [0-9]+: kiln is 1; it must be text"),
         (b'"profile"', b'"profil"', "profil"),
-        (b'"variants": 8', b'"variants": -1', r"targets\[0\].variants"),
-        (b'{\n "files"', b"{\n x", "manifest of format 1"),
+        (b'"variants": 8', b'"variants": -1', r"targets\[0\].variants is -1; it must be from 0"),
+        (b'{\n "files"', b"{\n x", "is malformed: it lacks the field 'files'"),
+        (b'"dirty": false', b'"dirty": 0', "source.dirty is 0; it must be true or false"),
+        (b'"ptx": true', b'"ptx": NaN', "ptx is nan; it must be true or false"),
+        (b'"abi": 7', b'"abi": 1e9', "abi is 1000000000.0; it must be a whole number"),
+        (b'"abi": 7', b'"abi": ' + b"9" * 4000, "abi is a number beyond 64 bits; it must be from 0"),
+        (b'"abi": 7', b'"abi": ' + b"9" * 300000, "it can have 262144"),
+        (b'"abi": 7', b'"abi": ' + b"[" * 60000, "is not valid JSON in line"),
+        (b'"vendor": "amd"', b'"vendor": "amd", "vendor": "amd"', "is not written as Kiln writes it"),
+        (b'"vendor": "amd"', b'"vendor": ["amd"]', "vendor is a list; it must be text"),
+        (b'"vendor": "amd"', b'"vendor": "../amd"', "vendor is '../amd'; it must match"),
+        (b'"runs_on": ["gfx942"]', b'"runs_on": "gfx942"', "runs_on is 'gfx942'; it must be a list"),
+        (b'"source": {', b'"source": ["a"], "x": {', "is not valid JSON"),
+        (b"not on this GPU", b"not on\xff this", "is not valid JSON .*decode byte"),
+        (b"not on this GPU", b"\\ud800", r"'\\ud800'; it must be a line without control characters"),
+        (b"not on this GPU", b"\\u001b[31m", r"'\\x1b\[31m'; it must be a line without control characters"),
+        (b"not on this GPU", "\u202edrawkcab".encode(), "it must be a line without control characters"),
+        (b"not on this GPU", b"x" * 5000, "has 5000 characters; it can have 4096"),
+        (b'"include/kiln/kiln.h"', b'"include/' + b"a/" * 16 + b'b"', "no release has such a file"),
+        (b'"nvidia-sm_90.pack"', b'"amd-gfx942.pack"', "names a pack twice in its table 'targets'"),
+        (b'"include/kiln/kiln.h"', b'"../kiln.h"', "names the file '../kiln.h'; no release has such a file"),
+        (b'"include/kiln/family.h"', b'"include/kiln/kiln.h"', "has include/kiln/kiln.h twice in its table 'files'"),
+        (b'"link": "libkiln.so.0"', b'"link": "/lib/libc.so"', "link is '/lib/libc.so'; it must match"),
+        (b'  {"bytes"', b'  {"bytes" ', "is not written as Kiln writes it, in line 3"),
+        (b"}\n", b"}\r\n", "is not written as Kiln writes it"),
+        (
+            b'"unavailable": "not',
+            b'"image": null, "unavailable": "not',
+            "image is the default value null; leave the field out",
+        ),
     ],
 )
 def test_strict(before, after, message):
     data = manifest.encode(make())
     assert before in data
     with pytest.raises(ArtifactError, match=message):
-        manifest.decode(data.replace(before, after, 1))
+        manifest.read(data.replace(before, after, 1), "m")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 1000])
+def test_a_cut_manifest(cut):
+    with pytest.raises(ArtifactError, match="^m: its manifest is"):
+        manifest.read(manifest.encode(make())[:-cut], "m")
 
 
 def test_without_images():
     made = make(packs={})
-    assert made.images == made.variants == ()
+    assert made.images == made.variants == made.left_out == ()
     assert [(row.pack, row.index, row.variants) for row in made.targets] == [(None, None, 0)] * 2
-    assert manifest.decode(manifest.encode(made)) == made
+    assert manifest.read(manifest.encode(made), "m") == shape.plain(made)
 
 
 def test_only_what_ran_counts_as_verified(tmp_path):
@@ -148,8 +199,8 @@ def test_only_what_ran_counts_as_verified(tmp_path):
     made = make(verifications=manifest.load_verifications(tmp_path))
     assert [row.verified for row in made.targets] == [
         "compiled, not run",
-        "run on NVIDIA H200, driver 580.95.05: 5 of 7 variants right; "
-        "PTX run on NVIDIA H200, driver 580.95.05: 1 of 7 variants right",
+        "run on NVIDIA H200, driver 580.95.05: 5 of 7 variants tested, all correct, 2 untested; "
+        "PTX run on NVIDIA H200, driver 580.95.05: 1 of 7 variants tested, all correct, 6 untested",
     ]
     assert manifest.load_verifications(tmp_path / "nowhere") == ()
     (tmp_path / "bad.json").write_text('{"device": 1}')
@@ -202,5 +253,6 @@ def test_tools_that_made_the_libraries_stand_with_the_locked_digests():
         "deflate": None,
     }
     assert {the_lock.wheel_of("ziglang", python).sha256 for python in the_lock.pythons} == {digests["compiler"]}
-    made = manifest.decode(manifest.encode(make(tools=tools)))
+    made = make(tools=tools)
+    assert manifest.read(manifest.encode(made), "m") == shape.plain(made)
     assert made.tools[-len(tools) :] == tools

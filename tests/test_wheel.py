@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import shutil
+import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from kiln import cli, extension, portable, wheel
 from kiln.errors import ArtifactError
 from kiln.native import Compiler
 from kiln.pythons import Headers
+from kiln.replacement import InTheWay
+from kiln.wheel_file import Wheel, write_wheel
 from small_release import ROOT, small_release
 
 FILES = wheel.package_files(ROOT)
@@ -20,7 +24,15 @@ STANDARD = sys.stdlib_module_names | {"__future__"}
 THIRD = {"msgspec", "yaml", "numpy", "torch", "triton", "transformers"}  # of the extras
 
 
-@pytest.mark.parametrize(("version", "spelled"), [("0.1.0b", "0.1.0b0"), ("1.2", "1.2"), ("1.2.0rc1", "1.2.0rc1")])
+@pytest.mark.parametrize(
+    ("version", "spelled"),
+    [
+        ("0.1.0b", "0.1.0b0"),
+        ("1.2", "1.2"),
+        ("1.2.0rc1", "1.2.0rc1"),
+        ("0.1.0b+full.s0a.with.rms_norm", "0.1.0b0+full.s0a.with.rms.norm"),
+    ],
+)
 def test_versions(version, spelled):
     assert wheel.python_version(version) == spelled
 
@@ -49,7 +61,9 @@ def test_the_modules_are_those_that_are_imported():
             asked |= {f"{module}.py", f"{module}/__init__.py"}
     generators = {name for name in FILES if name.endswith(".py") and "/" not in name} - own
     assert generators and generators <= asked
-    assert "targets.yaml" in FILES and "compile.py" not in FILES and "build.py" not in FILES
+    assert (
+        {"targets.yaml", "toolchain.lock.yaml"} <= set(FILES) and "compile.py" not in FILES and "build.py" not in FILES
+    )
 
 
 def test_names_of_errors_that_modules_of_the_generator_want():
@@ -72,14 +86,99 @@ def test_what_kiln_jit_reads():
 
 def test_metadata():
     texts = {"LICENSE": "L\n", "NOTICES.txt": "N\n"}
-    contents = wheel.Contents("0.1.0b", {}, {}, {"sm_90": Path("nvidia-sm_90.pack")}, texts)
+    contents = wheel.Contents("0.1.0b", ("sm_90", "gfx942"), {}, {}, {"sm_90": Path("nvidia-sm_90.pack")}, texts)
     images = wheel.images_wheel(contents, "sm_90")
     assert images.file_name == "kiln_images_sm_90-0.1.0b0-py3-none-any.whl"
     assert [*images.files] == ["kiln/lib/kiln.images/nvidia-sm_90.pack"] and images.licences == texts
     fields = images.metadata.partition("\n\n")[0].splitlines()
-    for field in ("Name: kiln-images-sm-90", "Version: 0.1.0b0", "Requires-Dist: kiln-runtime==0.1.0b0",
+    for field in ("Name: kiln-images-sm-90", "Version: 0.1.0b0", "Requires-Dist: kiln-runtime[sm-90]===0.1.0b0",
                   "Requires-Python: >=3.10", "License-File: NOTICES.txt"):  # fmt: skip
         assert field in fields
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory) -> Path:
+    """A folder for each of four builds of a version: a runtime's wheel with nothing but its metadata, and the images of
+    its targets."""
+    root = tmp_path_factory.mktemp("builds")
+    (root / "nvidia-sm_90.pack").write_bytes(b"")
+    (root / "amd-gfx942.pack").write_bytes(b"")
+    packs = {"sm_90": root / "nvidia-sm_90.pack", "gfx942": root / "amd-gfx942.pack"}
+    for label, targets in (
+        ("core", ("sm_90",)),
+        ("both", ("sm_90", "gfx942")),
+        ("full", ("sm_90",)),
+        ("s0a", ("sm_90",)),
+    ):
+        name = "0.1.0b" if label in ("core", "both") else f"0.1.0b+{label}"
+        contents = wheel.Contents(name, targets, {}, {}, {target: packs[target] for target in targets}, {})
+        version = wheel.python_version(name)
+        metadata = wheel.runtime_metadata(contents, {}, "")
+        (root / label).mkdir()
+        write_wheel(Wheel(wheel.RUNTIME, version, "py3-none-any", "test", metadata, {}), root / label)
+        for target in targets:
+            write_wheel(wheel.images_wheel(contents, target), root / label)
+    return root
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pip")
+    venv.create(folder, with_pip=True)
+    return folder / "bin/python"
+
+
+def pip(python: Path, *words: object) -> tuple[int, str]:
+    command = [python, "-m", "pip", "--disable-pip-version-check", "--isolated", *words]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def installed(python: Path) -> set[str]:
+    return {line for line in pip(python, "freeze")[1].splitlines() if line.startswith("kiln-")}
+
+
+def test_pip_holds_the_wheels_of_a_build_together(builds, bare):
+    def install(folders: tuple[str, ...], *words: str) -> tuple[int, str]:
+        where = [part for folder in folders for part in ("--find-links", builds / folder)]
+        return pip(bare, "install", "--no-index", *where, *words)
+
+    # Images of one build take no runtime of another, whichever of the two has the label.
+    for ours, theirs in (("core", "full"), ("full", "core"), ("full", "s0a")):
+        (images,) = (builds / ours).glob("kiln_images_sm_90-*.whl")
+        code, said = install((theirs,), str(images))
+        assert (code, "kiln-runtime[sm-90]===" in said) == (1, True), (ours, theirs, said)
+    # The extra takes the images along; another build's take its place whole.
+    code, said = install(("core", "full"), "kiln-runtime[sm-90]==0.1.0b0+full")
+    assert code == 0, said
+    found = {line.split("==")[0].split(" @")[0]: line for line in installed(bare)}
+    assert set(found) == {"kiln-runtime", "kiln-images-sm-90"} and all("0.1.0b0+full" in x for x in found.values())
+    assert pip(bare, "check")[0] == 0
+    code, said = install(("core", "full"), "kiln-runtime===0.1.0b0")
+    assert code == 0, said
+    code, said = pip(bare, "check")
+    assert code == 1 and "kiln-images-sm-90 0.1.0b0+full has requirement kiln-runtime" in said, said
+    # The core profile's has no label, and its extra still takes its own images.
+    code, said = install(("core", "full"), "--force-reinstall", "kiln-runtime[sm-90]===0.1.0b0")
+    assert code == 0 and pip(bare, "check")[0] == 0 and not any("+full" in line for line in installed(bare)), said
+    # Images for a target that the runtime was not built for.
+    code, said = install(("core",), str(next((builds / "both").glob("kiln_images_gfx942-*.whl"))))
+    assert "kiln-runtime 0.1.0b0 does not provide the extra 'gfx942'" in said
+
+
+def test_other_wheels_of_the_same_names_stay(tmp_path):
+    def made(text: str) -> list[Wheel]:
+        return [Wheel(name, "1", "py3-none-any", "test", text, {}) for name in ("kiln-runtime", "kiln-images-sm-90")]
+
+    first = wheel.write(made("one"), tmp_path, replace=False)
+    before = {path: path.read_bytes() for path in first}
+    assert wheel.write(made("one"), tmp_path, replace=False) == first
+    first[1].unlink()
+    with pytest.raises(InTheWay, match=rf"has {first[0].name} of another release; --replace replaces what is there"):
+        wheel.write(made("two"), tmp_path, replace=False)
+    assert [*tmp_path.iterdir()] == first[:1] and first[0].read_bytes() == before[first[0]], "all, or none"
+    wheel.write(made("two"), tmp_path, replace=True)
+    assert all(path.read_bytes() != before[path] for path in first)
 
 
 def test_abis():
@@ -177,7 +276,23 @@ def test_a_damaged_release(toolless, tmp_path, capsys):
     with (stage / "lib/kiln.images/nvidia-sm_90.pack").open("ab") as file:
         file.write(b"x")
     code, text = said(capsys, stage, tmp_path / "w")
-    assert code == 6 and "lib/kiln.images/nvidia-sm_90.pack does not have the digest that the manifest states" in text
+    assert code == 6 and "nvidia-sm_90.pack does not have the digest and size that the manifest states" in text
+
+
+def test_a_release_is_checked_before_anything_else(monkeypatch, tmp_path, capsys):
+    """Before a Python is looked for, or a compiler."""
+    stage = tmp_path / "kiln"
+    shutil.copytree(small_release().stage, stage, symlinks=True)
+    (stage / "share/kiln/LICENSE").write_text("other")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a damaged release went on")
+
+    for name in ("kiln.pythons.headers_of", "kiln.pythons.python_commands", "kiln.wheel.unpack", "kiln.wheel.zig"):
+        monkeypatch.setattr(name, refuse)
+    code, text = said(capsys, stage, tmp_path / "w")
+    assert code == 6 and "share/kiln/LICENSE does not have the digest and size" in text
+    assert not (tmp_path / "w").exists()
 
 
 def test_what_is_no_release(tmp_path, capsys):
@@ -225,8 +340,9 @@ def test_none_at_all(monkeypatch, tmp_path, capsys):
         raise EnvironmentProblem("no headers")
 
     monkeypatch.setattr("kiln.pythons.headers_of", headers_of)
+    monkeypatch.setattr("kiln.wheel.unpack", lambda *_: None)  # which comes first, and lacks the attention family
     code, text = said(capsys, small_release().tarball, tmp_path)
-    assert code == 7 and text.startswith("kiln: no wheel can be made: no wheel for Python 3.10: ")
+    assert code == 7 and "\nkiln: no wheel can be made: no wheel for Python 3.10: " in text
 
 
 @pytest.mark.parametrize("package", ["ziglang", "nanobind"])
@@ -252,5 +368,11 @@ def test_another_tree_is_said(toolless, tmp_path, capsys, monkeypatch):
     from kiln.front.source import Origin
 
     monkeypatch.setattr("kiln.front.source.describe", lambda root: Origin("2" * 40, False))
+    monkeypatch.setattr(wheel, "unpack", lambda *_: wheel.Contents("0.1.0b", (), {}, {}, {}, {}))
+
+    def refuse(*_arguments: object) -> None:
+        raise ArtifactError("as far as this")
+
+    monkeypatch.setattr(wheel, "runtime_wheel", refuse)
     text = said(capsys, small_release().tarball, tmp_path)[1]
     assert "was built from commit 111111111111, and the wheels' Python modules are of this tree's, 222222222222" in text

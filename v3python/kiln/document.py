@@ -16,6 +16,7 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from kiln import yaml_limits
 from kiln.errors import EnvironmentProblem, RecipeError
 from kiln.suggest import nearest
 
@@ -42,9 +43,6 @@ for _tag, _pattern, _first in (
     ("merge", r"<<", "<"),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
-
-_MAX_NODES = 200_000  # aliases can make a small file walk for ever
-_MAX_DEPTH = 40
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,13 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         RecipeError: it is no YAML, or lacks the shape.
     """
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(yaml_limits.LARGEST + 1)
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give a YAML file that is there") from error
     lines: dict[Keys, int] = {}
     try:
+        yaml_limits.check(text, _Loader)
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
@@ -99,10 +99,10 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         problem = " ".join(filter(None, (error.context, error.problem)))
         hint = _hint(text, mark, problem) if mark else ""
         raise RecipeError(f"{path}:{mark.line + 1 if mark else 1}: is no YAML: {problem}{hint}") from None
+    except yaml_limits.Refused as error:
+        raise RecipeError(f"{path}:{error.line}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{path}:1: is no YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise RecipeError(f"{path}:1: is nested too deep") from None
     _Walk(path, lines).check(node, data, inspect.type_info(shape), ())
     try:
         return Document(path, msgspec.convert(data, shape), lines)
@@ -148,14 +148,10 @@ def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
 class _Walk:
     path: Path
     lines: dict[Keys, int]
-    nodes: int = 0
 
     def check(self, node: yaml.Node, data: Any, shape: inspect.Type, keys: Keys) -> None:
         line = node.start_mark.line + 1
         self.lines.setdefault(keys, line)
-        self.nodes += 1
-        if self.nodes > _MAX_NODES or len(keys) > _MAX_DEPTH:
-            self.fail(line, keys, "is too large or nested too deep")
         if isinstance(shape, inspect.Metadata):
             shape = shape.type
         options = shape.types if isinstance(shape, inspect.UnionType) else (shape,)
@@ -254,6 +250,8 @@ def _shown(data: Any) -> str:
         return str(data).lower()
     if isinstance(data, (dict, list)):
         return "a mapping" if isinstance(data, dict) else "a list"
+    if isinstance(data, int) and abs(data) > 2**128:
+        return "a number far beyond 64 bits"  # Python spells none of thousands of digits
     return repr(data)
 
 

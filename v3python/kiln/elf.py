@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,8 +20,9 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
-from kiln import messagepack
+from kiln import elf_limits, messagepack
 from kiln.errors import ArtifactError, ToolchainError
+from kiln.shape import is_line
 
 _AMDGPU_MACHINE = 224
 _CUDA_MACHINE = 190
@@ -143,26 +145,29 @@ def amd_facts(code: bytes) -> AmdFacts:
         if len(kernels) != 1:
             raise ArtifactError(f"the code object has {len(kernels)} kernels; Kiln's images have one")
         (kernel,) = kernels
-        target = metadata["amdhsa.target"].rpartition("--")[2]
+        target = _name(metadata["amdhsa.target"]).rpartition("--")[2]
         mach = _AMD_MACH.get(elf["e_flags"] & 0xFF)
         if mach not in (None, target.split(":")[0]):
             raise ArtifactError(f"the code object is for {mach} by its header and for {target} by its metadata")
         return AmdFacts(
             target=target,
             code_object_version=elf.header["e_ident"]["EI_ABIVERSION"] + 2,
-            kernel=kernel[".name"],
-            symbol=kernel[".symbol"],
-            wavefront_size=kernel[".wavefront_size"],
-            max_flat_workgroup_size=kernel[".max_flat_workgroup_size"],
-            sgprs=kernel[".sgpr_count"],
-            vgprs=kernel[".vgpr_count"],
-            agprs=kernel.get(".agpr_count", 0),
-            sgpr_spills=kernel.get(".sgpr_spill_count", 0),
-            vgpr_spills=kernel.get(".vgpr_spill_count", 0),
-            group_segment=kernel[".group_segment_fixed_size"],
-            private_segment=kernel[".private_segment_fixed_size"],
-            kernarg_size=kernel[".kernarg_segment_size"],
-            arguments=tuple(Parameter(a[".offset"], a[".size"], a[".value_kind"]) for a in kernel.get(".args", ())),
+            kernel=_name(kernel[".name"]),
+            symbol=_name(kernel[".symbol"]),
+            wavefront_size=_count(kernel[".wavefront_size"]),
+            max_flat_workgroup_size=_count(kernel[".max_flat_workgroup_size"]),
+            sgprs=_count(kernel[".sgpr_count"]),
+            vgprs=_count(kernel[".vgpr_count"]),
+            agprs=_count(kernel.get(".agpr_count", 0)),
+            sgpr_spills=_count(kernel.get(".sgpr_spill_count", 0)),
+            vgpr_spills=_count(kernel.get(".vgpr_spill_count", 0)),
+            group_segment=_count(kernel[".group_segment_fixed_size"]),
+            private_segment=_count(kernel[".private_segment_fixed_size"]),
+            kernarg_size=_count(kernel[".kernarg_segment_size"]),
+            arguments=tuple(
+                Parameter(_count(a[".offset"]), _count(a[".size"]), _name(a[".value_kind"]))
+                for a in kernel.get(".args", ())
+            ),
         )
 
 
@@ -179,9 +184,9 @@ def nvidia_facts(cubin: bytes) -> NvidiaFacts:
         names = [s.name.removeprefix(".nv.info.") for s in elf.iter_sections() if s.name.startswith(".nv.info.")]
         if len(names) != 1:
             raise ArtifactError(f"the cubin has {len(names)} kernels; Kiln's images have one")
-        (kernel,) = names
-        symbols = [n for n, s in enumerate(_section(elf, ".symtab").iter_symbols()) if s.name == kernel]
-        common = [v for v in _nv_attributes(_section(elf, ".nv.info")) if v[1][:4] in map(_U32.pack, symbols)]
+        kernel = _name(names[0])
+        symbols = {_U32.pack(n) for n, s in enumerate(_section(elf, ".symtab").iter_symbols()) if s.name == kernel}
+        common = [v for v in _nv_attributes(_section(elf, ".nv.info")) if v[1][:4] in symbols]
         own = _nv_attributes(_section(elf, f".nv.info.{kernel}"))
         threads, required, parameters = 0, False, []
         for attribute, value in own:
@@ -210,6 +215,29 @@ def nvidia_facts(cubin: bytes) -> NvidiaFacts:
             threads_required=required,
             parameters=tuple(parameter for _, parameter in parameters),
         )
+
+
+def stated_facts(code: bytes) -> dict[str, int | str]:
+    """What an image says of itself, under the names of `ImageInfo`; besides its `target`, and as `static_shared` the
+    shared memory to which dynamic comes.
+
+    Raises:
+        ArtifactError: it is no image, malformed, or has not exactly one kernel.
+    """
+    kind = kind_of(code)
+    if kind == "hsaco":
+        amd = amd_facts(code)
+        return {
+            "kind": kind, "target": amd.target.split(":")[0], "symbol": amd.kernel, "registers": amd.vgprs,
+            "threads": amd.max_flat_workgroup_size, "stack": amd.private_segment, "parameters": len(amd.arguments),
+            "abi": amd.code_object_version, "spills": 4 * amd.vgpr_spills, "static_shared": amd.group_segment,
+        }  # fmt: skip
+    cubin = nvidia_facts(code)
+    return {
+        "kind": kind, "target": f"sm_{cubin.sm}", "symbol": cubin.kernel, "registers": cubin.registers,
+        "threads": cubin.threads, "stack": cubin.stack, "parameters": len(cubin.parameters),
+        "abi": cubin.abi, "static_shared": cubin.shared,
+    }  # fmt: skip
 
 
 def ptxas_report(log: str, symbol: str) -> PtxasReport:
@@ -258,6 +286,7 @@ def strip(code: bytes) -> bytes:
             number
             for number, section in enumerate(sections)
             if re.match(r"(\.rela?)?\.(debug_|nv_debug_)|\.comment$", section.name)
+            and section["sh_type"] not in ("SHT_NULL", "SHT_NOBITS")  # which have no bytes, whatever their size
             and not section["sh_flags"] & 2  # allocated
             and not any(s < section["sh_offset"] + section["sh_size"] and section["sh_offset"] < e
                         for s, e in kept_ranges)
@@ -335,13 +364,10 @@ class _reading:
 
     def __enter__(self) -> ELFFile:
         try:
-            elf = ELFFile(io.BytesIO(self.code))
-            if elf["e_shoff"] + elf["e_shnum"] * elf["e_shentsize"] > len(self.code):
-                raise ELFError("its section headers lie beyond its end")
-            for section in elf.iter_sections():  # else a forged size is gigabytes to read and hours to walk through
-                if section["sh_type"] != "SHT_NOBITS" and section["sh_offset"] + section["sh_size"] > len(self.code):
-                    raise ELFError(f"section {section.name} ends beyond its end")
-            return elf
+            elf_limits.check(self.code)
+            return ELFFile(io.BytesIO(self.code))
+        except ArtifactError as error:
+            raise ArtifactError(f"the {self.kind} is truncated or corrupt: {error}") from error
         except Exception as error:
             self.__exit__(type(error), error, None)
             raise
@@ -349,10 +375,22 @@ class _reading:
     def __exit__(self, _type, error, _traceback) -> None:
         malformed = (
             ELFError, ConstructError, struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError,
-            AssertionError, MemoryError, RecursionError,
+            AssertionError, MemoryError, RecursionError, zlib.error,
         )  # fmt: skip
         if isinstance(error, malformed):
             raise ArtifactError(f"the {self.kind} is truncated or corrupt ({error or type(error).__name__})") from error
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not is_line(value) or len(value) > elf_limits.LONGEST_NAME:
+        raise ValueError("a name is not a line of text")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 32:
+        raise ValueError("a number is not one of 32 bits")
+    return value
 
 
 def _section(elf: ELFFile, name: str):
@@ -375,6 +413,8 @@ _U32 = struct.Struct("<I")
 
 
 def _nv_attributes(section) -> list[tuple[int, bytes]]:
+    if section["sh_size"] > elf_limits.MOST_ATTRIBUTES:
+        raise ArtifactError(f"the cubin is corrupt: .nv.info has more than {elf_limits.MOST_ATTRIBUTES} bytes")
     data = b"" if section["sh_type"] == "SHT_NOBITS" else section.data()
     attributes, position = [], 0
     while position < len(data):

@@ -22,6 +22,23 @@ from kiln.errors import EnvironmentProblem
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+# What the file is to blame for, and not the process, which may lack memory or descriptors.
+_UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.ENODEV)
+
+
+class Unreadable(Exception):
+    """What stands at a path is not a file that can be read; the text says what it is: "is a folder".
+
+    Attributes:
+        status: of what stands there; None if that is not known either.
+    """
+
+    def __init__(self, reason: str, status: os.stat_result | None) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+_NEVER_WAIT = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def is_same_file(descriptor: int, path: Path) -> bool:
@@ -66,6 +83,34 @@ class SharedFolder:
         except OSError as error:
             raise self.problem("write", path, error) from error
 
+    def read(self, path: Path, limit: int) -> tuple[bytes, os.stat_result]:
+        """What a file holds, and its status. Follows no link at `path`, and waits for nothing, as a pipe would make us.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            Unreadable: it is not a file, is larger than `limit` bytes, or cannot be read.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if (reason := _is_no_file(status)) is not None:
+                    raise Unreadable(reason, status)
+                if status.st_size > limit:
+                    raise Unreadable(f"has {status.st_size} bytes, more than any", status)
+                with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                    return file.readall(), status
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise self.problem("read", path, error) from error
+            status = _status(path)
+            reason = _is_no_file(status) if status else None
+            raise Unreadable(reason or f"cannot be read ({error.strerror})", status) from error
+
     def append(self, path: Path, line: bytes) -> None:
         """Adds a line in one write: processes of one machine never mix theirs."""
         try:
@@ -101,7 +146,7 @@ class SharedFolder:
     def is_locked(self, path: Path) -> bool:
         """Whether somebody holds the lock file; one that nobody holds is removed."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         except OSError:
@@ -119,7 +164,7 @@ class SharedFolder:
 
     def files(self, kind: str, hidden: bool = False) -> Iterator[os.DirEntry]:
         """The files in the subfolders of `kind`, in no order; they may vanish while one looks. `hidden`: the others."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / kind) as folders:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root / kind) as folders:
             for folder in folders:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder.path) as files:
                     for file in files:
@@ -129,8 +174,8 @@ class SharedFolder:
     def touch(self, path: Path) -> bool:
         """Marks a file as used now; False if it is not there (any more)."""
         try:
-            os.utime(path)
-        except FileNotFoundError:
+            os.utime(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             if error.errno not in _READ_ONLY:  # what we may only read, we cannot mark
@@ -152,6 +197,26 @@ class SharedFolder:
         except OSError as error:
             raise self.problem("remove", path, error) from error
 
+    def remove_same(self, path: Path, status: os.stat_result) -> bool:
+        """Removes what has this status, unless another stands there meanwhile; whether it did.
+
+        A folder that is not empty is left under a hidden name.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        aside = path.with_name(f".broken-{uuid.uuid4().hex}")
+        try:
+            os.rename(path, aside)
+        except FileNotFoundError:
+            return False
+        if not os.path.samestat(os.lstat(aside), status):
+            os.replace(aside, path)
+            return False
+        with contextlib.suppress(OSError):
+            (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(aside)
+        return True
+
     def now_ns(self) -> int:
         """The time by the clock of the file system, which may not be ours."""
         path = self.root / f".now-{uuid.uuid4().hex}"
@@ -172,10 +237,10 @@ class SharedFolder:
     def _open(self, path: Path, flags: int) -> int:
         self.make()
         try:
-            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, flags | _NEVER_WAIT, 0o666)
         except FileNotFoundError:
             self._make_folder(path.parent)
-            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, flags | _NEVER_WAIT, 0o666)
         if self._is_groups:
             with contextlib.suppress(OSError):  # another user's file: that user has done it
                 os.fchmod(descriptor, 0o664)
@@ -216,3 +281,17 @@ class SharedFolder:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # its last holder has removed it since we opened it
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _is_no_file(status: os.stat_result) -> str | None:
+    """What it is instead, or None."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFLNK: "a link", stat.S_IFSOCK: "a socket"}
+    kind = stat.S_IFMT(status.st_mode)
+    return None if kind == stat.S_IFREG else f"is {kinds.get(kind, 'a device')} instead of a file"

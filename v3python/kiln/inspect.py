@@ -8,56 +8,48 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
-import tarfile
-import zlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from kiln import pack
+from kiln import left_out, manifest_model, pack, tarball
 from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln.manifest_model import IMAGES as IMAGES
+from kiln.manifest_model import PATH as MANIFEST
 
 if TYPE_CHECKING:
     from kiln.elf import AmdFacts, NvidiaFacts
 
-# As manifest.py and release.py have them, which need more packages than may be there.
-MANIFEST = "share/kiln/manifest.json"
-IMAGES = "lib/kiln.images"
-FORMAT = 1
-MEMBER_BYTES = 64 << 20
-_LARGEST_MANIFEST = 1 << 30
+LARGEST_IMAGE = 32 << 20  # bytes of one in a file
 _WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
-_TABLES = ("files", "images", "targets", "tools", "variants", "waivers")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A member of a release: `kind` is "file", "folder", "link" or "other"; `path` is below the top folder, "" itself;
-    `source` is the file that it was found in; `problem` says what is wrong with its name, if anything is."""
+    """A member of a release: `kind` is "file", "folder", "link" or, of a folder, "other"; `path` is below the top
+    folder, "" itself; `source` is the file that it was found in."""
 
     path: str
     kind: str
     source: Path
     link: str = ""
     size: int = 0
-    file: BinaryIO | None = None
-    problem: str = ""
+    content: Iterable[bytes] = ()
 
     def blocks(self) -> Iterator[bytes]:
         """The contents of a file, in blocks; read it before asking for the next entry, and once.
 
         Raises:
-            ArtifactError: what it lies in is truncated or corrupt, or cannot be read.
+            ArtifactError: what it is in is truncated or corrupt, or cannot be read.
         """
         try:
-            while block := self.file.read(1 << 20):
-                yield block
-        except _BROKEN as error:
-            raise _broken(self.source, error) from error
+            yield from self.content
+        except OSError as error:
+            raise ArtifactError(f"{self.source} cannot be read ({error.strerror})") from error
 
 
 @dataclass(frozen=True)
@@ -69,20 +61,19 @@ class Release:
     manifest: dict[str, Any]
 
     def entries(self) -> Iterator[Entry]:
-        """Every member, in the order of the file.
+        """Every member, in the order of their paths.
 
         Raises:
-            ArtifactError: the tarball is truncated or corrupt.
+            ArtifactError: the tarball is not what Kiln writes.
         """
         return _folder_entries(self.path) if self.is_folder else _tarball_entries(self.path)
 
 
 @dataclass(frozen=True)
 class PackFile:
-    """A pack, and its bytes."""
+    """A pack, and its index."""
 
     path: Path
-    data: bytes
     pack: pack.Pack
 
 
@@ -110,31 +101,39 @@ def open_artifact(path: Path, right: str = _WHAT) -> Release | PackFile | ImageF
             root = path if (path / MANIFEST).is_file() else path / "kiln"
             if not (root / MANIFEST).is_file():
                 raise ArtifactError(f"{path} is no unpacked release: it has no {MANIFEST}")
-            return Release(root, True, _parse_manifest((root / MANIFEST).read_bytes(), str(path)))
-        with path.open("rb") as file:
+            with tarball.open_file(root / MANIFEST) as file:
+                return Release(root, True, manifest_model.read(file.read(manifest_model.LARGEST + 1), str(path)))
+        with tarball.open_file(path) as file:
             head = file.read(8)
-        if head[:2] == b"\x1f\x8b":
-            return Release(path, False, _manifest_of(path))
-        data = path.read_bytes()
+            file.seek(0)
+            if head[:2] == b"\x1f\x8b":
+                return Release(path, False, _manifest_of(path))
+            if head == pack.MAGIC:
+                return PackFile(path, pack.read_index(file.read, path.stat().st_size, str(path)))
+            if head[:4] == b"\x7fELF":
+                return _image(path, file.read(LARGEST_IMAGE + 1))
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {right}") from error
-    if head == pack.MAGIC:
-        return PackFile(path, data, pack.parse_pack(data, str(path)))
-    if head[:4] == b"\x7fELF":
-        elf = need("elf")
-        try:
-            kind = elf.kind_of(data)
-            return ImageFile(path, data, elf.amd_facts(data) if kind == "hsaco" else elf.nvidia_facts(data))
-        except ArtifactError as error:
-            raise ArtifactError(f"{path}: {error}") from error
     raise ArtifactError(f"{path} is nothing of Kiln's; {right}")
+
+
+def _image(path: Path, data: bytes) -> ImageFile:
+    elf = need("elf")
+    try:
+        if len(data) > LARGEST_IMAGE:
+            raise ArtifactError(f"it has more than {LARGEST_IMAGE >> 20} MiB; no image has")
+        kind = elf.kind_of(data)
+        return ImageFile(path, data, elf.amd_facts(data) if kind == "hsaco" else elf.nvidia_facts(data))
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
 
 
 def variants_of(artifact: Release | PackFile) -> list[dict[str, Any]]:
     """A row for each variant: target, kernel, functional, configuration, specialization, key; its image's digest and
-    facts, or `unavailable`, the reason why it has none. In the order of the packs' slots."""
+    facts, or `unavailable`, the reason why it has none. In the order of the packs' slots; what the build left out has
+    no row, but a rule."""
     if isinstance(artifact, PackFile):
-        return pack_rows(artifact.pack)
+        return list(pack_rows(artifact.pack))
     images = {(row["target"], row["sha256"]): row for row in artifact.manifest["images"]}
     rows = []
     for variant in artifact.manifest["variants"]:
@@ -148,10 +147,14 @@ def variants_of(artifact: Release | PackFile) -> list[dict[str, Any]]:
     return rows
 
 
-def pack_rows(the_pack: pack.Pack) -> list[dict[str, Any]]:
+def rules_of(artifact: Release | PackFile) -> list[dict[str, Any]]:
+    """What the build left out: rules, as `left_out.rules_of` makes them."""
+    return left_out.rules_of(artifact.pack) if isinstance(artifact, PackFile) else artifact.manifest["left_out"]
+
+
+def pack_rows(the_pack: pack.Pack) -> Iterator[dict[str, Any]]:
     """`variants_of` for a pack's index."""
     images = {image.digest: image for image in the_pack.images}
-    rows = []
     for kernel in the_pack.kernels:
         names = [
             {"functional": functional, "configuration": configuration, "specialization": specialization}
@@ -160,6 +163,8 @@ def pack_rows(the_pack: pack.Pack) -> list[dict[str, Any]]:
             for specialization in kernel.specializations
         ]
         for slot, name in zip(kernel.slots, names):
+            if left_out.is_left_out(slot):
+                continue
             row: dict[str, Any] = {"target": the_pack.target}
             row |= {"kernel": f"{kernel.family}.{kernel.operation}/{kernel.kernel}", **name, "key": slot.key}
             row |= {"image": slot.image, "unavailable": slot.reason}
@@ -167,8 +172,7 @@ def pack_rows(the_pack: pack.Pack) -> list[dict[str, Any]]:
                 row |= image_row(images[slot.image])
                 if slot.ptx is not None:
                     row |= {"ptx_sha256": slot.ptx, "ptx_bytes": images[slot.ptx].bytes}
-            rows.append(row)
-    return rows
+            yield row
 
 
 def image_row(image: pack.PackedImage) -> dict[str, Any]:
@@ -177,32 +181,65 @@ def image_row(image: pack.PackedImage) -> dict[str, Any]:
     return {"bytes": image.bytes, **{name: getattr(image.info, name) for name in names}}
 
 
-def select(rows: list[dict[str, Any]], choices: dict[str, tuple[str, ...]], targets: set[str]) -> list[dict[str, Any]]:
+def select(
+    rows: list[dict[str, Any]],
+    choices: dict[str, tuple[str, ...]],
+    targets: set[str],
+    rules: Sequence[dict[str, Any]] = (),
+) -> list[dict[str, Any]]:
     """The rows of those targets (all, if empty) whose functional, configuration, specialization or kernel has, for each
     name in `choices`, one of its values.
+
+    Args:
+        rules: what the build left out, of which an error gives the reason.
 
     Raises:
         UsageError: no row has such a name or value, or is of one of the targets.
     """
     for target in sorted(targets):
         if all(row["target"] != target for row in rows):
-            there = ", ".join(dict.fromkeys(row["target"] for row in rows)) or "none"
-            raise UsageError(f"there are no variants for {target}; there are for {there}")
-    settings = [settings_of(row) for row in rows]
+            others = ", ".join(dict.fromkeys(row["target"] for row in rows)) or "none"
+            raise UsageError(f"there are no variants for {target}; there are for {others}")
+    there: dict[str, dict[str, None]] = {name: {} for name in choices}
+    for setting in map(settings_of, rows if choices else ()):
+        for name in choices.keys() & setting.keys():
+            there[name][setting[name]] = None
     for name, wanted in choices.items():
-        values = list(dict.fromkeys(setting[name] for setting in settings if name in setting))
+        values = there[name]
         if not values:
-            known = ", ".join(dict.fromkeys(name for setting in settings for name in setting))
+            known = ", ".join(dict.fromkeys(name for row in rows for name in settings_of(row)))
             raise UsageError(f"no variant has a {name}; variants have {known}")
         for value in wanted:
             if value not in values:
-                raise UsageError(f"no variant has {name}={value}; {name} is one of {', '.join(values)}")
+                reasons = (rule["reason"] for rule in rules if value in (rule.get("where") or {}).get(name, ()))
+                why = next((f": {reason}" for reason in reasons), "")
+                raise UsageError(f"no variant has {name}={value}{why}; {name} is one of {', '.join(values)}")
     return [
         row
-        for row, setting in zip(rows, settings)
+        for row in rows
         if (not targets or row["target"] in targets)
-        and all(setting.get(name) in values for name, values in choices.items())
+        and (not choices or all(settings_of(row).get(name) in values for name, values in choices.items()))
     ]
+
+
+def select_rules(
+    rules: Sequence[dict[str, Any]], choices: dict[str, tuple[str, ...]], targets: set[str]
+) -> list[dict[str, Any]]:
+    """The rules that leave out something of what `select` would show."""
+    shown = []
+    for rule in rules:
+        named = {"kernel": [rule["kernel"]], **(rule.get("where") or {})}
+        if rule.get("specializations") is not None:
+            named["specialization"] = rule["specializations"]
+        if rule.get("configurations") is not None:
+            words = [word.partition("=") for configuration in rule["configurations"] for word in configuration.split()]
+            for name, _, value in words:
+                named.setdefault(name, []).append(value)
+        if (not targets or rule["target"] in targets) and all(
+            name not in named or set(values) & set(named[name]) for name, values in choices.items()
+        ):
+            shown.append(rule)
+    return shown
 
 
 def settings_of(row: dict[str, Any]) -> dict[str, str]:
@@ -226,131 +263,39 @@ def facts_of(image: ImageFile) -> dict[str, Any]:
 
 
 def need(name: str) -> ModuleType:
-    """The module "elf", or "zstandard", if what it needs is installed.
+    """The module "elf", or "zstd", if what it needs is installed.
 
     Raises:
         EnvironmentProblem: it is not.
     """
-    package = {"elf": "pyelftools", "zstandard": "zstandard"}[name]
     try:
-        return importlib.import_module("kiln.elf" if name == "elf" else name)
+        return importlib.import_module(f"kiln.{name}")
     except ImportError as error:
+        package = {"elf": "pyelftools", "zstd": "zstandard"}[name]
+        later = ", or has to be 3.14 or later" if name == "zstd" else ""
         raise EnvironmentProblem(
-            f"to look into images and packs Python needs {package}; python3 -m pip install {package}"
+            f"to look into images Python needs {package}{later}; python3 -m pip install {package}"
         ) from error
-
-
-def _parse_manifest(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{name}: its manifest is no JSON ({error})") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        stated = document.get("format") if isinstance(document, dict) else None
-        has = "no format" if stated is None else f"format {stated!r}"
-        raise ArtifactError(f"{name}: its manifest has {has}; this Kiln reads format {FORMAT}")
-    if not all(map(pack.is_line, _texts(document))):
-        raise ArtifactError(f"{name}: its manifest has a text with control characters")
-    texts = {"variants": ("target", "kernel", "functional", "configuration", "specialization", "key")}
-    texts |= {"images": ("target", "sha256"), "targets": ("name", "vendor", "kind"), "files": ("path",)}
-    for table in _TABLES:
-        rows = document.get(table)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ArtifactError(f"{name}: its manifest has no table {table!r}")
-        for row in rows:
-            for key in texts.get(table, ()):
-                if not isinstance(row.get(key), str):
-                    raise ArtifactError(f"{name}: a row of its manifest's table {table!r} has no {key!r}")
-    return document
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, names of members included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, member in value.items():
-            yield key
-            yield from _texts(member)
-    elif isinstance(value, list):
-        for member in value:
-            yield from _texts(member)
+    except SyntaxError as error:  # the locked pyelftools, which kiln-inspect.pyz has in it
+        version = "{}.{}".format(*sys.version_info[:2])
+        raise EnvironmentProblem(f"to look into images takes Python 3.10 or later; this is {version}") from error
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:
     for entry in _tarball_entries(path):
         if entry.path == MANIFEST and entry.kind == "file":
-            if entry.size > _LARGEST_MANIFEST:
-                raise ArtifactError(f"{path}: its manifest claims {entry.size} bytes")
-            return _parse_manifest(b"".join(entry.blocks()), str(path))
+            if entry.size > manifest_model.LARGEST:
+                raise ArtifactError(f"{path}: its manifest has {entry.size} bytes; no release's has")
+            return manifest_model.read(b"".join(entry.blocks()), str(path))
     raise ArtifactError(f"{path} is no release of Kiln's: it has no {MANIFEST}")
-
-
-_BROKEN = (tarfile.TarError, zlib.error, EOFError, OSError, ValueError)
-
-
-def _broken(path: Path, error: Exception) -> ArtifactError:
-    return ArtifactError(f"{path} is truncated or corrupt ({error or type(error).__name__})")
-
-
-class _Unzipped:
-    """What a release's gzip members hold, for tarfile, which checks neither their CRCs nor what comes behind them. All
-    but the last have at least MEMBER_BYTES.
-
-    Attributes:
-        total: bytes that were read.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.total = file, 0
-        self._member, self._size = zlib.decompressobj(31), 0
-
-    def read(self, size: int) -> bytes:
-        while True:
-            if self._member.eof:
-                data = self._member.unused_data or self._file.read(1 << 16)
-                if not data:
-                    return b""
-                if self._size < MEMBER_BYTES:
-                    raise ArtifactError(
-                        f"{self._file.name} has bytes behind its end; its gzip stream must be all of it"
-                    )
-                self._member, self._size = zlib.decompressobj(31), 0
-            else:
-                data = self._member.unconsumed_tail or self._file.read(1 << 16)
-                if not data:
-                    raise EOFError("its gzip stream has no end")
-            plain = self._member.decompress(data, size)
-            self._size += len(plain)
-            self.total += len(plain)
-            if plain:
-                return plain
 
 
 def _tarball_entries(path: Path) -> Iterator[Entry]:
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=(unzipped := _Unzipped(file)), mode="r|") as tar:
-            end = 0
-            for member in tar:
-                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-                top, _, name = member.name.partition("/")
-                problem = ""
-                if top != "kiln" or ".." in name.split("/") or member.name.startswith("/"):
-                    problem = f"{member.name!r} lies outside of the top folder kiln/"
-                if member.isreg():
-                    yield Entry(name, "file", path, "", member.size, tar.extractfile(member), problem)
-                else:
-                    kind = "folder" if member.isdir() else "link" if member.issym() else "other"
-                    yield Entry(name, kind, path, member.linkname, problem=problem)
-            while block := tar.fileobj.read(1 << 20):
-                if block.strip(b"\0"):
-                    raise ArtifactError(f"{path} has bytes behind its end; its tar must be the last thing in it")
-            # Two empty blocks, to a whole record: of more, nobody could tell whose they are.
-            records = -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE)
-            if unzipped.total > records * tarfile.RECORDSIZE:
-                raise ArtifactError(f"{path} has bytes behind its end; its gzip stream must be all of it")
-    except _BROKEN as error:
-        raise _broken(path, error) from error
+        for below, member, content in tarball.members(path):
+            yield Entry(below, member.kind, path, member.link, member.size, content)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _folder_entries(root: Path) -> Iterator[Entry]:
@@ -362,8 +307,8 @@ def _folder_entries(root: Path) -> Iterator[Entry]:
             elif path.is_dir():
                 yield Entry(name, "folder", path)
             elif path.is_file():
-                with path.open("rb") as file:
-                    yield Entry(name, "file", path, "", path.stat().st_size, file)
+                with tarball.open_file(path) as file:
+                    yield Entry(name, "file", path, "", path.stat().st_size, iter(lambda: file.read(1 << 20), b""))
             else:
                 yield Entry(name, "other", path)
         except OSError as error:

@@ -22,9 +22,20 @@ from kiln import digests
 from kiln.errors import EnvironmentProblem, ToolchainError, UsageError
 
 LOCK_NAME = "toolchain.lock.yaml"
+LARGEST = 4 << 20  # bytes; it has 13,000
 FORMAT = 1
+_MOST_PYTHONS, _MOST_OVERRIDES = 32, 256
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MEMBER_PATH = re.compile(r"[A-Za-z0-9._+-]+(?:/[A-Za-z0-9._+-]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A file in a wheel; `path` is where it is installed, in the site-packages."""
+
+    path: str
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +47,14 @@ class LockedFile:
         pythons: Python versions ("3.12") that install it; empty: read by the build, not installed (a source).
         size: bytes.
         sha256: 64 hexadecimal digits.
+        members: of a wheel of Triton: the files that take part in a compile and differ between its version's wheels.
     """
 
     name: str
     pythons: tuple[str, ...]
     size: int
     sha256: str
+    members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +123,15 @@ class Lock:
     def package_of(self, file_name: str) -> Package | None:
         """The package that a file belongs to; None for files by address."""
         return next((p for p in self.packages for f in p.files if f.name == file_name), None)
+
+    def members_of(self, package: str) -> dict[str, list[dict[str, str]]]:
+        """By version of a package: for each of its wheels its listed members, digests by path."""
+        versions: dict[str, list[dict[str, str]]] = {}
+        for entry in self.packages:
+            if entry.name == package:
+                wheels = versions.setdefault(entry.version, [])
+                wheels += [{member.path: member.sha256 for member in file.members} for file in entry.files]
+        return versions
 
     def source_of(self, package: str) -> LockedFile:
         """The source distribution of a package.
@@ -190,9 +212,13 @@ def read_text(path: Path) -> bytes:
         EnvironmentProblem: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give the folder input/ of the source tree")
+    if len(text) > LARGEST:
+        raise ToolchainError(f"{path} has more than {LARGEST >> 20} MiB; give a lock that `kiln fetch --relock` wrote")
+    return text
 
 
 @functools.lru_cache(4)
@@ -217,21 +243,28 @@ def parse_draft(text: bytes, name: str) -> Lock:
     try:
         import msgspec
         import yaml
+
+        from kiln import yaml_limits
     except ImportError as error:
         raise ToolchainError(
             f"{name} is not as `kiln fetch --relock` writes it, and to read it this Python lacks {error.name}; "
             "give one that Kiln wrote"
         ) from error
     try:
-        rows = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        yaml_limits.check(text, loader)
+        rows = yaml.load(text, loader)
         lock = msgspec.convert(rows, Lock)
         for unknown in _unknown_fields(rows):
             raise msgspec.ValidationError(f"it contains the unknown field `{unknown}`")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
-        raise ToolchainError(f"{name}{where} is not YAML: {getattr(error, 'problem', None) or error}")
-    except msgspec.ValidationError as error:
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ToolchainError(f"{name}{where} is not YAML: {problem}")
+    except yaml_limits.Refused as error:
+        raise ToolchainError(f"{name}:{error.line} {error}")
+    except ValueError as error:  # msgspec's, and of texts that YAML takes for dates that there are not
         raise ToolchainError(f"{name} is no toolchain lock: {error}")
     if lock.format != FORMAT:
         raise ToolchainError(f"{name} has format {lock.format}; this Kiln reads format {FORMAT}")
@@ -289,7 +322,7 @@ def write_lock(lock: Lock, header: str) -> str:
         for file in package.files:
             lines.append(
                 f"      - {{name: {file.name}, pythons: {_flow(list(file.pythons))}, size: {file.size},\n"
-                f'         sha256: "{file.sha256}"}}'
+                f'         sha256: "{file.sha256}"{_members(file.members)}}}'
             )
     lines.append("files:" if lock.files else "files: []")
     for file in lock.files:
@@ -310,8 +343,10 @@ _WRITTEN_PACKAGE = re.compile(
     r"    use: (front|build|override|triton-source)\n(    source: true\n)?    files:\n((?:      .*\n)*)"
 )
 _WRITTEN_FILE = re.compile(
-    rf'      - \{{name: ({_TEXT}), pythons: \[(.*)\], size: ([0-9]+),\n         sha256: "([0-9a-f]+)"\}}\n'
+    rf'      - \{{name: ({_TEXT}), pythons: \[(.*)\], size: ([0-9]+),\n         sha256: "([0-9a-f]+)"'
+    r"(?:,\n         members: \[(.*)\])?\}\n"
 )
+_WRITTEN_MEMBER = re.compile(r'\{path: ([A-Za-z0-9._/+-]+), sha256: "([0-9a-f]+)"\}')
 _WRITTEN_ADDRESS = re.compile(
     rf'  - url: (\S+)\n    name: ({_TEXT})\n    size: ([0-9]+)\n    sha256: "([0-9a-f]+)"\n    licence: ({_TEXT})\n'
 )
@@ -334,8 +369,11 @@ def _read_written(text: bytes) -> Lock | None:
             Package(
                 name=name, version=version, licence=licence, use=use, source=bool(source),
                 files=tuple(
-                    LockedFile(name=file, pythons=_words(pythons), size=int(size[:18]), sha256=sha256)
-                    for file, pythons, size, sha256 in _WRITTEN_FILE.findall(files)
+                    LockedFile(
+                        name=file, pythons=_words(pythons), size=int(size[:18]), sha256=sha256,
+                        members=tuple(Member(path=p, sha256=d) for p, d in _WRITTEN_MEMBER.findall(members)),
+                    )
+                    for file, pythons, size, sha256, members in _WRITTEN_FILE.findall(files)
                 ),
             )
             for name, version, licence, use, source, files in _WRITTEN_PACKAGE.findall(packages)
@@ -355,7 +393,8 @@ def _words(text: str) -> tuple[str, ...]:
 def _unknown_fields(rows: Mapping[str, Any]) -> Iterator[str]:
     """Fields that no lock has; `rows` have the right shape otherwise."""
     tables = [(Lock, [rows]), (Package, rows["packages"]), (LockedAddress, rows.get("files", ()))]
-    tables.append((LockedFile, [file for package in rows["packages"] for file in package.get("files", ())]))
+    files = [file for package in rows["packages"] for file in package.get("files", ())]
+    tables += [(LockedFile, files), (Member, [member for file in files for member in file.get("members", ())])]
     for shape, entries in tables:
         known = {field.name for field in dataclasses.fields(shape)}
         yield from (str(name) for entry in entries for name in entry if name not in known)
@@ -365,13 +404,25 @@ def _flow(words: list[str]) -> str:
     return "[" + ", ".join(f'"{word}"' for word in words) + "]"
 
 
+def _members(members: Sequence[Member]) -> str:
+    rows = ", ".join(f'{{path: {member.path}, sha256: "{member.sha256}"}}' for member in members)
+    return f",\n         members: [{rows}]" if members else ""
+
+
 def _problems(lock: Lock) -> Iterator[str]:
+    if not lock.pythons:
+        yield "it names no version of Python"
+    if len(lock.pythons) > _MOST_PYTHONS or len(lock.overrides) > _MOST_OVERRIDES:
+        yield f"it has more than {_MOST_PYTHONS} versions of Python, or more than {_MOST_OVERRIDES} overrides"
     seen: dict[str, str] = {}
     for file in lock.every_file():
         if not _FILE_NAME.fullmatch(file.name):
             yield f"{file.name!r} is no plain file name"
         if not _SHA256.fullmatch(file.sha256) or file.size < 0:
             yield f"{file.name} has a malformed size or sha256"
+        for member in file.members if isinstance(file, LockedFile) else ():
+            if not _MEMBER_PATH.fullmatch(member.path) or not _SHA256.fullmatch(member.sha256):
+                yield f"{file.name} has a member with a malformed path or sha256"
         if file.name in seen:
             yield f"{file.name} is locked twice"
         seen[file.name] = file.sha256

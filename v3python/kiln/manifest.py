@@ -1,161 +1,46 @@
-"""What a release states about itself: share/kiln/manifest.json, its schema, and how it is made from a build's results.
+"""What a release states about itself: how its manifest (manifest_model.py) is made from a build's results.
 
-A manifest holds no time, host, user or path: equal inputs give equal bytes. It is read by Python's json alone
-(inspect.py); msgspec is needed only to make one, and to check one strictly.
+A manifest holds no time, host, user or path: equal inputs give equal bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 
+from kiln import left_out
 from kiln.errors import ArtifactError
+from kiln.manifest_model import (
+    FORMAT,
+    PATH,
+    File,
+    ImageRow,
+    LeftOut,
+    Manifest,
+    Source,
+    TargetRow,
+    Tool,
+    VariantRow,
+    Waiver,
+    encode,
+    read,
+    schema,
+)
 from kiln.pack import KernelSlots, Pack
 from kiln.plan_model import Variant
 from kiln.targets import Target
 from kiln.toolchain import Toolchain
 
-FORMAT = 1
-PATH = "share/kiln/manifest.json"
+# What one needs who makes a manifest, here for them too.
+__all__ = ["FORMAT", "PATH", "Inputs", "Manifest", "Source", "Tool", "Verification", "Waiver", "encode",
+           "files_of", "load_verifications", "make_manifest", "read", "schema", "summarize_waivers"]  # fmt: skip
+
 NO_IMAGES = "no images in this release"
-
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", description="SHA-256")]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Bytes = Annotated[int, msgspec.Meta(ge=0, description="bytes")]
-
-
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    pass
-
-
-class Source(_Row, kw_only=True):
-    """The source tree. `commit`: 40 digits or "unknown"; `dirty`: whether the tree differed from it; `patches`: digest
-    of the applied input/patch-<version>/, or ""."""
-
-    commit: str
-    dirty: bool
-    patches: str = ""
-
-
-class Tool(_Row, kw_only=True):
-    """Something that made bytes of the release. `sha256`: of the file that did, or of the package that it is from,
-    where the same file serves every Python."""
-
-    name: str
-    version: str
-    sha256: Digest | None = None
-
-
-class Waiver(_Row, kw_only=True):
-    """A reason that a recipe gives for variants that may be missing: so many it covers, so many are missing.
-    `missing` 0: it is not needed (any more)."""
-
-    kernel: str
-    reason: str
-    covers: Count
-    missing: Count
-
-
-class File(_Row, kw_only=True):
-    """A file of the release, or (with `link`) a symbolic link to one beside it. The manifest itself is not listed."""
-
-    path: str
-    bytes: Bytes = 0
-    sha256: Digest | None = None
-    link: str | None = None
-
-
-class TargetRow(_Row, kw_only=True):
-    """One GPU architecture of the release.
-
-    Attributes:
-        pack: file name below lib/kiln.images/, or null: built without images.
-        index: digest of the pack's index, which the family's library holds too.
-        triton, toolchain: version of the Triton that compiled for it; digest that stands for all of its toolchain.
-        assembler, assembler_sha256: NVIDIA: which assembler made the cubins; "" for AMD: Triton's own LLVM.
-        abi: ELF ABI version of the cubins, or version of the AMD code objects.
-        ptx_version: of the PTX that the cubins were assembled from; "" for AMD.
-        lowest_driver: the lowest that loads the images.
-        runs_on: architectures that execute the images natively.
-        functionals, variants, images, unavailable: counts; variants of equal code share an image.
-        verified: "compiled, not run", or what ran how many of the variants, or "no images in this release".
-    """
-
-    name: str
-    vendor: str
-    pack: str | None = None
-    index: Digest | None = None
-    triton: str
-    toolchain: Digest
-    kind: str
-    abi: Count
-    assembler: str = ""
-    assembler_sha256: Digest | None = None
-    ptx_version: str = ""
-    lowest_driver: str
-    runs_on: tuple[str, ...]
-    functionals: Count
-    variants: Count
-    images: Count
-    unavailable: Count
-    verified: str
-
-
-class ImageRow(_Row, kw_only=True):
-    """One image of a target's pack. Registers, spills and stack are per thread, shared memory per block. `ptx_sha256`
-    and `ptx_bytes`: of the PTX in the pack, if there is one."""
-
-    target: str
-    sha256: Digest
-    kind: str
-    symbol: str
-    bytes: Bytes
-    threads: Count
-    registers: Count
-    shared: Bytes
-    spills: Bytes
-    stack: Bytes
-    parameters: Count
-    ptx_sha256: Digest | None = None
-    ptx_bytes: Bytes | None = None
-
-
-class VariantRow(_Row, kw_only=True):
-    """One variant: its key and its image, or why there is none. `kernel` is "<family>.<operation>/<kernel>"."""
-
-    target: str
-    kernel: str
-    functional: str
-    configuration: str
-    specialization: str
-    key: Digest
-    image: Digest | None = None
-    unavailable: str | None = None
-
-
-class Manifest(_Row, kw_only=True):
-    """A release: `profile`, `selection` and `ptx` are what its build was asked for."""
-
-    format: int
-    kiln: str
-    platform: str
-    profile: str
-    selection: str
-    ptx: bool
-    source: Source
-    tools: tuple[Tool, ...]
-    targets: tuple[TargetRow, ...]
-    waivers: tuple[Waiver, ...]
-    files: tuple[File, ...]
-    images: tuple[ImageRow, ...]
-    variants: tuple[VariantRow, ...]
 
 
 class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,10 +90,12 @@ def make_manifest(inputs: Inputs, stage: Path, platform: str) -> Manifest:
     """The manifest of the release that lies in the folder `stage`. `platform`: "manylinux_2_28_x86_64"."""
     images: list[ImageRow] = []
     variants: list[VariantRow] = []
+    rules: list[LeftOut] = []
     for target in inputs.targets:
         if target.name in inputs.packs:
             images += _image_rows(inputs.packs[target.name])
             variants += _variant_rows(inputs.packs[target.name])
+            rules += msgspec.convert(left_out.rules_of(inputs.packs[target.name]), list[LeftOut])
     return Manifest(
         format=FORMAT,
         kiln=inputs.version,
@@ -223,6 +110,7 @@ def make_manifest(inputs: Inputs, stage: Path, platform: str) -> Manifest:
         files=files_of(stage),
         images=tuple(images),
         variants=tuple(variants),
+        left_out=tuple(rules),
     )
 
 
@@ -237,37 +125,6 @@ def files_of(stage: Path) -> tuple[File, ...]:
             data = path.read_bytes()
             rows.append(File(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
     return tuple(sorted(rows, key=lambda row: row.path))
-
-
-def encode(manifest: Manifest) -> bytes:
-    """The manifest as canonical JSON: keys sorted, a row of a table on a line of its own, so that a diff of two
-    releases reads well."""
-    lines = []
-    for name, value in sorted(msgspec.to_builtins(manifest).items()):
-        if isinstance(value, (list, tuple)) and value:
-            rows = ",\n".join("  " + _compact(row) for row in value)
-            lines.append(f' "{name}": [\n{rows}\n ]')
-        else:
-            lines.append(f' "{name}": {_compact(value)}')
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-
-
-def decode(data: bytes) -> Manifest:
-    """Reads a manifest strictly.
-
-    Raises:
-        ArtifactError: it is no manifest of this format, or has fields that are unknown, missing or of a wrong type.
-    """
-    try:
-        return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"the manifest is no manifest of format {FORMAT}: {error}") from error
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of a manifest."""
-    document = msgspec.json.schema(Manifest)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kiln release manifest", **document}
 
 
 def summarize_waivers(variants: Iterable[Variant], missing: Collection[str]) -> tuple[Waiver, ...]:
@@ -304,10 +161,6 @@ def load_verifications(folder: Path) -> tuple[Verification, ...]:
     return tuple(results)
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(", ", ": "))
-
-
 def _triton_tools(toolchains: Iterable[Toolchain]) -> list[Tool]:
     tools: dict[tuple[str, str, str | None], Tool] = {}
     for toolchain in toolchains:
@@ -321,7 +174,8 @@ def _triton_tools(toolchains: Iterable[Toolchain]) -> list[Tool]:
 def _target_row(target: Target, inputs: Inputs) -> TargetRow:
     toolchain = inputs.toolchains[target.name]
     pack = inputs.packs.get(target.name)
-    slots = [slot for kernel in pack.kernels for slot in kernel.slots] if pack else []
+    rows = _variant_rows(pack) if pack else []
+    every = sum(len(kernel.slots) for kernel in pack.kernels) if pack else 0
     return TargetRow(
         name=target.name,
         vendor=target.vendor,
@@ -336,11 +190,12 @@ def _target_row(target: Target, inputs: Inputs) -> TargetRow:
         ptx_version=f"{target.ptx_version // 10}.{target.ptx_version % 10}" if target.ptx_version else "",
         lowest_driver=target.lowest_driver,
         runs_on=target.runs_on,
-        functionals=sum(len(kernel.functionals) for kernel in pack.kernels) if pack else 0,
-        variants=len(slots),
-        images=len({slot.image for slot in slots if slot.image}),
-        unavailable=sum(slot.image is None for slot in slots),
-        verified=_verified({slot.key for slot in slots if slot.image}, inputs.verifications) if pack else NO_IMAGES,
+        functionals=len({(row.kernel, row.functional) for row in rows}),
+        variants=len(rows),
+        images=len({row.image for row in rows if row.image}),
+        unavailable=sum(row.image is None for row in rows),
+        left_out=every - len(rows),
+        verified=_verified({row.key for row in rows if row.image}, inputs.verifications) if pack else NO_IMAGES,
     )
 
 
@@ -353,7 +208,10 @@ def _verified(keys: set[str], verifications: Iterable[Verification]) -> str:
         count = len(keys & frozenset().union(*same))
         if count:
             how = "PTX run on" if by == "ptx" else "run on"
-            sentences.append(f"{how} {device}, driver {driver}: {count} of {len(keys)} variants right")
+            untested = f", {len(keys) - count} untested" if count < len(keys) else ""
+            sentences.append(
+                f"{how} {device}, driver {driver}: {count} of {len(keys)} variants tested, all correct{untested}"
+            )
     return "; ".join(sentences) or "compiled, not run"
 
 
@@ -397,6 +255,7 @@ def _variant_rows(pack: Pack) -> list[VariantRow]:
         )
         for kernel in pack.kernels
         for slot, (functional, configuration, specialization) in zip(kernel.slots, _names(kernel))
+        if not left_out.is_left_out(slot)
     ]
 
 

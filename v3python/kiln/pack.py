@@ -26,7 +26,7 @@ Needs only the standard library and zstandard: a pack is inspected on machines t
 from __future__ import annotations
 
 import hashlib
-import re
+import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +36,7 @@ from pathlib import Path
 from kiln.appear import appear
 from kiln.errors import ArtifactError, EnvironmentProblem
 from kiln.image import ImageInfo
+from kiln.shape import is_line
 from kiln.split import Instructions, join, largest_frame, split
 
 MAGIC = b"KILNPACK"
@@ -53,7 +54,12 @@ SLOT_ROW = struct.Struct("<4I32s")
 # A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer: of
 # this size one takes a millisecond, of twice the size it packs 5 % better.
 GROUP_BYTES = 512 << 10
-LARGEST_GROUP = 256 << 20
+LARGEST_GROUP = 16 << 20  # of one image, if it is larger than GROUP_BYTES
+LARGEST_INDEX = 2 << 20  # 14,000 slots have 1 MiB
+MOST_CHOICES = 32  # words of a name
+LONGEST_TEXT = 4096
+_MOST_THREADS, _LARGEST_CLUSTER, _LARGEST_ALIGNMENT = 1024, 16, 1 << 20  # of an image; as in csrc/core/pack.cc
+MOST_EXPANSION = 100  # bytes of all images to bytes of the pack; most packs have 5 to 20
 ZSTD_LEVEL = 22
 _ALIGNMENT = 16  # of images in a group
 
@@ -138,7 +144,8 @@ def write_pack(
         The digest of its index, which a family's library is built with.
 
     Raises:
-        ArtifactError: a text of the index has control characters.
+        ArtifactError: a text of the index has control characters or is too long, an image is too large, or there are
+            too many.
         EnvironmentProblem: the file cannot be written.
     """
     strings = _Strings()
@@ -160,6 +167,8 @@ def write_pack(
                     raw += data
                 pending.append(pool.submit(_compress, split(bytes(raw), instructions, ranges)))
                 decoded.append(len(raw))
+                if len(raw) > LARGEST_GROUP:
+                    raise ArtifactError(f"an image for {target} has {len(raw)} bytes; a pack holds {LARGEST_GROUP}")
         frames = [future.result() for future in pending]
     finally:
         pool.shutdown(cancel_futures=True)  # who is interrupted waits for no group that has not begun
@@ -174,6 +183,8 @@ def write_pack(
         located.append(GROUP_ROW.pack(offset, len(frame), size, hashlib.sha256(frame).digest()))
         offset += len(frame)
     index = b"".join([counts, *located, tables])
+    if len(index) > LARGEST_INDEX:
+        raise ArtifactError(f"the index for {target} has {len(index)} bytes; a pack's can have {LARGEST_INDEX}")
     digest = hashlib.sha256(index)
     header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), digest.digest(), 0)
     try:
@@ -192,46 +203,56 @@ def read_pack(path: Path) -> Pack:
     """
     if not path.is_file():
         raise ArtifactError(f"{path} does not exist or is no file; a pack is called <vendor>-<target>.pack")
-    return parse_pack(path.read_bytes(), str(path))
+    with path.open("rb") as file:
+        return read_index(file.read, path.stat().st_size, str(path))
 
 
 def parse_pack(data: bytes, name: str) -> Pack:
     """`read_pack` for bytes at hand; `name` is what errors call it."""
-    if data[:8] != MAGIC:
+    return read_index(io.BytesIO(data).read, len(data), name)
+
+
+def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
+    """`read_pack` for `size` bytes that come by `read`; what it leaves unread are the groups, in order."""
+    head = read(HEADER.size)
+    if head[:8] != MAGIC:
         raise ArtifactError(f"{name} is no Kiln pack: it must begin with {MAGIC.decode()}")
-    if len(data) < HEADER.size:
-        raise ArtifactError(f"{name} is truncated: its header has {HEADER.size} bytes, the file {len(data)} in all")
-    _, version, header_size, index_size, digest, _ = HEADER.unpack_from(data)
+    if len(head) < HEADER.size:
+        raise ArtifactError(f"{name} is truncated: its header has {HEADER.size} bytes, the file {size} in all")
+    _, version, header_size, index_size, digest, zero = HEADER.unpack(head)
     if version != VERSION or header_size != HEADER.size:
         raise ArtifactError(f"{name} is a pack of format {version}; this Kiln reads format {VERSION}")
-    if index_size > len(data) - HEADER.size or index_size < COUNTS.size:
-        raise ArtifactError(f"{name} is truncated: its index has {index_size} bytes, the file {len(data)} in all")
-    index = data[HEADER.size : HEADER.size + index_size]
+    if index_size > size - HEADER.size or index_size < COUNTS.size:
+        raise ArtifactError(f"{name} is truncated: its index has {index_size} bytes, the file {size} in all")
+    if index_size > LARGEST_INDEX or zero:
+        raise ArtifactError(f"{name} is corrupt: its index is larger than {LARGEST_INDEX >> 20} MiB, or its header odd")
+    index = read(index_size)
     if hashlib.sha256(index).digest() != digest:
         raise ArtifactError(f"{name} is corrupt: its index does not have the digest that its header states")
     try:
-        return _parse_index(index, digest.hex(), len(data), name)
-    except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+        return _parse_index(index, digest.hex(), size, name)
+    except (struct.error, LookupError, ValueError) as error:
         raise ArtifactError(f"{name} is corrupt: its index is malformed ({error})") from error
 
 
-def decode_group(data: bytes, group: Group, name: str) -> bytes:
-    """The images of a group of the pack `data`; its digest is checked before anything is decoded.
+def check_group(stored: bytes, group: Group, name: str) -> None:
+    """Raises ArtifactError unless `stored`, a group's bytes in the pack, have the digest that the index states."""
+    if hashlib.sha256(stored).hexdigest() != group.digest:
+        raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} does not have its digest")
+
+
+def decode_group(stored: bytes, group: Group, name: str) -> bytes:
+    """The images of a group, of which `stored` are the bytes in the pack; its digest is checked before it is decoded.
 
     Raises:
         ArtifactError: the group's bytes are not those that the index names.
     """
-    import zstandard
+    from kiln import zstd
 
-    stored = data[group.offset : group.offset + group.stored]
-    if hashlib.sha256(stored).hexdigest() != group.digest:
-        raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} does not have its digest")
+    check_group(stored, group, name)
     try:
-        size = zstandard.frame_content_size(stored)  # what zstandard would allocate, whatever else it is told
-        if not 0 < size <= largest_frame(group.decoded):
-            raise ValueError(f"a frame of {size} bytes cannot hold {group.decoded}")
-        raw = join(zstandard.ZstdDecompressor().decompress(stored))
-    except (zstandard.ZstdError, ValueError) as error:
+        raw = join(zstd.decompress(stored, largest_frame(group.decoded)))
+    except (zstd.Error, ValueError) as error:
         raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} cannot be decoded ({error})")
     if len(raw) != group.decoded:
         raise ArtifactError(f"{name} is corrupt: a group decodes to {len(raw)} bytes instead of {group.decoded}")
@@ -333,11 +354,6 @@ def _image_row(group: int, offset: int, code: bytes, facts: ImageInfo, kind: str
     )
 
 
-def is_line(text: str) -> bool:
-    """Whether a terminal that prints the text does nothing else: no control characters (C0, DEL, C1), no newline."""
-    return not re.search(r"[\x00-\x1f\x7f-\x9f]", text)
-
-
 class _Strings:
     """The strings of an index: each text once.
 
@@ -350,8 +366,11 @@ class _Strings:
         self._size = 0
 
     def add(self, text: str) -> int:
-        if not is_line(text):
-            raise ArtifactError(f"{text!r} cannot stand in a pack: it must be a line without control characters")
+        if not is_line(text) or len(text) > LONGEST_TEXT:
+            raise ArtifactError(
+                f"{text[:200]!r} cannot be in a pack: it must be a line of at most {LONGEST_TEXT} characters, "
+                "none of them a control character"
+            )
         return self.add_list(text)
 
     def add_list(self, text: str) -> int:
@@ -372,25 +391,76 @@ def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
         raise ArtifactError(f"{name} is corrupt: its index does not have the size that its counts give")
     tables, position = [], COUNTS.size
     for row, count in rows:
-        tables.append([row.unpack_from(index, position + i * row.size) for i in range(count)])
+        tables.append(row.iter_unpack(index[position : position + row.size * count]))
         position += row.size * count
-    text = index[position:]
-
-    def text_at(offset: int) -> str:
-        if offset >= len(text):
-            raise ValueError("a string lies outside of the strings")
-        return text[offset : text.index(b"\0", offset)].decode()
+    if index.count(b"\0", position) > 2 + images_n + 4 * kernels_n + slots_n + 8:
+        raise ValueError("it has more strings than rows need")
+    texts, lines = _texts(index[position:]), set()
 
     def string(offset: int) -> str:
-        if not is_line(found := text_at(offset)):
-            raise ValueError("a string is no line of text")
-        return found
+        if offset not in lines:  # the same one may be asked for by every row
+            if len(texts[offset]) > LONGEST_TEXT or not is_line(texts[offset]):
+                raise ValueError("a string is not a line of text")
+            lines.add(offset)
+        return texts[offset]
 
     groups = tuple(Group(offset, stored, decoded, sha.hex()) for offset, stored, decoded, sha in tables[0])
-    expected = HEADER.size + len(index)
+    _check_groups(groups, HEADER.size + len(index), file_bytes, name)
+    kinds = {number: kind for kind, number in KINDS.items()}
+    images: list[PackedImage] = []
+    ends: dict[int, int] = {}
+    for group, offset, size, symbol, kind, *facts, zero, sha in tables[1]:
+        end = ends.get(group, 0)  # images of a group stand one behind another: none shares bytes with others
+        if offset != end + -end % _ALIGNMENT or not size or kind not in kinds or zero:
+            raise ArtifactError(f"{name} is corrupt: an image is not where its group has room for it")
+        ends[group] = offset + size
+        info = ImageInfo(kinds[kind], string(symbol), *facts, 0, "")
+        _check_image(info)
+        images.append(PackedImage(group, offset, size, sha.hex(), info))
+    if [ends.get(number) for number in range(groups_n)] != [group.decoded for group in groups] or len(ends) > groups_n:
+        raise ArtifactError(f"{name} is corrupt: its groups do not end where their last images do")
+    slots = [_slot(row, images, string) for row in tables[3]]
+    kernels, first = [], 0
+    for family, operation, kernel, begin, count, configurations, specializations, names, layout in tables[2]:
+        if len(texts[names]) > (LONGEST_TEXT + 1) * (count + 3):
+            raise ValueError("a kernel has more names than slots")
+        parts = [part.split("\n") for part in texts[names].split("\n\n")]
+        if not all(is_line(name) and len(name) <= LONGEST_TEXT for part in parts for name in part):
+            raise ValueError("a name is not a line of text")
+        if any(name.count(" ") >= MOST_CHOICES for part in parts for name in part):
+            raise ValueError(f"a name has more than {MOST_CHOICES} words")
+        if len(parts) != 3 or begin != first or first + count > slots_n or len(parts[1]) != configurations:
+            raise ArtifactError(f"{name} is corrupt: a kernel's names or slots do not hold together")
+        if len(parts[2]) != specializations or len(parts[0]) * configurations * specializations != count:
+            raise ArtifactError(f"{name} is corrupt: a kernel's names and slots differ in number")
+        first += count
+        kernels.append(
+            KernelSlots(
+                *map(string, (family, operation, kernel)), *map(tuple, parts), layout.hex(), tuple(slots[begin:first])
+            )
+        )
+    if first != slots_n:
+        raise ArtifactError(f"{name} is corrupt: it has slots that belong to no kernel")
+    return Pack(string(target), string(release), digest, file_bytes, groups, tuple(images), tuple(kernels))
+
+
+def _texts(data: bytes) -> dict[int, str]:
+    """The strings of an index by their offsets; looking one up that does not begin there is a KeyError."""
+    if not data.endswith(b"\0"):
+        raise ValueError("its last string has no end")
+    texts, offset = {}, 0
+    for text in data[:-1].split(b"\0"):
+        texts[offset] = text.decode()
+        offset += len(text) + 1
+    return texts
+
+
+def _check_groups(groups: Sequence[Group], expected: int, file_bytes: int, name: str) -> None:
     for group in groups:
         if not 0 < group.decoded <= LARGEST_GROUP:
             raise ArtifactError(f"{name} is corrupt: a group is empty or larger than {LARGEST_GROUP >> 20} MiB")
+        if not 0 < group.stored <= _most_stored(largest_frame(group.decoded)):
+            raise ArtifactError(f"{name} is corrupt: a group is stored in more bytes than what it decodes to can need")
         if group.offset != expected or group.offset + group.stored > file_bytes:
             raise ArtifactError(f"{name} is truncated or corrupt: a group does not lie where its index says")
         expected += group.stored
@@ -398,36 +468,43 @@ def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
         raise ArtifactError(
             f"{name} is truncated or has bytes too many: it should have {expected}, it has {file_bytes}"
         )
-    kinds = {number: kind for kind, number in KINDS.items()}
-    images = []
-    for row in tables[1]:
-        group, offset, size, symbol, kind = row[:5]
-        if group >= len(groups) or offset + size > groups[group].decoded or kind not in kinds:
-            raise ArtifactError(f"{name} is corrupt: an image does not lie in its group")
-        facts = ImageInfo(kinds[kind], string(symbol), *row[5:15], abi=0, ptx_version="")
-        images.append(PackedImage(group, offset, size, row[16].hex(), facts))
-    kernels = []
-    for family, operation, kernel, first, count, configurations, specializations, names, layout in tables[2]:
-        parts = [part.split("\n") for part in text_at(names).split("\n\n")]
-        if not all(is_line(name) for part in parts for name in part):
-            raise ValueError("a name is no line of text")
-        if len(parts) != 3 or first + count > slots_n or len(parts[1]) != configurations:
-            raise ArtifactError(f"{name} is corrupt: a kernel's names or slots do not hold together")
-        if len(parts[2]) != specializations or len(parts[0]) * configurations * specializations != count:
-            raise ArtifactError(f"{name} is corrupt: a kernel's names and slots differ in number")
-        slots = []
-        for image, ptx, reason, _, key in tables[3][first : first + count]:
-            slots.append(
-                Slot(
-                    key.hex(),
-                    None if image == NONE else images[image].digest,
-                    None if ptx == NONE else images[ptx].digest,
-                    None if reason == NONE else string(reason),
-                )
-            )
-        kernels.append(
-            KernelSlots(
-                string(family), string(operation), string(kernel), *map(tuple, parts), layout.hex(), tuple(slots)
-            )
-        )
-    return Pack(string(target), string(release), digest, file_bytes, groups, tuple(images), tuple(kernels))
+    if sum(group.decoded for group in groups) > MOST_EXPANSION * file_bytes:
+        raise ArtifactError(f"{name} is corrupt: its images are more than {MOST_EXPANSION} times its size")
+
+
+def _most_stored(size: int) -> int:
+    """The most that zstd makes of so many bytes: ZSTD_COMPRESSBOUND of zstd.h."""
+    return size + (size >> 8) + (max(0, (128 << 10) - size) >> 11)
+
+
+def _check_image(info: ImageInfo) -> None:
+    """What the runtime refuses too (csrc/core/pack.cc).
+
+    Raises:
+        ValueError: no GPU can run it.
+    """
+    if not 0 < info.threads <= _MOST_THREADS:
+        raise ValueError("an image has an impossible number of threads")
+    if not 0 < info.clusters <= _LARGEST_CLUSTER:
+        raise ValueError("an image has an impossible cluster size")
+    align = info.scratch_align
+    if align > _LARGEST_ALIGNMENT or (info.scratch and (not align or align & (align - 1))):
+        raise ValueError("an image's scratch has an impossible alignment")
+    if info.profile_scratch:
+        raise ValueError("an image wants profile scratch, which no release has")
+
+
+def _slot(row: tuple, images: Sequence[PackedImage], string: Callable[[int], str]) -> Slot:
+    image, ptx, reason, zero, key = row
+    if zero:
+        raise ValueError("a slot is odd")
+    code = None if image == NONE else images[image]
+    text = None if ptx == NONE else images[ptx]
+    if (code and code.info.kind == "ptx") or (text and text.info.kind != "ptx"):
+        raise ValueError("a slot names PTX as its image, or an image as its PTX")
+    return Slot(
+        key.hex(),
+        code and code.digest,
+        text and text.digest,
+        None if reason == NONE else string(reason),
+    )

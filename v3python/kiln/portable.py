@@ -1,21 +1,25 @@
 """kiln-inspect.pyz: `kiln inspect` and `kiln list` as one file that goes along in each release.
 
-Whoever has only the tarball can look into it and check it: the file runs with Python, zstandard and pyelftools alone.
-It is stored, not compressed, in the order of the names and without times: its bytes depend on the sources alone.
+It is enough to look into a tarball and check it: the file runs with Python alone, since pyelftools and the table of
+targets are in it. What packs hold it decodes where Python has zstandard, or is 3.14. It is stored, not compressed, in
+the order of the names and without times: its bytes depend on the sources, and on the locked pyelftools, alone.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import io
+import json
 import re
 import zipfile
 from pathlib import Path
 
+from kiln import targets
+
 NAME = "kiln-inspect.pyz"
 
 _ROOTS = ("__init__", "cli/__init__", "cli/inspect", "cli/list", "elf")  # they, and all that they import
-_LEFT_OUT = ("manifest",)  # for --schema alone, and needs what a build has installed
 
 # Without words it looks at the release that it lies in, <release>/share/kiln/kiln-inspect.pyz. Any Python can read this
 # much of it, the second one too; 7 is EnvironmentProblem's.
@@ -37,7 +41,8 @@ sys.exit(main(words if words[0] in ("inspect", "list", "--version") else ["inspe
 
 def inspector(version: str) -> bytes:
     """The file's bytes; `version` is the release's, and what `--version` prints."""
-    contents = {"__main__.py": _MAIN.encode()} | _modules(Path(__file__).parent)
+    contents = {"__main__.py": _MAIN.encode()} | _modules(Path(__file__).parent) | _package("elftools")
+    contents[f"kiln/{targets.JSON_TABLE}"] = json.dumps(targets.rows(), sort_keys=True, indent=1).encode()
     source = contents["kiln/__init__.py"].decode()
     contents["kiln/__init__.py"] = re.sub("(?m)^__version__ = .*", f'__version__ = "{version}"', source).encode()
     buffer = io.BytesIO(b"#!/usr/bin/env python3\n")
@@ -56,12 +61,19 @@ def _modules(package: Path) -> dict[str, bytes]:
     wanted = [*_ROOTS]
     while wanted:
         name = wanted.pop()
-        if f"kiln/{name}.py" in contents or name in _LEFT_OUT:
+        if f"kiln/{name}.py" in contents:
             continue
         source = (package / f"{name}.py").read_bytes()
         contents[f"kiln/{name}.py"] = source
         wanted += imports_of(source)
     return contents
+
+
+def _package(name: str) -> dict[str, bytes]:
+    """The modules of an installed package of pure Python, and its licences."""
+    root = Path(importlib.util.find_spec(name).origin).parent
+    files = [*root.rglob("*.py"), *root.rglob("LICENSE*")]
+    return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in files}
 
 
 def imports_of(source: bytes) -> list[str]:

@@ -6,7 +6,7 @@ To move to another version, edit `version:` in input/toolchain.lock.yaml and run
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import requests
@@ -18,8 +18,10 @@ from kiln import digests
 from kiln.appear import appear
 from kiln.download import spell_error
 from kiln.errors import EnvironmentProblem, ToolchainError
-from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, parse_draft, parse_lock, read_text, write_lock
+from kiln.lock import LOCK_NAME, Lock, LockedFile, Member, Package, parse_draft, parse_lock, read_text, write_lock
 from kiln.registry import Candidate, Registry
+from kiln.toolchain import takes_part
+from kiln.wheel_members import local_path, members_of
 
 # A release is built for glibc 2.28, and so are the wheels that build it; older names mean older glibcs.
 _PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
@@ -107,7 +109,27 @@ def locked_files(package: Package, pythons: Sequence[str], registry: Registry) -
             raise ToolchainError(f"{package.requirement} has no source distribution, and the lock asks for it")
         serves[sources[0]] = []
     known = {file.name: file for file in package.files}
-    return tuple(_locked(by_name[name], tuple(served), known.get(name), registry) for name, served in serves.items())
+    files = [_locked(by_name[name], tuple(served), known.get(name), registry) for name, served in serves.items()]
+    if package.name == "triton":
+        files = _with_members(files, by_name, registry)
+    return tuple(files)
+
+
+def _with_members(
+    files: Sequence[LockedFile], candidates: Mapping[str, Candidate], registry: Registry
+) -> list[LockedFile]:
+    """The wheels of Triton, each with those of its members that keys must take for one (toolchain.py)."""
+    wheels = {f.name: members_of(f.name, candidates[f.name].url, registry) for f in files if f.name.endswith(".whl")}
+    paths = sorted(path for path in set().union(*wheels.values()) if takes_part(path))
+    differ = [path for path in paths if len({wheel.get(path) for wheel in wheels.values()}) > 1]
+    return [
+        dataclasses.replace(
+            file, members=tuple(Member(path=p, sha256=wheel[p]) for p in differ if p in (wheel := wheels[file.name]))
+        )
+        if file.name in wheels
+        else file
+        for file in files
+    ]
 
 
 def _admits(candidate: Candidate, python: str) -> bool:
@@ -125,9 +147,12 @@ def _locked(candidate: Candidate, pythons: tuple[str, ...], known: LockedFile | 
 
 def _measure(candidate: Candidate, registry: Registry) -> tuple[str, int]:
     """Digest and size of a file of which the index does not say them; its digest, if said, must hold."""
-    with registry.request(candidate.url, {"Accept-Encoding": "identity"}) as response:
-        response.raise_for_status()
-        digest, size = digests.measure(response.iter_content(1 << 20))
+    if (local := local_path(candidate.url)) is not None:
+        digest, size = digests.measure_file(local)
+    else:
+        with registry.request(candidate.url, {"Accept-Encoding": "identity"}) as response:
+            response.raise_for_status()
+            digest, size = digests.measure(response.iter_content(1 << 20))
     if candidate.sha256 not in (None, digest):
         raise ToolchainError(f"{candidate.name}: the index says {candidate.sha256}, its bytes {digest}")
     return digest, size

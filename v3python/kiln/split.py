@@ -23,7 +23,6 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 HEAD = struct.Struct("<3I256s")
 RANGE = struct.Struct("<2I")
@@ -55,7 +54,9 @@ INSTRUCTIONS = {
     "sass": Instructions(0, bytes([4] * 256)),
     "gcn": _amd(dict.fromkeys((0x30, 0x31, 0x34, 0x36, 0x37, 0x38, 0x3A, 0x3C), 2)),
     "rdna": _amd(dict.fromkeys((0x32, 0x33, 0x35, 0x36, 0x37, 0x38, 0x3A, 0x3C, 0x3D, 0x3E), 2)),
-    "rdna4": _amd(dict.fromkeys((0x32, 0x33, 0x35, 0x36, 0x3D, 0x3E), 2) | dict.fromkeys((0x31, 0x34, 0x39, 0x3B), 3)),
+    "rdna4": _amd(
+        {**dict.fromkeys((0x32, 0x33, 0x35, 0x36, 0x3D, 0x3E), 2), **dict.fromkeys((0x31, 0x34, 0x39, 0x3B), 3)}
+    ),
 }
 
 
@@ -93,7 +94,7 @@ def split(raw: bytes, instructions: Instructions, code: Iterable[tuple[int, int]
 
 
 def join(frame: bytes) -> bytes:
-    """What `split` made the frame of.
+    """What `split` made the frame of; it takes memory for three times the frame at most.
 
     Raises:
         ValueError: it is no such frame.
@@ -102,34 +103,38 @@ def join(frame: bytes) -> bytes:
         raise ValueError("a frame is shorter than its head")
     selector, count, range_count, words = HEAD.unpack_from(frame)
     begin = HEAD.size + RANGE.size * range_count
-    selectors = frame[begin : begin + count]
+    selectors = memoryview(frame)[begin : begin + count]
     counts = Counter(selectors)
     if selector > 3 or begin + count > len(frame) or any(not 1 <= words[opcode] <= LONGEST for opcode in counts):
         raise ValueError("a frame's head is malformed")
+    if sum(4 * words[opcode] * number for opcode, number in counts.items()) > len(frame) - begin:
+        raise ValueError("a frame ends within its planes")
     position = begin + count
-    records = {}
+    records: list[bytearray] = [bytearray()] * 256
     for opcode in sorted(counts):
-        size = 4 * words[opcode]
-        packed = bytearray(size * counts[opcode])
-        for byte in range(size):
+        packed = bytearray(4 * words[opcode] * counts[opcode])
+        for byte in range(4 * words[opcode]):
             if byte == selector:
-                packed[byte::size] = bytes([opcode]) * counts[opcode]
+                packed[byte :: 4 * words[opcode]] = bytes([opcode]) * counts[opcode]
                 continue
-            plane = frame[position : position + counts[opcode]]
-            if len(plane) != counts[opcode]:
-                raise ValueError("a frame ends within its planes")
-            packed[byte::size] = plane
+            packed[byte :: 4 * words[opcode]] = frame[position : position + counts[opcode]]
             position += counts[opcode]
-        records[opcode] = iter([bytes(packed[at : at + size]) for at in range(0, len(packed), size)])
-    code = b"".join([next(records[opcode]) for opcode in selectors])
-    ends = {0, *accumulate(4 * words[opcode] for opcode in selectors)}
-    parts, done = [], 0
-    for skip, size in RANGE.iter_unpack(frame[HEAD.size : begin]):
-        if skip > len(frame) - position or done + size not in ends:
+        records[opcode] = packed
+    joined, next_selector, taken = bytearray(), 0, [0] * 256
+    for skip, code_size in RANGE.iter_unpack(frame[HEAD.size : begin]):
+        if skip > len(frame) - position:
             raise ValueError("a frame's ranges are malformed")
-        parts += frame[position : position + skip], code[done : done + size]
+        joined += frame[position : position + skip]
         position += skip
-        done += size
-    if done != len(code):
+        end = len(joined) + code_size
+        while len(joined) < end and next_selector < count:
+            opcode = selectors[next_selector]
+            at = taken[opcode]
+            taken[opcode] = at + 4 * words[opcode]
+            joined += records[opcode][at : taken[opcode]]
+            next_selector += 1
+        if len(joined) != end:
+            raise ValueError("a frame's ranges are malformed")
+    if next_selector != count:
         raise ValueError("a frame's ranges are malformed")
-    return b"".join([*parts, frame[position:]])
+    return bytes(joined + frame[position:])

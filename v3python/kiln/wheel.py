@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from kiln import extension, native, notices, portable, verify
+from kiln import extension, lock, native, notices, portable, replacement, toolchain
 from kiln.errors import ArtifactError, ToolchainError
 from kiln.inspect import IMAGES, Release
 from kiln.pythons import OLDEST, STABLE, Headers
@@ -39,10 +41,12 @@ _SHARE = "share/kiln/"
 
 _SUMMARY = "Attention kernels for NVIDIA's and AMD's GPUs, compiled ahead of time"
 _TORCH = "torch>=2.10"
+(_OLD_MAJOR, _OLD_MINOR), (_MAJOR, _MINOR) = toolchain.JIT_VERSIONS
+_TRITON = f"triton>={_OLD_MAJOR}.{_OLD_MINOR},<{_MAJOR}.{_MINOR + 1}"
 _EXTRAS = {
     "torch": (_TORCH,),
     "transformers": (_TORCH, "transformers>=5.4"),
-    "jit": (_TORCH, "triton>=3.6", "numpy>=1.24", "msgspec>=0.18", "PyYAML>=6.0"),
+    "jit": (_TORCH, _TRITON, "numpy>=1.24", "msgspec>=0.18", "PyYAML>=6.0"),
 }
 _CLASSIFIERS = (
     "Operating System :: POSIX :: Linux",
@@ -57,7 +61,8 @@ class Contents:
     """What of a release goes into wheels, unpacked.
 
     Attributes:
-        version: the release's, "0.1.0b".
+        version: the release's, "0.1.0b" or "0.1.0b+full".
+        targets: all that the release has images for.
         libraries: by name.
         headers: public ones by path below include/, "kiln/kiln.h".
         packs: by target.
@@ -65,6 +70,7 @@ class Contents:
     """
 
     version: str
+    targets: tuple[str, ...]
     libraries: Mapping[str, Path]
     headers: Mapping[str, bytes]
     packs: Mapping[str, Path]
@@ -72,7 +78,7 @@ class Contents:
 
 
 def python_version(version: str) -> str:
-    """A release's version as Python's packages spell it: "0.1.0b0" for "0.1.0b".
+    """A release's version as Python's packages spell it: "0.1.0b0" for "0.1.0b", "0.1.0b0+full" for "0.1.0b+full".
 
     Raises:
         ArtifactError: it has no such spelling.
@@ -86,6 +92,12 @@ def python_version(version: str) -> str:
         ) from error
 
 
+def exactly(package: str, version: str, extra: str = "") -> str:
+    """The requirement of a package of the same build. `===` compares texts; for `==`, "0.1.0b0+full" is a "0.1.0b0"
+    too."""
+    return f"{package}{f'[{extra}]' if extra else ''}==={python_version(version)}"
+
+
 def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
     """Unpacks into `folder` what wheels are made of, and checks it against the manifest.
 
@@ -93,13 +105,8 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
         targets: whose packs; empty: all.
 
     Raises:
-        ArtifactError: the release is damaged, is not what the .sha256 beside it states, has no such pack, or not the
-            libraries.
+        ArtifactError: the release is damaged, has no such pack, or not the libraries.
     """
-    if not release.is_folder:
-        verify.verify_checksum(release.path, report := verify.Report())
-        if report.problems:
-            raise ArtifactError("; ".join(report.problems))
     packs = {row["name"]: row["pack"] for row in release.manifest["targets"] if row.get("pack")}
     for target in targets:
         if target not in packs:
@@ -112,11 +119,19 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
     libraries = (*extension.LIBRARIES, *((_TORCH_LIBRARY,) if f"lib/{_TORCH_LIBRARY}" in found else ()))
     return Contents(
         version=str(release.manifest["kiln"]),
+        targets=tuple(packs),
         libraries={name: found[f"lib/{name}"] for name in libraries},
         headers={p.removeprefix("include/"): f.read_bytes() for p, f in found.items() if p.startswith("include/")},
         packs={target: found[path] for path, target in wanted.items()},
-        texts={p.removeprefix(_SHARE): f.read_text() for p, f in found.items() if p.startswith(_SHARE)},
+        texts={p.removeprefix(_SHARE): _text(f, release, p) for p, f in found.items() if p.startswith(_SHARE)},
     )
+
+
+def _text(file: Path, release: Release, path: str) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{release.path}: {path} is not UTF-8, as a text of a package must be") from error
 
 
 def package_files(source: Path) -> dict[str, Path]:
@@ -141,6 +156,7 @@ def package_files(source: Path) -> dict[str, Path]:
         if path.with_suffix(".yaml").is_file():
             files[f"{name}.yaml"] = path.with_suffix(".yaml")
         wanted += _imports(path)
+    files[lock.LOCK_NAME] = source / "input" / lock.LOCK_NAME  # by which kiln.jit tells which Triton it has
     family, tuning = source / "tritonsrc/flash", source / "tuning/flash"
     files |= {f"flash/{path.name}": path for path in (*family.glob("*.py"), family / "recipe.yaml")}
     files |= {f"flash/tuning/flash/{path.name}": path for path in tuning.glob("*.yaml")}
@@ -170,30 +186,60 @@ def runtime_wheel(
     files |= {f"kiln/lib/{name}": path for name, path in contents.libraries.items()}
     files[f"kiln/{headers.file_name}"] = built
     texts = notices.with_extension(contents.texts, source, site)
-    requires = [f'{what}; extra == "{extra}"' for extra, every in _EXTRAS.items() for what in every]
     described = (source / "bindings/python/README.md").read_text()
-    metadata = _metadata(contents, RUNTIME, _SUMMARY, requires, tuple(_EXTRAS), texts, described)
+    metadata = runtime_metadata(contents, texts, described)
     return _wheel(contents, RUNTIME, "-".join((*headers.tags, PLATFORM)), metadata, files, texts)
 
 
+def runtime_metadata(contents: Contents, texts: Mapping[str, str], described: str) -> str:
+    """The runtime's METADATA; it has an extra for the images of each target, of this very build."""
+    requires = [f'{what}; extra == "{extra}"' for extra, every in _EXTRAS.items() for what in every]
+    # By `==`, since pip before 24 does not read `===` before a marker. Without a label that lets images of other builds
+    # pass too, but these ask for another runtime.
+    version = python_version(contents.version)
+    requires += [f'{images_package(t)}=={version}; extra == "{_extra_of(t)}"' for t in contents.targets]
+    extras = (*_EXTRAS, *map(_extra_of, contents.targets))
+    return _metadata(contents, RUNTIME, _SUMMARY, requires, extras, texts, described)
+
+
 def images_wheel(contents: Contents, target: str) -> Wheel:
-    """A target's pack, for the package of the same version."""
-    name = f"kiln-images-{target.replace('_', '-')}"
+    """A target's pack, for the package of the same build. It asks for the runtime with this target's extra: a runtime
+    that was built for other targets has no such extra, and pip warns of that."""
+    name = images_package(target)
     summary = f"{_SUMMARY}: those for {target}"
     described = f"The images of {target} for {RUNTIME}, which finds them.\n"
-    requires = [f"{RUNTIME}=={python_version(contents.version)}"]
+    requires = [exactly(RUNTIME, contents.version, _extra_of(target))]
     metadata = _metadata(contents, name, summary, requires, (), contents.texts, described)
     pack = contents.packs[target]
     return _wheel(contents, name, "py3-none-any", metadata, {f"kiln/{IMAGES}/{pack.name}": pack}, contents.texts)
 
 
-def write(wheels: Iterable[Wheel], output: Path) -> list[Path]:
-    """Writes wheels into `output`.
+def images_package(target: str) -> str:
+    """ "kiln-images-sm-90" """
+    return f"kiln-images-{_extra_of(target)}"
+
+
+def write(wheels: Iterable[Wheel], output: Path, replace: bool) -> list[Path]:
+    """Writes wheels into `output`: all, or none.
+
+    Args:
+        replace: other wheels of the same names may go.
 
     Raises:
+        InTheWay: other wheels of the same names are there, and stay.
         EnvironmentProblem: it cannot be written.
     """
-    return [write_wheel(wheel, output) for wheel in wheels]
+    with tempfile.TemporaryDirectory(prefix=".kiln-wheels-", dir=output) as folder:
+        fresh = {output / path.name: path for path in (write_wheel(wheel, Path(folder)) for wheel in wheels)}
+        if not replace:
+            replacement.check_files(fresh)
+        for path, new in fresh.items():
+            os.replace(new, path)
+    return list(fresh)
+
+
+def _extra_of(target: str) -> str:
+    return target.replace("_", "-")
 
 
 def abi_of(headers: Headers) -> tuple[int, int]:
@@ -215,7 +261,7 @@ def _taken(release: Release, packs: set[str], folder: Path) -> Iterable[tuple[st
         is_library = re.fullmatch(r"lib/libkiln\w*\.so(\.0)?", entry.path)
         is_text = re.fullmatch(rf"{_SHARE}(LICENSE|NOTICES\.txt|licences/[\w.-]+)", entry.path)
         is_wanted = is_library or is_text or entry.path in packs or re.fullmatch(r"include/kiln/[\w.]+", entry.path)
-        if entry.kind != "file" or entry.problem or not is_wanted:
+        if entry.kind != "file" or not is_wanted:
             continue
         path = folder / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
