@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln import evaluate, nearest, plan, tuning
 from kiln.evaluate import Call, Device, Given, Launch
 from kiln.plan_model import KernelPlan, Variant
 from kiln.recipe_model import Kernel, Operation, Recipe
 from kiln.targets import Target
-from kiln.words import Selection
+
+if TYPE_CHECKING:
+    from kiln.words import Selection
 
 
 @dataclass(frozen=True)

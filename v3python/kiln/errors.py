@@ -81,6 +81,12 @@ class NativeBuildError(KilnError):
     exit_code = 8
 
 
+class LedgerError(KilnError):
+    """The ledger of images is not the tree's, or images got worse without a reason beside them."""
+
+    exit_code = 9
+
+
 class Interrupted(KilnError):
     """Ctrl-C or another signal to end; what was done is kept. The exit code is the shell's: 128 and the signal."""
 
@@ -118,3 +124,8 @@ def forget_output() -> None:
         except OSError:
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def escaped(text: str) -> str:
+    """The text for a terminal: what is not printable is spelled, "\\x1b"; its line breaks stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

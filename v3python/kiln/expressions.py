@@ -370,7 +370,7 @@ def _convert(node: ast.expr, names: set[str], depth: int) -> Node:
     name = _name(node)
     if name is None:
         raise ExpressionError(
-            f"has {ast.unparse(node)!r}, which is none of: integers, names (x, q.size[0], q.stride[0], q.data, "
+            f"has {ast.unparse(node)!r}, which is not one of: integers, names (x, q.size[0], q.stride[0], q.data, "
             f"q.dtype), + - * // %, comparisons, and, or, not, if else, {', '.join(FUNCTIONS)}"
         )
     if name in CONSTANTS:

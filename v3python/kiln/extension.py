@@ -17,15 +17,12 @@ from kiln.errors import ToolchainError
 from kiln.native import Compiler
 from kiln.pythons import STABLE, Headers
 
-_FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
-          "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE", "-DNDEBUG", "-DNB_COMPACT_ASSERTIONS",
-          "-DNB_DOMAIN=kiln",
+# Besides those of csrc/flags.txt.
+_FLAGS = ("-std=c++17", "-fvisibility-inlines-hidden", "-DNB_COMPACT_ASSERTIONS", "-DNB_DOMAIN=kiln",
           "-include", "stdio.h")  # nanobind counts on Python.h for it, and that of the stable ABI has none  # fmt: skip
 _OURS = ("-Wall", "-Wextra", "-Wno-missing-field-initializers")
 _THEIRS = ("-w", "-fno-strict-aliasing")  # nanobind's own sources, as it asks for
-_LINK = ("-shared", "-Wl,--version-script=core/exports.map", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections",
-         "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s", "-Wl,-rpath,$ORIGIN/lib",
-         "-Wl,--enable-new-dtags")  # fmt: skip
+_LINK = ("-Wl,--version-script=core/exports.map", "-Wl,-rpath,$ORIGIN/lib", "-Wl,--enable-new-dtags")
 LIBRARIES = ("libkiln.so.0", "libkiln_flash.so")  # that it links, and finds in lib/ beside it
 
 
@@ -79,19 +76,21 @@ def build_extension(
     units = ("nanobind/src/nb_combined.cpp", *sorted(name for name in files if name.endswith(".cc")))
     define = ("-DPy_LIMITED_API=0x{:02x}{:02x}0000".format(*STABLE),) if headers.is_stable else ()
     python = hashlib.sha256(b"".join(_header_bytes(headers))).hexdigest()
-    settings = (compiler.identity, _FLAGS, _OURS, _THEIRS, _LINK, define, python, units)
+    flags = native.read_flags(sources.parents[1])
+    settings = (compiler.identity, flags.c, flags.linked, _FLAGS, _OURS, _THEIRS, _LINK, define, python, units)
 
     def make(work: Path) -> None:
         later = " and later" if headers.is_stable else ""
         say("compiling the extension for Python {}.{}{}".format(*(STABLE if later else headers.version), later))
-        _build(units, define, headers, compiler, work, jobs)
+        _build(units, flags, define, headers, compiler, work, jobs)
 
     return native.build_once(folder, headers.file_name, settings, files, make)
 
 
 def _build(
-    units: Sequence[str], define: tuple[str, ...], headers: Headers, compiler: Compiler, work: Path, jobs: int
-) -> None:
+    units: Sequence[str], flags: native.Flags, define: tuple[str, ...], headers: Headers, compiler: Compiler,
+    work: Path, jobs: int,
+) -> None:  # fmt: skip
     include = ["-Iinclude", "-Icore", "-isystem", "nanobind/include", "-isystem", "nanobind/ext/robin_map/include"]
     for folder in (*headers.include, *(["multiarch"] if headers.multiarch else [])):
         include += ["-isystem", str(folder)]
@@ -99,13 +98,15 @@ def _build(
     def compile_unit(unit: str) -> str:
         output = unit.replace("/", "_") + ".o"
         own = _THEIRS if unit.startswith("nanobind/") else _OURS
-        native.run(compiler, [*compiler.cxx, *_FLAGS, *own, *define, *include, "-c", unit, "-o", output], work)
+        native.run(
+            compiler, [*compiler.cxx, *flags.c, *_FLAGS, *own, *define, *include, "-c", unit, "-o", output], work
+        )
         return output
 
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         objects = list(pool.map(compile_unit, units))
     # The libraries by their bare names: that is how one without a SONAME would be looked for.
-    native.run(compiler, [*compiler.cxx, *_LINK, *objects, *LIBRARIES, "-o", headers.file_name], work)
+    native.run(compiler, [*compiler.cxx, *flags.linked, *_LINK, *objects, *LIBRARIES, "-o", headers.file_name], work)
 
 
 def _header_bytes(headers: Headers) -> list[bytes]:

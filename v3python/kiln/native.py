@@ -1,7 +1,7 @@
 """Compiles the libraries: with zig for glibc 2.28 (the release), or with any C++17 compiler that is named.
 
-`csrc/core/sources.txt` lists the core's sources, for this module and for CMakeLists.txt. Commands run inside a folder
-of their own on relative names, so that nothing of where the build stands enters a library.
+`csrc/core/sources.txt` lists the core's sources and `csrc/flags.txt` the flags, for this module and for CMakeLists.txt.
+Commands run inside a folder of their own on relative names, so that nothing of where the build stands enters a library.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kiln import kept
+from kiln.appear import appear_folder
 from kiln.errors import NativeBuildError, ToolchainError
 
 # The public headers of every release; a family's recipe names its own.
@@ -25,14 +27,6 @@ CORE_HEADERS = ("kiln.h", "kiln.hpp", "family.h")
 ZIG_TARGET = "x86_64-linux-gnu.2.28"
 ZIG_CPU = "x86_64"  # what manylinux promises and no more
 
-# As CMakeLists.txt has them, which says why; test_native.py compares the two.
-COMMON_FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE",
-                 "-DNDEBUG", "-g0")  # fmt: skip
-CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
-              "-fno-math-errno")  # fmt: skip
-ZSTD_FLAGS = ("-DZSTDLIB_VISIBLE=", "-DZSTDERRORLIB_VISIBLE=", "-w")
-LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--gc-sections",
-               "-Wl,--as-needed", "-Wl,--build-id=none", "-Wl,-s")  # fmt: skip
 _BESIDE = ("-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags")  # needs what lies in the same folder
 
 
@@ -50,6 +44,43 @@ class Compiler:
     cxx: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     identity: str
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What a release's compiler is told: the flags of csrc/flags.txt, and those that CMake has by a build's type.
+
+    Attributes:
+        c: all that is compiled.
+        cxx: C++ without its runtime.
+        zstd: zstd's C.
+        linked: all that is linked.
+        library: libraries.
+    """
+
+    c: tuple[str, ...]
+    cxx: tuple[str, ...]
+    zstd: tuple[str, ...]
+    linked: tuple[str, ...]
+    library: tuple[str, ...]
+
+
+def read_flags(root: Path) -> Flags:
+    """The flags of a source tree."""
+    listed: dict[str, list[str]] = {}
+    for line in (root / "csrc/flags.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            kind, flag = line.split()
+            listed.setdefault(kind, []).append(flag)
+    c = ("-O2", "-g0", "-DNDEBUG", *listed["compile"], *listed["optimized"])
+    linked = ("-shared", *listed["link"], "-Wl,--build-id=none", "-Wl,-s")
+    return Flags(
+        c=c,
+        cxx=(*c, "-std=c++17", *listed["c++"]),
+        zstd=(*c, *listed["zstd"], "-w"),
+        linked=linked,
+        library=(*linked, *listed["library"]),
+    )
 
 
 @dataclass(frozen=True)
@@ -148,18 +179,30 @@ def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
     for other in (*folder.glob("zstd*"), *folder.glob(".zstd-*")):
         if other != done:
             shutil.rmtree(other, ignore_errors=True)
-    if not done.is_dir():
-        temporary = folder / f".zstd-{os.getpid()}"
-        temporary.mkdir(parents=True)
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            for member in tar.getmembers():
-                name = Path(member.name)
-                if member.isfile() and name.parent.name == "zstd" and name.suffix in (".c", ".h"):
-                    (temporary / name.name).write_bytes(tar.extractfile(member).read())
-        if not (temporary / "zstd.c").is_file():
-            raise ToolchainError(f"{archive} does not hold zstd's C source (zstd/zstd.c)")
-        os.replace(temporary, done)
+    sources = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar.getmembers():
+            name = Path(member.name)
+            if member.isfile() and name.parent.name == "zstd" and name.suffix in (".c", ".h"):
+                sources[name.name] = tar.extractfile(member).read()
+    if "zstd.c" not in sources:
+        raise ToolchainError(f"{archive} does not hold zstd's C source (zstd/zstd.c)")
+    if not _holds(done, sources):  # what an earlier build unpacked may have been changed since
+        if done.is_symlink() or done.is_file():
+            done.unlink()
+        with appear_folder(done) as fresh:
+            for name, content in sources.items():
+                (fresh / name).write_bytes(content)
     return done
+
+
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether it has just these files."""
+    try:
+        there = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and not path.is_symlink()}
+        return there == files and len(there) == sum(1 for _ in folder.iterdir())
+    except OSError:
+        return False
 
 
 def build_libraries(
@@ -178,6 +221,7 @@ def build_libraries(
         for line in (root / "csrc/core/sources.txt").read_text().splitlines()
         if line.strip() and not line.startswith("#")
     ]
+    flags = read_flags(root)
     exports = {"exports.map": root / "csrc/kiln.map"}
     core_files = {f"csrc/core/{p.name}": p for p in sorted((root / "csrc/core").iterdir()) if p.is_file()}
     headers = {f"include/kiln/{name}": root / "include/kiln" / name for name in CORE_HEADERS}
@@ -190,7 +234,7 @@ def build_libraries(
         units=(*(f"csrc/core/{source}" for source in core_sources), "zstd/zstd.c"),
         link=("-Wl,-soname,libkiln.so.0", "-ldl", "-lpthread"),
     )
-    libraries[core.name] = core.build(compiler, folder, jobs, {})
+    libraries[core.name] = core.build(compiler, flags, folder, jobs, {})
     for family in families:
         sources = {f"family/{path.name}": path for path in family.sources}
         private = {f"family/{path.name}": path for source in family.sources for path in source.parent.glob("*.h")}
@@ -202,14 +246,15 @@ def build_libraries(
             units=("family/tables.cc", *sources),
             link=(f"-Wl,-soname,libkiln_{family.name}.so", *_BESIDE, "lib/libkiln.so.0"),
         )  # fmt: skip
-        libraries[library.name] = library.build(compiler, folder, jobs, {"lib/libkiln.so.0": libraries[core.name]})
+        core_library = {"lib/libkiln.so.0": libraries[core.name]}
+        libraries[library.name] = library.build(compiler, flags, folder, jobs, core_library)
     public = {name: header for family in families for name, header in family.public.items()}
     for adapter in adapters:
         names = ("libkiln.so.0", f"libkiln_{adapter.over}.so")
         if names[1] in libraries:
             library = _adapter(adapter, headers | _below_include(public), version_header)
             libraries[adapter.library] = library.build(
-                compiler, folder, jobs, {f"lib/{name}": libraries[name] for name in names}
+                compiler, flags, folder, jobs, {f"lib/{name}": libraries[name] for name in names}
             )
     return libraries
 
@@ -253,32 +298,28 @@ class _Library:
     stubs: Mapping[str, str] = field(default_factory=dict)  # by SONAME, C that stands for a library at linking
     identity: str = ""
 
-    def build(self, compiler: Compiler, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
+    def build(self, compiler: Compiler, flags: Flags, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
         contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
         contents |= {name: text.encode() for name, text in self.texts.items()}
-        settings = (compiler.identity, COMMON_FLAGS, CXX_FLAGS, LINK_FLAGS, ZSTD_FLAGS, self.units, self.link,
-                    tuple(self.stubs.items()), self.identity)  # fmt: skip
+        settings = (compiler.identity, flags, self.units, self.link, tuple(self.stubs.items()), self.identity)
 
         def make(work: Path) -> None:
             with ThreadPoolExecutor(max(1, jobs)) as pool:
-                objects = list(pool.map(lambda unit: self._compile(compiler, work, unit), self.units))
+                objects = list(pool.map(lambda unit: self._compile(compiler, flags, work, unit), self.units))
             for soname, source in self.stubs.items():
                 (work / "stub.c").write_text(source)
                 stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
                 run(compiler, [*compiler.c, *stub], work)
-            link = [*LINK_FLAGS, "-Wl,--version-script=exports.map", *objects, *self.link]
+            link = [*flags.library, "-Wl,--version-script=exports.map", *objects, *self.link]
             run(compiler, [*compiler.c, *link, "-o", self.name], work)
 
         return build_once(folder, self.name, settings, contents, make)
 
-    def _compile(self, compiler: Compiler, work: Path, unit: str) -> str:
+    def _compile(self, compiler: Compiler, flags: Flags, work: Path, unit: str) -> str:
         output = unit.replace("/", "_") + ".o"
         include = ["-Iinclude", "-Icsrc", "-Izstd", *(word for path in self.system for word in ("-isystem", str(path)))]
-        if unit.endswith(".c"):
-            command = [*compiler.c, *COMMON_FLAGS, *ZSTD_FLAGS, *include, "-c", unit, "-o", output]
-        else:
-            command = [*compiler.cxx, *COMMON_FLAGS, *CXX_FLAGS, *include, "-c", unit, "-o", output]
-        run(compiler, command, work)
+        command = [*compiler.c, *flags.zstd] if unit.endswith(".c") else [*compiler.cxx, *flags.cxx]
+        run(compiler, [*command, *include, "-c", unit, "-o", output], work)
         return output
 
 
@@ -297,7 +338,7 @@ def build_once(
     for path in sorted(contents):
         key.update(f"{path} {len(contents[path])}\n".encode() + contents[path])
     done = folder / f"{name}-{key.hexdigest()[:16]}"
-    if not done.is_file():
+    if not kept.is_whole(done):
         work = folder / f".{name}.{os.getpid()}"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
@@ -307,6 +348,7 @@ def build_once(
                 (work / path).write_bytes(data)
             make(work)
             os.replace(work / name, done)
+            kept.seal(done)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return done

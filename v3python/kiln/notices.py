@@ -90,6 +90,9 @@ def _packaged(package: str, name: str, site: Path, zstandard_source: Path | None
     if package == "ziglang":
         spec = importlib.util.find_spec("ziglang")
         folders = [site / "ziglang", *map(Path, spec.submodule_search_locations if spec else ())]
+    elif package == "pyelftools":  # of the Python that runs, whose modules portable.py takes
+        spec = importlib.util.find_spec("elftools")
+        folders = sorted(Path(spec.origin).parents[1].glob(f"{package}-*.dist-info")) if spec else []
     else:
         folders = sorted(site.glob(f"{package}-*.dist-info"))
     return next(((folder / name).read_text() for folder in folders if (folder / name).is_file()), None)

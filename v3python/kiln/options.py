@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from kiln import variables
 from kiln.errors import EnvironmentProblem, UsageError
 from kiln.variables import BUILD, DOOR, INTERNAL, VARIABLES
 from kiln.words import (
-    Selection,
     absolute,
     check_input,
     check_output,
@@ -30,6 +30,10 @@ from kiln.words import (
 
 if TYPE_CHECKING:
     from kiln.targets import Target
+    from kiln.words import Selection
+
+
+_ALIKE = 0.85  # names of variables that share more than their beginning
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class BuildVariables:
         no_image: library, tables and headers only.
         clean: begin with an empty workspace.
         ptx: pack PTX beside each NVIDIA image.
+        replace: take the place of another build's release of the same name.
         store: the folder of the image store, which may be shared; None: the workspace's.
         recipes: recipe files over and above the tree's own.
         log_json: as progress.make_progress takes it.
@@ -57,6 +62,7 @@ class BuildVariables:
     no_image: bool
     clean: bool
     ptx: bool
+    replace: bool
     store: str | None
     recipes: tuple[str, ...]
     log_json: str | None
@@ -272,15 +278,29 @@ def make_options(
     )
 
 
-def unknown_variables(environment: Iterable[str]) -> list[str]:
-    """A warning for each KILN_* variable that nothing reads, with the nearest that something does."""
+def check_variables(environment: Iterable[str]) -> list[str]:
+    """A warning for each KILN_* variable that nothing reads.
+
+    Raises:
+        UsageError: one is spelled nearly as one that is read: it would be ignored, and was meant.
+    """
     warnings = []
     for name in sorted(environment):
         if name.startswith("KILN_") and name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, 1, 0.75)
-            meant = f"did you mean {near[0]}?" if near else "`bash build.sh --help` lists what is read"
-            warnings.append(f"{name} is set, but nothing reads it; {meant}")
+            if near := difflib.get_close_matches(name, VARIABLES, 1, _ALIKE):
+                raise UsageError(f"{name} is set, but nothing reads it; did you mean {near[0]}? If not, unset it")
+            warnings.append(f"{name} is set, but nothing reads it; `bash build.sh --help` lists what is read")
     return warnings
+
+
+def check_environment() -> None:
+    """`check_variables` of this process's environment, for a command; warnings go to standard error.
+
+    Raises:
+        UsageError: as it does.
+    """
+    for warning in check_variables(os.environ):
+        print(f"kiln: warning: {warning}", file=sys.stderr)
 
 
 def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kiln.errors import NativeBuildError
+from kiln.naming import public
 
 PACKAGE_FOLDER = "lib/cmake/kiln"
 PC_FOLDER = "lib/pkgconfig"
@@ -48,7 +49,7 @@ def package_files(
         families: each has a library libkiln_<family>.so, the target kiln::<family> and kiln_<family>.pc.
         adapters: libraries by name; each has the target kiln::<name>.
     """
-    values = _values(version, families, adapters)
+    values = _values(public(version), families, adapters)  # what pkg-config compares has no label
     result = {}
     for name in ("kilnConfig.cmake", "kilnConfigVersion.cmake", "kilnTargets.cmake"):
         result[f"{PACKAGE_FOLDER}/{name}"] = _fill((templates / f"{name}.in").read_text(), values)

@@ -4,7 +4,8 @@ memory, spills and image sizes over functionals and configurations. Plain HTML a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -38,9 +39,9 @@ code { font-size: .92em } svg text { font: 11px ui-monospace, monospace; fill: #
 """
 
 
-def page(artifact: Release | PackFile) -> str:
-    """The page, as HTML."""
-    rows = inspect.variants_of(artifact)
+def page(artifact: Release | PackFile) -> Iterator[str]:
+    """The page, as HTML, in pieces."""
+    rows, rules = inspect.variants_of(artifact), inspect.rules_of(artifact)
     if isinstance(artifact, Release):
         title = f"Kiln {artifact.manifest['kiln']}"
         head = _release_head(artifact)
@@ -53,17 +54,19 @@ def page(artifact: Release | PackFile) -> str:
         packs = {artifact.pack.target: artifact.pack.file_bytes}
         about = {}
     highest = {fact: max((row.get(fact) or 0 for row in rows), default=0) for fact, *_ in _MAPS}
-    body = [f"<h1>{escape(title)}</h1>", head, "<h2>Size</h2>", _bars(packs, rows)]
+    cells: dict[str, dict[str, list]] = {target: {} for target in packs}
+    for row in rows:
+        cells.setdefault(row["target"], {}).setdefault(row["kernel"], []).append(row)
+    lacking: Counter[tuple[str, str]] = Counter()
+    for rule in rules:
+        lacking[rule["target"], rule["kernel"]] += rule["variants"]
+    yield f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+    yield f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n{head}\n<h2>Size</h2>\n{_bars(packs, rows)}\n"
     for target in packs:
-        ours = [row for row in rows if row["target"] == target]
-        body.append(f'<h2 id="{escape(target)}">{escape(target)}</h2>{about.get(target, "")}')
-        for kernel in dict.fromkeys(row["kernel"] for row in ours):
-            cells = [row for row in ours if row["kernel"] == kernel]
-            body.append(f"<h3>{escape(kernel)}</h3>" + _kernel(cells, highest))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n" + "\n".join(body) + "\n</html>\n"
-    )
+        yield f'<h2 id="{escape(target)}">{escape(target)}</h2>{about.get(target, "")}\n'
+        for kernel, ours in cells[target].items():
+            yield f"<h3>{escape(kernel)}</h3>{_kernel(ours, highest, lacking[target, kernel])}\n"
+    yield "</html>\n"
 
 
 def _release_head(release: Release) -> str:
@@ -87,11 +90,9 @@ def _about(target: dict[str, Any]) -> str:
 
 def _bars(packs: dict[str, int], rows: list[dict[str, Any]]) -> str:
     """For each target the bytes of its distinct images, and above them those of its pack."""
-    raw = {}
-    for target in packs:
-        raw[target] = sum(
-            {row["image"]: row["bytes"] for row in rows if row["target"] == target and row["image"]}.values()
-        )
+    raw = dict.fromkeys(packs, 0)
+    for (target, _), size in {(row["target"], row["image"]): row["bytes"] for row in rows if row["image"]}.items():
+        raw[target] = raw.get(target, 0) + size
     largest = max([1, *raw.values(), *packs.values()])
     width, parts = 520, []
     for number, target in enumerate(packs):
@@ -107,11 +108,11 @@ def _bars(packs: dict[str, int], rows: list[dict[str, Any]]) -> str:
     return f'<svg width="{width + 260}" height="{len(packs) * 34 + 4}" role="img">{"".join(parts)}</svg>'
 
 
-def _kernel(cells: list[dict[str, Any]], highest: dict[str, int]) -> str:
+def _kernel(cells: list[dict[str, Any]], highest: dict[str, int], lacking: int) -> str:
+    """The maps of a kernel; `lacking` is how many combinations of its choices the build left out."""
     there = dict.fromkeys(row["functional"] for row in cells if row["image"] is not None)
-    left_out = len({row["functional"] for row in cells}) - len(there)
     if not there:
-        return f"<p>None of its {plural(left_out, 'functional')} has an image.</p>"
+        return f"<p>None of its {plural(len(cells), 'variant')} has an image.</p>"
     cells = [row for row in cells if row["functional"] in there]
     functionals = list(there)
     configurations = list(dict.fromkeys(row["configuration"] for row in cells))
@@ -121,7 +122,11 @@ def _kernel(cells: list[dict[str, Any]], highest: dict[str, int]) -> str:
         f"<p>{plural(len(functionals), 'functional')} (rows), {plural(len(configurations), 'configuration')} "
         f"(columns), in each cell from left to right: {escape(', '.join(specializations))}."
         + (f" Grey: {plural(len(missing), 'variant')} without an image." if missing else "")
-        + (f" {plural(left_out, 'functional')} without any image left out." if left_out else "")
+        + (
+            f" {plural(lacking, 'combination')} left out by the profile, the selection or the recipe."
+            if lacking
+            else ""
+        )
         + "</p>"
     ]
     maps = []

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln import document, tuning
 from kiln.errors import RecipeError, UsageError
@@ -33,7 +34,10 @@ from kiln.recipe_rules import is_one_of
 from kiln.suggest import nearest
 from kiln.targets import Target
 from kiln.variables import PROFILES
-from kiln.words import Selection, spell_selection
+from kiln.words import spell_selection
+
+if TYPE_CHECKING:
+    from kiln.words import Selection
 
 
 def make_plan(

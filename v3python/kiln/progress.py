@@ -23,6 +23,8 @@ from kiln.errors import EnvironmentProblem
 if TYPE_CHECKING:
     import tqdm
 
+    Remaining = float | tuple[float, float] | None
+
 # Outcomes that a user must see at once; all others are only counted.
 FAILED = "failed"
 
@@ -53,7 +55,7 @@ class Progress:
         outcome: str = "done",
         *,
         detail: str = "",
-        remaining: float | None = None,
+        remaining: Remaining = None,
     ) -> None:
         """One piece is finished.
 
@@ -62,7 +64,7 @@ class Progress:
             seconds: what it took.
             outcome: one word, "compiled", "reused", "failed" ...
             detail: why it failed.
-            remaining: seconds that the rest of the phase is expected to take, if known.
+            remaining: seconds that the rest of the phase is expected to take, or from how many to how many, if known.
         """
 
     def message(self, text: str) -> None:
@@ -142,7 +144,7 @@ class Bar(Progress):
         outcome: str = "done",
         *,
         detail: str = "",
-        remaining: float | None = None,
+        remaining: Remaining = None,
     ) -> None:
         with self._lock:
             if self._bar is None:
@@ -165,7 +167,7 @@ class Bar(Progress):
                 self._bar.close()
                 self._bar = None
 
-    def _show(self, remaining: float | None) -> None:
+    def _show(self, remaining: Remaining) -> None:
         if remaining is not None and not self._counts_bytes:
             self._bar.set_postfix_str(_left(remaining), refresh=False)
 
@@ -206,7 +208,7 @@ class Lines(Progress):
         outcome: str = "done",
         *,
         detail: str = "",
-        remaining: float | None = None,
+        remaining: Remaining = None,
     ) -> None:
         with self._lock:
             if not self._open:
@@ -288,11 +290,13 @@ class JsonLines(Progress):
         outcome: str = "done",
         *,
         detail: str = "",
-        remaining: float | None = None,
+        remaining: Remaining = None,
     ) -> None:
+        spread = remaining if isinstance(remaining, tuple) else None
         self._write(
-            event="done", name=name, seconds=round(seconds, 4), outcome=outcome, detail=detail, remaining=remaining
-        )
+            event="done", name=name, seconds=round(seconds, 4), outcome=outcome, detail=detail,
+            remaining=sum(spread) / 2 if spread else remaining, spread=spread,
+        )  # fmt: skip
 
     def message(self, text: str) -> None:
         self._write(event="message", text=text)
@@ -337,7 +341,7 @@ class Several(Progress):
         outcome: str = "done",
         *,
         detail: str = "",
-        remaining: float | None = None,
+        remaining: Remaining = None,
     ) -> None:
         for member in self._members:
             member.done(name, seconds, outcome, detail=detail, remaining=remaining)
@@ -399,9 +403,16 @@ def spell_seconds(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def _left(seconds: float) -> str:
-    """ "about 2:05 left", or "" if the estimate is used up: at the end, or where a job takes longer than expected."""
-    return "" if round(seconds, 1) <= 0 else f"about {spell_seconds(seconds)} left"
+def _left(remaining: float | tuple[float, float]) -> str:
+    """ "about 2:05 left", "8 to 20 min left", or "" if the estimate is used up: at the end, or where a job takes longer
+    than expected."""
+    low, high = remaining if isinstance(remaining, tuple) else (remaining, remaining)
+    if round(high, 1) <= 0:
+        return ""
+    for unit, seconds, most in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, float("inf"))):
+        if high < most and (first := f"{low / seconds:.0f}") != (last := f"{high / seconds:.0f}"):
+            return f"{first} to {last} {unit} left"
+    return f"about {spell_seconds((low + high) / 2)} left"
 
 
 def and_more(number: int) -> str:

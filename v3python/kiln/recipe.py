@@ -179,7 +179,7 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
     if shape.tensor in operation.choices:
         values = operation.choices[shape.tensor].values
         if not any(value in DTYPES for value in values if isinstance(value, str)):
-            document.fail((*keys, "tensor"), f"the choice {shape.tensor} is none of dtypes")
+            document.fail((*keys, "tensor"), f"the values of the choice {shape.tensor} are not dtypes")
         return Argument(name, "tensor", shape.rank, None, shape.tensor, shape.optional, 0)
     if shape.tensor not in DTYPES:
         known = [*operation.choices, *DTYPES]
@@ -222,11 +222,11 @@ def _choice(
     core = values if shape.core is None else shape.core
     for position, value in enumerate(core):
         if value not in values:
-            document.fail((*keys, "core", position), f"{value} is none of the values of {name}")
+            document.fail((*keys, "core", position), f"{value} is not one of the values of {name}")
     if shape.general is not None and shape.match != "exact":
         document.fail((*keys, "general"), f"general is for what matches exactly; {name} matches {shape.match}")
     if shape.general is not None and shape.general not in values:
-        document.fail((*keys, "general"), f"{shape.general} is none of the values of {name}")
+        document.fail((*keys, "general"), f"{shape.general} is not one of the values of {name}")
     general = None if shape.general is None else values.index(shape.general)
     return Choice(name, of, kind, shape.match, values, numbers, tuple(value in core for value in values), general)
 

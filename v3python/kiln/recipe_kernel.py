@@ -268,7 +268,7 @@ def _type(document: Document, keys: Keys, name: str, text: str, own: Sequence[Ch
         for choice in own:
             if choice.name == pointed:
                 if choice.kind != "dtype":
-                    document.fail(keys, f"the choice {pointed} is none of dtypes")
+                    document.fail(keys, f"the values of the choice {pointed} are not dtypes")
                 return f"*{pointed}", pointed
         if pointed in DTYPES:
             return f"*{_TRITON_DTYPES[pointed]}", None

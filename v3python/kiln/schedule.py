@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -51,6 +52,10 @@ class Kill:
 
 
 Instruction = Start | Kill
+
+_RECENT = 16  # jobs whose pace the estimate of the rest follows
+_FEW = 4  # of them that tell a pace
+_WIDE = 1.5  # from where on the slowest pace to the fastest is worth telling
 
 
 class End(enum.Enum):
@@ -99,6 +104,8 @@ class Scheduler:
         self._running: dict[str, _Job] = {}
         self._stopping = False
         self._samples = 0
+        self._pending_seconds = 0.0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # (estimate, seconds) of what ended last
         self._sort()
 
     # ---- events ----
@@ -118,6 +125,8 @@ class Scheduler:
         """The job is done and took `seconds`; also if it was about to be killed."""
         if job := self._current(name, attempt):
             self._end(job, End.DONE)
+            if job.estimate > 0:
+                self._recent.append((job.estimate, seconds))
             self._learn(name, seconds)
 
     def failed(self, name: str, attempt: int, message: str) -> None:
@@ -180,17 +189,27 @@ class Scheduler:
         return min((self._deadline(job) for job in self._running.values() if job.end is None), default=math.inf)
 
     def remaining(self, now: float) -> float | None:
-        """Seconds until all is done, as far as is known; None if nothing is."""
-        if not self._estimates:
+        """Seconds until all is done, as far as is known, if the rest takes as much longer or shorter than its estimates
+        as the last jobs did; None if nothing is known."""
+        return self._remaining(now, _pace(self._recent)) if self._estimates else None
+
+    def spread(self, now: float) -> tuple[float, float] | None:
+        """`remaining` from and to, by the fastest and the slowest few of the last jobs; None where these are close."""
+        every = list(self._recent)
+        paces = [_pace(every[n : n + _FEW]) for n in range(0, len(every) - _FEW + 1, _FEW)]
+        if len(paces) < 2 or max(paces) < _WIDE * min(paces):
             return None
-        left = [max(0.0, job.estimate - self._clock(job, now)) for job in self._running.values()]
-        return max([(self._pending_seconds + sum(left)) / self.policy.jobs, *left])
+        return self._remaining(now, min(paces)), self._remaining(now, max(paces))
 
     # ---- inside ----
 
     def _current(self, name: str, attempt: int) -> _Job | None:
         job = self._running.get(name)
         return job if job is not None and job.attempt == attempt else None
+
+    def _remaining(self, now: float, pace: float) -> float:
+        left = [max(0.0, pace * job.estimate - self._clock(job, now)) for job in self._running.values()]
+        return max([(pace * self._pending_seconds + sum(left)) / self.policy.jobs, *left])
 
     def _clock(self, job: _Job, now: float) -> float:
         return job.used + (now - job.since if job.since is not None else 0.0)
@@ -232,6 +251,7 @@ class Scheduler:
 
     def _sort(self) -> None:
         """Longest last, from where they are taken; those of unknown kinds after them, in the order given."""
+        before = self._pending_seconds
         for job in self._pending:
             estimate = self._estimates(job.name)
             job.estimate = math.inf if estimate is None else estimate
@@ -239,7 +259,15 @@ class Scheduler:
         self._pending_seconds = sum(
             self._estimates.mean if math.isinf(job.estimate) else job.estimate for job in self._pending
         )
+        if before > 0 and self._pending_seconds > 0:  # what the estimates have learned is not to be counted twice
+            learned = self._pending_seconds / before
+            self._recent = deque(((estimate * learned, took) for estimate, took in self._recent), _RECENT)
         self._samples_at_sort = self._samples
+
+
+def _pace(ended: Collection[tuple[float, float]]) -> float:
+    """How much longer than its estimate a job takes, by those that ended; 1 where these are too few to tell."""
+    return sum(took for _, took in ended) / sum(estimate for estimate, _ in ended) if len(ended) >= _FEW else 1.0
 
 
 @dataclass

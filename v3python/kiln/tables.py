@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+_WIDEST = 120  # a longer cell moves what follows it in its own line alone
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Iterable[str] = ()) -> str:
     """Aligned columns, two spaces apart, without trailing blanks.
 
     Args:
         right: headings of the columns to align to the right.
     """
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(table_lines(header, rows, right))
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], right: Iterable[str] = ()) -> Iterator[str]:
+    """The lines of `table`, which may be many, one by one."""
     right = set(right)
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = []
-    for row in cells:
+    widths = [len(name) for name in header]
+    for row in rows:
+        for column, cell in enumerate(row):
+            size = len(str(cell))
+            if widths[column] < size <= _WIDEST:
+                widths[column] = size
+    for row in (header, *rows):
         padded = [
-            cell.rjust(width) if name in right else cell.ljust(width) for cell, width, name in zip(row, widths, header)
+            str(cell).rjust(width) if name in right else str(cell).ljust(width)
+            for cell, width, name in zip(row, widths, header)
         ]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+        yield "  ".join(padded).rstrip()
+
+
+def print_json(document: Any) -> None:
+    """Prints a document of any size without making one text of it."""
+    for piece in json.JSONEncoder(indent=1).iterencode(document):
+        sys.stdout.write(piece)
+    print()
 
 
 def quantity(count: int) -> str:

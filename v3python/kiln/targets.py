@@ -1,23 +1,54 @@
-"""The table of targets (targets.yaml), and the spellings that lead to them."""
+"""The table of targets (targets.yaml), and the spellings that lead to them. `kiln list` needs it where nothing is
+installed: kiln-inspect.pyz has the table as JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
+import json
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import msgspec
-import yaml
+from typing import Any
 
 from kiln.errors import UsageError
 
 TABLE = Path(__file__).with_name("targets.yaml")
+JSON_TABLE = "targets.json"
 _ALIKE = 0.6  # words less alike than that share letters by chance
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@dataclasses.dataclass(frozen=True)
+class Residency:
+    """What one multiprocessor holds at once (CDNA: a compute unit; RDNA: a work-group processor). Sizes are in bytes.
+
+    Attributes:
+        simds: parts of it that have registers of their own; a warp stays on one.
+        lane_registers: registers of one lane of a SIMD, for all its warps together.
+        register_granule: a thread gets a multiple of so many registers.
+        warps: on a SIMD, at most.
+        blocks: at most.
+        shared_memory: for all blocks together.
+        shared_granule: a block gets a multiple of so many bytes.
+        shared_reserved: what the system takes of each block's besides.
+        single_warp_blocks: blocks of one warp at most, which need no barrier; 0: as many as of others.
+    """
+
+    simds: int
+    lane_registers: int
+    register_granule: int
+    warps: int
+    blocks: int
+    shared_memory: int
+    shared_granule: int
+    shared_reserved: int = 0
+    single_warp_blocks: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
     """One GPU architecture to compile for. Sizes are in bytes.
 
     Attributes:
@@ -40,6 +71,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ptx_version: NVIDIA: of the PTX, 80 for 8.0; 0 where there is none.
         architecture_specific: Triton compiles for "sm_90a" and the like, which nothing else can run.
         runs_on: targets whose GPUs execute the images natively; itself if not said.
+        residency: what a multiprocessor holds at once. A ledger of images is kept for the targets that have this.
     """
 
     name: str
@@ -61,6 +93,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ptx_version: int = 0
     architecture_specific: bool = False
     runs_on: tuple[str, ...] = ()
+    residency: Residency | None = None
 
     @property
     def triton_arch(self) -> int | str:
@@ -93,9 +126,26 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 @functools.cache
 def load() -> tuple[Target, ...]:
     """All targets, in the table's order."""
-    rows = yaml.load(TABLE.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))["targets"]
-    table = msgspec.convert(rows, tuple[Target, ...])
-    return tuple(t if t.runs_on else msgspec.structs.replace(t, runs_on=(t.name,)) for t in table)
+    found = []
+    for row in rows():
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+        values.setdefault("runs_on", (row["name"],))
+        if "residency" in row:
+            values["residency"] = Residency(**row["residency"])
+        found.append(Target(**values))
+    return tuple(found)
+
+
+def rows() -> list[dict[str, Any]]:
+    """The table as plain data, for JSON."""
+    if not TABLE.is_file():
+        return json.loads(pkgutil.get_data("kiln", JSON_TABLE))
+    import msgspec
+    import yaml
+
+    table = yaml.load(TABLE.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))["targets"]
+    msgspec.convert(table, list[Target])  # for the types
+    return table
 
 
 def by_name(name: str) -> Target:

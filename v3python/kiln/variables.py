@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln.errors import UsageError
 from kiln.words import parse_selection, spell_selection
@@ -20,7 +20,8 @@ PROFILES = ("core", "full")
 _YES = ("1", "yes", "true", "on")
 _NO = ("0", "no", "false", "off")
 
-Reader = Callable[[str, str], Any]  # a variable's name and its text, "" if it is unset, become the field's value
+if TYPE_CHECKING:  # Python 3.8 has no such expressions
+    Reader = Callable[[str, str], Any]  # a variable's name and its text, "" if it is unset, become the field's value
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ BUILD = (
     Variable("KILN_NOIMAGE", "no_image", _flag, "1: library, tables and headers only", _one),
     Variable("KILN_CLEAN", "clean", _flag, "1: begin with an empty workspace", _one),
     Variable("KILN_PTX", "ptx", _flag, "1: PTX beside each NVIDIA image", _one),
+    Variable("KILN_REPLACE", "replace", _flag, "1: replace another build's release of the same name in <output>", _one),
     Variable("KILN_STORE", "store", _text, "the folder of compiled images; default <workspace>/store"),
     Variable("KILN_RECIPES", "recipes", _recipes, "more recipe files, separated by ':'", ":".join),
     Variable("KILN_LOG_JSON", "log_json", _text, "a file, or an open descriptor's number, for progress as JSON lines"),
@@ -145,7 +147,9 @@ VARIABLES: Mapping[str, str] = {
     "KILN_TEST_VENV": "where test.sh keeps its packages",
     "KILN_TEST_LINT": "0: test.sh without linters",
     "KILN_TEST_TORCH": "1: test.sh installs PyTorch and Transformers too",
-    "KILN_TEST_REQUIRED": "words: a test that is skipped for want of one of them fails; 1: all but those for a GPU",
+    "KILN_TEST_PROCESSES": "over how many processes test.sh spreads the tests; default: one a core, or 1 for some",
+    "KILN_TEST_TRITON": "all: kiln.jit is tested with every version of Triton in tests/triton.lock",
+    "KILN_TEST_REQUIRED": "words: tests that lack one of these fail, and are not skipped; 1: all but those for a GPU",
 }
 # fmt: on
 

@@ -11,10 +11,12 @@ import re
 import stat
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln.errors import EnvironmentProblem, UsageError
 
-Selection = tuple[tuple[str, tuple[str, ...]], ...]
+if TYPE_CHECKING:  # Python 3.8 has no such expressions
+    Selection = tuple[tuple[str, tuple[str, ...]], ...]
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,4})"
 _NUMBERS = rf"{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?"
@@ -151,7 +153,8 @@ def check_recipe(word: str, cwd: Path) -> Path:
 def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
     """'dtype=bf16;head_dim=64,128' as (("dtype", ("bf16",)), ("head_dim", ("64", "128"))).
 
-    Which choices and values exist is the plan's to know. `source`: what the errors call it.
+    Sorted, so that selections that mean the same are equal. Which choices and values exist is the plan's to know.
+    `source`: what the errors call it.
 
     Raises:
         UsageError: it is not of that form, or names a choice twice.
@@ -166,8 +169,8 @@ def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
             raise UsageError(f"{source}: {part!r} is not choice=value,value; right is 'dtype=bf16;head_dim=64,128'")
         if name in selection:
             raise UsageError(f"{source} names {name!r} twice; give all its values at once: {name}=first,second")
-        selection[name] = tuple(dict.fromkeys(split))
-    return tuple(selection.items())
+        selection[name] = tuple(sorted(set(split), key=lambda value: (len(value) if value.isdecimal() else 0, value)))
+    return tuple(sorted(selection.items()))
 
 
 def spell_selection(selection: Selection) -> str:

@@ -15,16 +15,23 @@ from pathlib import Path
 
 import kiln
 from kiln import errors
-from kiln.errors import EnvironmentProblem, KilnError, UsageError
+from kiln.errors import EnvironmentProblem, KilnError, UsageError, escaped
 from kiln.suggest import nearest
 from kiln.usage import Parser
 
-VERBS = ("targets", "recipes", "plan", "build", "list", "inspect", "wheel", "store", "clean", "doctor", "fetch")
+# The lowest Python that a command runs in, --help aside; what only looks runs in older ones than a build.
+_LOWEST = (3, 10)
+_LOWEST_OF = {"inspect": (3, 9), "list": (3, 9)}
+VERBS = (
+    "targets", "recipes", "plan", "build", "list", "inspect", "wheel", "store", "ledger", "clean", "doctor", "fetch"
+)  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code. Mistakes of the user's become one sentence on standard error."""
     words = [*(sys.argv[1:] if words is None else words)]  # no list(): the verb of that name may have been imported
+    if hasattr(sys.stdout, "reconfigure"):  # of files' names, which a terminal's encoding may lack
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(words)
         if sys.stdout:  # a parent may have closed it
@@ -40,6 +47,9 @@ def main(words: Sequence[str] | None = None) -> int:
             f"{words[0]} needs the package {error.name}, which this Python does not have; a build leaves a Python "
             "with all packages in <workspace>/venv/bin/python"
         )
+        return EnvironmentProblem.exit_code
+    except MemoryError:
+        _say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")
         return EnvironmentProblem.exit_code
     except KeyboardInterrupt:
         _say("interrupted; what was done is kept")
@@ -69,16 +79,31 @@ def _run(words: list[str]) -> int:
     verb = words[0]
     if verb not in VERBS:
         raise UsageError(f"unknown command {verb!r}; {nearest(verb, VERBS, 'commands')}")
-    module = importlib.import_module(f"kiln.cli.{verb}")
+    try:
+        module = importlib.import_module(f"kiln.cli.{verb}")
+    except (AttributeError, ImportError, SyntaxError, TypeError):
+        _check_python(verb)  # an older one may lack what a module says
+        raise
     parser = Parser(f"kiln {verb}", summary(verb), getattr(module, "EXAMPLE", f"kiln {verb}"))
     module.add_arguments(parser)
     arguments = parser.read(words[1:])
-    return 0 if arguments is None else module.run(arguments)
+    if arguments is None:
+        return 0
+    _check_python(verb)
+    return module.run(arguments)
+
+
+def _check_python(verb: str) -> None:
+    lowest = _LOWEST_OF.get(verb, _LOWEST)
+    if sys.version_info < lowest:
+        raise EnvironmentProblem(
+            "`kiln {}` needs Python {}.{} or later; this is {}.{}".format(verb, *lowest, *sys.version_info[:2])
+        )
 
 
 def _say(text: str) -> None:
     try:
-        print(f"kiln: {text}", file=sys.stderr, flush=True)
+        print(escaped(f"kiln: {text}"), file=sys.stderr, flush=True)
     except OSError:  # nobody reads that either; the exit code still says it
         errors.forget_output()
 

@@ -8,9 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from kiln import lock, options
 from kiln.errors import UsageError
-from kiln.front import source, workspace
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = """\
@@ -25,15 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", help="the folder that the tarball is put into")
     parser.add_argument("version", help="X.Y or X.Y.Z with an optional suffix")
     parser.add_argument("targets", help='GPUs or architectures, or all: "MI300X;sm_90"')
+    parser.add_argument("--replace", action="store_true", help="replace another build's release of the same name")
     parser.add_argument("--log-json", metavar="FILE", help="progress as JSON lines, to a file or an open descriptor")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln import build  # here, so that --help needs no package
+    from kiln import build, lock, options  # here, so that --help needs no package and runs in older Pythons
+    from kiln.front import source, workspace
 
+    options.check_environment()
     environment = dict(os.environ)
     if arguments.log_json:
         environment["KILN_LOG_JSON"] = arguments.log_json
+    if arguments.replace:
+        environment["KILN_REPLACE"] = "1"
     origin = source.describe(ROOT)
     made = options.make_options(
         [arguments.input, arguments.workspace, arguments.output, arguments.version, arguments.targets],

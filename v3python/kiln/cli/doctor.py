@@ -56,7 +56,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     for part in (_python, _machine, _memory, _source, _variables, _engines):
         yield from part()
     yield from _cache(folder)
-    yield from _toolchain()
+    yield from _toolchain(folder)
 
 
 def _python() -> Iterator[Finding]:
@@ -105,15 +105,15 @@ def _source() -> Iterator[Finding]:
 
 
 def _variables() -> Iterator[Finding]:
-    from kiln.options import unknown_variables
+    from kiln.options import check_variables
     from kiln.variables import BUILD, DOOR, VARIABLES, read
 
     for name in VARIABLES:
         if os.environ.get(name):
             yield Finding("note", "variable", f"{name}={os.environ[name]}")
-    for warning in unknown_variables(os.environ):
-        yield Finding("note", "variable", warning)
     try:
+        for warning in check_variables(os.environ):
+            yield Finding("note", "variable", warning)
         read((*BUILD, *DOOR), os.environ)
     except KilnError as error:
         yield Finding("bad", "variable", str(error))
@@ -169,14 +169,16 @@ def _cache(folder: Path) -> Iterator[Finding]:
         yield Finding("good", "cache", f"{len(wanted)} files for Python {running_python()}")
 
 
-def _toolchain() -> Iterator[Finding]:
+def _toolchain(folder: Path) -> Iterator[Finding]:
     if importlib.util.find_spec("triton") is None:
         yield Finding("note", "triton", "not installed for this Python; build.sh installs it into its workspace")
         return
+    from kiln.lock import LOCK_NAME, read_lock
     from kiln.toolchain import find_toolchain
 
     try:
-        found = find_toolchain(Path(sysconfig.get_paths()["purelib"]))
+        wheels = read_lock(folder / LOCK_NAME).members_of("triton")
+        found = find_toolchain(Path(sysconfig.get_paths()["purelib"]), wheels)
         yield Finding("good", "triton", f"{found.triton_version}, identity {found.identity[:16]}")
     except KilnError as error:
         yield Finding("note", "triton", str(error))

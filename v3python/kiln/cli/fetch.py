@@ -11,12 +11,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln import bundle, fetch, options, progress, words
 from kiln.errors import ToolchainError, UsageError
-from kiln.lock import LOCK_NAME, check_python, read_lock, running_python
 from kiln.usage import count
 
 if TYPE_CHECKING:
+    from kiln import fetch
     from kiln.registry import Registry
 
 EXAMPLE = """
@@ -51,12 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kiln import bundle, fetch, options, progress, words  # here, so that --help runs in older Pythons
+    from kiln.lock import LOCK_NAME, check_python, read_lock, running_python
+
     folder, cache = arguments.input, arguments.input / "cache"
     for what in ("unbundle", "relock"):
         if getattr(arguments, what) and (arguments.python or arguments.triton_source):
             ignored = "--python" if arguments.python else "--triton-source"
             raise UsageError(f"--{what} is for every Python and use of the lock; leave {ignored} out")
     made = words.check_new_file(arguments.bundle, Path.cwd(), "--bundle") if arguments.bundle else None
+    options.check_environment()
     certificates = options.read_ca_bundle(os.environ, Path.cwd())
     shown = progress.make_progress()
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kiln import inspect, verify
+from kiln import inspect, manifest_model, verify
 from kiln.appear import appear
-from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln.errors import EnvironmentProblem, UsageError, escaped
 from kiln.inspect import ImageFile, PackFile, Release
-from kiln.tables import plural, quantity, span, table
+from kiln.tables import plural, print_json, quantity, span, table
 from kiln.words import check_new_file
 
 EXAMPLE = """\
@@ -28,7 +29,9 @@ kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --html relea
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", nargs="?", help="a release's tarball, an unpacked release, a pack, or an image")
     parser.add_argument(
-        "--verify", action="store_true", help="check every digest and every image; exit code 6 if wrong"
+        "--verify",
+        action="store_true",
+        help="check every digest and every image; exit code 6 if wrong; without zstandard not the images in packs",
     )
     parser.add_argument(
         "--json", action="store_true", help="as JSON: file, artifact, and under its name all that is in it"
@@ -41,12 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         if arguments.artifact:
             raise UsageError("--schema is of all releases; leave the artifact out")
-        try:
-            from kiln import manifest  # the only thing here that needs more than is said above
-        except ImportError as error:
-            raise EnvironmentProblem("--schema needs a build's environment: <workspace>/venv/bin/python") from error
-
-        print(json.dumps(manifest.schema(), indent=2))
+        print(json.dumps(manifest_model.schema(), indent=2))
         return 0
     if not arguments.artifact:
         raise UsageError("nothing to inspect; give a tarball, an unpacked release, a pack or an image")
@@ -58,16 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
         document = _document(artifact)
         if report:
             document["verified"] = asdict(report)
-        print(json.dumps(document, indent=1))
+        print_json(document)
     else:
-        print(describe(artifact))
+        print(escaped(describe(artifact)))
         if report and not report.problems:
-            print(f"\nwhole: {_counts(report)} checked")
+            print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {_counts(report)} checked")
             print("".join(f"note: {note}\n" for note in report.notes), end="")
-    if report and report.problems:
-        sentences = "; ".join(report.problems[:20])
-        more = f"; and {len(report.problems) - 20} more" if len(report.problems) > 20 else ""
-        raise ArtifactError(f"{arguments.artifact} is not what it should be: {sentences}{more}")
+    if report:
+        verify.refuse_problems(report, arguments.artifact)
     return 0
 
 
@@ -114,8 +110,8 @@ def _describe_release(release: Release) -> str:
 
 def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     sizes = {row["path"]: row.get("bytes", 0) for row in manifest["files"]}
-    header = ("TARGET", "PACK", "IMAGES", "RAW", "VARIANTS", "MISSING", "REGISTERS", "SHARED", "SPILLS", "ABI", "PTX",
-              "DRIVER")  # fmt: skip
+    header = ("TARGET", "PACK", "IMAGES", "RAW", "VARIANTS", "UNAVAILABLE", "LEFT OUT", "REGISTERS", "SHARED",
+              "SPILLS", "ABI", "PTX", "DRIVER")  # fmt: skip
     lines = []
     for target in manifest["targets"]:
         images = _images(row for row in rows if row["target"] == target["name"])
@@ -129,6 +125,7 @@ def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
                 quantity(sum(image["bytes"] for image in images)),
                 target["variants"],
                 target["unavailable"],
+                target["left_out"],
                 span(image["registers"] for image in images),
                 span(image["shared"] for image in images),
                 f"{plural(len(spilling), 'image')}, to {max(spilling)} B" if spilling else "none",
@@ -137,13 +134,13 @@ def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
                 target["lowest_driver"],
             )
         )
-    return table(header, lines, header[1:6])
+    return table(header, lines, header[1:7])
 
 
 def _describe_pack(artifact: PackFile) -> str:
     pack = artifact.pack
     decoded = sum(group.decoded for group in pack.groups)
-    rows = inspect.pack_rows(pack)
+    rows = list(inspect.pack_rows(pack))
     lines = [
         f"pack of {pack.target} for kiln {pack.release}, {quantity(pack.file_bytes)}",
         f"index       {pack.index_digest}",
@@ -156,9 +153,10 @@ def _describe_pack(artifact: PackFile) -> str:
             f"{plural(len(kernel.functionals), 'functional')} x {plural(len(kernel.configurations), 'configuration')} "
             f"x {plural(len(kernel.specializations), 'specialization')}"
         )
+    per_group = Counter(image.group for image in pack.images)
     groups = [
         (number, group.offset, group.stored, group.decoded, f"{group.stored / max(1, group.decoded):.2f}",
-         sum(image.group == number for image in pack.images), group.digest[:12])
+         per_group[number], group.digest[:12])
         for number, group in enumerate(pack.groups)
     ]  # fmt: skip
     header = ("GROUP", "OFFSET", "STORED", "DECODED", "RATIO", "IMAGES", "SHA-256")
@@ -191,6 +189,7 @@ def _write_page(artifact: Release | PackFile | ImageFile, path: Path) -> None:
 
     try:
         with appear(path) as fresh:
-            fresh.write_text(picture.page(artifact), encoding="utf-8")
+            with fresh.open("w", encoding="utf-8") as file:
+                file.writelines(picture.page(artifact))
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from kiln import inspect
 from kiln.errors import UsageError
 from kiln.inspect import ImageFile
-from kiln.tables import plural, table
+from kiln.tables import plural, print_json, table, table_lines
 from kiln.words import parse_selection
 
 EXAMPLE = """\
@@ -25,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", default=[], help="only this target; may be given again")
     parser.add_argument("--select", default="", help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'")
     parser.add_argument("--keys", action="store_true", help="show whole keys, as a call's force_keys takes them")
-    parser.add_argument("--missing", action="store_true", help="show those too that the build did not compile")
+    parser.add_argument("--missing", action="store_true", help="show the rules, too, that say what the build left out")
     parser.add_argument(
-        "--json", action="store_true", help="as JSON: a list, with names, key, image and its facts of each variant"
+        "--json",
+        action="store_true",
+        help="as JSON: a list, with names, key, image and its facts of each variant; --missing: of each rule",
     )
 
 
@@ -37,27 +39,40 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(artifact, ImageFile):
         raise UsageError(f"{arguments.artifact} is one image and has no variants; `kiln inspect` shows its facts")
     choices = dict(parse_selection(arguments.select, "--select"))
-    every = inspect.variants_of(artifact)
-    rows = inspect.select(every, choices, _targets(arguments.target, {row["target"] for row in every}))
-    shown = [row for row in rows if arguments.missing or not _is_left_out(row)]
+    every, rules = inspect.variants_of(artifact), inspect.rules_of(artifact)
+    targets = _targets(arguments.target, {row["target"] for row in every})
+    rows = inspect.select(every, choices, targets, rules)
+    rules = inspect.select_rules(rules, choices, targets)
     if arguments.json:
-        print(json.dumps(shown, indent=1))
+        print_json([*rows, *rules] if arguments.missing else rows)
         return 0
     header = ("TARGET", "KERNEL", "FUNCTIONAL", "CONFIGURATION", "SPECIALIZATION", "KEY",
               "BYTES", "REGISTERS", "SHARED", "SPILLS", "THREADS")  # fmt: skip
     lines = []
-    for row in shown:
+    for row in rows:
         name = (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"])
         facts = [row.get(column, "-") for column in ("bytes", "registers", "shared", "spills", "threads")]
-        key = "-" if _is_left_out(row) else row["key"]
-        lines.append((*name, key if arguments.keys else key[:12], *facts))
-    print(table(header, lines, header[6:]))
-    reasons = [row["unavailable"] or "not part of this build" for row in rows if row["image"] is None]
-    for reason in sorted(set(reasons)):
-        print(f"without an image: {reasons.count(reason)}: {reason}")
-    if count := len(rows) - len(shown):
-        print(f"{plural(count, 'variant')} that the build did not compile: --missing shows them too")
+        lines.append((*name, row["key"] if arguments.keys else row["key"][:12], *facts))
+    for line in table_lines(header, lines, header[6:]):
+        print(line)
+    reasons = Counter(row["unavailable"] or "no reason is stated" for row in rows if row["image"] is None)
+    for reason, count in sorted(reasons.items()):
+        print(f"without an image: {count}: {reason}")
+    if rules and arguments.missing:
+        header = ("TARGET", "KERNEL", "LEFT OUT", "WHERE", "REASON")
+        lines = [(r["target"], r["kernel"], r["variants"], _where(r), r["reason"]) for r in rules]
+        print("\n" + table(header, lines, header[2:3]))
+    elif rules:
+        count = plural(sum(rule["variants"] for rule in rules), "combination")
+        print(f"left out by the profile, the selection or the recipe: {count}; --missing shows by which rules")
     return 0
+
+
+def _where(rule: dict[str, Any]) -> str:
+    """ "dtype=fp32; BLOCK_M=64 num_warps=4": what a rule is about."""
+    parts = [f"{name}={','.join(values)}" for name, values in (rule.get("where") or {}).items()]
+    parts += [", or ".join(rule[name]) for name in ("configurations", "specializations") if rule.get(name)]
+    return "; ".join(parts) or "any"
 
 
 def _targets(words: Sequence[str], there: set[str]) -> set[str]:
@@ -65,13 +80,9 @@ def _targets(words: Sequence[str], there: set[str]) -> set[str]:
     names = {name for word in words for name in re.split(r"[;,\s]+", word) if name}
     if names <= there and all(map(str.strip, words)):
         return names
+    from kiln import targets
+
     try:
-        from kiln import targets  # which needs more than a machine that only looks may have
-    except ImportError:
+        return {target.name for target in targets.parse(";".join(words))}
+    except ImportError:  # the table needs more than a machine that only looks may have
         return names
-    return {target.name for target in targets.parse(";".join(words))}
-
-
-def _is_left_out(row: dict[str, Any]) -> bool:
-    """Whether the build had nothing to compile here, and so no key."""
-    return row["image"] is None and not row["key"].strip("0")

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from kiln import machine, options, variables, words
 from kiln.errors import EnvironmentProblem
-from kiln.schedule import Estimates
 from kiln.usage import count, one_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from kiln import plan, recipe, targets  # here, so that --help needs no package
 
+    options.check_environment()
     asked = options.read_build_variables(os.environ)
     selection = asked.selection
     if arguments.select is not None:
@@ -113,6 +114,8 @@ class _Times:
     """Seconds of variants: recorded, of their relatives, or their target's default."""
 
     def __init__(self, durations: Mapping[str, float]) -> None:
+        from kiln.schedule import Estimates
+
         self.recorded = Estimates(durations)
 
     def __call__(self, variants: Sequence[Variant]) -> float:
@@ -176,22 +179,24 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
 
 
 def explain(kernel: KernelPlan) -> list[str]:
-    """For each functional and bin the configuration that a call takes if everything is available, and the rule."""
+    """For each compiled functional and each bin the configuration that a call takes if everything is available, and
+    the rule; then for each reason how many functionals are left out for it."""
     from kiln import plan
 
     available = set(range(kernel.slots)) - set(kernel.absent)
     bins = [name or "always" for name in bin_names(kernel)]
     width = max(map(len, bins))
     lines = []
-    for functional, row in zip(kernel.functionals, plan.explain(kernel, available)):
-        lines.append(functional.name or "(no choices)")
+    left_out: Counter[str] = Counter()
+    for number, (functional, row) in enumerate(zip(kernel.functionals, plan.explain(kernel, available))):
         if all(decision.configuration is None for decision in row):
-            number = kernel.functionals.index(functional)
-            lines.append(f"  nothing: {kernel.absent[kernel.slot(number, 0, 0)]}")
+            left_out[kernel.absent[kernel.slot(number, 0, 0)]] += 1
             continue
+        lines.append(functional.name or "(no choices)")
         for name, decision in zip(bins, row):
             taken = kernel.configurations[decision.configuration].name
             lines.append(f"  {name:{width}}  {taken}  ({decision.rule or 'no rule fits: the first available'})")
+    lines += [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
     return lines
 
 

@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kiln import store_upkeep  # here, so that --help needs no package
     from kiln.store_files import StoreFiles, print_warning
 
+    options.check_environment()
     root = _root(arguments.store or options.read_build_variables(os.environ).store, Path.cwd())
     files = StoreFiles(root, print_warning)
     if arguments.action == "info":
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     broken = len(verified.removed_objects) + len(verified.removed_entries)
     text = f"{verified.objects} objects and {verified.entries} entries read: "
     text += f"{broken} were broken and are removed; the next build compiles them anew" if broken else "all whole"
+    if verified.earlier:
+        text += f"; {verified.earlier} entries are of an earlier format, and `kiln store gc` removes them"
     _print(arguments, verified, text)
     return ArtifactError.exit_code if broken else 0
 

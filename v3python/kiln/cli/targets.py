@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 
 EXAMPLE = """
@@ -17,13 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import msgspec  # here, so that --help needs no package
-
-    from kiln import targets
+    from kiln import targets  # here, so that --help needs no package
 
     chosen = targets.parse(" ".join(arguments.selection)) if arguments.selection else targets.load()
     if arguments.json:
-        print(json.dumps([msgspec.to_builtins(target) for target in chosen], indent=2))
+        print(json.dumps([dataclasses.asdict(target) for target in chosen], indent=2))
         return 0
     header = ("TARGET", "WARP", "SHARED", "REGISTERS", "DRIVER", "RUNS ON", "GPUS")
     rows = [

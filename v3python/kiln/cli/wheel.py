@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kiln import inspect, words
+from kiln import inspect, verify, words
 from kiln.errors import ArtifactError, EnvironmentProblem
 from kiln.front import source, workspace
 from kiln.inspect import Release
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Python with headers, to make a wheel for; may be given again; default: those that are found",
     )  # fmt: skip
     parser.add_argument("--target", action="append", default=[], help="images of this target alone; may be given again")
+    parser.add_argument("--replace", action="store_true", help="replace other wheels of the same names")
     parser.add_argument("--json", action="store_true", help="as JSON: wheels, and left_out with the reasons")
 
 
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not isinstance(artifact, Release):
         raise ArtifactError(f"{arguments.artifact} is no release; {right}")
     output = words.check_output(arguments.output, Path.cwd(), None)
-    made, left_out = _make(artifact, output, arguments.target, arguments.python)
+    made, left_out = _make(artifact, output, arguments)
     if arguments.json:
         print(json.dumps({"wheels": [str(path) for path in made], "left_out": left_out}, indent=1))
     else:
@@ -50,22 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _make(
-    artifact: Release, output: Path, targets: Sequence[str], commands: Sequence[str] | None
-) -> tuple[list[Path], list[str]]:
+def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tuple[list[Path], list[str]]:
     """The wheels, and a sentence for each that is not made."""
     from kiln import machine, native, wheel  # here, so that --help needs no package
     from kiln import targets as table
 
+    targets = arguments.target
     names = [target.name for target in table.parse(";".join(targets))] if targets else []
     wheel.python_version(str(artifact.manifest["kiln"]))
-    chosen, left_out = _choose(commands)
-    if not chosen:
-        raise EnvironmentProblem(f"no wheel can be made: {'; '.join(left_out)}")
+    verify.refuse_problems(verify.verify(artifact), arguments.artifact)  # before anything that takes long
     _note_other_source(artifact)
     site = Path(sysconfig.get_paths()["purelib"])
     with _folders() as (cache, kept), tempfile.TemporaryDirectory(prefix="kiln-wheel-") as temporary:
         contents = wheel.unpack(artifact, names, Path(temporary))
+        chosen, left_out = _choose(arguments.python)
+        if not chosen:
+            raise EnvironmentProblem(f"no wheel can be made: {'; '.join(left_out)}")
         compiler = native.zig_compiler(sys.executable, cache, wheel.zig())
         wheels = [
             wheel.runtime_wheel(contents, ROOT, site, headers, compiler, kept, machine.usable_cpus(), _say)
@@ -73,7 +74,7 @@ def _make(
         ]
         wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
         output.mkdir(parents=True, exist_ok=True)
-        return wheel.write(wheels, output), left_out
+        return wheel.write(wheels, output, arguments.replace), left_out
 
 
 def _choose(commands: Sequence[str] | None) -> tuple[list, list[str]]:

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 from kiln.errors import EnvironmentProblem  # noqa: E402
 from kiln.front import packages, source, triton, workspace  # noqa: E402
 from kiln.front.interruption import SIGNALS, Interruption, guarded, say  # noqa: E402
-from kiln.options import FrontDoor, environment_of, read_front_door, unknown_variables  # noqa: E402
+from kiln.options import FrontDoor, check_variables, environment_of, read_front_door  # noqa: E402
 from kiln.variables import VARIABLES  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
@@ -48,7 +48,7 @@ def _print_variables() -> int:
 
 
 def _run(words: Sequence[str], interruption: Interruption) -> int:
-    for warning in unknown_variables(os.environ):
+    for warning in check_variables(os.environ):
         say(f"warning: {warning}")
     door = read_front_door(words, os.environ, Path.cwd())
     if door.build.triton == "source":

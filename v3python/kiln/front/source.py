@@ -145,6 +145,36 @@ def _record(tree: Path, origin: Origin) -> None:
     (tree / ORIGIN_NAME).write_text(json.dumps(origin.__dict__, sort_keys=True) + "\n")
 
 
+def file_at(path: Path, revision: str) -> bytes | None:
+    """What a file of a checkout is in a revision; None where it is not there."""
+    root = _top(path)
+    return _git(root, "show", f"{revision}:{path.resolve().relative_to(root)}") if root else None
+
+
+def is_in_checkout(path: Path) -> bool:
+    """Whether a file or folder is in a git checkout, and git is there to ask."""
+    return _top(path) is not None
+
+
+def has_revision(path: Path, revision: str) -> bool:
+    """Whether the checkout that a file or folder is in has this revision; a shallow one lacks most."""
+    root = _top(path)
+    return root is not None and _git(root, "rev-parse", "-q", "--verify", f"{revision}^{{commit}}") is not None
+
+
+def has_changes(path: Path) -> bool:
+    """Whether a file or folder of a checkout differs from the last commit."""
+    root = _top(path)
+    return root is not None and bool(_git(root, "status", "--porcelain", "--", str(path.resolve())))
+
+
+def _top(path: Path) -> Path | None:
+    if not shutil.which("git"):
+        return None
+    path = path.resolve()
+    return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
+
+
 def _is_checkout(root: Path) -> bool:
     """Whether `root` is the top of a checkout, and not just somewhere inside of another project's."""
     if not shutil.which("git"):
