@@ -4,6 +4,7 @@
 #   bash test.sh -k fetch      the tests that have to do with fetch
 # Packages go to .venv, or to KILN_TEST_VENV; KILN_TEST_LINT=0 leaves the linters out;
 # KILN_TEST_TORCH=1 installs Transformers and PyTorch too (the CPU build, where the package client knows one);
+# KILN_TEST_TRITON=all tests kiln.jit with every Triton of tests/triton.lock, not with the oldest and newest alone;
 # KILN_TEST_PROCESSES=4 spreads the tests over so many; by default all of them over the cores, some over one.
 # KILN_TEST_REQUIRED="cmake clang" lets tests fail that are skipped for want of these; 1: all but those for a GPU.
 set -euo pipefail

@@ -17,12 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = "0.1.0b"
 TARGETS = "sm_90;gfx942"
-TARBALL = f"kiln-{VERSION}-manylinux_2_28_x86_64-shared.tar.gz"
 # Of each attention kernel one functional, and a family from outside the tree: a minute, not hours.
 SELECTION = {
     "KILN_SELECT": "dtype=bf16;head_dim=64;padded=false;extras=none",
     "KILN_RECIPES": str(ROOT / "examples" / "family" / "recipe.yaml"),
 }
+NAME = "0.1.0b+s021e46ee.with.norm"
+TARBALL = f"kiln-{NAME}-manylinux_2_28_x86_64-shared.tar.gz"
 # Almost all that one dtype and head dimension have: as many images again.
 WIDE_SELECTION = SELECTION | {"KILN_SELECT": "dtype=bf16;head_dim=64;extras=none,bias,dropout,any"}
 
@@ -43,7 +44,8 @@ class Built:
 
     @property
     def tarball(self) -> Path:
-        return self.output / TARBALL
+        (tarball,) = self.output.glob("*.tar.gz")
+        return tarball
 
     @property
     def sha256(self) -> str:
@@ -88,7 +90,8 @@ def widen(release: Built, base: Path) -> Built:
     if not (base / "unpacked").exists():
         done = Builder(release, base).run(output=base / "out", **WIDE_SELECTION)
         (base / "log").write_text(done.stdout + done.stderr)
-        unpack(base / "out" / TARBALL, base / "unpacked")
+        (tarball,) = (base / "out").glob("*.tar.gz")
+        unpack(tarball, base / "unpacked")
     return Built(release.workspace, base / "out", base / "unpacked" / "kiln", (base / "log").read_text())
 
 
@@ -103,7 +106,8 @@ class Builder:
                 VERSION, targets]  # fmt: skip
 
     def environment(self, tree: Path = ROOT, **variables: str) -> dict[str, str]:
-        return environment(PYTHONPATH=str(tree / "v3python"), **(SELECTION | variables))
+        """With KILN_REPLACE, since most that builds again does so to the same folder."""
+        return environment(PYTHONPATH=str(tree / "v3python"), **(SELECTION | {"KILN_REPLACE": "1"} | variables))
 
     def run(
         self, workspace: Path | None = None, output: Path | None = None, tree: Path = ROOT, targets: str = TARGETS,

@@ -9,9 +9,14 @@ import re
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from builds import Built, front_door, widen
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("kiln", deadline=None)
+hypothesis.settings.load_profile("kiln")
 
 SKIPPED = pytest.StashKey[list[str]]()
 

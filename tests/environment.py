@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "v3python"))
 
+from kiln import options  # noqa: E402
 from kiln.errors import KilnError  # noqa: E402
 from kiln.front import packages, workspace  # noqa: E402
 
@@ -37,6 +38,8 @@ packages.prepare_rest(place, folder, requirements, progress.make_progress())
 def main() -> int:
     place, folder = Path(sys.argv[1]).absolute(), ROOT / "input"
     try:
+        for warning in options.check_variables(os.environ):
+            _say(f"warning: {warning}")
         with workspace.own_workspace(place, _say, clean=False):
             python = packages.prepare_front(place, folder, None, _say)
             environment = {**os.environ, "PYTHONPATH": str(ROOT / "v3python"), "PYTHONDONTWRITEBYTECODE": "1"}

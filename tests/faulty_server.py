@@ -108,16 +108,17 @@ class FaultyIndex:
         version = self.faults.change_etag[name]
         tag = f'"{name}-{version}"'
         headers = {"ETag": tag, "Accept-Ranges": "bytes"}
-        asked = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
         condition = handler.headers.get("If-Range")
-        code, start = 200, 0
+        code, start, end = 200, 0, len(data)
         if asked and condition in (None, tag) and not self.faults.take(self.faults.ignored_ranges, name):
             code, start = 206, int(asked[1])
+            end = min(end, int(asked[2] or end) + 1)
             if start >= len(data):
                 self._send(handler, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
                 return
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        body = data[start:]
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        body = data[start:end]
         cut = len(body) // 3 if self.faults.take(self.faults.cuts, name) else None
         self._send(handler, code, body, headers, cut)
 

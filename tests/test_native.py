@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -41,6 +46,46 @@ def test_zstd_is_that_of_its_archive(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["lib", f"zstd-{digest}"]
     written = (new / "zstd.c").stat().st_mtime_ns
     assert native.extract_zstd(path, digest, folder) == new and (new / "zstd.c").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "zstd.c").write_text("changed"),
+        lambda folder: (folder / "zstd.h").unlink(),
+        lambda folder: (folder / "more.h").write_text("more"),
+        lambda folder: (shutil.rmtree(folder), folder.write_text("a file")),
+        lambda folder: (shutil.rmtree(folder), folder.symlink_to("nowhere")),
+    ],
+)
+def test_sources_that_were_changed_are_unpacked_again(tmp_path, damage):
+    digest = archive(tmp_path / "a.tar.gz", {"zstd/zstd.c": "source", "zstd/zstd.h": "header"})
+    done = native.extract_zstd(tmp_path / "a.tar.gz", digest, tmp_path / "build")
+    damage(done)
+    assert native.extract_zstd(tmp_path / "a.tar.gz", digest, tmp_path / "build") == done
+    assert {p.name: p.read_text() for p in done.iterdir()} == {"zstd.c": "source", "zstd.h": "header"}
+
+
+def test_what_is_kept_is_made_again_if_it_is_damaged(tmp_path):
+    made = []
+
+    def make(work: Path) -> None:
+        made.append(work)
+        (work / "library").write_bytes(b"bytes")
+
+    def build() -> Path:
+        return native.build_once(tmp_path / "lib", "library", ("settings",), {"a.c": b"source"}, make)
+
+    path = build()
+    assert build() == path and len(made) == 1
+    for number, damage in enumerate([b"bytfs", b"", b"bytes and more"], 2):
+        path.write_bytes(damage)
+        assert build() == path and path.read_bytes() == b"bytes" and len(made) == number
+    path.unlink()
+    os.mkfifo(path)
+    assert build() == path and path.read_bytes() == b"bytes" and len(made) == 5
+    path.with_name(f"{path.name}.sha256").unlink()
+    assert build() == path and len(made) == 6 and build() == path and len(made) == 6
 
 
 def test_an_extraction_that_was_killed_is_begun_anew(tmp_path, monkeypatch):
@@ -83,27 +128,51 @@ def test_an_archive_without_the_source(tmp_path):
         native.extract_zstd(tmp_path / "a.tar.gz", digest, tmp_path / "build")
 
 
-def in_cmake(call: str) -> list[str]:
-    """The words of CMakeLists.txt's commands that begin with `call`, without conditions of generator expressions."""
-    text = (ROOT / "CMakeLists.txt").read_text()
-    words = " ".join(re.findall(rf"^ *{re.escape(call)} ([^()]*(?:\$\{{\w+\}}[^()]*)*)\)", text, re.MULTILINE)).split()
-    return [re.sub(r"^\$<.*:|>$", "", word) for word in words]
+def listed() -> dict[str, list[str]]:
+    """csrc/flags.txt by what its flags are for."""
+    lines = (ROOT / "csrc/flags.txt").read_text().splitlines()
+    kinds: dict[str, list[str]] = {}
+    for kind, flag in (line.split() for line in lines if not line.startswith("#")):
+        kinds.setdefault(kind, []).append(flag)
+    return kinds
 
 
-def test_cmake_compiles_and_links_with_the_same_flags():
-    """Those of a build type and of a language's standard CMake writes itself."""
-    compiled = {*in_cmake("target_compile_options(${name} PRIVATE")}
-    compiled |= {f"-D{word}" for word in in_cmake("target_compile_definitions(${name} PRIVATE")}
-    own = {"-O2", "-DNDEBUG", "-g0", "-fPIC", "-std=c++17"}
-    assert compiled == {*native.COMMON_FLAGS, *native.CXX_FLAGS} - own
-    zstd = {f"-D{word}" for word in in_cmake("target_compile_definitions(kiln PRIVATE")}
-    assert zstd == {*native.ZSTD_FLAGS} - {"-w"}
-    linked = {word.replace("${PROJECT_SOURCE_DIR}/", "") for word in in_cmake("target_link_options(${name} PRIVATE")}
-    own = {"-shared", "-Wl,--build-id=none", "-Wl,-s"}
-    beside = {"-Wl,--enable-new-dtags", "-Wl,--version-script=${exports}"}
-    assert linked == {*native.LINK_FLAGS} - own | beside
-    text = (ROOT / "CMakeLists.txt").read_text()
-    assert "cxx_std_17" in text and "POSITION_INDEPENDENT_CODE ON" in text
+def test_flags_of_the_releases_compiler():
+    flags, kinds = native.read_flags(ROOT), listed()
+    own = {"-O2", "-g0", "-DNDEBUG"}
+    assert {*flags.c} == own | {*kinds["compile"], *kinds["optimized"]}
+    assert {*flags.cxx} == {*flags.c, *kinds["c++"], "-std=c++17"}
+    assert {*flags.zstd} == {*flags.c, *kinds["zstd"], "-w"}
+    assert {*flags.linked} == {*kinds["link"], "-shared", "-Wl,--build-id=none", "-Wl,-s"}
+    assert {*flags.library} == {*flags.linked, *kinds["library"]}
+    assert {"-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro", "-Wl,-z,now"} <= {
+        *flags.c,
+        *flags.linked,
+    }
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+@pytest.mark.parametrize("build_type", ["Release", "RelWithDebInfo", "Debug"])
+def test_cmake_compiles_and_links_with_the_same_flags(tmp_path, build_type):
+    """All that are listed; those that want an optimizing compiler, where it is one."""
+    (tmp_path / "zstd").mkdir()
+    (tmp_path / "zstd/zstd.c").touch()
+    command = ["cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Unix Makefiles",
+               f"-DKILN_ZSTD_SOURCE={tmp_path / 'zstd'}", "-DKILN_VERSION=1.2.3", f"-DCMAKE_BUILD_TYPE={build_type}",
+               "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kinds = listed()
+    optimized = set() if build_type == "Debug" else {*kinds["optimized"]}
+    for unit in json.loads((tmp_path / "build/compile_commands.json").read_text()):
+        words = {*shlex.split(unit["command"])}
+        name = Path(unit["file"]).name
+        wanted = {*kinds["compile"]} | optimized | {*kinds["zstd" if name == "zstd.c" else "c++"]}
+        assert wanted <= words, (name, wanted - words)
+        others = {*kinds["c++" if name == "zstd.c" else "zstd"], *kinds["optimized"]} - wanted
+        assert not others & words, (name, others & words)
+    link = {*shlex.split((tmp_path / "build/CMakeFiles/kiln.dir/link.txt").read_text())}
+    assert {*kinds["link"], *kinds["library"]} <= link
 
 
 VERSIONS = (

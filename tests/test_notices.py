@@ -34,6 +34,7 @@ def test_every_text(zstandard_source):
     assert "Philippe Tillet" in texts["licences/triton.txt"]
     assert "University of Illinois/NCSA" in texts["licences/rocm-device-libs.txt"]
     assert "NVIDIA" in texts["licences/libdevice.txt"]
+    assert "public domain" in texts["licences/pyelftools.txt"] and "Tomer Filiba" in texts["licences/construct.txt"]
     for name in texts:
         if name.startswith("licences/"):
             assert name in texts["NOTICES.txt"]

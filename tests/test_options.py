@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import variables, words
+from kiln import cli, variables, words
 from kiln.errors import EnvironmentProblem, KilnError, UsageError
 from kiln.options import (
+    check_variables,
     environment_of,
     make_options,
     read_build_variables,
     read_front_door,
     spell,
-    unknown_variables,
 )
 
 
@@ -189,6 +189,7 @@ FULL = {
     "KILN_SOURCE": "tree",
     "KILN_ENGINE": "podman",
     "KILN_BASE_IMAGE": "site/base:1",
+    "KILN_REPLACE": "1",
     "KILN_SHELL": "1",
     "KILN_CA_BUNDLE": "ca.pem",
     "KILN_PYTHON": "bin/python3",
@@ -265,12 +266,36 @@ def test_defaults():
     )
 
 
-def test_unknown_variables_are_named_with_the_nearest():
-    said = unknown_variables({"KILN_JOB": "1", "KILN_SELECTION": "", "KILN_JOBS": "1", "OTHER": ""})
-    assert said == [
-        "KILN_JOB is set, but nothing reads it; did you mean KILN_JOBS?",
-        "KILN_SELECTION is set, but nothing reads it; did you mean KILN_SELECT?",
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("KILN_JOB", "KILN_JOBS"),
+        ("KILN_SELECTION", "KILN_SELECT"),
+        ("KILN_NO_IMAGE", "KILN_NOIMAGE"),
+        ("KILN_TEST_PROCESS", "KILN_TEST_PROCESSES"),
+        ("KILN_PROFILES", "KILN_PROFILE"),
+    ],
+)
+def test_a_misspelled_variable_is_refused(name, meant):
+    with pytest.raises(UsageError) as caught:
+        check_variables({name: "", "KILN_JOBS": "1", "OTHER": ""})
+    assert str(caught.value) == f"{name} is set, but nothing reads it; did you mean {meant}? If not, unset it"
+
+
+def test_a_variable_of_others_is_warned_of():
+    own = {*variables.VARIABLES, "OTHER", "_KILN_HELD_WORKSPACE"}
+    assert check_variables([*own, "KILN_HOME", "KILN_VERSION"]) == [
+        f"{name} is set, but nothing reads it; `bash build.sh --help` lists what is read"
+        for name in ("KILN_HOME", "KILN_VERSION")
     ]
+
+
+@pytest.mark.parametrize("words", [("plan", "sm_90"), ("store", "info"), ("fetch", "--verify")])
+def test_commands_refuse_misspelled_variables(words, monkeypatch, capsys):
+    monkeypatch.setenv("KILN_JOB", "3")
+    assert cli.main(words) == 2
+    said = "kiln: KILN_JOB is set, but nothing reads it; did you mean KILN_JOBS? If not, unset it\n"
+    assert capsys.readouterr().err == said
 
 
 def test_options_of_a_build(place):

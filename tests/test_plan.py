@@ -403,7 +403,7 @@ def test_the_verb_explains(capsys, small):
     out = run(capsys, "plan", "sm_90", "--recipe", str(small.path), "--explain")
     assert "1000 <= size < 100000, rate < 4" in out
     assert f"({small.path}:60)" in out and "no rule fits: the first available" in out
-    assert "nothing: dtype=fp8e4m3 is in the full profile only" in out
+    assert "left out: 6 functionals: dtype=fp8e4m3 is in the full profile only" in out
 
 
 def test_the_verb_obeys_the_variables_of_a_build(capsys, small, monkeypatch):

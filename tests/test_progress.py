@@ -50,6 +50,35 @@ def test_nothing_is_left_where_the_estimate_is_used_up():
     assert stream.getvalue() == "compile 1/2 after 13 s\n"
 
 
+@pytest.mark.parametrize(
+    ("remaining", "said"),
+    [
+        (725.0, "about 12:05 left"),
+        ((480.0, 1200.0), "8 to 20 min left"),
+        ((20.0, 70.0), "20 to 70 s left"),
+        ((80.0, 100.0), "1 to 2 min left"),
+        ((3600.0, 4 * 3600.0), "1 to 4 h left"),
+        ((60.1, 60.2), "about 1:00 left"),
+        ((0.0, 0.0), ""),
+    ],
+)
+def test_what_is_left_may_be_a_spread(remaining, said, tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, interval=5, clock=clock)
+    lines.start(2, title="compile")
+    clock.now += 13
+    lines.done("a", 13.0, "compiled", remaining=remaining)
+    assert stream.getvalue() == f"compile 1/2 after 13 s{f', {said}' if said else ''}\n"
+    with make_progress(io.StringIO(), log_json=tmp_path / "log") as progress:
+        progress.start(2)
+        progress.done("a", 13.0, remaining=remaining)
+    told = json.loads((tmp_path / "log").read_text().splitlines()[1])
+    if isinstance(remaining, tuple):
+        assert (told["remaining"], told["spread"]) == (sum(remaining) / 2, list(remaining))
+    else:
+        assert (told["remaining"], told["spread"]) == (remaining, None)
+
+
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_equal_failures_are_said_once_and_counted_at_the_end(stream):
     shown = make_progress(stream())

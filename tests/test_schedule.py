@@ -267,6 +267,38 @@ def test_remaining_is_unknown_before_anything_is():
     assert s.remaining(3.0) == 3.0
 
 
+def simulated(*pace: float) -> list[tuple[float, tuple[float, float] | None]]:
+    """Jobs of which each is expected to take 10 s, one after the other; each takes so many times that. `remaining` and
+    `spread` after each."""
+    names = [f"k[{n}][x][y]@t" for n in range(100)]
+    s = scheduler(*names, jobs=1, durations=dict.fromkeys(names, 10.0))
+    now, told = 0.0, []
+    for factor in pace:
+        (start,) = s.step(now)
+        s.started(start.name, start.attempt, now)
+        now += 10 * factor
+        s.finished(start.name, start.attempt, 10 * factor)
+        told.append((s.remaining(now), s.spread(now)))
+    return told
+
+
+def test_remaining_follows_the_pace_of_the_last_jobs():
+    steady = simulated(*[1] * 40)
+    assert [round(left) for left, _ in steady] == [10 * (99 - n) for n in range(40)]
+    assert all(spread is None for _, spread in steady)
+    slow = simulated(*[1] * 20, *[3] * 20)
+    assert round(slow[19][0]) == 800 and round(slow[-1][0]) == pytest.approx(3 * 600, rel=0.02)
+    assert slow[23][0] > 800, "four jobs are enough to tell"
+    assert slow[-1][1] is None, "all of the last take as long"
+
+
+def test_a_spread_where_paces_differ():
+    mixed = simulated(*[1, 1, 1, 1, 2, 2, 2, 2] * 4)
+    left, (low, high) = mixed[-1]
+    assert low < left < high and high / low == pytest.approx(2, rel=0.02)
+    assert mixed[3][1] is None, "of four jobs none can be told"
+
+
 @pytest.mark.parametrize(
     "name, expected",
     [

@@ -101,19 +101,19 @@ def test_what_it_was_built_from_is_part_of_its_identity(place, folder):
     stated = json.loads((site / SOURCES_NAME).read_text())
     assert stated["source archive"] == hashlib.sha256(sources.archive.read_bytes()).hexdigest()
     assert stated["LLVM archive"] == hashlib.sha256(sources.llvm.read_bytes()).hexdigest()
-    first = find_toolchain(site)
+    first = find_toolchain(site, {})
     assert set(stated.items()) <= set(first.files)
     source(folder, README="a comment: the wheel's bytes stay what they are")
     second = find_toolchain(
-        triton.build_from_source(triton.find_sources(folder), folder, place, "", 1, lambda text: None)
+        triton.build_from_source(triton.find_sources(folder), folder, place, "", 1, lambda text: None), {}
     )
     (site / SOURCES_NAME).unlink()
-    wheel = find_toolchain(site)
+    wheel = find_toolchain(site, {})
     assert first.triton_version == second.triton_version == wheel.triton_version
     assert len({first.identity, second.identity, wheel.identity}) == 3
     (site / SOURCES_NAME).write_text("[]")
     with pytest.raises(ToolchainError, match="does not say what its Triton was built from"):
-        find_toolchain(site)
+        find_toolchain(site, {})
 
 
 def test_a_long_build_says_that_it_goes_on(place, folder, monkeypatch):

@@ -23,9 +23,11 @@ NAME = "attn_fwd"
 AXES = rules.edges(RECIPE, NAME, NAME)
 FUNCTIONALS = [f"dtype=bf16 head_dim={head_dim} padded=false extras=none" for head_dim in (64, 128)]
 PLAN = plan.make_plan([FLASH], [targets.by_name("sm_90")])
-CONFIGURATIONS = list(
-    dict.fromkeys(v.configuration for v in PLAN.variants if v.kernel == NAME and v.functional in FUNCTIONALS)
-)
+CONFIGURATIONS = {
+    name: list(dict.fromkeys(v.configuration for v in PLAN.variants if v.kernel == NAME and v.functional == name))
+    for name in FUNCTIONALS
+}
+(COUNT,) = {len(names) for names in CONFIGURATIONS.values()}
 BINS = list(itertools.product(*([0, *edges] for edges in AXES.values())))
 
 
@@ -33,7 +35,7 @@ def rows_of(times: list[list[float]]) -> list[dict]:
     """What run.py measured, for two functionals of bf16."""
     places = itertools.product(FUNCTIONALS, BINS)
     return [
-        {"functional": name, "bin": dict(zip(AXES, place)), "microseconds": dict(zip(CONFIGURATIONS, row))}
+        {"functional": name, "bin": dict(zip(AXES, place)), "microseconds": dict(zip(CONFIGURATIONS[name], row))}
         for (name, place), row in zip(places, times)
     ]
 
@@ -45,7 +47,7 @@ def test_each_bin_takes_a_configuration_within_the_tolerance(tmp_path_factory, s
 
     generator = random.Random(seed)
     levels = [1.0, 1.01, 2.0] if few else [generator.uniform(1, 10) for _ in range(50)]
-    rows = rows_of([[generator.choice(levels) for _ in CONFIGURATIONS] for _ in range(2 * len(BINS))])
+    rows = rows_of([[generator.choice(levels) for _ in range(COUNT)] for _ in range(2 * len(BINS))])
     written = rules.make(AXES, rows, rules.choose(rows, TOLERANCE))
     folder = tmp_path_factory.mktemp("tuning")
     (folder / "flash").mkdir()
@@ -63,7 +65,7 @@ def test_each_bin_takes_a_configuration_within_the_tolerance(tmp_path_factory, s
 
 
 def test_one_winner_is_one_rule_for_each_functional():
-    rows = rows_of([[1.0 + i for i in range(len(CONFIGURATIONS))]] * 2 * len(BINS))
+    rows = rows_of([[1.0 + i for i in range(COUNT)]] * 2 * len(BINS))
     written = rules.make(AXES, rows, rules.choose(rows, TOLERANCE))
     assert [rule["when"] for rule in written] == [about(64), about(128)]
 
@@ -80,7 +82,7 @@ def test_names_become_values():
 def test_bins_that_touch_are_merged():
     """One axis decides: its bins are one rule, not one for each bin of the others."""
     first = next(iter(AXES))
-    slow = [9.0] * (len(CONFIGURATIONS) - 1)
+    slow = [9.0] * (COUNT - 1)
     times = [[*slow, 1.0] if place[0] == 0 else [1.0, *slow] for place in BINS]
     rows = rows_of(times + times)
     written = rules.make(AXES, rows, rules.choose(rows, TOLERANCE))

@@ -72,8 +72,8 @@ def test_tables_have_places_and_spellings(small):
 
 def test_words_are_no_dtypes(tmp_path):
     text = RECIPE.replace("w: {tensor: fp32,", "w: {tensor: gemma,")
-    with pytest.raises(RecipeError, match=r":8: the choice gemma is none of dtypes"):
+    with pytest.raises(RecipeError, match=r":8: the values of the choice gemma are not dtypes"):
         recipe.load(small_recipe.write(tmp_path, text))
     text = RECIPE.replace('w_ptr: {type: "*fp32"', 'w_ptr: {type: "*gemma"')
-    with pytest.raises(RecipeError, match=r": the choice gemma is none of dtypes"):
+    with pytest.raises(RecipeError, match=r": the values of the choice gemma are not dtypes"):
         recipe.load(small_recipe.write(tmp_path, text))
