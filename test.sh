@@ -6,11 +6,13 @@
 # KILN_TEST_TORCH=1 installs Transformers and PyTorch too (the CPU build, where the package client knows one);
 # KILN_TEST_TRITON=all tests kiln.jit with every Triton of tests/triton.lock, not with the oldest and newest alone;
 # KILN_TEST_PROCESSES=4 spreads the tests over so many; by default all of them over the cores, some over one.
+# KILN_TEST_MINUTES=60: after so long no more slow test begins; which, is told at the end.
 # KILN_TEST_REQUIRED="cmake clang" lets tests fail that are skipped for want of these; 1: all but those for a GPU.
 set -euo pipefail
 unset CDPATH
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 cd -- "$here"
+export KILN_TEST_UNTIL=${KILN_TEST_MINUTES:+$(($(date +%s) + KILN_TEST_MINUTES * 60))}
 
 place=${KILN_TEST_VENV:-$here/.venv}
 base=$(bash build.sh --python-path)
@@ -28,5 +30,6 @@ if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
 fi
 words=(-p no:cacheprovider)
 processes=${KILN_TEST_PROCESSES:-$(if (($#)); then echo 1; else nproc; fi)}
-((processes < 2)) || words+=(-n "$processes" --dist loadfile --no-loadscope-reorder)
+# Without a limit of restarts a process that crashes leaves the others waiting for ever.
+((processes < 2)) || words+=(-n "$processes" --dist loadfile --no-loadscope-reorder --max-worker-restart 0)
 exec "$python" -m pytest "${words[@]}" "$@"

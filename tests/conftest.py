@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -14,11 +16,15 @@ import pytest
 
 from builds import Built, front_door, widen
 
+# Some virtual machines name Intel's AMX among what they have and end a program that uses it; oneDNN, in PyTorch, would.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile("kiln", deadline=None)
 hypothesis.settings.load_profile("kiln")
 
 SKIPPED = pytest.StashKey[list[str]]()
+TOO_LATE = "there was no time left to begin"
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +61,19 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path in slow)  # of equals the order stays
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = float(os.environ.get("KILN_TEST_UNTIL") or "inf")
+    if item.get_closest_marker("slow") and not item.get_closest_marker("gpu") and time.time() > until:
+        pytest.skip(TOO_LATE)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
@@ -85,7 +104,8 @@ def described(report: pytest.TestReport | pytest.CollectReport) -> str:
 def missing(config: pytest.Config) -> list[str]:
     words = os.environ.get("KILN_TEST_REQUIRED", "").split()
     named = re.compile("|".join(rf"(?<![\w+-]){re.escape(word)}(?![\w+-])" for word in words))
-    return [line for line in config.stash[SKIPPED] if words and (words == ["1"] or named.search(line))]
+    lines = [line for line in config.stash[SKIPPED] if not line.endswith(TOO_LATE)]
+    return [line for line in lines if words and (words == ["1"] or named.search(line))]
 
 
 @pytest.hookimpl(trylast=True)
@@ -95,6 +115,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    late = Counter(line.partition("::")[0] for line in config.stash[SKIPPED] if line.endswith(TOO_LATE))
+    if late:
+        terminalreporter.section(f"for want of time {late.total()} slow test(s) were not begun", yellow=True)
+        for file, count in late.items():
+            terminalreporter.write_line(f"{file}: {count}")
     if missing(config):
         terminalreporter.section(f"skipped, but {os.environ['KILN_TEST_REQUIRED']} required: this fails", red=True)
         for line in missing(config):

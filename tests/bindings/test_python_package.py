@@ -9,6 +9,8 @@ import hardening
 import pytest
 from subjects import INSIDE, ROOT, python
 
+pytestmark = pytest.mark.slow
+
 STUB = ROOT / "bindings/python/kiln/_core.pyi"
 
 

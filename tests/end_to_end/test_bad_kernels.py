@@ -10,6 +10,8 @@ import pytest
 
 from builds import TARBALL
 
+pytestmark = pytest.mark.slow
+
 KERNEL = """
 import triton
 import triton.language as tl

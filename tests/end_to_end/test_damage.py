@@ -6,9 +6,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 
+import pytest
+
 from damages import sow
 from kiln import manifest_model
 from test_store_damage import copy_anything
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_damaged_store_makes_the_same_release(release, builder, tmp_path):

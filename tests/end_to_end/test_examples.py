@@ -11,6 +11,8 @@ import pytest
 
 from builds import ROOT
 
+pytestmark = pytest.mark.slow
+
 NO_GPU = 77
 
 

@@ -7,7 +7,11 @@ import shutil
 import signal
 import time
 
+import pytest
+
 from builds import TARBALL, kill, unpack
+
+pytestmark = pytest.mark.slow
 
 
 def counts(log: str) -> tuple[int, int]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FAMILY = Path(__file__).resolve().parents[2] / "examples" / "family" / "recipe.yaml"
 
 

@@ -27,6 +27,8 @@ from test_aotriton_program import FLAGS
 from builds import ROOT
 from kiln.evaluate import Refusal
 
+pytestmark = pytest.mark.slow
+
 CALLS = int(os.environ.get("KILN_TEST_CALLS", "500")) // 2  # of each function on each target
 ERRORS = {"ARGUMENT": INVALID_VALUE, "UNSUPPORTED": NOT_SUPPORTED, "RANGE": INVALID_VALUE}
 TAKES, GIVES_BACK = ("hipMallocAsync", "cuMemAllocAsync"), ("hipFreeAsync", "cuMemFreeAsync")
