@@ -46,6 +46,7 @@ RULES: list[tuple[str, int, str]] = [
     (r"max_position_embeddings|max_target_positions|n_positions|max_seq_len|seq_length|n_ctx|max_sequence_length|"
      r"max_source_positions|max_text_len|max_2d_position_embeddings", 512, COUNT),
     (r"num_mel_bins|n_mels|num_mels|feature_size|input_feat_per_channel", 16, SIZE),
+    (r"rotary_dim|rotary_ndims", 8, HEAD),
     (r"state_size|ssm_state_size|mamba_d_state", 8, HEAD),
     (r"num_queries|num_query_tokens|num_object_queries|max_num_bins|num_latents", 8, COUNT),
     (r"num_codebooks|n_codes_.*|num_quantizers", 2, COUNT),
