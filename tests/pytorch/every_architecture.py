@@ -31,6 +31,9 @@ from transformers.models.auto import configuration_auto, modeling_auto
 MOST_PARAMETERS = 30_000_000
 SECONDS = 60
 BLURRED = 1e-5
+# Parts that are given masks of booleans, which eager adds to the scores as if they were numbers. PyTorch's own
+# attention takes them for what they are.
+BOOLEAN_MASKS = ("text_backbone",)
 CLOSE = 1e-3  # of an output's largest value, in float32
 
 
@@ -169,12 +172,24 @@ def _sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
+def _ways(finding: Finding) -> Iterator[tuple[type, str]]:
+    """The model type's configuration in all ways; then that which the class itself names, which may be a part of it."""
+    listed = configuration_auto.CONFIG_MAPPING[finding.name]
+    yield from ((listed, way) for way in WAYS)
+    try:
+        own = model_class(finding.model).config_class
+    except Exception:  # noqa: BLE001  (told of with the first way)
+        return
+    if own not in (None, listed):
+        yield from ((own, way) for way in WAYS)
+
+
 def _fed(finding: Finding, device: str, dtype: torch.dtype) -> tuple[Any, nn.Module, dict[str, Tensor], Count] | None:
     """A configuration, an eager model of it, inputs that it takes, and what that counted; None, with the reason."""
-    for way in WAYS:
+    for config_class, way in _ways(finding):
         try:
             kind = model_class(finding.model)
-            config = tiny(configuration_auto.CONFIG_MAPPING[finding.name], finding.name, way)
+            config = tiny(config_class, way)
             with torch.device("meta"):
                 skeleton = kind._from_config(copy.deepcopy(config), attn_implementation="eager")
             size = sum(p.numel() for p in skeleton.parameters())
@@ -184,6 +199,9 @@ def _fed(finding: Finding, device: str, dtype: torch.dtype) -> tuple[Any, nn.Mod
         except Exception as error:  # noqa: BLE001  (of any architecture)
             finding.verdict, finding.why = finding.verdict or "not built", finding.why or _sentence(error)
             continue
+        for part in (getattr(eager, name, None) for name in BOOLEAN_MASKS):
+            if part is not None:
+                part.set_attn_implementation("sdpa")
         spread(eager)
         problems = []
         for candidate in candidates(eager):
@@ -248,7 +266,7 @@ def _examine(finding: Finding, engine: Watched, device: str, dtype: torch.dtype,
     cases = {"plain": given}
     if "attention_mask" in inspect.signature(eager.forward).parameters and "input_ids" in given:
         for side in ("right", "left"):
-            cases[side] = {**given, "attention_mask": masks(side).to(device)}
+            cases[side] = {**given, "attention_mask": masks(side, given["input_ids"].shape[1]).to(device)}
     blurred: frozenset[str] = frozenset()
     for case, inputs in cases.items():
         blurred = _of_padding(eager, inputs)
@@ -308,7 +326,9 @@ def _of_padding(eager: nn.Module, inputs: dict[str, Tensor]) -> frozenset[str]:
     mask = inputs.get("attention_mask")
     if mask is None:
         return frozenset()
-    other = {**inputs, "input_ids": torch.where(mask.bool(), inputs["input_ids"], 1 + inputs["input_ids"])}
+    ids = inputs["input_ids"]
+    seen = mask.bool().reshape(*mask.shape, *[1] * (ids.dim() - 2))  # a position may have several tokens
+    other = {**inputs, "input_ids": torch.where(seen, ids, 1 + ids)}
     found = []
     for given in (inputs, other):
         torch.manual_seed(0)
