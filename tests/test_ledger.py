@@ -412,6 +412,12 @@ def test_what_was_stays_until_it_is_mended():
     assert ledger_reasons.since(None, Facts(255, 0, 0, 8, 1)) is None
 
 
+def test_what_got_better_meanwhile_counts_from_then_on():
+    spilled = Line("a" * 12, Facts(128, 100, 0, 8, 2))
+    half = Line("a" * 12, Facts(128, 0, 0, 8, 1), ledger_reasons.since(spilled, Facts(128, 0, 0, 8, 1)))
+    assert ledger_reasons.since(half, Facts(128, 50, 0, 8, 1)) == Was(128, 0, 2)
+
+
 # ---- reasons ----
 
 

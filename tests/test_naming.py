@@ -50,3 +50,10 @@ def test_packages_of_different_builds_never_satisfy_each_other():
         asked = wheel.exactly("kiln-runtime", one, "sm-90").removeprefix("kiln-runtime[sm-90]")
         assert SpecifierSet(asked).contains(wheel.python_version(other)) == (one == other), (one, other)
         assert (Version(wheel.python_version(one)).public, Version(one).public) == ("0.1.0b0",) * 2
+
+
+def test_families_of_other_names_never_make_one_version():
+    """A wheel's version has a dot both for an underscore and between families."""
+    every = [("a_b",), ("a", "b"), ("a_b", "c"), ("a", "b_c"), ("a", "b", "c")]
+    versions = {Version(wheel.python_version(name(families))) for families in every}
+    assert len(versions) == len(every)

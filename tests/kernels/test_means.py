@@ -119,3 +119,29 @@ def test_a_key_that_is_no_number_reaches_only_the_rows_that_see_it(child):
     with np.errstate(invalid="ignore"):
         got = child.submit(run, call, Image()).result(timeout=300)
     assert np.isfinite(got.dq[0, 0, :32]).all(), "blocks of rows that see none of its block"
+
+
+@pytest.mark.parametrize(("value", "hiding"), [(0.5, -math.inf), (100, -math.inf), (60000, -math.inf), (9, -60000.0)])
+@pytest.mark.parametrize("hidden", [slice(1, None, 2), slice(300, None)], ids=["every other", "the last"])
+def test_what_a_bias_hides_does_not_matter(child, hidden, value, hiding):
+    """Padding may have any values; a row sees none of them."""
+    bias = np.zeros((1, 1, 32, 512), np.float16)
+    bias[..., hidden] = hiding
+    call = make(k_offset=5.0, bias=bias)
+    call.k[:, :, hidden] = value
+    check(child, call)
+
+
+@pytest.mark.parametrize("value", [100.0, 60000.0])
+@pytest.mark.parametrize(("rows", "window"), [(32, {}), (200, {}), (200, {"left": 100}), (200, {"left": 5})])
+def test_what_comes_later_does_not_matter(child, value, rows, window):
+    """Keys that no row of a block sees under a causal mask."""
+    call = make(rows, 512, k_offset=5.0, right=0, **window)
+    call.k[:, :, (rows + 63) // 64 * 64 :] = value
+    check(child, call)
+    early = make(rows, 512, k_offset=5.0, right=0, **window)
+    early.k[:, :, rows - 8 :] = value
+    got = child.submit(run, early, BLOCKS).result(timeout=300).dq[:, :, : (rows - 8) // 32 * 32]
+    expected = attention(early).dq[:, :, : (rows - 8) // 32 * 32]
+    if expected.size:
+        assert np.sqrt(np.square(got - expected).mean() / np.square(expected).mean()) <= LIMIT

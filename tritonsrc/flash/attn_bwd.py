@@ -154,7 +154,12 @@ def attn_bwd_dq(
         )  # fmt: skip
     delta, surplus, share = missed(ds_sums, delta, lse, sinks_ptr, head, flags, EXACT, ONES, KNOWN)
     tl.store(delta_ptr + column, delta, mask=inside)
-    mean = mean_keys(sums_ptr, begin, end, rows_k, width_qk, PARTS, P0, P1, P2)
+    every_begin = tl.maximum(tl.minimum(first_row + BLOCK_M, rows_q) - 1 + shift - left, 0)
+    every_end = tl.minimum(first_row + shift + right + 1, rows_k)
+    mean = mean_keys(
+        sums_ptr, k_ptr, stride_kn, begin, end, every_begin, every_end, rows_k, width_qk, bias_ptr, stride_bm, rows,
+        inside, flags, PARTS, P0, P1, P2, PADDED, KNOWN, BLOCK_N,
+    )  # fmt: skip
     if KNOWN == "softcap" or KNOWN == "any":
         surplus -= share * steepness_of(
             mean, q_ptr, column * stride_qm, inside, width_qk, sm_scale, softcap, flags, P0, P1, P2, PADDED

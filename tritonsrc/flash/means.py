@@ -9,8 +9,8 @@ P = sum of p = 1 - (the sink's weight):
     ds = p (dp - delta), whose sum is S = (1 - P) D - P e;   so D = S + P delta, which is delta + S without a sink
     dq = (rounded ds) k - (sum of rounded ds - (1 - P) D) * (mean key)
 
-For the part of e the exact factor is the row's own mean key, sum of p k: another product. The mean of all keys is as
-good while a row's weights depend little on what keys differ by. D is exact, and what the other kernels get.
+For the part of e the exact factor is the row's own mean key, sum of p k: another product. The mean of keys is
+as good while a row's weights depend little on what they differ by. D is exact, and what the other kernels get.
 
 A soft cap multiplies ds by its steepness s after all this, and e p with it: dq gets e P s of what keys share, s being
 that of the mean key's own score, besides what rounding has added to s ds. (Sums of s p would be exact, but cost up to
@@ -19,10 +19,13 @@ that of the mean key's own score, besides what rounding has added to s ds. (Sums
 
 import triton
 import triton.language as tl
-from flags import SINKS, SOFTCAP
-from rows import load_piece
+from flags import BIAS, SINKS, SOFTCAP
+from rows import load_piece, load_rows_at
 from scores import LOG2E, squashed
 from sequences import sequence
+
+SAMPLE = tl.constexpr(64)  # keys, by which mean_keys() holds a mean that is not safe
+HIDDEN = tl.constexpr(-1000.0)  # a bias of no more hides a key, as far as a mean is concerned
 
 
 @triton.jit
@@ -36,7 +39,7 @@ def attn_bwd_sums(
     k_ptr, cu_k_ptr, used_k_ptr, stride_kb, stride_kh, stride_kn, heads_kv, seqlen_k, width, flags, sums_ptr,
     PARTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The sums of each of PARTS parts of a sequence's keys: sums [batch, heads_kv, PARTS, width] fp32, for mean_key().
+    """The sums of each of PARTS parts of a sequence's keys: sums [batch, heads_kv, PARTS, width] fp32, for mean_keys().
 
     The grid is (batch * heads_kv, PARTS, cdiv(width, BLOCK_D)). The other arguments are attn_bwd_dq's.
     """
@@ -58,40 +61,104 @@ def attn_bwd_sums(
 
 
 @triton.jit
-def mean_key(sums_ptr, begin, end, keys, width, PARTS: tl.constexpr, BEGIN: tl.constexpr, SIZE: tl.constexpr):
-    """The columns [BEGIN, BEGIN + SIZE) of the mean of those parts that have one of the keys [begin, end).
-
-    Args:
-        sums_ptr: of the head of keys.
-        keys: of the sequence.
-    """
-    size = tl.maximum(part_of(keys, PARTS), 1)
-    first = begin // size
-    after = tl.cdiv(end, size)
+def in_parts(sums_ptr, first, after, count, width, PARTS: tl.constexpr, BEGIN: tl.constexpr, SIZE: tl.constexpr):
+    """The columns [BEGIN, BEGIN + SIZE) of the mean of the parts [first, after), which have `count` keys. A part with a
+    key that is no number counts as zeros."""
     parts = tl.arange(0, PARTS)
     columns = BEGIN + tl.arange(0, SIZE)
-    seen = ((parts >= first) & (parts < after))[:, None] & (columns < width)[None, :]
+    chosen = ((parts >= first) & (parts < after))[:, None] & (columns < width)[None, :]
     # At once: one part after another, each would be waited for.
-    total = tl.sum(tl.load(sums_ptr + parts[:, None] * width + columns[None, :], mask=seen, other=0.0), 0)
-    mean = total / tl.maximum(tl.minimum(after * size, keys) - first * size, 1).to(tl.float32)
-    # A key that is no number must reach only the rows that see it.
-    return tl.where(tl.abs(mean) < float("inf"), mean, 0.0)
+    found = tl.load(sums_ptr + parts[:, None] * width + columns[None, :], mask=chosen, other=0.0)
+    return tl.sum(tl.where(tl.abs(found) < float("inf"), found, 0.0), 0) / tl.maximum(count, 1).to(tl.float32)
+
+
+@triton.jit
+def no_sample(SIZE: tl.constexpr):
+    """What is added to: (lowest, highest, sum, count), each [columns]."""
+    infinite = tl.full([SIZE], float("inf"), tl.float32)
+    return infinite, -infinite, tl.zeros([SIZE], tl.float32), tl.zeros([SIZE], tl.int32)
+
+
+@triton.jit
+def sampled(sample, k, seen):
+    """A sample, and those rows of k that are `seen` and numbers."""
+    k = k.to(tl.float32)
+    counts = (tl.abs(k) < float("inf")) & seen[:, None]
+    lowest = tl.minimum(sample[0], tl.min(tl.where(counts, k, float("inf")), 0))
+    highest = tl.maximum(sample[1], tl.max(tl.where(counts, k, float("-inf")), 0))
+    return lowest, highest, sample[2] + tl.sum(tl.where(counts, k, 0.0), 0), sample[3] + tl.sum(counts.to(tl.int32), 0)
+
+
+@triton.jit
+def held(mean, sample, is_safe):
+    """The mean; one that is not safe, within what that of a sample may be off by: of one key, from 0 to twice that."""
+    lowest, highest, total, count = sample
+    number = tl.maximum(count, 1).to(tl.float32)
+    middle = total / number
+    off = tl.where(count > 1, (highest - lowest) * tl.rsqrt(number), tl.abs(middle))
+    off = tl.where(count > 0, off, 0.0)
+    return tl.where(is_safe, mean, tl.minimum(tl.maximum(mean, middle - off), middle + off))
 
 
 @triton.jit
 def mean_keys(
-    sums_ptr, begin, end, keys, width, PARTS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr
+    sums_ptr, k_ptr, stride_kn, begin, end, every_begin, every_end, keys, width, bias_ptr, stride_bm, rows, inside,
+    flags,
+    PARTS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr,
+    EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """mean_key() in pieces."""
-    first = mean_key(sums_ptr, begin, end, keys, width, PARTS, 0, P0)
+    """A mean key for a block of rows, in pieces. What keys hold that the rows do not see must not matter.
+
+    It is that of the parts of which all rows see all keys. Where there is none, as in the first rows under a causal
+    mask and in narrow windows, and with a bias, which may hide keys, it is that of all parts that the rows reach, but
+    no farther from the mean of some keys that they see than that is likely to be off by.
+
+    Args:
+        sums_ptr, k_ptr: of the head of keys; bias_ptr: of row 0 and key 0.
+        begin, end: some row of the block sees one of [begin, end), but for a bias, and none beyond.
+        every_begin, every_end: all of its rows see all of these, but for a bias; there may be none.
+        keys: of the sequence.
+        rows, inside: the rows' numbers, and which there are.
+    """
+    HAS_BIAS: tl.constexpr = EXTRAS == "bias" or EXTRAS == "any"
+    size = tl.maximum(part_of(keys, PARTS), 1)
+    first_part = tl.cdiv(every_begin, size)
+    after_parts = tl.where(every_end == keys, tl.cdiv(keys, size), every_end // size)
+    is_safe = after_parts > first_part
+    if HAS_BIAS:
+        is_safe = is_safe & ((flags & BIAS) == 0)
+    first_part = tl.where(is_safe, first_part, begin // size)
+    after_parts = tl.where(is_safe, after_parts, tl.cdiv(end, size))
+    count = tl.minimum(after_parts * size, keys) - first_part * size
+    first = in_parts(sums_ptr, first_part, after_parts, count, width, PARTS, 0, P0)
+    second = in_parts(sums_ptr, first_part, after_parts, count, width, PARTS, P0, P1) if P1 > 0 else first
+    third = in_parts(sums_ptr, first_part, after_parts, count, width, PARTS, P0 + P1, P2) if P2 > 0 else first
+
+    sample0 = no_sample(P0)
+    sample1 = no_sample(P1) if P1 > 0 else no_sample(1)
+    sample2 = no_sample(P2) if P2 > 0 else no_sample(1)
+    is_common = every_begin < every_end
+    begin = tl.where(is_common, every_begin, begin)
+    end = tl.where(is_common, every_end, end)
+    step = tl.maximum((end - begin) // SAMPLE, 1)
+    # Not by a branch, with which the loop over keys is slower.
+    for number in tl.range(0, tl.where(is_safe, 0, SAMPLE), BLOCK_N, num_stages=1, disable_licm=True):
+        places = begin + (number + tl.arange(0, BLOCK_N)) * step
+        seen = places < end
+        if HAS_BIAS:
+            addresses = bias_ptr + rows[:, None].to(tl.int64) * stride_bm + places[None, :]
+            there = inside[:, None] & seen[None, :]
+            bias = tl.load(addresses, mask=there & ((flags & BIAS) != 0), other=0.0).to(tl.float32)
+            seen = tl.max(tl.where(there, bias, float("-inf")), 0) > HIDDEN
+        k = load_rows_at(k_ptr, places * stride_kn, seen, width, P0, P1, P2, False, True, PADDED)
+        sample0 = sampled(sample0, k[0], seen)
+        sample1 = sampled(sample1, k[1], seen) if P1 > 0 else sample1
+        sample2 = sampled(sample2, k[2], seen) if P2 > 0 else sample2
+    first = held(first, sample0, is_safe)
     if P2 > 0:
-        return (
-            first,
-            mean_key(sums_ptr, begin, end, keys, width, PARTS, P0, P1),
-            mean_key(sums_ptr, begin, end, keys, width, PARTS, P0 + P1, P2),
-        )
+        return (first, held(second, sample1, is_safe), held(third, sample2, is_safe))
     elif P1 > 0:
-        return (first, mean_key(sums_ptr, begin, end, keys, width, PARTS, P0, P1))
+        return (first, held(second, sample1, is_safe))
     else:
         return (first,)
 

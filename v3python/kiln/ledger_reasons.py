@@ -86,11 +86,12 @@ class Worse:
 
 
 def since(before: Line | None, after: Facts | None) -> Was | None:
-    """What a new line of a ledger keeps of the one that it replaces: what the image took before it became worse."""
-    facts = before and (before.was or before.facts)
-    if not facts or not measures(facts, after):
+    """What a new line of a ledger keeps of the one that it replaces: the best that the image took, in each measure."""
+    known = [facts for facts in (before.was, before.facts) if facts] if before else []
+    if not known:
         return None
-    return Was(facts.registers, facts.spills, facts.blocks)
+    best = Was(min(x.registers for x in known), min(x.spills for x in known), max(x.blocks for x in known))
+    return best if measures(best, after) else None
 
 
 def worse_in(ledger: Ledger) -> list[Worse]:

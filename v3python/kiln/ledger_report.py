@@ -27,7 +27,8 @@ class Report:
         folder: of the ledger and its reasons.
         against: the revision that images are held against; None: HEAD where the ledger has changes, else HEAD^.
         is_whole: the shelves have all targets, so that a reason of their families which covers nothing there covers
-            nothing; those of other families are not looked at.
+            nothing.
+        others: there are families besides, so that what is not of the shelves' families is not looked at.
 
     Raises:
         UsageError: there is no such revision.
@@ -42,14 +43,16 @@ class Report:
         against: str | None,
         chain: Toolchain,
         is_whole: bool,
+        others: bool = False,
     ) -> None:
-        self.shelves, self.names, self.folder, self.chain = shelves, names, folder, chain
+        self.shelves, self.names, self.folder, self.chain, self.others = shelves, names, folder, chain, others
         self.differences = [(shelf, ledger.compare(shelf, names)) for shelf in shelves]
         self.notes: list[str] = []
         self.worse = self._worse(against)
         self.reasons = ledger_reasons.read(folder)
         self.uncovered = ledger_reasons.uncovered(self.worse, self.reasons)
         self.unused = self._unused() if is_whole else []
+        self.strangers = self._strangers() if is_whole and not others else []
         self.wrong: list[str] | None = None
         self.seed = ""
 
@@ -83,9 +86,16 @@ class Report:
         return ""
 
     def _unused(self) -> list[ledger_reasons.Reason]:
-        families = {shelf.family for shelf in self.shelves}
         unused = ledger_reasons.unused(self.worse, self.reasons)
+        if not self.others:
+            return unused
+        families = {shelf.family for shelf in self.shelves}
         return [reason for reason in unused if reason.images.partition(".")[0] in families]
+
+    def _strangers(self) -> list[str]:
+        """Files of the ledger that nothing here makes."""
+        known = {shelf.path for shelf in self.shelves}
+        return sorted(str(path) for path in self.folder.glob("*/*.txt") if path not in known)
 
     def add_sample(self, seed: str, drawn: int, wrong: list[str]) -> None:
         """What came of compiling a sample anew: a sentence for each image that is not as the ledger says."""
@@ -105,6 +115,8 @@ class Report:
             found.append(f"{totals['miscounted']} lines have other blocks than targets.yaml's limits make of them")
         if found:
             found = [", ".join(found) + "; run `kiln ledger --update`" + self._toolchain()]
+        if self.strangers:
+            found.append(f"no recipe or target makes {', '.join(self.strangers[:_SHOWN])}; remove what is left over")
         if self.uncovered:
             found.append(
                 f"{len({one.name for one in self.uncovered})} images are worse than they were; mend them, or give the "

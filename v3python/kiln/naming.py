@@ -41,6 +41,8 @@ def name_of(version: str, build: BuildVariables, families: Iterable[str] = ()) -
         words.append("ptx")
     if families := sorted(set(families)):
         words += ["with", *families]  # last, so that no family's name is taken for another word
+        if any("_" in family for family in families):  # which a wheel's version has a dot for, as between families
+            words.append("h" + hashlib.sha256(",".join(families).encode()).hexdigest()[:_DIGITS])
     return f"{version}+{'.'.join(words)}" if words else version
 
 

@@ -107,3 +107,17 @@ def test_padded_rows_of_an_encoder_are_those_of_pytorchs_slower_way(definition):
     torch.testing.assert_close(routed, slow)
     torch.testing.assert_close(routed[~padding], fast[~padding])
     assert not fast[padding].any() and definition.calls
+
+
+def test_transformers_fallback_draws_what_pytorch_would(refusing):
+    pytest.importorskip("transformers", minversion="5.4", reason="needs transformers 5.4 or later")
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from kiln.torch.transformers_attention import attend_or_sdpa
+
+    q, module, words = torch.randn(1, 2, 8, 16), torch.nn.Module(), {"dropout": 0.5, "is_causal": False}
+    torch.manual_seed(3)
+    expected, _ = sdpa_attention_forward(module, q, q, q, None, **words)
+    torch.manual_seed(3)
+    out, _ = attend_or_sdpa(module, q, q, q, None, **words)
+    assert torch.equal(out, expected) and kt.fallthroughs()

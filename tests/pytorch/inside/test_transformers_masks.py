@@ -15,7 +15,7 @@ pytest.importorskip("transformers", minversion="5.4", reason="needs transformers
 
 from transformers import masking_utils
 
-from kiln.torch.transformers_attention import _cached
+from kiln.torch.transformers_attention import _cached, _chosen
 from kiln.torch.transformers_lazy import LazyMask, Pattern, pattern_of
 from kiln.torch.transformers_masks import make_mask
 
@@ -184,3 +184,10 @@ def test_copies_of_lazy_masks():
     other[0] = 1.0
     assert pattern_of(mask).is_whole and (other[0] == 1.0).all() and torch.equal(other[1], mask[1])
     assert torch.equal(pickle.loads(pickle.dumps(mask)), mask + 0)
+
+
+def test_chosen_keys_are_still_of_the_past():
+    indices = torch.tensor([[[0, 3], [1, 2], [0, 2], [3, 1]]])
+    seen = _chosen(None, indices, 4, True)[0, 0]
+    assert seen.int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
+    assert _chosen(None, indices, 4, False)[0, 0].sum() == 8

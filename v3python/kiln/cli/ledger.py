@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.update:
         _update(arguments, asked, chain, *shelves(in_order=False))
     found, names = shelves()
-    report = ledger_report.Report(found, names, folder, arguments.against, chain, is_whole=not arguments.targets)
+    report = ledger_report.Report(
+        found, names, folder, arguments.against, chain, not arguments.targets, bool(arguments.recipe)
+    )
     if arguments.sample:
         seed = arguments.seed or ledger.seed_of(found)
         drawn = ledger.draw(found, names, arguments.sample, seed)

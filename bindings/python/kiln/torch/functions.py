@@ -41,10 +41,21 @@ def drawn(device: torch.device, dropout: float) -> Iterator[Tensor | None]:
     if not dropout or operators.engine() is native or not is_real() or is_compiling():
         yield draw_rng(device) if dropout else None
         return
-    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    with unmoved(device):
+        yield draw_rng(device)
+
+
+@contextmanager
+def unmoved(device: torch.device) -> Iterator[None]:
+    """If what is within is refused, the device's generator is as it was before; under a capture it may have moved."""
+    is_cpu = device.type == "cpu"
+    if not is_cpu and (device.type != "cuda" or torch.cuda.is_current_stream_capturing()):
+        yield
+        return
+    generator = torch.default_generator if is_cpu else torch.cuda.default_generators[device.index or 0]
     before = generator.get_state()
     try:
-        yield draw_rng(device)
+        yield
     except KilnError:
         generator.set_state(before)
         raise

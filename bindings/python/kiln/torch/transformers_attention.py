@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import routing
-from kiln.torch.functions import attention, decode
+from kiln.torch.functions import attention, decode, unmoved
 from kiln.torch.transformers_lazy import LazyMask, Pattern, added, pattern_of, seen_by
 
 __all__ = ["attend", "attend_or_sdpa"]
@@ -73,7 +74,7 @@ def attend(
     call = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     lengths = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     if indices is not None:
-        attention_mask = _chosen(attention_mask, indices, key.shape[2])
+        attention_mask = _chosen(attention_mask, indices, key.shape[2], is_causal)
     pattern, keys = _pattern(module, query, key, attention_mask, is_causal, lengths)
     if pattern.packed and position_bias is None:
         if any(x is None for x in lengths):
@@ -119,7 +120,10 @@ def attend_or_sdpa(
         raise UnsupportedError(_NO_WEIGHTS)
     plain = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
     try:
-        return attend(module, query, key, value, attention_mask, **plain, **options)
+        # PyTorch's attention is to draw what it would have drawn.
+        draws = dropout and not torch.compiler.is_compiling()
+        with unmoved(query.device) if draws else contextlib.nullcontext():
+            return attend(module, query, key, value, attention_mask, **plain, **options)
     except routing.REFUSALS as error:
         if options.get("softcap") or options.get("s_aux") is not None:
             lacks = "soft cap" if options.get("softcap") else "sinks"
@@ -127,7 +131,7 @@ def attend_or_sdpa(
         routing.count(str(error))
     lengths = tuple(options.get(name) for name in _LENGTHS)
     if options.get("indices") is not None:
-        attention_mask = _chosen(attention_mask, options["indices"], key.shape[2])
+        attention_mask = _chosen(attention_mask, options["indices"], key.shape[2], is_causal)
     pattern, keys = _pattern(module, query, key, attention_mask, is_causal, lengths)
     if pattern.packed and all(x is not None for x in lengths):
         attention_mask = _apart(query, key, pattern, lengths)
@@ -142,11 +146,12 @@ def attend_or_sdpa(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **plain, position_bias=bias)
 
 
-def _chosen(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
-    """A mask, but that each row sees no other keys than those of its indices."""
+def _chosen(mask: Tensor | None, indices: Tensor, keys: int, is_causal: bool | None) -> Tensor:
+    """A mask, or without one what is_causal says, but that each row sees no other keys than those of its indices."""
     seen = indices.new_zeros((*indices.shape[:2], keys), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
     if mask is None:
-        return seen
+        rows = indices.shape[1]
+        return seen & seen.new_ones(rows, keys).tril() if is_causal and rows > 1 else seen
     mask = mask[..., :keys]
     return mask & seen if mask.dtype == torch.bool else torch.where(seen, mask, torch.finfo(mask.dtype).min)
 
