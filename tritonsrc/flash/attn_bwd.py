@@ -158,7 +158,7 @@ def attn_bwd_dq(
     every_end = tl.minimum(first_row + shift + right + 1, rows_k)
     mean = mean_keys(
         sums_ptr, k_ptr, stride_kn, begin, end, every_begin, every_end, rows_k, width_qk, bias_ptr, stride_bm, rows,
-        inside, flags, PARTS, P0, P1, P2, PADDED, KNOWN, BLOCK_N,
+        inside, flags, PARTS, P0, P1, P2, PADDED, KNOWN,
     )  # fmt: skip
     if KNOWN == "softcap" or KNOWN == "any":
         surplus -= share * steepness_of(

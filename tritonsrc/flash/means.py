@@ -25,6 +25,7 @@ from scores import LOG2E, squashed
 from sequences import sequence
 
 SAMPLE = tl.constexpr(64)  # keys, by which mean_keys() holds a mean that is not safe
+AT_ONCE = tl.constexpr(16)  # of them; more cost registers, which spill in the loops over keys
 HIDDEN = tl.constexpr(-1000.0)  # a bias of no more hides a key, as far as a mean is concerned
 
 
@@ -105,7 +106,7 @@ def mean_keys(
     sums_ptr, k_ptr, stride_kn, begin, end, every_begin, every_end, keys, width, bias_ptr, stride_bm, rows, inside,
     flags,
     PARTS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr,
-    EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    EXTRAS: tl.constexpr,
 ):  # fmt: skip
     """A mean key for a block of rows, in pieces. What keys hold that the rows do not see must not matter.
 
@@ -142,8 +143,8 @@ def mean_keys(
     end = tl.where(is_common, every_end, end)
     step = tl.maximum((end - begin) // SAMPLE, 1)
     # Not by a branch, with which the loop over keys is slower.
-    for number in tl.range(0, tl.where(is_safe, 0, SAMPLE), BLOCK_N, num_stages=1, disable_licm=True):
-        places = begin + (number + tl.arange(0, BLOCK_N)) * step
+    for number in tl.range(0, tl.where(is_safe, 0, SAMPLE), AT_ONCE, num_stages=1, disable_licm=True):
+        places = begin + (number + tl.arange(0, AT_ONCE)) * step
         seen = places < end
         if HAS_BIAS:
             addresses = bias_ptr + rows[:, None].to(tl.int64) * stride_bm + places[None, :]
