@@ -21,13 +21,14 @@ KERNELS = (
     "attn_fwd", "attn_bwd_sums", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dbias", "attn_bwd_dsinks", "dropout_mask",
     "append_kv", "rotate_q", "attn_decode", "attn_decode_reduce",
 )  # fmt: skip
+pytestmark = pytest.mark.slow
+
 PRELUDE = """
 import contextlib, dataclasses, importlib.util, json, sys
 from pathlib import Path
 from kiln import compile, elf, judge, lock, plan, recipe, targets, toolchain
 from kiln.image import Image
 
-pytestmark = pytest.mark.slow
 # Not imported here: what Triton reads from the environment while it is imported must be ours already.
 wheels = lock.read_lock(Path("input", lock.LOCK_NAME)).members_of("triton")
 chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)
