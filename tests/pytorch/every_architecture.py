@@ -265,7 +265,9 @@ def _examine(finding: Finding, engine: Watched, device: str, dtype: torch.dtype,
     finding.kernels, finding.own = engine.calls, count.own
 
     cases = {"plain": given}
-    if "attention_mask" in inspect.signature(eager.forward).parameters and "input_ids" in given:
+    # MusicGen's rows of ids are code books, several for a row of the mask.
+    are_rows = "input_ids" in given and not eager.config.model_type.startswith("musicgen")
+    if "attention_mask" in inspect.signature(eager.forward).parameters and are_rows:
         for side in ("right", "left"):
             cases[side] = {**given, "attention_mask": masks(side, given["input_ids"].shape[1]).to(device)}
     blurred: frozenset[str] = frozenset()
