@@ -117,7 +117,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     late = Counter(line.partition("::")[0] for line in config.stash[SKIPPED] if line.endswith(TOO_LATE))
     if late:
-        terminalreporter.section(f"for want of time {late.total()} slow test(s) were not begun", yellow=True)
+        terminalreporter.section(f"{late.total()} slow test(s) were not begun: {TOO_LATE}", yellow=True)
         for file, count in late.items():
             terminalreporter.write_line(f"{file}: {count}")
     if missing(config):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kiln import cli, farm, ledger, ledger_file, ledger_reasons, recipe, targets
+from kiln import cli, farm, ledger, ledger_file, ledger_reasons, ledger_report, recipe, targets
 from kiln.errors import Interrupted, LedgerError, RecipeError
 from kiln.farm import FarmOptions
 from kiln.ledger_file import Facts, Line, Place, Was
@@ -472,6 +472,23 @@ def test_a_reason_that_covers_nothing_fails_the_check(tiny, monkeypatch):
     reasons(tiny.ledger, 'images: "tiny.*", blocks: {from: 2, to: 1}, reason: "x"')
     said = tiny(at="")
     assert said.code == 9 and "1 reason in ledger/reasons.yaml may go: no image is worse for it now" in said.err
+
+
+def test_what_nothing_needs_is_found_if_all_families_are_looked_at(tiny):
+    chain, shelves = shelves_of(tiny)
+    fill(chain, shelves, lambda name: 40)
+    stray = tiny.ledger / "gone" / "sm_90.txt"
+    stray.parent.mkdir()
+    stray.write_text("left over\n")
+    reasons(tiny.ledger, 'images: "*@sm_90", blocks: {from: 2, to: 1}, reason: "x"')
+    shelves = shelves_of(tiny)[1]
+    names = frozenset(v.name for shelf in shelves for v in shelf.places.values())
+    alone, beside_others = (
+        ledger_report.Report(shelves, names, tiny.ledger, None, chain, True, others) for others in (False, True)
+    )
+    assert alone.strangers == [str(stray)] and [reason.images for reason in alone.unused] == ["*@sm_90"]
+    assert any(str(stray) in problem for problem in alone.problems())
+    assert not beside_others.strangers and not beside_others.unused
 
 
 def test_names_are_those_of_the_plan(tiny):

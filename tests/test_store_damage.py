@@ -238,7 +238,7 @@ def test_what_another_process_has_made_whole_stays(store, warned, monkeypatch):
 
 
 def test_damage_under_many_hands(tmp_path):
-    """Threads that look up, put, collect and damage at once: whoever gets an image gets the right one."""
+    """Threads that look up, put, collect and damage at once: an image that is found is the right one."""
     stop, wrong, right = threading.Event(), [], []
 
     def work() -> None:
@@ -253,7 +253,7 @@ def test_damage_under_many_hands(tmp_path):
                         (right if store.load(stored) == image(number) else wrong).append(number)
                 except ArtifactError:
                     pass
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:  # noqa: BLE001  (whatever damage makes of it is told)
                     wrong.append(repr(error))
 
     def collect() -> None:
@@ -262,7 +262,7 @@ def test_damage_under_many_hands(tmp_path):
             try:
                 store_upkeep.collect(store.files, 3000)
                 verify(store)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001  (whatever damage makes of it is told)
                 wrong.append(repr(error))
 
     fill(Store(tmp_path / "store"), range(6))

@@ -225,49 +225,54 @@ def _fed(finding: Finding, device: str, dtype: torch.dtype) -> tuple[Any, nn.Mod
     return None
 
 
-def _examine(finding: Finding, engine: Watched, device: str, dtype: torch.dtype, close: float) -> None:
+@contextlib.contextmanager
+def _refusals(finding: Finding, verdict: str, what: str) -> Iterator[None]:
+    """A sentence of Kiln's gives the verdict; any other error is WRONG."""
     from kiln.errors import KilnError
+
+    try:
+        yield
+    except KilnError as error:
+        finding.verdict, finding.why = verdict, _sentence(error)
+    except Exception as error:  # noqa: BLE001  (of any architecture)
+        finding.verdict, finding.why = "WRONG", f"{what}: {_sentence(error)}"
+
+
+def _examine(finding: Finding, engine: Watched, device: str, dtype: torch.dtype, close: float) -> None:
     from kiln.torch import transformers_building
 
     fed = _fed(finding, device, dtype)
     if fed is None:
         return
     config, eager, given, count = fed
-    finding.why, finding.is_fed = "", True
-    try:
+    finding.verdict, finding.why, finding.is_fed = "", "", True
+    with _refusals(finding, "refused", "built"):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             transformers_building._warned.clear()  # else once for each class
             ours = build(type(eager), config, "kiln", device, dtype)
         finding.warned = any("attention in its own code" in str(w.message) for w in said)
-    except KilnError as error:
-        finding.verdict, finding.why = "refused", _sentence(error)
-        return
-    except Exception as error:  # noqa: BLE001  (of any architecture)
-        finding.verdict, finding.why = "WRONG", "built: " + _sentence(error)
+    if finding.verdict:
         return
     ours.load_state_dict(eager.state_dict())
     finding.eager = count.own
     count = Count()
     engine.calls, engine.count = 0, count
     try:
-        torch.manual_seed(0)
-        with torch.no_grad(), count:
+        with _refusals(finding, "refused late", "ran"), torch.no_grad(), count:
+            torch.manual_seed(0)
             ours(**given)
-    except KilnError as error:
-        finding.verdict, finding.why = "refused late", _sentence(error)
-        return
-    except Exception as error:  # noqa: BLE001  (of any architecture)
-        finding.verdict, finding.why = "WRONG", "ran: " + _sentence(error)
-        return
     finally:
         engine.count = None
+    if finding.verdict:
+        return
     finding.kernels, finding.own = engine.calls, count.own
 
+    takes = inspect.signature(eager.forward).parameters
     cases = {"plain": given}
     # MusicGen's rows of ids are code books, several for a row of the mask.
     are_rows = "input_ids" in given and not eager.config.model_type.startswith("musicgen")
-    if "attention_mask" in inspect.signature(eager.forward).parameters and are_rows:
+    if "attention_mask" in takes and are_rows:
         for side in ("right", "left"):
             cases[side] = {**given, "attention_mask": masks(side, given["input_ids"].shape[1]).to(device)}
     blurred: frozenset[str] = frozenset()
@@ -277,10 +282,7 @@ def _examine(finding: Finding, engine: Watched, device: str, dtype: torch.dtype,
             finding, case, eager, ours, lambda m, i=inputs, b=blurred: _without(m(**i), b), inputs.get("attention_mask")
         )
     _gradients(finding, eager, ours, cases.get("right", given))
-    if (
-        "use_cache" in inspect.signature(eager.forward).parameters
-        or "past_key_values" in inspect.signature(eager.forward).parameters
-    ):
+    if "use_cache" in takes or "past_key_values" in takes:
         for side in ("plain", "left"):
             if side in cases and not eager.config.is_encoder_decoder:
                 _compare(finding, f"pieces {side}", eager, ours, lambda m, i=cases[side]: pieces(m, i), None)

@@ -142,7 +142,7 @@ def mean_keys(
     begin = tl.where(is_common, every_begin, begin)
     end = tl.where(is_common, every_end, end)
     step = tl.maximum((end - begin) // SAMPLE, 1)
-    # Not by a branch, with which the loop over keys is slower.
+    # Not one step where the mean is safe.
     for number in tl.range(0, tl.where(is_safe, 0, SAMPLE), AT_ONCE, num_stages=1, disable_licm=True):
         places = begin + (number + tl.arange(0, AT_ONCE)) * step
         seen = places < end

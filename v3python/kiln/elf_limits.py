@@ -1,4 +1,4 @@
-"""What an image may ask of whoever reads it: held against its bytes before pyelftools sees them.
+"""What an image may ask of its reader: held against its bytes before pyelftools sees them.
 
 pyelftools believes what a file states: it unpacks compressed sections, reads a table of as many entries as a header
 counts, and looks for the end of a name as far as the file goes. A cubin or code object needs little of any of that.

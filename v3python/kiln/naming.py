@@ -5,6 +5,7 @@
     0.1.0b+full.s4f1c0a9e        of it what KILN_SELECT names, by a digest of the selection
     0.1.0b+noimage, 0.1.0b+ptx   with KILN_NOIMAGE=1, with KILN_PTX=1
     0.1.0b+with.norm             with the families of KILN_RECIPES
+    0.1.0b+with.a_b.h7d1f4f0c    with a digest of their names, where one has an underscore
 
 The name is the version in the tarball's name, the manifest, the libraries and packs and, as PEP 440 spells it, the
 wheels: there, what stands behind the + is a local version label. Targets and sources are not in it: see
@@ -20,7 +21,7 @@ from kiln.options import BuildVariables
 from kiln.variables import PROFILES
 from kiln.words import spell_selection
 
-_DIGITS = 8  # of a selection's digest
+_DIGITS = 8  # of a digest
 
 
 def name_of(version: str, build: BuildVariables, families: Iterable[str] = ()) -> str:
