@@ -21,7 +21,7 @@ KERNELS = {
     "forward": ["attn_fwd"],
     "forward of what is not aligned": ["attn_fwd"],
     "forward of sequences": ["attn_fwd"],
-    "backward": ["attn_bwd_sums", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dsinks"],
+    "backward": ["attn_bwd_sums", "attn_bwd_means", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dsinks"],
     "decoding": ["append_kv", "rotate_q", "attn_decode", "attn_decode_reduce"],
     "dropout mask": ["dropout_mask"],
 }

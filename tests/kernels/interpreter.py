@@ -188,16 +188,24 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     dq, dk, dv = (lay_out(np.full(array.shape, np.nan, array.dtype), layout) for array in (call.q, call.k, call.v))
     delta = np.full(call.q.shape[:3], np.nan, np.float32)
     logs, steps = (torch.from_numpy(lse), torch.from_numpy(delta)), (*lse_strides, *_strides(delta))
-    parts = 16
+    parts, span, groups = 16, 128, heads_kv if call.bias is None else heads
     sums = torch.full((call.sequences * heads_kv, parts, width_qk), math.nan)
+    spans = triton.cdiv(longest_q, span) * call.sequences
+    if compact_q is not None:
+        spans = triton.cdiv(call.q.shape[2], span) + call.sequences
+    mean_keys = torch.full((spans, groups, width_qk), math.nan)
     if tiles_k:
         means.attn_bwd_sums[(call.sequences * heads_kv, parts, triton.cdiv(width_qk, 16))](
             k.storage, shared[8], shared[10], *k.strides, heads_kv, longest_k, width_qk, flags, sums, parts, 32, 16
         )
     if tiles:
+        means.attn_bwd_means[(spans * groups, triton.cdiv(width_qk, 16))](
+            k.storage, shared[3], *shared[7:11], *k.strides, *bias_strides, call.sequences, groups, heads_kv, longest_q,
+            longest_k, width_qk, call.left, call.right, flags, sums, mean_keys, spans * groups, parts, span, 16,
+        )  # fmt: skip
         bwd.attn_bwd_dq[(tiles,)](
             *shared, out.storage, dout.storage, dq.storage, *logs, *out.strides, *dout.strides, *dq.strides, *steps,
-            reals(call.sinks), sums, tiles, *common, parts, image.block_m, image.block_n, image.ones,
+            reals(call.sinks), mean_keys, tiles, *common, span, image.block_m, image.block_n, image.ones,
         )  # fmt: skip
     if tiles_k:
         bwd.attn_bwd_dk_dv[(tiles_k,)](

@@ -17,7 +17,8 @@ leaves D as it should be for the others, and takes from dq what the sums missed 
 import triton
 import triton.language as tl
 from dropout import factors, seed_of
-from means import less_of_mean, mean_keys, missed, no_sums, rounded_and_summed, steepness_of
+from flags import BIAS
+from means import less_of_mean, mean_key, mean_place, missed, no_sums, rounded_and_summed, steepness_of
 from rows import inner, inner_in_chunks, load_rows, scaled, store_rows, summed, summed_up, sums, turned
 from scores import known, slope_of
 from sequences import lse_place, place, sequence
@@ -76,16 +77,17 @@ def attn_bwd_dq(
     stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
     out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
-    stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh, sinks_ptr, sums_ptr, tiles,
+    stride_dqb, stride_dqh, stride_dqm, stride_lb, stride_lh, stride_db, stride_dh, sinks_ptr, means_ptr, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONES: tl.constexpr,
 ):  # fmt: skip
     """dq, and delta = D, by `tiles` programs (sequences.place).
 
     Arguments as of attn_fwd; dout as out, its strides are g; delta [batch, heads, seqlen_q] fp32, its strides are d;
-    sums and PARTS as attn_bwd_sums has left them; ONES as rounded_and_summed() says.
+    means as attn_bwd_means has left them, SPAN being a multiple of BLOCK_M; ONES as rounded_and_summed() says.
     """
+    tl.static_assert(SPAN % BLOCK_M == 0, "a block of rows has one mean key")
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     EXACT: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     batch, head, block = place(tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
@@ -104,7 +106,6 @@ def attn_bwd_dq(
     batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
     lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
     delta_ptr += batch_q * stride_db + head.to(tl.int64) * stride_dh + row_q
-    sums_ptr += (batch * (heads // heads_per_kv) + head_kv).to(tl.int64) * PARTS * width_qk
     k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
     v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
     bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
@@ -154,12 +155,10 @@ def attn_bwd_dq(
         )  # fmt: skip
     delta, surplus, share = missed(ds_sums, delta, lse, sinks_ptr, head, flags, EXACT, ONES, KNOWN)
     tl.store(delta_ptr + column, delta, mask=inside)
-    every_begin = tl.maximum(tl.minimum(first_row + BLOCK_M, rows_q) - 1 + shift - left, 0)
-    every_end = tl.minimum(first_row + shift + right + 1, rows_k)
-    mean = mean_keys(
-        sums_ptr, k_ptr, stride_kn, begin, end, every_begin, every_end, rows_k, width_qk, bias_ptr, stride_bm, rows,
-        inside, flags, PARTS, P0, P1, P2, PADDED, KNOWN,
-    )  # fmt: skip
+    group = tl.where((flags & BIAS) != 0, head, head_kv)
+    groups = tl.where((flags & BIAS) != 0, heads, heads // heads_per_kv)
+    means_ptr += mean_place(batch, group, groups, start_q, first_row, seqlen_q, flags, SPAN) * width_qk
+    mean = mean_key(means_ptr, width_qk, P0, P1, P2)
     if KNOWN == "softcap" or KNOWN == "any":
         surplus -= share * steepness_of(
             mean, q_ptr, column * stride_qm, inside, width_qk, sm_scale, softcap, flags, P0, P1, P2, PADDED

@@ -19,13 +19,14 @@ that of the mean key's own score, besides what rounding has added to s ds. (Sums
 
 import triton
 import triton.language as tl
-from flags import BIAS, SINKS, SOFTCAP
-from rows import load_piece, load_rows_at
+from flags import BIAS, CU_Q, SINKS, SOFTCAP
+from rows import load_piece
 from scores import LOG2E, squashed
-from sequences import sequence
+from sequences import place, sequence
+from window import bounds
 
-SAMPLE = tl.constexpr(64)  # keys, by which mean_keys() holds a mean that is not safe
-AT_ONCE = tl.constexpr(16)  # of them; more cost registers, which spill in the loops over keys
+SAMPLE = tl.constexpr(64)  # keys, by which a mean that may be of others is held
+AT_ONCE = tl.constexpr(16)  # of them, and as many rows are asked: more take registers, and programs are many
 HIDDEN = tl.constexpr(-1000.0)  # a bias of no more hides a key, as far as a mean is concerned
 
 
@@ -40,7 +41,7 @@ def attn_bwd_sums(
     k_ptr, cu_k_ptr, used_k_ptr, stride_kb, stride_kh, stride_kn, heads_kv, seqlen_k, width, flags, sums_ptr,
     PARTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The sums of each of PARTS parts of a sequence's keys: sums [batch, heads_kv, PARTS, width] fp32, for mean_keys().
+    """The sums of each of PARTS parts of a sequence's keys: sums [batch, heads_kv, PARTS, width] fp32.
 
     The grid is (batch * heads_kv, PARTS, cdiv(width, BLOCK_D)). The other arguments are attn_bwd_dq's.
     """
@@ -62,11 +63,10 @@ def attn_bwd_sums(
 
 
 @triton.jit
-def in_parts(sums_ptr, first, after, count, width, PARTS: tl.constexpr, BEGIN: tl.constexpr, SIZE: tl.constexpr):
-    """The columns [BEGIN, BEGIN + SIZE) of the mean of the parts [first, after), which have `count` keys. A part with a
-    key that is no number counts as zeros."""
+def in_parts(sums_ptr, first, after, count, width, columns, PARTS: tl.constexpr):
+    """The mean of the parts [first, after), which have `count` keys. A part with a key that is no number counts as
+    zeros."""
     parts = tl.arange(0, PARTS)
-    columns = BEGIN + tl.arange(0, SIZE)
     chosen = ((parts >= first) & (parts < after))[:, None] & (columns < width)[None, :]
     # At once: one part after another, each would be waited for.
     found = tl.load(sums_ptr + parts[:, None] * width + columns[None, :], mask=chosen, other=0.0)
@@ -74,15 +74,8 @@ def in_parts(sums_ptr, first, after, count, width, PARTS: tl.constexpr, BEGIN: t
 
 
 @triton.jit
-def no_sample(SIZE: tl.constexpr):
-    """What is added to: (lowest, highest, sum, count), each [columns]."""
-    infinite = tl.full([SIZE], float("inf"), tl.float32)
-    return infinite, -infinite, tl.zeros([SIZE], tl.float32), tl.zeros([SIZE], tl.int32)
-
-
-@triton.jit
 def sampled(sample, k, seen):
-    """A sample, and those rows of k that are `seen` and numbers."""
+    """A sample, (lowest, highest, sum, count), each [columns], and those rows of k that are `seen` and numbers."""
     k = k.to(tl.float32)
     counts = (tl.abs(k) < float("inf")) & seen[:, None]
     lowest = tl.minimum(sample[0], tl.min(tl.where(counts, k, float("inf")), 0))
@@ -91,75 +84,106 @@ def sampled(sample, k, seen):
 
 
 @triton.jit
-def held(mean, sample, is_safe):
-    """The mean; one that is not safe, within what that of a sample may be off by: of one key, from 0 to twice that."""
+def held(mean, sample):
+    """A mean of keys, within what that of a sample may be off by: of one key, from 0 to twice that."""
     lowest, highest, total, count = sample
     number = tl.maximum(count, 1).to(tl.float32)
     middle = total / number
     off = tl.where(count > 1, (highest - lowest) * tl.rsqrt(number), tl.abs(middle))
     off = tl.where(count > 0, off, 0.0)
-    return tl.where(is_safe, mean, tl.minimum(tl.maximum(mean, middle - off), middle + off))
+    return tl.minimum(tl.maximum(mean, middle - off), middle + off)
 
 
 @triton.jit
-def mean_keys(
-    sums_ptr, k_ptr, stride_kn, begin, end, every_begin, every_end, keys, width, bias_ptr, stride_bm, rows, inside,
-    flags,
-    PARTS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr,
-    EXTRAS: tl.constexpr,
+def attn_bwd_means(
+    k_ptr, bias_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, stride_kb, stride_kh, stride_kn,
+    stride_bb, stride_bh, stride_bm, batches, groups, heads_kv, seqlen_q, seqlen_k, width, window_left, window_right,
+    flags, sums_ptr, means_ptr, tiles,
+    PARTS: tl.constexpr, SPAN: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A mean key for a block of rows, in pieces. What keys hold that the rows do not see must not matter.
+    """A mean key for each SPAN of rows: means [spans, groups, width] fp32, in the places that mean_place() tells. What
+    keys hold that the rows do not see must not matter.
 
     It is that of the parts of which all rows see all keys. Where there is none, as in the first rows under a causal
     mask and in narrow windows, and with a bias, which may hide keys, it is that of all parts that the rows reach, but
     no farther from the mean of some keys that they see than that is likely to be off by.
 
-    Args:
-        sums_ptr, k_ptr: of the head of keys; bias_ptr: of row 0 and key 0.
-        begin, end: some row of the block sees one of [begin, end), but for a bias, and none beyond.
-        every_begin, every_end: all of its rows see all of these, but for a bias; there may be none.
-        keys: of the sequence.
-        rows, inside: the rows' numbers, and which there are.
+    The grid is (tiles, cdiv(width, BLOCK_D)), tiles as of sequences.place() with SPAN rows and `groups` heads: those
+    of q with a bias, else those of k. sums and PARTS as attn_bwd_sums has left them, other arguments as of attn_fwd.
     """
-    HAS_BIAS: tl.constexpr = EXTRAS == "bias" or EXTRAS == "any"
+    batch, group, block = place(tl.program_id(0), tiles, groups, batches, seqlen_q, cu_q_ptr, flags, SPAN, False)
+    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
+    batch_k, start_k, keys = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
+    first_row = block * SPAN
+    if first_row >= rows_q:
+        return
+    head = group // (groups // heads_kv)
+    columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    shift, left, right = bounds(rows_q, keys, window_left, window_right, flags)
+    last_row = tl.minimum(first_row + SPAN, rows_q) - 1
+    # Some row sees one of [begin, end), and none beyond; all of them see all of [every_begin, every_end).
+    begin = tl.minimum(tl.maximum(first_row + shift - left, 0), keys)
+    end = tl.maximum(tl.minimum(last_row + shift + right + 1, keys), begin)
+    every_begin = tl.maximum(last_row + shift - left, 0)
+    every_end = tl.minimum(first_row + shift + right + 1, keys)
     size = tl.maximum(part_of(keys, PARTS), 1)
     first_part = tl.cdiv(every_begin, size)
     after_parts = tl.where(every_end == keys, tl.cdiv(keys, size), every_end // size)
-    is_safe = after_parts > first_part
-    if HAS_BIAS:
-        is_safe = is_safe & ((flags & BIAS) == 0)
+    is_safe = (after_parts > first_part) & ((flags & BIAS) == 0)
     first_part = tl.where(is_safe, first_part, begin // size)
     after_parts = tl.where(is_safe, after_parts, tl.cdiv(end, size))
     count = tl.minimum(after_parts * size, keys) - first_part * size
-    first = in_parts(sums_ptr, first_part, after_parts, count, width, PARTS, 0, P0)
-    second = in_parts(sums_ptr, first_part, after_parts, count, width, PARTS, P0, P1) if P1 > 0 else first
-    third = in_parts(sums_ptr, first_part, after_parts, count, width, PARTS, P0 + P1, P2) if P2 > 0 else first
+    sums_ptr += (batch * heads_kv + head).to(tl.int64) * PARTS * width
+    mean = in_parts(sums_ptr, first_part, after_parts, count, width, columns, PARTS)
+    if not is_safe:
+        is_common = every_begin < every_end
+        begin = tl.where(is_common, every_begin, begin)
+        end = tl.where(is_common, every_end, end)
+        step = tl.maximum((end - begin) // SAMPLE, 1)
+        rows = first_row + tl.arange(0, AT_ONCE) * (SPAN // AT_ONCE)
+        plane = bias_ptr + batch.to(tl.int64) * stride_bb + group.to(tl.int64) * stride_bh
+        first_key = k_ptr + batch_k * stride_kb + head.to(tl.int64) * stride_kh + start_k * stride_kn
+        infinite = tl.full([BLOCK_D], float("inf"), tl.float32)
+        sample = (infinite, -infinite, tl.zeros([BLOCK_D], tl.float32), tl.zeros([BLOCK_D], tl.int32))
+        for number in tl.range(0, SAMPLE, AT_ONCE):
+            places = begin + (number + tl.arange(0, AT_ONCE)) * step
+            seen = places < end
+            if (flags & BIAS) != 0:
+                addresses = plane + rows[:, None].to(tl.int64) * stride_bm + places[None, :]
+                there = (rows < rows_q)[:, None] & seen[None, :]
+                bias = tl.load(addresses, mask=there, other=float("-inf")).to(tl.float32)
+                seen = seen & (tl.max(bias, 0) > HIDDEN)
+            wanted = seen[:, None] & (columns < width)[None, :]
+            k = tl.load(first_key + places[:, None] * stride_kn + columns[None, :], mask=wanted, other=0.0)
+            sample = sampled(sample, k, seen)
+        mean = held(mean, sample)
+    means_ptr += mean_place(batch, group, groups, start_q, first_row, seqlen_q, flags, SPAN) * width
+    tl.store(means_ptr + columns, mean, mask=columns < width)
 
-    sample0 = no_sample(P0)
-    sample1 = no_sample(P1) if P1 > 0 else no_sample(1)
-    sample2 = no_sample(P2) if P2 > 0 else no_sample(1)
-    is_common = every_begin < every_end
-    begin = tl.where(is_common, every_begin, begin)
-    end = tl.where(is_common, every_end, end)
-    step = tl.maximum((end - begin) // SAMPLE, 1)
-    # Not one step where the mean is safe.
-    for number in tl.range(0, tl.where(is_safe, 0, SAMPLE), AT_ONCE, num_stages=1, disable_licm=True):
-        places = begin + (number + tl.arange(0, AT_ONCE)) * step
-        seen = places < end
-        if HAS_BIAS:
-            addresses = bias_ptr + rows[:, None].to(tl.int64) * stride_bm + places[None, :]
-            there = inside[:, None] & seen[None, :]
-            bias = tl.load(addresses, mask=there & ((flags & BIAS) != 0), other=0.0).to(tl.float32)
-            seen = tl.max(tl.where(there, bias, float("-inf")), 0) > HIDDEN
-        k = load_rows_at(k_ptr, places * stride_kn, seen, width, P0, P1, P2, False, True, PADDED)
-        sample0 = sampled(sample0, k[0], seen)
-        sample1 = sampled(sample1, k[1], seen) if P1 > 0 else sample1
-        sample2 = sampled(sample2, k[2], seen) if P2 > 0 else sample2
-    first = held(first, sample0, is_safe)
+
+@triton.jit
+def mean_place(batch, group, groups, start_q, first_row, seqlen_q, flags, SPAN: tl.constexpr):
+    """The number of a row's mean key. Sequences that lie one after another have theirs as sequences.place() has blocks;
+    start_q is 0 for others."""
+    before = tl.where((flags & CU_Q) != 0, start_q // SPAN + batch, batch.to(tl.int64) * tl.cdiv(seqlen_q, SPAN))
+    return (before + first_row // SPAN) * groups + group
+
+
+@triton.jit
+def mean_key(means_ptr, width, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr):
+    """A mean key, in pieces."""
+    columns = tl.arange(0, P0)
+    first = tl.load(means_ptr + columns, mask=columns < width, other=0.0)
     if P2 > 0:
-        return (first, held(second, sample1, is_safe), held(third, sample2, is_safe))
+        columns1 = P0 + tl.arange(0, P1)
+        columns2 = P0 + P1 + tl.arange(0, P2)
+        return (
+            first, tl.load(means_ptr + columns1, mask=columns1 < width, other=0.0),
+            tl.load(means_ptr + columns2, mask=columns2 < width, other=0.0),
+        )  # fmt: skip
     elif P1 > 0:
-        return (first, held(second, sample1, is_safe))
+        columns1 = P0 + tl.arange(0, P1)
+        return (first, tl.load(means_ptr + columns1, mask=columns1 < width, other=0.0))
     else:
         return (first,)
 
