@@ -12,6 +12,7 @@ import contextlib
 import copy
 import inspect
 import json
+import os
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when it is imported: some configurations ask the hub for another
 
 import torch
 from model_calls import candidates, distance, masks, outputs, pieces
