@@ -1,5 +1,6 @@
 """Whether an output is right: its error against float64 is at most twice that of the same formula in the call's own
-precision, plus 1e-5. Both the largest and the mean error, absolute and relative to the output's scale."""
+precision, plus 1e-5, or two units in the last place of fp32 at the output's scale if that is more: a log-sum-exp of 244
+has units of 1.5e-5. Both the largest and the mean error, absolute and relative to the output's scale."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-TIMES, PLUS = 2.0, 1e-5
+TIMES, PLUS, UNITS = 2.0, 1e-5, 2.0**-22
 # Of what rows share nothing may be left in what they differ by. PyTorch's attention, computed in fp32, is at 0.002.
 OF_SCALE = 0.01
 # Below this an output has no scale: what is left of sums that cancel is no measure of anything.
@@ -25,12 +26,13 @@ class Figures:
     own_mean: float
     scale: float
     noise: float
+    cut: float = 0.0
 
     @property
     def allowance(self) -> float:
         if self.scale < 1e-9 * self.noise:
             return PLUS * max(1.0, self.noise)
-        return PLUS * (self.scale if NO_SCALE < self.scale < 1 else 1.0)
+        return max(PLUS * (self.scale if NO_SCALE < self.scale < 1 else 1.0), UNITS * self.scale) + self.cut
 
     def ratios(self) -> tuple[float, float]:
         """(error - allowance) / the reference's error, of the largest and of the mean: right if not above TIMES."""
@@ -54,6 +56,7 @@ def pooled(several: list[Figures]) -> Figures:
     return Figures(
         most([f.largest for f in several]), mean([f.mean for f in several]), most([f.own_largest for f in several]),
         mean([f.own_mean for f in several]), most([f.scale for f in several]), most([f.noise for f in several]),
+        most([f.cut for f in several]),
     )  # fmt: skip
 
 
@@ -67,24 +70,29 @@ class Verdict:
     Attributes:
         faults: in words, what is wrong whatever the errors are.
         figures: by output, of each draw.
+        of_scale: by output, the error's root mean square beside the output's, of each draw.
         draws: how many there are.
     """
 
     faults: list[str] = field(default_factory=list)
     figures: dict[str, list[Figures]] = field(default_factory=dict)
+    of_scale: dict[str, list[float]] = field(default_factory=dict)
     draws: int = 1
 
     def require(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self.faults.append(otherwise)
 
-    def compare(self, name: str, got: torch.Tensor, exact: torch.Tensor, low: torch.Tensor, noise: float = 0.0) -> None:
+    def compare(
+        self, name: str, got: torch.Tensor, exact: torch.Tensor, low: torch.Tensor, noise: float = 0.0, cuts: int = 0
+    ) -> None:  # fmt: skip
         """Measures one output.
 
         Args:
             got, exact, low: of the kernel, in float64, in the call's precision; of one shape.
             noise: what an error of 1e-5 is relative to where the exact output is 0 by cancellation, and PyTorch's,
                 which then multiplies by exactly 1, too.
+            cuts: how often tensor cores cut off what a sum of numbers of one sign loses, a unit of fp32 at most.
         """
         if not exact.numel():
             return
@@ -95,18 +103,21 @@ class Verdict:
         size = torch.where(exact.isinf(), 0.0, exact.abs())
         numbers = torch.stack([difference.max(), difference.mean(), own.max(), own.mean(), size.max()]).tolist()
         self.require(math.isfinite(numbers[2]), f"{name}: the reference itself is not finite")
-        self.figures.setdefault(name, []).append(Figures(*numbers, noise))
+        self.figures.setdefault(name, []).append(Figures(*numbers, noise, cuts * 2.0**-23 * numbers[4]))
 
     def hold_to_scale(self, name: str, got: torch.Tensor, exact: torch.Tensor) -> None:
-        """The error's root mean square is at most OF_SCALE of the output's, whatever that of the reference is."""
+        """The error's root mean square is at most OF_SCALE of the output's, whatever that of the reference is. The rows
+        of a head share what is rounded of them, so of few heads this is a matter of luck too."""
         error = torch.linalg.vector_norm(got.double() - exact) / torch.linalg.vector_norm(exact)
-        self.require(bool(error <= OF_SCALE), f"{name}: the error is {error:.3g} of its scale, above {OF_SCALE}")
+        self.of_scale.setdefault(name, []).append(error.item())
 
     def merge(self, other: Verdict) -> None:
         self.faults += other.faults
         self.draws += other.draws
         for name, figures in other.figures.items():
             self.figures.setdefault(name, []).extend(figures)
+        for name, errors in other.of_scale.items():
+            self.of_scale.setdefault(name, []).extend(errors)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -130,6 +141,10 @@ class Verdict:
                         f"{name}: the {kind} error is {error:.3g}, that of the reference in the same precision "
                         f"{own:.3g}, the scale {f.scale:.3g} ({self.draws} draws)"
                     )
+        for name, several in self.of_scale.items():
+            error = sum(several) / len(several)
+            if not error <= OF_SCALE:
+                result.append(f"{name}: the error is {error:.3g} of its scale, above {OF_SCALE} ({self.draws} draws)")
         return result
 
     def wrong(self) -> list[str]:

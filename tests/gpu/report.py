@@ -94,7 +94,7 @@ def sections(answer: dict) -> list[str]:
     lines = [
         "## Features",
         "",
-        "The worst of (error - 1e-5) / (error of PyTorch's math attention in the same precision, or of the same",
+        "The worst of (error - allowance) / (error of PyTorch's math attention in the same precision, or of the same",
         "formula in plain operations of that precision), each against float64: the largest and the mean error,",
         "absolute and relative to the output's scale. Right if not above 2.",
         "",

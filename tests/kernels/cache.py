@@ -233,14 +233,14 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
         q = rotated
     rows_head, rows_total = call.q.shape[2], math.prod(call.q.shape[:3])
     partial = torch.full((image.splits, rows_total, width_v + 3), math.nan)
-    partial_lse = torch.full((image.splits, rows_total), math.nan)
+    partial_softmax = torch.full((2, image.splits, rows_total), math.nan)
     lse_strides = tuple(stride // 4 for stride in lse.strides[:2])
     extras = "any" if call.softcap or call.slopes is not None else "none"
     padded = {width_qk, width_v} != {size}
     blocks = triton.cdiv(longest * (heads // heads_kv), image.block_m) * heads_kv * call.sequences
     if blocks:
         decode.attn_decode[(image.splits * blocks,)](
-            q.storage, k.storage, v.storage, out.storage, torch.from_numpy(lse), partial, partial_lse,
+            q.storage, k.storage, v.storage, out.storage, torch.from_numpy(lse), partial, partial_softmax,
             reals(call.sinks), reals(call.slopes), *scales, cu_q, used, table, cache_batch, leftpad,
             call.sm_scale, call.softcap or 1.0, *q.strides, *k.strides, *v.strides, *out.strides, *lse_strides,
             width_v + 3, strides_t, heads, image.splits, rows_head, rows_total, heads, heads // heads_kv,
@@ -250,7 +250,7 @@ def run_with_cache(call: CacheCall, image: CacheImage = CacheImage(), layout: st
     if blocks and image.splits > 1:
         assert np.isnan(out.view).all() and np.isnan(lse).all(), "a part was written as if it were the whole"
         decode.attn_decode_reduce[(longest * heads * call.sequences, triton.cdiv(width_v, 32))](
-            partial, partial_lse, out.storage, torch.from_numpy(lse), reals(call.sinks), cu_q,
+            partial, partial_softmax, out.storage, torch.from_numpy(lse), reals(call.sinks), cu_q,
             width_v + 3, *out.strides, *lse_strides,
             image.splits, rows_head, rows_total, heads, longest, width_v, flags, 4, 32, 16,
         )  # fmt: skip

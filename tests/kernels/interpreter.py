@@ -189,7 +189,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     delta = np.full(call.q.shape[:3], np.nan, np.float32)
     logs, steps = (torch.from_numpy(lse), torch.from_numpy(delta)), (*lse_strides, *_strides(delta))
     parts, span, groups = 16, 128, heads_kv if call.bias is None else heads
-    sums = torch.full((call.sequences * heads_kv, parts, width_qk), math.nan)
+    sums = torch.full((call.sequences * heads_kv, parts, 2, width_qk), math.nan)
     spans = triton.cdiv(longest_q, span) * call.sequences
     if compact_q is not None:
         spans = triton.cdiv(call.q.shape[2], span) + call.sequences
@@ -200,8 +200,9 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         )
     if tiles:
         means.attn_bwd_means[(spans * groups, triton.cdiv(width_qk, 16))](
-            k.storage, shared[3], *shared[7:11], *k.strides, *bias_strides, call.sequences, groups, heads_kv, longest_q,
-            longest_k, width_qk, call.left, call.right, flags, sums, mean_keys, spans * groups, parts, span, 16,
+            q.storage, k.storage, shared[3], *shared[7:11], call.sm_scale, *q.strides, *k.strides, *bias_strides,
+            call.sequences, groups, heads, heads_kv, longest_q, longest_k, width_qk, call.left, call.right, flags,
+            sums, mean_keys, spans * groups, parts, span, 16,
         )  # fmt: skip
         bwd.attn_bwd_dq[(tiles,)](
             *shared, out.storage, dout.storage, dq.storage, *logs, *out.strides, *dout.strides, *dq.strides, *steps,

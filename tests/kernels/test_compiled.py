@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROCESSORS = len(os.sched_getaffinity(0))
 TARGETS = ("gfx942", "gfx90a", "gfx1100", "sm_80", "sm_90")
 KERNELS = (
-    "attn_fwd", "attn_bwd_sums", "attn_bwd_means", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dbias", "attn_bwd_dsinks", "dropout_mask",
-    "append_kv", "rotate_q", "attn_decode", "attn_decode_reduce",
+    "attn_fwd", "attn_bwd_sums", "attn_bwd_means", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dbias", "attn_bwd_dsinks",
+    "dropout_mask", "append_kv", "rotate_q", "attn_decode", "attn_decode_reduce",
 )  # fmt: skip
 pytestmark = pytest.mark.slow
 

@@ -105,7 +105,7 @@ def attend_cached(
 
 @triton.jit
 def attn_decode(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, partial_ptr, partial_lse_ptr, sinks_ptr, slopes_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, partial_ptr, partial_softmax_ptr, sinks_ptr, slopes_ptr,
     k_scale_ptr, v_scale_ptr, cu_q_ptr, used_k_ptr, table_ptr, cache_batch_ptr, leftpad_ptr, sm_scale, softcap,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_om, stride_lb, stride_lh, stride_pm, stride_tb, stride_sb,
@@ -123,8 +123,9 @@ def attn_decode(
     else seqlen_k) + new_rows keys, of which the first seqlen_k count. A row that sees no key gets zeros and a
     log-sum-exp of -inf.
 
-    If splits > 1, nothing is written to out and lse, but to partial [splits, rows_total, stride_pm] and partial_lse
-    [splits, rows_total], both fp32. Rows follow each other as in q, rows_head of each head.
+    If splits > 1, nothing is written to out and lse, but to partial [splits, rows_total, stride_pm] and partial_softmax
+    [2, splits, rows_total], row_max and row_sum, all fp32: a log-sum-exp of a few hundreds, rounded, would be a weight
+    that is off by 1e-5. Rows follow each other as in q, rows_head of each head.
 
     Args:
         sinks_ptr: [heads] fp32, with SINKS.
@@ -233,8 +234,8 @@ def attn_decode(
             correction, row_max, row_sum = with_sink(row_max, row_sum, sinks)
             factor *= correction
         acc = scaled(acc, factor / divisor_of(row_sum), P1, P2)
-        lse = log_sum_exp(row_max, row_sum)
         if splits == 1:
+            lse = log_sum_exp(row_max, row_sum)
             out_ptr += batch_q * stride_ob
             store_rows(out_ptr, row * stride_om + head_64 * stride_oh, inside, width_v, acc, P0, P1, P2, PADDED)
             lse_ptr += batch_q * stride_lb
@@ -242,17 +243,18 @@ def attn_decode(
         else:
             place = split * rows_total + (batch_q * heads + head_64) * rows_head + row
             store_rows(partial_ptr, place * stride_pm, inside, width_v, acc, P0, P1, P2, PADDED)
-            tl.store(partial_lse_ptr + place, lse, mask=inside)
+            tl.store(partial_softmax_ptr + place, row_max, mask=inside)
+            tl.store(partial_softmax_ptr + splits * rows_total + place, row_sum, mask=inside)
 
 
 @triton.jit
 def attn_decode_reduce(
-    partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, sinks_ptr, cu_q_ptr,
+    partial_ptr, partial_softmax_ptr, out_ptr, lse_ptr, sinks_ptr, cu_q_ptr,
     stride_pm, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
     splits, rows_head, rows_total, heads, seqlen_q, width_v, flags,
     BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Combines the parts that attn_decode left: out is their mean, weighted by the exponentials of their log-sum-exps.
+    """Combines the parts that attn_decode left: out is their mean, weighted by the sums of their exponentials.
     The grid is (seqlen_q * heads * batch, cdiv(width_v, BLOCK_D)), a program for each row; arguments as there.
 
     Args:
@@ -267,13 +269,15 @@ def attn_decode_reduce(
         row_q = start_q + row
         place = (batch_q * heads + head) * rows_head + row_q
         every = tl.arange(0, MAX_SPLITS)
-        lses = tl.load(partial_lse_ptr + place + every * rows_total, mask=every < splits, other=float("-inf"))
-        row_max = tl.max(lses, 0) * LOG2E
+        sums_ptr = partial_softmax_ptr + splits * rows_total
+        maxima = tl.load(partial_softmax_ptr + place + every * rows_total, mask=every < splits, other=float("-inf"))
+        sums = tl.load(sums_ptr + place + every * rows_total, mask=every < splits, other=0.0)
+        row_max = tl.max(maxima, 0)
         shift = tl.where(row_max == float("-inf"), 0.0, row_max)
-        row_sum = tl.sum(tl.math.exp2(lses * LOG2E - shift), 0)
+        row_sum = tl.sum(sums * tl.math.exp2(maxima - shift), 0)
         sink = tl.load(sinks_ptr + head, mask=(flags & SINKS) != 0, other=float("-inf")) * LOG2E
-        _, row_max, row_sum = with_sink(row_max, row_sum, sink)
-        lse = log_sum_exp(row_max, row_sum)
+        correction, row_max, row_sum = with_sink(row_max, row_sum, sink)
+        factor = correction / divisor_of(row_sum)
 
         columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
         there = columns < width_v
@@ -281,13 +285,14 @@ def attn_decode_reduce(
         for first in tl.range(0, splits, BLOCK_S):
             parts = first + tl.arange(0, BLOCK_S)
             places = place + parts * rows_total
-            log = tl.load(partial_lse_ptr + places, mask=parts < splits, other=float("-inf"))
-            saw = log != float("-inf")  # else lse may be -inf too, and the weight NaN
+            largest = tl.load(partial_softmax_ptr + places, mask=parts < splits, other=float("-inf"))
+            weight = tl.load(sums_ptr + places, mask=parts < splits, other=0.0) * tl.math.exp2(largest - shift) * factor
             addresses = partial_ptr + (places * stride_pm)[:, None] + columns[None, :]
-            part = tl.load(addresses, mask=saw[:, None] & there[None, :], other=0.0)
-            acc += part * tl.where(saw, tl.math.exp2((log - lse) * LOG2E), 0.0)[:, None]
+            part = tl.load(addresses, mask=(weight != 0.0)[:, None] & there[None, :], other=0.0)
+            acc += part * weight[:, None]
         out = tl.sum(acc, 0)
         out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
         tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=there)
         if (flags & LSE) != 0 and tl.program_id(1) == 0:
+            lse = log_sum_exp(row_max, row_sum)
             tl.store(lse_ptr + batch_q * stride_lb + head.to(tl.int64) * stride_lh + row_q, lse)

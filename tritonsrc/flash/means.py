@@ -9,8 +9,9 @@ P = sum of p = 1 - (the sink's weight):
     ds = p (dp - delta), whose sum is S = (1 - P) D - P e;   so D = S + P delta, which is delta + S without a sink
     dq = (rounded ds) k - (sum of rounded ds - (1 - P) D) * (mean key)
 
-For the part of e the exact factor is the row's own mean key, sum of p k: another product. The mean of keys is
-as good while a row's weights depend little on what they differ by. D is exact, and what the other kernels get.
+For the part of e the exact factor is the row's own mean key, sum of p k: another product. The mean of keys, and what
+leaning() adds, are as good while a row's weights depend little on what keys differ by. D is exact, and what the other
+kernels get.
 
 A soft cap multiplies ds by its steepness s after all this, and e p with it: dq gets e P s of what keys share, s being
 that of the mean key's own score, besides what rounding has added to s ds. (Sums of s p would be exact, but cost up to
@@ -41,7 +42,8 @@ def attn_bwd_sums(
     k_ptr, cu_k_ptr, used_k_ptr, stride_kb, stride_kh, stride_kn, heads_kv, seqlen_k, width, flags, sums_ptr,
     PARTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The sums of each of PARTS parts of a sequence's keys: sums [batch, heads_kv, PARTS, width] fp32.
+    """Of each of PARTS parts of a sequence's keys: their sum, and that of the squares of what they differ by from the
+    mean of their block: sums [batch, heads_kv, PARTS, 2, width] fp32.
 
     The grid is (batch * heads_kv, PARTS, cdiv(width, BLOCK_D)). The other arguments are attn_bwd_dq's.
     """
@@ -53,24 +55,43 @@ def attn_bwd_sums(
     begin = part * part_of(keys, PARTS)
     end = tl.minimum(begin + part_of(keys, PARTS), keys)
     k_ptr += batch_k * stride_kb + head.to(tl.int64) * stride_kh + start_k * stride_kn
-    total = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_D], tl.float32)
+    squares = tl.zeros([BLOCK_D], tl.float32)
     for start in tl.range(begin, end, BLOCK_N):
         rows = start + tl.arange(0, BLOCK_N)
         inside = (rows < end)[:, None] & (columns < width)[None, :]
-        total += tl.load(k_ptr + rows[:, None] * stride_kn + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    sums_ptr += (tl.program_id(0).to(tl.int64) * PARTS + part) * width
-    tl.store(sums_ptr + columns, tl.sum(total, 0), mask=columns < width)
+        k = tl.load(k_ptr + rows[:, None] * stride_kn + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        added = tl.sum(k, 0)
+        total += added
+        apart = tl.where(inside, k - (added / tl.minimum(end - start, BLOCK_N).to(tl.float32))[None, :], 0.0)
+        squares += tl.sum(apart * apart, 0)
+    sums_ptr += (tl.program_id(0).to(tl.int64) * PARTS + part) * 2 * width
+    tl.store(sums_ptr + columns, total, mask=columns < width)
+    tl.store(sums_ptr + width + columns, squares, mask=columns < width)
 
 
 @triton.jit
 def in_parts(sums_ptr, first, after, count, width, columns, PARTS: tl.constexpr):
-    """The mean of the parts [first, after), which have `count` keys. A part with a key that is no number counts as
-    zeros."""
+    """The mean of the parts [first, after), which have `count` keys. A part where that is no number counts as zeros.
+    sums of [PARTS, 2, width]."""
     parts = tl.arange(0, PARTS)
     chosen = ((parts >= first) & (parts < after))[:, None] & (columns < width)[None, :]
     # At once: one part after another, each would be waited for.
-    found = tl.load(sums_ptr + parts[:, None] * width + columns[None, :], mask=chosen, other=0.0)
+    found = tl.load(sums_ptr + parts[:, None] * (2 * width) + columns[None, :], mask=chosen, other=0.0)
     return tl.sum(tl.where(tl.abs(found) < float("inf"), found, 0.0), 0) / tl.maximum(count, 1).to(tl.float32)
+
+
+@triton.jit
+def leaning(q_ptr, places, inside, columns, width, scale, variance):
+    """By how much rows' own mean keys differ from that of all, on average: the softmax's first order, its scale times
+    the covariance of keys times q. Here of some rows, which lie at `places`, and of each column's variance alone; at
+    most a deviation."""
+    wanted = inside[:, None] & (columns < width)[None, :]
+    q = tl.load(q_ptr + places[:, None] + columns[None, :], mask=wanted, other=0.0)
+    q = tl.sum(q.to(tl.float32), 0) / tl.sum(inside.to(tl.float32), 0)
+    most = tl.sqrt(variance)
+    lean = scale * q * variance
+    return tl.where(tl.abs(lean) < float("inf"), tl.minimum(tl.maximum(lean, -most), most), 0.0)
 
 
 @triton.jit
@@ -84,29 +105,32 @@ def sampled(sample, k, seen):
 
 
 @triton.jit
-def held(mean, sample):
-    """A mean of keys, within what that of a sample may be off by: of one key, from 0 to twice that."""
+def held(mean, sample, columns):
+    """A mean of keys, within what that of a sample may be off by: of one key, by as much as its columns are large.
+    `columns` are these, all columns' number."""
     lowest, highest, total, count = sample
     number = tl.maximum(count, 1).to(tl.float32)
     middle = total / number
-    off = tl.where(count > 1, (highest - lowest) * tl.rsqrt(number), tl.abs(middle))
+    size = tl.sqrt(tl.sum(middle * middle, 0) / columns)
+    off = tl.where(count > 1, (highest - lowest) * tl.rsqrt(number), size)
     off = tl.where(count > 0, off, 0.0)
     return tl.minimum(tl.maximum(mean, middle - off), middle + off)
 
 
 @triton.jit
 def attn_bwd_means(
-    k_ptr, bias_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, stride_kb, stride_kh, stride_kn,
-    stride_bb, stride_bh, stride_bm, batches, groups, heads_kv, seqlen_q, seqlen_k, width, window_left, window_right,
-    flags, sums_ptr, means_ptr, tiles,
+    q_ptr, k_ptr, bias_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_bb, stride_bh, stride_bm,
+    batches, groups, heads, heads_kv, seqlen_q, seqlen_k, width, window_left, window_right, flags,
+    sums_ptr, means_ptr, tiles,
     PARTS: tl.constexpr, SPAN: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """A mean key for each SPAN of rows: means [spans, groups, width] fp32, in the places that mean_place() tells. What
     keys hold that the rows do not see must not matter.
 
-    It is that of the parts of which all rows see all keys. Where there is none, as in the first rows under a causal
-    mask and in narrow windows, and with a bias, which may hide keys, it is that of all parts that the rows reach, but
-    no farther from the mean of some keys that they see than that is likely to be off by.
+    It is that of the parts of which all rows see all keys, leaning towards the rows. Where there is none, as in the
+    first rows under a causal mask and in narrow windows, and with a bias, which may hide keys, it is that of all parts
+    that the rows reach, but no farther from the mean of some keys that they see than that is likely to be off by.
 
     The grid is (tiles, cdiv(width, BLOCK_D)), tiles as of sequences.place() with SPAN rows and `groups` heads: those
     of q with a bias, else those of k. sums and PARTS as attn_bwd_sums has left them, other arguments as of attn_fwd.
@@ -117,7 +141,7 @@ def attn_bwd_means(
     first_row = block * SPAN
     if first_row >= rows_q:
         return
-    head = group // (groups // heads_kv)
+    head_kv = group // (groups // heads_kv)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     shift, left, right = bounds(rows_q, keys, window_left, window_right, flags)
     last_row = tl.minimum(first_row + SPAN, rows_q) - 1
@@ -133,16 +157,24 @@ def attn_bwd_means(
     first_part = tl.where(is_safe, first_part, begin // size)
     after_parts = tl.where(is_safe, after_parts, tl.cdiv(end, size))
     count = tl.minimum(after_parts * size, keys) - first_part * size
-    sums_ptr += (batch * heads_kv + head).to(tl.int64) * PARTS * width
+    sums_ptr += (batch * heads_kv + head_kv).to(tl.int64) * PARTS * 2 * width
     mean = in_parts(sums_ptr, first_part, after_parts, count, width, columns, PARTS)
+    rows = first_row + tl.arange(0, AT_ONCE) * (SPAN // AT_ONCE)
+    inside = rows < rows_q
+    if (flags & SOFTCAP) == 0:
+        variance = in_parts(sums_ptr + width, first_part, after_parts, count, width, columns, PARTS)
+        # Of each head in turn that shares the mean key.
+        members = heads // groups
+        head = group * members + tl.arange(0, AT_ONCE) % members
+        places = batch_q * stride_qb + head.to(tl.int64) * stride_qh + (start_q + rows) * stride_qm
+        mean += leaning(q_ptr, places, inside, columns, width, sm_scale, variance)
     if not is_safe:
         is_common = every_begin < every_end
         begin = tl.where(is_common, every_begin, begin)
         end = tl.where(is_common, every_end, end)
         step = tl.maximum((end - begin) // SAMPLE, 1)
-        rows = first_row + tl.arange(0, AT_ONCE) * (SPAN // AT_ONCE)
         plane = bias_ptr + batch.to(tl.int64) * stride_bb + group.to(tl.int64) * stride_bh
-        first_key = k_ptr + batch_k * stride_kb + head.to(tl.int64) * stride_kh + start_k * stride_kn
+        first_key = k_ptr + batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
         infinite = tl.full([BLOCK_D], float("inf"), tl.float32)
         sample = (infinite, -infinite, tl.zeros([BLOCK_D], tl.float32), tl.zeros([BLOCK_D], tl.int32))
         for number in tl.range(0, SAMPLE, AT_ONCE):
@@ -150,13 +182,13 @@ def attn_bwd_means(
             seen = places < end
             if (flags & BIAS) != 0:
                 addresses = plane + rows[:, None].to(tl.int64) * stride_bm + places[None, :]
-                there = (rows < rows_q)[:, None] & seen[None, :]
+                there = inside[:, None] & seen[None, :]
                 bias = tl.load(addresses, mask=there, other=float("-inf")).to(tl.float32)
                 seen = seen & (tl.max(bias, 0) > HIDDEN)
             wanted = seen[:, None] & (columns < width)[None, :]
             k = tl.load(first_key + places[:, None] * stride_kn + columns[None, :], mask=wanted, other=0.0)
             sample = sampled(sample, k, seen)
-        mean = held(mean, sample)
+        mean = held(mean, sample, tl.minimum(width - tl.program_id(1) * BLOCK_D, BLOCK_D).to(tl.float32))
     means_ptr += mean_place(batch, group, groups, start_q, first_row, seqlen_q, flags, SPAN) * width
     tl.store(means_ptr + columns, mean, mask=columns < width)
 
