@@ -440,7 +440,7 @@ threads = [threading.Thread(target=work) for _ in range(8)]
 [t.start() for t in threads], [t.join() for t in threads]
 assert errors == [0] * 800, errors
 assert driver.fake_count(b"hipInit") <= 8 and driver.fake_allocated() == 0
-assert driver.fake_count(b"hipModuleLoadData") == 4, "forward, and three of the backward"
+assert driver.fake_count(b"hipModuleLoadData") == 5, "forward, and four of the backward"
 """
 
 

@@ -77,6 +77,16 @@ def test_masks(child, mask):
     check(child, make(40, 300, k_offset=5.0, heads=2, batch=2, **MASKS[mask]))
 
 
+def test_mean_keys_lean_towards_the_rows(child):
+    """Where rows weigh the keys that they point to: the mean of all keys alone leaves 0.0016."""
+    assert errors(child, make(width=64, sm_scale=0.25, others=1.0))["dq"] < 0.001
+
+
+def test_the_first_rows_have_one_key_in_common(child):
+    """Their mean key may be anything that is as large as that key: cut at its columns it left 0.0013."""
+    assert errors(child, make(128, 300, width=32, right=0))["dq"] < 0.001
+
+
 @pytest.mark.parametrize("sinks", [-3.0, 4.0, 8.0])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_sinks_take_a_part_of_the_weights(child, sinks, softcap):
