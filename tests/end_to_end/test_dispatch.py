@@ -187,7 +187,7 @@ def launched(kiln, fake_library, operation: Operation, **arguments: object) -> d
         ("attn_fwd", 0, 50, []),
         ("attn_fwd", 50, 0, ["attn_fwd"]),  # rows that see nothing are zeros
         ("attn_bwd", 0, 50, ["attn_bwd_dk_dv", "attn_bwd_dsinks"]),  # gradients of what nothing was made of: zeros
-        ("attn_bwd", 50, 0, ["attn_bwd_dq", "attn_bwd_dsinks"]),
+        ("attn_bwd", 50, 0, ["attn_bwd_means", "attn_bwd_dq", "attn_bwd_dsinks"]),
         ("attn_decode", 0, 50, ["append_kv"]),
     ],
 )

@@ -179,12 +179,12 @@ def explained() -> list[str]:
 
 
 def test_what_the_typed_layer_would_run(child):
-    forward, sums, dq, dk_dv, dsinks, mask, refusal = child(explained)
+    forward, sums, means, dq, dk_dv, dsinks, mask, refusal = child(explained)
     assert forward == (
         "flash.attn_fwd/attn_fwd[dtype=bf16 head_dim=64 padded=false extras=none]"
         "[BLOCK_M=64 BLOCK_N=64 num_warps=4 num_stages=3][aligned]@sm_90 on a grid of 8 x 1 x 1"
     )
-    kernels = {"sums": sums, "dq": dq, "dk_dv": dk_dv, "dsinks": dsinks}
+    kernels = {"sums": sums, "means": means, "dq": dq, "dk_dv": dk_dv, "dsinks": dsinks}
     for kernel, text in kernels.items():
         assert text.startswith(f"flash.attn_bwd/attn_bwd_{kernel}[")
     assert mask.startswith("flash.dropout_mask/dropout_mask[mask_dtype=uint8]")
