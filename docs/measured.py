@@ -10,7 +10,7 @@ A page in docs/measurements/ names its images once, by twelve digits of their ke
 
 Where the tree makes other images by now, a note under the title says so. This program writes that note, and takes it
 away where all images are the tree's; tests/test_measurements.py fails where it is missing, and where it is wrong.
-Standard library only, but for the keys of the tree.
+Standard library only, but for the keys of the tree, which want the packages of a build.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ def filled(text: str, tree: frozenset[str], folder: Path = PAGES) -> str:
 
 def tree_keys() -> frozenset[str]:
     """The shortened keys of all images that the tree makes for the ledger's targets."""
-    from kiln import ledger, ledger_file, plan, recipe
-
+    try:
+        from kiln import ledger, ledger_file, plan, recipe
+    except ModuleNotFoundError as error:
+        sys.exit(f"measured.py: {error.name} is not on the path; it wants PYTHONPATH=v3python and the tests' packages")
     recipes = [recipe.load(path) for path in recipe.find(ROOT)]
     identity = ledger.toolchain_of(ROOT).identity
     variants = plan.make_plan(recipes, ledger.kept_targets(), ledger.PROFILE).variants
