@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import kiln.torch as kt
 from kiln.errors import UnsupportedError
@@ -32,7 +35,8 @@ def call(seed, leading, rows, keys, dtype, kind, dropout, gqa, autocast):
         shapes[1:] = [(*leading, 2, keys, 16)] * 2
     q, k, v = (torch.randn(s, generator=g).to(dtype).requires_grad_() for s in shapes)
     mask = {"none": None, "causal": None, "bool": torch.rand(rows, keys, generator=g) < 0.7,
-            "float": torch.randn(rows, keys, generator=g).to(dtype)}[kind]  # fmt: skip
+            "float": torch.randn(rows, keys, generator=g).to(dtype), "upper": causal_upper_left(rows, keys),
+            "lower": causal_lower_right(rows, keys)}[kind]  # fmt: skip
     torch.manual_seed(seed)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out = F.scaled_dot_product_attention(
@@ -45,12 +49,12 @@ def call(seed, leading, rows, keys, dtype, kind, dropout, gqa, autocast):
     return [out, q.grad, k.grad, v.grad, state], (versions, cast, out.dtype, out.stride())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=90)
 @given(
     seed=st.integers(0, 99), leading=st.sampled_from([(), (2,), (1, 3)]), rows=st.integers(1, 6),
     keys=st.integers(1, 6), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
-    kind=st.sampled_from(["none", "causal", "bool", "float"]), dropout=st.sampled_from([0.0, 0.3, 0.99999]),
-    gqa=st.booleans(), autocast=st.booleans(), is_refusing=st.booleans(),
+    kind=st.sampled_from(["none", "causal", "bool", "float", "upper", "lower"]),
+    dropout=st.sampled_from([0.0, 0.3, 0.99999]), gqa=st.booleans(), autocast=st.booleans(), is_refusing=st.booleans(),
 )  # fmt: skip
 def check(is_refusing, **choices):
     if not is_refusing:  # by the device, before anything is done
@@ -71,6 +75,18 @@ def check(is_refusing, **choices):
 
 def test_what_is_passed_on_leaves_no_trace(refusing):
     check()
+
+
+def test_a_causal_bias_keeps_its_meaning_beside_a_route_of_another_thread(definition):
+    q, k = torch.randn(2, 3, 5, 16), torch.randn(2, 3, 7, 16)
+    mask = causal_upper_left(5, 7)
+    expected = F.scaled_dot_product_attention(q, k, k, mask)
+    with kt.use(), ThreadPoolExecutor(1) as others:
+        found = others.submit(F.scaled_dot_product_attention, q, k, k, mask).result()
+        with pytest.raises(ValueError, match="is_causal|causal=True"):
+            others.submit(F.scaled_dot_product_attention, q, k, k, mask, is_causal=True).result()
+    assert not definition.calls
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -39,6 +39,7 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.depth = 0
+        self.passes_on = False  # while PyTorch's own function runs a call that was counted already
 
 
 class _Everywhere:
@@ -210,7 +211,7 @@ def scaled_dot_product_attention(
     ):
         own = () if is_compiling() else [type(x) for x in (query, key, value, attn_mask) if sdpa.has_own_way(x)]
         if own:  # it knows PyTorch's function and not this one
-            if is_routed():
+            if is_routed() and not _here.passes_on:
                 count(f"{own[0].__name__} has an attention of its own")
             return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return handle_torch_function(
@@ -218,7 +219,7 @@ def scaled_dot_product_attention(
             is_causal, scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
     if not is_routed():
-        return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _pass_on(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if is_compiling():
         return torch.ops.kiln.scaled_dot_product_attention.default(
             query,
@@ -239,6 +240,8 @@ def either(
     scale: float | None, enable_gqa: bool,
 ) -> Tensor:  # fmt: skip
     """Kiln's function, or PyTorch's with the reason counted."""
+    if _here.passes_on:
+        return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     reason = _glance(query)
     if reason is None:
         try:
@@ -250,7 +253,30 @@ def either(
             reason = str(error)
     if _is_final():
         count(reason)
-    return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _pass_on(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _pass_on(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """PyTorch's own function.
+
+    A CausalBias compares what is called with what torch.nn.functional has, which is ours while a route is active.
+    PyTorch's function would read it as an ordinary mask, whose memory was never initialised.
+    """
+    if not sdpa.is_causal_bias(attn_mask):
+        return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    before, _here.passes_on = _here.passes_on, True
+    try:
+        return type(attn_mask).__torch_function__(
+            torch.nn.functional.scaled_dot_product_attention,
+            (type(attn_mask),),
+            (query, key, value, attn_mask, dropout_p, is_causal),
+            {"scale": scale, "enable_gqa": enable_gqa},
+        )
+    finally:
+        _here.passes_on = before
 
 
 def _glance(query: Tensor) -> str | None:
