@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,17 +195,18 @@ def _target_row(target: Target, inputs: Inputs) -> TargetRow:
         images=len({row.image for row in rows if row.image}),
         unavailable=sum(row.image is None for row in rows),
         left_out=every - len(rows),
-        verified=_verified({row.key for row in rows if row.image}, inputs.verifications) if pack else NO_IMAGES,
+        verified=_verified([row.key for row in rows if row.image], inputs.verifications) if pack else NO_IMAGES,
     )
 
 
-def _verified(keys: set[str], verifications: Iterable[Verification]) -> str:
-    """What was run of the variants with these keys. Keys change with the source and the toolchain, so a result of
-    other images never counts."""
+def _verified(keys: Sequence[str], verifications: Iterable[Verification]) -> str:
+    """What was run of the variants with these keys; several may share one. Keys change with the source and the
+    toolchain, so a result of other images never counts."""
     sentences = []
     for device, driver, by in sorted({(v.device, v.driver, v.by) for v in verifications}):
         same = [v.keys for v in verifications if (v.device, v.driver, v.by) == (device, driver, by)]
-        count = len(keys & frozenset().union(*same))
+        found = frozenset().union(*same)
+        count = sum(key in found for key in keys)
         if count:
             how = "PTX run on" if by == "ptx" else "run on"
             untested = f", {len(keys) - count} untested" if count < len(keys) else ""
