@@ -425,7 +425,9 @@ while True: store_upkeep.collect(store.files, 0)
     collector.stdout.readline()
     missed = 0
     try:
-        for round_ in range(8):
+        for round_ in range(200):
+            if round_ >= 8 and missed:
+                break
             with store.in_use():
                 given = []
                 for number in random.Random(round_).sample(range(40), 20):
