@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -267,6 +268,35 @@ def test_processes_write_one_store_at_once(tmp_path):
     assert store_upkeep.info(store.files).variants == 120
 
 
+@pytest.mark.parametrize("kind", ["index", "ir", "objects"])
+def test_a_folder_that_appears_while_one_looks_is_kept(store, warned, monkeypatch, kind):
+    is_dir, appeared = Path.is_dir, []
+
+    def is_dir_but_late(path: Path) -> bool:
+        answer = is_dir(path)
+        if path == store.root / kind and not answer:
+            appeared.append(path)
+            monkeypatch.undo()
+            fill(Store(store.root), range(30))  # by another process, between the look and what follows from it
+        return answer
+
+    monkeypatch.setattr(Path, "is_dir", is_dir_but_late)
+    fill(store, [1])
+    assert appeared and not warned
+    assert all(store.load(store.get(digest(number))) == image(number) for number in range(30))
+
+
+def test_a_file_that_has_the_number_of_a_broken_one_is_kept(store, warned):
+    fill(store, [1])
+    path = store.files.path("index", digest(1))
+    broken = os.lstat(path)
+    content = path.read_bytes() + b" "
+    with open(path, "wb") as file:  # in place, so that the number stays, as it may for a file made after a removal
+        file.write(content)
+    assert os.path.samestat(os.lstat(path), broken) and not store.files.folder.remove_same(path, broken)
+    assert path.read_bytes() == content
+
+
 def test_a_kill_leaves_a_whole_store(tmp_path, warned):
     code = "print('ready', flush=True); fill(Store(Path(sys.argv[1])), range(100_000))"
     for round_ in range(3):
@@ -278,6 +308,27 @@ def test_a_kill_leaves_a_whole_store(tmp_path, warned):
     store = Store(tmp_path / "store", warned.append)
     found = verify(store)
     assert found.entries > 0 and not found.removed_objects and not found.removed_entries and not warned
+
+
+def test_a_file_system_without_locks(store, monkeypatch):
+    """A build's file tells gc of it all the same, and goes with the build."""
+
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("kiln.folder.fcntl.flock", flock)
+    fill(store, [1])
+    time.sleep(0.02)  # file systems count time in steps of some milliseconds
+    with store.in_use(), store.claim(digest("ir 2")):
+        fill(store, [2])
+        assert store_upkeep.info(store.files).running_builds == 1
+        assert store_upkeep.collect(store.files, 0).protected_bytes
+    assert store.get(digest(1)) is None and store.get(digest(2)) is not None
+    assert store_upkeep.info(store.files).running_builds == 0
+    time.sleep(0.02)
+    store_upkeep.collect(store.files, 0)
+    assert store.get(digest(2)) is None
+    assert not [path for kind in ("locks", "builds") for path in (store.root / kind).iterdir()]
 
 
 def test_a_claim_excludes_others_and_dies_with_its_process(store):

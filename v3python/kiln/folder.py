@@ -128,8 +128,8 @@ class SharedFolder:
     ) -> Iterator[None]:
         """Holds the lock file `path` alone; waits until it may. The file goes when the lock does.
 
-        If it has to wait it does so within `waiting()`. Where there can be no lock (a file system without them, a
-        folder that we may only read) it holds nothing.
+        If it has to wait it does so within `waiting()`. Where there can be no lock it holds nothing: on a file system
+        without locks there is the file alone, in a folder that we may only read not even that.
         """
         try:
             descriptor = self._lock(path, waiting)
@@ -144,7 +144,8 @@ class SharedFolder:
                 os.close(descriptor)
 
     def is_locked(self, path: Path) -> bool:
-        """Whether somebody holds the lock file; one that nobody holds is removed."""
+        """Whether somebody holds the lock file, or may hold it, where the file system has no locks; one that nobody holds
+        is removed."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -210,7 +211,7 @@ class SharedFolder:
             os.rename(path, aside)
         except FileNotFoundError:
             return False
-        if not os.path.samestat(os.lstat(aside), status):
+        if not _is_same(os.lstat(aside), status):
             os.replace(aside, path)
             return False
         with contextlib.suppress(OSError):
@@ -272,15 +273,22 @@ class SharedFolder:
                         fcntl.flock(descriptor, fcntl.LOCK_EX)
                 if is_same_file(descriptor, path):
                     return descriptor
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                os.close(descriptor)
-                return None
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+                    return descriptor  # what is there tells of us, though it cannot be locked, and goes when we do
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # its last holder has removed it since we opened it
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether both are of one file that nobody wrote in between. A number of a removed file is soon another's, so that
+    `samestat` alone would take that for it."""
+
+    def told(status: os.stat_result) -> tuple[int, ...]:
+        return status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode), status.st_size, status.st_mtime_ns
+
+    return told(one) == told(other)
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -289,18 +289,23 @@ class StoreFiles:
         self.begin()
         for folder in (path.parents[1], path.parent):
             if not folder.is_dir():
-                with contextlib.suppress(FileNotFoundError):
-                    self.strange_folder(folder)
+                self.strange_folder(folder)
         self.folder.write(path, data)
 
     def strange_folder(self, path: Path) -> None:
-        """Removes what stands in the place of one of the store's folders."""
-        self._discard(path, os.lstat(path), f"{path.name} of the store {self.root} is not a folder")
+        """Removes what stands in the place of one of the store's folders. Nothing happens if another process has put a
+        folder there meanwhile: a file's removal, unlike a rename, never takes a folder."""
+        self._remove(lambda: _unlink(path), f"{path.name} of the store {self.root} is not a folder")
 
     def _discard(self, path: Path, status: os.stat_result | None, reason: str | None) -> None:
         """Removes what is broken, and says so; if another process has put something whole there, that stays."""
+        if status is not None:
+            self._remove(lambda: self.folder.remove_same(path, status), reason)
+
+    def _remove(self, remove: Callable[[], bool], reason: str | None) -> None:
+        """Says why, and what came of it, unless `remove` tells that there was nothing to remove."""
         try:
-            if status is None or not self.folder.remove_same(path, status):
+            if not remove():
                 return
             consequence = "removed, it will be compiled anew"
         except OSError as error:
@@ -353,6 +358,15 @@ def _again_if_missing(look: Callable[[], T]) -> T:
     except FileNotFoundError:
         time.sleep(0.02)
         return look()
+
+
+def _unlink(path: Path) -> bool:
+    """Removes what is not a folder; False if nothing else is there."""
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    return True
 
 
 def _is_truncated(data: bytes) -> bool:
