@@ -216,7 +216,7 @@ def test_json_is_json(words, tmp_path, capsys):
 
 def test_clean_removes_what_builds_made_and_nothing_else(tmp_path, capsys):
     assert cli.main(["clean", str(tmp_path)]) == 7
-    assert "is no workspace of a build" in capsys.readouterr().err
+    assert "is not a workspace of a build" in capsys.readouterr().err
     (tmp_path / ".kiln-workspace").touch()
     for name in ("store", "venv", "mine"):
         (tmp_path / name).mkdir()

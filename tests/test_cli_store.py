@@ -109,8 +109,8 @@ def test_verify_reads_the_facts_off_the_image(tmp_path, capsys, name):
         (["info", "--store", "/nowhere"], 7, "/nowhere: no store is there"),
         (["gc", "--store", "/nowhere"], 2, "lacks the size that the store may keep; give --max-size SIZE, e.g. 20G"),
         (["info", "--store", "/nowhere", "--max-size", "1G"], 2, "--max-size is for `kiln store gc` alone"),
-        (["gc", "--max-size", "ten", "--store", "/nowhere"], 2, "'ten' is no size"),
-        (["gc", "--max-size", "-5", "--store", "/nowhere"], 2, "'-5' is no size"),
+        (["gc", "--max-size", "ten", "--store", "/nowhere"], 2, "'ten' is not a size"),
+        (["gc", "--max-size", "-5", "--store", "/nowhere"], 2, "'-5' is not a size"),
         (["inf"], 2, "unknown action 'inf'; did you mean 'info'? the actions are info, verify, gc"),
     ],
 )
@@ -139,7 +139,7 @@ def test_sizes(word, size):
 
 @pytest.mark.parametrize("word", ["", "G", "-1", "1e3", "10 X", "1.G", "٣"])
 def test_words_that_are_no_sizes(word):
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         parse_size(word)
 
 

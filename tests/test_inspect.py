@@ -403,7 +403,7 @@ def test_nothing_of_kilns(tmp_path, capsys):
         ("empty", "is nothing of Kiln's"),
         ("other.tar.gz", "the header at byte 0 is not of a file, a folder or a link"),
         ("fifo", "is not a file"),
-        (".", "is no unpacked release"),
+        (".", "is not an unpacked release"),
     ):
         assert main(["inspect", str(tmp_path / name)]) == 6
         err = capsys.readouterr().err

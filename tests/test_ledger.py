@@ -235,7 +235,7 @@ def test_mistakes_in_the_words(words, code, sentence, capsys, monkeypatch):
     [
         (
             ["--against", "nowhere"],
-            "--against nowhere is no revision of the ledger's repository; give a commit or a tag",
+            "--against nowhere is not a revision of the ledger's repository; give a commit or a tag",
         ),
         (["--select", "head_dims=64"], "no variant has a head_dims; variants have kernel, factor, BLOCK, num_warps"),
         (["--select", "factor=3"], "no variant has factor=3; factor is one of 1, 2"),
@@ -447,6 +447,15 @@ def test_a_reason_covers_changes_within_its_own(tmp_path):
     assert ledger_reasons.unused([worse()], [reason]) == [reason]
 
 
+def test_a_measure_that_covers_nothing_is_found_beside_one_that_does(tmp_path):
+    both = reasons(tmp_path, 'images: "*", blocks: {from: 3, to: 1}, spills: {from: 0, to: 8}, reason: "x"')
+    spilled = worse("spills", after=(128, 8, 2))
+    assert not ledger_reasons.unused([worse(), spilled], both)
+    assert [rest.measures for rest in ledger_reasons.unused([worse()], both)] == [["spills"]]
+    assert [rest.measures for rest in ledger_reasons.unused([spilled], both)] == [["blocks"]]
+    assert [rest.measures for rest in ledger_reasons.unused([], both)] == [["blocks", "spills"]]
+
+
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
@@ -471,7 +480,7 @@ def test_a_reason_that_covers_nothing_fails_the_check(tiny, monkeypatch):
     assert tiny(at="").code == 0
     reasons(tiny.ledger, 'images: "tiny.*", blocks: {from: 2, to: 1}, reason: "x"')
     said = tiny(at="")
-    assert said.code == 9 and "1 reason in ledger/reasons.yaml may go: no image is worse for it now" in said.err
+    assert said.code == 9 and "no image needs 1 reason in ledger/reasons.yaml" in said.err
 
 
 def test_what_nothing_needs_is_found_if_all_families_are_looked_at(tiny):
@@ -503,7 +512,7 @@ def test_a_malformed_ledger_is_one_sentence(tiny):
     tiny.file().parent.mkdir(parents=True)
     tiny.file().write_text("<<<<<<< HEAD\n")
     said = tiny(at="sm_90")
-    assert said.code == LedgerError.exit_code and "sm_90.txt:1: '<<<<<<< HEAD' is no line of a ledger" in said.err
+    assert said.code == LedgerError.exit_code and "sm_90.txt:1: '<<<<<<< HEAD' is not a line of a ledger" in said.err
 
 
 def test_places_of_equal_headings_are_kept_apart():

@@ -101,7 +101,7 @@ def test_what_a_file_looks_like():
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("ledger 1", "ledger 2", "x:1: 'ledger 2: flash on sm_90' is no line of a ledger"),
+        ("ledger 1", "ledger 2", "x:1: 'ledger 2: flash on sm_90' is not a line of a ledger"),
         ("registers spills", "spills registers", "x:3: must be 'registers spills shared warps blocks resident'"),
         ("2  16", "2  17", "x:7: 2 blocks of 8 warps are 16 warps, not 17"),
         ("0  8  2  16", "0  0  2   0", "x:7: a block has at least one warp"),
@@ -115,7 +115,7 @@ def test_what_a_file_looks_like():
             "x:8: BLOCK_M=64 num_warps=8 aligned stands here a second",
         ),
         ("head_dim=128\n", "head_dim=64\n", "x:10: 'attn_fwd/attn_fwd dtype=bf16 head_dim=64' stands here a second"),
-        ("keys\n", "", "x:14: '  dddddddddddd cccccccccccc aaaaaaaaaaaa bbbbbbbbbbbb' is no line of a ledger"),
+        ("keys\n", "", "x:14: '  dddddddddddd cccccccccccc aaaaaaaaaaaa bbbbbbbbbbbb' is not a line of a ledger"),
         ("<<<<<<< HEAD", "", ""),
     ],
 )

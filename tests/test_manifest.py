@@ -204,7 +204,7 @@ def test_only_what_ran_counts_as_verified(tmp_path):
     ]
     assert manifest.load_verifications(tmp_path / "nowhere") == ()
     (tmp_path / "bad.json").write_text('{"device": 1}')
-    with pytest.raises(ArtifactError, match=r"bad\.json is no result of a GPU run"):
+    with pytest.raises(ArtifactError, match=r"bad\.json is not the result of a GPU run"):
         manifest.load_verifications(tmp_path)
 
 

@@ -66,7 +66,7 @@ def test_versions_that_cannot_be(place, version):
     ("version", "suffix"), [("1.2-b", "-b"), ("1.2.3.4", ".4"), ("1.2.3b1c", "b1c"), ("1.2B", "B"), ("1.2\n", r"\n")]
 )
 def test_a_bad_suffix_is_named(place, version, suffix):
-    said = rf"suffix of small letters and then digits, and '{re.escape(suffix)}' is no such suffix; right are 0.1.0b"
+    said = rf"suffix of small letters and then digits, and '{re.escape(suffix)}' is not such a suffix; right are 0.1.0b"
     with pytest.raises(UsageError, match=said):
         door(place, version=version)
 
@@ -152,7 +152,7 @@ def test_bad_variables(place, name, value, said):
         (
             "KILN_LOG_JSON",
             "999",
-            "KILN_LOG_JSON=999 is no open descriptor; give a file, or open it: 999>progress.jsonl",
+            "KILN_LOG_JSON=999 is not an open descriptor; give a file, or open it: 999>progress.jsonl",
         ),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_package_that_nobody_has(tmp_path, monkeypatch):
     with pytest.raises(ToolchainError, match=r"bring the cache with `kiln fetch --unbundle FILE`.*--python 3\.\d+ "):
         packages.prepare_front(tmp_path / "w", tmp_path, None, lambda text: None)
     (tmp_path / packages.FRONT_LOCK).write_text("gone==1.0\n")
-    with pytest.raises(ToolchainError, match=r"front.lock is damaged: 'gone==1.0' is no package with its digests"):
+    with pytest.raises(ToolchainError, match=r"front.lock is damaged: 'gone==1.0' is not a package with its digests"):
         packages.prepare_front(tmp_path / "w", tmp_path, None, lambda text: None)
 
 

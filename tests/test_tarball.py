@@ -167,7 +167,7 @@ FOLDER = tar.Member("kiln", "folder")
 @pytest.mark.parametrize(
     ("members", "sentence"),
     [
-        ([], "is no release of Kiln's: it is empty"),
+        ([], "is not a release of Kiln's: it is empty"),
         ([tar.Member("other", "folder")], "it must begin with the folder kiln, and has other"),
         ([FOLDER, FOLDER], "it must begin with the folder kiln"),
         ([FOLDER, tar.Member("elsewhere", "file")], "elsewhere lies outside of the top folder kiln/"),

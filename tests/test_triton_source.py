@@ -160,7 +160,7 @@ def test_what_must_be_in_the_input(folder):
     (folder / "llvm-86b69c31-almalinux-x64.tar.gz").unlink()
     assert "is built with llvm-86b69c31-almalinux-x64.tar.gz, which is not in" in said()
     source(folder, **{"cmake/llvm-hash.txt": "main"})
-    assert "cmake/llvm-hash.txt says 'main', which is no commit" in said()
+    assert "cmake/llvm-hash.txt says 'main', which is not a commit" in said()
     archive(folder / "triton-main.tar.gz", {"triton-main/setup.py": ""})
     assert "has no <folder>/cmake/llvm-hash.txt" in said()
     (folder / "triton-main.tar.gz").write_bytes(b"\x1f\x8b rubbish")

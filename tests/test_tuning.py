@@ -119,7 +119,7 @@ def test_no_file_and_no_folder(tmp_path, small):
         ("{when: {dtype: fp32}, use: {}}", "dtype has no value fp32"),
         ("{when: {gemma: 1}, use: {}}", "gemma has no value 1"),
         ("{when: {size: 1000}, use: {}}", "a condition on the bin size is {at_least: edge, below: edge}"),
-        ("{when: {size: {at_least: 7}}, use: {}}", "at_least 7 is no edge of the bin size: 1000, 100000"),
+        ("{when: {size: {at_least: 7}}, use: {}}", "at_least 7 is not an edge of the bin size: 1000, 100000"),
         ("{when: {specialization: generic}, use: {}}", "a condition on the unknown 'specialization'"),
         ("{when: {sise: {below: 1000}}, use: {}}", "did you mean 'size'"),
         ("{whem: {}, use: {}}", "has the unknown field 'whem'; did you mean 'when'"),

@@ -15,7 +15,7 @@ from kiln.errors import EnvironmentProblem, UsageError
         ("1.02", "and 02 has a leading 0"),
         ("1.2.00", "and 00 has a leading 0"),
         ("99999999999.1.1", "and 99999999999 has more than five digits"),
-        ("1.2-b", "and '-b' is no such suffix"),
+        ("1.2-b", "and '-b' is not such a suffix"),
     ],
 )
 def test_versions_that_cannot_be(version, said):

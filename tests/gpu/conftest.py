@@ -39,7 +39,7 @@ def why_not(config: pytest.Config) -> str | None:
     if not prefix:
         return "needs an unpacked release: --kiln-prefix or KILN_PREFIX"
     if not (Path(prefix) / "lib/libkiln_flash.so").is_file():
-        return f"{prefix} is no unpacked release: it has no lib/libkiln_flash.so"
+        return f"{prefix} is not an unpacked release: it has no lib/libkiln_flash.so"
     try:
         import torch
     except ImportError:

@@ -225,7 +225,7 @@ def test_files_beside_a_kernel_are_its_own(child, family):
         ({"x": "flat"}, "ArgumentError", "norm.rms_norm: x has rank 1; it must be 2"),
         ({"w": "half"}, "ArgumentError", "norm.rms_norm: w is fp16; it must be fp32, as this call's dtype"),
         ({"w": "meta"}, "ArgumentError", "norm.rms_norm: w is on meta and x on cpu; they must be on one device"),
-        ({"w": "complex"}, "ArgumentError", "norm.rms_norm: w is torch.complex64, which is no dtype of Kiln's"),
+        ({"w": "complex"}, "ArgumentError", "norm.rms_norm: w is torch.complex64, which is not a dtype of Kiln's"),
         ({"eps": [1]}, "ArgumentError", "eps is a list; an argument is a tensor, a number or None"),
         ({"eps": None}, "ArgumentError", "norm.rms_norm: eps is absent; it must be a floating number"),
         ({"eps": 1e300}, "RangeError", "the parameter eps of kernel rms_norm is 1e+300, which does not fit fp32"),

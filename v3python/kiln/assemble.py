@@ -37,6 +37,20 @@ class Harvest:
     keys: Mapping[str, str]
 
 
+def judge_one(variant: Variant, outcome: StoredImage | Failure) -> tuple[StoredImage | None, str]:
+    """Its image, or None, and the reason why a build must refuse the variant: "" where its recipe waives it."""
+    if isinstance(outcome, Failure):
+        reason = outcome.message + (f" (log: {outcome.log})" if outcome.log else "")
+        is_waivable = outcome.kind in WAIVABLE
+    else:
+        target = target_table.by_name(variant.target)
+        verdict = judge.verdict(outcome.info, target, variant.parameter_count, variant.spill_allowance)
+        if not verdict:
+            return outcome, ""
+        reason, is_waivable = "its image " + "; it ".join(verdict), True
+    return None, "" if is_waivable and variant.waiver is not None else reason
+
+
 def judge_all(
     variants: Sequence[Variant], outcomes: Mapping[str, StoredImage | Failure], keys: Mapping[str, str]
 ) -> Harvest:
@@ -50,17 +64,10 @@ def judge_all(
     failed: dict[str, list[tuple[str, str]]] = {}  # names and reasons, by what makes failures equal
     for variant in variants:
         outcome = outcomes[variant.name]
-        waivable = True
-        if isinstance(outcome, Failure):
-            reason = outcome.message + (f" (log: {outcome.log})" if outcome.log else "")
-            waivable = outcome.kind in WAIVABLE
-        else:
-            target = target_table.by_name(variant.target)
-            verdict = judge.verdict(outcome.info, target, variant.parameter_count, variant.spill_allowance)
-            reason = "its image " + "; it ".join(verdict) if verdict else ""
-        if not reason:
-            images[variant.name] = outcome
-        elif waivable and variant.waiver is not None:
+        image, reason = judge_one(variant, outcome)
+        if image is not None:
+            images[variant.name] = image
+        elif not reason:
             missing[variant.name] = variant.waiver
         else:
             rejected = isinstance(outcome, Failure) and outcome.kind == "compile"

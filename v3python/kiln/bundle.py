@@ -142,7 +142,7 @@ def _unpack(reader: tar.Reader, bundle: Path, folder: Path, progress: Progress) 
             place, file = places.get(member.name, (-1, None))
             if file is None or member.kind != "file":
                 raise ArtifactError(
-                    f"{bundle} holds {member.name!r}, which is no file of its lock; do not use this bundle"
+                    f"{bundle} holds {member.name!r}, which is not a file of its lock; do not use this bundle"
                 )
             if place <= last:
                 raise ArtifactError(f"{bundle} is corrupt: {file.name} is there twice, or not in the lock's order")

@@ -144,8 +144,8 @@ class SharedFolder:
                 os.close(descriptor)
 
     def is_locked(self, path: Path) -> bool:
-        """Whether somebody holds the lock file, or may hold it, where the file system has no locks; one that nobody holds
-        is removed."""
+        """Whether somebody holds the lock file, or may hold it where there are no locks; one that nobody holds is
+        removed."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:

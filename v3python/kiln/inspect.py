@@ -100,7 +100,7 @@ def open_artifact(path: Path, right: str = _WHAT) -> Release | PackFile | ImageF
         if path.is_dir():
             root = path if (path / MANIFEST).is_file() else path / "kiln"
             if not (root / MANIFEST).is_file():
-                raise ArtifactError(f"{path} is no unpacked release: it has no {MANIFEST}")
+                raise ArtifactError(f"{path} is not an unpacked release: it has no {MANIFEST}")
             with tarball.open_file(root / MANIFEST) as file:
                 return Release(root, True, manifest_model.read(file.read(manifest_model.LARGEST + 1), str(path)))
         with tarball.open_file(path) as file:
@@ -287,7 +287,7 @@ def _manifest_of(path: Path) -> dict[str, Any]:
             if entry.size > manifest_model.LARGEST:
                 raise ArtifactError(f"{path}: its manifest has {entry.size} bytes; no release's has")
             return manifest_model.read(b"".join(entry.blocks()), str(path))
-    raise ArtifactError(f"{path} is no release of Kiln's: it has no {MANIFEST}")
+    raise ArtifactError(f"{path} is not a release of Kiln's: it has no {MANIFEST}")
 
 
 def _tarball_entries(path: Path) -> Iterator[Entry]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln import assemble, farm, ledger_file, lock, occupancy, plan, targets, toolchain
-from kiln.errors import BuildFailed, KilnError, UsageError
+from kiln.errors import KilnError, UsageError
 from kiln.farm import Failure, FarmOptions, FarmResult
 from kiln.image import ImageInfo
 from kiln.inspect import select
@@ -216,7 +216,7 @@ class Update:
 
         def save() -> None:
             there = {v.name: image for v in wanted if (image := store.get(keys[v.name])) is not None}
-            self.judge([v for v in wanted if v.name in there], there, keys)
+            self.judge([v for v in wanted if v.name in there], there)
             self.save()
 
         try:
@@ -226,22 +226,19 @@ class Update:
             with contextlib.suppress(KilnError):  # a full disk: what ended the run says more
                 save()
             raise
-        failed = self.judge(wanted, result.outcomes, keys)
+        failed = self.judge(wanted, result.outcomes)
         self.save()
         if failed:  # all at once, so that equal reasons are given once
             assemble.judge_all([variant for variant in wanted if variant.name in failed], result.outcomes, keys)
         return result
 
-    def judge(
-        self, variants: Sequence[Variant], outcomes: Mapping[str, StoredImage | Failure], keys: Mapping[str, str]
-    ) -> dict[str, str]:
+    def judge(self, variants: Sequence[Variant], outcomes: Mapping[str, StoredImage | Failure]) -> dict[str, str]:
         """Takes the facts of what is fit; gives the names of those that a build would refuse, and why."""
         failed = {}
         for variant in variants:
-            try:
-                fit = assemble.judge_all([variant], outcomes, keys).images.get(variant.name)
-            except BuildFailed as error:
-                failed[variant.name] = str(error).partition("\n")[2].strip().removeprefix(f"{variant.name}: ")
+            fit, reason = assemble.judge_one(variant, outcomes[variant.name])
+            if reason:
+                failed[variant.name] = reason
             else:
                 self.facts[variant.name] = facts_of(fit.info, targets.by_name(variant.target)) if fit else None
         return failed
@@ -354,8 +351,7 @@ def check_sample(
     with store.in_use():
         outcomes = run(variants, chain, store, options, progress).outcomes
     found = Update((), chain, frozenset())
-    keys = {shelf.places[place].name: shelf.keys[place] for shelf, place in drawn}
-    failed = found.judge(variants, outcomes, keys)
+    failed = found.judge(variants, outcomes)
     wrong = []
     for shelf, place in drawn:
         name, kept = shelf.places[place].name, shelf.lines[place].facts

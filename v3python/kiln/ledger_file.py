@@ -324,7 +324,7 @@ class _Parser:
     def match(self, pattern: re.Pattern, line: str) -> re.Match:
         found = pattern.fullmatch(line)
         if found is None:
-            self.fail(f"{line[:60]!r} is no line of a ledger (ledger_file.py has the grammar)")
+            self.fail(f"{line[:60]!r} is not a line of a ledger (ledger_file.py has the grammar)")
         return found
 
     def fail(self, sentence: str) -> NoReturn:

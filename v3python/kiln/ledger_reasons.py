@@ -7,7 +7,7 @@
         reason: why that is right
 
 An image that holds fewer blocks needs a reason with `blocks`, one that spills more needs one with `spills`. A reason
-that covers nothing any more is a mistake: it would cover the next change in silence.
+that covers nothing any more, in one of its measures, is a mistake: it would cover the next change in silence.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     reason: str
     blocks: Change | None = None
     spills: Change | None = None
+
+    @property
+    def measures(self) -> list[str]:
+        """Those that it speaks of: "blocks", "spills"."""
+        return [measure for measure in ("blocks", "spills") if getattr(self, measure)]
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -148,8 +153,14 @@ def uncovered(worse: Iterable[Worse], reasons: Sequence[Reason]) -> list[Worse]:
 
 
 def unused(worse: Sequence[Worse], reasons: Sequence[Reason]) -> list[Reason]:
-    """Those that cover nothing."""
-    return [reason for reason in reasons if not any(covers(reason, one) for one in worse)]
+    """Those that cover nothing. One that covers something in one of its measures alone is given without that one."""
+    found = []
+    for reason in reasons:
+        used = {one.measure for one in worse if covers(reason, one)}
+        rest = msgspec.structs.replace(reason, **dict.fromkeys(used))
+        if rest.measures:
+            found.append(rest)
+    return found
 
 
 def covers(reason: Reason, worse: Worse) -> bool:

@@ -80,7 +80,9 @@ class Report:
         if source.has_revision(self.folder, revision):
             return revision
         if against:
-            raise UsageError(f"--against {against} is no revision of the ledger's repository; give a commit or a tag")
+            raise UsageError(
+                f"--against {against} is not a revision of the ledger's repository; give a commit or a tag"
+            )
         where = f"there is no {revision} here" if source.is_in_checkout(self.folder) else "this is no git checkout"
         self.notes.append(f"{where}: what got worse is read off the ledger's own record of it (`was`) alone")
         return ""
@@ -124,7 +126,8 @@ class Report:
             )
         if self.unused:
             found.append(
-                f"{plural(len(self.unused), 'reason')} in ledger/reasons.yaml may go: no image is worse for it now"
+                f"no image needs {plural(len(self.unused), 'reason')} in ledger/reasons.yaml, or one of its measures; "
+                "remove what covers nothing"
             )
         if self.wrong:
             found.append(f"{len(self.wrong)} images of the sample are not as the ledger says")
@@ -146,7 +149,7 @@ class Report:
         lines += self.notes
         bare = {id(one) for one in self.uncovered}
         lines += [("worse: " if id(one) in bare else "worse, with a reason: ") + one.sentence for one in self.worse]
-        lines += [f"covers nothing: {reason.images}" for reason in self.unused]
+        lines += [f"covers nothing: {reason.images} ({' and '.join(reason.measures)})" for reason in self.unused]
         if self.wrong is not None:
             lines.append(
                 f"sample by seed {self.seed}: {self.drawn} images compiled, {len(self.wrong)} not as the ledger says"

@@ -265,7 +265,7 @@ def parse_draft(text: bytes, name: str) -> Lock:
     except yaml_limits.Refused as error:
         raise ToolchainError(f"{name}:{error.line} {error}")
     except ValueError as error:  # msgspec's, and of texts that YAML takes for dates that there are not
-        raise ToolchainError(f"{name} is no toolchain lock: {error}")
+        raise ToolchainError(f"{name} is not a toolchain lock: {error}")
     if lock.format != FORMAT:
         raise ToolchainError(f"{name} has format {lock.format}; this Kiln reads format {FORMAT}")
     return lock
@@ -417,7 +417,7 @@ def _problems(lock: Lock) -> Iterator[str]:
     seen: dict[str, str] = {}
     for file in lock.every_file():
         if not _FILE_NAME.fullmatch(file.name):
-            yield f"{file.name!r} is no plain file name"
+            yield f"{file.name!r} is not a plain file name"
         if not _SHA256.fullmatch(file.sha256) or file.size < 0:
             yield f"{file.name} has a malformed size or sha256"
         for member in file.members if isinstance(file, LockedFile) else ():
@@ -435,4 +435,4 @@ def _problems(lock: Lock) -> Iterator[str]:
             yield f"{package.requirement} has no source distribution"
     for target, requirement in lock.overrides.items():
         if not any(p.use == "override" and p.requirement == requirement for p in lock.packages):
-            yield f"the override of {target} asks for {requirement}, which is no package of use `override`"
+            yield f"the override of {target} asks for {requirement}, which is not a package of use `override`"

@@ -157,7 +157,7 @@ def load_verifications(folder: Path) -> tuple[Verification, ...]:
         try:
             results.append(msgspec.json.decode(path.read_bytes(), type=Verification))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ArtifactError(f"{path} is no result of a GPU run (device, driver, by, keys): {error}") from error
+            raise ArtifactError(f"{path} is not the result of a GPU run (device, driver, by, keys): {error}") from error
     return tuple(results)
 
 

@@ -63,5 +63,5 @@ def _unpack(data: bytes, at: int, depth: int) -> tuple[object, int]:
     if kind == "array":
         return items, at
     if not all(isinstance(key, str) for key in items[::2]):
-        raise ValueError("a key of a MessagePack map is no text")
+        raise ValueError("a key of a MessagePack map is not text")
     return dict(zip(items[::2], items[1::2])), at

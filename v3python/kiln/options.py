@@ -315,7 +315,7 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
             os.fstat(int(log))
         except (OSError, OverflowError):
             raise EnvironmentProblem(
-                f"KILN_LOG_JSON={log} is no open descriptor; give a file, or open it: {log}>progress.jsonl"
+                f"KILN_LOG_JSON={log} is not an open descriptor; give a file, or open it: {log}>progress.jsonl"
             )
     return replace(
         build,

@@ -26,7 +26,6 @@ Needs only the standard library and zstandard: a pack is inspected on machines t
 from __future__ import annotations
 
 import hashlib
-import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -202,21 +201,16 @@ def read_pack(path: Path) -> Pack:
         ArtifactError: it is no pack, truncated, of another format, or its index has another digest than it states.
     """
     if not path.is_file():
-        raise ArtifactError(f"{path} does not exist or is no file; a pack is called <vendor>-<target>.pack")
+        raise ArtifactError(f"{path} does not exist, or is not a file; a pack is called <vendor>-<target>.pack")
     with path.open("rb") as file:
         return read_index(file.read, path.stat().st_size, str(path))
-
-
-def parse_pack(data: bytes, name: str) -> Pack:
-    """`read_pack` for bytes at hand; `name` is what errors call it."""
-    return read_index(io.BytesIO(data).read, len(data), name)
 
 
 def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
     """`read_pack` for `size` bytes that come by `read`; what it leaves unread are the groups, in order."""
     head = read(HEADER.size)
     if head[:8] != MAGIC:
-        raise ArtifactError(f"{name} is no Kiln pack: it must begin with {MAGIC.decode()}")
+        raise ArtifactError(f"{name} is not a Kiln pack: it must begin with {MAGIC.decode()}")
     if len(head) < HEADER.size:
         raise ArtifactError(f"{name} is truncated: its header has {HEADER.size} bytes, the file {size} in all")
     _, version, header_size, index_size, digest, zero = HEADER.unpack(head)

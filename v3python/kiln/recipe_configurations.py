@@ -123,7 +123,9 @@ def _check_axis(
         document.fail(keys, f"{name} is given by `constants` already")
     for backend in backends:
         if name in OPTION_ORDER and name not in OPTIONS[backend]:
-            document.fail(keys, f"{name} is no option of Triton's {backend} backend, which this entry compiles for too")
+            document.fail(
+                keys, f"{name} is not an option of Triton's {backend} backend, which this entry compiles for too"
+            )
     if name not in known:
         document.fail(
             keys,

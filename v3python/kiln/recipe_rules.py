@@ -144,7 +144,7 @@ def _bins(document: Document, keys: Keys, raw: object, axis: Bin) -> tuple[int, 
     for word, edge in raw.items():
         if type(edge) is not int or edge not in axis.edges:
             document.fail(
-                keys, f"{word} {_shown(edge)} is no edge of the bin {axis.name}: {', '.join(map(str, axis.edges))}"
+                keys, f"{word} {_shown(edge)} is not an edge of the bin {axis.name}: {', '.join(map(str, axis.edges))}"
             )
     first = axis.edges.index(raw["at_least"]) + 1 if "at_least" in raw else 0
     last = axis.edges.index(raw["below"]) if "below" in raw else len(axis.edges)

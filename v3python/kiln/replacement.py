@@ -56,7 +56,7 @@ def check_before(tarball: Path, inputs: Inputs) -> None:
     except (ArtifactError, EnvironmentProblem) as error:
         raise InTheWay(f"the output has a {tarball.name} that cannot be read ({error}); {_HOW}") from error
     if not isinstance(artifact, inspect.Release):
-        raise InTheWay(f"the output has a {tarball.name} that is no release; {_HOW}")
+        raise InTheWay(f"the output has a {tarball.name} that is not a release; {_HOW}")
     if differences := _differences(artifact.manifest, inputs):
         raise InTheWay(f"the output has a {tarball.name} of another build: {'; '.join(differences)}. {_HOW}")
 

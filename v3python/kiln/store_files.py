@@ -119,7 +119,7 @@ class StoreFiles:
     def path(self, kind: str, name: str) -> Path:
         """Where a digest of a kind lies: "index", "ir", "objects" or "locks"."""
         if not _DIGEST.fullmatch(name):
-            raise ValueError(f"{name!r} is no digest of 64 hexadecimal digits")
+            raise ValueError(f"{name!r} is not a digest of 64 hexadecimal digits")
         if kind == "locks":
             return self.root / kind / name
         return self.root / kind / name[:2] / (f"{name}.zst" if kind == "objects" else name)

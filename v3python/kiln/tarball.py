@@ -138,7 +138,7 @@ def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
                 raise ArtifactError(f"{path} is corrupt: {problem}")
             yield below, member, reader.blocks()
         if is_first:
-            raise ArtifactError(f"{path} is no release of Kiln's: it is empty")
+            raise ArtifactError(f"{path} is not a release of Kiln's: it is empty")
 
 
 def open_file(path: Path) -> BinaryIO:

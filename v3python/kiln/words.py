@@ -37,7 +37,7 @@ def check_version(version: str) -> str:
     if not re.fullmatch(rf"{_NUMBERS}({_SUFFIX})?", version):
         found = re.fullmatch(r"([0-9]+(?:\.[0-9]+){1,2})(.*)", version, re.DOTALL)
         numbers, suffix = found.groups() if found else ("", "")
-        what = f", and {suffix!r} is no such suffix" if suffix else ""
+        what = f", and {suffix!r} is not such a suffix" if suffix else ""
         for number in numbers.split(".") if found else ():
             if not re.fullmatch(_NUMBER, number):
                 what = f", and {number} has {'a leading 0' if number[0] == '0' else 'more than five digits'}"

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     path = arguments.workspace.absolute()
     if not workspace.is_workspace(path):
-        raise EnvironmentProblem(f"{path} is no workspace of a build; give the folder that build.sh was given")
+        raise EnvironmentProblem(f"{path} is not a workspace of a build; give the folder that build.sh was given")
     with workspace.locked(path, lambda text: None, wait=False):
         removed = workspace.clean_workspace(path, arguments.keep)
     print(json.dumps(removed) if arguments.json else f"{path}: removed {', '.join(removed) or 'nothing'}")

@@ -102,7 +102,7 @@ def parse_size(word: str) -> int:
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?", word.strip().upper())
     if match is None:
-        raise UsageError(f"{word!r} is no size; write a number with K, M, G or T, like 10G, 500M or 0")
+        raise UsageError(f"{word!r} is not a size; write a number with K, M, G or T, like 10G, 500M or 0")
     return int(float(match[1]) * _UNITS[match[2]])
 
 

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     right = "give a release's tarball, or the folder that it was unpacked to"
     artifact = inspect.open_artifact(Path(arguments.artifact), right)
     if not isinstance(artifact, Release):
-        raise ArtifactError(f"{arguments.artifact} is no release; {right}")
+        raise ArtifactError(f"{arguments.artifact} is not a release; {right}")
     output = words.check_output(arguments.output, Path.cwd(), None)
     made, left_out = _make(artifact, output, arguments)
     if arguments.json:

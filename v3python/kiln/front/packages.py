@@ -60,7 +60,7 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
     for line in re.sub(r"(?m)^#.*|\\\n", "", text).splitlines():
         if line.strip() and not re.fullmatch(r"[\w.-]+==\S+( +--hash=sha256:[0-9a-f]{64})+ *", line):
             raise ToolchainError(
-                f"{folder / FRONT_LOCK} is damaged: {line[:60].strip()!r} is no package with its digests; take the "
+                f"{folder / FRONT_LOCK} is damaged: {line[:60].strip()!r} is not a package with its digests; take the "
                 "file from the source again"
             )
     stamp = _read_stamp(workspace)

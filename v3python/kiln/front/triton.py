@@ -98,7 +98,7 @@ def llvm_hash(archive: Path) -> str:
                     text = tar.extractfile(member).read(200).decode("ascii", "replace").strip()
                     if re.fullmatch(rf"[0-9a-f]{{{_HASH_LENGTH},40}}", text):
                         return text
-                    raise ToolchainError(f"{archive}: cmake/llvm-hash.txt says {text!r}, which is no commit")
+                    raise ToolchainError(f"{archive}: cmake/llvm-hash.txt says {text!r}, which is not a commit")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ToolchainError(f"{archive} cannot be read ({error}); give a source archive of Triton")
     raise ToolchainError(f"{archive} has no <folder>/cmake/llvm-hash.txt; give a source archive of Triton")

@@ -28,7 +28,7 @@ def describe(operation: str, name: str, tensor: torch.Tensor) -> Tensor:
         ArgumentError: it has no memory, or a dtype that Kiln does not know.
     """
     if tensor.dtype not in _CODES:
-        raise ArgumentError(f"{operation}: {name} is {tensor.dtype}, which is no dtype of Kiln's")
+        raise ArgumentError(f"{operation}: {name} is {tensor.dtype}, which is not a dtype of Kiln's")
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise ArgumentError(f"{operation}: {name} has no strides or no memory; it must be a plain tensor")
     return Tensor(tensor.data_ptr(), _CODES[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
