@@ -150,7 +150,7 @@ def refused(path, folder, sentence: str) -> None:
 @pytest.mark.parametrize("name", ["cache/unknown.whl", "outside"])
 def test_members_that_the_lock_does_not_name(packed, tmp_path, name):
     path = evil(packed, tmp_path, tarfile.TarInfo(name), data=b"x")
-    refused(path, fresh(packed, tmp_path), "is no file of its lock; do not use this bundle")
+    refused(path, fresh(packed, tmp_path), "is not a file of its lock; do not use this bundle")
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "cache/../../outside", f"cache/./{wheel('alpha')}"])
@@ -164,7 +164,7 @@ def test_names_that_are_not_plain(packed, tmp_path, name):
 def test_members_that_are_no_files(packed, tmp_path, kind):
     member = tarfile.TarInfo(f"cache/{wheel('alpha')}")
     member.type, member.linkname = kind, "passwd"
-    refused(evil(packed, tmp_path, member), fresh(packed, tmp_path), "is corrupt|is no file of its lock")
+    refused(evil(packed, tmp_path, member), fresh(packed, tmp_path), "is corrupt|is not a file of its lock")
 
 
 def sparse(name: str, size: int) -> bytes:

@@ -130,7 +130,7 @@ def test_contradictions(changes, said):
 def test_names_that_are_no_plain_files(name):
     package = dataclasses.replace(lock().packages[0], files=(file(name),))
     text = msgspec.yaml.encode(lock(packages=(package,))) if hasattr(msgspec, "yaml") else b""
-    with pytest.raises(ToolchainError, match="no plain file name"):
+    with pytest.raises(ToolchainError, match="not a plain file name"):
         parse_lock(text, "lock.yaml")
 
 
@@ -147,7 +147,7 @@ def test_a_malformed_digest():
         (b"format: 1", "missing required field `pythons`"),
         (b"format: one\npythons: []\npackages: []", r"`int`, got `str` - at `\$.format`"),
         (b"format: 1\npythons: []\npackages: []\nurl: x", "unknown field `url`"),
-        (b"", "no toolchain lock"),
+        (b"", "not a toolchain lock"),
     ],
 )
 def test_malformed_locks(text, said):

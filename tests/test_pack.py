@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import random
 import re
 import struct
@@ -55,10 +54,6 @@ def test_the_grammar_is_the_same_wherever_it_stands():
 
 def decoded(data: bytes, group: pack.Group) -> bytes:
     return pack.decode_group(data[group.offset : group.offset + group.stored], group, "p")
-
-
-def parse(data: bytes) -> pack.Pack:
-    return pack.read_index(io.BytesIO(data).read, len(data), "p")
 
 
 def digest_of(data: bytes) -> str:
@@ -175,7 +170,7 @@ def test_no_damage_passes(written, data):
     else:
         bad = good + data.draw(st.binary(min_size=1, max_size=9))
     with pytest.raises(ArtifactError, match=r"^p "):
-        read = parse(bytes(bad))
+        read = pack.parse_pack(bytes(bad), "p")
         for group in read.groups:
             decoded(bytes(bad), group)
 
@@ -191,7 +186,7 @@ def test_malformed_index_with_a_right_digest(written):
         index = bytes(bad[64 : 64 + size])
         bad[24:56] = hashlib.sha256(index).digest()
         try:
-            parse(bytes(bad))
+            pack.parse_pack(bytes(bad), "p")
         except ArtifactError as error:
             assert str(error).startswith("p ")
 
@@ -217,7 +212,7 @@ def test_a_frame_larger_than_its_images_can_need_is_not_decoded(written):
     path, *_ = written
     size = pack.read_pack(path).groups[0].decoded
     bad = forged(path, bytes(64 << 20), size)
-    read = parse(bad)
+    read = pack.parse_pack(bad, "p")
     with pytest.raises(ArtifactError, match=f"a frame of 67108864 bytes where {split.largest_frame(size)} fit"):
         decoded(bad, read.groups[0])
 
@@ -225,7 +220,7 @@ def test_a_frame_larger_than_its_images_can_need_is_not_decoded(written):
 def test_a_group_larger_than_any_is_refused(written):
     path, *_ = written
     with pytest.raises(ArtifactError, match="a group is empty or larger than 16 MiB"):
-        parse(forged(path, b"x", pack.LARGEST_GROUP + 1))
+        pack.parse_pack(forged(path, b"x", pack.LARGEST_GROUP + 1), "p")
 
 
 @pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "\x7f", "\x9b31m", "tab\t"])

@@ -164,12 +164,13 @@ class Lock:
 
         Args:
             without: names of packages to leave out.
-            only: requirements ("triton==3.9.0") to restrict it to.
+            only: requirements ("triton==3.9.0"), or names, to restrict it to.
         """
         lines = []
         for package in self.packages:
             hashes = [f.sha256 for f in package.files if python in f.pythons]
-            asked = package.name not in without and (only is None or package.requirement in only)
+            is_one = only is None or package.requirement in only or package.name in only
+            asked = package.name not in without and is_one
             if package.use in set(uses) and asked and hashes:
                 lines.append(f"{package.requirement} " + " ".join(f"--hash=sha256:{digest}" for digest in hashes))
         return "".join(f"{line}\n" for line in lines)

@@ -26,6 +26,7 @@ Needs only the standard library and zstandard: a pack is inspected on machines t
 from __future__ import annotations
 
 import hashlib
+import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -204,6 +205,11 @@ def read_pack(path: Path) -> Pack:
         raise ArtifactError(f"{path} does not exist, or is not a file; a pack is called <vendor>-<target>.pack")
     with path.open("rb") as file:
         return read_index(file.read, path.stat().st_size, str(path))
+
+
+def parse_pack(data: bytes, name: str) -> Pack:
+    """`read_pack` for bytes at hand; `name` is what errors call it."""
+    return read_index(io.BytesIO(data).read, len(data), name)
 
 
 def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:

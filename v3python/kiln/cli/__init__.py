@@ -44,8 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if (error.name or "kiln").split(".")[0] == "kiln":
             raise
         _say(
-            f"{words[0]} needs the package {error.name}, which this Python does not have; a build leaves a Python "
-            "with all packages in <workspace>/venv/bin/python"
+            f"{words[0]} needs the package {error.name}, which this Python does not have; ./kiln in a source tree "
+            "installs what it needs, and a build leaves a Python with all packages in <workspace>/venv/bin/python"
         )
         return EnvironmentProblem.exit_code
     except MemoryError:

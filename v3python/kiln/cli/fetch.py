@@ -1,6 +1,6 @@
 """`kiln fetch`: fills the download cache from the toolchain's lock, checks it, and carries it in one file.
 
-`--verify` and `--unbundle` run on machines with no more than Python: `PYTHONPATH=v3python python3 -m kiln fetch ...`.
+`--verify` and `--unbundle` run on machines with no more than Python.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`kiln inspect`: what is in a tarball, an unpacked release, a pack or an image; whether it is whole.
 
-Runs on machines with no more than Python, pyelftools and zstandard: `PYTHONPATH=v3python python3 -m kiln inspect ...`.
+Runs on machines with no more than Python, pyelftools and zstandard.
 """
 
 from __future__ import annotations

@@ -102,12 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _durations(named: Path | None, usual: str | None) -> Mapping[str, float]:
     """What the store knows; a build makes the usual one, so that may be missing yet."""
+    if not named and not (usual and Path(usual).is_dir()):
+        return {}
     from kiln.store import Store
     from kiln.store_files import find_store
 
-    if named:
-        return Store(find_store(named)).durations()
-    return Store(Path(usual)).durations() if usual and Path(usual).is_dir() else {}
+    return Store(find_store(named) if named else Path(usual)).durations()
 
 
 class _Times:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from kiln import fetch, progress
@@ -13,17 +13,23 @@ from kiln.registry import Registry, read_configuration
 _USES = ("front", "build", "override")
 
 
-def fill(lock: Lock, python: str, cache: Path, ca_bundle: Path | None, triton: str = "wheel") -> None:
+def fill(
+    lock: Lock, python: str, cache: Path, ca_bundle: Path | None, triton: str = "wheel",
+    only: Collection[str] | None = None,
+) -> None:  # fmt: skip
     """Fetches what builds on `python` read and the cache lacks; asks nobody if it is full.
 
     Args:
         python: "3.12".
         triton: "wheel", or "source": what Triton is built with is wanted too.
+        only: names of packages to restrict it to.
 
     Raises:
         ToolchainError: something cannot be had.
     """
     wanted = lock.wanted([python], _uses(triton))
+    if only is not None:
+        wanted = tuple(file for file in wanted if (of := lock.package_of(file.name)) and of.name in only)
     if not fetch.missing_files(wanted, cache):
         return
     try:

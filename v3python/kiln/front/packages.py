@@ -53,18 +53,14 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
         EnvironmentProblem: no virtual environment can be made.
     """
     python = environment_python(workspace)
-    try:
-        text = (folder / FRONT_LOCK).read_text()
-    except OSError as error:
-        raise ToolchainError(f"{folder / FRONT_LOCK} cannot be read ({error.strerror}); give input/ of the source tree")
+    text = _front_lock(folder)
     for line in re.sub(r"(?m)^#.*|\\\n", "", text).splitlines():
         if line.strip() and not re.fullmatch(r"[\w.-]+==\S+( +--hash=sha256:[0-9a-f]{64})+ *", line):
             raise ToolchainError(
                 f"{folder / FRONT_LOCK} is damaged: {line[:60].strip()!r} is not a package with its digests; take the "
                 "file from the source again"
             )
-    stamp = _read_stamp(workspace)
-    if stamp.get("base") == _base() and stamp.get("front") == digests.of_text(text) and python.exists():
+    if has_front(workspace, folder):
         return python
     say(f"packages: setting up {workspace / 'venv'} for Python {sys.version.split()[0]}")
     shutil.rmtree(workspace / "venv", ignore_errors=True)
@@ -87,8 +83,19 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
         done = _install_front(workspace, folder)
         if done.returncode != 0:
             raise ToolchainError(f"the packages of {folder / FRONT_LOCK} cannot be installed: {_refusal(done, folder)}")
-    _write_stamp(workspace, {"base": _base(), "front": digests.of_text(text)})
+    write_stamp(workspace, {"base": _base(), "front": digests.of_text(text)})
     return python
+
+
+def has_front(workspace: Path, folder: Path) -> bool:
+    """Whether the virtual environment is there, for this Python, with the packages of input/front.lock as it is now.
+
+    Raises:
+        ToolchainError: front.lock cannot be read.
+    """
+    stamp = read_stamp(workspace)
+    is_current = stamp.get("base") == _base() and stamp.get("front") == digests.of_text(_front_lock(folder))
+    return is_current and environment_python(workspace).exists()
 
 
 def prepare_rest(workspace: Path, folder: Path, requirements: str, progress: Progress | None = None) -> None:
@@ -101,12 +108,12 @@ def prepare_rest(workspace: Path, folder: Path, requirements: str, progress: Pro
     Raises:
         ToolchainError: a file is missing or is not what the lock says.
     """
-    stamp = _read_stamp(workspace)
+    stamp = read_stamp(workspace)
     if stamp.get("rest") == digests.of_text(requirements):
         return
-    _write_stamp(workspace, {key: stamp[key] for key in ("base", "front") if key in stamp})
+    write_stamp(workspace, {key: stamp[key] for key in ("base", "front") if key in stamp})
     install_locked(workspace, folder / "cache", requirements, progress=progress)
-    _write_stamp(workspace, {**stamp, "rest": digests.of_text(requirements)})
+    write_stamp(workspace, {**stamp, "rest": digests.of_text(requirements)})
 
 
 def prepare_toolchain(
@@ -311,12 +318,20 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join(line.removeprefix("ERROR:").strip() for line in errors[:2]) or f"pip ended with {done.returncode}"
 
 
+def _front_lock(folder: Path) -> str:
+    try:
+        return (folder / FRONT_LOCK).read_text()
+    except OSError as error:
+        raise ToolchainError(f"{folder / FRONT_LOCK} cannot be read ({error.strerror}); give input/ of the source tree")
+
+
 def _base() -> str:
     """The Python that the environment is made from."""
     return f"{os.path.realpath(sys.executable)} {sys.version}"
 
 
-def _read_stamp(workspace: Path) -> dict[str, str]:
+def read_stamp(workspace: Path) -> dict[str, str]:
+    """What the environment was made of: digests, by what they are of."""
     try:
         stamp = json.loads((workspace / "venv" / _STAMP).read_text())
     except (OSError, ValueError):
@@ -324,6 +339,7 @@ def _read_stamp(workspace: Path) -> dict[str, str]:
     return stamp if isinstance(stamp, dict) else {}
 
 
-def _write_stamp(workspace: Path, stamp: Mapping[str, str]) -> None:
+def write_stamp(workspace: Path, stamp: Mapping[str, str]) -> None:
+    """Says what the environment is made of."""
     with appear(workspace / "venv" / _STAMP) as fresh:
         fresh.write_text(json.dumps(stamp))
