@@ -181,6 +181,7 @@ def test_the_inspector_in_every_python(folder, version):
     note = NOT_READ
     if version == "3.9":
         note = "note: the images in packs were not read: to look into images takes Python 3.10 or later; this is 3.9\n"
+    note += "note: a folder has no digest of its manifest; only the tarball's .sha256 covers what that states\n"
     code, said = inspected(folder, "--verify")
     assert (code, said[-len(note) :]) == (0, note) and "18 files, 3 groups checked" in said
     assert inspected("list", folder, "--target", "H100")[0] == 0
@@ -278,6 +279,15 @@ def test_zstd_of_the_standard_library(tmp_path, monkeypatch):
         assert verify.verify(inspect.open_artifact(small_release().tarball)) == verify.Report(True, 18, 3, 12)
     importlib.reload(ours)
     assert by_package[0] == b"words " * 50 and by_package[1] == "a frame of 300 bytes where 299 fit"
+
+
+def test_a_folder_says_what_was_not_checked(folder):
+    report = verify.verify(inspect.open_artifact(folder))
+    assert report.problems == [] and "a folder has no digest of its manifest" in report.notes[0]
+    library = folder / "lib/libkiln.so.0"
+    library.chmod(0o6755)
+    (problem,) = verify.verify(inspect.open_artifact(folder)).problems
+    assert problem == "lib/libkiln.so.0 has the mode 6755; no file of a release runs as another user"
 
 
 def test_json():

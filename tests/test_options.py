@@ -119,6 +119,7 @@ def test_bad_words(place, words, error, said):
         ("KILN_TRITON", "git", "right are wheel, source"),
         ("KILN_JOBS", "many", "KILN_JOBS=many cannot be; right is a whole number from 1 to 10000"),
         ("KILN_JOBS", "0", "KILN_JOBS=0"),
+        ("KILN_JOBS", "٣", "KILN_JOBS=٣"),
         ("KILN_JOBS", "-2", "KILN_JOBS=-2"),
         ("KILN_TIMEOUT", "nan", "KILN_TIMEOUT=nan"),
         ("KILN_NOIMAGE", "maybe", "KILN_NOIMAGE=maybe is neither yes nor no"),

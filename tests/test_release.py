@@ -139,6 +139,41 @@ def test_a_tarball_counts_with_its_checksum_alone(tmp_path):
     assert not replacement.is_finished(tmp_path / release.tarball_name("0.2"))
 
 
+def test_a_tarball_without_its_checksum_is_somebodys_too(stage, tmp_path):
+    """Copied without it, say."""
+    tarball = release.make_release(stage, tmp_path, VERSION)
+    before, checksum = replaced_at(tarball), replacement.checksum_of(tarball)
+    stated = checksum.read_text()
+    checksum.unlink()
+    assert release.make_release(stage, tmp_path, VERSION) == tarball, "the same bytes get their checksum again"
+    assert checksum.read_text() == stated and digest(tarball) in stated
+    checksum.unlink()
+    before = replaced_at(tarball)
+    (stage / "include/kiln/kiln.h").write_text("changed")
+    with pytest.raises(replacement.InTheWay, match=f"has a {tarball.name} with other bytes .*; KILN_REPLACE=1"):
+        release.make_release(stage, tmp_path, VERSION)
+    assert replaced_at(tarball) == before and not checksum.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: path.write_text("somebody's"), "cannot be read"),
+        (os.mkfifo, "cannot be read"),
+        (lambda path: path.symlink_to("nowhere"), "cannot be read"),
+        (Path.mkdir, "is a folder, which no build replaces; remove it, or give another output folder"),
+    ],
+)
+def test_whatever_stands_in_a_tarballs_place_is_found_before_anything_is_compiled(stage, tmp_path, make, sentence):
+    path = tmp_path / release.tarball_name(VERSION)
+    make(path)
+    with pytest.raises(replacement.InTheWay, match=sentence):
+        replacement.check_before(path, replacement.Inputs("unknown", False, "", {}))
+    with pytest.raises(EnvironmentProblem):
+        release.make_release(stage, tmp_path, VERSION)
+    assert os.path.lexists(path) and not replacement.checksum_of(path).exists()
+
+
 def test_a_failure_leaves_the_earlier_tarball_as_it_was(stage, tmp_path, monkeypatch):
     path = tmp_path / release.tarball_name(VERSION)
     earlier = {path.name: "old", f"{path.name}.sha256": "its digest"}

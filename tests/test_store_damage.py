@@ -16,6 +16,7 @@ from damages import DAMAGES, bind, exchange, forge, rows_of, sparse
 from kiln import store_upkeep
 from kiln.errors import ArtifactError
 from kiln.store import Store
+from kiln.store_files import find_store
 from test_store import INFO, digest, fill, image, run_python, the_object, verify
 
 
@@ -194,6 +195,18 @@ def test_a_folder_of_the_store_that_is_none(store, warned):
     shutil.rmtree(entry(store, 1).parent)
     entry(store, 1).parent.write_text("")
     assert verify(store).removed_entries == (f"index/{digest(1)[:2]}",)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_store_that_does_not_say_its_format(store, warned, damage):
+    damage(store.root / "format")
+    again = Store(store.root, warned.append)
+    assert warned == [f"the store {store.root} does not say its format any more: taken for kiln-store 2"]
+    assert again.get(digest(1)) is not None and find_store(store.root) == store.root
+    fill(again, [9])
+    assert (store.root / "format").read_bytes() == b"kiln-store 2\n"
+    Store(store.root, warned.append)
+    assert len(warned) == 1
 
 
 def test_a_file_that_may_not_be_read(tmp_path):

@@ -57,6 +57,39 @@ def identity(site: Path, wheels: dict | None = None) -> str:
     return find_toolchain(site, wheels or {}).identity
 
 
+def record(site: Path, version: str = "3.8.0") -> None:
+    """What the package client keeps of an installation."""
+    info = site / f"triton-{version}.dist-info"
+    rows = [
+        (path.relative_to(site).as_posix(), f"sha256={urlsafe(path.read_bytes())}", path.stat().st_size)
+        for path in sorted(site.rglob("*"))
+        if path.is_file()
+    ]
+    with (info / "RECORD").open("w", newline="") as file:
+        csv.writer(file).writerows([*rows, (f"{info.name}/RECORD", "", "")])
+
+
+def urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def test_files_that_are_not_as_they_were_installed_are_named(tmp_path):
+    site = install(tmp_path, FILES | dict.fromkeys(ASIDE, b""))
+    assert find_toolchain(site, {}).changed == (), "nothing is known of what has no record"
+    record(site)
+    whole = find_toolchain(site, {})
+    assert whole.changed == () and whole.warning == ""
+    (site / "triton/backends/nvidia/compiler.py").write_bytes(b"other stages")
+    (site / "triton/added.py").write_bytes(b"")
+    (site / ASIDE[0]).write_bytes(b"takes no part")
+    other = find_toolchain(site, {})
+    assert other.changed == ("triton/added.py", "triton/backends/nvidia/compiler.py")
+    assert other.identity != whole.identity
+    assert other.warning.startswith(
+        f"triton/added.py and 1 more of Triton 3.8.0 in {site} is not as it was installed: "
+    )
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     return install(tmp_path_factory.mktemp("site"), FILES)

@@ -37,7 +37,9 @@ def test_a_damaged_store_makes_the_same_release(release, builder, tmp_path):
         if "digest made right" in what:  # of the entry the facts are wrong: the build names the variant
             assert any("says registers" in line and "where 200 is stated" in line for line in warnings)
         else:
-            assert any(text in line for text in named for line in warnings), f"the build did not name it: {what}"
+            told = [line for line in warnings if any(text in line for text in named)]
+            assert told, f"the build did not name it: {what}"
+            print(f"{what}: {told[0].partition(name)[2].partition(str(store))[2].strip()}")
     for kept in ("packs/*.pack", "lib/libkiln.so.0-*"):
         path = next(p for p in (tmp_path / "w/build").glob(kept) if p.suffix != ".sha256")
         data = bytearray(path.read_bytes())

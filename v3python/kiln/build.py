@@ -70,6 +70,9 @@ def _build(options: Options, tarball: Path, progress: Progress) -> Path:
         progress.message(f"warning: {warning}")
     the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
     toolchains = find_toolchains(options, the_lock)
+    for chain in dict.fromkeys(toolchains.values()):
+        if chain.warning:
+            progress.message(f"warning: {chain.warning}")
     if not options.build.replace:
         identities = {name: chain.identity for name, chain in toolchains.items()}
         replacement.check_before(

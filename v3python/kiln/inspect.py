@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ _WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, o
 @dataclass(frozen=True)
 class Entry:
     """A member of a release: `kind` is "file", "folder", "link" or, of a folder, "other"; `path` is below the top
-    folder, "" itself; `source` is the file that it was found in."""
+    folder, "" itself; `source` is the file that it was found in; `mode` is an unpacked file's."""
 
     path: str
     kind: str
@@ -39,6 +40,7 @@ class Entry:
     link: str = ""
     size: int = 0
     content: Iterable[bytes] = ()
+    mode: int = 0
 
     def blocks(self) -> Iterator[bytes]:
         """The contents of a file, in blocks; read it before asking for the next entry, and once.
@@ -308,7 +310,8 @@ def _folder_entries(root: Path) -> Iterator[Entry]:
                 yield Entry(name, "folder", path)
             elif path.is_file():
                 with tarball.open_file(path) as file:
-                    yield Entry(name, "file", path, "", path.stat().st_size, iter(lambda: file.read(1 << 20), b""))
+                    status, blocks = os.fstat(file.fileno()), iter(lambda: file.read(1 << 20), b"")
+                    yield Entry(name, "file", path, "", status.st_size, blocks, stat.S_IMODE(status.st_mode))
             else:
                 yield Entry(name, "other", path)
         except OSError as error:

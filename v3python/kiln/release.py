@@ -118,7 +118,8 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
                 file.flush()
                 os.fsync(file.fileno())
             stated = f"{digest.hexdigest()}  {path.name}\n"
-            if not replace and replacement.is_equal(path, digest.hexdigest()) and checksum.read_text() == stated:
+            is_there = not replace and replacement.is_equal(path, digest.hexdigest())
+            if is_there and checksum.is_file() and checksum.read_text(errors="replace") == stated:
                 raise _NothingToDo
             line.write_text(stated)
             checksum.unlink(missing_ok=True)  # never an old digest beside a new tarball

@@ -3,6 +3,7 @@ compiled is said then: a finished tarball states in its manifest what it was mad
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +45,16 @@ def is_finished(tarball: Path) -> bool:
 
 
 def check_before(tarball: Path, inputs: Inputs) -> None:
-    """Compares what a build would be made from with what the tarball of its name was made from.
+    """Compares what a build would be made from with what the tarball of its name was made from. One without its
+    checksum is somebody's too: builds leave nothing under that name that is not whole.
 
     Raises:
-        InTheWay: they differ, or the tarball cannot be read.
+        InTheWay: they differ, or what stands there cannot be read.
     """
-    if not is_finished(tarball):
+    if not os.path.lexists(tarball):
         return
+    if tarball.is_dir():
+        raise InTheWay(f"{tarball} is a folder, which no build replaces; remove it, or give another output folder")
     try:
         artifact = inspect.open_artifact(tarball)
     except (ArtifactError, EnvironmentProblem) as error:
@@ -67,8 +71,10 @@ def is_equal(tarball: Path, digest: str) -> bool:
     Raises:
         InTheWay: it is another build's.
     """
-    if not is_finished(tarball):
+    if not os.path.lexists(tarball):
         return False
+    if not tarball.is_file():
+        raise InTheWay(f"the output has a {tarball.name} that is not a file; {_HOW}")
     there = digests.of_file(tarball)
     if there == digest:
         return True

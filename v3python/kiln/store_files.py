@@ -295,7 +295,7 @@ class StoreFiles:
     def strange_folder(self, path: Path) -> None:
         """Removes what stands in the place of one of the store's folders. Nothing happens if another process has put a
         folder there meanwhile: a file's removal, unlike a rename, never takes a folder."""
-        self._remove(lambda: _unlink(path), f"{path.name} of the store {self.root} is not a folder")
+        self._remove(lambda: _unlink(path), f"{self._name(path)} of the store {self.root} is not a folder")
 
     def _discard(self, path: Path, status: os.stat_result | None, reason: str | None) -> None:
         """Removes what is broken, and says so; if another process has put something whole there, that stays."""
@@ -336,6 +336,8 @@ class StoreFiles:
             other = [name for name in os.listdir(self.root) if not name.startswith(".") and name not in _NAMES]
             if other:
                 raise EnvironmentProblem(f"{self.root}: no store, it holds {other[0]!r}; name an empty or a new folder")
+            if (self.root / "index").exists():  # each entry is believed by its own digest and name alone
+                self._warn(f"the store {self.root} does not say its format any more: taken for kiln-store 2")
         return True
 
 
@@ -346,7 +348,7 @@ def find_store(folder: Path) -> Path:
         EnvironmentProblem: there is none.
     """
     for root in (folder / "store", folder):
-        if (root / "format").is_file():
+        if (root / "format").is_file() or (root / "index").is_dir():
             return root
     raise EnvironmentProblem(f"{folder}: no store is there; a store is a folder that builds have filled")
 

@@ -9,12 +9,13 @@ of what it was built from stand beside it, in SOURCES_NAME.
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import importlib.metadata
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,17 +83,30 @@ class Toolchain:
         triton_version: "3.8.0", or with "+git..." for a build from source.
         files: (name, SHA-256) of the assemblers and device libraries, of all other files that take part in a compile
             together, and of what a Triton from source was built from.
+        changed: those of the files that are not as they were installed, by path; they have changed the identity too.
     """
 
     site: str
     triton_version: str
     files: tuple[tuple[str, str], ...]
+    changed: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def identity(self) -> str:
         """Digest that stands for this toolchain in the keys of images."""
         document = {"triton": self.triton_version, "files": self.files, "environment": dict(PINNED_ENVIRONMENT)}
         return digests.of_text(json.dumps(document, sort_keys=True))
+
+    @property
+    def warning(self) -> str:
+        """A sentence where a file is not as it was installed; else ""."""
+        if not self.changed:
+            return ""
+        others = f" and {len(self.changed) - 1} more" if len(self.changed) > 1 else ""
+        return (
+            f"{self.changed[0]}{others} of Triton {self.triton_version} in {self.site} is not as it was installed: "
+            "images get other keys, and the release another digest; after `kiln clean` a build installs it anew"
+        )
 
     def assembler(self, target: Target) -> Path:
         """The assembler pinned for an NVIDIA target."""
@@ -122,15 +136,16 @@ def find_toolchain(site: Path, wheels: WheelMembers) -> Toolchain:
     Raises:
         ToolchainError: no Triton there, or a file that every build reads is missing from it or cannot be read.
     """
-    version = next(
-        (d.version for d in importlib.metadata.distributions(path=[str(site)]) if d.metadata["Name"] == "triton"), None
-    )
-    if version is None or not (site / "triton").is_dir():
+    distributions = importlib.metadata.distributions(path=[str(site)])
+    installed = next((d for d in distributions if d.metadata["Name"] == "triton"), None)
+    if installed is None or not (site / "triton").is_dir():
         raise ToolchainError(f"no Triton is installed in {site}; build.sh or `kiln fetch` installs the locked one")
+    version = installed.version
     try:
-        found = {path: _as_first(wheels.get(version, ()), path, digests.of_file(site / path)) for path in _parts(site)}
+        there = {path: digests.of_file(site / path) for path in _parts(site)}
     except OSError as error:
         raise ToolchainError(f"Triton {version} in {site}: {error.filename} cannot be read ({error.strerror})")
+    found = {path: _as_first(wheels.get(version, ()), path, digest) for path, digest in there.items()}
     files = []
     for name, relative in _IDENTIFIED_FILES.items():
         digest = found.pop(f"triton/{relative}", None)
@@ -140,7 +155,7 @@ def find_toolchain(site: Path, wheels: WheelMembers) -> Toolchain:
             raise ToolchainError(f"Triton {version} in {site} lacks {relative}, which every build needs")
     files.append((_COMPILER, digests.of_text(json.dumps(sorted(found.items())))))
     files += _sources(site / SOURCES_NAME)
-    return Toolchain(site=str(site), triton_version=version, files=tuple(files))
+    return Toolchain(str(site), version, tuple(files), _changed(there, installed))
 
 
 def _parts(site: Path) -> Iterator[str]:
@@ -159,6 +174,20 @@ def _parts(site: Path) -> Iterator[str]:
                 relative = path.relative_to(site).as_posix()
                 if takes_part(relative) and path.is_file():
                     yield relative
+
+
+def _changed(there: Mapping[str, str], installed: importlib.metadata.Distribution) -> tuple[str, ...]:
+    """Paths of files that the package client did not install so; none where it kept no record, as for a folder of
+    sources that is linked to."""
+    recorded = {file.as_posix(): file.hash for file in installed.files or ()}
+    if not any(path in recorded for path in there):
+        return ()
+    installed_so = {
+        path: base64.urlsafe_b64decode(f"{stated.value}==").hex()
+        for path, stated in recorded.items()
+        if stated is not None and stated.mode == "sha256" and path in there
+    }
+    return tuple(sorted(path for path, digest in there.items() if installed_so.get(path) != digest))
 
 
 def _as_first(wheels: Sequence[Mapping[str, str]], path: str, digest: str) -> str:

@@ -60,7 +60,7 @@ def number(kind: type[int | float], what: str, most: int, default: float | None 
         if not text.strip():
             return default
         try:
-            value = kind(text)
+            value = kind(text) if text.isascii() else 0
         except ValueError:
             value = 0
         if not 0 < value <= most:

@@ -7,6 +7,7 @@ Like inspect.py it needs only the standard library, zstandard and pyelftools.
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -82,7 +83,11 @@ def refuse_problems(report: Report, name: str) -> None:
 
 
 def _verify_release(release: Release, report: Report) -> None:
-    if not release.is_folder:
+    if release.is_folder:
+        report.notes.append(
+            "a folder has no digest of its manifest; only the tarball's .sha256 covers what that states"
+        )
+    else:
         _verify_checksum(release.path, report)
     stated = _Stated(release.manifest)
     seen: set[str] = set()
@@ -93,6 +98,8 @@ def _verify_release(release: Release, report: Report) -> None:
                 report.problems.append(f"the folder {name} is there, but the manifest names nothing in it")
             continue
         seen.add(entry.path)
+        if entry.mode & (stat.S_ISUID | stat.S_ISGID):
+            report.problems.append(f"{name} has the mode {entry.mode:o}; no file of a release runs as another user")
         if entry.path == MANIFEST and entry.kind == "file":
             continue
         row = stated.files.get(entry.path)
