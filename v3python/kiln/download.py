@@ -124,6 +124,7 @@ class Download:
         """
         if isinstance(self._file, LockedAddress):
             return [Candidate(self.name, self._file.url)]
+        assert self._package is not None  # as every locked file has but those by address
         named = [c for c in self._registry.candidates(self._package.name) if c.name == self.name]
         if not named:
             raise ToolchainError(

@@ -74,14 +74,14 @@ def fetch_files(
                 stop.set()
             progress.close()
     for future in futures:
-        error = future.exception()
-        if isinstance(error, ToolchainError):
-            failures.append(str(error))
-        elif isinstance(error, OSError):
-            where = error.filename or cache
-            raise EnvironmentProblem(f"{where}: {error.strerror}; the cache needs room and to be writable")
-        elif error is not None and not isinstance(error, Stopped):
-            raise error
+        failure = future.exception()
+        if isinstance(failure, ToolchainError):
+            failures.append(str(failure))
+        elif isinstance(failure, OSError):
+            where = failure.filename or cache
+            raise EnvironmentProblem(f"{where}: {failure.strerror}; the cache needs room and to be writable")
+        elif failure is not None and not isinstance(failure, Stopped):
+            raise failure
     if failures:
         raise ToolchainError("; ".join(failures))
     return [job.name for job in jobs]

@@ -326,9 +326,9 @@ def write_lock(lock: Lock, header: str) -> str:
                 f'         sha256: "{file.sha256}"{_members(file.members)}}}'
             )
     lines.append("files:" if lock.files else "files: []")
-    for file in lock.files:
-        lines += [f"  - url: {file.url}", f"    name: {file.name}", f"    size: {file.size}"]
-        lines += [f'    sha256: "{file.sha256}"', f"    licence: {file.licence}"]
+    for address in lock.files:
+        lines += [f"  - url: {address.url}", f"    name: {address.name}", f"    size: {address.size}"]
+        lines += [f'    sha256: "{address.sha256}"', f"    licence: {address.licence}"]
     return "\n".join(lines) + "\n"
 
 

@@ -86,13 +86,14 @@ def _packaged(package: str, name: str, site: Path, zstandard_source: Path | None
     if package == "zstandard" and zstandard_source:
         with tarfile.open(zstandard_source) as tar:
             member = next((m for m in tar if m.isfile() and m.name.partition("/")[2] == name), None)
-            return tar.extractfile(member).read().decode() if member else None
+            file = tar.extractfile(member) if member else None
+            return file.read().decode() if file else None
     if package == "ziglang":
         spec = importlib.util.find_spec("ziglang")
-        folders = [site / "ziglang", *map(Path, spec.submodule_search_locations if spec else ())]
+        folders = [site / "ziglang", *map(Path, (spec.submodule_search_locations if spec else None) or ())]
     elif package == "pyelftools":  # of the Python that runs, whose modules portable.py takes
         spec = importlib.util.find_spec("elftools")
-        folders = sorted(Path(spec.origin).parents[1].glob(f"{package}-*.dist-info")) if spec else []
+        folders = sorted(Path(spec.origin).parents[1].glob(f"{package}-*.dist-info")) if spec and spec.origin else []
     else:
         folders = sorted(site.glob(f"{package}-*.dist-info"))
     return next(((folder / name).read_text() for folder in folders if (folder / name).is_file()), None)

@@ -151,6 +151,13 @@ class FrontDoor:
     shown_output: Path | None
 
     @property
+    def place(self) -> Path:
+        """The workspace, once it is held: the one in memory is made before anything is put into it."""
+        if self.workspace is None:
+            raise ValueError("no workspace has been made yet")
+        return self.workspace
+
+    @property
     def only_in_a_container(self) -> tuple[str, ...]:
         """The variables that were set, and mean nothing where there is no container."""
         asked = {

@@ -71,7 +71,10 @@ def _modules(package: Path) -> dict[str, bytes]:
 
 def _package(name: str) -> dict[str, bytes]:
     """The modules of an installed package of pure Python, and its licences."""
-    root = Path(importlib.util.find_spec(name).origin).parent
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    root = Path(spec.origin).parent
     files = [*root.rglob("*.py"), *root.rglob("LICENSE*")]
     return {path.relative_to(root.parent).as_posix(): path.read_bytes() for path in files}
 
@@ -82,6 +85,6 @@ def imports_of(source: bytes) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "kiln":
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("kiln."):
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and node.module.startswith("kiln."):
             found.append(node.module.removeprefix("kiln.").replace(".", "/"))
     return found

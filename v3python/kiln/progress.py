@@ -130,7 +130,7 @@ class Bar(Progress):
                 dynamic_ncols=True,
                 bar_format=shape + ("<{remaining}, {rate_fmt}]" if self._counts_bytes else "{postfix}]"),
             )
-            self._show(estimate)
+            self._show(self._bar, estimate)
 
     def advance(self, amount: int) -> None:
         with self._lock:
@@ -151,7 +151,7 @@ class Bar(Progress):
                 return
             if outcome == FAILED:
                 self._failures.add(name, seconds, detail)
-            self._show(remaining)
+            self._show(self._bar, remaining)
             if not self._counts_bytes:
                 self._bar.update(1)
 
@@ -167,9 +167,9 @@ class Bar(Progress):
                 self._bar.close()
                 self._bar = None
 
-    def _show(self, remaining: Remaining) -> None:
+    def _show(self, bar: tqdm.tqdm, remaining: Remaining) -> None:
         if remaining is not None and not self._counts_bytes:
-            self._bar.set_postfix_str(_left(remaining), refresh=False)
+            bar.set_postfix_str(_left(remaining), refresh=False)
 
 
 class Lines(Progress):
@@ -192,7 +192,9 @@ class Lines(Progress):
         with self._lock:
             self.close()
             self._open, self._total, self._title, self._unit = True, total, title, unit
-            self._count, self._outcomes, self._remaining = 0, Counter(), estimate
+            self._count = 0
+            self._outcomes: Counter[str] = Counter()
+            self._remaining: Remaining = estimate
             self._began = self._last = self._clock()
 
     def advance(self, amount: int) -> None:

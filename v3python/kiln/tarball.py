@@ -161,44 +161,46 @@ class _Unzipped:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
         self._budget = MOST_EXPANSION * os.fstat(file.fileno()).st_size + MEMBER_SLACK
-        self._data, self._size, self._member = b"", 0, None
+        self._data, self._size = b"", 0
+        self._member: zlib._Decompress | None = None
         self._first = True
 
     def read(self, size: int) -> bytes:
         try:
             while True:
-                if self._member is None and not self._begin():
+                member = self._member or self._begin()
+                if member is None:
                     return b""
                 data = self._data or self._file.read(1 << 16)
                 if not data:
                     raise EOFError("its gzip stream has no end")
-                plain = self._member.decompress(data, size)
-                self._data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+                plain = member.decompress(data, size)
+                self._data = member.unused_data if member.eof else member.unconsumed_tail
                 self._size += len(plain)
                 self._budget -= len(plain)
                 if self._budget < 0:
                     raise ArtifactError(
                         f"{self._path} expands to more than {MOST_EXPANSION} times its size; no release does"
                     )
-                if self._member.eof:
+                if member.eof:
                     self._finish()
                 if plain:
                     return plain
         except (zlib.error, EOFError) as error:
             raise ArtifactError(f"{self._path} is truncated or corrupt ({error})") from error
 
-    def _begin(self) -> bool:
-        """Begins a gzip member; False where there is none."""
+    def _begin(self) -> zlib._Decompress | None:
+        """Begins a gzip member; None where there is none."""
         while len(self._data) < len(_HEAD) and (more := self._file.read(1 << 16)):
             self._data += more
         if not self._data and not self._first:
-            return False
+            return None
         if self._data[: len(_HEAD)] != _HEAD or not (self._first or self._size >= MEMBER_BYTES):
             if self._first:
                 raise ArtifactError(f"{self._path} is corrupt: its gzip header is not one that Kiln writes")
             raise ArtifactError(f"{self._path} has bytes behind its end; its gzip stream must be all of it")
         self._member, self._size, self._first = zlib.decompressobj(31), 0, False
-        return True
+        return self._member
 
     def _finish(self) -> None:
         if not 0 < self._size < MEMBER_BYTES + MEMBER_SLACK:

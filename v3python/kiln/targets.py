@@ -11,7 +11,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kiln.errors import UsageError
 
@@ -139,7 +139,7 @@ def load() -> tuple[Target, ...]:
 def rows() -> list[dict[str, Any]]:
     """The table as plain data, for JSON."""
     if not TABLE.is_file():
-        return json.loads(pkgutil.get_data("kiln", JSON_TABLE))
+        return json.loads(cast(bytes, pkgutil.get_data("kiln", JSON_TABLE)))  # zip files and wheels give or raise
     import msgspec
     import yaml
 
@@ -230,9 +230,9 @@ def _unknown(word: str, rest: str = "") -> str:
             f"(the targets are {_list()})"
         )
     virtual = re.fullmatch(r"(?:compute_?(\S+?)|(\S+?))(?:-virtual)?", word, re.IGNORECASE)
-    number = virtual and (virtual[1] or virtual[2])
-    if (word.casefold().endswith("-virtual") or virtual[1]) and _plain(number) in _spellings():
-        real = _spellings()[_plain(number)][0]
+    number = _plain(virtual[1] or virtual[2]) if virtual else ""
+    if virtual and (word.casefold().endswith("-virtual") or virtual[1]) and number in _spellings():
+        real = _spellings()[number][0]
         if by_name(real).vendor == "amd":
             return f"target {word!r} asks for PTX, which AMD's GPUs have not; say {real} (the targets are {_list()})"
         return (

@@ -12,9 +12,13 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln.errors import ToolchainError
 from kiln.registry import Registry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _BLOCK = 1 << 16  # bytes asked for at once
 _LARGEST_RECORD = 16 << 20  # bytes; PyTorch's has 2 MB
@@ -84,12 +88,13 @@ class _Remote(io.RawIOBase):
     def tell(self) -> int:
         return self._place
 
-    def readinto(self, buffer: memoryview) -> int:
-        wanted = min(len(buffer), self._size - self._place)
+    def readinto(self, buffer: Buffer) -> int:
+        room = memoryview(buffer)
+        wanted = min(len(room), self._size - self._place)
         if wanted <= 0:
             return 0
         data = self._ask(self._place, wanted)
-        buffer[: len(data)] = data
+        room[: len(data)] = data
         self._place += len(data)
         return len(data)
 

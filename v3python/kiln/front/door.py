@@ -64,7 +64,7 @@ def _build(door: FrontDoor, interruption: Interruption) -> int:
     if other is not None:
         environment = environment_of(replace(door, source="tree"), os.environ)
         return run(["bash", str(other / "build.sh"), *words], environment, other, door, interruption)
-    python = packages.prepare_front(door.workspace, door.input, door.ca_bundle, say)
+    python = packages.prepare_front(door.place, door.input, door.ca_bundle, say)
     # Run from a folder of ours: `-m` puts the current one first in the search for modules.
     folder = ROOT / "v3python"
     return run([str(python), "-m", "kiln.front.main", *words], _child_environment(door), folder, door, interruption)
@@ -76,9 +76,9 @@ def _child_environment(door: FrontDoor) -> dict[str, str]:
     ours = {
         "PYTHONPATH": str(ROOT / "v3python"),
         "PYTHONNOUSERSITE": "1",
-        "PYTHONPYCACHEPREFIX": str(door.workspace / "pycache"),
+        "PYTHONPYCACHEPREFIX": str(door.place / "pycache"),
         "PYTHONUNBUFFERED": "1",
-        "XDG_CACHE_HOME": str(door.workspace / "tmp" / "cache"),
+        "XDG_CACHE_HOME": str(door.place / "tmp" / "cache"),
     }
     return {**environment_of(door, kept), **ours}
 
@@ -88,7 +88,7 @@ def _other_source(door: FrontDoor) -> Path | None:
     origin = source.describe(ROOT)
     commit = source.tag_commit(ROOT, door.version) if door.source == "tag" else None
     patches = [] if origin.patches else source.patch_files(door.input, door.version)
-    target = door.workspace / "source" / (f"tag-{door.version}" if commit else f"tree-{door.version}")
+    target = door.place / "source" / (f"tag-{door.version}" if commit else f"tree-{door.version}")
     if commit:
         say(f"source: git tag {door.version} (commit {commit[:12]}), by its own build.sh")
         source.export_tag(ROOT, door.version, commit, target)

@@ -97,7 +97,10 @@ def choose(door: FrontDoor, say: Say, probe: Callable[[str, str, bool], Engine |
 
 def default_base(dockerfile: Path) -> str:
     """The base image that the Dockerfile pins."""
-    return re.search(r"^ARG KILN_BASE_IMAGE=(\S+)$", dockerfile.read_text(), re.MULTILINE)[1]
+    found = re.search(r"^ARG KILN_BASE_IMAGE=(\S+)$", dockerfile.read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{dockerfile} has no line ARG KILN_BASE_IMAGE=...")
+    return found[1]
 
 
 def trouble(name: str) -> str:
@@ -155,7 +158,7 @@ def build(engine: Engine, door: FrontDoor, root: Path, say: Say) -> int:
         BuildFailed: the image cannot be made.
         EnvironmentProblem: a path that no engine can mount.
     """
-    context = source.copy_tree(root, door.workspace / "source" / "context", source.describe(root))
+    context = source.copy_tree(root, door.place / "source" / "context", source.describe(root))
     if door.ca_bundle:
         shutil.copyfile(door.ca_bundle, context / "dockerfile" / "ca-bundle.pem")
     say(f"engine: making the image of the stage devel; {engine.name} prints nothing until it fails")
@@ -165,7 +168,7 @@ def build(engine: Engine, door: FrontDoor, root: Path, say: Say) -> int:
         the_lock = lock.read_lock(door.input / lock.LOCK_NAME)
         python = lock.check_python(the_lock, python)
         cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton)
-        inside = door.workspace / "container"
+        inside = door.place / "container"
         inside.mkdir(exist_ok=True)
         mounts, variables = _mounts(door, inside)
         if not door.local_user and _writes_as_root(engine):

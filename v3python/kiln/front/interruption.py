@@ -24,6 +24,7 @@ def say(text: str) -> None:
 def guarded(half: Callable[[Interruption], int]) -> int:
     """Runs a half; returns its exit code. What a user did or can mend becomes one sentence."""
     interruption = Interruption()
+    problem: KilnError | None
     try:
         with interruption:
             code = half(interruption)

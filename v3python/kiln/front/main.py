@@ -65,7 +65,7 @@ def _build_here(door: FrontDoor) -> Path:
 
 def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, tuple[tuple[str, Path], ...]]:
     """Installs what the workspace lacks; returns the site-packages of the Triton, and of each target with another."""
-    place, shown = door.workspace, progress.make_progress()
+    place, shown = door.place, progress.make_progress()
     from_source = door.build.triton == "source"
     requirements = the_lock.requirements(python, ("front", "build"), without=("triton",) if from_source else ())
     packages.prepare_rest(place, door.input, requirements, shown)

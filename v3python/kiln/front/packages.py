@@ -260,15 +260,22 @@ def _watched(progress: Progress | None, total: int) -> Iterator[Callable[[int], 
 def _pip(
     command: list[str], environment: Mapping[str, str], watch: Callable[[int], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=dict(environment), **pipes) as process:
+    with subprocess.Popen(
+        command,
+        text=True,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         try:
             while True:
                 try:
                     output, errors = process.communicate(timeout=_SECONDS_BETWEEN_LOOKS if watch else None)
                     break
                 except subprocess.TimeoutExpired:
-                    watch(_written(process.pid))
+                    if watch is not None:
+                        watch(_written(process.pid))
         except BaseException:
             process.kill()
             raise

@@ -26,6 +26,7 @@ from kiln.errors import ToolchainError
 from kiln.front import packages
 from kiln.toolchain import SOURCES_NAME
 
+_HASH_FILE = re.compile(r"(\./)?[^/]+/cmake/llvm-hash\.txt")
 _HASH_LENGTH = 8  # of the commit, in the tarball's name
 _SECONDS_BETWEEN_LINES = 300.0
 
@@ -94,8 +95,9 @@ def llvm_hash(archive: Path) -> str:
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                if re.fullmatch(r"(\./)?[^/]+/cmake/llvm-hash\.txt", member.name) and member.isreg():
-                    text = tar.extractfile(member).read(200).decode("ascii", "replace").strip()
+                file = tar.extractfile(member) if re.fullmatch(_HASH_FILE, member.name) and member.isreg() else None
+                if file is not None:
+                    text = file.read(200).decode("ascii", "replace").strip()
                     if re.fullmatch(rf"[0-9a-f]{{{_HASH_LENGTH},40}}", text):
                         return text
                     raise ToolchainError(f"{archive}: cmake/llvm-hash.txt says {text!r}, which is not a commit")
