@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import msgspec
 import yaml
@@ -25,10 +25,16 @@ Key = str | int
 Keys = tuple[Key, ...]
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+if TYPE_CHECKING:
+    from yaml import SafeLoader as _SafeLoader
+else:
+    _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML was built with it
+
+
+class _Loader(_SafeLoader):
     """Reads scalars as YAML 1.2 does: `on` and `no` are text, so are 1:30 and 010, and 1e-6 is a number."""
 
-    yaml_implicit_resolvers: ClassVar[dict] = {}
+    yaml_implicit_resolvers: dict = {}
 
 
 for _tag, _pattern, _first in (
@@ -158,9 +164,9 @@ class _Walk:
         for option in options:
             if isinstance(option, inspect.Metadata):
                 option = option.type
-            if isinstance(data, dict) and isinstance(option, inspect.StructType):
+            if isinstance(node, yaml.MappingNode) and isinstance(option, inspect.StructType):
                 return self.struct(node, data, option, keys)
-            if isinstance(data, dict) and isinstance(option, inspect.DictType):
+            if isinstance(node, yaml.MappingNode) and isinstance(option, inspect.DictType):
                 return self.mapping(node, data, option, keys)
             if isinstance(data, list) and isinstance(option, (inspect.ListType, inspect.VarTupleType)):
                 self.length(line, keys, len(data), option)
@@ -174,7 +180,7 @@ class _Walk:
         self.fail(line, keys, f"is {_shown(data)}; it must be {' or '.join(dict.fromkeys(map(_expected, options)))}")
         return None
 
-    def mapping(self, node: yaml.Node, data: dict, shape: inspect.DictType, keys: Keys) -> None:
+    def mapping(self, node: yaml.MappingNode, data: dict, shape: inspect.DictType, keys: Keys) -> None:
         self.length(node.start_mark.line + 1, keys, len(data), shape)
         children = _children(node)
         for key, value in data.items():
@@ -182,18 +188,20 @@ class _Walk:
                 line = node.start_mark.line + 1
                 self.fail(line, keys, f"has the key {key!r}; a key must be text, so put it in quotes")
             line, child = children[key]
-            self.lines[(*keys, key)] = line
-            self.check(child, value, shape.value_type, (*keys, key))
+            here = (*keys, key)
+            self.lines[here] = line
+            self.check(child, value, shape.value_type, here)
 
-    def struct(self, node: yaml.Node, data: dict, shape: inspect.StructType, keys: Keys) -> None:
+    def struct(self, node: yaml.MappingNode, data: dict, shape: inspect.StructType, keys: Keys) -> None:
         fields = {field.encode_name: field for field in shape.fields}
         children = _children(node)
         for key, value in data.items():
             line, child = children.get(str(key), (node.start_mark.line + 1, node))
             if key not in fields:
                 self.fail(line, keys, f"has the unknown field {key!r}; {nearest(str(key), fields)}")
-            self.lines[(*keys, key)] = line
-            self.check(child, value, fields[key].type, (*keys, key))
+            here = (*keys, key)
+            self.lines[here] = line
+            self.check(child, value, fields[key].type, here)
         for name, field in fields.items():
             if field.required and name not in data:
                 self.fail(node.start_mark.line + 1, keys, f"lacks the field {name!r}")

@@ -180,11 +180,11 @@ def arguments(operation: Operation, name: str, given: Sequence[Given]) -> dict[s
             values |= dict.fromkeys(wanted.values, 0)
             continue
         kind = _kind(wanted, value)
-        if kind != wanted.kind:
+        if value is None or kind != wanted.kind:
             raise Refusal(
                 "ARGUMENT", f"{name}: {wanted.name} is {_KINDS.get(kind, 'absent')}; it must be {_KINDS[wanted.kind]}"
             )
-        if kind == "tensor":
+        if isinstance(value, Tensor):
             values |= _read_tensor(name, wanted, value)
         elif kind == "int":
             values[wanted.name] = _read_integer(name, wanted, int(value))
@@ -382,7 +382,8 @@ def _grid(call: Call, kernel: Kernel, values: Mapping[str, int]) -> tuple[int, i
                 f"{call.device.vendor} devices take 0 to {most}",
             )
         grid.append(blocks)
-    return tuple(grid)
+    x, y, z = grid
+    return x, y, z
 
 
 def _zeros(call: Call, kernel: Kernel, values: Mapping[str, int]) -> tuple[tuple[int, int], ...]:

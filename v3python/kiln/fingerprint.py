@@ -209,7 +209,7 @@ class _Collector:
         for alias in node.names:
             if name != (alias.asname or alias.name.partition(".")[0]):
                 continue
-            origin = "" if isinstance(node, ast.Import) else node.module
+            origin = "" if isinstance(node, ast.Import) else node.module or ""
             self.parts.add(f"{module.name}.{name}#import:{origin}:{alias.name}")
             beside = None if isinstance(node, ast.Import) else module.beside(node)
             if beside is None:
@@ -236,7 +236,7 @@ def _dump(value: object, out: list[str]) -> None:
         for name in value._fields:
             content = getattr(value, name, None)
             if name == "body" and isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)):
-                content = [s for i, s in enumerate(content) if i or not _is_docstring(s)]
+                content = [s for i, s in enumerate(value.body) if i or not _is_docstring(s)]
             if name in _IGNORED_FIELDS or content is None or content == []:
                 continue
             out.append(f" {name}=")

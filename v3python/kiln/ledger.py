@@ -144,15 +144,16 @@ def selected(all_shelves: Sequence[Shelf], choices: Mapping[str, tuple[str, ...]
 
 def compare(shelf: Shelf, names: frozenset[str]) -> Difference:
     """The tree's keys against the ledger's. `names`: of the variants to look at; what is gone is looked at always."""
-    missing, changed = [], []
+    missing: list[str] = []
+    changed: list[str] = []
     for place, variant in shelf.places.items():
         if variant.name in names and not shelf.is_known(place):
             (changed if place in shelf.lines else missing).append(variant.name)
-    gone = [shelf.kept.name(place) for place in shelf.lines if place not in shelf.places]
+    gone = [shelf.kept.name(place) for place in shelf.lines if place not in shelf.places] if shelf.kept else []
     miscounted = [
         shelf.places[place].name
         for place, line in shelf.lines.items()
-        if place in shelf.places and line.facts != _recounted(line.facts, shelf.target)
+        if place in shelf.places and line.facts is not None and line.facts != _recounted(line.facts, shelf.target)
     ]
     return Difference(tuple(missing), tuple(changed), tuple(gone), tuple(miscounted))
 
@@ -164,9 +165,8 @@ def facts_of(info: ImageInfo, target: Target) -> Facts:
     return _recounted(facts, target)
 
 
-def _recounted(facts: Facts | None, target: Target) -> Facts | None:
-    if facts is None:
-        return None
+def _recounted(facts: Facts, target: Target) -> Facts:
+    assert target.residency is not None  # kept_targets lets no other through
     blocks = occupancy.blocks(target.residency, facts.registers, facts.shared, facts.warps)
     return Facts(facts.registers, facts.spills, facts.shared, facts.warps, blocks)
 
@@ -267,8 +267,8 @@ class Update:
             if variant.name in self.facts:
                 facts = self.facts[variant.name]
                 yield place, Line(short(shelf.keys[place]), facts, since(old, facts))
-            elif old:  # under its former name until its successor is compiled, which is compared with it
-                facts = _recounted(old.facts, shelf.target)
+            elif old and old_place:  # under that name until its successor is compiled, which is compared with it
+                facts = _recounted(old.facts, shelf.target) if old.facts else None
                 yield old_place, Line(old.key, facts, since(old, facts))
 
 

@@ -310,16 +310,17 @@ class _Parser:
         if len(self.head) != 4 or self.keys is None:
             self.fail("the file ends too early")
         of_kernel: dict[str, list[tuple[Place, Facts | None, Was | None]]] = {}
-        for images in self.groups.values():
-            for place, (facts, was) in images.items():
+        for group in self.groups.values():
+            for place, (facts, was) in group.items():
                 of_kernel.setdefault(place.kernel, []).append((place, facts, was))
-        lines = {}
+        lines: dict[Place, Line] = {}
         for kernel in of_kernel | self.keys:
             images, keys = of_kernel.get(kernel, []), self.keys.get(kernel, [])
             if len(keys) != len(images):
                 self.fail(f"{kernel} has {len(images)} lines and {len(keys)} keys")
             lines |= {place: Line(key, facts, was) for (place, facts, was), key in zip(images, keys)}
-        return Ledger(*self.head, lines)
+        family, target, toolchain, triton = self.head
+        return Ledger(family, target, toolchain, triton, lines)
 
     def match(self, pattern: re.Pattern, line: str) -> re.Match:
         found = pattern.fullmatch(line)

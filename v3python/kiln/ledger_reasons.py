@@ -135,11 +135,11 @@ def read(folder: Path) -> list[Reason]:
     for number, reason in enumerate(found.value.reasons):
         if reason.blocks is None and reason.spills is None:
             found.fail(("reasons", number), "covers nothing; give it blocks: {from: 2, to: 1}, or spills")
-        for measure, change, wrong in (
-            ("blocks", reason.blocks, reason.blocks and reason.blocks.before <= reason.blocks.after),
-            ("spills", reason.spills, reason.spills and reason.spills.before >= reason.spills.after),
-        ):
-            if wrong:
+        for measure, change in (("blocks", reason.blocks), ("spills", reason.spills)):
+            if change is None:
+                continue
+            more = change.after - change.before
+            if more >= 0 if measure == "blocks" else more <= 0:
                 keys = ("reasons", number, measure)
                 found.fail(keys, f"{measure} from {change.before} to {change.after} is not worse, and needs no reason")
         if not reason.reason.strip():

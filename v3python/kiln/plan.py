@@ -167,14 +167,14 @@ def _left_empty(empty: Sequence[_Planner], targets: int) -> tuple[str, ...]:
     kernels: dict[tuple[str, str, str, str], list[_Planner]] = {}
     for planner in empty:
         if remedies := planner.remedies():  # without one the recipe has nothing there, whatever is selected
-            said = planner.selected(remedies), ", or with ".join(map(spell_selection, remedies))
+            selected, remedy = planner.selected(remedies), ", or with ".join(map(spell_selection, remedies))
             name = f"{planner.recipe.family}.{planner.operation.name}"
-            kernels.setdefault((name, planner.target.name, *said), []).append(planner)
+            kernels.setdefault((name, planner.target.name, selected, remedy), []).append(planner)
     places: dict[tuple[str, str, str], list[str]] = {}
-    for (operation, target, *said), planners in kernels.items():
+    for (operation, target, selected, remedy), planners in kernels.items():
         whole = len(planners) == len(planners[0].operation.kernels)
         what = operation if whole else " and ".join(f"{operation}/{planner.kernel.name}" for planner in planners)
-        places.setdefault((what, *said), []).append(target)
+        places.setdefault((what, selected, remedy), []).append(target)
     return tuple(
         f"with {selected} there is no image of {what} on "
         f"{'any target' if 1 < len(there) == targets else ', '.join(there)}; there are some with {remedy}"
@@ -293,7 +293,7 @@ class _Planner:
         """What was selected of the choices that are named there; of all that the kernel has, where that is nothing."""
         named = {name for remedy in remedies for name, _ in remedy}
         own = [(name, values) for name, values in self.selection.items() if name in self.kernel.choices]
-        return spell_selection([entry for entry in own if entry[0] in named] or own)
+        return spell_selection(tuple(entry for entry in own if entry[0] in named) or tuple(own))
 
     def listed(self, entry: ConfigurationSet) -> tuple[Configuration, ...]:
         """What a list gives in this profile."""
@@ -351,7 +351,7 @@ class _Planner:
         compiled = configuration.overridden(specialization.overrides)
         constants = self.constants(functional, compiled) | dict.fromkeys(specialization.equal_to_one, 1)
         types = {
-            parameter.name: f"*{triton_dtype(functional.values[parameter.dtype_choice])}"
+            parameter.name: f"*{triton_dtype(str(functional.values[parameter.dtype_choice]))}"
             if parameter.dtype_choice
             else parameter.type
             for parameter in kernel.parameters

@@ -120,9 +120,10 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
         )
         for position, requirement in enumerate(shape.require)
     )
-    chosen, choices = call, ()
-    for choice, value in shape.choices.items():
-        choices += (_choice(document, (*keys, "choices", choice), choice, value, chosen, shape),)
+    chosen = call
+    choices: tuple[Choice, ...] = ()
+    for choice, choice_shape in shape.choices.items():
+        choices += (_choice(document, (*keys, "choices", choice), choice, choice_shape, chosen, shape),)
         chosen = chosen.with_names([choice], "choice")
     skip_when = None
     if shape.skip_when is not None:
@@ -137,10 +138,10 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
     everything = chosen.with_names(list(shape.workspace), "workspace")
     kernels = []
     contiguous: list[Requirement] = []
-    for kernel, value in shape.kernels.items():
+    for kernel, kernel_shape in shape.kernels.items():
         here = (*keys, "kernels", kernel)
         check_name(document, here, kernel, "a kernel")
-        read_one = read_kernel(document, here, kernel, value, arguments, choices, tuple(workspaces), everything)
+        read_one = read_kernel(document, here, kernel, kernel_shape, arguments, choices, tuple(workspaces), everything)
         kernels.append(read_one.kernel)
         contiguous += [r for r in read_one.requirements if r not in contiguous]
     operation = Operation(
@@ -163,9 +164,7 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
 
 def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, operation: OperationShape) -> Argument:
     check_name(document, keys, name, "an argument")
-    if (shape.tensor is None) == (shape.scalar is None):
-        document.fail(keys, f"the argument {name} must be either a tensor (tensor: and rank:) or a scalar (scalar:)")
-    if shape.scalar is not None:
+    if shape.scalar is not None and shape.tensor is None:
         scalar = _SCALAR_ALIASES.get(shape.scalar, shape.scalar)
         if scalar not in _SCALARS:
             document.fail((*keys, "scalar"), f"unknown scalar {scalar!r}; {nearest(scalar, _SCALARS, 'scalars')}")
@@ -174,6 +173,8 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
                 document.fail((*keys, field), f"{field} is for tensors; {name} is a scalar")
         kind, bits = _SCALARS[scalar]
         return Argument(name, kind, 0, None, None, False, bits)
+    if shape.scalar is not None or shape.tensor is None:
+        document.fail(keys, f"the argument {name} must be either a tensor (tensor: and rank:) or a scalar (scalar:)")
     if shape.rank is None:
         document.fail(keys, f"the tensor {name} lacks its rank")
     if shape.tensor in operation.choices:
@@ -201,14 +202,14 @@ def _choice(
         document.fail((*keys, "values"), f"the values of {name} are of several kinds: {', '.join(sorted(kinds))}")
     (kind,) = kinds
     for position, value in enumerate(values):
-        if kind == "dtype" and value not in DTYPES:
+        if isinstance(value, str) and kind == "dtype" and value not in DTYPES:
             document.fail((*keys, "values", position), f"unknown dtype {value!r}; {nearest(value, DTYPES, 'dtypes')}")
-        if kind == "word":
+        if isinstance(value, str) and kind == "word":
             check_name(document, (*keys, "values", position), value, "a value")
         if value in values[:position]:
             document.fail((*keys, "values", position), f"{name} has the value {value} twice")
     numbers = tuple(
-        DTYPES[value] if kind == "dtype" else position if kind == "word" else int(value)
+        int(value) if not isinstance(value, str) else DTYPES[value] if kind == "dtype" else position
         for position, value in enumerate(values)
     )
     if shape.match == "next_larger" and (kind != "int" or list(numbers) != sorted(numbers)):

@@ -136,6 +136,8 @@ def _check_axis(
         kind = OPTIONS[backends[0]][name]
         if type(value) is not kind:
             document.fail(keys, f"{name} is {value!r}; it must be {'true or false' if kind is bool else kind.__name__}")
+        if isinstance(value, str):
+            continue  # whose kind is all that is asked of it
         if name == "num_warps" and (value < 1 or value & (value - 1)):
             document.fail(keys, f"num_warps is {value}; it must be a power of two")
         if kind is int and value < (1 if name in ("num_ctas", "maxnreg", "kpack") else 0):

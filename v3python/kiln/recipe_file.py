@@ -11,11 +11,11 @@ Text = str | int | bool  # an expression: YAML reads some as numbers or truth va
 Value = bool | int | str
 
 
-class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # checkers want `frozen` of each class below, too
     pass
 
 
-class ArgumentShape(Shape):
+class ArgumentShape(Shape, frozen=True):
     """An argument of the operation: either a tensor or a scalar."""
 
     tensor: Annotated[str | None, Meta(description="A dtype, or the choice that decides it.")] = None
@@ -27,7 +27,7 @@ class ArgumentShape(Shape):
     summary: str = ""
 
 
-class ChoiceShape(Shape):
+class ChoiceShape(Shape, frozen=True):
     """What a call asks for that changes the kernel itself: an image for each value."""
 
     of: Annotated[
@@ -53,14 +53,14 @@ class ChoiceShape(Shape):
     ] = None
 
 
-class RequirementShape(Shape):
+class RequirementShape(Shape, frozen=True):
     """What must hold of a call's arguments."""
 
     that: Annotated[Text, Meta(description="An expression; 0 refuses the call.")]
     otherwise: Annotated[str, Meta(description="The sentence for the caller.")]
 
 
-class ParameterShape(Shape):
+class ParameterShape(Shape, frozen=True):
     """A parameter of the kernel that is no constexpr."""
 
     type: Annotated[
@@ -69,7 +69,7 @@ class ParameterShape(Shape):
     value: Annotated[bool | int | float | str, Meta(description="An expression, or a number.")]
 
 
-class SpecializationShape(Shape):
+class SpecializationShape(Shape, frozen=True):
     """An image of its own for calls whose parameters are like this. The first that holds is taken."""
 
     divisible_by_16: tuple[str, ...] = ()
@@ -81,14 +81,14 @@ class SpecializationShape(Shape):
     ] = {}
 
 
-class BinShape(Shape):
+class BinShape(Shape, frozen=True):
     """An axis of the look-up: the number of edges that are not above the value."""
 
     of: Text
     edges: Annotated[tuple[int, ...], Meta(min_length=1, description="Ascending.")]
 
 
-class ZeroShape(Shape):
+class ZeroShape(Shape, frozen=True):
     """Device memory that is set to zero before the kernel."""
 
     address: Text
@@ -98,7 +98,7 @@ class ZeroShape(Shape):
 Axis = Value | tuple[Value, ...]
 
 
-class ConfigurationsShape(Shape):
+class ConfigurationsShape(Shape, frozen=True):
     """Configurations; where an entry gives lists, each combination is one."""
 
     targets: Annotated[
@@ -112,7 +112,7 @@ class ConfigurationsShape(Shape):
     ] = None
 
 
-class RuleShape(Shape):
+class RuleShape(Shape, frozen=True):
     """Where `when` matches: the first configuration that has the values of `use`."""
 
     when: Annotated[
@@ -122,7 +122,7 @@ class RuleShape(Shape):
     use: dict[str, Value] = {}
 
 
-class SpillShape(Shape):
+class SpillShape(Shape, frozen=True):
     """Spills that are allowed."""
 
     bytes: Annotated[int, Meta(ge=0, description="A thread.")]
@@ -132,7 +132,7 @@ class SpillShape(Shape):
     ] = {}
 
 
-class UnavailableShape(Shape):
+class UnavailableShape(Shape, frozen=True):
     """Variants that may be missing: left out, with this reason, if they fail or are unfit."""
 
     reason: str
@@ -141,7 +141,7 @@ class UnavailableShape(Shape):
     ] = {}
 
 
-class KernelShape(Shape):
+class KernelShape(Shape, frozen=True):
     """One Triton function and how it is compiled, chosen and launched."""
 
     source: Annotated[str, Meta(description="The kernel's file, relative to the recipe.")]
@@ -166,7 +166,7 @@ class KernelShape(Shape):
     summary: str = ""
 
 
-class OperationShape(Shape):
+class OperationShape(Shape, frozen=True):
     """What a call runs: one kernel, or several one after another."""
 
     arguments: Annotated[dict[str, ArgumentShape], Meta(min_length=1, description="In the order of a call.")]
@@ -181,14 +181,14 @@ class OperationShape(Shape):
     summary: str = ""
 
 
-class NativeShape(Shape):
+class NativeShape(Shape, frozen=True):
     """Hand-written C++ of the family's library: typed entries. What they include stands beside them, in *.h."""
 
     sources: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
 
 
-class RecipeShape(Shape):
+class RecipeShape(Shape, frozen=True):
     """A family of kernels."""
 
     family: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$", description="The library is libkiln_<family>.so.")]
@@ -197,7 +197,7 @@ class RecipeShape(Shape):
     native: NativeShape = NativeShape()
 
 
-class TuningShape(Shape):
+class TuningShape(Shape, frozen=True):
     """Tuned rules for one family on one target: tuning/<family>/<target>.yaml."""
 
     kernels: Annotated[

@@ -98,6 +98,7 @@ def read_kernel(
     zeros, requirements = _zeros(document, keys, shape, arguments, workspaces, inner)
     _refuse_too_many(document, keys, zeros, bins, specializations)
     grid = [read_expression(document, (*keys, "grid", i), text, inner) for i, text in enumerate(shape.grid)]
+    x, y, z = (*grid, *(parse("1"),) * (3 - len(grid)))
     on_host = (*grid, *(p.value for p in parameters), *(e for zero in zeros for e in (zero.address, zero.bytes)))
     _refuse_overrides(document, keys, specializations, on_host)
     when = None if shape.when is None else read_expression(document, (*keys, "when"), shape.when, scope)
@@ -113,7 +114,7 @@ def read_kernel(
         constants=constants,
         specializations=specializations,
         zeros=zeros,
-        grid=(*grid, *(parse("1"),) * (3 - len(grid))),
+        grid=(x, y, z),
         bins=bins,
         configurations=sets,
         columns=columns,

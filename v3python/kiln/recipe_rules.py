@@ -80,8 +80,8 @@ def read_when(document: Document, keys: Keys, raw: Mapping[str, object], words: 
                     document.fail(here, f"no configuration has {name}={_shown(item)}")
             configuration.append((name, values))
         else:
-            known = [*by_choice, *by_bin, *configured, *([] if tuned else ["specialization"]), "targets"]
-            document.fail(here, f"a condition on the unknown {name!r}; {nearest(name, known, 'names')}")
+            names = [*by_choice, *by_bin, *configured, *([] if tuned else ["specialization"]), "targets"]
+            document.fail(here, f"a condition on the unknown {name!r}; {nearest(name, names, 'names')}")
     return When(named_targets, tuple(choices), tuple(configuration), specializations, tuple(bins))
 
 

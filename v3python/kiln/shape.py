@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -51,6 +51,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def _is_object(value: Any) -> bool:
+    """Whether it is a dataclass, or one's instance. Checkers take what they know that of for nothing to cache by."""
+    return dataclasses.is_dataclass(value)
+
+
 @functools.cache
 def fields_of(shape: type) -> dict[str, tuple[Any, Any]]:
     """Annotation and default (`dataclasses.MISSING` if it has none) of each field."""
@@ -78,15 +83,15 @@ def check(annotation: Any, limits: Limits = Limits()) -> Check:
         return _entries(list, "a list", check(arguments[0]), limits)
     if origin is not None and issubclass(origin, Mapping):
         return _entries(dict, "an object", check(arguments[1]), limits)
-    if dataclasses.is_dataclass(annotation):
+    if _is_object(annotation):
         return functools.partial(_object, {n: (check(a), default) for n, (a, default) in fields_of(annotation).items()})
     return {str: _text, int: _number, bool: _truth}[annotation](limits)
 
 
 def plain(value: Any) -> Any:
     """The plain data of a dataclass; fields that have their default are left out."""
-    if dataclasses.is_dataclass(value):
-        members = ((n, getattr(value, n), default) for n, (_, default) in fields_of(type(value)).items())
+    if _is_object(value):
+        members = ((n, getattr(value, n), default) for n, (_, default) in fields_of(value.__class__).items())
         return {name: plain(member) for name, member, default in members if member != default}
     if isinstance(value, (tuple, list)):
         return [plain(entry) for entry in value]
@@ -118,13 +123,14 @@ def _object(fields: Mapping[str, tuple[Check, Any]], value: Any) -> str:
     return ""
 
 
-def _entries(kind: type, called: str, inner: Check, limits: Limits) -> Check:
+def _entries(kind: type[list | dict], called: str, inner: Check, limits: Limits) -> Check:
     def check_entries(value: Any) -> str:
         if not isinstance(value, kind):
             return f" is {shown(value)}; it must be {called}"
         if len(value) > limits.most:
             return f" has {len(value)} entries; it can have {limits.most}"
-        for name, entry in value.items() if kind is dict else enumerate(value):
+        entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, entry in entries:
             if problem := inner(entry):
                 return f"[{shown(name)}]{problem}"
             if kind is dict and not is_line(name):
@@ -179,7 +185,7 @@ def _schema(annotation: Any, limits: Limits, named: dict[str, dict]) -> dict[str
     if origin is not None and issubclass(origin, Mapping):
         values = _schema(arguments[1], Limits(), named)
         return {"type": "object", "additionalProperties": values, "maxProperties": limits.most, **about}
-    if dataclasses.is_dataclass(annotation):
+    if _is_object(annotation):
         if annotation.__name__ not in named:
             named[annotation.__name__] = {}
             fields = fields_of(annotation)

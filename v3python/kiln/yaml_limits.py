@@ -34,18 +34,18 @@ def check(text: bytes, loader: type) -> None:
     """
     if len(text) > LARGEST:
         raise Refused(1, f"has {len(text)} bytes; it can have {LARGEST}")
-    sizes: dict[str, int] = {}  # of what has an anchor, aliases spelled out
+    sizes: dict[str | None, int] = {}  # of what has an anchor, aliases spelled out
     begun: list[tuple[str | None, int]] = []  # anchor, and the nodes before it
     nodes = 0
     for event in yaml.parse(text, Loader=loader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
             nodes += sizes.get(event.anchor, 1)
         elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
             anchor, before = begun.pop()
             if anchor is not None:
                 sizes[anchor] = nodes - before
-        elif isinstance(event, yaml.NodeEvent):
+        elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
             nodes += 1
             if event.tag not in (None, "!"):
                 raise Refused(line, f"has the tag {event.tag!r}; no value here has one")

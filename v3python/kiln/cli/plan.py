@@ -194,8 +194,9 @@ def explain(kernel: KernelPlan) -> list[str]:
             continue
         lines.append(functional.name or "(no choices)")
         for name, decision in zip(bins, row):
-            taken = kernel.configurations[decision.configuration].name
-            lines.append(f"  {name:{width}}  {taken}  ({decision.rule or 'no rule fits: the first available'})")
+            if decision.configuration is not None:  # as of a functional in every bin or in none
+                taken = kernel.configurations[decision.configuration].name
+                lines.append(f"  {name:{width}}  {taken}  ({decision.rule or 'no rule fits: the first available'})")
     lines += [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
     return lines
 
