@@ -21,6 +21,8 @@ from kiln.recipe_model import Recipe
 from kiln.store import Store, StoredImage
 from kiln.targets import Target
 
+_WRITERS = ("pack.py", "split.py", "elf.py")  # what a pack's bytes depend on
+
 
 @dataclass(frozen=True)
 class Harvest:
@@ -60,18 +62,18 @@ def judge_all(
         BuildFailed: variants failed or are unfit that no recipe waives; names each, its reason and its log. Of those
             that the compiler rejected in the same words the first is named and the others are counted.
     """
-    images, missing = {}, {}
+    images: dict[str, StoredImage] = {}
+    missing: dict[str, str] = {}
     failed: dict[str, list[tuple[str, str]]] = {}  # names and reasons, by what makes failures equal
     for variant in variants:
         outcome = outcomes[variant.name]
         image, reason = judge_one(variant, outcome)
         if image is not None:
             images[variant.name] = image
-        elif not reason:
+        elif not reason and variant.waiver is not None:
             missing[variant.name] = variant.waiver
         else:
-            rejected = isinstance(outcome, Failure) and outcome.kind == "compile"
-            same = outcome.message if rejected else variant.name
+            same = outcome.message if isinstance(outcome, Failure) and outcome.kind == "compile" else variant.name
             failed.setdefault(same, []).append((variant.name, reason))
     if failed:
         lines = [f"{sum(map(len, failed.values()))} of {len(variants)} variants failed:"]
@@ -112,7 +114,7 @@ def plan_pack(target: Target, the_plan: Plan, harvest: Harvest, version: str, wi
     images = {name: harvest.images[name] for name in names}
     infos = {image.digest: image.info for image in images.values()}
     inputs = [
-        *(hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest() for module in (pack, split, elf)),
+        *(hashlib.sha256(Path(__file__).with_name(module).read_bytes()).hexdigest() for module in _WRITERS),
         target.instructions,
         importlib.metadata.version("zstandard"),
         version,

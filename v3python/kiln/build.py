@@ -236,7 +236,7 @@ def made_by(compiler: native.Compiler, the_lock: lock.Lock) -> tuple[manifest.To
     as the release is."""
     zig = the_lock.wheel_of("ziglang", lock.running_python())
     source = the_lock.source_of("zstandard")
-    version = the_lock.package_of(source.name).version
+    version = next(package.version for package in the_lock.packages if source in package.files)
     return (
         manifest.Tool(name="compiler", version=compiler.identity, sha256=zig.sha256),
         manifest.Tool(name="zstandard's source", version=version, sha256=source.sha256),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from kiln import elf, image, kernel_modules, mistakes, targets
 from kiln.errors import CompileError, ToolchainError
@@ -54,7 +55,7 @@ def prepare_worker(toolchain: Toolchain) -> None:
     """
     kept = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     os.environ.clear()
-    os.environ.update(kept | PINNED_ENVIRONMENT)
+    os.environ.update({**kept, **PINNED_ENVIRONMENT})
     sys.path.insert(0, toolchain.site)
     sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
     import triton
@@ -164,6 +165,7 @@ class _Printed:
         self._flush()
         one, two = os.fstat(1), os.fstat(2)
         self._kept: list[int] = []
+        self._file: IO[bytes]
         if stat.S_ISREG(two.st_mode) and (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino):
             self._file = open("/proc/self/fd/2", "rb")
             self._begin = two.st_size
@@ -229,17 +231,17 @@ def _image(pipeline: _Pipeline, target: Target, printed: _Printed) -> Image:
             ptx_version="",
         )
         return Image(elf.strip(code), info)
-    facts = elf.nvidia_facts(code)
+    cubin = elf.nvidia_facts(code)
     report = elf.ptxas_report(log, metadata["name"])
     info = ImageInfo(
         **common,
-        threads=facts.threads,
+        threads=cubin.threads,
         shared=metadata["shared"] + report.static_shared,
         registers=report.registers,
         spills=report.spill_stores,
         stack=report.stack,
-        parameters=len(facts.parameters),
-        abi=facts.abi,
+        parameters=len(cubin.parameters),
+        abi=cubin.abi,
         ptx_version=f"{target.ptx_version // 10}.{target.ptx_version % 10}",
     )
     return Image(elf.strip(code), info, pipeline.results["ptx"])

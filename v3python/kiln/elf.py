@@ -217,9 +217,9 @@ def nvidia_facts(cubin: bytes) -> NvidiaFacts:
         )
 
 
-def stated_facts(code: bytes) -> dict[str, int | str]:
-    """What an image says of itself, under the names of `ImageInfo`; besides its `target`, and as `static_shared` the
-    shared memory to which dynamic comes.
+def stated_facts(code: bytes) -> tuple[dict[str, int | str], int]:
+    """What an image says of itself, under the names of `ImageInfo`, and its `target`; then the shared memory to which
+    dynamic comes.
 
     Raises:
         ArtifactError: it is no image, malformed, or has not exactly one kernel.
@@ -230,14 +230,14 @@ def stated_facts(code: bytes) -> dict[str, int | str]:
         return {
             "kind": kind, "target": amd.target.split(":")[0], "symbol": amd.kernel, "registers": amd.vgprs,
             "threads": amd.max_flat_workgroup_size, "stack": amd.private_segment, "parameters": len(amd.arguments),
-            "abi": amd.code_object_version, "spills": 4 * amd.vgpr_spills, "static_shared": amd.group_segment,
-        }  # fmt: skip
+            "abi": amd.code_object_version, "spills": 4 * amd.vgpr_spills,
+        }, amd.group_segment  # fmt: skip
     cubin = nvidia_facts(code)
     return {
         "kind": kind, "target": f"sm_{cubin.sm}", "symbol": cubin.kernel, "registers": cubin.registers,
         "threads": cubin.threads, "stack": cubin.stack, "parameters": len(cubin.parameters),
-        "abi": cubin.abi, "static_shared": cubin.shared,
-    }  # fmt: skip
+        "abi": cubin.abi,
+    }, cubin.shared  # fmt: skip
 
 
 def ptxas_report(log: str, symbol: str) -> PtxasReport:
@@ -250,7 +250,7 @@ def ptxas_report(log: str, symbol: str) -> PtxasReport:
         rf"Compiling entry function '{re.escape(symbol)}' for.*?(?=Compiling entry function '|\Z)", log, re.DOTALL
     )
     used = block and re.search(r"Used (\d+) registers(.*)", block[0])
-    if not used:
+    if not block or not used:
         raise ToolchainError(f"the assembler's report has nothing on {symbol}; it must be run with -v")
     frames = [
         tuple(map(int, numbers))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Generic, TypeVar, cast
 
 from kiln import guardian, worker
 from kiln.errors import EnvironmentProblem, KilnError
@@ -42,9 +42,11 @@ _TUNABLES = ":".join(
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from kiln.worker import main; main(*map(int, sys.argv[2:]))"
 _PACKAGES = str(Path(__file__).resolve().parents[1])
 
+Id = TypeVar("Id", bound=Hashable)
+
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[Id]):
     """Something to run in a worker.
 
     Attributes:
@@ -55,7 +57,7 @@ class Task:
         data_limit: bytes of memory that each of its processes may reserve (RLIMIT_DATA), or None.
     """
 
-    id: Hashable
+    id: Id
     function: Callable[..., Any]
     arguments: tuple
     log: Path
@@ -64,59 +66,59 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Began:
+class Began(Generic[Id]):
     """The task runs now, or goes on after `Waits`."""
 
-    id: Hashable
+    id: Id
 
 
 @dataclass(frozen=True)
-class Waits:
+class Waits(Generic[Id]):
     """The task waits for somebody else (worker.waiting)."""
 
-    id: Hashable
+    id: Id
 
 
 @dataclass(frozen=True)
-class Returned:
+class Returned(Generic[Id]):
     """The task is done."""
 
-    id: Hashable
+    id: Id
     value: Any
 
 
 @dataclass(frozen=True)
-class Raised:
+class Raised(Generic[Id]):
     """The task raised; the traceback is in its log."""
 
-    id: Hashable
+    id: Id
     error: Exception
 
 
 @dataclass(frozen=True)
-class Died:
+class Died(Generic[Id]):
     """The task's worker is no more: "killed by SIGKILL". `signal` is 0 if it exited."""
 
-    id: Hashable
+    id: Id
     reason: str
     signal: int
 
 
-Event = Began | Waits | Returned | Raised | Died
+Event = Began[Id] | Waits[Id] | Returned[Id] | Raised[Id] | Died[Id]
 
 
 @dataclass
-class _Worker:
+class _Worker(Generic[Id]):
     process: subprocess.Popen
     connection: Connection
     log: Path
     pidfd: int | None
     is_ready: bool = False
-    task: Task | None = None
+    task: Task[Id] | None = None
     tasks: int = 0
 
 
-class LocalExecutor:
+class LocalExecutor(Generic[Id]):
     """Runs tasks in at most `workers` processes of this machine, started when they are first needed.
 
     Use it as a context manager, from one thread (workers end with the thread that started them). Leaving it kills
@@ -149,27 +151,27 @@ class LocalExecutor:
         self._tasks_per_worker = tasks_per_worker
         self._bytes_per_worker = bytes_per_worker
         self._temporary = temporary
-        self._workers: list[_Worker] = []
-        self._queue: deque[Task] = deque()
-        self._events: deque[Event] = deque()
+        self._workers: list[_Worker[Id]] = []
+        self._queue: deque[Task[Id]] = deque()
+        self._events: deque[Event[Id]] = deque()
         self._failed_starts = 0
         self._started = 0
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._folder: Path | None = None
         self._guardian: subprocess.Popen | None = None
 
-    def __enter__(self) -> LocalExecutor:  # noqa: PYI034  (Self needs Python 3.11)
+    def __enter__(self) -> LocalExecutor[Id]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: Task[Id]) -> None:
         """Runs a task as soon as a worker is free."""
         self._queue.append(task)
         self._assign()
 
-    def kill(self, id: Hashable) -> None:
+    def kill(self, id: Id) -> None:
         """Ends a task now, with all that it has started; `Died` follows unless it has ended before."""
         for task in list(self._queue):
             if task.id == id:
@@ -179,7 +181,7 @@ class LocalExecutor:
             if one.task is not None and one.task.id == id:
                 self._bury(one)
 
-    def wait(self, timeout: float | None) -> list[Event]:
+    def wait(self, timeout: float | None) -> list[Event[Id]]:
         """What has happened; waits for something to, at most `timeout` seconds (None: for ever)."""
         if not self._events:
             # Deaths are seen by the descriptor of the process; where there is none (Linux before 5.3), by the end of
@@ -215,7 +217,7 @@ class LocalExecutor:
         self._queue.clear()
         if self._guardian is not None:
             with contextlib.suppress(OSError):
-                self._guardian.stdin.close()
+                cast(IO[bytes], self._guardian.stdin).close()
             self._guardian.wait()
             self._guardian = None
         if self._wake_writer >= 0:
@@ -271,14 +273,14 @@ class LocalExecutor:
         pidfd = None
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(process.pid)
-        one = _Worker(process, ours, log, pidfd)
+        one: _Worker[Id] = _Worker(process, ours, log, pidfd)
         self._workers.append(one)
         self._tell_guardian(f"+{process.pid}\n")
         with contextlib.suppress(OSError):  # a death will be seen by `wait`
             ours.send(sys.path)
             ours.send((self._initializer, self._arguments))
 
-    def _receive(self, one: _Worker) -> None:
+    def _receive(self, one: _Worker[Id]) -> None:
         try:
             message = one.connection.recv()
         except (EOFError, OSError):
@@ -291,10 +293,10 @@ class LocalExecutor:
             one.is_ready = True
             self._failed_starts = 0
         elif kind == worker.BROKEN:
-            error = values[0]
-            if isinstance(error, KilnError):
-                raise error
-            raise EnvironmentProblem(f"workers cannot be made ready: {type(error).__name__}: {error}") from error
+            broken = values[0]
+            if isinstance(broken, KilnError):
+                raise broken
+            raise EnvironmentProblem(f"workers cannot be made ready: {type(broken).__name__}: {broken}") from broken
         elif one.task is not None and kind == worker.WAITS:
             self._events.append(Waits(one.task.id))
         elif one.task is not None and kind == worker.RESUMES:
@@ -306,7 +308,7 @@ class LocalExecutor:
             if size > self._bytes_per_worker or one.tasks >= self._tasks_per_worker:
                 self._bury(one)
 
-    def _bury(self, one: _Worker) -> None:
+    def _bury(self, one: _Worker[Id]) -> None:
         """Kills a worker and all that it has started, and reports its task, if it has one."""
         # First the group, then the reaping: until then the number cannot belong to anybody else.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -328,7 +330,7 @@ class LocalExecutor:
             os.close(one.pidfd)
         guardian.remove(str(one.log.parent))
 
-    def _is_dead(self, one: _Worker) -> bool:
+    def _is_dead(self, one: _Worker[Id]) -> bool:
         return os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _make_folder(self) -> Path:
@@ -349,8 +351,9 @@ class LocalExecutor:
                 start_new_session=True,
             )
         with contextlib.suppress(OSError):  # somebody has killed it: the workers still follow us by themselves
-            self._guardian.stdin.write(line.encode())
-            self._guardian.stdin.flush()
+            orders = cast(IO[bytes], self._guardian.stdin)  # a pipe, as was asked for
+            orders.write(line.encode())
+            orders.flush()
 
 
 def spell_exit(code: int) -> str:

@@ -23,7 +23,7 @@ from kiln.schedule import End, Kill, Policy, Scheduler
 from kiln.store import Store, StoredImage
 
 if TYPE_CHECKING:
-    from kiln.plan_model import Variant
+    from kiln.plan_model import CompileSpec, Variant
     from kiln.toolchain import Toolchain
 
 # What a compile of the largest kernels takes resident (Technical.md, 'The farm'); more is found out by trying.
@@ -35,6 +35,8 @@ _HEADROOM = 0.9  # of the memory that is free when we begin: others live here to
 
 # What a waiver is about: the variant itself. A worker that the machine killed says nothing of it.
 WAIVABLE = ("compile", "timeout")
+
+_Attempt = tuple[str, int]  # the name of a job and which attempt at it, by which the executor knows it
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,8 @@ def run(
     began = time.monotonic()
     identity = toolchain.identity
     by_key: dict[str, list[str]] = {}
-    specs = {}
-    waived = set()
+    specs: dict[str, CompileSpec] = {}
+    waived: set[str] = set()
     for variant in variants:
         if variant.waiver is not None:
             waived.add(variant.name)
@@ -213,7 +215,7 @@ class _Farm:
         )
         self.scheduler = Scheduler(self.calls, policy, self.store.durations())
         self._make_logs()
-        workers = LocalExecutor(
+        workers: LocalExecutor[_Attempt] = LocalExecutor(
             self.jobs,
             prepare_worker,
             (toolchain,),
@@ -242,7 +244,7 @@ class _Farm:
             )
         return {name: self.images.get(name) or self._failure(name) for name in self.calls}
 
-    def _task(self, name: str, attempt: int, memory: int) -> Task:
+    def _task(self, name: str, attempt: int, memory: int) -> Task[_Attempt]:
         return Task(
             id=(name, attempt),
             function=job.run,
@@ -252,7 +254,7 @@ class _Farm:
             data_limit=_RESERVED_PER_RESIDENT * memory,
         )
 
-    def _handle(self, event: executor.Event) -> None:
+    def _handle(self, event: executor.Event[_Attempt]) -> None:
         name, attempt = event.id
         now = time.monotonic()
         if isinstance(event, executor.Began):

@@ -107,9 +107,9 @@ class SharedFolder:
         except OSError as error:
             if error.errno not in _UNREADABLE:
                 raise self.problem("read", path, error) from error
-            status = _status(path)
-            reason = _is_no_file(status) if status else None
-            raise Unreadable(reason or f"cannot be read ({error.strerror})", status) from error
+            there = _status(path)
+            reason = _is_no_file(there) if there else None
+            raise Unreadable(reason or f"cannot be read ({error.strerror})", there) from error
 
     def append(self, path: Path, line: bytes) -> None:
         """Adds a line in one write: processes of one machine never mix theirs."""

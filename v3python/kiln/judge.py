@@ -21,13 +21,14 @@ def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -
         target: what it should be for; None: not known.
     """
     try:
-        facts = elf.stated_facts(code)
+        facts, static = elf.stated_facts(code)
     except ArtifactError as error:
         return (f"cannot be read: {error}",)
     reasons = []
-    if info.shared < (static := facts.pop("static_shared")):
+    if info.shared < static:
         reasons.append(f"needs {static} bytes of shared memory, where {info.shared} are stated")
-    if (made_for := facts.pop("target")) != (target.name if target else made_for):
+    made_for = facts.pop("target")
+    if target is not None and made_for != target.name:
         reasons.append(f"is for {made_for} instead of {target.name}")
     for name, value in facts.items():
         if getattr(info, name) != value:

@@ -6,9 +6,10 @@ The build has msgspec; but `kiln inspect` reads images on machines with no more 
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 
-def unpack(data: bytes) -> object:
+def unpack(data: bytes) -> Any:
     """Decodes one document.
 
     Raises:

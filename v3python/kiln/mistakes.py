@@ -5,6 +5,10 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton.compiler.errors import CompilationError
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def place_of(error: BaseException, folder: Path) -> str:
     return ""
 
 
-def _place(error: Exception) -> tuple[str, int]:
+def _place(error: CompilationError) -> tuple[str, int]:
     """File and line of Triton's CompilationError, which counts lines from the function's `def` and names no function:
     that is whose source the code generator was visiting when it raised this."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -73,7 +77,7 @@ def _is_triton_s(file: str) -> bool:
     return Path(file).is_relative_to(Path(triton.__file__).parent)
 
 
-def _words(error: Exception) -> str:
+def _words(error: CompilationError) -> str:
     """What Triton's CompilationError says, without the excerpt, and without the quotes of an error that it wraps."""
     wrapped = error.__cause__ or error.__context__
     if wrapped is not None and error.error_message in (None, repr(wrapped)) and " " in str(wrapped):

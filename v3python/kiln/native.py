@@ -182,9 +182,11 @@ def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
     sources = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar.getmembers():
-            name = Path(member.name)
-            if member.isfile() and name.parent.name == "zstd" and name.suffix in (".c", ".h"):
-                sources[name.name] = tar.extractfile(member).read()
+            path = Path(member.name)
+            if path.parent.name == "zstd" and path.suffix in (".c", ".h") and member.isfile():
+                file = tar.extractfile(member)
+                if file is not None:
+                    sources[path.name] = file.read()
     if "zstd.c" not in sources:
         raise ToolchainError(f"{archive} does not hold zstd's C source (zstd/zstd.c)")
     if not _holds(done, sources):  # what an earlier build unpacked may have been changed since

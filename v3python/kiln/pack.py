@@ -185,14 +185,14 @@ def write_pack(
     index = b"".join([counts, *located, tables])
     if len(index) > LARGEST_INDEX:
         raise ArtifactError(f"the index for {target} has {len(index)} bytes; a pack's can have {LARGEST_INDEX}")
-    digest = hashlib.sha256(index)
-    header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), digest.digest(), 0)
+    index_digest = hashlib.sha256(index)
+    header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), index_digest.digest(), 0)
     try:
         with appear(path) as fresh:
             fresh.write_bytes(b"".join([header, index, *frames]))
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
-    return digest.hexdigest()
+    return index_digest.hexdigest()
 
 
 def read_pack(path: Path) -> Pack:
@@ -275,7 +275,7 @@ def _groups(
         order = sorted(range(len(kernel.slots)), key=lambda n: (n % specializations, n % per_functional, n))
         for slot in (kernel.slots[number] for number in order):
             digest = slot.image if kind == "image" else slot.ptx
-            if digest is None or digest in seen:
+            if digest is None or slot.image is None or digest in seen:  # PTX stands beside an image alone
                 continue
             seen.add(digest)
             data = read(digest) + (b"\0" if kind == "ptx" else b"")
@@ -292,7 +292,8 @@ def _groups(
 def _kernel_rows(
     kernels: Iterable[KernelSlots], numbers: Mapping[tuple[str, str], int], strings: _Strings
 ) -> tuple[list[bytes], list[bytes]]:
-    kernel_rows, slot_rows = [], []
+    kernel_rows: list[bytes] = []
+    slot_rows: list[bytes] = []
     for kernel in kernels:
         parts = (kernel.functionals, kernel.configurations, kernel.specializations)
         kernel_rows.append(
@@ -410,11 +411,15 @@ def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
     images: list[PackedImage] = []
     ends: dict[int, int] = {}
     for group, offset, size, symbol, kind, *facts, zero, sha in tables[1]:
+        threads, shared, registers, spills, stack, parameters, scratch, align, profile_scratch, clusters = facts
         end = ends.get(group, 0)  # images of a group stand one behind another: none shares bytes with others
         if offset != end + -end % _ALIGNMENT or not size or kind not in kinds or zero:
             raise ArtifactError(f"{name} is corrupt: an image is not where its group has room for it")
         ends[group] = offset + size
-        info = ImageInfo(kinds[kind], string(symbol), *facts, 0, "")
+        info = ImageInfo(
+            kinds[kind], string(symbol), threads, shared, registers, spills, stack, parameters, scratch, align,
+            profile_scratch, clusters, abi=0, ptx_version="",
+        )  # fmt: skip
         _check_image(info)
         images.append(PackedImage(group, offset, size, sha.hex(), info))
     if [ends.get(number) for number in range(groups_n)] != [group.decoded for group in groups] or len(ends) > groups_n:
@@ -436,7 +441,14 @@ def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
         first += count
         kernels.append(
             KernelSlots(
-                *map(string, (family, operation, kernel)), *map(tuple, parts), layout.hex(), tuple(slots[begin:first])
+                string(family),
+                string(operation),
+                string(kernel),
+                tuple(parts[0]),
+                tuple(parts[1]),
+                tuple(parts[2]),
+                layout.hex(),
+                tuple(slots[begin:first]),
             )
         )
     if first != slots_n:

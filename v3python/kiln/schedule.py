@@ -173,10 +173,10 @@ class Scheduler:
             for job in self._pending:
                 self.outcomes[job.name] = Outcome(End.CANCELLED, job.attempt)
             self._pending.clear()
-        while len(self._running) < self.policy.jobs and (job := self._pick()):
-            job.attempt += 1
-            self._running[job.name] = job
-            instructions.append(Start(job.name, job.attempt, job.memory))
+        while len(self._running) < self.policy.jobs and (picked := self._pick()):
+            picked.attempt += 1
+            self._running[picked.name] = picked
+            instructions.append(Start(picked.name, picked.attempt, picked.memory))
         return instructions
 
     @property

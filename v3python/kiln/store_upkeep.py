@@ -72,7 +72,8 @@ def verify(files: StoreFiles, contradictions: Contradictions = judge.contradicti
         contradictions: where an image contradicts what is stated of it.
     """
     objects = entries = earlier = 0
-    removed_objects, removed_entries = [], []
+    removed_objects: list[str] = []
+    removed_entries: list[str] = []
     contradicted: dict[str, str] = {}  # by an image and what is stated of it
     for kind in KINDS:
         for path in files.strange_folders(kind):

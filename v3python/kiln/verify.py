@@ -166,7 +166,8 @@ def _verify_link(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: 
 def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: Report) -> None:
     folder, _, name = entry.path.rpartition("/")
     content = _Content(entry)
-    found, within, abis = None, Report(complete=report.complete), set()
+    found, within = None, Report(complete=report.complete)
+    abis: set[int] = set()
     if folder == IMAGES and name.endswith(".pack"):
         try:
             found = _verify_pack(content.read, entry.size, entry.path, within, abis)
@@ -242,12 +243,12 @@ def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, 
             report.problems.append(f"{label} is no PTX text that ends with a NUL")
         return
     try:
-        found = need("elf").stated_facts(code)
+        found, static = need("elf").stated_facts(code)
     except ArtifactError as error:
         report.problems.append(f"{label}: {error}")
         return
     abis.add(found.pop("abi"))  # of which the index says nothing
-    if image.info.shared < found.pop("static_shared"):
+    if image.info.shared < static:
         report.problems.append(f"{label} needs more shared memory than the index says")
     stated = {"target": target, **image_row(image)}
     for fact, value in found.items():

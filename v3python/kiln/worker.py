@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import io
 import os
 import pickle
 import resource
@@ -134,7 +135,7 @@ def _data_limit(limit: int | None) -> Iterator[None]:
 def _portable(error: BaseException) -> Exception:
     """The exception, or where it cannot cross processes, or would end the executor, one that says the same."""
     try:
-        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
+        if isinstance(error, Exception) and isinstance(pickle.loads(pickle.dumps(error)), Exception):
             return error
     except Exception:  # noqa: BLE001  (pickling runs the exception's own code)
         pass
@@ -153,7 +154,8 @@ def _be_dispensable() -> None:
 def _speak_line_by_line(c_library: ctypes.CDLL) -> None:
     """What was printed before a crash is in the log; so is the Python stack."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):  # what a process begins with
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
     with contextlib.suppress(ValueError, AttributeError):
         c_library.setvbuf(ctypes.c_void_p.in_dll(c_library, "stdout"), None, _IOLBF, 0)
     faulthandler.enable()

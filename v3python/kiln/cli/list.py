@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     for reason, count in sorted(reasons.items()):
         print(f"without an image: {count}: {reason}")
     if rules and arguments.missing:
-        header = ("TARGET", "KERNEL", "LEFT OUT", "WHERE", "REASON")
+        columns = ("TARGET", "KERNEL", "LEFT OUT", "WHERE", "REASON")
         lines = [(r["target"], r["kernel"], r["variants"], _where(r), r["reason"]) for r in rules]
-        print("\n" + table(header, lines, header[2:3]))
+        print("\n" + table(columns, lines, columns[2:3]))
     elif rules:
-        count = plural(sum(rule["variants"] for rule in rules), "combination")
-        print(f"left out by the profile, the selection or the recipe: {count}; --missing shows by which rules")
+        combinations = plural(sum(rule["variants"] for rule in rules), "combination")
+        print(f"left out by the profile, the selection or the recipe: {combinations}; --missing shows by which rules")
     return 0
 
 

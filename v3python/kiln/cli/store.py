@@ -9,10 +9,14 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln import options
 from kiln.errors import ArtifactError, EnvironmentProblem, UsageError
 from kiln.usage import one_of
+
+if TYPE_CHECKING:
+    from kiln.store_upkeep import Collected, StoreInfo, Verified
 
 EXAMPLE = """
 kiln store info --store workspace             counts and sizes
@@ -79,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     return ArtifactError.exit_code if broken else 0
 
 
-def _print(arguments: argparse.Namespace, result: object, text: str) -> None:
+def _print(arguments: argparse.Namespace, result: StoreInfo | Collected | Verified, text: str) -> None:
     print(json.dumps(asdict(result), indent=2) if arguments.json else text, file=sys.stdout)
 
 
