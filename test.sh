@@ -23,9 +23,10 @@ export PYTHONPATH=$here/v3python PYTHONPYCACHEPREFIX=$place/pycache PYTHONNOUSER
 if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
     "$bin/ruff" check --no-cache .
     "$bin/ruff" format --no-cache --check .
+    "$bin/mypy" --cache-dir "$place/mypy"
     find csrc bindings tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
         xargs -r -0 "$bin/clang-format" --dry-run -Werror
-    find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 | xargs -0 "$bin/shellcheck" -x .ci/run
+    find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 | xargs -0 "$bin/shellcheck" -x .ci/run kiln
     echo "linters: nothing to say"
 fi
 words=(-p no:cacheprovider)

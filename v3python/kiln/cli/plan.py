@@ -102,12 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _durations(named: Path | None, usual: str | None) -> Mapping[str, float]:
     """What the store knows; a build makes the usual one, so that may be missing yet."""
-    if not named and not (usual and Path(usual).is_dir()):
+    place = named or (Path(usual) if usual and Path(usual).is_dir() else None)
+    if place is None:
         return {}
     from kiln.store import Store
     from kiln.store_files import find_store
 
-    return Store(find_store(named) if named else Path(usual)).durations()
+    return Store(find_store(place) if named else place).durations()
 
 
 class _Times:
