@@ -99,7 +99,8 @@ def test_what_is_left_out_is_what_git_kiln_and_its_tools_make():
     root = Path(__file__).resolve().parents[1]
     text = "\n".join([*((root / name).read_text() for name in (".gitignore", ".dockerignore")), *source._LEFT_OUT])
     hidden = {line.strip("/") for line in text.splitlines() if line.startswith((".", "/."))}
-    assert hidden == {".git", ".venv", ".*_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
+    tools = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
+    assert hidden == {".git", ".kiln", ".venv", ".*_cache", *tools}
 
 
 @pytest.mark.parametrize("with_git", [True, False])

@@ -21,7 +21,17 @@ from kiln.errors import EnvironmentProblem, UsageError
 
 ORIGIN_NAME = ".source.json"
 # What a copy of a tree that is no checkout leaves out.
-_LEFT_OUT = (".git", ".kiln", ".venv", "output", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis")
+_LEFT_OUT = (
+    ".git",
+    ".kiln",
+    ".venv",
+    "output",
+    "__pycache__",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".hypothesis",
+)
 
 
 @dataclass(frozen=True)
