@@ -26,7 +26,8 @@ if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
     "$bin/mypy" --cache-dir "$place/mypy"
     find csrc bindings tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
         xargs -r -0 "$bin/clang-format" --dry-run -Werror
-    find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 | xargs -0 "$bin/shellcheck" -x .ci/run kiln
+    find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 |
+        xargs -0 "$bin/shellcheck" -x .ci/run kiln
     echo "linters: nothing to say"
 fi
 words=(-p no:cacheprovider)
