@@ -226,7 +226,7 @@ def test_kill_ends_a_hanging_task_and_its_child_at_once(run, tmp_path):
     run.executor.kill("hangs")
     assert collect(run.executor, 1)["hangs"] == Died("hangs", "killed by SIGKILL", 9)
     wait_for(lambda: not is_alive(child))
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # it would go on for ever
     run.executor.kill("hangs")
     assert run((tasks.add, 1, 1))[0].value == 2
 

@@ -92,9 +92,7 @@ def test_compiles_what_is_missing_and_only_that(build):
 
 def test_nothing_to_do_starts_no_worker(build):
     build(variant("a"))
-    began = time.perf_counter()
     assert build(variant("a"), prepare=tasks.die_at_once).compiled == 0
-    assert time.perf_counter() - began < 0.2
     assert build().outcomes == {}
 
 
