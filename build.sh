@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds a release: see the usage below, and README.md. All but finding a Python is v3python/kiln/front/door.py.
+# Builds a release: see the usage below, and README.md. All but finding a Python is v3python/kiln_build/front/door.py.
 set -euo pipefail
 unset CDPATH
 
@@ -53,7 +53,7 @@ fi
 if [[ $1 == -h || $1 == --help ]]; then
     usage
     python=$(find_python)
-    exec "$python" -I -B "$(dirname -- "${BASH_SOURCE[0]}")/v3python/kiln/front/door.py" --variables
+    exec "$python" -I -B "$(dirname -- "${BASH_SOURCE[0]}")/v3python/kiln_build/front/door.py" --variables
 fi
 python=$(find_python)
 if [[ $1 == --python ]]; then # which version a build here runs on: what the cache must hold
@@ -72,4 +72,4 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # A Ctrl-C while Python itself starts would end in a traceback: where env can hold it back, door.py gets it.
 hold=()
 if env --block-signal=INT true 2>/dev/null; then hold=(env --block-signal=INT); fi
-exec ${hold[@]+"${hold[@]}"} "$python" -I -B "$here/v3python/kiln/front/door.py" "$@"
+exec ${hold[@]+"${hold[@]}"} "$python" -I -B "$here/v3python/kiln_build/front/door.py" "$@"

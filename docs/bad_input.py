@@ -41,7 +41,7 @@ from test_launch import X, Y, arguments, work  # noqa: E402
 from test_rebuild import counts  # noqa: E402
 
 import builds as support  # noqa: E402
-from kiln.front.workspace import own_workspace  # noqa: E402
+from kiln_build.front.workspace import own_workspace  # noqa: E402
 
 WIDTH = 300  # characters of a cell
 PATIENCE = 240.0  # seconds for one build
@@ -197,7 +197,7 @@ def workers_of(process: subprocess.Popen) -> list[int]:
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
             with contextlib.suppress(OSError):
-                if b"kiln.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"kiln_build.farm.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found.append(child)
     return found
 
@@ -312,7 +312,7 @@ def shared_store(builds: Builds) -> None:
     pack = prefix / "lib" / "kiln.images" / packs.FILES["sm_90"]
     pack.write_bytes(pack.read_bytes()[:-7])
     builds.table.name(prefix, "release")
-    command = [str(builds.builder.release.python), "-m", "kiln", "inspect", str(pack)]
+    command = [str(builds.builder.release.python), "-m", "kiln_build", "inspect", str(pack)]
     code, text = builds.run(command, builds.builder.environment())
     builds.table.check("kiln inspect of a pack that lacks its last 7 bytes", "6", str(code), r"\.pack", text)
 

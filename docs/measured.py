@@ -82,7 +82,10 @@ def filled(text: str, tree: frozenset[str], folder: Path = PAGES) -> str:
 def tree_keys() -> frozenset[str]:
     """The shortened keys of all images that the tree makes for the ledger's targets."""
     try:
-        from kiln import ledger, ledger_file, plan, recipe
+        from kiln_build.ledger import file as ledger_file
+        from kiln_build.ledger import ledger
+        from kiln_recipe.plan import plan
+        from kiln_recipe.read import recipe
     except ModuleNotFoundError as error:
         sys.exit(f"measured.py: {error.name} is not on the path; it wants PYTHONPATH=v3python and the tests' packages")
     recipes = [recipe.load(path) for path in recipe.find(ROOT)]

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kiln import cli, errors, targets, variables
+from kiln_build import cli
+from kiln_build.options import variables
+from kiln_recipe import errors, targets
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all

@@ -102,7 +102,7 @@ class Builder:
         self.release, self.base = release, base
 
     def words(self, workspace: Path, output: Path, tree: Path = ROOT, targets: str = TARGETS) -> list[str]:
-        return [str(self.release.python), "-m", "kiln", "build", str(ROOT / "input"), str(workspace), str(output),
+        return [str(self.release.python), "-m", "kiln_build", "build", str(ROOT / "input"), str(workspace), str(output),
                 VERSION, targets]  # fmt: skip
 
     def environment(self, tree: Path = ROOT, **variables: str) -> dict[str, str]:

@@ -16,16 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln import options  # noqa: E402
-from kiln.errors import KilnError  # noqa: E402
-from kiln.front import packages, workspace  # noqa: E402
+from kiln_build.front import packages, workspace  # noqa: E402
+from kiln_build.options import options  # noqa: E402
+from kiln_recipe.errors import KilnError  # noqa: E402
 
 _INSTALL_TOOLCHAIN = """
 import os
 import sys
 from pathlib import Path
 from kiln import lock, options, progress
-from kiln.front import cache, packages
+from kiln_build.front import cache, packages
 place, folder = Path(sys.argv[1]), Path(sys.argv[2])
 the_lock = lock.read_lock(folder / lock.LOCK_NAME)
 python = lock.running_python()

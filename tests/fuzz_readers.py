@@ -25,8 +25,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from kiln import manifest_model, pack, tar
-from kiln.cli import main
+from kiln_build.artifacts import manifest_model, pack
+from kiln_build.base import tar
+from kiln_build.cli import main
 
 MOST_SECONDS = 20.0
 CODES = {0, 2, 3, 5, 6, 7}
@@ -323,9 +324,9 @@ def ends_well(words: list[str], plain: bytes) -> str:
 def corpus(folder: Path) -> None:
     """Puts what cases are made of into a folder."""
     import small_recipe
-    from kiln.bundle import write_bundle
-    from kiln.lock import LOCK_NAME, write_lock
-    from kiln.progress import Progress
+    from kiln_build.base.progress import Progress
+    from kiln_build.fetch.bundle import write_bundle
+    from kiln_recipe.compile.lock import LOCK_NAME, write_lock
     from small_release import small_release
     from test_fetch import make_files, make_lock
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import deflate
 
-from kiln import manifest_model, pack, tar, tarball
+from kiln_build.artifacts import manifest_model, pack
+from kiln_build.base import tar, tarball
 from small_release import small_release
 
 Maker = Callable[[Path], Path]

@@ -34,7 +34,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def kiln(*words: object, program: tuple[str, ...] = ("-m", "kiln"), **variables: str) -> Run:
+def kiln(*words: object, program: tuple[str, ...] = ("-m", "kiln_build"), **variables: str) -> Run:
     """Runs `python -m kiln ...`."""
     environment = {
         "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join((str(ROOT / "v3python"), str(ROOT / "tests"))),

@@ -1,4 +1,4 @@
-"""Makes `kiln` the package of bindings/python and of v3python in one, in a process that has not imported it."""
+"""Makes `kiln` the package of bindings/python without its extension, in a process that has not imported it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = (ROOT / "bindings" / "python" / "kiln", ROOT / "v3python" / "kiln")
+PACKAGE = ROOT / "bindings" / "python" / "kiln"
 
 
 def plainly(function: Callable, *arguments: object) -> object:
@@ -24,7 +24,7 @@ def plainly(function: Callable, *arguments: object) -> object:
 
 
 def merge(*folders: str) -> None:
-    """Where both have a module (errors), that of bindings/python is the one.
+    """Lets `kiln.jit` and what it needs be imported.
 
     Args:
         folders: of tests, to import from.
@@ -32,6 +32,6 @@ def merge(*folders: str) -> None:
     assert "kiln" not in sys.modules
     os.environ["OMP_NUM_THREADS"] = "1"  # small arrays: threads would cost more than they save
     kiln = types.ModuleType("kiln")
-    kiln.__path__ = [str(part) for part in PARTS]
+    kiln.__path__ = [str(PACKAGE)]
     sys.modules["kiln"] = kiln
-    sys.path += [str(ROOT / "tests" / folder) for folder in folders]
+    sys.path += [str(ROOT / "v3python"), *(str(ROOT / "tests" / folder) for folder in folders)]

@@ -18,9 +18,9 @@ from packaging.requirements import Requirement
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "v3python"))
 
-from kiln.lock import LOCK_NAME, Package, read_lock  # noqa: E402
-from kiln.registry import Registry, read_configuration  # noqa: E402
-from kiln.relock import locked_files  # noqa: E402
+from kiln_build.fetch.registry import Registry, read_configuration  # noqa: E402
+from kiln_build.fetch.relock import locked_files  # noqa: E402
+from kiln_recipe.compile.lock import LOCK_NAME, Package, read_lock  # noqa: E402
 
 
 def main() -> None:

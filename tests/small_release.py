@@ -16,9 +16,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln import elf, left_out, manifest, pack, package, release, split, targets
-from kiln.image import ImageInfo
-from kiln.toolchain import Toolchain
+from kiln_build.artifacts import left_out, manifest, pack, split
+from kiln_build.release import package, release
+from kiln_recipe import targets
+from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.images import elf
+from kiln_recipe.images.image import ImageInfo
 
 ROOT = Path(__file__).parent.parent
 VERSION = "0.1.0b"

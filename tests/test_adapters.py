@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kiln import adapters
-from kiln.errors import ToolchainError
+from kiln_build.native import adapters
+from kiln_recipe.errors import ToolchainError
 from small_release import ROOT
 
 

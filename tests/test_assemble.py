@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kiln import assemble, plan, recipe, targets
-from kiln.errors import BuildFailed
-from kiln.farm import Failure
-from kiln.plan_model import Variant
+from kiln_build.farm.farm import Failure
+from kiln_build.release import assemble
+from kiln_recipe import targets
+from kiln_recipe.errors import BuildFailed
+from kiln_recipe.plan import plan
+from kiln_recipe.plan.model import Variant
+from kiln_recipe.read import recipe
 from small_release import ROOT
 
 

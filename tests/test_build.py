@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kiln import build, farm, lock, manifest, naming, native, release, replacement, targets
-from kiln.errors import BuildFailed, KilnError, UsageError
-from kiln.options import make_options, read_build_variables
+from kiln_build.artifacts import manifest
+from kiln_build.farm import farm
+from kiln_build.native import native
+from kiln_build.options import naming
+from kiln_build.options.options import make_options, read_build_variables
+from kiln_build.release import build, release, replacement
+from kiln_recipe import targets
+from kiln_recipe.compile import lock
+from kiln_recipe.errors import BuildFailed, KilnError, UsageError
 from small_release import small_release
 
 ROOT = Path(__file__).resolve().parents[1]

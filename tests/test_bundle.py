@@ -11,13 +11,13 @@ import tarfile
 
 import pytest
 
-from kiln import tar
-from kiln.bundle import _DIALECT as DIALECT
-from kiln.bundle import _incomplete, read_bundle, write_bundle
-from kiln.cli import main
-from kiln.errors import ArtifactError, EnvironmentProblem, ToolchainError
-from kiln.lock import LOCK_NAME, Lock, LockedFile, Package, running_python, write_lock
-from kiln.progress import Progress
+from kiln_build.base import tar
+from kiln_build.base.progress import Progress
+from kiln_build.cli import main
+from kiln_build.fetch.bundle import _DIALECT as DIALECT
+from kiln_build.fetch.bundle import _incomplete, read_bundle, write_bundle
+from kiln_recipe.compile.lock import LOCK_NAME, Lock, LockedFile, Package, running_python, write_lock
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, ToolchainError
 from test_fetch import SOURCE, Meter, make_files, make_lock, wheel
 
 
@@ -253,7 +253,7 @@ def test_both_ways_that_need_no_package(packed, tmp_path):
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)}
 
     def bare(*words):
-        command = [sys.executable, "-S", "-B", "-m", "kiln", "fetch", "--input", str(target), *map(str, words)]
+        command = [sys.executable, "-S", "-B", "-m", "kiln_build", "fetch", "--input", str(target), *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
     done = bare("--verify")

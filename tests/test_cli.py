@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from kiln import __version__, cli
-from kiln.errors import ToolchainError
-from kiln.store import Store
+from kiln import __version__
+from kiln_build import cli
+from kiln_build.store.store import Store
+from kiln_recipe.errors import ToolchainError
 from test_cli_store import INFO, Image
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 
 
 def kiln(*words: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
-    run = ["-c", code] if code else ["-m", "kiln"]
+    run = ["-c", code] if code else ["-m", "kiln_build"]
     return subprocess.run(
         [sys.executable, *run, *words], capture_output=True, text=True, cwd=SOURCE, check=False, timeout=60
     )
@@ -130,7 +131,7 @@ def without(*packages: str) -> str:
     """The program `kiln` in a Python that has not these packages."""
     return (
         f"import sys\nfor name in {packages}:\n    sys.modules[name] = None\n"
-        "from kiln.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+        "from kiln_build.cli import main\nsys.exit(main(sys.argv[1:]))\n"
     )
 
 
@@ -153,9 +154,9 @@ def test_only_the_verb_asked_for_is_loaded():
 
 
 def fake_verb(monkeypatch, run):
-    module = type(sys)("kiln.cli.clean")
+    module = type(sys)("kiln_build.cli.clean")
     module.add_arguments, module.run = lambda parser: None, run
-    monkeypatch.setitem(sys.modules, "kiln.cli.clean", module)
+    monkeypatch.setitem(sys.modules, "kiln_build.cli.clean", module)
 
 
 def test_errors_become_a_sentence_and_a_code(monkeypatch, capsys):
@@ -178,7 +179,7 @@ def test_an_interruption_is_130(monkeypatch, capsys):
 
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
-        f"{shlex.quote(sys.executable)} -m kiln targets --json | head -c 1",
+        f"{shlex.quote(sys.executable)} -m kiln_build targets --json | head -c 1",
         shell=True,
         capture_output=True,
         text=True,
@@ -194,7 +195,7 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_output_that_nobody_takes(words):
     for shell, code in (("| true; exit ${PIPESTATUS[0]}", (0, 141)), (">/dev/full", (0, 7)), (">&-", (0,))):
         done = subprocess.run(
-            ["bash", "-c", f"{shlex.quote(sys.executable)} -m kiln {words} {shell}"],
+            ["bash", "-c", f"{shlex.quote(sys.executable)} -m kiln_build {words} {shell}"],
             capture_output=True, text=True, cwd=SOURCE, check=False,
         )  # fmt: skip
         assert done.returncode in code and "Traceback" not in done.stderr and "ignored" not in done.stderr
@@ -247,7 +248,7 @@ def build_words(tmp_path):
 
 
 def test_build_takes_nobodys_home_for_a_workspace(build_words, tmp_path, capsys, monkeypatch):
-    from kiln import build
+    from kiln_build.release import build
 
     monkeypatch.setattr(build, "build", lambda _: pytest.fail("it must not begin"))
     monkeypatch.setenv("KILN_CLEAN", "1")
@@ -259,9 +260,9 @@ def test_build_takes_nobodys_home_for_a_workspace(build_words, tmp_path, capsys,
 
 
 def test_build_holds_its_workspace_and_cleans_all_of_it(build_words, tmp_path, capsys, monkeypatch):
-    from kiln import build
-    from kiln.errors import EnvironmentProblem
-    from kiln.front import workspace
+    from kiln_build.front import workspace
+    from kiln_build.release import build
+    from kiln_recipe.errors import EnvironmentProblem
 
     def held(options):
         with pytest.raises(EnvironmentProblem, match="is in use by a build"):
@@ -281,7 +282,7 @@ def test_build_holds_its_workspace_and_cleans_all_of_it(build_words, tmp_path, c
 
 
 def test_what_clean_cannot_remove_is_one_sentence(tmp_path, capsys, monkeypatch):
-    from kiln.front import workspace
+    from kiln_build.front import workspace
 
     def busy(path):
         raise OSError(16, "Device or resource busy", f"{path}/held")

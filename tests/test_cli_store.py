@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from kiln import elf, store_upkeep
-from kiln.cli import main
-from kiln.cli.store import parse_size, spell_size
-from kiln.errors import UsageError
-from kiln.image import Image, ImageInfo
-from kiln.store import Store
+from kiln_build.cli import main
+from kiln_build.cli.store import parse_size, spell_size
+from kiln_build.store import upkeep as store_upkeep
+from kiln_build.store.store import Store
+from kiln_recipe.errors import UsageError
+from kiln_recipe.images import elf
+from kiln_recipe.images.image import Image, ImageInfo
 from small_release import images, info_of
 
 INFO = ImageInfo("hsaco", "kernel", 256, 0, 64, 0, 0, 4, 0, 1, 0, 1, 5, "")

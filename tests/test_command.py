@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln.errors import ToolchainError
-from kiln.front import command
+from kiln_build.front import command
+from kiln_recipe.errors import ToolchainError
 
 pytestmark = pytest.mark.slow
 

@@ -73,7 +73,7 @@ def test_what_llvm_only_prints_fails_the_variant(tmp_path):
     )
     answer = run(
         """
-        from kiln.errors import CompileError
+        from kiln_recipe.errors import CompileError
         result = {}
         for variant in variants(sys.argv[1], "sm_90;gfx942"):
             try:
@@ -129,7 +129,7 @@ def test_a_mistake_in_a_kernel_is_told_by_its_place_in_the_file(tmp_path, call, 
     )
     told = run(
         """
-        from kiln.errors import CompileError
+        from kiln_recipe.errors import CompileError
         told = []
         for variant in variants(sys.argv[1], "sm_90;gfx942"):
             try:
@@ -152,7 +152,7 @@ def test_a_mistake_at_a_module_s_top_is_told_by_its_place(tmp_path):
     (tmp_path / "k.py").write_text("import no_such_module\n" + MISTAKEN.replace("CALL", "pass"))
     answer = run(
         """
-        from kiln.errors import CompileError
+        from kiln_recipe.errors import CompileError
         spec = next(iter(variants("examples/family/recipe.yaml", "sm_90"))).spec
         try:
             compile.compile_variant(dataclasses.replace(spec, source=sys.argv[1], function="k"), chain)

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from kiln.document import read
-from kiln.errors import EnvironmentProblem, RecipeError
-from kiln.suggest import nearest
+from kiln_recipe.errors import EnvironmentProblem, RecipeError
+from kiln_recipe.read.document import read
+from kiln_recipe.suggest import nearest
 
 
 class Leaf(msgspec.Struct, forbid_unknown_fields=True):

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from kiln import elf
-from kiln.errors import ArtifactError, ToolchainError
+from kiln_recipe.errors import ArtifactError, ToolchainError
+from kiln_recipe.images import elf
 
 KERNEL = """
 import triton

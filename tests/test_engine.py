@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from kiln.cli.doctor import Finding, _engines
-from kiln.errors import BuildFailed, EnvironmentProblem, UsageError
-from kiln.front import engine
-from kiln.front.engine import Engine, choose, default_base, image, probe_engine, run_command
-from kiln.front.interruption import Interruption
-from kiln.options import read_front_door
+from kiln_build.cli.doctor import Finding, _engines
+from kiln_build.front import engine
+from kiln_build.front.engine import Engine, choose, default_base, image, probe_engine, run_command
+from kiln_build.front.interruption import Interruption
+from kiln_build.options.options import read_front_door
+from kiln_recipe.errors import BuildFailed, EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
 

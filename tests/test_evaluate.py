@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small_recipe
-from kiln import dispatch, evaluate, nearest, recipe, targets
-from kiln.evaluate import Device, Refusal, Tensor
+from kiln_recipe import targets
+from kiln_recipe.call import dispatch, evaluate, nearest
+from kiln_recipe.call.evaluate import Device, Refusal, Tensor
+from kiln_recipe.read import recipe
 
 FP16, BF16, FP32, FP8 = 2, 3, 1, 5
 DEVICE = Device("NVIDIA", 132)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import worker_tasks as tasks
-from kiln.errors import CompileError, EnvironmentProblem, ToolchainError
-from kiln.executor import Began, Died, LocalExecutor, Raised, Returned, Task, Waits, spell_exit
+from kiln_build.farm.executor import Began, Died, LocalExecutor, Raised, Returned, Task, Waits, spell_exit
+from kiln_recipe.errors import CompileError, EnvironmentProblem, ToolchainError
 
 GIB = 1 << 30
 
@@ -281,7 +281,7 @@ _PARENT = """
 import signal, sys
 from pathlib import Path
 import worker_tasks as tasks
-from kiln.executor import LocalExecutor, Task
+from kiln_build.farm.executor import LocalExecutor, Task
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 folder = Path(sys.argv[1])
 with LocalExecutor(2) as executor:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kiln import expressions
-from kiln.expressions import CPP_PROLOGUE, INT64_MAX, INT64_MIN, ExpressionError, Fault, parse
+from kiln_recipe import expressions
+from kiln_recipe.expressions import CPP_PROLOGUE, INT64_MAX, INT64_MIN, ExpressionError, Fault, parse
 
 ENV = {
     "a": 7,

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 import worker_tasks as tasks
-from kiln import farm, store_upkeep
-from kiln.errors import EnvironmentProblem, ToolchainError
-from kiln.farm import FarmOptions
-from kiln.progress import Progress
-from kiln.store import Store, StoredImage
+from kiln_build.base.progress import Progress
+from kiln_build.farm import farm
+from kiln_build.farm.farm import FarmOptions
+from kiln_build.store import upkeep as store_upkeep
+from kiln_build.store.store import Store, StoredImage
+from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from worker_tasks import StandInSpec, StandInToolchain, StandInVariant, expected_image
 
 
@@ -267,7 +268,7 @@ import signal, sys
 from pathlib import Path
 import worker_tasks as tasks
 from kiln import farm, progress, store
-from kiln.errors import KilnError
+from kiln_recipe.errors import KilnError
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 folder, count, seconds, json_log = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kiln import farm
-from kiln.fingerprint import fingerprint
-from kiln.lock import LOCK_NAME, read_lock
-from kiln.plan_model import CompileSpec
-from kiln.progress import Progress
-from kiln.store import Store
-from kiln.toolchain import find_toolchain
+from kiln_build.base.progress import Progress
+from kiln_build.farm import farm
+from kiln_build.store.store import Store
+from kiln_recipe.compile.lock import LOCK_NAME, read_lock
+from kiln_recipe.compile.toolchain import find_toolchain
+from kiln_recipe.plan.model import CompileSpec
+from kiln_recipe.read.fingerprint import fingerprint
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from faulty_server import Faults, FaultyIndex
-from kiln import download
-from kiln.download import Patience
-from kiln.errors import EnvironmentProblem, ToolchainError
-from kiln.fetch import fetch_files, verify_cache
-from kiln.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, Package, running_python, write_lock
-from kiln.progress import Progress
-from kiln.registry import ClientConfiguration, Registry
+from kiln_build.base.progress import Progress
+from kiln_build.fetch import download
+from kiln_build.fetch.download import Patience
+from kiln_build.fetch.fetch import fetch_files, verify_cache
+from kiln_build.fetch.registry import ClientConfiguration, Registry
+from kiln_recipe.compile.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, Package, running_python, write_lock
+from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 QUICK = Patience(attempts=5, first_pause=0.01)
@@ -283,7 +283,7 @@ def kiln_fetch(folder: Path, *words: str, index: str = "http://127.0.0.1:9/simpl
 
 
 def command(folder: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "kiln", "fetch", "--input", str(folder), *words]
+    return [sys.executable, "-m", "kiln_build", "fetch", "--input", str(folder), *words]
 
 
 def environment(index: str) -> dict[str, str]:

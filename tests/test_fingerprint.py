@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln.errors import RecipeError
-from kiln.fingerprint import fingerprint, signature, sources
+from kiln_recipe.errors import RecipeError
+from kiln_recipe.read.fingerprint import fingerprint, signature, sources
 
 KERNEL = '''"""A module."""
 from __future__ import annotations
@@ -276,7 +276,7 @@ def test_every_python_gives_the_same(files):
     package = Path(__file__).parents[1] / "v3python"
     code = (
         "import sys, types; sys.path.insert(0, sys.argv[1]); "
-        "from pathlib import Path; from kiln.fingerprint import fingerprint; "
+        "from pathlib import Path; from kiln_recipe.read.fingerprint import fingerprint; "
         "print(fingerprint(Path(sys.argv[2]), 'kernel'))"
     )
     tried = 0

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln import plan, recipe, targets, words
-from kiln.dispatch import Chosen, Tables
-from kiln.evaluate import Device, Refusal, Tensor
-from kiln.expressions import DTYPES
-from kiln.recipe_model import Operation
+from kiln_recipe import targets
+from kiln_recipe.call.dispatch import Chosen, Tables
+from kiln_recipe.call.evaluate import Device, Refusal, Tensor
+from kiln_recipe.expressions import DTYPES
+from kiln_recipe.model import Operation
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
+from kiln_recipe.selection import parse_selection
 
 ROOT = Path(__file__).resolve().parents[1]
 FLASH = ROOT / "tritonsrc" / "flash"
@@ -103,7 +106,7 @@ def test_what_a_target_cannot_hold_is_the_reason_of_all_configurations():
 def tables_of(select: str) -> Tables:
     """Of the core profile, for sm_90."""
     flash = recipe.load(FLASH / "recipe.yaml")
-    return Tables(flash, targets.by_name("sm_90"), "core", words.parse_selection(select), ROOT / "tuning")
+    return Tables(flash, targets.by_name("sm_90"), "core", parse_selection(select), ROOT / "tuning")
 
 
 @cache

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.front import source
+from kiln_build.front import source
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUT = ROOT / "input"
@@ -65,7 +65,7 @@ def test_without_words_usage_and_examples():
 def test_help_names_every_variable():
     done = door("--help")
     assert done.returncode == 0
-    from kiln.variables import VARIABLES
+    from kiln_build.options.variables import VARIABLES
 
     assert all(re.search(rf"^  {name} ", done.stdout, re.MULTILINE) for name in VARIABLES)
 

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import generate, package, plan, recipe, targets, words
+from kiln_build.native import generate
+from kiln_build.release import package
+from kiln_recipe import targets
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
+from kiln_recipe.selection import parse_selection
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {"flash": ROOT / "tritonsrc/flash/recipe.yaml", "norm": ROOT / "examples/family/recipe.yaml"}
@@ -21,7 +26,7 @@ TARGETS = targets.parse("gfx942;sm_80;sm_90")
 
 def source_of(family: str, digests: dict[str, str] | None = None, select: str = "") -> str:
     loaded = recipe.load(RECIPES[family])
-    made = plan.make_plan([loaded], TARGETS, "core", words.parse_selection(select), ROOT / "tuning")
+    made = plan.make_plan([loaded], TARGETS, "core", parse_selection(select), ROOT / "tuning")
     tables = []
     for kernel in made.kernels:
         slots = {v.slot for v in made.variants if (v.kernel, v.target) == (kernel.kernel.name, kernel.target.name)}

@@ -95,7 +95,7 @@ def test_within_its_limits(tmp_path, make, commands, code, sentence):
 @pytest.mark.parametrize("name", MALFORMED)
 @pytest.mark.parametrize("command", [INSPECT, VERIFY, LIST, ("wheel",)], ids=" ".join)
 def test_a_malformed_manifest_is_a_sentence(tmp_path, name, command, capsys):
-    from kiln.cli import main
+    from kiln_build.cli import main
 
     path = MALFORMED[name](tmp_path)
     words = ["wheel", str(path), str(tmp_path / "wheels")] if command == ("wheel",) else [command[0], str(path)]

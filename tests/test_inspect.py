@@ -25,9 +25,11 @@ import deflate
 import pytest
 import zstandard
 
-from kiln import inspect, manifest, picture, portable, release, verify
-from kiln.cli import main
-from kiln.errors import ArtifactError, KilnError, UsageError
+from kiln_build.artifacts import manifest, picture, verify
+from kiln_build.artifacts import reader as inspect
+from kiln_build.cli import main
+from kiln_build.release import portable, release
+from kiln_recipe.errors import ArtifactError, KilnError, UsageError
 from old_pythons import find
 from small_release import ROOT, VERSION, small_release, write_pack
 
@@ -63,7 +65,7 @@ def folder(tmp_path) -> Path:
 
 def run(*words: object, having: tuple[str, ...] = PACKAGES) -> subprocess.CompletedProcess:
     """`PYTHONPATH=v3python python3 -m kiln ...`, as the README has it."""
-    return python("-m", "kiln", *words, having=having, path=str(ROOT / "v3python"))
+    return python("-m", "kiln_build", *words, having=having, path=str(ROOT / "v3python"))
 
 
 def problems(path: Path) -> list[str]:
@@ -249,7 +251,7 @@ def test_zstd_of_the_standard_library(tmp_path, monkeypatch):
     module.ZstdError, module.ZstdDecompressor, module.get_frame_info = zstandard.ZstdError, Decompressor, frame_info
     package = types.ModuleType("compression")
     package.zstd = module
-    ours = importlib.import_module("kiln.zstd")
+    ours = importlib.import_module("kiln_build.base.zstd")
     whole = compressor.compress(b"words " * 50)
     frames = [
         (whole, 300),
@@ -679,7 +681,7 @@ def test_page_of_a_pack_and_of_an_image(tmp_path, capsys):
     assert main(["inspect", str(small_release().packs["gfx942"]), "--html", str(tmp_path / "p.html")]) == 0
     assert len(svgs((tmp_path / "p.html").read_text())) == 5
     with pytest.raises(UsageError, match="too few facts"):
-        from kiln.cli.inspect import _write_page
+        from kiln_build.cli.inspect import _write_page
 
         _write_page(inspect.open_artifact(small_release().images / "sm_90-256-bf16"), tmp_path / "x")
     assert main(["inspect", str(small_release().tarball), "--html", str(tmp_path / "no/where.html")]) == 7

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kiln.errors import ToolchainError
-from kiln.front import door
-from kiln.front.interruption import Interruption, guarded
-from kiln.options import read_front_door
+from kiln_build.front import door
+from kiln_build.front.interruption import Interruption, guarded
+from kiln_build.options.options import read_front_door
+from kiln_recipe.errors import ToolchainError
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 
@@ -80,7 +80,7 @@ def test_an_interruption_before_the_build_is_ready_is_held_back(asked, tmp_path)
     """Python would die of it with a traceback while it starts."""
     script = (
         "import pathlib, sys, time; pathlib.Path('ready').touch(); time.sleep(0.5)\n"
-        "from kiln.front.interruption import Interruption\n"
+        "from kiln_build.front.interruption import Interruption\n"
         "interruption = Interruption()\n"
         "try:\n"
         "    with interruption: time.sleep(60)\n"
@@ -97,8 +97,8 @@ def test_compilers_on_threads_end_with_the_build(tmp_path):
     script = """
 import os, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
-from kiln.front import main
-from kiln.front.interruption import Interruption
+from kiln_build.front import main
+from kiln_build.front.interruption import Interruption
 os.setpgrp()
 interruption = Interruption()
 try:
@@ -165,7 +165,9 @@ def test_a_defect_stays_a_traceback():
 @pytest.mark.parametrize(("result", "code", "said"), [("full", 7, "cannot be written"), ("closed", 141, "")])
 def test_a_result_that_nobody_takes(result, code, said):
     """The release is there; who reads its name is gone, or has no room for it."""
-    script = "import sys; from kiln.front.interruption import guarded; sys.exit(guarded(lambda _: print('p') or 0))"
+    script = (
+        "import sys; from kiln_build.front.interruption import guarded; sys.exit(guarded(lambda _: print('p') or 0))"
+    )
     if result == "full":
         takes = os.open("/dev/full", os.O_WRONLY)
     else:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kiln import judge, targets
-from kiln.image import ImageInfo
+from kiln_recipe import targets
+from kiln_recipe.images import judge
+from kiln_recipe.images.image import ImageInfo
 
 HOPPER = targets.by_name("sm_90")
 CDNA3 = targets.by_name("gfx942")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln import kernel_modules, mistakes
+from kiln_recipe.compile import kernel_modules, mistakes
 
 
 def write(path: Path, text: str) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import small_recipe
-from kiln import recipe
-from kiln.layout import layout
+from kiln_recipe.call.layout import layout
+from kiln_recipe.read import recipe
 
 
 @pytest.fixture

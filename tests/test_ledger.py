@@ -11,13 +11,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from kiln import cli, farm, ledger, ledger_file, ledger_reasons, ledger_report, recipe, targets
-from kiln.errors import Interrupted, LedgerError, RecipeError
-from kiln.farm import FarmOptions
-from kiln.ledger_file import Facts, Line, Place, Was
-from kiln.ledger_reasons import Worse
-from kiln.progress import Progress
-from kiln.store import Store
+from kiln_build import cli
+from kiln_build.base.progress import Progress
+from kiln_build.farm import farm
+from kiln_build.farm.farm import FarmOptions
+from kiln_build.ledger import file as ledger_file
+from kiln_build.ledger import ledger
+from kiln_build.ledger import reasons as ledger_reasons
+from kiln_build.ledger import report as ledger_report
+from kiln_build.ledger.file import Facts, Line, Place, Was
+from kiln_build.ledger.reasons import Worse
+from kiln_build.store.store import Store
+from kiln_recipe import targets
+from kiln_recipe.errors import Interrupted, LedgerError, RecipeError
+from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL = """import triton
@@ -332,7 +339,7 @@ def test_an_interrupted_update_keeps_what_was_done(tiny):
 
 
 def put(store: Store, key: str) -> None:
-    from kiln.image import Image, ImageInfo
+    from kiln_recipe.images.image import Image, ImageInfo
 
     info = ImageInfo("cubin", "spread", 128, 0, 32, 0, 0, 3, 0, 1, 0, 1, 7, "8.0")
     store.put(key, Image(b"code", info), key, 1.0)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import ledger_file
-from kiln.errors import LedgerError
-from kiln.ledger_file import Facts, Ledger, Line, Place, Was, measures
+from kiln_build.ledger import file as ledger_file
+from kiln_build.ledger.file import Facts, Ledger, Line, Place, Was, measures
+from kiln_recipe.errors import LedgerError
 
 words = st.text("abcXYZ_019", min_size=1, max_size=6).filter(lambda word: word not in ("none", "keys"))
 settings = st.lists(st.tuples(words, words), max_size=3).map(lambda pairs: " ".join(f"{n}={v}" for n, v in pairs))
@@ -153,7 +153,7 @@ def test_a_configuration_that_gained_or_lost_settings_is_the_same():
 def test_a_file_that_is_not_there_or_no_text(tmp_path):
     assert ledger_file.read(tmp_path / "x.txt") is None
     (tmp_path / "x.txt").write_bytes(b"\xff")
-    from kiln.errors import EnvironmentProblem
+    from kiln_recipe.errors import EnvironmentProblem
 
     with pytest.raises(EnvironmentProblem, match=r"x.txt cannot be read"):
         ledger_file.read(tmp_path / "x.txt")

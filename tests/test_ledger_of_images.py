@@ -16,7 +16,7 @@ TARGETS = {"gfx90a", "gfx942", "gfx1100", "sm_80", "sm_90"}
 
 def kiln_ledger(*words: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "v3python")}
-    command = [sys.executable, "-m", "kiln", "ledger", *words]
+    command = [sys.executable, "-m", "kiln_build", "ledger", *words]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import assemble, left_out, pack, plan, recipe, targets
+from kiln_build.artifacts import left_out, pack
+from kiln_build.release import assemble
+from kiln_recipe import targets
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 

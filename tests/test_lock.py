@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.errors import ToolchainError, UsageError
-from kiln.lock import (
+from kiln_build.fetch.relock import FRONT_NAME, best_wheel
+from kiln_recipe.compile.lock import (
     LOCK_NAME,
     Lock,
     LockedAddress,
@@ -26,7 +26,7 @@ from kiln.lock import (
     read_lock,
     write_lock,
 )
-from kiln.relock import FRONT_NAME, best_wheel
+from kiln_recipe.errors import ToolchainError, UsageError
 
 INPUT = Path(__file__).resolve().parents[1] / "input"
 
@@ -76,7 +76,7 @@ def test_what_kiln_wrote_is_read_without_a_package(monkeypatch):
     assert whole[0] == whole[2]
     without_packages(monkeypatch)
     assert parse_lock(text, "lock.yaml") == whole[0]
-    monkeypatch.setattr("kiln.lock._problems", lambda lock: ())
+    monkeypatch.setattr("kiln_recipe.compile.lock._problems", lambda lock: ())
     assert parse_lock(more, "lock.yaml") == whole[1]
     with pytest.raises(ToolchainError, match="lock.yaml is not as `kiln fetch --relock` writes it"):
         parse_lock(edited, "lock.yaml")

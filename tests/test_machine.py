@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kiln.machine import usable_cpus, usable_memory
+from kiln_build.base.machine import usable_cpus, usable_memory
 
 GIB = 1 << 30
 

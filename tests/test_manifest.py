@@ -12,9 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kiln import build, lock, manifest, native, pack, release, shape
-from kiln.errors import ArtifactError
-from kiln.plan_model import CompileSpec, Variant
+from kiln_build.artifacts import manifest, pack
+from kiln_build.native import native
+from kiln_build.release import build, release
+from kiln_recipe import shape
+from kiln_recipe.compile import lock
+from kiln_recipe.errors import ArtifactError
+from kiln_recipe.plan.model import CompileSpec, Variant
 from small_release import ROOT, VERSION, small_release
 
 

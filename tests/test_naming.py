@@ -8,8 +8,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from kiln import naming, wheel
-from kiln.options import read_build_variables
+from kiln_build.options import naming
+from kiln_build.options.options import read_build_variables
+from kiln_build.release import wheel
 
 
 def name(families: tuple[str, ...] = (), **variables: str) -> str:

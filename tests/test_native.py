@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln import native, words
-from kiln.errors import ToolchainError, UsageError
+from kiln_build.native import native
+from kiln_build.options import words
+from kiln_recipe.errors import ToolchainError, UsageError
 from small_release import ROOT
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln import notices
-from kiln.errors import ToolchainError
+from kiln_build.release import notices
+from kiln_recipe.errors import ToolchainError
 from small_release import ROOT
 
 SITE = Path(importlib.metadata.distribution("triton").locate_file("."))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import occupancy, targets
+from kiln_recipe import targets
+from kiln_recipe.images import occupancy
 
 KEPT = [target for target in targets.load() if target.residency]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.cli import VERBS
+from kiln_build.cli import VERBS
 from old_pythons import find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,7 +17,7 @@ WORDS = {"plan": (), "doctor": (), "fetch": ("--verify",), "wheel": ("/n", "o"),
 
 def kiln(python: str, *words: str) -> tuple[int, str, str]:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "v3python"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([python, "-m", "kiln", *words], env=environment, capture_output=True, text=True)
+    done = subprocess.run([python, "-m", "kiln_build", *words], env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import cli, variables, words
-from kiln.errors import EnvironmentProblem, KilnError, UsageError
-from kiln.options import (
+from kiln_build import cli
+from kiln_build.options import variables, words
+from kiln_build.options.options import (
     check_variables,
     environment_of,
     make_options,
@@ -20,6 +20,8 @@ from kiln.options import (
     read_front_door,
     spell,
 )
+from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
+from kiln_recipe.selection import parse_selection
 
 
 @pytest.fixture
@@ -229,20 +231,20 @@ def test_a_certificate_that_is_not_there(place):
 
 
 def test_selection():
-    assert words.parse_selection(" dtype = bf16 ; head_dim=64, 128,64;") == (
+    assert parse_selection(" dtype = bf16 ; head_dim=64, 128,64;") == (
         ("dtype", ("bf16",)),
         ("head_dim", ("64", "128")),
     )
-    assert words.parse_selection("") == ()
+    assert parse_selection("") == ()
 
 
 @given(st.text())
 def test_every_selection_is_read_or_refused(text):
     try:
-        made = words.parse_selection(text)
+        made = parse_selection(text)
     except UsageError:
         return
-    assert words.parse_selection(";".join(f"{name}={','.join(values)}" for name, values in made)) == made
+    assert parse_selection(";".join(f"{name}={','.join(values)}" for name, values in made)) == made
 
 
 @given(st.dictionaries(st.sampled_from(sorted(variables.VARIABLES)), st.text(max_size=8)))

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kiln import pack, split
-from kiln.errors import ArtifactError
-from kiln.image import ImageInfo
+from kiln_build.artifacts import pack, split
+from kiln_recipe.errors import ArtifactError
+from kiln_recipe.images.image import ImageInfo
 
 INFO = ImageInfo("cubin", "attn", 128, 65536, 200, 0, 0, 24, 0, 1, 0, 1, 7, "8.0")
 
@@ -48,7 +48,7 @@ RULES = ("pack", "header", "index", "counts", "group", "group_row", "image_row",
 def test_the_grammar_is_the_same_wherever_it_stands():
     documented = grammar("Technical.md")
     assert set(documented) == set(RULES)
-    assert grammar("v3python/kiln/pack.py", "v3python/kiln/split.py") == documented
+    assert grammar("v3python/kiln_build/artifacts/pack.py", "v3python/kiln_build/artifacts/split.py") == documented
     assert grammar("csrc/core/pack.h", "csrc/core/split.h") == documented
 
 

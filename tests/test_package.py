@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln import package
-from kiln.errors import NativeBuildError
+from kiln_build.release import package
+from kiln_recipe.errors import NativeBuildError
 from small_release import ROOT, VERSION, small_release
 
 PROGRAM = """

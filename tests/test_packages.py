@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.errors import ToolchainError
-from kiln.front import packages
-from kiln.progress import Progress
+from kiln_build.base.progress import Progress
+from kiln_build.front import packages
+from kiln_recipe.errors import ToolchainError
 
 
 def make_wheel(folder: Path, name: str, version: str, value: int) -> Path:
@@ -172,8 +172,8 @@ def test_the_first_step_fetches_what_the_cache_lacks(tmp_path, monkeypatch):
 def test_only_the_standard_library_is_needed_before_the_environment(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import kiln.front.packages, kiln.front.workspace, kiln.front.source, kiln.front.door, kiln.options\n"
-        "foreign = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - {'kiln', '__main__'}\n"
+        "import kiln_build.front.door, kiln_build.options.options\n"
+        "foreign = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - {'kiln_build', 'kiln_recipe', '__main__'}\n"
         "assert not {n for n in foreign if not n.startswith(('_', 'sitecustomize'))}, foreign\n"
     )
     root = Path(__file__).resolve().parents[1] / "v3python"

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import small_recipe
-from kiln import cli, plan, recipe, targets
-from kiln.errors import RecipeError, UsageError
-from kiln.plan_model import KernelPlan, Plan
-from kiln.store import Store
+from kiln_build import cli
+from kiln_build.store.store import Store
+from kiln_recipe import targets
+from kiln_recipe.errors import RecipeError, UsageError
+from kiln_recipe.plan import plan
+from kiln_recipe.plan.model import KernelPlan, Plan
+from kiln_recipe.read import recipe
 
 TREE = Path(__file__).parents[1]
 

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from kiln.errors import EnvironmentProblem
-from kiln.progress import Bar, JsonLines, Lines, Progress, Several, make_progress, spell_seconds
+from kiln_build.base.progress import Bar, JsonLines, Lines, Progress, Several, make_progress, spell_seconds
+from kiln_recipe.errors import EnvironmentProblem
 
 
 class Terminal(io.StringIO):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln import pythons
-from kiln.errors import EnvironmentProblem
-from kiln.pythons import Headers, headers_of, python_commands
+from kiln_build.native import pythons
+from kiln_build.native.pythons import Headers, headers_of, python_commands
+from kiln_recipe.errors import EnvironmentProblem
 
 GOOD = {
     "implementation": "cpython", "version": [3, 12], "full": "3.12.1", "free_threaded": False, "debug": False,

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln import adapters, generate, package, recipe
+from kiln_build.native import adapters, generate
+from kiln_build.release import package
+from kiln_recipe.read import recipe
 from small_release import ROOT, VERSION, small_release
 
 README = (ROOT / "README.md").read_text()

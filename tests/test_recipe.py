@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import small_recipe
-from kiln import recipe, targets
-from kiln.errors import RecipeError
+from kiln_recipe import targets
+from kiln_recipe.errors import RecipeError
+from kiln_recipe.read import recipe
 
 RECIPE, KERNEL = small_recipe.RECIPE, small_recipe.KERNEL
 

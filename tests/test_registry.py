@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kiln.registry import Candidate, ClientConfiguration, Registry, parse_configuration, parse_html, read_configuration
+from kiln_build.fetch.registry import (
+    Candidate,
+    ClientConfiguration,
+    Registry,
+    parse_configuration,
+    parse_html,
+    read_configuration,
+)
 
 
 def test_configuration_of_the_client():

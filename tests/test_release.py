@@ -13,8 +13,11 @@ from pathlib import Path
 import deflate
 import pytest
 
-from kiln import inspect, manifest, release, replacement, tarball, verify
-from kiln.errors import EnvironmentProblem
+from kiln_build.artifacts import manifest, verify
+from kiln_build.artifacts import reader as inspect
+from kiln_build.base import tarball
+from kiln_build.release import release, replacement
+from kiln_recipe.errors import EnvironmentProblem
 from small_release import VERSION, small_release
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.schedule import End, Estimates, Kill, Outcome, Policy, Scheduler, Start
+from kiln_build.farm.schedule import End, Estimates, Kill, Outcome, Policy, Scheduler, Start
 
 GIB = 1 << 30
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.errors import EnvironmentProblem, UsageError
-from kiln.front import source
-from kiln.front.source import Origin, apply_patches, copy_tree, describe, export_tag, patch_files, tag_commit
+from kiln_build.front import source
+from kiln_build.front.source import Origin, apply_patches, copy_tree, describe, export_tag, patch_files, tag_commit
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import split, targets
+from kiln_build.artifacts import split
+from kiln_recipe import targets
 
 # A few opcodes only, so that records repeat.
 CODE = st.lists(st.sampled_from([0x00, 0x7E, 0xBF, 0xC0, 0xD1, 0xD8, 0xE0, 0xF8, 0xFF]), max_size=200).map(bytes)

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln import store_upkeep
-from kiln.errors import ArtifactError, EnvironmentProblem
-from kiln.image import Image, ImageInfo
-from kiln.store import Store
+from kiln_build.store import upkeep as store_upkeep
+from kiln_build.store.store import Store
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.images.image import Image, ImageInfo
 
 INFO = ImageInfo("cubin", "kernel", 128, 49152, 255, 0, 0, 12, 0, 1, 0, 1, 7, "8.8")
 
@@ -317,7 +317,7 @@ def test_a_file_system_without_locks(store, monkeypatch):
     def flock(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("kiln.folder.fcntl.flock", flock)
+    monkeypatch.setattr("kiln_build.base.folder.fcntl.flock", flock)
     fill(store, [1])
     time.sleep(0.02)  # file systems count time in steps of some milliseconds
     with store.in_use(), store.claim(digest("ir 2")):

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from damages import DAMAGES, bind, exchange, forge, rows_of, sparse
-from kiln import store_upkeep
-from kiln.errors import ArtifactError
-from kiln.store import Store
-from kiln.store_files import find_store
+from kiln_build.store import upkeep as store_upkeep
+from kiln_build.store.files import find_store
+from kiln_build.store.store import Store
+from kiln_recipe.errors import ArtifactError
 from test_store import INFO, digest, fill, image, run_python, the_object, verify
 
 

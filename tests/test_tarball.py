@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln import inspect, tar, tarball, verify
-from kiln.cli import main
-from kiln.errors import ArtifactError
+from kiln_build.artifacts import reader as inspect
+from kiln_build.artifacts import verify
+from kiln_build.base import tar, tarball
+from kiln_build.cli import main
+from kiln_recipe.errors import ArtifactError
 from small_release import small_release
 
 MEMBERS = [

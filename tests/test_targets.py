@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import targets
-from kiln.cli import targets as verb
-from kiln.errors import UsageError
+from kiln_build.cli import targets as verb
+from kiln_recipe import targets
+from kiln_recipe.errors import UsageError
 
 
 def names(text: str) -> list[str]:

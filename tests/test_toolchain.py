@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faulty_server import FaultyIndex
-from kiln import wheel_members
-from kiln.errors import ToolchainError
-from kiln.lock import LOCK_NAME, Member, Package, read_lock
-from kiln.registry import ClientConfiguration, Registry
-from kiln.relock import locked_files
-from kiln.toolchain import find_toolchain, takes_part
+from kiln_build.fetch import wheel_members
+from kiln_build.fetch.registry import ClientConfiguration, Registry
+from kiln_build.fetch.relock import locked_files
+from kiln_recipe.compile.lock import LOCK_NAME, Member, Package, read_lock
+from kiln_recipe.compile.toolchain import find_toolchain, takes_part
+from kiln_recipe.errors import ToolchainError
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.errors import ToolchainError
-from kiln.front import packages, triton
-from kiln.toolchain import SOURCES_NAME, find_toolchain
+from kiln_build.front import packages, triton
+from kiln_recipe.compile.toolchain import SOURCES_NAME, find_toolchain
+from kiln_recipe.errors import ToolchainError
 
 ROOT = Path(__file__).resolve().parents[1]
 HASH = "86b69c31642e98f8357df62c09d118ad1da4e16a"

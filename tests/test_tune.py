@@ -8,7 +8,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln import plan, recipe, targets
+from kiln_recipe import targets
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
 from small_release import ROOT
 
 _spec = importlib.util.spec_from_file_location("rules", ROOT / "benchmarks/tune/rules.py")

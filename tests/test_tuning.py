@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small_recipe
-from kiln import plan, recipe, targets, tuning
-from kiln.errors import RecipeError
-from kiln.recipe_model import Configuration, Rule, When
+from kiln_recipe import targets
+from kiln_recipe.errors import RecipeError
+from kiln_recipe.model import Configuration, Rule, When
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe, tuning
 
 HOPPER = targets.by_name("sm_90")
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from kiln import manifest, release
+from kiln_build.artifacts import manifest
+from kiln_build.release import release
 from small_release import ROOT, small_release
 
 _spec = importlib.util.spec_from_file_location("verified", ROOT / "tests/gpu/verified.py")

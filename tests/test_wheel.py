@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kiln import cli, extension, portable, wheel
-from kiln.errors import ArtifactError
-from kiln.native import Compiler
-from kiln.pythons import Headers
-from kiln.replacement import InTheWay
-from kiln.wheel_file import Wheel, write_wheel
+from kiln_build import cli
+from kiln_build.native import extension
+from kiln_build.native.native import Compiler
+from kiln_build.native.pythons import Headers
+from kiln_build.release import portable, wheel
+from kiln_build.release.replacement import InTheWay
+from kiln_build.release.wheel_file import Wheel, write_wheel
+from kiln_recipe.errors import ArtifactError
 from small_release import ROOT, small_release
 
 FILES = wheel.package_files(ROOT)
@@ -67,14 +69,14 @@ def test_the_modules_are_those_that_are_imported():
 
 
 def test_names_of_errors_that_modules_of_the_generator_want():
-    """kiln.errors is there twice: the package's own takes the place of the generator's."""
+    """kiln_recipe.errors is there twice: the package's own takes the place of the generator's."""
     assert FILES["errors.py"].parts[-3:-1] == ("python", "kiln")
     tree = ast.parse(FILES["errors.py"].read_bytes())
     has = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     for name, path in FILES.items():
         if name.endswith(".py"):
             for node in ast.walk(ast.parse(path.read_bytes())):
-                if isinstance(node, ast.ImportFrom) and node.module == "kiln.errors":
+                if isinstance(node, ast.ImportFrom) and node.module == "kiln_recipe.errors":
                     assert {alias.name for alias in node.names} <= has, name
 
 
@@ -203,7 +205,7 @@ def test_the_extensions_headers(minor, called, monkeypatch, tmp_path):
         seen.append(sorted(p.relative_to(work / "multiarch").as_posix() for p in (work / "multiarch").rglob("*.h")))
         (work / command[-1]).write_text("")
 
-    monkeypatch.setattr("kiln.native.run", run)
+    monkeypatch.setattr("kiln_build.native.native.run", run)
 
     def build() -> Path:
         return extension.build_extension(
@@ -225,13 +227,13 @@ def test_the_extensions_headers(minor, called, monkeypatch, tmp_path):
 @pytest.fixture
 def toolless(monkeypatch):
     """No Python but this one is found, and its headers are whatever they are: nothing is compiled."""
-    monkeypatch.setattr("kiln.pythons.python_commands", lambda environment: (sys.executable,))
-    monkeypatch.setattr("kiln.pythons.headers_of", lambda command: Headers((3, 11), "3.11.7", ()))
-    monkeypatch.setattr("kiln.front.source.describe", lambda root: cli_source())
+    monkeypatch.setattr("kiln_build.native.pythons.python_commands", lambda environment: (sys.executable,))
+    monkeypatch.setattr("kiln_build.native.pythons.headers_of", lambda command: Headers((3, 11), "3.11.7", ()))
+    monkeypatch.setattr("kiln_build.front.source.describe", lambda root: cli_source())
 
 
 def cli_source():
-    from kiln.front.source import Origin
+    from kiln_build.front.source import Origin
 
     return Origin("1" * 40, False)
 
@@ -288,7 +290,12 @@ def test_a_release_is_checked_before_anything_else(monkeypatch, tmp_path, capsys
     def refuse(*_: object) -> None:
         raise AssertionError("a damaged release went on")
 
-    for name in ("kiln.pythons.headers_of", "kiln.pythons.python_commands", "kiln.wheel.unpack", "kiln.wheel.zig"):
+    for name in (
+        "kiln_build.native.pythons.headers_of",
+        "kiln_build.native.pythons.python_commands",
+        "kiln_build.release.wheel.unpack",
+        "kiln_build.release.wheel.zig",
+    ):
         monkeypatch.setattr(name, refuse)
     code, text = said(capsys, stage, tmp_path / "w")
     assert code == 6 and "share/kiln/LICENSE does not have the digest and size" in text
@@ -303,7 +310,7 @@ def test_what_is_no_release(tmp_path, capsys):
 
 
 def test_pythons_that_are_missing_are_said(toolless, monkeypatch, tmp_path, capsys):
-    from kiln.cli import wheel as verb
+    from kiln_build.cli import wheel as verb
 
     chosen, left_out = verb._choose(None)
     assert [headers.version for headers in chosen] == [(3, 11)]
@@ -314,16 +321,16 @@ def test_pythons_that_are_missing_are_said(toolless, monkeypatch, tmp_path, caps
 
 
 def test_one_without_headers_is_the_reason(monkeypatch):
-    from kiln.cli import wheel as verb
-    from kiln.errors import EnvironmentProblem
+    from kiln_build.cli import wheel as verb
+    from kiln_recipe.errors import EnvironmentProblem
 
     def headers_of(command: str) -> Headers:
         if command == "python3.12":
             raise EnvironmentProblem("python3.12 (Python 3.12.1) has no headers; install them")
         return Headers((3, 13), "3.13.0", ()) if command == "b" else Headers((3, 10), "3.10.1", ())
 
-    monkeypatch.setattr("kiln.pythons.headers_of", headers_of)
-    monkeypatch.setattr("kiln.pythons.python_commands", lambda environment: ("a", "python3.12"))
+    monkeypatch.setattr("kiln_build.native.pythons.headers_of", headers_of)
+    monkeypatch.setattr("kiln_build.native.pythons.python_commands", lambda environment: ("a", "python3.12"))
     chosen, left_out = verb._choose(None)
     assert [headers.version for headers in chosen] == [(3, 10)]
     why = "python3.12 (Python 3.12.1) has no headers; install them"
@@ -334,13 +341,15 @@ def test_one_without_headers_is_the_reason(monkeypatch):
 
 
 def test_none_at_all(monkeypatch, tmp_path, capsys):
-    from kiln.errors import EnvironmentProblem
+    from kiln_recipe.errors import EnvironmentProblem
 
     def headers_of(command: str) -> Headers:
         raise EnvironmentProblem("no headers")
 
-    monkeypatch.setattr("kiln.pythons.headers_of", headers_of)
-    monkeypatch.setattr("kiln.wheel.unpack", lambda *_: None)  # which comes first, and lacks the attention family
+    monkeypatch.setattr("kiln_build.native.pythons.headers_of", headers_of)
+    monkeypatch.setattr(
+        "kiln_build.release.wheel.unpack", lambda *_: None
+    )  # which comes first, and lacks the attention family
     code, text = said(capsys, small_release().tarball, tmp_path)
     assert code == 7 and "\nkiln: no wheel can be made: no wheel for Python 3.10: " in text
 
@@ -350,8 +359,8 @@ def test_a_python_without_the_toolchain(package, monkeypatch):
     import importlib.metadata
     import importlib.util
 
-    from kiln import extension
-    from kiln.errors import ToolchainError
+    from kiln_build.native import extension
+    from kiln_recipe.errors import ToolchainError
 
     def missing(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -365,9 +374,9 @@ def test_a_python_without_the_toolchain(package, monkeypatch):
 
 
 def test_another_tree_is_said(toolless, tmp_path, capsys, monkeypatch):
-    from kiln.front.source import Origin
+    from kiln_build.front.source import Origin
 
-    monkeypatch.setattr("kiln.front.source.describe", lambda root: Origin("2" * 40, False))
+    monkeypatch.setattr("kiln_build.front.source.describe", lambda root: Origin("2" * 40, False))
     monkeypatch.setattr(wheel, "unpack", lambda *_: wheel.Contents("0.1.0b", (), {}, {}, {}, {}))
 
     def refuse(*_arguments: object) -> None:

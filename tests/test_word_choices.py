@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 import small_recipe
-from kiln import generate, plan, recipe, targets
-from kiln.errors import RecipeError, UsageError
+from kiln_build.native import generate
+from kiln_recipe import targets
+from kiln_recipe.errors import RecipeError, UsageError
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
 
 BOOLEAN = "gemma: {of: gemma, values: [false, true]}"
 WORDS = "gemma: {of: gemma, values: [plain, added], core: [added]}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kiln import words
-from kiln.errors import EnvironmentProblem, UsageError
+from kiln_build.options import words
+from kiln_recipe.errors import EnvironmentProblem, UsageError
+from kiln_recipe.selection import parse_selection
 
 
 @pytest.mark.parametrize(
@@ -31,8 +32,8 @@ def test_versions_that_can_be(version):
 @pytest.mark.parametrize("text", [";", " ; ", ";;;"])
 def test_a_selection_of_separators_alone_is_not_everything(text):
     with pytest.raises(UsageError, match="KILN_SELECT='.*' names no choice; right is 'dtype=bf16;head_dim=64,128'"):
-        words.parse_selection(text)
-    assert words.parse_selection("") == words.parse_selection(" ") == ()
+        parse_selection(text)
+    assert parse_selection("") == parse_selection(" ") == ()
 
 
 def test_a_new_file_stands_where_links_lead(tmp_path):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.errors import EnvironmentProblem
-from kiln.front import workspace
-from kiln.front.workspace import GIB, make_memory_workspace, memory_folders, own_workspace
+from kiln_build.front import workspace
+from kiln_build.front.workspace import GIB, make_memory_workspace, memory_folders, own_workspace
+from kiln_recipe.errors import EnvironmentProblem
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 
@@ -160,7 +160,7 @@ def test_one_build_at_a_time(tmp_path):
 
 def test_a_killed_build_leaves_no_lock(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from kiln.front.workspace import own_workspace\n"
+        "import sys, time; from pathlib import Path; from kiln_build.front.workspace import own_workspace\n"
         "with own_workspace(Path(sys.argv[1]), print, False): print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(

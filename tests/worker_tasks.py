@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.compile import Compiled
-from kiln.errors import CompileError, EnvironmentProblem, ToolchainError
-from kiln.image import Image, ImageInfo
-from kiln.worker import waiting
+from kiln_build.farm.worker import waiting
+from kiln_recipe.compile.compile import Compiled
+from kiln_recipe.errors import CompileError, EnvironmentProblem, ToolchainError
+from kiln_recipe.images.image import Image, ImageInfo
 
 prepared: list = []
 

@@ -29,10 +29,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln import farm, lock, plan, recipe, targets, toolchain  # noqa: E402
-from kiln.progress import make_progress  # noqa: E402
-from kiln.store import Store  # noqa: E402
-from kiln.words import parse_selection  # noqa: E402
+from kiln_build.base.progress import make_progress  # noqa: E402
+from kiln_build.farm import farm  # noqa: E402
+from kiln_build.store.store import Store  # noqa: E402
+from kiln_recipe import targets  # noqa: E402
+from kiln_recipe.compile import lock, toolchain  # noqa: E402
+from kiln_recipe.plan import plan  # noqa: E402
+from kiln_recipe.read import recipe  # noqa: E402
+from kiln_recipe.selection import parse_selection  # noqa: E402
 
 LEAST_THROUGHPUT = 1.7
 MOST_OVERHEAD = 1.08

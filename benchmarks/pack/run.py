@@ -28,8 +28,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln import compile as compile_module  # noqa: E402
-from kiln import elf, lock, native, pack, package, plan, recipe, targets, toolchain  # noqa: E402
+from kiln_build.artifacts import pack  # noqa: E402
+from kiln_build.native import native  # noqa: E402
+from kiln_build.release import package  # noqa: E402
+from kiln_recipe import targets  # noqa: E402
+from kiln_recipe.compile import compile as compile_module  # noqa: E402
+from kiln_recipe.compile import lock, toolchain  # noqa: E402
+from kiln_recipe.images import elf  # noqa: E402
+from kiln_recipe.plan import plan  # noqa: E402
+from kiln_recipe.read import recipe  # noqa: E402
 
 
 def _prepare(chain: toolchain.Toolchain) -> None:

@@ -12,9 +12,10 @@ import entries
 from aotriton_interface import BOTTOM_RIGHT, FP32, INT64, PADDED, TOP_LEFT, WINDOWED, contiguous
 from nativebuild import ROOT
 
-from kiln import evaluate, recipe
-from kiln.evaluate import ALIGNMENT, Device, Tensor
-from kiln.recipe_model import Operation
+from kiln_recipe.call import evaluate
+from kiln_recipe.call.evaluate import ALIGNMENT, Device, Tensor
+from kiln_recipe.model import Operation
+from kiln_recipe.read import recipe
 
 LEAST_SCALE = 1.401298464324817e-45  # the least number of fp32: a scale of 0 is not libkiln's 0, its default
 

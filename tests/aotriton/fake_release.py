@@ -12,8 +12,11 @@ import nativebuild
 import packs
 from nativebuild import ROOT, run
 
-from kiln import generate, plan, recipe, targets
-from kiln.plan_model import KernelPlan, Plan, Variant
+from kiln_build.native import generate
+from kiln_recipe import targets
+from kiln_recipe.plan import plan
+from kiln_recipe.plan.model import KernelPlan, Plan, Variant
+from kiln_recipe.read import recipe
 
 VERSION = "1.2.3"
 TARGETS = ("gfx942", "sm_90")

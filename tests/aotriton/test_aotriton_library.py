@@ -16,7 +16,7 @@ from elftools.elf.elffile import ELFFile
 from fake_release import hip_headers
 from nativebuild import ROOT, run
 
-from kiln import native
+from kiln_build.native import native
 
 SOURCES = ROOT / "csrc/aotriton"
 

@@ -19,8 +19,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("nanobind", reason="needs nanobind")
     import python_site
 
-    from kiln import pythons
-    from kiln.errors import EnvironmentProblem
+    from kiln_build.native import pythons
+    from kiln_recipe.errors import EnvironmentProblem
 
     try:
         pythons.headers_of(sys.executable)

@@ -30,7 +30,8 @@ import flash_tables  # noqa: E402
 import nativebuild  # noqa: E402
 import packs  # noqa: E402
 
-from kiln import extension, native, pythons, wheel  # noqa: E402
+from kiln_build.native import extension, native, pythons  # noqa: E402
+from kiln_build.release import wheel  # noqa: E402
 
 PACKAGE = ROOT / "bindings/python/kiln"
 JOBS = max(1, len(os.sched_getaffinity(0)))
@@ -62,6 +63,8 @@ def make_site(to: Path, python: str = sys.executable, release: Path | None = Non
             (package / name).symlink_to(path)
         elif not (folder := package / name.partition("/")[0]).exists():
             folder.symlink_to(PACKAGE / folder.name)
+    (to / "kiln_recipe").unlink(missing_ok=True)
+    (to / "kiln_recipe").symlink_to(ROOT / "v3python/kiln_recipe")
     shutil.copyfile(core, package / headers.file_name)
     for path in sorted((prefix / "lib").glob("lib*.so*")):
         if not path.is_symlink():
@@ -83,7 +86,7 @@ def fake_release() -> Path:
     """
     sources = [ROOT / "csrc/flags.txt", *nativebuild.CORE.iterdir(),
                *nativebuild.HERE.glob("fake_*"), *(ROOT / "csrc/flash").iterdir(),
-               *(ROOT / "include/kiln").iterdir(), *(ROOT / "v3python/kiln").rglob("*.*"),
+               *(ROOT / "include/kiln").iterdir(), *(ROOT / "v3python").rglob("*.*"),
                ROOT / "tritonsrc/flash/recipe.yaml", Path(flash_tables.__file__), Path(nativebuild.__file__),
                Path(packs.__file__), Path(__file__)]  # fmt: skip
     return made("release", digest(sources), _fill_fake_release)

@@ -17,8 +17,9 @@ import pytest
 from subjects import INSIDE
 
 from builds import NAME, ROOT, Built, environment
-from kiln import pythons, wheel
-from kiln.errors import EnvironmentProblem
+from kiln_build.native import pythons
+from kiln_build.release import wheel
+from kiln_recipe.errors import EnvironmentProblem
 
 pytestmark = pytest.mark.slow
 VERSION = wheel.python_version(NAME)
@@ -28,7 +29,7 @@ BIN = Path(sys.executable).parent
 
 def make(release: Built, output: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(release.python), "-m", "kiln", "wheel", str(release.tarball), str(output), *words],
+        [str(release.python), "-m", "kiln_build", "wheel", str(release.tarball), str(output), *words],
         env=environment(PYTHONPATH=str(ROOT / "v3python")), capture_output=True, text=True,
     )  # fmt: skip
 
@@ -225,7 +226,7 @@ print(driver.fake_launches(), *kiln.explain(kiln.attn_fwd, q, k, k, causal=True,
 def test_images_without_a_runtime_of_their_version(wheels, tmp_path):
     old = tmp_path / f"{RUNTIME.replace(VERSION, '0.0.9')}-py3-none-any.whl"
     metadata = "Metadata-Version: 2.1\nName: kiln-runtime\nVersion: 0.0.9\n"
-    from kiln.wheel_file import Wheel, write_wheel
+    from kiln_build.release.wheel_file import Wheel, write_wheel
 
     write_wheel(Wheel("kiln-runtime", "0.0.9", "py3-none-any", "test", metadata, {}), tmp_path)
     assert old.exists()

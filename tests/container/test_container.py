@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from faulty_server import Faults, FaultyIndex
-from kiln import lock, machine
-from kiln.front import source, workspace
-from kiln.front.engine import Engine, _container, image, probe_engine, run_command
+from kiln_build.base import machine
+from kiln_build.front import source, workspace
+from kiln_build.front.engine import Engine, _container, image, probe_engine, run_command
+from kiln_recipe.compile import lock
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/kiln-standin:bookworm"
@@ -122,7 +123,7 @@ def carried(place) -> Path:
         }
 
         def fetch(folder: Path, *words: str) -> None:
-            line = [sys.executable, "-m", "kiln", "fetch", "--input", str(folder), *words]
+            line = [sys.executable, "-m", "kiln_build", "fetch", "--input", str(folder), *words]
             subprocess.run(line, env=environment, check=True, stdout=subprocess.DEVNULL)
 
         fetch(there, "--bundle", str(place / "carried.tar"))

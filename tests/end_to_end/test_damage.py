@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from damages import sow
-from kiln import manifest_model
+from kiln_build.artifacts import manifest_model
 from test_store_damage import copy_anything
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def test_a_damaged_store_makes_the_same_release(release, builder, tmp_path):
     done_to = list(sow(store, keys))
     assert len(done_to) > 30
     shutil.copytree(store, tmp_path / "copy", symlinks=True, copy_function=copy_anything)
-    words = [str(release.python), "-m", "kiln", "store", "verify", "--store"]
+    words = [str(release.python), "-m", "kiln_build", "store", "verify", "--store"]
     shown = {"env": builder.environment(), "capture_output": True, "text": True, "timeout": 120}
     seen = subprocess.run([*words, str(tmp_path / "copy")], **shown)
     assert seen.returncode == 6 and "Traceback" not in seen.stderr, seen.stderr

@@ -12,8 +12,8 @@ import pytest
 from ffi import BF16, FP8E4M3, FP16, FP32, INT32, UINT8, tensor
 
 from builds import ROOT, loaded
-from kiln import recipe
-from kiln.recipe_model import Argument, Operation
+from kiln_recipe.model import Argument, Operation
+from kiln_recipe.read import recipe
 
 FLASH = ROOT / "tritonsrc/flash/recipe.yaml"
 

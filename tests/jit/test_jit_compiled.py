@@ -44,9 +44,9 @@ def compiled_here(target: str, folder: str) -> list:
     import contextlib
     import io
 
-    from kiln import targets
     from kiln.jit.compiled import compile_spec
     from kiln.jit.functions import Functions
+    from kiln_recipe import targets
 
     made, functions = [], Functions()
     for spec in variants(target):
@@ -62,7 +62,8 @@ def compiled_as_a_build(made: list) -> list[tuple[str, bool]]:
     """By function whether a build's compiler gives the same image. In a process whose `kiln` is v3python's."""
     import triton
 
-    from kiln import compile, elf, lock, toolchain
+    from kiln_recipe.compile import compile, lock, toolchain
+    from kiln_recipe.images import elf
 
     wheels = lock.read_lock(Path(__file__).resolve().parents[2] / "input" / lock.LOCK_NAME).members_of("triton")
     chain = toolchain.find_toolchain(Path(triton.__file__).parents[1], wheels)
@@ -92,7 +93,7 @@ def ir_around_a_run(folder: str) -> list[str]:
     import kiln.jit
     from kiln.jit.compiled import compile_spec
     from kiln.jit.functions import Functions
-    from kiln.targets import by_name
+    from kiln_recipe.targets import by_name
 
     def language() -> dict[str, object]:
         holders = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype, triton.runtime.JITFunction)

@@ -132,7 +132,7 @@ def broken(path: Path, before: str, after: str) -> list[str]:
     """What a mistake in the kernel's source gives, interpreted and compiled; what was loaded before goes on."""
     from kiln.jit import KernelError
     from kiln.jit.compiled import compile_spec
-    from kiln.targets import by_name
+    from kiln_recipe.targets import by_name
 
     recipe = loaded(path)
     operation = recipe.operation("rms_norm")

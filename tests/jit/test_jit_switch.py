@@ -241,7 +241,7 @@ def in_threads() -> list[float]:
     import kiln.jit
     from kiln.jit.compiled import compile_spec
     from kiln.jit.functions import Functions
-    from kiln.targets import by_name
+    from kiln_recipe.targets import by_name
 
     torch.set_num_threads(1)
     made = kiln.jit.Recipe(FAMILY, interpret=True)

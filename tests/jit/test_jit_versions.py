@@ -13,7 +13,7 @@ from test_jit_compiled import compiled_here
 from test_jit_interpreted import CALLS, DECODING, attend, decode, mask_of_dropout
 
 import tritons
-from kiln import toolchain
+from kiln_recipe.compile import toolchain
 from merged import plainly
 
 DTYPES = ("float16", "bfloat16", "float32")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import KERNELS
 
-from kiln import recipe
+from kiln_recipe.read import recipe
 
 # Largest error that rounding explains, relative to 1 + the value.
 TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}

@@ -27,7 +27,7 @@ PRELUDE = """
 import contextlib, dataclasses, importlib.util, json, sys
 from pathlib import Path
 from kiln import compile, elf, judge, lock, plan, recipe, targets, toolchain
-from kiln.image import Image
+from kiln_recipe.images.image import Image
 
 # Not imported here: what Triton reads from the environment while it is imported must be ours already.
 wheels = lock.read_lock(Path("input", lock.LOCK_NAME)).members_of("triton")

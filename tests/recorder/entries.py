@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ffi
 
-from kiln.evaluate import Given, Tensor
-from kiln.recipe_model import Operation
+from kiln_recipe.call.evaluate import Given, Tensor
+from kiln_recipe.model import Operation
 
 STRUCTURES = {
     "attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode, "dropout_mask": ffi.DropoutMask,

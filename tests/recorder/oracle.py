@@ -1,5 +1,5 @@
-"""What a call must make the driver do, by the recipe and the pack alone: kiln.dispatch goes the call's way through the
-recipe in Python, the pack's own index and each image's own metadata say the rest."""
+"""What a call must make the driver do, by the recipe and the pack alone: kiln_recipe.call goes the call's way through
+the recipe in Python, the pack's own index and each image's own metadata say the rest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from pathlib import Path
 from recorded import Launch, Record, Zero
 
 from builds import ROOT, WIDE_SELECTION
-from kiln import elf, evaluate, pack, recipe, targets, words
-from kiln.dispatch import Tables
-from kiln.evaluate import ALIGNMENT, Given, Refusal
-from kiln.plan_model import KernelPlan
-from kiln.recipe_model import Operation, Recipe
+from kiln_build.artifacts import pack
+from kiln_recipe import targets
+from kiln_recipe.call import evaluate
+from kiln_recipe.call.dispatch import Tables
+from kiln_recipe.call.evaluate import ALIGNMENT, Given, Refusal
+from kiln_recipe.images import elf
+from kiln_recipe.model import Operation, Recipe
+from kiln_recipe.plan.model import KernelPlan
+from kiln_recipe.read import recipe
+from kiln_recipe.selection import Selection, parse_selection
 
 # By target its device of the fake driver: (vendor, multiprocessors, threads along the first dimension of a grid).
 DEVICES = {"sm_90": ("NVIDIA", 132, None), "gfx942": ("AMD", 304, 2**32 - 1)}
@@ -75,10 +80,10 @@ def operation(name: str) -> Operation:
     return known[family, short]
 
 
-def _selection(family: Recipe) -> words.Selection:
+def _selection(family: Recipe) -> Selection:
     """What was selected of a family's own choices."""
     known = {choice.name for operation in family.operations for choice in operation.choices}
-    return tuple(e for e in words.parse_selection(WIDE_SELECTION["KILN_SELECT"]) if e[0] in known)
+    return tuple(e for e in parse_selection(WIDE_SELECTION["KILN_SELECT"]) if e[0] in known)
 
 
 class Oracle:

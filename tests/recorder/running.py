@@ -13,7 +13,7 @@ import oracle
 from ffi import AMD, NVIDIA
 from oracle import Expected, Oracle, observed
 
-from kiln.evaluate import Given, Refusal
+from kiln_recipe.call.evaluate import Given, Refusal
 
 VENDORS = {"sm_90": NVIDIA, "gfx942": AMD}
 DEVICES = (0, 4)  # of the fake driver, those with these targets

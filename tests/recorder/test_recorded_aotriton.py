@@ -25,7 +25,7 @@ from test_aotriton_program import CALLS as PROGRAM
 from test_aotriton_program import FLAGS
 
 from builds import ROOT
-from kiln.evaluate import Refusal
+from kiln_recipe.call.evaluate import Refusal
 
 pytestmark = pytest.mark.slow
 

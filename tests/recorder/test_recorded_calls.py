@@ -16,8 +16,8 @@ from oracle import Expected, Oracle, digest_of, observed, operation
 from running import WORKSPACE, Runner, opened
 from whole_calls import whole_call
 
-from kiln.evaluate import Refusal
-from kiln.plan_model import KernelPlan
+from kiln_recipe.call.evaluate import Refusal
+from kiln_recipe.plan.model import KernelPlan
 
 CALLS = int(os.environ.get("KILN_TEST_CALLS", "500"))  # of each entry on each target
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kiln.evaluate import Tensor
-from kiln.expressions import DTYPE_BYTES, DTYPES
+from kiln_recipe.call.evaluate import Tensor
+from kiln_recipe.expressions import DTYPE_BYTES, DTYPES
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "none": (), "bias": ("bias",), "softcap": ("softcap",), "dropout": ("dropout",),

@@ -10,8 +10,11 @@ from pathlib import Path
 import packs
 import yaml
 
-from kiln import generate, plan, recipe, targets
-from kiln.plan_model import KernelPlan
+from kiln_build.native import generate
+from kiln_recipe import targets
+from kiln_recipe.plan import plan
+from kiln_recipe.plan.model import KernelPlan
+from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, VERSION = "sm_90", "1.2.3"

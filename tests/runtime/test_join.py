@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln import split
+from kiln_build.artifacts import split
 
 SLACK = 16
 GUARD = b"\xa5" * 64

@@ -18,7 +18,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from nativebuild import HERE, ROOT, run
 
-from kiln import native
+from kiln_build.native import native
 
 EXPORTS = [
     "kiln_close",
@@ -106,7 +106,7 @@ def test_what_the_libraries_need_and_export(built):
 
 @pytest.mark.slow
 def test_the_releases_compiler(built):
-    """zig, as v3python/kiln/native.py calls it: for glibc 2.28, on whatever this machine is."""
+    """zig, as kiln_build.native calls it: for glibc 2.28, on whatever this machine is."""
     version = run([sys.executable, "-m", "ziglang", "version"]).strip()
     compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", version)
     headers = nativebuild.stamp_headers(nativebuild.cache() / "stamped") / "kiln"

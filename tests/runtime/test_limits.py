@@ -7,7 +7,13 @@ from pathlib import Path
 
 from nativebuild import CORE, ROOT, run
 
-from kiln import expressions, inspect, judge, pack, recipe, recipe_configurations, recipe_kernel, tuning
+from kiln_build.artifacts import pack
+from kiln_build.artifacts import reader as inspect
+from kiln_recipe import expressions
+from kiln_recipe.images import judge
+from kiln_recipe.read import configurations as recipe_configurations
+from kiln_recipe.read import kernel as recipe_kernel
+from kiln_recipe.read import recipe, tuning
 
 
 def values(built: Path, folder: Path, names: list[str], includes: list[str], flags: list[str] = ()) -> dict[str, int]:

@@ -10,7 +10,8 @@ import packs
 import pytest
 from test_launch import arguments, work
 
-from kiln import image, pack, split
+from kiln_build.artifacts import pack, split
+from kiln_recipe.images import image
 
 
 def test_the_writers_packs_run(library, fake, bare, tmp_path):

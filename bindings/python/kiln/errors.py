@@ -17,6 +17,15 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from kiln_recipe.errors import (
+    ArgumentError,
+    EnvironmentProblem,
+    KilnError,
+    RecipeError,
+    ToolchainError,
+    UsageError,
+)  # fmt: skip
+
 __all__ = [
     "ArgumentError",
     "DriverError",
@@ -42,55 +51,22 @@ __all__ = [
 ]
 
 
-class KilnError(RuntimeError):
-    """Base of all failures of Kiln's.
-
-    Args:
-        sentence: what `str()` gives.
-        status: a kiln_status; default: the class's own, 0 for KilnError.
-    """
-
-    status: int = 0
-    """A kiln_status, 1 for KILN_E_ARGUMENT."""
-
-    def __init__(self, sentence: str = "", status: int | None = None) -> None:
-        super().__init__(sentence)
-        if status is not None:
-            self.status = status
-
-    @property
-    def status_name(self) -> str:
-        """The status's name in the C interface, "KILN_E_ARGUMENT"."""
-        from kiln import _core
-
-        return _core.status_name(self.status)
-
-    def __reduce__(self) -> tuple[type[KilnError], tuple[str, int]]:
-        return type(self), (str(self), self.status)
-
-
-class ArgumentError(KilnError, ValueError):
-    """An argument that cannot be: a wrong rank, dtype or size, a value out of range, arrays that do not fit."""
-
-    status = 1
-
-
 class UnsupportedError(KilnError):
     """No kernel serves this call; the sentence names the nearest that exists."""
 
-    status = 2
+    status, status_name = 2, "KILN_E_UNSUPPORTED"
 
 
 class NoDeviceError(KilnError):
     """There is no driver, no device, or the device is one that no pack serves."""
 
-    status = 3
+    status, status_name = 3, "KILN_E_NO_DEVICE"
 
 
 class DriverError(KilnError):
     """The driver returned an error; the sentence has its name and number."""
 
-    status = 4
+    status, status_name = 4, "KILN_E_DRIVER"
 
 
 class PackError(KilnError):
@@ -100,83 +76,67 @@ class PackError(KilnError):
 class PackNotFoundError(PackError):
     """There is no pack for this device's target; the package kiln-images-<target> brings it."""
 
-    status = 5
+    status, status_name = 5, "KILN_E_PACK_NOT_FOUND"
 
 
 class PackMismatchError(PackError):
     """The pack is of another release than the library, or one that nobody named."""
 
-    status = 6
+    status, status_name = 6, "KILN_E_PACK_MISMATCH"
 
 
 class PackCorruptError(PackError):
     """The pack is truncated, malformed, or has other bytes than its release."""
 
-    status = 7
+    status, status_name = 7, "KILN_E_PACK_CORRUPT"
 
 
 class WorkspaceError(KilnError):
     """The workspace is missing, too small or not aligned to 256 bytes."""
 
-    status = 8
+    status, status_name = 8, "KILN_E_WORKSPACE"
 
 
 class ForkedError(KilnError):
     """The runtime belongs to the parent of this process."""
 
-    status = 10
+    status, status_name = 10, "KILN_E_FORKED"
 
 
 class OutOfMemoryError(KilnError, MemoryError):
     """Memory of the host has run out."""
 
-    status = 11
+    status, status_name = 11, "KILN_E_OUT_OF_MEMORY"
 
 
 class NotFoundError(KilnError, LookupError):
     """There is no operation, variant or target of that name."""
 
-    status = 12
+    status, status_name = 12, "KILN_E_NOT_FOUND"
 
 
 class QueueError(KilnError):
     """The stream belongs to another device than the arrays, or cannot be used."""
 
-    status = 13
+    status, status_name = 13, "KILN_E_QUEUE"
 
 
 class RangeError(ArgumentError):
     """A value overflows: a stride or size that the kernel cannot address."""
 
-    status = 14
+    status, status_name = 14, "KILN_E_RANGE"
 
 
 class ResourcesError(KilnError):
     """The image needs more shared memory or threads than this device gives."""
 
-    status = 15
+    status, status_name = 15, "KILN_E_RESOURCES"
 
 
 class FamilyError(KilnError):
     """A family's tables are malformed, or of an ABI that the library does not know."""
 
-    status = 16
-
-
-class UsageError(ArgumentError):
-    """A selection or an option that `kiln.jit` was given and that cannot be."""
-
-
-class RecipeError(KilnError, ValueError):
-    """A recipe, a kernel's source or a tuning file that does not hold; the sentence begins with file:line."""
-
-
-class EnvironmentProblem(KilnError):
-    """A file or folder that `kiln.jit` needs is missing, or cannot be read."""
-
-
-class ToolchainError(KilnError):
-    """A compiler that `kiln.jit` needs is missing, or is not the one that it was made for."""
+    status, status_name = 16, "KILN_E_FAMILY"
 
 
 _CLASSES: dict[int, type[KilnError]] = {
@@ -195,7 +155,13 @@ def of_status(status: int, sentence: str) -> KilnError:
     Args:
         sentence: what kiln_error() says.
     """
-    return _CLASSES.get(status, KilnError)(with_package(sentence), status)
+    if kind := _CLASSES.get(status):
+        return kind(with_package(sentence))
+    from kiln import _core
+
+    error = KilnError(sentence)
+    error.status, error.status_name = status, _core.status_name(status)
+    return error
 
 
 def with_package(sentence: str) -> str:

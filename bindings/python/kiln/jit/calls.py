@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kiln import evaluate, suggest, targets
-from kiln.dispatch import Chosen, Tables
 from kiln.errors import NotFoundError
-from kiln.evaluate import Call, Device, Refusal
 from kiln.jit import tensors
 from kiln.jit.compiled import Images
 from kiln.jit.errors import ArgumentError, KilnError, UnsupportedError, of_refusal
 from kiln.jit.functions import Functions
 from kiln.jit.interpreted import Interpreter
-from kiln.recipe_model import Argument, Operation, Recipe
-from kiln.targets import Target
+from kiln_recipe import suggest, targets
+from kiln_recipe.call import evaluate
+from kiln_recipe.call.dispatch import Chosen, Tables
+from kiln_recipe.call.evaluate import Call, Device, Refusal
+from kiln_recipe.model import Argument, Operation, Recipe
+from kiln_recipe.targets import Target
 
 if TYPE_CHECKING:
-    from kiln.words import Selection
+    from kiln_recipe.selection import Selection
 
 INTERPRETED_TARGET = "sm_90"
 INTERPRETED_MULTIPROCESSORS = 132

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from kiln import mistakes
-from kiln.dispatch import Chosen
 from kiln.jit.errors import KernelError, ResourcesError
 from kiln.jit.locks import TRITON
 from kiln.jit.packages import need
-from kiln.plan_model import CompileSpec
-from kiln.targets import Target
-from kiln.toolchain import Toolchain
+from kiln_recipe.call.dispatch import Chosen
+from kiln_recipe.compile import mistakes
+from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.plan.model import CompileSpec
+from kiln_recipe.targets import Target
 
 # Asks ptxas for a report on standard output; changes no image.
 _UNWANTED = "TRITON_DUMP_PTXAS_LOG"

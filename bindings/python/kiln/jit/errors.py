@@ -36,5 +36,5 @@ class MissingPackageError(KilnError, ImportError):
 
 
 def of_refusal(refusal: Exception) -> KilnError:
-    """The runtime's exception for what kiln.evaluate refused."""
+    """The runtime's exception for what kiln_recipe.call.evaluate refused."""
     return _BY_STATUS[refusal.status](str(refusal))

@@ -14,11 +14,11 @@ from copy import copy
 
 import torch
 
-from kiln.dispatch import Chosen
-from kiln.evaluate import Tensor as Described
 from kiln.jit import tensors
 from kiln.jit.errors import ArgumentError
 from kiln.jit.recipes import Operation, Recipe
+from kiln_recipe.call.dispatch import Chosen
+from kiln_recipe.call.evaluate import Tensor as Described
 
 _OPERATIONS = ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask")
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from kiln import kernel_modules, mistakes
 from kiln.jit.errors import KernelError, KilnError
 from kiln.jit.locks import TRITON
 from kiln.jit.packages import check_triton, need
-from kiln.plan_model import CompileSpec
+from kiln_recipe.compile import kernel_modules, mistakes
+from kiln_recipe.plan.model import CompileSpec
 
 
 def interprets_by_default() -> bool:

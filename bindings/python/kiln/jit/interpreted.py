@@ -17,14 +17,14 @@ from types import FunctionType, SimpleNamespace
 
 import numpy
 
-from kiln import mistakes
-from kiln.dispatch import Chosen
 from kiln.jit.bounds import Bounds
 from kiln.jit.errors import KernelError
 from kiln.jit.locks import TRITON
 from kiln.jit.narrow import Narrow, put
 from kiln.jit.packages import need
 from kiln.jit.tensors import Memory
+from kiln_recipe.call.dispatch import Chosen
+from kiln_recipe.compile import mistakes
 
 
 class Interpreter:

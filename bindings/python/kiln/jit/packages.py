@@ -9,7 +9,7 @@ from functools import cache
 from types import ModuleType
 
 from kiln.jit.errors import MissingPackageError
-from kiln.toolchain import JIT_VERSIONS
+from kiln_recipe.compile.toolchain import JIT_VERSIONS
 
 _NAMES = {"yaml": "PyYAML", "msgspec": "msgspec", "triton": "Triton", "torch": "PyTorch", "numpy": "NumPy"}
 

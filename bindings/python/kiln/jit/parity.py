@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln import lock
-from kiln.dispatch import Chosen
 from kiln.errors import NotFoundError
 from kiln.jit.compiled import this_toolchain
-from kiln.toolchain import Toolchain, find_toolchain
+from kiln_recipe.call.dispatch import Chosen
+from kiln_recipe.compile import lock
+from kiln_recipe.compile.toolchain import Toolchain, find_toolchain
 
 _NAMES = ("kernel", "functional", "configuration", "specialization", "target")
 # The order in which a toolchain's identity has its files; those of a Triton built from source follow, sorted.

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from kiln import plan, recipe, suggest, targets, words
-from kiln.dispatch import Chosen
 from kiln.errors import NotFoundError, UsageError
 from kiln.jit import functions
 from kiln.jit.calls import Loaded, Run, Settings
+from kiln_recipe import suggest, targets
+from kiln_recipe.call.dispatch import Chosen
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
+from kiln_recipe.selection import parse_selection
 
 
 def own_recipe() -> tuple[Path, Path]:
@@ -68,7 +71,7 @@ class Recipe:
         self._settings = Settings(
             None if target is None else _one_target(target),
             profile,
-            words.parse_selection(select, "select"),
+            parse_selection(select, "select"),
             Path(tuning) if tuning is not None else rules if path is None else None,
             multiprocessors,
         )
@@ -145,7 +148,7 @@ class Operation:
     def explain(self, *values: object, **named: object) -> tuple[Chosen, ...]:
         """The kernels that the same call would run, in their order; nothing runs. Of each `variant` says its names and
         what is compiled, `launch` its grid and arguments; workspaces lie at made-up addresses. Some tensors may be
-        described (kiln.evaluate.Tensor) instead of given."""
+        described (kiln_recipe.call.evaluate.Tensor) instead of given."""
         run = self._run(values, named)
         address, addresses = 1 << 40, {}
         for name, size in run.workspaces().items():

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.evaluate import ALIGNMENT, Tensor
-from kiln.expressions import DTYPES
 from kiln.jit.errors import ArgumentError
+from kiln_recipe.call.evaluate import ALIGNMENT, Tensor
+from kiln_recipe.expressions import DTYPES
 
 _TORCH_NAMES: Mapping[str, str] = {
     "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64", "fp8e4m3": "float8_e4m3fn",

@@ -1,0 +1,11 @@
+"""`python -m kiln_build`. Any Python can read this much of it, the second one too; 7 is EnvironmentProblem's."""
+
+import sys
+
+if sys.version_info < (3, 8):  # noqa: UP036
+    sys.stderr.write("kiln: needs Python 3.10 or later; this is %d.%d\n" % tuple(sys.version_info[:2]))  # noqa: UP031
+    sys.exit(7)
+
+from kiln_build.cli import main
+
+sys.exit(main())

@@ -1,0 +1,522 @@
+"""Packs: the archive that holds one target's images. Written here, read here and by csrc/core/pack.cc.
+
+The grammar (Technical.md, 'Packs', gives the why), little-endian:
+
+    pack    = header index group*
+    header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
+    index   = counts group_row* image_row* kernel_row* slot_row* string*
+    counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str zero:u32
+    group   = frame                 ; one zstd frame of one (split.py has its grammar)
+    group_row  = offset:u64 stored:u32 decoded:u32 digest:byte[32]
+    image_row  = group:u32 offset:u32 bytes:u32 symbol:str kind:u32 threads:u32 shared:u32 registers:u32 spills:u32
+                 stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32 zero:u32
+                 digest:byte[32]
+    kernel_row = family:str operation:str kernel:str first_slot:u32 slots:u32 configurations:u32 specializations:u32
+                 names:str layout:byte[32]
+    slot_row   = image:u32 ptx:u32 reason:str zero:u32 key:byte[32]
+    str     = u32                   ; offset into the strings of a NUL-terminated UTF-8 text, or NONE; a text is a line
+                                    ; without control characters, but for the newlines of `names`
+    NONE    = 0xFFFFFFFF
+
+`stored` are a group's bytes in the file, which `digest` is of; `decoded` those of its images.
+
+Needs only the standard library and zstandard: a pack is inspected on machines that have no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kiln_build.artifacts.split import Instructions, join, largest_frame, split
+from kiln_build.base.appear import appear
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.images.image import ImageInfo
+from kiln_recipe.shape import is_line
+
+MAGIC = b"KILNPACK"
+VERSION = 1
+NONE = 0xFFFFFFFF
+KINDS = {"cubin": 1, "hsaco": 2, "ptx": 3}
+
+HEADER = struct.Struct("<8sIIQ32sQ")
+COUNTS = struct.Struct("<8I")
+GROUP_ROW = struct.Struct("<QII32s")
+IMAGE_ROW = struct.Struct("<16I32s")
+KERNEL_ROW = struct.Struct("<8I32s")
+SLOT_ROW = struct.Struct("<4I32s")
+
+# A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer: of
+# this size one takes a millisecond, of twice the size it packs 5 % better.
+GROUP_BYTES = 512 << 10
+LARGEST_GROUP = 16 << 20  # of one image, if it is larger than GROUP_BYTES
+LARGEST_INDEX = 2 << 20  # 14,000 slots have 1 MiB
+MOST_CHOICES = 32  # words of a name
+LONGEST_TEXT = 4096
+_MOST_THREADS, _LARGEST_CLUSTER, _LARGEST_ALIGNMENT = 1024, 16, 1 << 20  # of an image; as in csrc/core/pack.cc
+MOST_EXPANSION = 100  # bytes of all images to bytes of the pack; most packs have 5 to 20
+ZSTD_LEVEL = 22
+_ALIGNMENT = 16  # of images in a group
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place for a variant: its key, and its image by digest, or the reason why there is none."""
+
+    key: str
+    image: str | None = None
+    ptx: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class KernelSlots:
+    """All variants of a kernel on one target, in the order of the dispatch tables."""
+
+    family: str
+    operation: str
+    kernel: str
+    functionals: tuple[str, ...]
+    configurations: tuple[str, ...]
+    specializations: tuple[str, ...]
+    layout: str
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    offset: int
+    stored: int
+    decoded: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class PackedImage:
+    """An image's row. `info.kind` is "cubin", "hsaco" or "ptx"; fields that a row does not hold are 0 or ""."""
+
+    group: int
+    offset: int
+    bytes: int
+    digest: str
+    info: ImageInfo
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack's index. `images` are in the order in which slots refer to them by digest and kind."""
+
+    target: str
+    release: str
+    index_digest: str
+    file_bytes: int
+    groups: tuple[Group, ...]
+    images: tuple[PackedImage, ...]
+    kernels: tuple[KernelSlots, ...]
+
+
+def write_pack(
+    path: Path,
+    target: str,
+    instructions: Instructions,
+    release: str,
+    kernels: Sequence[KernelSlots],
+    info: Callable[[str], ImageInfo],
+    read: Callable[[str], bytes],
+    code: Callable[[bytes], Iterable[tuple[int, int]]],
+    workers: int = 1,
+) -> str:
+    """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments, `workers` excepted.
+
+    Args:
+        instructions: what the target's code is made of.
+        info: facts of an image, by digest.
+        read: bytes of an image or PTX text, by digest.
+        code: (offset, bytes) of the machine code in an image, ascending.
+        workers: how many groups are compressed at once.
+
+    Returns:
+        The digest of its index, which a family's library is built with.
+
+    Raises:
+        ArtifactError: a text of the index has control characters or is too long, an image is too large, or there are
+            too many.
+        EnvironmentProblem: the file cannot be written.
+    """
+    strings = _Strings()
+    image_rows: list[bytes] = []
+    numbers: dict[tuple[str, str], int] = {}  # (kind, digest) to the number of its row
+    pending: list[Future[bytes]] = []
+    decoded: list[int] = []
+    pool = ThreadPoolExecutor(workers)  # zstandard compresses without Python's lock
+    try:
+        for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
+            for members in _groups(kernels, kind, read):
+                raw, ranges = bytearray(), []
+                for digest, image, data in members:
+                    raw += b"\0" * (-len(raw) % _ALIGNMENT)
+                    if kind == "image":
+                        ranges += [(len(raw) + offset, size) for offset, size in code(data)]
+                    numbers[kind, digest] = len(image_rows)
+                    image_rows.append(_image_row(len(pending), len(raw), data, info(image), kind, strings))
+                    raw += data
+                pending.append(pool.submit(_compress, split(bytes(raw), instructions, ranges)))
+                decoded.append(len(raw))
+                if len(raw) > LARGEST_GROUP:
+                    raise ArtifactError(f"an image for {target} has {len(raw)} bytes; a pack holds {LARGEST_GROUP}")
+        frames = [future.result() for future in pending]
+    finally:
+        pool.shutdown(cancel_futures=True)  # who is interrupted waits for no group that has not begun
+    kernel_rows, slot_rows = _kernel_rows(kernels, numbers, strings)
+    names = strings.add(target), strings.add(release)
+    text = strings.text()
+    counts = COUNTS.pack(len(frames), len(image_rows), len(kernel_rows), len(slot_rows), len(text), *names, 0)
+    tables = b"".join([*image_rows, *kernel_rows, *slot_rows, text])
+    offset = HEADER.size + len(counts) + GROUP_ROW.size * len(frames) + len(tables)
+    located = []
+    for frame, size in zip(frames, decoded):
+        located.append(GROUP_ROW.pack(offset, len(frame), size, hashlib.sha256(frame).digest()))
+        offset += len(frame)
+    index = b"".join([counts, *located, tables])
+    if len(index) > LARGEST_INDEX:
+        raise ArtifactError(f"the index for {target} has {len(index)} bytes; a pack's can have {LARGEST_INDEX}")
+    index_digest = hashlib.sha256(index)
+    header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), index_digest.digest(), 0)
+    try:
+        with appear(path) as fresh:
+            fresh.write_bytes(b"".join([header, index, *frames]))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+    return index_digest.hexdigest()
+
+
+def read_pack(path: Path) -> Pack:
+    """Reads and checks a pack's index.
+
+    Raises:
+        ArtifactError: it is no pack, truncated, of another format, or its index has another digest than it states.
+    """
+    if not path.is_file():
+        raise ArtifactError(f"{path} does not exist, or is not a file; a pack is called <vendor>-<target>.pack")
+    with path.open("rb") as file:
+        return read_index(file.read, path.stat().st_size, str(path))
+
+
+def parse_pack(data: bytes, name: str) -> Pack:
+    """`read_pack` for bytes at hand; `name` is what errors call it."""
+    return read_index(io.BytesIO(data).read, len(data), name)
+
+
+def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
+    """`read_pack` for `size` bytes that come by `read`; what it leaves unread are the groups, in order."""
+    head = read(HEADER.size)
+    if head[:8] != MAGIC:
+        raise ArtifactError(f"{name} is not a Kiln pack: it must begin with {MAGIC.decode()}")
+    if len(head) < HEADER.size:
+        raise ArtifactError(f"{name} is truncated: its header has {HEADER.size} bytes, the file {size} in all")
+    _, version, header_size, index_size, digest, zero = HEADER.unpack(head)
+    if version != VERSION or header_size != HEADER.size:
+        raise ArtifactError(f"{name} is a pack of format {version}; this Kiln reads format {VERSION}")
+    if index_size > size - HEADER.size or index_size < COUNTS.size:
+        raise ArtifactError(f"{name} is truncated: its index has {index_size} bytes, the file {size} in all")
+    if index_size > LARGEST_INDEX or zero:
+        raise ArtifactError(f"{name} is corrupt: its index is larger than {LARGEST_INDEX >> 20} MiB, or its header odd")
+    index = read(index_size)
+    if hashlib.sha256(index).digest() != digest:
+        raise ArtifactError(f"{name} is corrupt: its index does not have the digest that its header states")
+    try:
+        return _parse_index(index, digest.hex(), size, name)
+    except (struct.error, LookupError, ValueError) as error:
+        raise ArtifactError(f"{name} is corrupt: its index is malformed ({error})") from error
+
+
+def check_group(stored: bytes, group: Group, name: str) -> None:
+    """Raises ArtifactError unless `stored`, a group's bytes in the pack, have the digest that the index states."""
+    if hashlib.sha256(stored).hexdigest() != group.digest:
+        raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} does not have its digest")
+
+
+def decode_group(stored: bytes, group: Group, name: str) -> bytes:
+    """The images of a group, of which `stored` are the bytes in the pack; its digest is checked before it is decoded.
+
+    Raises:
+        ArtifactError: the group's bytes are not those that the index names.
+    """
+    from kiln_build.base import zstd
+
+    check_group(stored, group, name)
+    try:
+        raw = join(zstd.decompress(stored, largest_frame(group.decoded)))
+    except (zstd.Error, ValueError) as error:
+        raise ArtifactError(f"{name} is corrupt: the group at byte {group.offset} cannot be decoded ({error})")
+    if len(raw) != group.decoded:
+        raise ArtifactError(f"{name} is corrupt: a group decodes to {len(raw)} bytes instead of {group.decoded}")
+    return raw
+
+
+def _groups(
+    kernels: Iterable[KernelSlots], kind: str, read: Callable[[str], bytes]
+) -> Iterator[list[tuple[str, str, bytes]]]:
+    """Lists of (digest, digest of the image whose facts describe it, bytes): each image once, kernel by kernel, those
+    of one specialization and configuration side by side, cut where the next would make one larger than GROUP_BYTES."""
+    seen: set[str] = set()
+    group: list[tuple[str, str, bytes]] = []
+    size = 0
+    for kernel in kernels:
+        specializations = len(kernel.specializations)
+        per_functional = len(kernel.configurations) * specializations
+        # What a functional changes (a dtype, a mask) leaves more of the code alike than another tile or another kind of
+        # load does: a tenth fewer bytes than functional by functional.
+        order = sorted(range(len(kernel.slots)), key=lambda n: (n % specializations, n % per_functional, n))
+        for slot in (kernel.slots[number] for number in order):
+            digest = slot.image if kind == "image" else slot.ptx
+            if digest is None or slot.image is None or digest in seen:  # PTX stands beside an image alone
+                continue
+            seen.add(digest)
+            data = read(digest) + (b"\0" if kind == "ptx" else b"")
+            begin = size + -size % _ALIGNMENT
+            if group and begin + len(data) > GROUP_BYTES:
+                yield group
+                group, begin = [], 0
+            group.append((digest, slot.image, data))
+            size = begin + len(data)
+    if group:
+        yield group
+
+
+def _kernel_rows(
+    kernels: Iterable[KernelSlots], numbers: Mapping[tuple[str, str], int], strings: _Strings
+) -> tuple[list[bytes], list[bytes]]:
+    kernel_rows: list[bytes] = []
+    slot_rows: list[bytes] = []
+    for kernel in kernels:
+        parts = (kernel.functionals, kernel.configurations, kernel.specializations)
+        kernel_rows.append(
+            KERNEL_ROW.pack(
+                strings.add(kernel.family),
+                strings.add(kernel.operation),
+                strings.add(kernel.kernel),
+                len(slot_rows),
+                len(kernel.slots),
+                len(kernel.configurations),
+                len(kernel.specializations),
+                strings.add_list("\n\n".join("\n".join(part) for part in parts)),
+                bytes.fromhex(kernel.layout),
+            )
+        )
+        for slot in kernel.slots:
+            slot_rows.append(
+                SLOT_ROW.pack(
+                    NONE if slot.image is None else numbers["image", slot.image],
+                    NONE if slot.ptx is None else numbers["ptx", slot.ptx],
+                    NONE if slot.reason is None else strings.add(slot.reason),
+                    0,
+                    bytes.fromhex(slot.key),
+                )
+            )
+    return kernel_rows, slot_rows
+
+
+def _compress(frame: bytes) -> bytes:
+    import zstandard
+
+    # A window as large as the group, so that every image may refer to every earlier one; no thread, so that the bytes
+    # depend on nothing but the library's version.
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        ZSTD_LEVEL, source_size=len(frame), write_content_size=True, write_checksum=False, threads=0
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(frame)
+
+
+def _image_row(group: int, offset: int, code: bytes, facts: ImageInfo, kind: str, strings: _Strings) -> bytes:
+    return IMAGE_ROW.pack(
+        group,
+        offset,
+        len(code),
+        strings.add(facts.symbol),
+        KINDS["ptx" if kind == "ptx" else facts.kind],
+        facts.threads,
+        facts.shared,
+        facts.registers,
+        facts.spills,
+        facts.stack,
+        facts.parameters,
+        facts.scratch,
+        facts.scratch_align,
+        facts.profile_scratch,
+        facts.clusters,
+        0,
+        hashlib.sha256(code).digest(),
+    )
+
+
+class _Strings:
+    """The strings of an index: each text once.
+
+    Raises:
+        ArtifactError: from `add`: the text is no line.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, int] = {}
+        self._size = 0
+
+    def add(self, text: str) -> int:
+        if not is_line(text) or len(text) > LONGEST_TEXT:
+            raise ArtifactError(
+                f"{text[:200]!r} cannot be in a pack: it must be a line of at most {LONGEST_TEXT} characters, "
+                "none of them a control character"
+            )
+        return self.add_list(text)
+
+    def add_list(self, text: str) -> int:
+        if text not in self._offsets:
+            self._offsets[text] = self._size
+            self._size += len(text.encode()) + 1
+        return self._offsets[text]
+
+    def text(self) -> bytes:
+        text = b"".join(text.encode() + b"\0" for text in self._offsets)
+        return text + b"\0" * (-len(text) % 8)
+
+
+def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
+    groups_n, images_n, kernels_n, slots_n, string_bytes, target, release, _ = COUNTS.unpack_from(index)
+    rows = ((GROUP_ROW, groups_n), (IMAGE_ROW, images_n), (KERNEL_ROW, kernels_n), (SLOT_ROW, slots_n))
+    if COUNTS.size + sum(row.size * count for row, count in rows) + string_bytes != len(index):
+        raise ArtifactError(f"{name} is corrupt: its index does not have the size that its counts give")
+    tables, position = [], COUNTS.size
+    for row, count in rows:
+        tables.append(row.iter_unpack(index[position : position + row.size * count]))
+        position += row.size * count
+    if index.count(b"\0", position) > 2 + images_n + 4 * kernels_n + slots_n + 8:
+        raise ValueError("it has more strings than rows need")
+    texts, lines = _texts(index[position:]), set()
+
+    def string(offset: int) -> str:
+        if offset not in lines:  # the same one may be asked for by every row
+            if len(texts[offset]) > LONGEST_TEXT or not is_line(texts[offset]):
+                raise ValueError("a string is not a line of text")
+            lines.add(offset)
+        return texts[offset]
+
+    groups = tuple(Group(offset, stored, decoded, sha.hex()) for offset, stored, decoded, sha in tables[0])
+    _check_groups(groups, HEADER.size + len(index), file_bytes, name)
+    kinds = {number: kind for kind, number in KINDS.items()}
+    images: list[PackedImage] = []
+    ends: dict[int, int] = {}
+    for group, offset, size, symbol, kind, *facts, zero, sha in tables[1]:
+        threads, shared, registers, spills, stack, parameters, scratch, align, profile_scratch, clusters = facts
+        end = ends.get(group, 0)  # images of a group stand one behind another: none shares bytes with others
+        if offset != end + -end % _ALIGNMENT or not size or kind not in kinds or zero:
+            raise ArtifactError(f"{name} is corrupt: an image is not where its group has room for it")
+        ends[group] = offset + size
+        info = ImageInfo(
+            kinds[kind], string(symbol), threads, shared, registers, spills, stack, parameters, scratch, align,
+            profile_scratch, clusters, abi=0, ptx_version="",
+        )  # fmt: skip
+        _check_image(info)
+        images.append(PackedImage(group, offset, size, sha.hex(), info))
+    if [ends.get(number) for number in range(groups_n)] != [group.decoded for group in groups] or len(ends) > groups_n:
+        raise ArtifactError(f"{name} is corrupt: its groups do not end where their last images do")
+    slots = [_slot(row, images, string) for row in tables[3]]
+    kernels, first = [], 0
+    for family, operation, kernel, begin, count, configurations, specializations, names, layout in tables[2]:
+        if len(texts[names]) > (LONGEST_TEXT + 1) * (count + 3):
+            raise ValueError("a kernel has more names than slots")
+        parts = [part.split("\n") for part in texts[names].split("\n\n")]
+        if not all(is_line(name) and len(name) <= LONGEST_TEXT for part in parts for name in part):
+            raise ValueError("a name is not a line of text")
+        if any(name.count(" ") >= MOST_CHOICES for part in parts for name in part):
+            raise ValueError(f"a name has more than {MOST_CHOICES} words")
+        if len(parts) != 3 or begin != first or first + count > slots_n or len(parts[1]) != configurations:
+            raise ArtifactError(f"{name} is corrupt: a kernel's names or slots do not hold together")
+        if len(parts[2]) != specializations or len(parts[0]) * configurations * specializations != count:
+            raise ArtifactError(f"{name} is corrupt: a kernel's names and slots differ in number")
+        first += count
+        kernels.append(
+            KernelSlots(
+                string(family),
+                string(operation),
+                string(kernel),
+                tuple(parts[0]),
+                tuple(parts[1]),
+                tuple(parts[2]),
+                layout.hex(),
+                tuple(slots[begin:first]),
+            )
+        )
+    if first != slots_n:
+        raise ArtifactError(f"{name} is corrupt: it has slots that belong to no kernel")
+    return Pack(string(target), string(release), digest, file_bytes, groups, tuple(images), tuple(kernels))
+
+
+def _texts(data: bytes) -> dict[int, str]:
+    """The strings of an index by their offsets; looking one up that does not begin there is a KeyError."""
+    if not data.endswith(b"\0"):
+        raise ValueError("its last string has no end")
+    texts, offset = {}, 0
+    for text in data[:-1].split(b"\0"):
+        texts[offset] = text.decode()
+        offset += len(text) + 1
+    return texts
+
+
+def _check_groups(groups: Sequence[Group], expected: int, file_bytes: int, name: str) -> None:
+    for group in groups:
+        if not 0 < group.decoded <= LARGEST_GROUP:
+            raise ArtifactError(f"{name} is corrupt: a group is empty or larger than {LARGEST_GROUP >> 20} MiB")
+        if not 0 < group.stored <= _most_stored(largest_frame(group.decoded)):
+            raise ArtifactError(f"{name} is corrupt: a group is stored in more bytes than what it decodes to can need")
+        if group.offset != expected or group.offset + group.stored > file_bytes:
+            raise ArtifactError(f"{name} is truncated or corrupt: a group does not lie where its index says")
+        expected += group.stored
+    if expected != file_bytes:
+        raise ArtifactError(
+            f"{name} is truncated or has bytes too many: it should have {expected}, it has {file_bytes}"
+        )
+    if sum(group.decoded for group in groups) > MOST_EXPANSION * file_bytes:
+        raise ArtifactError(f"{name} is corrupt: its images are more than {MOST_EXPANSION} times its size")
+
+
+def _most_stored(size: int) -> int:
+    """The most that zstd makes of so many bytes: ZSTD_COMPRESSBOUND of zstd.h."""
+    return size + (size >> 8) + (max(0, (128 << 10) - size) >> 11)
+
+
+def _check_image(info: ImageInfo) -> None:
+    """What the runtime refuses too (csrc/core/pack.cc).
+
+    Raises:
+        ValueError: no GPU can run it.
+    """
+    if not 0 < info.threads <= _MOST_THREADS:
+        raise ValueError("an image has an impossible number of threads")
+    if not 0 < info.clusters <= _LARGEST_CLUSTER:
+        raise ValueError("an image has an impossible cluster size")
+    align = info.scratch_align
+    if align > _LARGEST_ALIGNMENT or (info.scratch and (not align or align & (align - 1))):
+        raise ValueError("an image's scratch has an impossible alignment")
+    if info.profile_scratch:
+        raise ValueError("an image wants profile scratch, which no release has")
+
+
+def _slot(row: tuple, images: Sequence[PackedImage], string: Callable[[int], str]) -> Slot:
+    image, ptx, reason, zero, key = row
+    if zero:
+        raise ValueError("a slot is odd")
+    code = None if image == NONE else images[image]
+    text = None if ptx == NONE else images[ptx]
+    if (code and code.info.kind == "ptx") or (text and text.info.kind != "ptx"):
+        raise ValueError("a slot names PTX as its image, or an image as its PTX")
+    return Slot(
+        key.hex(),
+        code and code.digest,
+        text and text.digest,
+        None if reason == NONE else string(reason),
+    )

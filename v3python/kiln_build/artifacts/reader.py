@@ -1,0 +1,322 @@
+"""What is in a tarball, an unpacked release, a pack or an image. Needs only the standard library, for images pyelftools
+and, to decode a pack's groups, zstandard: it runs on machines where nothing of Kiln is installed.
+
+Nothing is ever unpacked, and nothing that a file states about itself is believed unless verify.py has looked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from kiln_build.artifacts import left_out, manifest_model, pack
+from kiln_build.artifacts.manifest_model import IMAGES as IMAGES
+from kiln_build.artifacts.manifest_model import PATH as MANIFEST
+from kiln_build.base import tarball
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from kiln_recipe.images.elf import AmdFacts, NvidiaFacts
+
+LARGEST_IMAGE = 32 << 20  # bytes of one in a file
+_WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A member of a release: `kind` is "file", "folder", "link" or, of a folder, "other"; `path` is below the top
+    folder, "" itself; `source` is the file that it was found in; `mode` is an unpacked file's."""
+
+    path: str
+    kind: str
+    source: Path
+    link: str = ""
+    size: int = 0
+    content: Iterable[bytes] = ()
+    mode: int = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """The contents of a file, in blocks; read it before asking for the next entry, and once.
+
+        Raises:
+            ArtifactError: what it is in is truncated or corrupt, or cannot be read.
+        """
+        try:
+            yield from self.content
+        except OSError as error:
+            raise ArtifactError(f"{self.source} cannot be read ({error.strerror})") from error
+
+
+@dataclass(frozen=True)
+class Release:
+    """A tarball, or (`is_folder`) an unpacked one."""
+
+    path: Path
+    is_folder: bool
+    manifest: dict[str, Any]
+
+    def entries(self) -> Iterator[Entry]:
+        """Every member, in the order of their paths.
+
+        Raises:
+            ArtifactError: the tarball is not what Kiln writes.
+        """
+        return _folder_entries(self.path) if self.is_folder else _tarball_entries(self.path)
+
+
+@dataclass(frozen=True)
+class PackFile:
+    """A pack, and its index."""
+
+    path: Path
+    pack: pack.Pack
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image, and its facts."""
+
+    path: Path
+    data: bytes
+    facts: AmdFacts | NvidiaFacts
+
+
+def open_artifact(path: Path, right: str = _WHAT) -> Release | PackFile | ImageFile:
+    """Opens whatever `path` is.
+
+    Args:
+        right: what the errors say that one should give.
+
+    Raises:
+        EnvironmentProblem: it cannot be read.
+        ArtifactError: it is none of those, or malformed.
+    """
+    try:
+        if path.is_dir():
+            root = path if (path / MANIFEST).is_file() else path / "kiln"
+            if not (root / MANIFEST).is_file():
+                raise ArtifactError(f"{path} is not an unpacked release: it has no {MANIFEST}")
+            with tarball.open_file(root / MANIFEST) as file:
+                return Release(root, True, manifest_model.read(file.read(manifest_model.LARGEST + 1), str(path)))
+        with tarball.open_file(path) as file:
+            head = file.read(8)
+            file.seek(0)
+            if head[:2] == b"\x1f\x8b":
+                return Release(path, False, _manifest_of(path))
+            if head == pack.MAGIC:
+                return PackFile(path, pack.read_index(file.read, path.stat().st_size, str(path)))
+            if head[:4] == b"\x7fELF":
+                return _image(path, file.read(LARGEST_IMAGE + 1))
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {right}") from error
+    raise ArtifactError(f"{path} is nothing of Kiln's; {right}")
+
+
+def _image(path: Path, data: bytes) -> ImageFile:
+    elf = need("elf")
+    try:
+        if len(data) > LARGEST_IMAGE:
+            raise ArtifactError(f"it has more than {LARGEST_IMAGE >> 20} MiB; no image has")
+        kind = elf.kind_of(data)
+        return ImageFile(path, data, elf.amd_facts(data) if kind == "hsaco" else elf.nvidia_facts(data))
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+
+
+def variants_of(artifact: Release | PackFile) -> list[dict[str, Any]]:
+    """A row for each variant: target, kernel, functional, configuration, specialization, key; its image's digest and
+    facts, or `unavailable`, the reason why it has none. In the order of the packs' slots; what the build left out has
+    no row, but a rule."""
+    if isinstance(artifact, PackFile):
+        return list(pack_rows(artifact.pack))
+    images = {(row["target"], row["sha256"]): row for row in artifact.manifest["images"]}
+    rows = []
+    for variant in artifact.manifest["variants"]:
+        row = {"image": None, "unavailable": None, **variant}
+        if row["image"] is not None:
+            facts = images.get((row["target"], row["image"]))
+            if facts is None:
+                raise ArtifactError(f"{artifact.path}: the manifest has no image {row['image']}, which a variant names")
+            row |= {name: value for name, value in facts.items() if name not in ("target", "sha256")}
+        rows.append(row)
+    return rows
+
+
+def rules_of(artifact: Release | PackFile) -> list[dict[str, Any]]:
+    """What the build left out: rules, as `left_out.rules_of` makes them."""
+    return left_out.rules_of(artifact.pack) if isinstance(artifact, PackFile) else artifact.manifest["left_out"]
+
+
+def pack_rows(the_pack: pack.Pack) -> Iterator[dict[str, Any]]:
+    """`variants_of` for a pack's index."""
+    images = {image.digest: image for image in the_pack.images}
+    for kernel in the_pack.kernels:
+        names = [
+            {"functional": functional, "configuration": configuration, "specialization": specialization}
+            for functional in kernel.functionals
+            for configuration in kernel.configurations
+            for specialization in kernel.specializations
+        ]
+        for slot, name in zip(kernel.slots, names):
+            if left_out.is_left_out(slot):
+                continue
+            row: dict[str, Any] = {"target": the_pack.target}
+            row |= {"kernel": f"{kernel.family}.{kernel.operation}/{kernel.kernel}", **name, "key": slot.key}
+            row |= {"image": slot.image, "unavailable": slot.reason}
+            if slot.image is not None:
+                row |= image_row(images[slot.image])
+                if slot.ptx is not None:
+                    row |= {"ptx_sha256": slot.ptx, "ptx_bytes": images[slot.ptx].bytes}
+            yield row
+
+
+def image_row(image: pack.PackedImage) -> dict[str, Any]:
+    """What a pack's index says of an image, under the manifest's names."""
+    names = ("kind", "symbol", "threads", "registers", "shared", "spills", "stack", "parameters")
+    return {"bytes": image.bytes, **{name: getattr(image.info, name) for name in names}}
+
+
+def select(
+    rows: list[dict[str, Any]],
+    choices: dict[str, tuple[str, ...]],
+    targets: set[str],
+    rules: Sequence[dict[str, Any]] = (),
+) -> list[dict[str, Any]]:
+    """The rows of those targets (all, if empty) whose functional, configuration, specialization or kernel has, for each
+    name in `choices`, one of its values.
+
+    Args:
+        rules: what the build left out, of which an error gives the reason.
+
+    Raises:
+        UsageError: no row has such a name or value, or is of one of the targets.
+    """
+    for target in sorted(targets):
+        if all(row["target"] != target for row in rows):
+            others = ", ".join(dict.fromkeys(row["target"] for row in rows)) or "none"
+            raise UsageError(f"there are no variants for {target}; there are for {others}")
+    there: dict[str, dict[str, None]] = {name: {} for name in choices}
+    for setting in map(settings_of, rows if choices else ()):
+        for name in choices.keys() & setting.keys():
+            there[name][setting[name]] = None
+    for name, wanted in choices.items():
+        values = there[name]
+        if not values:
+            known = ", ".join(dict.fromkeys(name for row in rows for name in settings_of(row)))
+            raise UsageError(f"no variant has a {name}; variants have {known}")
+        for value in wanted:
+            if value not in values:
+                reasons = (rule["reason"] for rule in rules if value in (rule.get("where") or {}).get(name, ()))
+                why = next((f": {reason}" for reason in reasons), "")
+                raise UsageError(f"no variant has {name}={value}{why}; {name} is one of {', '.join(values)}")
+    return [
+        row
+        for row in rows
+        if (not targets or row["target"] in targets)
+        and (not choices or all(settings_of(row).get(name) in values for name, values in choices.items()))
+    ]
+
+
+def select_rules(
+    rules: Sequence[dict[str, Any]], choices: dict[str, tuple[str, ...]], targets: set[str]
+) -> list[dict[str, Any]]:
+    """The rules that leave out something of what `select` would show."""
+    shown = []
+    for rule in rules:
+        named = {"kernel": [rule["kernel"]], **(rule.get("where") or {})}
+        if rule.get("specializations") is not None:
+            named["specialization"] = rule["specializations"]
+        if rule.get("configurations") is not None:
+            words = [word.partition("=") for configuration in rule["configurations"] for word in configuration.split()]
+            for name, _, value in words:
+                named.setdefault(name, []).append(value)
+        if (not targets or rule["target"] in targets) and all(
+            name not in named or set(values) & set(named[name]) for name, values in choices.items()
+        ):
+            shown.append(rule)
+    return shown
+
+
+def settings_of(row: dict[str, Any]) -> dict[str, str]:
+    """{"kernel": ..., "dtype": "bf16", "BLOCK_M": "128", ..., "specialization": "aligned"} of a variant's row."""
+    settings = {"kernel": row["kernel"]}
+    for word in f"{row['functional']} {row['configuration']}".split():
+        name, _, value = word.partition("=")
+        settings[name] = value
+    return settings | {"specialization": row["specialization"]}
+
+
+def tools_of(release: Release) -> str:
+    """What made the release: "triton 3.8.0, zig 0.17.0"; Triton's own parts, which have its version, left out."""
+    tools = [f"{tool['name']} {tool['version']}" for tool in release.manifest["tools"]]
+    return ", ".join(dict.fromkeys(tool for tool in tools if not tool.startswith("triton's ")))
+
+
+def facts_of(image: ImageFile) -> dict[str, Any]:
+    """Facts of an image as plain data."""
+    return {"kind": need("elf").kind_of(image.data), "bytes": len(image.data), **dataclasses.asdict(image.facts)}
+
+
+_OPTIONAL = {"elf": ("kiln_recipe.images.elf", "pyelftools"), "zstd": ("kiln_build.base.zstd", "zstandard")}
+
+
+def need(name: str) -> ModuleType:
+    """The module "elf", or "zstd", if what it needs is installed.
+
+    Raises:
+        EnvironmentProblem: it is not.
+    """
+    try:
+        return importlib.import_module(_OPTIONAL[name][0])
+    except ImportError as error:
+        package = _OPTIONAL[name][1]
+        later = ", or has to be 3.14 or later" if name == "zstd" else ""
+        raise EnvironmentProblem(
+            f"to look into images Python needs {package}{later}; python3 -m pip install {package}"
+        ) from error
+    except SyntaxError as error:  # the locked pyelftools, which kiln-inspect.pyz has in it
+        version = "{}.{}".format(*sys.version_info[:2])
+        raise EnvironmentProblem(f"to look into images takes Python 3.10 or later; this is {version}") from error
+
+
+def _manifest_of(path: Path) -> dict[str, Any]:
+    for entry in _tarball_entries(path):
+        if entry.path == MANIFEST and entry.kind == "file":
+            if entry.size > manifest_model.LARGEST:
+                raise ArtifactError(f"{path}: its manifest has {entry.size} bytes; no release's has")
+            return manifest_model.read(b"".join(entry.blocks()), str(path))
+    raise ArtifactError(f"{path} is not a release of Kiln's: it has no {MANIFEST}")
+
+
+def _tarball_entries(path: Path) -> Iterator[Entry]:
+    try:
+        for below, member, content in tarball.members(path):
+            yield Entry(below, member.kind, path, member.link, member.size, content)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _folder_entries(root: Path) -> Iterator[Entry]:
+    for path in sorted(root.rglob("*"), key=lambda p: p.relative_to(root).as_posix()):
+        name = path.relative_to(root).as_posix()
+        try:
+            if path.is_symlink():
+                yield Entry(name, "link", path, os.readlink(path))
+            elif path.is_dir():
+                yield Entry(name, "folder", path)
+            elif path.is_file():
+                with tarball.open_file(path) as file:
+                    status, blocks = os.fstat(file.fileno()), iter(lambda: file.read(1 << 20), b"")
+                    yield Entry(name, "file", path, "", status.st_size, blocks, stat.S_IMODE(status.st_mode))
+            else:
+                yield Entry(name, "other", path)
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read ({error.strerror})") from error

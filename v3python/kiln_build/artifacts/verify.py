@@ -1,0 +1,371 @@
+"""Checks everything that an artifact states about itself: digests of files, of a pack's index, groups and images; facts
+of images against the images; the manifest against the packs; the libraries against the packs they were made for.
+
+Like inspect.py it needs only the standard library, zstandard and pyelftools.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from kiln_build.artifacts import left_out, pack
+from kiln_build.artifacts.reader import (
+    IMAGES,
+    MANIFEST,
+    Entry,
+    ImageFile,
+    PackFile,
+    Release,
+    image_row,
+    need,
+    pack_rows,
+)
+from kiln_build.base import tar, tarball
+from kiln_recipe import digests
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+
+LARGEST_LIBRARY = 64 << 20  # bytes of a family's library; it is looked through as a whole
+
+
+@dataclass
+class Report:
+    """What was checked, and what is wrong, a sentence each.
+
+    Attributes:
+        complete: everything was read; False where this Python cannot read the images in packs.
+        files, groups, images: how many were checked; of a group that cannot be decoded its digest.
+        notes: what could not be checked.
+    """
+
+    complete: bool = True
+    files: int = 0
+    groups: int = 0
+    images: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def verify(artifact: Release | PackFile | ImageFile) -> Report:
+    """Checks all of an artifact. What is wrong is in the report, not raised.
+
+    Raises:
+        EnvironmentProblem: it is an image, and this Python cannot read it.
+    """
+    report = Report()
+    try:
+        need("elf")
+        if not isinstance(artifact, ImageFile):
+            need("zstd")
+    except EnvironmentProblem as error:
+        if isinstance(artifact, ImageFile):
+            raise
+        report.complete = False
+        report.notes.append(f"the images in packs were not read: {error}")
+    try:
+        if isinstance(artifact, Release):
+            _verify_release(artifact, report)
+        elif isinstance(artifact, PackFile):
+            with tarball.open_file(artifact.path) as file:
+                _verify_pack(file.read, artifact.pack.file_bytes, artifact.path.name, report, set())
+        else:
+            report.images = 1
+            if need("elf").strip(artifact.data) != artifact.data:
+                report.notes.append("the image is not stripped: it holds debugging information or comments")
+    except ArtifactError as error:
+        report.problems.append(str(error))
+    return report
+
+
+def refuse_problems(report: Report, name: str) -> None:
+    """Raises what is wrong with the artifact `name`, if anything is.
+
+    Raises:
+        ArtifactError: something is.
+    """
+    if report.problems:
+        sentences = "; ".join(report.problems[:20])
+        more = f"; and {len(report.problems) - 20} more" if len(report.problems) > 20 else ""
+        raise ArtifactError(f"{name} is not what it should be: {sentences}{more}")
+
+
+def _verify_release(release: Release, report: Report) -> None:
+    if release.is_folder:
+        report.notes.append(
+            "a folder has no digest of its manifest; only the tarball's .sha256 covers what that states"
+        )
+    else:
+        _verify_checksum(release.path, report)
+    stated = _Stated(release.manifest)
+    seen: set[str] = set()
+    for entry in release.entries():
+        name = entry.path if not entry.path or tar.is_plain(entry.path) else ascii(entry.path)
+        if entry.kind == "folder":
+            if entry.path not in stated.folders:
+                report.problems.append(f"the folder {name} is there, but the manifest names nothing in it")
+            continue
+        seen.add(entry.path)
+        if entry.mode & (stat.S_ISUID | stat.S_ISGID):
+            report.problems.append(f"{name} has the mode {entry.mode:o}; no file of a release runs as another user")
+        if entry.path == MANIFEST and entry.kind == "file":
+            continue
+        row = stated.files.get(entry.path)
+        report.files += 1
+        if row is None:
+            report.problems.append(f"{name} is there, but the manifest does not name it")
+        elif entry.kind == "link":
+            _verify_link(entry, row, stated, report)
+        elif entry.kind != "file":
+            report.problems.append(f"{name} is neither a file, a folder nor a link")
+        elif entry.size != row.get("bytes", 0):
+            report.problems.append(f"{name} does not have the digest and size that the manifest states")
+        else:
+            _verify_file(entry, row, stated, report)
+    report.problems += [f"{path} is missing" for path in sorted(set(stated.files) - seen)]
+    _verify_tables(stated, report)
+    _verify_libraries(stated, report)
+
+
+class _Stated:
+    """What a manifest says, by what is looked up in it; and what of the packs and libraries is needed in the end. A
+    pack's index is not kept: there may be many.
+
+    Attributes:
+        packs: by file name the digest of each pack's index, and its families.
+        held: by library those of the indexes' digests that it holds.
+    """
+
+    def __init__(self, manifest: Mapping[str, Any]) -> None:
+        self.manifest = manifest
+        self.files = {row["path"]: row for row in manifest["files"]}
+        self.folders = {folder for path in (*self.files, MANIFEST) for folder in _folders_of(path)}
+        self.targets = {row["pack"]: row for row in manifest["targets"] if "pack" in row}
+        self.indexes = {row["index"] for row in manifest["targets"] if "index" in row}
+        self.variants: dict[str, list[dict[str, Any]]] = {}
+        for row in manifest["variants"]:
+            self.variants.setdefault(row["target"], []).append(row)
+        self.rules: dict[str, list[dict[str, Any]]] = {}
+        for row in manifest["left_out"]:
+            self.rules.setdefault(row["target"], []).append(row)
+        self.images: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in manifest["images"]:
+            self.images.setdefault(row["target"], {})[row["sha256"]] = row
+        self.packs: dict[str, tuple[str, list[str]]] = {}
+        self.held: dict[str, set[str]] = {}
+
+
+def _folders_of(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts))]
+
+
+def _verify_link(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: Report) -> None:
+    folder = entry.path.rpartition("/")[0]
+    if row.get("link") != entry.link:
+        says = row.get("link") or "that it is a file"
+        report.problems.append(f"{entry.path} is a link to {ascii(entry.link)[1:-1]}; the manifest says {says}")
+    elif "/" in entry.link:
+        report.problems.append(f"{entry.path} is a link out of its folder, to {entry.link}")
+    elif (to := f"{folder}/{entry.link}") not in stated.folders and "sha256" not in stated.files.get(to, ()):
+        report.problems.append(f"{entry.path} is a link to {entry.link}, and there is no such file or folder beside it")
+
+
+def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: Report) -> None:
+    folder, _, name = entry.path.rpartition("/")
+    content = _Content(entry)
+    found, within = None, Report(complete=report.complete)
+    abis: set[int] = set()
+    if folder == IMAGES and name.endswith(".pack"):
+        try:
+            found = _verify_pack(content.read, entry.size, entry.path, within, abis)
+        except ArtifactError as error:
+            within.problems.append(str(error))
+    elif folder == "lib" and name.startswith("libkiln_"):
+        if entry.size > LARGEST_LIBRARY:
+            report.problems.append(f"{entry.path} has more than {LARGEST_LIBRARY >> 20} MiB; no library has")
+        else:
+            library = content.read(entry.size)
+            stated.held[name] = {digest for digest in stated.indexes if bytes.fromhex(digest) in library}
+    if content.finish() != row.get("sha256"):  # then there is no more to say of it
+        report.problems.append(f"{entry.path} does not have the digest and size that the manifest states")
+        return
+    report.groups += within.groups
+    report.images += within.images
+    report.problems += within.problems
+    if found is not None:
+        stated.packs[name] = found.index_digest, list(dict.fromkeys(kernel.family for kernel in found.kernels))
+        if name in stated.targets:
+            _compare(found, name, abis, stated, report)
+
+
+def _verify_checksum(path: Path, report: Report) -> None:
+    """Holds a tarball against the .sha256 beside it, if there is one."""
+    beside = path.with_name(f"{path.name}.sha256")
+    try:
+        with tarball.open_file(beside) as file:
+            words = file.read(4096).decode().split()
+    except FileNotFoundError:
+        report.notes.append(f"there is no {beside.name} beside it; the tarball as a whole was not checked")
+        return
+    except (OSError, UnicodeDecodeError, ArtifactError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        report.problems.append(f"{beside.name} beside it cannot be read ({why})")
+        return
+    if not words or words[0] != digests.of_file(path):
+        report.problems.append(f"{path.name} does not have the digest of {beside.name}")
+
+
+def _verify_pack(read: Callable[[int], bytes], size: int, name: str, report: Report, abis: set[int]) -> pack.Pack:
+    """Every group and image; ends at the first group that is damaged, goes on after a wrong fact.
+
+    Args:
+        abis: gets those of the images.
+    """
+    the_pack = pack.read_index(read, size, name)
+    images: dict[int, list[pack.PackedImage]] = {}
+    for image in the_pack.images:
+        images.setdefault(image.group, []).append(image)
+    for number, group in enumerate(the_pack.groups):
+        stored = read(group.stored)
+        if not report.complete:
+            pack.check_group(stored, group, name)
+            report.groups += 1
+            continue
+        raw = pack.decode_group(stored, group, name)
+        report.groups += 1
+        for image in images[number]:
+            report.images += 1
+            code = raw[image.offset : image.offset + image.bytes]
+            _verify_image(image, code, the_pack.target, name, report, abis)
+    return the_pack
+
+
+def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, report: Report, abis: set[int]) -> None:
+    label = f"{name}: image {image.digest[:12]}"
+    if hashlib.sha256(code).hexdigest() != image.digest:
+        report.problems.append(f"{label} does not have its digest")
+        return
+    if image.info.kind == "ptx":
+        if not code.endswith(b"\0") or b".version" not in code:
+            report.problems.append(f"{label} is no PTX text that ends with a NUL")
+        return
+    try:
+        found, static = need("elf").stated_facts(code)
+    except ArtifactError as error:
+        report.problems.append(f"{label}: {error}")
+        return
+    abis.add(found.pop("abi"))  # of which the index says nothing
+    if image.info.shared < static:
+        report.problems.append(f"{label} needs more shared memory than the index says")
+    stated = {"target": target, **image_row(image)}
+    for fact, value in found.items():
+        if stated[fact] != value:
+            report.problems.append(f"{label}: its {fact} is {value!r}, the index says {stated[fact]!r}")
+
+
+def _compare(the_pack: pack.Pack, name: str, abis: set[int], stated: _Stated, report: Report) -> None:
+    """A pack, and the ABIs of its images, against what the manifest says of it."""
+    target = stated.targets[name]
+    if the_pack.index_digest != target.get("index") or the_pack.target != target["name"]:
+        report.problems.append(f"{name} is not the pack that the manifest names for {target['name']}")
+    if the_pack.release != stated.manifest["kiln"]:
+        report.problems.append(f"{name} is of release {the_pack.release}, not of {stated.manifest['kiln']}")
+    keys = ("target", "kernel", "functional", "configuration", "specialization", "key", "image", "unavailable")
+    images = stated.images.get(target["name"], {})
+    counts = dict.fromkeys(("variants", "unavailable"), 0)
+    named: set[str] = set()
+    functionals: set[tuple[str, str]] = set()
+    are_equal = True
+    for row, variant in zip_longest(pack_rows(the_pack), stated.variants.get(target["name"], ())):
+        if row is None or variant is None or any(row[key] != variant.get(key) for key in keys):
+            are_equal = False
+        if row is not None:
+            functionals.add((row["kernel"], row["functional"]))
+            counts["variants"] += 1
+            counts["unavailable"] += row["image"] is None
+        if row is None or row["image"] is None or row["image"] in named:
+            continue
+        named.add(row["image"])
+        image = images.get(row["image"], {"kind": "none"})
+        if any(row.get(key) != value for key, value in image.items() if key not in ("target", "sha256")):
+            report.problems.append(f"the manifest's image {row['image'][:12]} is not that of {name}")
+            break
+    every = sum(len(kernel.slots) for kernel in the_pack.kernels)
+    counts |= {"functionals": len(functionals), "images": len(named), "left_out": every - counts["variants"]}
+    for field_name, count in counts.items():
+        if target[field_name] != count:
+            report.problems.append(
+                f"the manifest counts {target[field_name]} {field_name} of {target['name']}; {name} has {count}"
+            )
+    kinds = {image.info.kind for image in the_pack.images} - {"ptx"}
+    for field_name, found in (("kind", kinds), ("abi", abis)):
+        if other := found - {target[field_name]}:
+            report.problems.append(
+                f"the manifest says that the {field_name} of {target['name']} is {target[field_name]}; an image in "
+                f"{name} has {min(other)}"
+            )
+    if left_out.rules_of(the_pack) != stated.rules.get(target["name"], []):
+        report.problems.append(f"what the manifest says is left out for {target['name']} is not what {name} lacks")
+    if not are_equal:
+        report.problems.append(f"the manifest's variants for {target['name']} are not those of {name}")
+    elif others := sorted(set(images) - named):
+        report.problems.append(f"the manifest's image {others[0][:12]} is not that of {name}")
+
+
+def _verify_tables(stated: _Stated, report: Report) -> None:
+    for name, target in stated.targets.items():
+        # Of a pack that the manifest has among its files it was said above what is wrong with it.
+        is_listed = "sha256" in stated.files.get(f"{IMAGES}/{name}", ())
+        if name not in stated.packs and not is_listed:
+            report.problems.append(f"there is no pack {name} for {target['name']}")
+    others = sorted(set(stated.packs) - set(stated.targets))
+    report.problems += [f"{name} belongs to no target of the manifest" for name in others]
+    there = {target["name"] for target in stated.targets.values()}
+    for table, rows in (("images", stated.images), ("variants", stated.variants), ("rules", stated.rules)):
+        others = sorted(set(rows) - there)
+        report.problems += [f"the manifest has {table} for {target}, which has no pack" for target in others]
+
+
+def _verify_libraries(stated: _Stated, report: Report) -> None:
+    """A family's library holds the digest of each pack's index, and accepts no other pack."""
+    for name, (digest, families) in stated.packs.items():
+        for family in families:
+            library = stated.held.get(f"libkiln_{family}.so")
+            if library is None:
+                report.problems.append(f"{name} has kernels of {family}, but there is no libkiln_{family}.so")
+            elif digest not in library:
+                report.problems.append(f"libkiln_{family}.so does not hold the digest of {name}: it would refuse it")
+
+
+class _Content:
+    """A member's content, read as a file is, and measured on the way."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._blocks, self._digest = entry.blocks(), hashlib.sha256()
+        self._block, self._at = b"", 0
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or what is left."""
+        pieces = []
+        while size > 0:
+            if self._at == len(self._block):
+                self._block, self._at = next(self._blocks, b""), 0
+                if not self._block:
+                    break
+                self._digest.update(self._block)
+            piece = self._block[self._at : self._at + size]
+            self._at += len(piece)
+            size -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def finish(self) -> str:
+        """SHA-256 of all of it; what is left is read."""
+        for block in self._blocks:
+            self._digest.update(block)
+        return self._digest.hexdigest()

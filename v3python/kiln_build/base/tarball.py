@@ -1,0 +1,208 @@
+"""A release's tarball: its grammar, its writer and its reader.
+
+    tarball = gzip+                ; together one archive of tar.py
+    gzip    = 1f 8b 08 00 00 00 00 00 00 ff deflate crc:u32 size:u32
+              ; no name, no time; each but the last holds MEMBER_BYTES or up to MEMBER_SLACK more
+    archive = member "kiln", a folder, then all below it: in the order of their paths, each below a folder that is
+              there, owners 0 without names, time 1980-01-01, modes by `mode_of`; a link leads to a name beside it
+
+One file has one spelling but for what deflate leaves open. The reader refuses every other; it needs only the standard
+library, and memory for one block. What expands to more than MOST_EXPANSION times its size is refused too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from kiln_build.base import tar
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+
+TOP = "kiln"
+TIME = 315532800  # 1980-01-01: the earliest that every archive format can hold
+MEMBER_BYTES = 64 << 20  # of gzip; one is compressed in memory
+MEMBER_SLACK = 1 << 20  # the writer's largest piece
+MOST_EXPANSION = 100  # a release's is 2 to 10
+_HEAD = bytes.fromhex("1f8b08000000000000ff")
+_GZIP_LEVEL = 6  # packs do not shrink; higher levels buy less than 1 % for twice the time
+
+
+def mode_of(member: tar.Member) -> int:
+    """Libraries may be executed, as some packagers' tools expect of them; what the stage's umask was does not count."""
+    if member.kind != "file":
+        return 0o755 if member.kind == "folder" else 0o777
+    folder, _, name = member.name.rpartition("/")
+    is_library = ".so" in name and folder.rpartition("/")[2] == "lib"
+    return 0o755 if is_library or name.endswith(".pyz") else 0o644
+
+
+DIALECT = tar.Dialect(time=TIME, owner="", mode=mode_of)
+
+
+@dataclass
+class Order:
+    """Holds paths below the top folder against their order; each must stand below a folder that came before."""
+
+    last: str = ""
+    folders: set[str] = field(default_factory=set)
+
+    def problem(self, path: str, kind: str) -> str:
+        """What is wrong with the next path, or ""."""
+        parent = path.rpartition("/")[0]
+        if parent and parent not in self.folders:
+            return f"{path} is there without its folder"
+        if path <= self.last:
+            return f"{path} is there twice" if path == self.last else f"{path} is not in order"
+        self.last = path
+        if kind == "folder":
+            self.folders.add(path)
+        return ""
+
+
+def write(stage: Path, pieces_to: BinaryIO) -> Iterator[bytes]:
+    """Writes the tarball of the folder `stage`, and gives what it has written, piece by piece.
+
+    Raises:
+        EnvironmentProblem: the folder holds something that is neither a file, a folder nor a link.
+        ValueError: a name is not plain, or too long, or a file too large.
+    """
+    for block in _gzip(archive(stage)):
+        pieces_to.write(block)
+        yield block
+
+
+def archive(stage: Path) -> Iterator[bytes]:
+    """The folder as an uncompressed tar, in pieces: names sorted, and nothing of who made it, when and where."""
+    size = 0
+    for path in [stage, *sorted(stage.rglob("*"), key=lambda p: p.relative_to(stage).as_posix())]:
+        name = (Path(TOP) / path.relative_to(stage)).as_posix()
+        if path.is_symlink():
+            member = tar.Member(name, "link", link=os.readlink(path))
+        elif path.is_dir():
+            member = tar.Member(name, "folder")
+        elif path.is_file():
+            member = tar.Member(name, "file", path.stat().st_size)
+        else:
+            raise EnvironmentProblem(f"{path} is neither a file, a folder nor a link; a release holds no other")
+        yield tar.header(member, DIALECT)
+        size += tar.BLOCK
+        if member.kind == "file":
+            with path.open("rb") as file:
+                while piece := file.read(MEMBER_SLACK):
+                    yield piece
+            yield tar.padding(member.size)
+            size += member.size + len(tar.padding(member.size))
+    yield tar.end(size)
+
+
+def _gzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Compresses by libdeflate, of the locked package: the bytes depend on it and on nothing of the host. More than
+    MEMBER_BYTES become several members, which every gunzip joins."""
+    import deflate
+
+    gathered, size = [], 0
+    for piece in pieces:
+        gathered.append(piece)
+        size += len(piece)
+        if size >= MEMBER_BYTES:
+            yield bytes(deflate.gzip_compress(b"".join(gathered), _GZIP_LEVEL))
+            gathered, size = [], 0
+    if gathered:
+        yield bytes(deflate.gzip_compress(b"".join(gathered), _GZIP_LEVEL))
+
+
+def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
+    """Each member of a tarball: its path below the top folder, itself, and its content, to be read before the next is
+    asked for. All of the file is read, whether a content is wanted or not.
+
+    Raises:
+        ArtifactError: it is not what Kiln writes.
+        OSError: it cannot be read.
+    """
+    with open_file(path) as file:
+        reader = tar.Reader(_Unzipped(file, path).read, DIALECT, str(path))
+        order, is_first = Order(), True
+        for member in reader:
+            if is_first != (member.name == TOP and member.kind == "folder"):
+                raise ArtifactError(f"{path} is corrupt: it must begin with the folder {TOP}, and has {member.name}")
+            is_first = False
+            below = member.name[len(TOP) + 1 :]
+            if member.name.partition("/")[0] != TOP:
+                raise ArtifactError(f"{path} is corrupt: {member.name} lies outside of the top folder {TOP}/")
+            if below and (problem := order.problem(below, member.kind)):
+                raise ArtifactError(f"{path} is corrupt: {problem}")
+            yield below, member, reader.blocks()
+        if is_first:
+            raise ArtifactError(f"{path} is not a release of Kiln's: it is empty")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file; a pipe, which nobody may ever write to, or a device, which may never end, is refused.
+
+    Raises:
+        ArtifactError: it is not a file.
+        OSError: it cannot be opened.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ArtifactError(f"{path} is not a file")
+    return file
+
+
+class _Unzipped:
+    """What the gzip members of a release hold; zlib checks the CRC and the size of each."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path = file, path
+        self._budget = MOST_EXPANSION * os.fstat(file.fileno()).st_size + MEMBER_SLACK
+        self._data, self._size = b"", 0
+        self._member: zlib._Decompress | None = None
+        self._first = True
+
+    def read(self, size: int) -> bytes:
+        try:
+            while True:
+                member = self._member or self._begin()
+                if member is None:
+                    return b""
+                data = self._data or self._file.read(1 << 16)
+                if not data:
+                    raise EOFError("its gzip stream has no end")
+                plain = member.decompress(data, size)
+                self._data = member.unused_data if member.eof else member.unconsumed_tail
+                self._size += len(plain)
+                self._budget -= len(plain)
+                if self._budget < 0:
+                    raise ArtifactError(
+                        f"{self._path} expands to more than {MOST_EXPANSION} times its size; no release does"
+                    )
+                if member.eof:
+                    self._finish()
+                if plain:
+                    return plain
+        except (zlib.error, EOFError) as error:
+            raise ArtifactError(f"{self._path} is truncated or corrupt ({error})") from error
+
+    def _begin(self) -> zlib._Decompress | None:
+        """Begins a gzip member; None where there is none."""
+        while len(self._data) < len(_HEAD) and (more := self._file.read(1 << 16)):
+            self._data += more
+        if not self._data and not self._first:
+            return None
+        if self._data[: len(_HEAD)] != _HEAD or not (self._first or self._size >= MEMBER_BYTES):
+            if self._first:
+                raise ArtifactError(f"{self._path} is corrupt: its gzip header is not one that Kiln writes")
+            raise ArtifactError(f"{self._path} has bytes behind its end; its gzip stream must be all of it")
+        self._member, self._size, self._first = zlib.decompressobj(31), 0, False
+        return self._member
+
+    def _finish(self) -> None:
+        if not 0 < self._size < MEMBER_BYTES + MEMBER_SLACK:
+            raise ArtifactError(f"{self._path} is corrupt: a gzip member holds {self._size} bytes")
+        self._member = None

@@ -1,0 +1,83 @@
+"""A command's words, read by argparse, whose every mistake becomes a `UsageError`: one sentence with an example."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from kiln_recipe.errors import UsageError
+from kiln_recipe.suggest import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """The words of one command.
+
+    Args:
+        name: as users type it, "kiln list".
+        summary: what it does, for its help.
+        examples: lines; two spaces or more stand between a line's words and what is said about them.
+    """
+
+    def __init__(self, name: str, summary: str, examples: str) -> None:
+        self._examples = examples.strip().splitlines()
+        title = "examples:" if len(self._examples) > 1 else "example:"
+        super().__init__(
+            prog=name,
+            description=summary,
+            epilog="\n  ".join([title, *self._examples]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace | None:
+        """What the words say; None if they asked for help, which is printed.
+
+        Raises:
+            UsageError: they cannot be.
+        """
+        try:
+            arguments, rest = self.parse_known_args(words)
+        except SystemExit:  # of --help alone: `error` raises
+            return None
+        for word in rest:
+            options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            if word.startswith("-"):
+                raise UsageError(f"`{self.prog}` has no option {word!r}; {nearest(word, options, 'options')}")
+            raise UsageError(f"`{self.prog}` has no use for {word!r}; {self._right(word)}")
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        missing = re.fullmatch("the following arguments are required: (.*)", message)
+        said = f" lacks {missing[1]}" if missing else f": {message.removeprefix('argument ').replace(': ', ' ', 1)}"
+        raise UsageError(f"`{self.prog}`{said}; {self._right(message)}")
+
+    def _right(self, message: str) -> str:
+        """The first example, or the first that has the option which a message is about."""
+        option = re.search("--[a-z-]+", message)
+        fitting = [example for example in self._examples if option and option[0] in example]
+        words = re.split(" {2,}", (fitting or self._examples)[0])[0]
+        return f"right is for example `{words}`"
+
+
+def one_of(what: str, allowed: Sequence[str]) -> Callable[[str], str]:
+    """A `type=` for argparse: one of some words; argparse's own `choices` would not name the nearest."""
+
+    def check(word: str) -> str:
+        if word not in allowed:
+            raise UsageError(f"unknown {what} {word!r}; {nearest(word, allowed, f'{what}s')}")
+        return word
+
+    return check
+
+
+def count(option: str) -> Callable[[str], int]:
+    """A `type=` for argparse: a whole number from 1 on."""
+
+    def check(word: str) -> int:
+        if not re.fullmatch("[0-9]{1,9}", word) or not int(word):
+            raise UsageError(f"{option} {word} cannot be; right is a whole number from 1 on")
+        return int(word)
+
+    return check

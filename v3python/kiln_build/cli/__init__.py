@@ -1,0 +1,125 @@
+"""The command line: one module a verb, loaded only when it is asked for.
+
+Each `cli/<verb>.py` has `add_arguments(parser)`, `run(arguments) -> int`, and may have EXAMPLE, lines for its help.
+What it does stands behind the colon of its docstring's first line: '`kiln targets`: the GPUs that Kiln compiles for.'
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import kiln_build
+from kiln_build.base.usage import Parser
+from kiln_recipe import errors
+from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError, escaped
+from kiln_recipe.suggest import nearest
+
+# The lowest Python that a command runs in, --help aside; what only looks runs in older ones than a build.
+_LOWEST = (3, 10)
+_LOWEST_OF = {"inspect": (3, 9), "list": (3, 9)}
+VERBS = (
+    "targets", "recipes", "plan", "build", "list", "inspect", "wheel", "store", "ledger", "clean", "doctor", "fetch"
+)  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit code. Mistakes of the user's become one sentence on standard error."""
+    words = [*(sys.argv[1:] if words is None else words)]  # no list(): the verb of that name may have been imported
+    if hasattr(sys.stdout, "reconfigure"):  # of files' names, which a terminal's encoding may lack
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(words)
+        if sys.stdout:  # a parent may have closed it
+            sys.stdout.flush()
+        return code
+    except KilnError as error:
+        _say(str(error))
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        if (error.name or "kiln").startswith("kiln"):
+            raise
+        _say(
+            f"{words[0]} needs the package {error.name}, which this Python does not have; ./kiln in a source tree "
+            "installs what it needs, and a build leaves a Python with all packages in <workspace>/venv/bin/python"
+        )
+        return EnvironmentProblem.exit_code
+    except MemoryError:
+        _say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")
+        return EnvironmentProblem.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted; what was done is kept")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of `kiln list | head` has gone
+        errors.forget_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        problem = errors.of_system(error)
+        if problem is None:
+            raise
+        errors.forget_output()
+        _say(str(problem))
+        return problem.exit_code
+
+
+def _run(words: list[str]) -> int:
+    if not words:
+        print(_overview(), file=sys.stderr)
+        return UsageError.exit_code
+    if words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        print(f"kiln {kiln_build.__version__}")
+        return 0
+    verb = words[0]
+    if verb not in VERBS:
+        raise UsageError(f"unknown command {verb!r}; {nearest(verb, VERBS, 'commands')}")
+    try:
+        module = importlib.import_module(f"kiln_build.cli.{verb}")
+    except (AttributeError, ImportError, SyntaxError, TypeError):
+        _check_python(verb)  # an older one may lack what a module says
+        raise
+    parser = Parser(f"kiln {verb}", summary(verb), getattr(module, "EXAMPLE", f"kiln {verb}"))
+    module.add_arguments(parser)
+    arguments = parser.read(words[1:])
+    if arguments is None:
+        return 0
+    _check_python(verb)
+    return module.run(arguments)
+
+
+def _check_python(verb: str) -> None:
+    lowest = _LOWEST_OF.get(verb, _LOWEST)
+    if sys.version_info < lowest:
+        raise EnvironmentProblem(
+            "`kiln {}` needs Python {}.{} or later; this is {}.{}".format(verb, *lowest, *sys.version_info[:2])
+        )
+
+
+def _say(text: str) -> None:
+    try:
+        print(escaped(f"kiln: {text}"), file=sys.stderr, flush=True)
+    except OSError:  # nobody reads that either; the exit code still says it
+        errors.forget_output()
+
+
+def summary(verb: str) -> str:
+    """What a verb does, in one line, read without importing it: `inspect` runs where others could not."""
+    source = Path(__file__).with_name(f"{verb}.py")
+    if not source.is_file():
+        return ""
+    first = (ast.get_docstring(ast.parse(source.read_bytes())) or "").partition("\n")[0]
+    text = first.partition(": ")[2] or first
+    return text[:1].upper() + text[1:]
+
+
+def _overview() -> str:
+    lines = ["usage: kiln <command> [arguments]", ""]
+    lines += [f"  {verb:8} {summary(verb)}" for verb in VERBS]
+    lines += ["", "`kiln <command> --help` shows a command's arguments and an example; `kiln --version`, the version."]
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+"""`kiln build`: what build.sh does once its packages are installed: plan, compile, pack, link, release."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from kiln_recipe.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = """\
+kiln build input workspace output 0.1.0b "MI300X;sm_90"
+KILN_SELECT='dtype=bf16;head_dim=64' kiln build input workspace output 0.1.0b sm_90
+KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b all"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", help="the folder with toolchain.lock.yaml and the download cache")
+    parser.add_argument("workspace", help="a folder for all temporary files, reused by the next build")
+    parser.add_argument("output", help="the folder that the tarball is put into")
+    parser.add_argument("version", help="X.Y or X.Y.Z with an optional suffix")
+    parser.add_argument("targets", help='GPUs or architectures, or all: "MI300X;sm_90"')
+    parser.add_argument("--replace", action="store_true", help="replace another build's release of the same name")
+    parser.add_argument("--log-json", metavar="FILE", help="progress as JSON lines, to a file or an open descriptor")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.front import source, workspace
+    from kiln_build.options import options
+    from kiln_build.release import build
+    from kiln_recipe.compile import lock  # here, so that --help needs no package and runs in older Pythons
+
+    options.check_environment()
+    environment = dict(os.environ)
+    if arguments.log_json:
+        environment["KILN_LOG_JSON"] = arguments.log_json
+    if arguments.replace:
+        environment["KILN_REPLACE"] = "1"
+    origin = source.describe(ROOT)
+    made = options.make_options(
+        [arguments.input, arguments.workspace, arguments.output, arguments.version, arguments.targets],
+        options.read_build_variables(environment),
+        ROOT,
+        Path.cwd(),
+        commit=origin.commit,
+        dirty=origin.dirty,
+        patches=origin.patches,
+        site=Path(sysconfig.get_paths()["purelib"]),
+    )
+    # build.sh alone sets up more than one Triton; to build with another than was asked for would be silent.
+    overrides = lock.read_lock(made.input / lock.LOCK_NAME).overrides
+    named = [t.name for t in made.targets if any(t.is_called(name) for name in overrides)]
+    if made.build.triton == "source" or named:
+        what = f"the lock has another Triton for {', '.join(named)}" if named else "KILN_TRITON=source"
+        raise UsageError(f"{what}: `kiln build` compiles with the Triton that it runs beside; use build.sh")
+    with workspace.own_workspace(made.workspace, _say, made.build.clean, installs=False):
+        print(build.build(made))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"kiln: {text}", file=sys.stderr, flush=True)

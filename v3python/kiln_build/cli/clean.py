@@ -1,0 +1,35 @@
+"""`kiln clean`: removes what builds made in a workspace, and nothing else that lies there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from kiln_build.base.usage import one_of
+from kiln_build.front import workspace
+from kiln_recipe.errors import EnvironmentProblem
+
+EXAMPLE = """
+kiln clean workspace              all of it: the next build begins anew
+kiln clean workspace --keep store venv
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workspace", type=Path, help="as build.sh was given it")
+    parser.add_argument(
+        "--keep", nargs="+", type=one_of("part", workspace.KEPT), default=[], metavar="PART",
+        help=f"leave these of its parts: {', '.join(workspace.KEPT)}",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="as JSON: a list of the parts that were removed")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    path = arguments.workspace.absolute()
+    if not workspace.is_workspace(path):
+        raise EnvironmentProblem(f"{path} is not a workspace of a build; give the folder that build.sh was given")
+    with workspace.locked(path, lambda text: None, wait=False):
+        removed = workspace.clean_workspace(path, arguments.keep)
+    print(json.dumps(removed) if arguments.json else f"{path}: removed {', '.join(removed) or 'nothing'}")
+    return 0

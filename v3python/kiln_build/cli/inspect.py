@@ -1,0 +1,196 @@
+"""`kiln inspect`: what is in a tarball, an unpacked release, a pack or an image; whether it is whole.
+
+Runs on machines with no more than Python, pyelftools and zstandard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kiln_build.artifacts import manifest_model, verify
+from kiln_build.artifacts import reader as inspect
+from kiln_build.artifacts.reader import ImageFile, PackFile, Release
+from kiln_build.base.appear import appear
+from kiln_build.base.tables import plural, print_json, quantity, span, table
+from kiln_build.options.words import check_new_file
+from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
+
+EXAMPLE = """\
+kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --verify
+kiln inspect kiln/lib/kiln.images/nvidia-sm_90.pack
+kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --html release.html"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", nargs="?", help="a release's tarball, an unpacked release, a pack, or an image")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="check every digest and every image; exit code 6 if wrong; without zstandard not the images in packs",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: file, artifact, and under its name all that is in it"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a page with pictures of what is in it")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a release's manifest")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.schema:
+        if arguments.artifact:
+            raise UsageError("--schema is of all releases; leave the artifact out")
+        print(json.dumps(manifest_model.schema(), indent=2))
+        return 0
+    if not arguments.artifact:
+        raise UsageError("nothing to inspect; give a tarball, an unpacked release, a pack or an image")
+    artifact = inspect.open_artifact(Path(arguments.artifact))
+    report = verify.verify(artifact) if arguments.verify else None
+    if arguments.html:
+        _write_page(artifact, check_new_file(arguments.html, Path.cwd(), "--html"))
+    if arguments.json:
+        document = _document(artifact)
+        if report:
+            document["verified"] = asdict(report)
+        print_json(document)
+    else:
+        print(escaped(describe(artifact)))
+        if report and not report.problems:
+            print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {_counts(report)} checked")
+            print("".join(f"note: {note}\n" for note in report.notes), end="")
+    if report:
+        verify.refuse_problems(report, arguments.artifact)
+    return 0
+
+
+def describe(artifact: Release | PackFile | ImageFile) -> str:
+    """What an artifact is and holds, as text."""
+    if isinstance(artifact, Release):
+        return _describe_release(artifact)
+    if isinstance(artifact, PackFile):
+        return _describe_pack(artifact)
+    facts = inspect.facts_of(artifact)
+    parameters = facts.pop("parameters", None) or facts.pop("arguments", ())
+    lines = [f"{name.replace('_', ' '):24} {value}" for name, value in facts.items()]
+    lines.append("")
+    right = ("OFFSET", "SIZE")
+    lines.append(table(("OFFSET", "SIZE", "KIND"), [(p["offset"], p["size"], p["kind"]) for p in parameters], right))
+    return "\n".join(lines)
+
+
+def _describe_release(release: Release) -> str:
+    manifest = release.manifest
+    source, files = manifest["source"], manifest["files"]
+    rows = inspect.variants_of(release)
+    size = sum(row.get("bytes", 0) for row in files)
+    asked = manifest["profile"] + (f", {manifest['selection']}" if manifest["selection"] else "")
+    lines = [
+        f"kiln {manifest['kiln']} for {manifest['platform']}, profile {asked}{', with PTX' if manifest['ptx'] else ''}",
+        f"source      {source['commit']}{', dirty' if source['dirty'] else ''}"
+        + (f", patches {source['patches'][:12]}" if source.get("patches") else ""),
+        f"contents    {quantity(size)} in {plural(len(files), 'file')}"
+        + ("" if release.is_folder else f"; the tarball: {quantity(release.path.stat().st_size)}"),
+        f"tools       {inspect.tools_of(release)}",
+        "",
+        _targets_table(manifest, rows),
+        "",
+        *(f"{target['name']:11} {target['verified']}" for target in manifest["targets"]),
+    ]
+    if manifest["waivers"]:
+        lines += ["", "waivers"]
+        for waiver in manifest["waivers"]:
+            use = f"{waiver['missing']} of {plural(waiver['covers'], 'variant')} missing"
+            lines.append(f"  {waiver['kernel']}: {waiver['reason']} ({use})")
+    return "\n".join(lines)
+
+
+def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    sizes = {row["path"]: row.get("bytes", 0) for row in manifest["files"]}
+    header = ("TARGET", "PACK", "IMAGES", "RAW", "VARIANTS", "UNAVAILABLE", "LEFT OUT", "REGISTERS", "SHARED",
+              "SPILLS", "ABI", "PTX", "DRIVER")  # fmt: skip
+    lines = []
+    for target in manifest["targets"]:
+        images = _images(row for row in rows if row["target"] == target["name"])
+        stored = sizes.get(f"{inspect.IMAGES}/{target.get('pack')}")
+        spilling = [image["spills"] for image in images if image["spills"]]
+        lines.append(
+            (
+                target["name"],
+                "-" if stored is None else quantity(stored),
+                target["images"],
+                quantity(sum(image["bytes"] for image in images)),
+                target["variants"],
+                target["unavailable"],
+                target["left_out"],
+                span(image["registers"] for image in images),
+                span(image["shared"] for image in images),
+                f"{plural(len(spilling), 'image')}, to {max(spilling)} B" if spilling else "none",
+                target["abi"],
+                target.get("ptx_version") or "-",
+                target["lowest_driver"],
+            )
+        )
+    return table(header, lines, header[1:7])
+
+
+def _describe_pack(artifact: PackFile) -> str:
+    pack = artifact.pack
+    decoded = sum(group.decoded for group in pack.groups)
+    rows = list(inspect.pack_rows(pack))
+    lines = [
+        f"pack of {pack.target} for kiln {pack.release}, {quantity(pack.file_bytes)}",
+        f"index       {pack.index_digest}",
+        f"contents    {plural(len(_images(rows)), 'image')} in {plural(len(pack.groups), 'group')}, "
+        f"{quantity(decoded)} decoded, {pack.file_bytes / decoded if decoded else 1:.2f} of that stored",
+    ]
+    for kernel in pack.kernels:
+        lines.append(
+            f"kernel      {kernel.family}.{kernel.operation}/{kernel.kernel}: "
+            f"{plural(len(kernel.functionals), 'functional')} x {plural(len(kernel.configurations), 'configuration')} "
+            f"x {plural(len(kernel.specializations), 'specialization')}"
+        )
+    per_group = Counter(image.group for image in pack.images)
+    groups = [
+        (number, group.offset, group.stored, group.decoded, f"{group.stored / max(1, group.decoded):.2f}",
+         per_group[number], group.digest[:12])
+        for number, group in enumerate(pack.groups)
+    ]  # fmt: skip
+    header = ("GROUP", "OFFSET", "STORED", "DECODED", "RATIO", "IMAGES", "SHA-256")
+    return "\n".join([*lines, "", table(header, groups, header[:6])])
+
+
+def _images(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each image of the rows once."""
+    return list({row["image"]: row for row in rows if row["image"] is not None}.values())
+
+
+def _document(artifact: Release | PackFile | ImageFile) -> dict[str, Any]:
+    document: dict[str, Any] = {"file": artifact.path.name}
+    if isinstance(artifact, Release):
+        return document | {"artifact": "release", "manifest": artifact.manifest}
+    if isinstance(artifact, PackFile):
+        return document | {"artifact": "pack", "pack": asdict(artifact.pack)}
+    return document | {"artifact": "image", "image": inspect.facts_of(artifact)}
+
+
+def _counts(report: verify.Report) -> str:
+    parts = [(report.files, "file"), (report.groups, "group"), (report.images, "image")]
+    return ", ".join(plural(count, name) for count, name in parts if count)
+
+
+def _write_page(artifact: Release | PackFile | ImageFile, path: Path) -> None:
+    if isinstance(artifact, ImageFile):
+        raise UsageError("--html shows a release or a pack; an image has too few facts for a picture")
+    from kiln_build.artifacts import picture
+
+    try:
+        with appear(path) as fresh:
+            with fresh.open("w", encoding="utf-8") as file:
+                file.writelines(picture.page(artifact))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,179 @@
+"""`kiln ledger`: registers, spills and blocks of every image, as the repository keeps them; checks and updates that."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln_build.base.usage import count
+from kiln_build.options import options, words
+from kiln_recipe.errors import LedgerError, UsageError
+from kiln_recipe.selection import parse_selection
+
+if TYPE_CHECKING:
+    from kiln_build.farm.farm import FarmOptions
+    from kiln_build.ledger.ledger import Shelf
+    from kiln_recipe.compile.toolchain import Toolchain
+
+EXAMPLE = """
+kiln ledger                                     is the ledger the tree's? seconds; exit code 9 if it is not
+kiln ledger --update --store workspace          compile what has new keys, and write the ledger
+kiln ledger --update --store workspace --targets sm_90 --select "kernel=attn_fwd;head_dim=64"
+kiln ledger --sample 40                         besides, compile 40 images anew and compare
+kiln ledger --against v0.1 --json               what is worse than in that revision
+"""
+
+_TREE = Path(__file__).resolve().parents[3]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--check", action="store_true",
+        help="the default: compile nothing; fail if a key is not in the ledger, if the ledger has images that the tree "
+        "does not make, or if an image is worse than it was without a reason in ledger/reasons.yaml",
+    )  # fmt: skip
+    what.add_argument(
+        "--update", action="store_true", help="compile what has new keys, and write the ledger; then check"
+    )
+    what.add_argument(
+        "--sample", type=count("--sample"), metavar="N", help="check, then compile N images anew and compare all facts"
+    )
+    parser.add_argument("--seed", metavar="TEXT", help="what --sample draws by; default: a digest of the ledger")
+    parser.add_argument(
+        "--against", metavar="REVISION",
+        help="what images are held against; default: HEAD where the ledger has uncommitted changes, else HEAD^",
+    )  # fmt: skip
+    parser.add_argument("--targets", default="", help="only these; default: all that a ledger is kept for")
+    parser.add_argument("--select", default="", metavar="CHOICES", help="only these: 'kernel=attn_fwd;head_dim=64,128'")
+    parser.add_argument(
+        "--store", metavar="FOLDER",
+        help="where --update keeps images, and finds those that were compiled before: a store, a build's workspace, or "
+        "a new folder; default: KILN_STORE",
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=count("--jobs"), metavar="N", help="compiles at once; default: KILN_JOBS")
+    parser.add_argument("--ledger", type=Path, default=_TREE / "ledger", metavar="FOLDER", help="default: ledger/")
+    parser.add_argument(
+        "--recipe", action="append", type=Path, metavar="FILE",
+        help="of this one alone; may be given repeatedly; default: tritonsrc/*/recipe.yaml",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="as JSON: every difference, what is worse, and why")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.ledger import ledger
+    from kiln_build.ledger import report as ledger_report
+    from kiln_recipe import targets
+    from kiln_recipe.read import recipe  # here, so that --help needs no package
+
+    asked = options.read_build_variables(os.environ)
+    for option, what in (("store", ("update",)), ("jobs", ("update", "sample")), ("seed", ("sample",))):
+        if getattr(arguments, option) and not any(getattr(arguments, action) for action in what):
+            raise UsageError(f"--{option} is for {' and '.join(f'--{action}' for action in what)} alone")
+    wanted = ledger.kept_targets(targets.parse(arguments.targets) if arguments.targets else None)
+    recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(_TREE)]
+    chain = ledger.toolchain_of(_TREE)
+    folder = arguments.ledger.absolute()
+    choices = dict(parse_selection(arguments.select, "--select"))
+
+    def shelves(in_order: bool = True) -> tuple[tuple[Shelf, ...], frozenset[str]]:
+        found = ledger.shelves(recipes, wanted, chain, folder, in_order)
+        return found, ledger.selected(found, choices)
+
+    if arguments.update:
+        _update(arguments, asked, chain, *shelves(in_order=False))
+    found, names = shelves()
+    report = ledger_report.Report(
+        found, names, folder, arguments.against, chain, not arguments.targets, bool(arguments.recipe)
+    )
+    if arguments.sample:
+        seed = arguments.seed or ledger.seed_of(found)
+        drawn = ledger.draw(found, names, arguments.sample, seed)
+        report.add_sample(seed, len(drawn), _sample(drawn, chain, asked, arguments.jobs))
+    print(json.dumps(report.document(), indent=1) if arguments.json else report.text())
+    if problems := report.problems():
+        raise LedgerError("; ".join(problems))
+    return 0
+
+
+def _update(
+    arguments: argparse.Namespace,
+    asked: options.BuildVariables,
+    chain: Toolchain,
+    shelves: Sequence[Shelf],
+    names: frozenset[str],
+) -> None:
+    from kiln_build.base.progress import make_progress, spell_seconds
+    from kiln_build.ledger import ledger
+    from kiln_build.store.store import Store
+
+    update = ledger.Update(shelves, chain, names)
+    new = sum(
+        place not in shelf.lines and variant.name in names
+        for shelf in shelves
+        for place, variant in shelf.places.items()
+    )
+    gone = sum(place not in shelf.places for shelf in shelves for place in shelf.lines)
+    with make_progress(log_json=asked.log_json) as progress, _scratch(asked, arguments.jobs) as (farm_options, _):
+        store = Store(_store(arguments.store, asked.store), warn=progress.message)
+        result = update.run(store, farm_options, progress)
+        progress.message(
+            f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
+            f"{spell_seconds(result.wall_seconds)}; {new} names are new to the ledger, {gone} are gone"
+        )
+
+
+def _sample(drawn: list, chain: Toolchain, asked: options.BuildVariables, jobs: int | None) -> list[str]:
+    from kiln_build.base.progress import make_progress
+    from kiln_build.ledger import ledger
+    from kiln_build.store.store import Store
+
+    with make_progress(log_json=asked.log_json) as progress, _scratch(asked, jobs) as (farm_options, empty):
+        return ledger.check_sample(drawn, chain, Store(empty, warn=progress.message), farm_options, progress)
+
+
+class _scratch:
+    """A folder for logs and compilers' temporary files; one with logs in it stays, for failures name them."""
+
+    def __init__(self, asked: options.BuildVariables, jobs: int | None) -> None:
+        self._asked, self._jobs = asked, jobs
+
+    def __enter__(self) -> tuple[FarmOptions, Path]:
+        from kiln_build.farm.farm import FarmOptions
+
+        self._folder = Path(tempfile.mkdtemp(prefix="kiln-ledger-"))
+        farm_options = FarmOptions(
+            self._folder / "logs",
+            self._folder / "tmp",
+            jobs=self._jobs or self._asked.jobs,
+            timeout=self._asked.job_timeout,
+        )
+        return farm_options, self._folder / "store"
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        import shutil
+
+        is_named = kind or any(self._folder.glob("logs/*"))
+        for name in ("tmp", "store") if is_named else ("",):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _store(word: str | None, usual: str | None) -> Path:
+    from kiln_build.store.files import find_store
+    from kiln_recipe.errors import EnvironmentProblem
+
+    named = word or usual
+    if not named:
+        raise UsageError(
+            "no store is given; use --store FOLDER, or set KILN_STORE, to a store, a build's workspace or a new folder"
+        )
+    path = words.check_store(named, Path.cwd())
+    try:
+        return find_store(path)
+    except EnvironmentProblem:  # none yet: the first image makes it
+        return path

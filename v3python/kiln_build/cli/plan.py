@@ -1,0 +1,270 @@
+"""`kiln plan`: how many variants a build compiles, and how long that takes, before anything is compiled."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln_build.base import machine
+from kiln_build.base.usage import count, one_of
+from kiln_build.options import options, words
+from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.selection import PROFILES, parse_selection
+
+if TYPE_CHECKING:
+    from kiln_recipe.plan.model import KernelPlan, Plan, Variant
+
+EXAMPLE = """
+kiln plan "MI300X;sm_90"                             counts by target and kernel, and an estimate
+kiln plan sm_90 --select "dtype=bf16;head_dim=64"    of a part
+kiln plan sm_90 --explain                            which rule chose which configuration
+kiln plan all --profile full --json
+"""
+
+_TREE = Path(__file__).resolve().parents[3]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("targets", nargs="*", default=["all"], help="as build.sh takes them; default: all")
+    parser.add_argument(
+        "--profile", type=one_of("profile", PROFILES), help="core or full; default: KILN_PROFILE, or core"
+    )
+    parser.add_argument("--select", metavar="CHOICES", help="default: KILN_SELECT, or everything in the profile")
+    parser.add_argument(
+        "--recipe", action="append", type=Path, metavar="FILE",
+        help="plan this one alone; may be given repeatedly; default: tritonsrc/*/recipe.yaml and KILN_RECIPES",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tuning", type=Path, default=_TREE / "tuning", metavar="FOLDER", help="with tuned rules; default: tuning/"
+    )
+    parser.add_argument(
+        "--store", type=Path, metavar="FOLDER",
+        help="a store, or a build's workspace, whose recorded durations to use; default: KILN_STORE",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=count("--jobs"), metavar="N", help="compiles at once; default: KILN_JOBS, or the processors"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="print for each functional and bin what it takes, and why"
+    )
+    parser.add_argument("--variants", action="store_true", help="print the name of each variant")
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: counts, seconds, and under kernels all that is planned"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from kiln_recipe import targets
+    from kiln_recipe.plan import plan
+    from kiln_recipe.read import recipe  # here, so that --help needs no package
+
+    options.check_environment()
+    asked = options.read_build_variables(os.environ)
+    selection = asked.selection
+    if arguments.select is not None:
+        selection = parse_selection(arguments.select, "--select")
+    if not arguments.tuning.is_dir():
+        raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
+    paths = arguments.recipe or [
+        *recipe.find(_TREE),
+        *(words.check_recipe(word, Path.cwd()) for word in asked.recipes),
+    ]
+    the_plan = plan.make_plan(
+        [recipe.load(path) for path in paths],
+        targets.parse(" ".join(arguments.targets)),
+        arguments.profile or asked.profile,
+        selection,
+        arguments.tuning,
+    )
+    for warning in the_plan.warnings:
+        print(f"kiln: warning: {warning}", file=sys.stderr)
+    durations = _durations(arguments.store, asked.store)
+    jobs = arguments.jobs or asked.jobs or machine.usable_cpus()
+    times = _Times(durations)
+    if arguments.json:
+        print(json.dumps(_document(the_plan, times, jobs), indent=2))
+        return 0
+    _print_counts(the_plan, times, jobs)
+    if arguments.variants:
+        print()
+        print("\n".join(variant.name for variant in the_plan.variants))
+    if arguments.explain:
+        for kernel in the_plan.kernels:
+            print()
+            print(f"{_kernel_name(kernel)} on {kernel.target.name}")
+            print("\n".join(f"  {line}" for line in explain(kernel)))
+    return 0
+
+
+def _durations(named: Path | None, usual: str | None) -> Mapping[str, float]:
+    """What the store knows; a build makes the usual one, so that may be missing yet."""
+    place = named or (Path(usual) if usual and Path(usual).is_dir() else None)
+    if place is None:
+        return {}
+    from kiln_build.store.files import find_store
+    from kiln_build.store.store import Store
+
+    return Store(find_store(place) if named else place).durations()
+
+
+class _Times:
+    """Seconds of variants: recorded, of their relatives, or their target's default."""
+
+    def __init__(self, durations: Mapping[str, float]) -> None:
+        from kiln_build.farm.schedule import Estimates
+
+        self.recorded = Estimates(durations)
+
+    def __call__(self, variants: Sequence[Variant]) -> float:
+        from kiln_recipe import targets
+
+        total = 0.0
+        for variant in variants:
+            recorded = self.recorded(variant.name)
+            total += targets.by_name(variant.target).compile_seconds if recorded is None else recorded
+        return total
+
+
+@dataclass(frozen=True)
+class _Row:
+    kernel: KernelPlan
+    variants: tuple[Variant, ...]
+    seconds: float
+
+
+def _rows(the_plan: Plan, times: _Times) -> list[_Row]:
+    by_kernel: dict[tuple[str, str, str, str], list[Variant]] = {}
+    for variant in the_plan.variants:
+        by_kernel.setdefault((variant.target, variant.family, variant.operation, variant.kernel), []).append(variant)
+    rows = []
+    for kernel in the_plan.kernels:
+        variants = by_kernel.get((kernel.target.name, kernel.family, kernel.operation, kernel.kernel.name), [])
+        rows.append(_Row(kernel, tuple(variants), times(variants)))
+    return rows
+
+
+def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
+    table = [("TARGET", "KERNEL", "FUNCTIONALS", "CONFIGURATIONS", "SPECIALIZATIONS", "VARIANTS", "WAIVED", "TUNED BY")]
+    rows = _rows(the_plan, times)
+    for row in rows:
+        functionals = len({variant.functional for variant in row.variants})
+        planned, there = functionals, len(row.kernel.functionals)
+        table.append(
+            (
+                row.kernel.target.name,
+                _kernel_name(row.kernel),
+                str(there) if planned == there else f"{planned} of {there}",
+                str(len(row.kernel.configurations)),
+                str(len(row.kernel.kernel.specializations)),
+                str(len(row.variants)),
+                str(sum(variant.waiver is not None for variant in row.variants)),
+                f"{len(row.kernel.rules)} rules" if row.kernel.rules else "heuristic",
+            )
+        )
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    for number, line in enumerate(table):
+        numeric = [cell.rjust(width) if 2 <= i <= 6 and number else cell.ljust(width)
+                   for i, (cell, width) in enumerate(zip(line, widths))]  # fmt: skip
+        print("  ".join(numeric).rstrip())
+    total = sum(row.seconds for row in rows)
+    source = "from recorded durations" if times.recorded else "from what such kernels usually take"
+    variants, on = _count(len(the_plan.variants), "variant"), _count(len(the_plan.targets), "target")
+    print(
+        f"\n{variants} for {on}, profile {the_plan.profile}: about {_time(total)} of compiling {source}, "
+        f"{_time(total / jobs)} with {jobs} at once"
+    )
+
+
+def explain(kernel: KernelPlan) -> list[str]:
+    """For each compiled functional and each bin the configuration that a call takes if everything is available, and
+    the rule; then for each reason how many functionals are left out for it."""
+    from kiln_recipe.plan import plan
+
+    available = set(range(kernel.slots)) - set(kernel.absent)
+    bins = [name or "always" for name in bin_names(kernel)]
+    width = max(map(len, bins))
+    lines = []
+    left_out: Counter[str] = Counter()
+    for number, (functional, row) in enumerate(zip(kernel.functionals, plan.explain(kernel, available))):
+        if all(decision.configuration is None for decision in row):
+            left_out[kernel.absent[kernel.slot(number, 0, 0)]] += 1
+            continue
+        lines.append(functional.name or "(no choices)")
+        for name, decision in zip(bins, row):
+            if decision.configuration is not None:  # as of a functional in every bin or in none
+                taken = kernel.configurations[decision.configuration].name
+                lines.append(f"  {name:{width}}  {taken}  ({decision.rule or 'no rule fits: the first available'})")
+    lines += [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
+    return lines
+
+
+def bin_names(kernel: KernelPlan) -> list[str]:
+    """ "seqlen < 1024, occupancy >= 4": each bin of the look-up, in its order."""
+    names = [""]
+    for axis in kernel.kernel.bins:
+        edges = [None, *axis.edges, None]
+        spelled = []
+        for low, high in itertools.pairwise(edges):
+            bounds = [f"{low} <= "] if low is not None else []
+            spelled.append("".join([*bounds, axis.name, f" < {high}" if high is not None else ""]))
+        names = [f"{before}, {own}" if before else own for before in names for own in spelled]
+    return names
+
+
+def _document(the_plan: Plan, times: _Times, jobs: int) -> dict:
+    rows = _rows(the_plan, times)
+    total = sum(row.seconds for row in rows)
+    return {
+        "profile": the_plan.profile,
+        "targets": [target.name for target in the_plan.targets],
+        "variants": len(the_plan.variants),
+        "seconds": round(total, 1),
+        "seconds_elapsed": round(total / jobs, 1),
+        "jobs": jobs,
+        "durations": "recorded" if times.recorded else "default",
+        "kernels": [
+            {
+                "target": row.kernel.target.name,
+                "kernel": _kernel_name(row.kernel),
+                "functionals": [functional.name for functional in row.kernel.functionals],
+                "configurations": [configuration.name for configuration in row.kernel.configurations],
+                "specializations": [entry.name for entry in row.kernel.kernel.specializations],
+                "slots": row.kernel.slots,
+                "bins": bin_names(row.kernel),
+                "layout": row.kernel.layout,
+                "seconds": round(row.seconds, 1),
+                "variants": [
+                    {
+                        "name": variant.name,
+                        "slot": variant.slot,
+                        "waiver": variant.waiver,
+                        "spill_allowance": variant.spill_allowance,
+                    }
+                    for variant in row.variants
+                ],
+            }
+            for row in rows
+        ],
+    }
+
+
+def _kernel_name(kernel: KernelPlan) -> str:
+    return f"{kernel.family}.{kernel.operation}/{kernel.kernel.name}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

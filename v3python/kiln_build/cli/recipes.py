@@ -1,0 +1,131 @@
+"""`kiln recipes`: the families that can be built, checked; and the JSON schema of a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln_recipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from kiln_recipe.model import Argument, Kernel, Operation, Recipe
+
+EXAMPLE = """
+kiln recipes                            the families of this tree: their operations, choices and kernels
+kiln recipes my/recipe.yaml             check one, wherever it lies
+kiln recipes --schema > recipe.json     for editors that complete YAML
+"""
+
+_TREE = Path(__file__).resolve().parents[3]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="*", type=Path, help="files to check; default: tritonsrc/*/recipe.yaml")
+    parser.add_argument("--json", action="store_true", help="as JSON: a list, with family, path and operations of each")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from kiln_recipe.read import recipe  # here, so that --help needs no package
+
+    if arguments.schema:
+        if arguments.recipe:
+            raise UsageError("--schema is of all recipes; leave the files out")
+        print(json.dumps(recipe.schema(), indent=2))
+        return 0
+    recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(_TREE)]
+    if arguments.json:
+        print(json.dumps([_recipe(one) for one in recipes], indent=2))
+        return 0
+    for one in recipes:
+        print(f"{one.family}  {one.summary}".rstrip())
+        print(f"  {_shown(one.path)}")
+        for operation in one.operations:
+            _print_operation(one, operation)
+    return 0
+
+
+def _print_operation(one: Recipe, operation: Operation) -> None:
+    print(f"  {one.family}.{operation.name}  {operation.summary}".rstrip())
+    print(f"    arguments  {', '.join(f'{a.name}: {_type(a)}' for a in operation.arguments)}")
+    for choice in operation.choices:
+        serves = ", the smallest that is enough" if choice.match == "next_larger" else ""
+        if choice.general is not None:
+            serves = f"; {choice.spellings[choice.general]} serves what a build leaves out"
+        print(f"    choice     {choice.name} = {', '.join(choice.spellings)}{serves}")
+    for kernel in operation.kernels:
+        core = sum(len(entry.core) for entry in kernel.configurations)
+        full = sum(len(entry.full) for entry in kernel.configurations)
+        specializations = ", ".join(entry.name for entry in kernel.specializations)
+        print(
+            f"    kernel     {kernel.name}: depends on {', '.join(kernel.choices) or 'no choice'}; "
+            f"{core} core and {full} more configurations over all targets; {specializations}"
+        )
+
+
+def _recipe(one: Recipe) -> dict:
+    return {
+        "family": one.family,
+        "summary": one.summary,
+        "path": str(one.path),
+        "operations": [
+            {
+                "name": f"{one.family}.{operation.name}",
+                "summary": operation.summary,
+                "arguments": [
+                    {"name": a.name, "type": _type(a), "rank": a.rank, "optional": a.optional}
+                    for a in operation.arguments
+                ],
+                "choices": [
+                    {
+                        "name": c.name,
+                        "of": c.of.text,
+                        "match": c.match,
+                        "values": list(c.values),
+                        "core": [value for value, is_core in zip(c.values, c.core) if is_core],
+                        "general": None if c.general is None else c.values[c.general],
+                    }
+                    for c in operation.choices
+                ],
+                "kernels": [_kernel(kernel) for kernel in operation.kernels],
+            }
+            for operation in one.operations
+        ],
+    }
+
+
+def _kernel(kernel: Kernel) -> dict:
+    from kiln_recipe.read import fingerprint
+
+    return {
+        "name": kernel.name,
+        "summary": kernel.summary,
+        "source": str(kernel.source),
+        "function": kernel.function,
+        "fingerprint": fingerprint.fingerprint(kernel.source, kernel.function),
+        "choices": list(kernel.choices),
+        "parameters": [{"name": p.name, "type": p.type, "value": p.value.text} for p in kernel.parameters],
+        "specializations": [s.name for s in kernel.specializations],
+        "bins": [{"name": b.name, "of": b.of.text, "edges": list(b.edges)} for b in kernel.bins],
+        "configurations": [
+            {
+                "targets": list(entry.targets),
+                "core": [dict(c.values) for c in entry.core],
+                "full": [dict(c.values) for c in entry.full],
+            }
+            for entry in kernel.configurations
+        ],
+    }
+
+
+def _type(argument: Argument) -> str:
+    if argument.kind == "tensor":
+        optional = ", optional" if argument.optional else ""
+        return f"{argument.dtype or argument.dtype_choice}[rank {argument.rank}{optional}]"
+    return "bool" if argument.bits == 1 else f"{'fp' if argument.kind == 'float' else 'int'}{argument.bits}"
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

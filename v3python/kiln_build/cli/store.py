@@ -1,0 +1,118 @@
+"""`kiln store`: what is in a store of images; checks it, makes it smaller."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln_build.base.usage import one_of
+from kiln_build.options import options
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from kiln_build.store.upkeep import Collected, StoreInfo, Verified
+
+EXAMPLE = """
+kiln store info --store workspace             counts and sizes
+kiln store verify --store /shared/kiln-store  read everything; exit code 6 if anything was broken, and is removed
+kiln store gc --max-size 10G                  of the store that KILN_STORE names
+"""
+
+_ACTIONS = ("info", "verify", "gc")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", nargs="?", type=one_of("action", _ACTIONS), default="info",
+        help="info (default): counts and sizes; verify: read everything and remove what is corrupt; "
+        "gc: remove what has not been used for longest, but nothing that a running build uses",
+    )  # fmt: skip
+    parser.add_argument(
+        "--store", metavar="FOLDER",
+        help="the store, or a build's workspace; default: KILN_STORE, or the current folder if it is one",
+    )  # fmt: skip
+    parser.add_argument("--max-size", metavar="SIZE", help="for gc: what the store may take then: 10G, 500M, 0")
+    parser.add_argument("--json", action="store_true", help="as JSON: the counts, or what was removed")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.action == "gc" and arguments.max_size is None:
+        raise UsageError("`kiln store gc` lacks the size that the store may keep; give --max-size SIZE, e.g. 20G")
+    if arguments.action != "gc" and arguments.max_size is not None:
+        raise UsageError(
+            f"--max-size is for `kiln store gc` alone; `kiln store {arguments.action}` removes nothing by size"
+        )
+    max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
+    from kiln_build.store import upkeep as store_upkeep  # here, so that --help needs no package
+    from kiln_build.store.files import StoreFiles, print_warning
+
+    options.check_environment()
+    root = _root(arguments.store or options.read_build_variables(os.environ).store, Path.cwd())
+    files = StoreFiles(root, print_warning)
+    if arguments.action == "info":
+        info = store_upkeep.info(files)
+        _print(
+            arguments,
+            info,
+            f"{info.root}: {info.variants} variants and {info.irs} IRs in {info.objects} objects, "
+            f"{spell_size(info.bytes)}; {info.running_builds} running builds",
+        )
+        return 0
+    if arguments.action == "gc":
+        collected = store_upkeep.collect(files, max_bytes)
+        text = f"{collected.removed_images} images removed, {spell_size(collected.removed_bytes)}; "
+        text += f"{spell_size(collected.bytes)} are left"
+        if collected.bytes > max_bytes:
+            text += f", of which running builds use {spell_size(collected.protected_bytes)}"
+        _print(arguments, collected, text)
+        return 0
+    verified = store_upkeep.verify(files)
+    broken = len(verified.removed_objects) + len(verified.removed_entries)
+    text = f"{verified.objects} objects and {verified.entries} entries read: "
+    text += f"{broken} were broken and are removed; the next build compiles them anew" if broken else "all whole"
+    if verified.earlier:
+        text += f"; {verified.earlier} entries are of an earlier format, and `kiln store gc` removes them"
+    _print(arguments, verified, text)
+    return ArtifactError.exit_code if broken else 0
+
+
+def _print(arguments: argparse.Namespace, result: StoreInfo | Collected | Verified, text: str) -> None:
+    print(json.dumps(asdict(result), indent=2) if arguments.json else text, file=sys.stdout)
+
+
+def _root(word: str | None, cwd: Path) -> Path:
+    from kiln_build.store.files import find_store
+
+    try:
+        return find_store(cwd / word if word else cwd)
+    except EnvironmentProblem:
+        if word:
+            raise
+    raise UsageError("which store? name it, or a build's workspace, by --store FOLDER or KILN_STORE")
+
+
+def parse_size(word: str) -> int:
+    """Bytes that a word like 10G, 1.5GiB, 500m or 0 means; K, M, G and T are powers of 1024.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?", word.strip().upper())
+    if match is None:
+        raise UsageError(f"{word!r} is not a size; write a number with K, M, G or T, like 10G, 500M or 0")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def spell_size(number: int) -> str:
+    """1.5 GiB, 20.0 MiB, 512 bytes."""
+    for unit in ("T", "G", "M", "K"):
+        if number >= _UNITS[unit]:
+            return f"{number / _UNITS[unit]:.1f} {unit}iB"
+    return f"{number} bytes"

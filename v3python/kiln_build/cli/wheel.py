@@ -1,0 +1,140 @@
+"""`kiln wheel`: makes Python wheels from a release: kiln-runtime for each Python, kiln-images for each target."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kiln_build.artifacts import reader as inspect
+from kiln_build.artifacts import verify
+from kiln_build.artifacts.reader import Release
+from kiln_build.front import source, workspace
+from kiln_build.options import words
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = """\
+kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels
+kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --python python3.12 --target sm_90"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", help="a release's tarball, or an unpacked release")
+    parser.add_argument("output", help="the folder that the wheels are put into")
+    parser.add_argument(
+        "--python", action="append", metavar="COMMAND",
+        help="a Python with headers, to make a wheel for; may be given again; default: those that are found",
+    )  # fmt: skip
+    parser.add_argument("--target", action="append", default=[], help="images of this target alone; may be given again")
+    parser.add_argument("--replace", action="store_true", help="replace other wheels of the same names")
+    parser.add_argument("--json", action="store_true", help="as JSON: wheels, and left_out with the reasons")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    right = "give a release's tarball, or the folder that it was unpacked to"
+    artifact = inspect.open_artifact(Path(arguments.artifact), right)
+    if not isinstance(artifact, Release):
+        raise ArtifactError(f"{arguments.artifact} is not a release; {right}")
+    output = words.check_output(arguments.output, Path.cwd(), None)
+    made, left_out = _make(artifact, output, arguments)
+    if arguments.json:
+        print(json.dumps({"wheels": [str(path) for path in made], "left_out": left_out}, indent=1))
+    else:
+        print("\n".join(map(str, made)))
+    for reason in left_out:
+        _say(reason)
+    return 0
+
+
+def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tuple[list[Path], list[str]]:
+    """The wheels, and a sentence for each that is not made."""
+    from kiln_build.base import machine
+    from kiln_build.native import native
+    from kiln_build.release import wheel  # here, so that --help needs no package
+    from kiln_recipe import targets as table
+
+    targets = arguments.target
+    names = [target.name for target in table.parse(";".join(targets))] if targets else []
+    wheel.python_version(str(artifact.manifest["kiln"]))
+    verify.refuse_problems(verify.verify(artifact), arguments.artifact)  # before anything that takes long
+    _note_other_source(artifact)
+    site = Path(sysconfig.get_paths()["purelib"])
+    with _folders() as (cache, kept), tempfile.TemporaryDirectory(prefix="kiln-wheel-") as temporary:
+        contents = wheel.unpack(artifact, names, Path(temporary))
+        chosen, left_out = _choose(arguments.python)
+        if not chosen:
+            raise EnvironmentProblem(f"no wheel can be made: {'; '.join(left_out)}")
+        compiler = native.zig_compiler(sys.executable, cache, wheel.zig())
+        wheels = [wheel.recipe_wheel(contents, ROOT)]
+        wheels += [
+            wheel.runtime_wheel(contents, ROOT, site, headers, compiler, kept, machine.usable_cpus(), _say)
+            for headers in chosen
+        ]
+        wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
+        output.mkdir(parents=True, exist_ok=True)
+        return wheel.write(wheels, output, arguments.replace), left_out
+
+
+def _choose(commands: Sequence[str] | None) -> tuple[list, list[str]]:
+    """Whose headers are taken, one Python for each ABI; and why there is none for the others."""
+    from kiln_build.native import pythons
+    from kiln_build.release import wheel
+
+    found: dict[tuple[int, int], pythons.Headers] = {}
+    refused: dict[str, str] = {}
+    for command in commands or pythons.python_commands(os.environ):
+        try:
+            headers = pythons.headers_of(command)
+        except EnvironmentProblem as error:
+            if commands:
+                raise
+            refused[command] = str(error)
+            continue
+        abi = wheel.abi_of(headers)
+        if abi not in found or headers.version < found[abi].version:
+            found[abi] = headers
+    left_out = []
+    for abi in wheel.ABIS:
+        if abi not in found:
+            name = "{}.{}".format(*abi)
+            near = [reason for command, reason in refused.items() if f"Python {name}." in reason]
+            later = " or later" if abi == wheel.ABIS[-1] else ""
+            why = near[0] if near else f"no Python {name}{later} with headers was {'named' if commands else 'found'}"
+            hint = "" if near else f"; --python python{name} names one"
+            left_out.append(f"no wheel for Python {name}{later}: {why}{hint}")
+    return [found[abi] for abi in sorted(found)], left_out
+
+
+def _note_other_source(artifact: Release) -> None:
+    stated = artifact.manifest.get("source") or {}
+    ours = source.describe(ROOT)
+    theirs = stated.get("commit")
+    if "unknown" not in (theirs, ours.commit) and theirs != ours.commit:
+        _say(
+            f"the release was built from commit {str(theirs)[:12]}, and the wheels' Python modules are of this tree's, "
+            f"{ours.commit[:12]}"
+        )
+
+
+@contextlib.contextmanager
+def _folders() -> Iterator[tuple[Path, Path]]:
+    """Where zig keeps what it compiled, and where extensions are kept: in the workspace whose Python runs, if it is
+    one's, else in a folder that is removed."""
+    place = Path(sys.prefix).parent
+    if workspace.is_workspace(place):
+        with workspace.own_workspace(place, _say, clean=False, installs=False):
+            yield place / "zig", place / "build/lib"
+        return
+    with tempfile.TemporaryDirectory(prefix="kiln-zig-") as folder:
+        yield Path(folder) / "zig", Path(folder) / "lib"
+
+
+def _say(text: str) -> None:
+    print(f"kiln: {text}", file=sys.stderr, flush=True)

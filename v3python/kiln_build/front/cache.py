@@ -1,0 +1,44 @@
+"""The download cache before a build: filled from the lock, for the Python that builds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from kiln_build.base import progress
+from kiln_build.fetch import fetch
+from kiln_build.fetch.registry import Registry, read_configuration
+from kiln_recipe.compile.lock import Lock
+from kiln_recipe.errors import ToolchainError
+
+_USES = ("front", "build", "override")
+
+
+def fill(
+    lock: Lock, python: str, cache: Path, ca_bundle: Path | None, triton: str = "wheel",
+    only: Collection[str] | None = None,
+) -> None:  # fmt: skip
+    """Fetches what builds on `python` read and the cache lacks; asks nobody if it is full.
+
+    Args:
+        python: "3.12".
+        triton: "wheel", or "source": what Triton is built with is wanted too.
+        only: names of packages to restrict it to.
+
+    Raises:
+        ToolchainError: something cannot be had.
+    """
+    wanted = lock.wanted([python], _uses(triton))
+    if only is not None:
+        wanted = tuple(file for file in wanted if (of := lock.package_of(file.name)) and of.name in only)
+    if not fetch.missing_files(wanted, cache):
+        return
+    try:
+        with progress.make_progress() as shown:
+            fetch.fetch_files(lock, wanted, cache, lambda: Registry(read_configuration(ca_bundle)), shown)
+    except ToolchainError as error:
+        raise ToolchainError(f"{error}; where there is no network, bring the cache with `kiln fetch --unbundle`")
+
+
+def _uses(triton: str) -> Sequence[str]:
+    return (*_USES, "triton-source") if triton == "source" else _USES

@@ -1,0 +1,373 @@
+"""Compiles the libraries: with zig for glibc 2.28 (the release), or with any C++17 compiler that is named.
+
+`csrc/core/sources.txt` lists the core's sources and `csrc/flags.txt` the flags, for this module and for CMakeLists.txt.
+Commands run inside a folder of their own on relative names, so that nothing of where the build stands enters a library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kiln_build.base import kept
+from kiln_build.base.appear import appear_folder
+from kiln_recipe.errors import NativeBuildError, ToolchainError
+
+# The public headers of every release; a family's recipe names its own.
+CORE_HEADERS = ("kiln.h", "kiln.hpp", "family.h")
+
+ZIG_TARGET = "x86_64-linux-gnu.2.28"
+ZIG_CPU = "x86_64"  # what manylinux promises and no more
+
+_BESIDE = ("-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags")  # needs what lies in the same folder
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C and C++ compiler.
+
+    Attributes:
+        c, cxx: their commands.
+        environment: variables over and above the process's own.
+        identity: what stands for it in keys and in the manifest.
+    """
+
+    c: tuple[str, ...]
+    cxx: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    identity: str
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What a release's compiler is told: the flags of csrc/flags.txt, and those that CMake has by a build's type.
+
+    Attributes:
+        c: all that is compiled.
+        cxx: C++ without its runtime.
+        zstd: zstd's C.
+        linked: all that is linked.
+        library: libraries.
+    """
+
+    c: tuple[str, ...]
+    cxx: tuple[str, ...]
+    zstd: tuple[str, ...]
+    linked: tuple[str, ...]
+    library: tuple[str, ...]
+
+
+def read_flags(root: Path) -> Flags:
+    """The flags of a source tree."""
+    listed: dict[str, list[str]] = {}
+    for line in (root / "csrc/flags.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            kind, flag = line.split()
+            listed.setdefault(kind, []).append(flag)
+    c = ("-O2", "-g0", "-DNDEBUG", *listed["compile"], *listed["optimized"])
+    linked = ("-shared", *listed["link"], "-Wl,--build-id=none", "-Wl,-s")
+    return Flags(
+        c=c,
+        cxx=(*c, "-std=c++17", *listed["c++"]),
+        zstd=(*c, *listed["zstd"], "-w"),
+        linked=linked,
+        library=(*linked, *listed["library"]),
+    )
+
+
+@dataclass(frozen=True)
+class FamilySources:
+    """What a family's library is made of: the generated tables, and hand-written typed entries if it has any.
+
+    Attributes:
+        sources: of the entries; they may include what lies beside them (*.h).
+        headers: hand-written public headers.
+        header: the text of the public header that was generated, kiln/<name>.h; "" where there are hand-written ones.
+    """
+
+    name: str
+    tables: str
+    sources: tuple[Path, ...]
+    headers: tuple[Path, ...]
+    header: str = ""
+
+    @property
+    def public(self) -> dict[str, Path | str]:
+        """Its public headers by their path below include/."""
+        generated = {f"kiln/{self.name}.h": self.header} if self.header else {}
+        return generated | {f"kiln/{path.name}": path for path in self.headers}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A library over a family's, which offers it by the interface of somebody else.
+
+    Attributes:
+        name: of its target in the CMake package.
+        library: its file, which is its SONAME.
+        links: what stands beside it, by name: where it leads.
+        over: the family.
+        folder: has its sources (*.cc), what they share (*.h), and exports.map, a linker's version script.
+        headers: its public headers, by their path below include/.
+        system: folders of headers that are another's, and no part of the release.
+        foreign: the SONAME of a library that it needs and that no build has, with the names that it takes from there.
+        identity: what stands for `system` in keys.
+    """
+
+    name: str
+    library: str
+    over: str
+    folder: Path
+    links: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, Path | str] = field(default_factory=dict)
+    system: tuple[Path, ...] = ()
+    foreign: tuple[str, tuple[str, ...]] | None = None
+    identity: str = ""
+
+
+def write_generated(families: Sequence[FamilySources], folder: Path) -> None:
+    """Leaves in `folder`, which is emptied first, what CMakeLists.txt takes as KILN_GENERATED."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for family in families:
+        (folder / f"{family.name}.cc").write_text(family.tables)
+        if family.header:
+            (folder / f"{family.name}.h").write_text(family.header)
+
+
+def zig_compiler(python: str, cache: Path, version: str) -> Compiler:
+    """The release's compiler: zig from its locked package, its caches in the workspace."""
+    command = (python, "-m", "ziglang")
+    target = ("-target", ZIG_TARGET, f"-mcpu={ZIG_CPU}")
+    return Compiler(
+        c=(*command, "cc", *target),
+        cxx=(*command, "c++", *target),
+        environment=(("ZIG_GLOBAL_CACHE_DIR", str(cache)), ("ZIG_LOCAL_CACHE_DIR", str(cache))),
+        identity=f"zig {version} {ZIG_TARGET} {ZIG_CPU}",
+    )
+
+
+def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
+    """The folder of zstd's amalgamated C source from zstandard's source distribution.
+
+    Args:
+        sha256: what the toolchain's lock says of the archive.
+        folder: gets zstd-<sha256>/, which appears complete; those of other archives are removed.
+
+    Raises:
+        ToolchainError: the archive is not there, is not what is locked, or does not hold zstd's source.
+    """
+    try:
+        data = archive.read_bytes()  # once, so that what is unpacked is what was checked
+    except OSError as error:
+        raise ToolchainError(f"{archive} cannot be read ({error.strerror}); `kiln fetch` brings it")
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise ToolchainError(
+            f"{archive} has SHA-256 {found} and the toolchain's lock says {sha256}; "
+            "remove the file, then `kiln fetch` brings the right one"
+        )
+    done = folder / f"zstd-{sha256}"
+    for other in (*folder.glob("zstd*"), *folder.glob(".zstd-*")):
+        if other != done:
+            shutil.rmtree(other, ignore_errors=True)
+    sources = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar.getmembers():
+            path = Path(member.name)
+            if path.parent.name == "zstd" and path.suffix in (".c", ".h") and member.isfile():
+                file = tar.extractfile(member)
+                if file is not None:
+                    sources[path.name] = file.read()
+    if "zstd.c" not in sources:
+        raise ToolchainError(f"{archive} does not hold zstd's C source (zstd/zstd.c)")
+    if not _holds(done, sources):  # what an earlier build unpacked may have been changed since
+        if done.is_symlink() or done.is_file():
+            done.unlink()
+        with appear_folder(done) as fresh:
+            for name, content in sources.items():
+                (fresh / name).write_bytes(content)
+    return done
+
+
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Whether it has just these files."""
+    try:
+        there = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and not path.is_symlink()}
+        return there == files and len(there) == sum(1 for _ in folder.iterdir())
+    except OSError:
+        return False
+
+
+def build_libraries(
+    root: Path, zstd: Path, version_header: str, families: Sequence[FamilySources], adapters: Sequence[Adapter],
+    compiler: Compiler, folder: Path, jobs: int,
+) -> dict[str, Path]:  # fmt: skip
+    """Builds `libkiln.so.0`, `libkiln_<family>.so` for each family, and the adapters of these families; by name.
+
+    A library whose inputs and compiler are those of the last time is not built again.
+
+    Raises:
+        NativeBuildError: the compiler rejected something; carries what it said.
+    """
+    core_sources = [
+        line.strip()
+        for line in (root / "csrc/core/sources.txt").read_text().splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    flags = read_flags(root)
+    exports = {"exports.map": root / "csrc/kiln.map"}
+    core_files = {f"csrc/core/{p.name}": p for p in sorted((root / "csrc/core").iterdir()) if p.is_file()}
+    headers = {f"include/kiln/{name}": root / "include/kiln" / name for name in CORE_HEADERS}
+    zstd_files = {f"zstd/{p.name}": p for p in sorted(zstd.iterdir()) if p.suffix in (".c", ".h")}
+    libraries = {}
+    core = _Library(
+        name="libkiln.so.0",
+        files=exports | core_files | headers | zstd_files,
+        texts={"include/kiln/version.h": version_header},
+        units=(*(f"csrc/core/{source}" for source in core_sources), "zstd/zstd.c"),
+        link=("-Wl,-soname,libkiln.so.0", "-ldl", "-lpthread"),
+    )
+    libraries[core.name] = core.build(compiler, flags, folder, jobs, {})
+    for family in families:
+        sources = {f"family/{path.name}": path for path in family.sources}
+        private = {f"family/{path.name}": path for source in family.sources for path in source.parent.glob("*.h")}
+        extra = {f"include/kiln/{path.name}": path for path in family.headers}
+        library = _Library(
+            name=f"libkiln_{family.name}.so",
+            files=exports | headers | extra | private | sources,
+            texts={"include/kiln/version.h": version_header, "family/tables.cc": family.tables},
+            units=("family/tables.cc", *sources),
+            link=(f"-Wl,-soname,libkiln_{family.name}.so", *_BESIDE, "lib/libkiln.so.0"),
+        )  # fmt: skip
+        core_library = {"lib/libkiln.so.0": libraries[core.name]}
+        libraries[library.name] = library.build(compiler, flags, folder, jobs, core_library)
+    public = {name: header for family in families for name, header in family.public.items()}
+    for adapter in adapters:
+        names = ("libkiln.so.0", f"libkiln_{adapter.over}.so")
+        if names[1] in libraries:
+            library = _adapter(adapter, headers | _below_include(public), version_header)
+            libraries[adapter.library] = library.build(
+                compiler, flags, folder, jobs, {f"lib/{name}": libraries[name] for name in names}
+            )
+    return libraries
+
+
+def _below_include(headers: Mapping[str, Path | str]) -> dict[str, Path | str]:
+    return {f"include/{name}": header for name, header in headers.items()}
+
+
+def _adapter(adapter: Adapter, headers: Mapping[str, Path | str], version_header: str) -> _Library:
+    own = {f"adapter/{path.name}": path for path in sorted(adapter.folder.iterdir()) if path.suffix in (".cc", ".h")}
+    every = {**headers, **_below_include(adapter.headers), **own, "exports.map": adapter.folder / "exports.map"}
+    link = [f"-Wl,-soname,{adapter.library}", *_BESIDE, "lib/libkiln.so.0", f"lib/libkiln_{adapter.over}.so"]
+    stubs = {}
+    if adapter.foreign:
+        soname, names = adapter.foreign
+        stubs[soname] = "".join(f"void {name}(void) {{}}\n" for name in names)
+        link.append(f"lib/{soname}")
+    return _Library(
+        name=adapter.library,
+        files={name: content for name, content in every.items() if isinstance(content, Path)},
+        texts={
+            "include/kiln/version.h": version_header,
+            **{name: content for name, content in every.items() if isinstance(content, str)},
+        },
+        units=tuple(name for name in own if name.endswith(".cc")),
+        link=tuple(link),
+        system=adapter.system,
+        stubs=stubs,
+        identity=adapter.identity,
+    )
+
+
+@dataclass(frozen=True)
+class _Library:
+    name: str
+    files: dict[str, Path]
+    texts: dict[str, str]
+    units: tuple[str, ...]
+    link: tuple[str, ...]
+    system: tuple[Path, ...] = ()
+    stubs: Mapping[str, str] = field(default_factory=dict)  # by SONAME, C that stands for a library at linking
+    identity: str = ""
+
+    def build(self, compiler: Compiler, flags: Flags, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
+        contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
+        contents |= {name: text.encode() for name, text in self.texts.items()}
+        settings = (compiler.identity, flags, self.units, self.link, tuple(self.stubs.items()), self.identity)
+
+        def make(work: Path) -> None:
+            with ThreadPoolExecutor(max(1, jobs)) as pool:
+                objects = list(pool.map(lambda unit: self._compile(compiler, flags, work, unit), self.units))
+            for soname, source in self.stubs.items():
+                (work / "stub.c").write_text(source)
+                stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
+                run(compiler, [*compiler.c, *stub], work)
+            link = [*flags.library, "-Wl,--version-script=exports.map", *objects, *self.link]
+            run(compiler, [*compiler.c, *link, "-o", self.name], work)
+
+        return build_once(folder, self.name, settings, contents, make)
+
+    def _compile(self, compiler: Compiler, flags: Flags, work: Path, unit: str) -> str:
+        output = unit.replace("/", "_") + ".o"
+        include = ["-Iinclude", "-Icsrc", "-Izstd", *(word for path in self.system for word in ("-isystem", str(path)))]
+        command = [*compiler.c, *flags.zstd] if unit.endswith(".c") else [*compiler.cxx, *flags.cxx]
+        run(compiler, [*command, *include, "-c", unit, "-o", output], work)
+        return output
+
+
+def build_once(
+    folder: Path, name: str, settings: tuple[object, ...], contents: Mapping[str, bytes], make: Callable[[Path], None]
+) -> Path:
+    """The file that `make` leaves as `name` in a folder of `contents`; what was made of the same is not made again.
+
+    Args:
+        folder: keeps it, under a name that tells what it was made of.
+        settings: what it depends on besides the contents.
+        contents: files by path.
+        make: is given a folder of its own, which is removed afterwards.
+    """
+    key = hashlib.sha256(repr(settings).encode())
+    for path in sorted(contents):
+        key.update(f"{path} {len(contents[path])}\n".encode() + contents[path])
+    done = folder / f"{name}-{key.hexdigest()[:16]}"
+    if not kept.is_whole(done):
+        work = folder / f".{name}.{os.getpid()}"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        try:
+            for path, data in contents.items():
+                (work / path).parent.mkdir(parents=True, exist_ok=True)
+                (work / path).write_bytes(data)
+            make(work)
+            os.replace(work / name, done)
+            kept.seal(done)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return done
+
+
+def run(compiler: Compiler, command: list[str], work: Path) -> None:
+    """Runs a compiler's command in the folder `work`.
+
+    Raises:
+        NativeBuildError: it rejected something, or is not there; carries what it said.
+    """
+    environment = {**os.environ, **dict(compiler.environment)}
+    try:
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, errors="replace")
+    except FileNotFoundError as error:
+        raise NativeBuildError(f"the compiler {command[0]} is not there") from error
+    if done.returncode:
+        raise NativeBuildError(
+            f"{' '.join(command)} failed with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
+        )

@@ -1,0 +1,332 @@
+"""Arguments and environment become frozen values: `FrontDoor`, `BuildVariables`, `Options`.
+
+Every KILN_* variable that Kiln's Python obeys is read, checked and spelled here, by the rows of `variables.py`; nothing
+below reads one. Only the standard library is imported at the top: build.sh's first step runs before any package is
+installed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln_build.options import variables
+from kiln_build.options.variables import BUILD, DOOR, INTERNAL, VARIABLES
+from kiln_build.options.words import (
+    absolute,
+    check_input,
+    check_output,
+    check_recipe,
+    check_store,
+    check_version,
+    check_workspace,
+)
+from kiln_recipe.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from kiln_recipe.selection import Selection
+    from kiln_recipe.targets import Target
+
+
+_ALIKE = 0.85  # names of variables that share more than their beginning
+
+
+@dataclass(frozen=True)
+class BuildVariables:
+    """What the environment says of a build. Paths are as they were written, until `make_absolute`.
+
+    Attributes:
+        profile: "core" or "full".
+        selection: (choice, values) to restrict functionals to; empty: all.
+        jobs: compiles at once; None: as many as cores and memory allow.
+        job_timeout: seconds.
+        no_image: library, tables and headers only.
+        clean: begin with an empty workspace.
+        ptx: pack PTX beside each NVIDIA image.
+        replace: take the place of another build's release of the same name.
+        store: the folder of the image store, which may be shared; None: the workspace's.
+        recipes: recipe files over and above the tree's own.
+        log_json: as progress.make_progress takes it.
+        triton: "wheel" or "source".
+    """
+
+    profile: str
+    selection: Selection
+    jobs: int | None
+    job_timeout: float
+    no_image: bool
+    clean: bool
+    ptx: bool
+    replace: bool
+    store: str | None
+    recipes: tuple[str, ...]
+    log_json: str | None
+    triton: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that a build was asked for. Paths are absolute, those of `build` included.
+
+    Attributes:
+        source: root of the source tree: tritonsrc/, csrc/, include/, tuning/.
+        input: the folder of the toolchain's lock and the download cache.
+        workspace: all temporary and kept files: venv/ store/ zig/ triton/ logs/ build/.
+        output: where the tarball goes.
+        version: "0.1.0b".
+        targets: in the order of targets.yaml.
+        build: what the environment says.
+        commit: of the source, 40 digits, or "unknown".
+        dirty: whether the tree differs from that commit.
+        patches: digest of the applied input/patch-<version>/, "" if there is none.
+        site: the site-packages that holds the default Triton.
+        target_sites: (target, site-packages) for targets that have a Triton of their own.
+    """
+
+    source: Path
+    input: Path
+    workspace: Path
+    output: Path
+    version: str
+    targets: tuple[Target, ...]
+    build: BuildVariables
+    commit: str
+    dirty: bool
+    patches: str
+    site: Path
+    target_sites: tuple[tuple[str, Path], ...]
+
+    @property
+    def store(self) -> Path:
+        """The folder of the image store."""
+        return Path(self.build.store) if self.build.store else self.workspace / "store"
+
+    @property
+    def cache(self) -> Path:
+        """The folder of the locked downloads."""
+        return self.input / "cache"
+
+    def site_of(self, target: str) -> Path:
+        """The site-packages of the Triton that compiles for `target`."""
+        return dict(self.target_sites).get(target, self.site)
+
+
+@dataclass(frozen=True)
+class FrontDoor:
+    """What build.sh was asked for. Paths are absolute, those of `build` included.
+
+    Attributes:
+        workspace: None: a fresh folder on a memory file system.
+        targets: as they were written.
+        build: what the build itself obeys.
+        source: "tag" or "tree".
+        engine: one of variables.ENGINES.
+        base_image, ca_bundle, amdgpu_installer, python: None: not asked for.
+        shell: open a shell in the devel container instead of building.
+        local_user: run the container as the calling user.
+        held: a workspace that is held already, by the build.sh that started this one.
+        shown_output: what the output folder is called outside of the container that we are in.
+    """
+
+    input: Path
+    workspace: Path | None
+    output: Path
+    version: str
+    targets: str
+    build: BuildVariables
+    source: str
+    engine: str
+    base_image: str | None
+    ca_bundle: Path | None
+    amdgpu_installer: str | None
+    shell: bool
+    local_user: bool
+    python: str | None
+    held: Path | None
+    shown_output: Path | None
+
+    @property
+    def place(self) -> Path:
+        """The workspace, once it is held: the one in memory is made before anything is put into it."""
+        if self.workspace is None:
+            raise ValueError("no workspace has been made yet")
+        return self.workspace
+
+    @property
+    def only_in_a_container(self) -> tuple[str, ...]:
+        """The variables that were set, and mean nothing where there is no container."""
+        asked = {
+            "KILN_SHELL": self.shell,
+            "KILN_BASE_IMAGE": self.base_image,
+            "AMDGPU_INSTALLER": self.amdgpu_installer,
+            "LOCAL_USER": self.local_user,
+        }
+        return tuple(name for name, value in asked.items() if value)
+
+
+def read_front_door(words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> FrontDoor:
+    """The five words of build.sh and its variables, checked as far as that goes without any package.
+
+    Raises:
+        UsageError: a word or a variable that cannot be.
+        EnvironmentProblem: the input, a recipe or the certificates are not there; the output or the store cannot be
+            written; the workspace is no folder.
+    """
+    input_word, workspace_word, output_word, version, targets = words
+    if not targets.strip():
+        raise UsageError("the fifth argument names no target; give for example 'MI300X;sm_90', or all")
+    build = read_build_variables(environment)
+    if ":" in str(cwd) and any(not os.path.isabs(word) for word in build.recipes):
+        raise UsageError(f"KILN_RECIPES is read in {cwd}, and ':' stands between recipes; start from another folder")
+    more = variables.read((*DOOR, *INTERNAL), environment)
+    if more["python"] and "/" in more["python"]:
+        more["python"] = str(absolute(more["python"], cwd))
+    more["ca_bundle"] = read_ca_bundle(environment, cwd)
+    workspace = check_workspace(workspace_word, cwd)
+    door = FrontDoor(
+        input=check_input(input_word, cwd),
+        workspace=workspace,
+        output=check_output(output_word, cwd, workspace),
+        version=check_version(version),
+        targets=targets,
+        build=make_absolute(build, cwd),
+        **more,
+    )
+    if door.engine == "none" and door.only_in_a_container:
+        names = " and ".join(door.only_in_a_container)
+        raise UsageError(
+            f"KILN_ENGINE=none builds without a container, which alone obeys {names}; leave one or the other out"
+        )
+    return door
+
+
+def read_ca_bundle(environment: Mapping[str, str], cwd: Path) -> Path | None:
+    """The file of certificates that KILN_CA_BUNDLE names.
+
+    Raises:
+        EnvironmentProblem: there is no such file.
+    """
+    word = environment.get("KILN_CA_BUNDLE")
+    if not word:
+        return None
+    path = absolute(word, cwd)
+    if not path.is_file():
+        raise EnvironmentProblem(f"KILN_CA_BUNDLE={word} is not a file; give a PEM file of certificates")
+    return path
+
+
+def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
+    """The variables that `kiln build` and `kiln plan` obey.
+
+    Raises:
+        UsageError: a value that cannot be; names the variable, the value, and what would be right.
+    """
+    return BuildVariables(**variables.read(BUILD, environment))
+
+
+def spell(door: FrontDoor) -> dict[str, str]:
+    """The variables that tell another process the same. What is unset stays unset: others of VARIABLES must go."""
+    return variables.spell(BUILD, door.build) | variables.spell((*DOOR, *INTERNAL), door)
+
+
+def environment_of(door: FrontDoor, environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` with Kiln's variables as `door` has them."""
+    ours = {*VARIABLES, *(one.name for one in INTERNAL)}
+    kept = {name: value for name, value in environment.items() if name not in ours}
+    return {**kept, **spell(door)}
+
+
+def make_options(
+    words: Sequence[str],
+    build: BuildVariables,
+    source: Path,
+    cwd: Path,
+    *,
+    commit: str = "unknown",
+    dirty: bool = False,
+    patches: str = "",
+    site: Path,
+    target_sites: tuple[tuple[str, Path], ...] = (),
+) -> Options:
+    """The options of a build in `workspace`, which must be a folder here: only build.sh knows what tmpfs is.
+
+    Args:
+        words: input, workspace, output, version, targets, as build.sh takes them.
+        cwd: what relative paths are relative to.
+
+    Raises:
+        UsageError: a word cannot be.
+        EnvironmentProblem: input, or a recipe, is missing; output cannot be written.
+    """
+    from kiln_recipe import targets
+
+    input_word, workspace_word, output_word, version, targets_word = words
+    workspace = check_workspace(workspace_word, cwd)
+    if workspace is None:
+        raise UsageError("the word tmpfs is for build.sh; `kiln build` takes a folder as its workspace")
+    return Options(
+        source=source,
+        input=check_input(input_word, cwd),
+        workspace=workspace,
+        output=check_output(output_word, cwd, workspace),
+        version=check_version(version),
+        targets=targets.parse(targets_word),
+        build=make_absolute(build, cwd),
+        commit=commit,
+        dirty=dirty,
+        patches=patches,
+        site=site,
+        target_sites=target_sites,
+    )
+
+
+def check_variables(environment: Iterable[str]) -> list[str]:
+    """A warning for each KILN_* variable that nothing reads.
+
+    Raises:
+        UsageError: one is spelled nearly as one that is read: it would be ignored, and was meant.
+    """
+    warnings = []
+    for name in sorted(environment):
+        if name.startswith("KILN_") and name not in VARIABLES:
+            if near := difflib.get_close_matches(name, VARIABLES, 1, _ALIKE):
+                raise UsageError(f"{name} is set, but nothing reads it; did you mean {near[0]}? If not, unset it")
+            warnings.append(f"{name} is set, but nothing reads it; `bash build.sh --help` lists what is read")
+    return warnings
+
+
+def check_environment() -> None:
+    """`check_variables` of this process's environment, for a command; warnings go to standard error.
+
+    Raises:
+        UsageError: as it does.
+    """
+    for warning in check_variables(os.environ):
+        print(f"kiln: warning: {warning}", file=sys.stderr)
+
+
+def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
+    """With absolute paths, each of which can be what it is for.
+
+    Raises:
+        EnvironmentProblem: the store cannot be written, a recipe is not there, or a descriptor is not open.
+    """
+    log = build.log_json
+    if log and log.isdecimal():
+        try:
+            os.fstat(int(log))
+        except (OSError, OverflowError):
+            raise EnvironmentProblem(
+                f"KILN_LOG_JSON={log} is not an open descriptor; give a file, or open it: {log}>progress.jsonl"
+            )
+    return replace(
+        build,
+        store=str(check_store(build.store, cwd)) if build.store else None,
+        recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
+        log_json=str(absolute(log, cwd)) if log and not log.isdecimal() else log,
+    )

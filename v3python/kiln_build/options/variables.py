@@ -1,0 +1,171 @@
+"""Every environment variable that Kiln reads: its name, the field that it becomes, how it is read and spelled, and its
+meaning for --help, the README and the warning about others.
+
+Standard library only. Which folders and files they name is looked at by `options.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kiln_recipe.errors import UsageError
+from kiln_recipe.selection import PROFILES, parse_selection, spell_selection
+
+CONTAINER_ENGINES = ("docker", "podman", "buildah")
+ENGINES = ("auto", *CONTAINER_ENGINES, "none")
+_YES = ("1", "yes", "true", "on")
+_NO = ("0", "no", "false", "off")
+
+if TYPE_CHECKING:  # Python 3.8 has no such expressions
+    Reader = Callable[[str, str], Any]  # a variable's name and its text, "" if it is unset, become the field's value
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable.
+
+    Attributes:
+        field: of the dataclass that its group becomes.
+        read: may raise UsageError, which names the variable, its text, and what would be right.
+        spell: the text that `read` takes for a value; never asked for what an unset variable gives.
+    """
+
+    name: str
+    field: str
+    read: Reader
+    meaning: str
+    spell: Callable[[Any], str] = str
+
+
+def one_of(*allowed: str) -> Reader:
+    """One of some words, the first of which is the default."""
+
+    def read(name: str, text: str) -> str:
+        value = text or allowed[0]
+        if value not in allowed:
+            raise UsageError(f"{name}={value} is unknown; right are {', '.join(allowed)}")
+        return value
+
+    return read
+
+
+def number(kind: type[int | float], what: str, most: int, default: float | None = None) -> Reader:
+    """A number above 0 and not above `most`."""
+
+    def read(name: str, text: str) -> float | None:
+        if not text.strip():
+            return default
+        try:
+            value = kind(text) if text.isascii() else 0
+        except ValueError:
+            value = 0
+        if not 0 < value <= most:
+            raise UsageError(f"{name}={text.strip()} cannot be; right is {what} to {most}")
+        return value
+
+    return read
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() in ("", *_NO):
+        return False
+    if text.lower() in _YES:
+        return True
+    raise UsageError(f"{name}={text} is neither yes nor no; right are {', '.join(_YES)} and {', '.join(_NO)}")
+
+
+def _text(_name: str, text: str) -> str | None:
+    return text or None
+
+
+def _path(_name: str, text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _recipes(name: str, text: str) -> tuple[str, ...]:
+    if text and not text.strip(":"):
+        raise UsageError(f"{name}={text} names no recipe; give paths of recipe.yaml files, with ':' between")
+    return tuple(word for word in text.split(":") if word)
+
+
+def _one(_value: object) -> str:
+    return "1"
+
+
+_SECONDS = number(float, "seconds, from more than 0", 1_000_000, 300.0)
+
+# fmt: off
+# What `kiln build` and `kiln plan` obey: options.BuildVariables.
+BUILD = (
+    Variable("KILN_PROFILE", "profile", one_of(*PROFILES),
+             "core (default) or full: how many functionals and how many configurations of each are compiled"),
+    Variable("KILN_SELECT", "selection", lambda name, text: parse_selection(text, name),
+             "only these functionals: 'dtype=bf16;head_dim=64,128'", spell_selection),
+    Variable("KILN_JOBS", "jobs", number(int, "a whole number from 1", 10_000),
+             "how many compile at once; default: what cores and memory allow"),
+    Variable("KILN_TIMEOUT", "job_timeout", _SECONDS, "seconds that one compile may take; default 300"),
+    Variable("KILN_NOIMAGE", "no_image", _flag, "1: library, tables and headers only", _one),
+    Variable("KILN_CLEAN", "clean", _flag, "1: begin with an empty workspace", _one),
+    Variable("KILN_PTX", "ptx", _flag, "1: PTX beside each NVIDIA image", _one),
+    Variable("KILN_REPLACE", "replace", _flag, "1: replace another build's release of the same name in <output>", _one),
+    Variable("KILN_STORE", "store", _text, "the folder of compiled images; default <workspace>/store"),
+    Variable("KILN_RECIPES", "recipes", _recipes, "more recipe files, separated by ':'", ":".join),
+    Variable("KILN_LOG_JSON", "log_json", _text, "a file, or an open descriptor's number, for progress as JSON lines"),
+    Variable("KILN_TRITON", "triton", one_of("wheel", "source"),
+             "wheel (default) or source: build Triton from the archive in <input>"),
+)
+
+# What build.sh alone obeys: options.FrontDoor.
+DOOR = (
+    Variable("KILN_SOURCE", "source", one_of("tag", "tree"),
+             "tag (default: a git tag named <version> is built if there is one) or tree: the working tree"),
+    Variable("KILN_ENGINE", "engine", one_of(*ENGINES),
+             "auto (default), docker, podman, buildah or none: where to build"),
+    Variable("KILN_BASE_IMAGE", "base_image", _text, "the container's base, instead of the pinned manylinux_2_28"),
+    Variable("KILN_SHELL", "shell", _flag, "1: a shell in the devel container instead of a build", _one),
+    Variable("KILN_CA_BUNDLE", "ca_bundle", _path, "a file of certificates for sites that inspect TLS"),
+    Variable("KILN_PYTHON", "python", _text, "the Python (3.10 or later) to build with; default: the first that fits"),
+    Variable("AMDGPU_INSTALLER", "amdgpu_installer", _text,
+             "address of an amdgpu-install package: adds that ROCm to the container"),
+    Variable("LOCAL_USER", "local_user", _flag, "1: the container runs as the calling user", _one),
+)
+
+# Not for users: fields of FrontDoor that one build.sh tells another.
+INTERNAL = (
+    Variable("_KILN_HELD_WORKSPACE", "held", _path, ""),
+    Variable("_KILN_SHOWN_OUTPUT", "shown_output", _path, ""),
+)
+
+VARIABLES: Mapping[str, str] = {
+    **{variable.name: variable.meaning for variable in (*BUILD, *DOOR)},
+    # Read by the runtime and by the tests, named here so that they are no unknown variables.
+    "KILN_PACK_PATH": "where libkiln.so looks for packs",
+    "KILN_TEST_VENV": "where test.sh keeps its packages",
+    "KILN_TEST_LINT": "0: test.sh without linters",
+    "KILN_TEST_TORCH": "1: test.sh installs PyTorch and Transformers too",
+    "KILN_TEST_PROCESSES": "over how many processes test.sh spreads the tests; default: one a core, or 1 for some",
+    "KILN_TEST_TRITON": "all: kiln.jit is tested with every version of Triton in tests/triton.lock",
+    "KILN_TEST_MINUTES": "after so many test.sh begins no more slow tests, and names those that are left",
+    "KILN_TEST_UNTIL": "the same as seconds since 1970, which test.sh sets",
+    "KILN_TEST_ARCHITECTURES": "all: each architecture of Transformers is tested, not a part",
+    "KILN_TEST_REQUIRED": "words: tests that lack one of these fail, and are not skipped; 1: all but those for a GPU",
+}
+# fmt: on
+
+
+def read(variables: Sequence[Variable], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The values by field.
+
+    Raises:
+        UsageError: a text that cannot be.
+    """
+    return {one.field: one.read(one.name, environment.get(one.name, "")) for one in variables}
+
+
+def spell(variables: Sequence[Variable], values: object) -> dict[str, str]:
+    """The environment that `read` gives the fields of `values` for; what is unset stays so."""
+    found = ((one, getattr(values, one.field)) for one in variables)
+    return {one.name: one.spell(value) for one, value in found if value}

@@ -1,0 +1,175 @@
+"""The words of a command line, each checked by itself: folders, files, versions, recipes.
+
+Standard library only: build.sh refuses bad words before any package is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+from kiln_recipe.errors import EnvironmentProblem, UsageError
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,4})"
+_NUMBERS = rf"{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?"
+_SUFFIX = r"[a-z]+[0-9]*"
+
+
+def absolute(word: str | Path, cwd: Path) -> Path:
+    """`word` as an absolute path without '..'; symbolic links stay as they are named."""
+    return Path(os.path.normpath(cwd / word))
+
+
+def check_version(version: str) -> str:
+    """Returns `version`.
+
+    Raises:
+        UsageError: it is not X.Y or X.Y.Z with an optional suffix of small letters and digits.
+    """
+    if not re.fullmatch(rf"{_NUMBERS}({_SUFFIX})?", version):
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+){1,2})(.*)", version, re.DOTALL)
+        numbers, suffix = found.groups() if found else ("", "")
+        what = f", and {suffix!r} is not such a suffix" if suffix else ""
+        for number in numbers.split(".") if found else ():
+            if not re.fullmatch(_NUMBER, number):
+                what = f", and {number} has {'a leading 0' if number[0] == '0' else 'more than five digits'}"
+        raise UsageError(
+            f"version {version!r} is not X.Y or X.Y.Z with an optional suffix of small letters and then digits{what}; "
+            "right are 0.1.0b, 1.2, 1.2.0rc1"
+        )
+    return version
+
+
+def check_workspace(word: str, cwd: Path) -> Path | None:
+    """The absolute path of the workspace, which need not be there yet; None for the word tmpfs.
+
+    Raises:
+        UsageError: the word is empty.
+        EnvironmentProblem: it names something that is no folder.
+    """
+    if not word:
+        raise UsageError("the workspace is empty; give a folder, or the word tmpfs")
+    if word == "tmpfs":
+        return None
+    path = absolute(word, cwd)
+    if os.path.lexists(path) and not path.is_dir():
+        raise EnvironmentProblem(f"workspace {path} is {_kind(path)}; give a folder, a name that is free, or tmpfs")
+    return path
+
+
+def check_input(word: str, cwd: Path) -> Path:
+    """The absolute input folder.
+
+    Raises:
+        UsageError: the word is empty.
+        EnvironmentProblem: no such folder, or no lock in it.
+    """
+    if not word:
+        raise UsageError("the input is empty; give the folder input/ of the source tree, or a copy of it")
+    path = absolute(word, cwd)
+    if not path.is_dir():
+        raise EnvironmentProblem(f"input {path} is not a folder; give input/ of the source tree, or a copy of it")
+    if not (path / "toolchain.lock.yaml").is_file():
+        raise EnvironmentProblem(
+            f"input {path} has no toolchain.lock.yaml; give input/ of the source tree, or a copy of it"
+        )
+    return path
+
+
+def check_output(word: str, cwd: Path, workspace: Path | None) -> Path:
+    """The absolute output folder. What is not there is not made: the build may yet be refused.
+
+    Raises:
+        UsageError: the word is empty, or the folder is the workspace.
+        EnvironmentProblem: it cannot be made or written to.
+    """
+    if not word:
+        raise UsageError("the output is empty; give the folder that the tarball shall be put into")
+    path = absolute(word, cwd)
+    if workspace is not None and os.path.realpath(path) == os.path.realpath(workspace):
+        raise UsageError(f"output {path} is the workspace, which is for temporary files alone; give another folder")
+    return _possible(path, f"output {path}")
+
+
+def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
+    """Where a file that the user names is to be written: at the end of its links, so that these stay.
+
+    Args:
+        what: the sentence's first word, "--html".
+
+    Raises:
+        EnvironmentProblem: something is there that is no file, or there is no such folder.
+    """
+    path = absolute(word, cwd)
+    try:
+        path = path.resolve()
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise EnvironmentProblem(f"{what} {word}: there is no folder {path.parent}; make it, or name another")
+    except (OSError, RuntimeError) as error:  # RuntimeError: of links that lead in a circle, before Python 3.13
+        reason = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"{what} {word} cannot be written ({reason}); give a name that is free")
+    else:
+        if not stat.S_ISREG(kind):
+            raise EnvironmentProblem(f"{what} {word} is {_kind(path)}; give a file, or a name that is free")
+    return path
+
+
+def check_store(word: str, cwd: Path) -> Path:
+    """The absolute folder of KILN_STORE. What is not there is not made: it may lie in a workspace that is still to be.
+
+    Raises:
+        EnvironmentProblem: it cannot be made or written to.
+    """
+    return _possible(absolute(word, cwd), f"KILN_STORE={word}")
+
+
+def check_recipe(word: str, cwd: Path) -> Path:
+    """The absolute path of an extra recipe.
+
+    Raises:
+        EnvironmentProblem: there is no such file.
+    """
+    path = absolute(word, cwd)
+    if path.is_dir():
+        inside = f"give the file in it: {os.path.join(word, 'recipe.yaml')}"
+        if not (path / "recipe.yaml").is_file():
+            inside = "give paths of recipe.yaml files, and there is none in it"
+        raise EnvironmentProblem(f"KILN_RECIPES names {word}, which is a folder; {inside}")
+    if not path.is_file():
+        raise EnvironmentProblem(f"KILN_RECIPES names {word}, which is not a file; give paths of recipe.yaml files")
+    return path
+
+
+def _possible(path: Path, name: str) -> Path:
+    """A folder that can be written to, or made where it is not there; nothing is left of the trial."""
+    if os.path.lexists(path) and not path.is_dir():
+        raise EnvironmentProblem(f"{name} is {_kind(path)}; give a folder, or a name that is free")
+    there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.lstat()  # no name that is too long, and nothing below a file
+        os.rmdir(tempfile.mkdtemp(prefix=".kiln-", dir=there))
+    except OSError as error:
+        raise EnvironmentProblem(f"{name} cannot be written ({error.strerror}); give a folder that you may write to")
+    return path
+
+
+def _kind(path: Path) -> str:
+    if path.is_file():
+        return "a file"
+    for is_such, kind in (
+        (path.is_dir, "a folder"),
+        (path.is_fifo, "a pipe"),
+        (path.is_socket, "a socket"),
+        (path.is_block_device, "a device"),
+        (path.is_char_device, "a device"),
+    ):
+        if is_such():
+            return kind
+    return "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no folder"

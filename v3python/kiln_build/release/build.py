@@ -1,0 +1,235 @@
+"""The order of a build: plan, farm, judge, pack, generate, native, release. Each step is a module of its own.
+
+A step whose inputs are those of the last time finds its result under the digest of its inputs and does nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kiln_build.artifacts import manifest, pack
+from kiln_build.base import machine
+from kiln_build.base.progress import Progress, make_progress, spell_seconds
+from kiln_build.base.tables import plural
+from kiln_build.farm import farm
+from kiln_build.native import adapters, native
+from kiln_build.options import naming
+from kiln_build.options.options import Options
+from kiln_build.release import assemble, notices, package, release, replacement
+from kiln_build.store.store import Store, StoredImage
+from kiln_recipe import targets as target_table
+from kiln_recipe.compile import lock, toolchain
+from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.errors import ArtifactError
+from kiln_recipe.plan import plan
+from kiln_recipe.plan.model import Plan
+from kiln_recipe.read import recipe
+from kiln_recipe.selection import spell_selection
+
+_ATTEMPTS = 3  # to have every image whole: a disk that damages what it is given ends the build
+
+
+def build(options: Options) -> Path:
+    """Builds a release; returns the tarball's path.
+
+    Raises:
+        KilnError: bad input, or a step that failed; the tarball of an earlier build stays as it was.
+    """
+    options.output.mkdir(parents=True, exist_ok=True)  # first: the progress may be written there
+    with make_progress(log_json=options.build.log_json) as progress:
+        families = [recipe.load(Path(path)).family for path in options.build.recipes]
+        named = replace(options, version=naming.name_of(options.version, options.build, families))
+        tarball = named.output / release.tarball_name(named.version)
+        try:
+            return _build(named, tarball, progress)
+        except replacement.InTheWay:
+            raise
+        except BaseException:
+            if replacement.is_finished(tarball):
+                progress.message(f"{tarball} is an earlier build's, and stays as it was")
+            raise
+
+
+def _build(options: Options, tarball: Path, progress: Progress) -> Path:
+    the_plan = make_plan(options)
+    for warning in the_plan.warnings if not options.build.no_image else ():
+        progress.message(f"warning: {warning}")
+    the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
+    toolchains = find_toolchains(options, the_lock)
+    for chain in dict.fromkeys(toolchains.values()):
+        if chain.warning:
+            progress.message(f"warning: {chain.warning}")
+    if not options.build.replace:
+        identities = {name: chain.identity for name, chain in toolchains.items()}
+        replacement.check_before(
+            tarball, replacement.Inputs(options.commit, options.dirty, options.patches, identities)
+        )
+    store = Store(options.store, warn=lambda text: progress.message(f"warning: {text}"))
+    packs: dict[str, Path] = {}
+    harvest = None
+    workers = options.build.jobs or machine.usable_cpus()
+    if not options.build.no_image:
+        with store.in_use():
+            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress)
+            for one in planned:
+                progress.message(f"packing the images of {one.target.name}")
+                assemble.write_pack(one, store, workers)
+                packs[one.target.name] = one.path
+    progress.message("linking the libraries")
+    compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
+    zstd = the_lock.source_of("zstandard")
+    indexes = {name: pack.read_pack(path) for name, path in packs.items()}
+    header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
+    families = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
+    native.write_generated(families, options.workspace / "build/generated")
+    first = options.targets[0].name
+    adapted = [
+        adapter
+        for adapter in adapters.find(options.source, options.site_of(first), toolchains[first].identity)
+        if adapter.over in {family.name for family in families}
+    ]
+    libraries = native.build_libraries(
+        options.source,
+        native.extract_zstd(options.cache / zstd.name, zstd.sha256, options.workspace / "build"),
+        header,
+        families,
+        adapted,
+        compiler,
+        options.workspace / "build/lib",
+        workers,
+    )
+    stage = options.workspace / "build/stage/kiln"
+    release.lay_out(
+        release.Contents(
+            version=options.version,
+            libraries=libraries,
+            families=[family.name for family in families],
+            packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
+            headers=_headers(options.source, header, families, adapted),
+            adapters={adapter.name: adapter.library for adapter in adapted},
+            links={name: to for adapter in adapted for name, to in adapter.links.items()},
+            templates=options.source / "cmake",
+            notices=notices.collect(options.source, options.site, options.cache / zstd.name),
+        ),
+        stage,
+    )
+    document = manifest.make_manifest(
+        manifest.Inputs(
+            version=options.version,
+            profile=options.build.profile,
+            selection=spell_selection(options.build.selection),
+            ptx=options.build.ptx,
+            source=manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches),
+            tools=made_by(compiler, the_lock),
+            targets=options.targets,
+            toolchains=toolchains,
+            packs=indexes,
+            waivers=manifest.summarize_waivers(the_plan.variants, harvest.missing if harvest else {}),
+            verifications=manifest.load_verifications(options.source / "docs/measurements/verified"),
+        ),
+        stage,
+        release.PLATFORM,
+    )
+    (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
+    (stage / manifest.PATH).write_bytes(manifest.encode(document))
+    return release.make_release(stage, options.output, options.version, options.build.replace)
+
+
+def find_toolchains(options: Options, the_lock: lock.Lock) -> dict[str, Toolchain]:
+    """The toolchain of each target; each installed Triton is read once."""
+    wheels = the_lock.members_of("triton")
+    sites = dict.fromkeys(options.site_of(target.name) for target in options.targets)
+    found = {site: toolchain.find_toolchain(site, wheels) for site in sites}
+    return {target.name: found[options.site_of(target.name)] for target in options.targets}
+
+
+def make_plan(options: Options) -> Plan:
+    """The plan of a build: the tree's own recipes and those that were named."""
+    asked = options.build
+    recipes = [recipe.load(path) for path in (*recipe.find(options.source), *map(Path, asked.recipes))]
+    return plan.make_plan(recipes, options.targets, asked.profile, asked.selection, options.source / "tuning")
+
+
+def _whole_harvest(
+    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+) -> tuple[assemble.Harvest, list[assemble.PackPlan]]:
+    """All images and the packs that they are for, every image that has yet to be packed read and held against what is
+    stated of it. What is damaged is compiled again.
+
+    Raises:
+        ArtifactError: what was compiled again is damaged too.
+    """
+    folder = options.workspace / "build/packs"
+    for _ in range(_ATTEMPTS):
+        harvest = _harvest(the_plan, toolchains, store, options, progress)
+        planned = [
+            assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
+            for target in options.targets
+        ]
+        damaged: dict[str, str] = {}
+        for one in planned:
+            if not one.is_written:
+                damaged |= assemble.damaged(one, harvest, store)
+        if not damaged:
+            return harvest, planned
+        for name, problem in damaged.items():
+            progress.message(f"warning: the image of {name} is damaged ({problem}); it is compiled again")
+    name, problem = next(iter(damaged.items()))
+    raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after compiling anew, {name}: {problem}")
+
+
+def _harvest(
+    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+) -> assemble.Harvest:
+    """All images, compiled where the store has none: one run of the farm for each Triton."""
+    outcomes: dict[str, StoredImage | farm.Failure] = {}
+    keys: dict[str, str] = {}
+    farm_options = farm.FarmOptions(
+        options.workspace / "logs",
+        options.workspace / "tmp",
+        jobs=options.build.jobs,
+        timeout=options.build.job_timeout,
+    )
+    for chain in dict.fromkeys(toolchains.values()):
+        variants = [v for v in the_plan.variants if toolchains[v.target] == chain]
+        result = farm.run(variants, chain, store, farm_options, progress)
+        outcomes |= result.outcomes
+        keys |= result.keys
+        progress.message(
+            f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
+            f"{spell_seconds(result.wall_seconds)} with {plural(result.jobs, 'worker')}"
+        )
+    harvest = assemble.judge_all(the_plan.variants, outcomes, keys)
+    for reason, count in Counter(harvest.missing.values()).items():
+        progress.message(f"{count} images are left out, as the recipe says: {reason}")
+    return harvest
+
+
+def _headers(
+    source: Path, version_header: str, families: Sequence[native.FamilySources], adapted: Sequence[native.Adapter]
+) -> dict[str, Path | str]:
+    """The public headers by their path below include/: the core's, and those of what is built over it."""
+    headers: dict[str, Path | str] = {f"kiln/{name}": source / "include/kiln" / name for name in native.CORE_HEADERS}
+    for family in families:
+        headers |= family.public
+    for adapter in adapted:
+        headers |= adapter.headers
+    return headers | {"kiln/version.h": version_header}
+
+
+def made_by(compiler: native.Compiler, the_lock: lock.Lock) -> tuple[manifest.Tool, ...]:
+    """What made bytes of the release besides Triton. With digests stand the files that are the same for every Python,
+    as the release is."""
+    zig = the_lock.wheel_of("ziglang", lock.running_python())
+    source = the_lock.source_of("zstandard")
+    version = next(package.version for package in the_lock.packages if source in package.files)
+    return (
+        manifest.Tool(name="compiler", version=compiler.identity, sha256=zig.sha256),
+        manifest.Tool(name="zstandard's source", version=version, sha256=source.sha256),
+        *(manifest.Tool(name=name, version=importlib.metadata.version(name)) for name in ("zstandard", "deflate")),
+    )

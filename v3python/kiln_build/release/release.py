@@ -1,0 +1,140 @@
+"""The release: lays a build's results out as one folder, and makes that folder one tarball, the same bytes every time.
+
+    kiln-<version>-<platform>-shared.tar.gz
+      kiln/lib/libkiln.so.0, libkiln.so -> libkiln.so.0, libkiln_<family>.so, libaotriton_v2.so, libkiln_torch.so
+      kiln/lib/kiln.images/<vendor>-<target>.pack
+      kiln/lib/cmake/kiln/, kiln/lib/pkgconfig/kiln.pc, kiln_<family>.pc
+      kiln/include/kiln/, kiln/include/aotriton/
+      kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
+
+A tarball counts with its .sha256 beside it only. Both appear by rename once they are complete, the .sha256 last; until
+then what an earlier build left there stays as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kiln_build.artifacts import manifest
+from kiln_build.artifacts.manifest_model import IMAGES
+from kiln_build.base import tarball
+from kiln_build.base.appear import appear
+from kiln_build.release import package, portable, replacement
+from kiln_recipe.errors import EnvironmentProblem
+
+PLATFORM = "manylinux_2_28_x86_64"
+
+
+class _NothingToDo(Exception):
+    """What was made is there already."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into a release, the manifest left out.
+
+    Attributes:
+        version: "0.1.0b", or what naming.py makes of it.
+        libraries: "libkiln.so.0", each family's "libkiln_<family>.so", and what adapts them, by name.
+        families: names of the families that have a library.
+        packs: by file name, "nvidia-sm_90.pack".
+        headers: by path below include/, "kiln/kiln.h": a file, or its text.
+        templates: the source tree's folder cmake/.
+        adapters: libraries that offer a family by another's interface, by name: "torch".
+        links: in lib/ besides libkiln.so, by name: where it leads, if that is there.
+        notices: texts by path below share/kiln/: LICENSE, NOTICES.txt, licences/...
+    """
+
+    version: str
+    libraries: Mapping[str, Path]
+    families: Sequence[str]
+    packs: Mapping[str, Path]
+    headers: Mapping[str, Path | str]
+    templates: Path
+    notices: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+def tarball_name(version: str) -> str:
+    """ "kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz" """
+    return f"kiln-{version}-{PLATFORM}-shared.tar.gz"
+
+
+def lay_out(contents: Contents, stage: Path) -> None:
+    """Fills the folder `stage`, which is emptied first, with everything but the manifest.
+
+    Raises:
+        EnvironmentProblem: it cannot be written.
+    """
+    try:
+        shutil.rmtree(stage, ignore_errors=True)
+        for name, path in contents.libraries.items():
+            _put(stage / "lib" / name, path)
+        for name, path in contents.packs.items():
+            _put(stage / IMAGES / name, path)
+        for name, to in {"libkiln.so": "libkiln.so.0", **contents.links}.items():
+            if (stage / "lib" / to).exists():
+                (stage / "lib" / name).symlink_to(to)
+        for name, header in contents.headers.items():
+            _put(stage / "include" / name, header)
+        for name, text in package.package_files(
+            contents.templates, contents.version, contents.families, contents.adapters
+        ).items():
+            _put(stage / name, text)
+        for name, text in contents.notices.items():
+            _put(stage / "share/kiln" / name, text)
+        _put(stage / "share/kiln" / portable.NAME, portable.inspector(contents.version))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {error.filename or stage}: {error.strerror}") from error
+
+
+def make_release(stage: Path, output: Path, version: str, replace: bool = False) -> Path:
+    """Makes the tarball of the folder `stage`, manifest included, and its .sha256; returns the tarball's path. One that
+    is there with the same bytes stays as it is.
+
+    Args:
+        replace: another build's tarball of that name may go.
+
+    Raises:
+        InTheWay: another build's tarball of that name is there, and stays.
+        EnvironmentProblem: `output` cannot be written, or `stage` has no manifest or something that is neither a file,
+            a folder nor a link.
+    """
+    if not (stage / manifest.PATH).is_file():
+        raise EnvironmentProblem(f"{stage} has no {manifest.PATH}; a release states what is in it")
+    path = output / tarball_name(version)
+    checksum = replacement.checksum_of(path)
+    try:
+        with contextlib.suppress(_NothingToDo), appear(checksum) as line, appear(path) as fresh:
+            digest = hashlib.sha256()
+            with fresh.open("wb") as file:
+                for block in tarball.write(stage, file):
+                    digest.update(block)
+                file.flush()
+                os.fsync(file.fileno())
+            stated = f"{digest.hexdigest()}  {path.name}\n"
+            is_there = not replace and replacement.is_equal(path, digest.hexdigest())
+            if is_there and checksum.is_file() and checksum.read_text(errors="replace") == stated:
+                raise _NothingToDo
+            line.write_text(stated)
+            checksum.unlink(missing_ok=True)  # never an old digest beside a new tarball
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+    except ValueError as error:  # a name that is not plain or too long, a file of more than 8 GiB
+        raise EnvironmentProblem(f"a file of {stage} cannot be in a tarball: {error}") from error
+    return path
+
+
+def _put(path: Path, content: Path | str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copyfile(content, path)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,0 +1,76 @@
+"""The refusal of a call that no variant serves: what it asked for, and the nearest functional that exists. What the
+runtime says of it (csrc/core/unsupported.cc), in Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+from kiln_recipe.call.evaluate import DTYPE_NAMES, Call, Refusal, is_wanted
+from kiln_recipe.model import Choice, Kernel
+
+MOST_COMBINATIONS = 1 << 22  # what an error may cost to word
+
+# Whether a call can get a kernel's functional (its number): some bin of the look-up leads to a configuration for it.
+Exists = Callable[[Kernel, int], bool]
+
+
+def unsupported(call: Call, kernel: Kernel | None, target: str, why: str | None, exists: Exists) -> Refusal:
+    """The refusal of a call.
+
+    Args:
+        kernel: the one that has no variant; None where some choice has no value that serves.
+        why: the reason, if one is known.
+    """
+    asked = " ".join(f"{c.name}={_spelled(call, c)}" for c in call.operation.choices)
+    sentence = f"{call.name} has no image for {asked} on {target}" + (f": {why}" if why else "")
+    places = _nearest(call, kernel, exists)
+    if places is None:
+        return Refusal("UNSUPPORTED", f"{sentence}, nor for anything near")
+    found = " ".join(f"{c.name}={c.spellings[places[c.name]]}" for c in call.operation.choices)
+    return Refusal("UNSUPPORTED", f"{sentence}; the nearest that exists is {found}")
+
+
+def _nearest(call: Call, failed: Kernel | None, exists: Exists) -> dict[str, int] | None:
+    """By choice the place of its value in the nearest combination that exists; None if there is none. One that leads to
+    the same functional of the kernel that failed would fail as the call does."""
+    choices = call.operation.choices
+    if math.prod(len(choice.values) for choice in choices) > MOST_COMBINATIONS:
+        return None
+    wanted = [kernel for kernel in call.operation.kernels if _may_be_wanted(call, kernel)]
+    names = [choice.name for choice in choices]
+    best, least = None, (0, 0)
+    for combination in itertools.product(*(range(len(choice.values)) for choice in choices)):
+        places = dict(zip(names, combination))
+        distance = _distance(call, places)
+        if best is not None and distance >= least:
+            continue
+        if failed is not None and all(places[name] == call.chosen[name] for name in failed.choices):
+            continue
+        if all(exists(kernel, call.number_of(kernel, places)) for kernel in wanted):
+            best, least = places, distance
+    return best
+
+
+def _distance(call: Call, places: dict[str, int]) -> tuple[int, int]:
+    """How many choices differ from what the call asks, and by how much in all."""
+    apart = [abs(c.numbers[places[c.name]] - call.asked[c.name]) for c in call.operation.choices]
+    return sum(difference != 0 for difference in apart), sum(apart)
+
+
+def _may_be_wanted(call: Call, kernel: Kernel) -> bool:
+    """As far as that can be told of a call without a value for each choice."""
+    try:
+        return is_wanted(call, kernel)
+    except Refusal:
+        return True
+
+
+def _spelled(call: Call, choice: Choice) -> str:
+    """The value that is asked for, as its choice spells it; a dtype by its name even where no choice has it."""
+    value = call.asked[choice.name]
+    if value in choice.numbers:
+        return choice.spellings[choice.numbers.index(value)]
+    decides = any(argument.dtype_choice == choice.name for argument in call.operation.arguments)
+    return DTYPE_NAMES[value] if decides and value in DTYPE_NAMES else str(value)

@@ -1,0 +1,142 @@
+"""Every way in which Kiln fails on purpose, each with its documented exit code.
+
+A user's mistake is a `KilnError`: one sentence that names the input, what is wrong and what would be right. The command
+line prints that sentence and exits with the class's code; anything else that escapes is a defect of Kiln's and exits
+with 1.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class KilnError(RuntimeError):
+    """Base of all deliberate failures; `str(error)` is the sentence for the user.
+
+    Attributes:
+        exit_code: the command line's.
+        status, status_name: the kiln_status of the C interface that says the same, as the package kiln has it; 0 where
+            none does.
+    """
+
+    exit_code = 1
+    status = 0
+    status_name = "KILN_OK"
+
+
+class ArgumentError(KilnError, ValueError):
+    """An argument that cannot be: a wrong rank, dtype or size, a value out of range, arrays that do not fit."""
+
+    status, status_name = 1, "KILN_E_ARGUMENT"
+
+
+class UsageError(ArgumentError):
+    """A word of the command line, an unknown target, a malformed version or selection."""
+
+    exit_code = 2
+
+
+class RecipeError(KilnError, ValueError):
+    """A recipe, a kernel's source or a tuning file that does not hold; the sentence begins with file:line."""
+
+    exit_code = 3
+
+
+class CompileError(KilnError):
+    """A variant was rejected by Triton or an assembler, or its image by its target's limits.
+
+    Attributes:
+        stage: where it failed: "source", "ttir", "ttgir", "llir", "assemble", "judge".
+        log: what the tools printed.
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, stage: str = "", log: str = "") -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.log = log
+
+
+class BuildFailed(KilnError):
+    """Variants failed; the build made no release."""
+
+    exit_code = 4
+
+
+class ToolchainError(KilnError):
+    """The toolchain is incomplete, cannot be fetched, or is not what its lock says."""
+
+    exit_code = 5
+
+
+class ArtifactError(KilnError):
+    """A pack, tarball, image or store entry is truncated, corrupt or of another format."""
+
+    exit_code = 6
+
+
+class EnvironmentProblem(KilnError):
+    """A file or folder is missing, or cannot be read or written; a disk is full; a tool of the host is absent."""
+
+    exit_code = 7
+
+
+class NativeBuildError(KilnError):
+    """The C++ compiler rejected the runtime or the generated tables."""
+
+    exit_code = 8
+
+
+class LedgerError(KilnError):
+    """The ledger of images is not the tree's, or images got worse without a reason beside them."""
+
+    exit_code = 9
+
+
+class Interrupted(KilnError):
+    """Ctrl-C or another signal to end; what was done is kept. The exit code is the shell's: 128 and the signal."""
+
+    exit_code = 130
+
+    def __init__(self, message: str, number: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
+def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem | None:
+    """The sentence for an error of the operating system that nobody has given a better one; None if it tells of no
+    file and no full disk: then it may be a defect of ours.
+
+    Args:
+        place: what was written to, where the error does not name it.
+    """
+    if error.errno in _FULL:
+        full = error.filename2 or error.filename or place
+        return EnvironmentProblem(f"{full} cannot be written ({error.strerror}); it needs room")
+    if error.filename:
+        return EnvironmentProblem(
+            f"{error.filename} cannot be used ({error.strerror}); name another, or make it readable"
+        )
+    return None
+
+
+def forget_output() -> None:
+    """What nobody takes must not make the interpreter complain when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream:
+                stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def escaped(text: str) -> str:
+    """The text for a terminal: what is not printable is spelled, "\\x1b"; its line breaks stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,5 @@
+"""Compiled images: `image` says what is stated of one, `elf` reads it out of the code, `judge` holds the two and a
+target's limits together, `occupancy` counts what fits a multiprocessor.
+
+Imports nothing of Kiln but the modules beside this package; `elf` needs pyelftools. What inspects a release uses it.
+"""

@@ -1,0 +1,174 @@
+"""Reads the configurations of a kernel: which values they may set, and for which targets they are."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+from kiln_recipe import targets
+from kiln_recipe.model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest
+from kiln_recipe.read.document import Document, Keys
+from kiln_recipe.read.file import ConfigurationsShape, KernelShape, SpecializationShape
+from kiln_recipe.read.rules import read_targets
+from kiln_recipe.read.scope import Scope, read_expression
+from kiln_recipe.suggest import nearest
+
+MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
+
+
+def read_configurations(
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    tunable: Sequence[str],
+    switches: Sequence[str],
+    scope: Scope,
+) -> tuple[ConfigurationSet, ...]:
+    """The sets of a kernel's configurations, in the recipe's order; of `tunable`, `switches` need not be said."""
+    keys = (*keys, "configurations")
+    named = [
+        ConfigurationSet(read_targets(document, (*keys, i, "targets"), entry.targets), (), (), None)
+        for i, entry in enumerate(shape.configurations)
+    ]
+    sets = []
+    for i, entry in enumerate(shape.configurations):
+        here = (*keys, i)
+        served = [t for t in targets.load() if any(n is named[i] for n in narrowest(named, t))]
+        if not served:
+            document.fail(here, "serves no target: narrower names of other entries take all of them")
+        backends = sorted({target.backend for target in served})
+        core, full = (_expand(document, here, profile, entry, tunable, shape, backends) for profile in ("core", "full"))
+        if not core:
+            document.fail(here, "has no core configurations; every profile needs one")
+        full = tuple(configuration for configuration in full if configuration not in core)
+        if len(core) + len(full) > MAX_CONFIGURATIONS:
+            document.fail(here, f"gives {len(core) + len(full)} configurations; a target can have {MAX_CONFIGURATIONS}")
+        where = None
+        if entry.where is not None:
+            inner = with_configurations(scope, [*tunable, *OPTION_ORDER], (*core, *full), switches)
+            configured = [name for name in inner.names if name not in scope.names]
+            only = inner.only_choices(shape.choices, configured, "which only a call knows")
+            where = read_expression(document, (*here, "where"), entry.where, only)
+        sets.append(ConfigurationSet(named[i].targets, core, full, where))
+    return tuple(sets)
+
+
+def _expand(
+    document: Document,
+    keys: Keys,
+    profile: str,
+    entry: ConfigurationsShape,
+    tunable: Sequence[str],
+    shape: KernelShape,
+    backends: Sequence[str],
+) -> tuple[Configuration, ...]:
+    """Every combination of the lists in the entries of one profile."""
+    configurations: list[Configuration] = []
+    known = [*tunable, *_shared_options(backends)]
+    for position, axes in enumerate(getattr(entry, profile)):
+        here = (*keys, profile, position)
+        for name, value in axes.items():
+            values = value if isinstance(value, tuple) else (value,)
+            if not values:
+                document.fail((*here, name), f"{name} has no value")
+            _check_axis(document, (*here, name), name, values, tunable, shape, backends, known)
+        for name in tunable:
+            if name not in axes and name not in shape.constants:
+                document.fail(here, f"lacks {name}, a constexpr parameter that `constants` does not give either")
+        ordered = [name for name in known if name in axes]
+        lists = [axes[name] if isinstance(axes[name], tuple) else (axes[name],) for name in ordered]
+        configurations += (Configuration(tuple(zip(ordered, values))) for values in itertools.product(*lists))
+    return distinct(configurations)
+
+
+def read_overrides(
+    document: Document,
+    keys: Keys,
+    entry: SpecializationShape,
+    tunable: Sequence[str],
+    shape: KernelShape,
+    sets: Sequence[ConfigurationSet],
+) -> tuple[tuple[str, Value], ...]:
+    """What a specialization sets in place of the configurations' values, for every target: no option of one backend."""
+    backends = sorted({t.backend for t in targets.load() if narrowest(sets, t)})
+    known = [*tunable, *shape.constants, *_shared_options(backends)]
+    for name, value in entry.overrides.items():
+        if name not in shape.constants:
+            _check_axis(document, (*keys, name), name, (value,), tunable, shape, backends, known)
+    return tuple(entry.overrides.items())
+
+
+def _shared_options(backends: Iterable[str]) -> list[str]:
+    """The compile options that each of these backends has."""
+    return [name for name in OPTION_ORDER if all(name in OPTIONS[backend] for backend in backends)]
+
+
+def _check_axis(
+    document: Document,
+    keys: Keys,
+    name: str,
+    values: Sequence[Value],
+    tunable: Sequence[str],
+    shape: KernelShape,
+    backends: Sequence[str],
+    known: Sequence[str],
+) -> None:
+    for value in values:
+        if isinstance(value, str) and not re.fullmatch(r"[^\s\[\]@]+", value):
+            document.fail(keys, f"{name} is {value!r}; the names of variants cannot hold spaces, brackets or @")
+    if name in tunable:
+        return
+    if name in shape.constants:
+        document.fail(keys, f"{name} is given by `constants` already")
+    for backend in backends:
+        if name in OPTION_ORDER and name not in OPTIONS[backend]:
+            document.fail(
+                keys, f"{name} is not an option of Triton's {backend} backend, which this entry compiles for too"
+            )
+    if name not in known:
+        document.fail(
+            keys,
+            f"{name!r} is neither a constexpr parameter of the kernel nor a compile option; "
+            f"{nearest(name, known, 'known ones')}",
+        )
+    for value in values:
+        kind = OPTIONS[backends[0]][name]
+        if type(value) is not kind:
+            document.fail(keys, f"{name} is {value!r}; it must be {'true or false' if kind is bool else kind.__name__}")
+        if isinstance(value, str):
+            continue  # whose kind is all that is asked of it
+        if name == "num_warps" and (value < 1 or value & (value - 1)):
+            document.fail(keys, f"num_warps is {value}; it must be a power of two")
+        if kind is int and value < (1 if name in ("num_ctas", "maxnreg", "kpack") else 0):
+            document.fail(keys, f"{name} is {value}, which is too small")
+
+
+def switched(shape: KernelShape) -> tuple[str, ...]:
+    """The constants that are false or 0 unless a configuration says otherwise."""
+    named = {name for entry in shape.configurations for axes in (*entry.core, *entry.full) for name in axes}
+    return tuple(name for name, value in shape.constants.items() if (value is False or value == 0) and name in named)
+
+
+def with_configurations(
+    scope: Scope, columns: Sequence[str], configurations: Sequence[Configuration], switches: Sequence[str]
+) -> Scope:
+    """The operation's names, and those values that every configuration has; it has all `switches`."""
+    usable, missing = [], {}
+    for name in columns:
+        having = [c for c in configurations if name in c.mapping]
+        if name in switches:
+            usable.append(name)
+        elif having and len(having) < len(configurations):
+            missing[name] = "which not every configuration has"
+        elif any(isinstance(c.mapping[name], str) for c in having):
+            missing[name] = "which is text"
+        elif having:
+            usable.append(name)
+    inner = scope.with_names(usable, "value of configurations")
+    return Scope(inner.names, inner.floats, missing, scope.used)
+
+
+def distinct(items: Iterable[Configuration]) -> tuple[Configuration, ...]:
+    """Each once, in order."""
+    return tuple(dict.fromkeys(items))

@@ -1,0 +1,469 @@
+"""Reads the part of a recipe about one kernel, and checks it against the function's own signature."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kiln_recipe.expressions import DTYPES, Expression, parse
+from kiln_recipe.model import (
+    OPTION_ORDER,
+    Argument,
+    Bin,
+    Choice,
+    Configuration,
+    ConfigurationSet,
+    Kernel,
+    Parameter,
+    Requirement,
+    Scalar,
+    Specialization,
+    Spill,
+    Unavailable,
+    Workspace,
+    Zero,
+)
+from kiln_recipe.read import fingerprint
+from kiln_recipe.read.configurations import distinct, read_configurations, read_overrides, switched, with_configurations
+from kiln_recipe.read.document import Document, Keys
+from kiln_recipe.read.file import KernelShape, ParameterShape
+from kiln_recipe.read.rules import Vocabulary, read_rules, read_when
+from kiln_recipe.read.scope import Scope, check_name, read_expression
+from kiln_recipe.suggest import nearest
+
+MAX_PARAMETERS = 64  # KILN_MAX_PARAMETERS
+MAX_ZEROS = 8  # KILN_MAX_ZEROS
+MAX_BINS = 16  # KILN_MAX_BINS
+MAX_EDGES = 4096  # KILN_MAX_EDGES
+MAX_SPECIALIZATIONS = 256  # KILN_MAX_SPECIALIZATIONS
+
+_TRITON_DTYPES: Mapping[str, str] = {
+    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp64": "fp64", "fp8e4m3": "fp8e4nv", "fp8e5m2": "fp8e5",
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8", "uint16": "u16", "uint32": "u32",
+    "uint64": "u64", "bool": "i1",
+}  # fmt: skip
+_SCALARS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp32", "fp64")
+
+
+def triton_dtype(dtype: str) -> str:
+    """Triton's name of a dtype: "fp8e4nv" for "fp8e4m3"."""
+    return _TRITON_DTYPES[dtype]
+
+
+@dataclass(frozen=True)
+class ReadKernel:
+    """A kernel, and what its zeroing of whole tensors requires of a call."""
+
+    kernel: Kernel
+    requirements: tuple[Requirement, ...]
+
+
+def read_kernel(
+    document: Document,
+    keys: Keys,
+    name: str,
+    shape: KernelShape,
+    arguments: Sequence[Argument],
+    choices: Sequence[Choice],
+    workspaces: Sequence[Workspace],
+    scope: Scope,
+) -> ReadKernel:
+    """One kernel of an operation.
+
+    Args:
+        scope: of the operation: arguments, definitions, choices and workspaces.
+
+    Raises:
+        RecipeError: something in it does not hold.
+    """
+    function = shape.function or name
+    source, signature = _function(document, keys, shape, function)
+    own = _choices(document, keys, shape, choices)
+    constexprs = [parameter.name for parameter in signature if parameter.constexpr]
+    switches = switched(shape)
+    tunable = [name for name in constexprs if name not in shape.constants or name in switches]
+    sets = read_configurations(document, keys, shape, tunable, switches, scope)
+    all_configurations = distinct(c for entry in sets for c in (*entry.core, *entry.full))
+    columns = _columns(document, keys, tunable, all_configurations, scope)
+    inner = with_configurations(scope, columns, all_configurations, switches)
+    parameters = _parameters(document, keys, shape, own, arguments, inner)
+    constants = _constants(document, keys, shape, constexprs, inner)
+    _refuse_unused_choices(document, keys, own, parameters, constants)
+    specializations = _specializations(document, keys, shape, parameters, tunable, sets)
+    bins = _bins(document, keys, shape, own, columns, scope)
+    words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
+    zeros, requirements = _zeros(document, keys, shape, arguments, workspaces, inner)
+    _refuse_too_many(document, keys, zeros, bins, specializations)
+    grid = [read_expression(document, (*keys, "grid", i), text, inner) for i, text in enumerate(shape.grid)]
+    x, y, z = (*grid, *(parse("1"),) * (3 - len(grid)))
+    on_host = (*grid, *(p.value for p in parameters), *(e for zero in zeros for e in (zero.address, zero.bytes)))
+    _refuse_overrides(document, keys, specializations, on_host)
+    when = None if shape.when is None else read_expression(document, (*keys, "when"), shape.when, scope)
+    kernel = Kernel(
+        name=name,
+        summary=shape.summary,
+        source=source,
+        function=function,
+        when=when,
+        order=tuple(parameter.name for parameter in signature),
+        choices=shape.choices,
+        parameters=parameters,
+        constants=constants,
+        specializations=specializations,
+        zeros=zeros,
+        grid=(x, y, z),
+        bins=bins,
+        configurations=sets,
+        columns=columns,
+        heuristic=read_rules(document, (*keys, "heuristic"), shape.heuristic, words),
+        spills=_spills(document, keys, shape, words),
+        unavailable=_unavailable(document, keys, shape, words),
+        place=document.place(keys),
+    )
+    return ReadKernel(kernel, requirements)
+
+
+def _function(
+    document: Document, keys: Keys, shape: KernelShape, function: str
+) -> tuple[Path, Sequence[fingerprint.FunctionParameter]]:
+    """The file of the kernel's function, and the function's parameters, which the recipe's must fit."""
+    source = (document.path.parent / shape.source).resolve()
+    if not source.is_file():
+        document.fail((*keys, "source"), f"there is no file {shape.source} (at {source})")
+    shown = Path(document.path.parent, shape.source)
+    signature = fingerprint.signature(shown, function)
+    fingerprint.sources(shown, function)  # so that what it may not import is said now
+    _check_signature(document, keys, shape, signature, function)
+    return source, signature
+
+
+def _columns(
+    document: Document, keys: Keys, tunable: Sequence[str], configurations: Sequence[Configuration], scope: Scope
+) -> tuple[str, ...]:
+    """The names that configurations give values: constexpr parameters, then compile options."""
+    columns = (*tunable, *(o for o in OPTION_ORDER if any(o in c.mapping for c in configurations)))
+    for column in columns:
+        if scope.knows(column):
+            document.fail(
+                keys, f"the kernel's {column!r} is {scope.kind(column)} of the operation too; rename one of them"
+            )
+    return columns
+
+
+def _refuse_too_many(
+    document: Document,
+    keys: Keys,
+    zeros: Sequence[Zero],
+    bins: Sequence[Bin],
+    specializations: Sequence[Specialization],
+) -> None:
+    for key, count, most, what in (
+        ("zero", len(zeros), MAX_ZEROS, "ranges to zero"),
+        ("lookup", len(bins), MAX_BINS, "bins"),
+        ("specializations", len(specializations), MAX_SPECIALIZATIONS, "specializations"),
+    ):
+        if count > most:
+            document.fail((*keys, key), f"gives {count} {what}; a kernel can have {most}")
+
+
+def _spills(document: Document, keys: Keys, shape: KernelShape, words: Vocabulary) -> tuple[Spill, ...]:
+    return tuple(
+        Spill(
+            read_when(document, (*keys, "spills", i, "when"), entry.when, words, tuned=False),
+            entry.bytes,
+            _reason(document, (*keys, "spills", i, "reason"), entry.reason),
+        )
+        for i, entry in enumerate(shape.spills)
+    )
+
+
+def _unavailable(document: Document, keys: Keys, shape: KernelShape, words: Vocabulary) -> tuple[Unavailable, ...]:
+    return tuple(
+        Unavailable(
+            read_when(document, (*keys, "unavailable", i, "when"), entry.when, words, tuned=False),
+            _reason(document, (*keys, "unavailable", i, "reason"), entry.reason),
+        )
+        for i, entry in enumerate(shape.unavailable)
+    )
+
+
+def _reason(document: Document, keys: Keys, text: str) -> str:
+    """A reason as one line: it stands in errors, reports and packs, which hold nothing that a terminal would obey."""
+    line = " ".join(text.split())
+    if not line or not line.isprintable():
+        document.fail(keys, f"is {text!r}; a reason is a sentence of printable characters")
+    return line
+
+
+def _choices(document: Document, keys: Keys, shape: KernelShape, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    known = {choice.name: choice for choice in choices}
+    for position, name in enumerate(shape.choices):
+        if name not in known:
+            document.fail((*keys, "choices", position), f"unknown choice {name!r}; {nearest(name, known, 'choices')}")
+        if name in shape.choices[:position]:
+            document.fail((*keys, "choices", position), f"the choice {name!r} stands here twice")
+    return tuple(known[name] for name in shape.choices)
+
+
+def _check_signature(
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    signature: Sequence[fingerprint.FunctionParameter],
+    function: str,
+) -> None:
+    """`parameters` has what the function takes, in its order, and `constants` nothing but its constexpr parameters."""
+    keys = (*keys, "parameters")
+    expected = [parameter.name for parameter in signature if not parameter.constexpr]
+    constexprs = {parameter.name for parameter in signature if parameter.constexpr}
+    for name in shape.parameters:
+        if name in constexprs:
+            document.fail((*keys, name), f"{name} is a constexpr parameter of {function}; it belongs into `constants`")
+        if name not in expected:
+            document.fail(
+                (*keys, name), f"{function} has no parameter {name!r}; {nearest(name, expected, 'parameters')}"
+            )
+    for name in expected:
+        if name not in shape.parameters:
+            document.fail(
+                keys, f"lacks {function}'s parameter {name!r}; if it is a constant, annotate it as tl.constexpr"
+            )
+    for given, wanted in zip(shape.parameters, expected):
+        if given != wanted:
+            document.fail(
+                (*keys, given), f"{given!r} stands where {function} has {wanted!r}; keep the function's order"
+            )
+    if len(expected) > MAX_PARAMETERS:
+        document.fail(keys, f"{function} has {len(expected)} parameters; a kernel can have {MAX_PARAMETERS}")
+    for name in shape.constants:
+        if name not in constexprs:
+            known = nearest(name, sorted(constexprs), "ones")
+            document.fail((*keys[:-1], "constants", name), f"{function} has no constexpr parameter {name!r}; {known}")
+
+
+def _parameters(
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    own: Sequence[Choice],
+    arguments: Sequence[Argument],
+    scope: Scope,
+) -> tuple[Parameter, ...]:
+    keys = (*keys, "parameters")
+    floats = {argument.name: argument for argument in arguments if argument.kind == "float"}
+    result = []
+    for name, parameter in shape.parameters.items():
+        kind, dtype_choice = _type(document, (*keys, name, "type"), name, parameter.type, own)
+        value = _value(document, (*keys, name, "value"), name, kind, parameter, floats, scope)
+        result.append(Parameter(name, kind, dtype_choice, value))
+    return tuple(result)
+
+
+def _type(document: Document, keys: Keys, name: str, text: str, own: Sequence[Choice]) -> tuple[str, str | None]:
+    """A parameter's type as Triton spells it, and the choice that decides it."""
+    if text.startswith("*"):
+        pointed = text[1:].strip()
+        for choice in own:
+            if choice.name == pointed:
+                if choice.kind != "dtype":
+                    document.fail(keys, f"the values of the choice {pointed} are not dtypes")
+                return f"*{pointed}", pointed
+        if pointed in DTYPES:
+            return f"*{_TRITON_DTYPES[pointed]}", None
+        if pointed in _TRITON_DTYPES.values():
+            return f"*{pointed}", None
+        known = [*(f"*{choice.name}" for choice in own if choice.kind == "dtype"), *(f"*{dtype}" for dtype in DTYPES)]
+        document.fail(keys, f"{name} has the unknown type {text!r}; {nearest(text, known, 'pointers')}")
+    scalar = {**_TRITON_DTYPES, "fp16": "", "bf16": ""}.get(text, text)
+    if scalar not in _SCALARS:
+        document.fail(keys, f"{name} has the unknown type {text!r}; {nearest(text, _SCALARS, 'types of scalars')}")
+    return scalar, None
+
+
+def _value(
+    document: Document,
+    keys: Keys,
+    name: str,
+    kind: str,
+    parameter: ParameterShape,
+    floats: Mapping[str, Argument],
+    scope: Scope,
+) -> Expression:
+    text = str(parameter.value).strip()
+    if not kind.startswith("fp"):
+        if isinstance(parameter.value, float):
+            document.fail(keys, f"{name} is of type {kind} and cannot be {parameter.value}")
+        return read_expression(document, keys, text, scope)
+    if text in floats:
+        scope.used.add(text)
+        return parse(text)
+    if isinstance(parameter.value, bool) or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf", text):
+        document.fail(
+            keys, f"{name} is of type {kind}: its value must be a floating argument alone or a number, not {text!r}"
+        )
+    return parse(str(struct.unpack("<q", struct.pack("<d", float(text)))[0]))
+
+
+def _constants(
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    constexprs: Sequence[str],
+    scope: Scope,
+) -> tuple[tuple[str, Expression | Scalar], ...]:
+    keys = (*keys, "constants")
+    names = [name for name in scope.names if scope.names[name] == "a value of configurations"]
+    inner = scope.only_choices(shape.choices, names, "which no image can know")
+    result: dict[str, Expression | Scalar] = {}
+    for name, value in shape.constants.items():
+        result[name] = value if not isinstance(value, str) else read_expression(document, (*keys, name), value, inner)
+    return tuple((name, result[name]) for name in constexprs if name in result)
+
+
+def _refuse_unused_choices(
+    document: Document,
+    keys: Keys,
+    own: Sequence[Choice],
+    parameters: Sequence[Parameter],
+    constants: Sequence[tuple[str, Expression | Scalar]],
+) -> None:
+    for position, choice in enumerate(own):
+        if any(parameter.dtype_choice == choice.name for parameter in parameters):
+            continue
+        if any(isinstance(value, Expression) and choice.name in value.names for _, value in constants):
+            continue
+        document.fail(
+            (*keys, "choices", position),
+            f"no constant and no parameter's type depends on the choice {choice.name}: its images would all be equal",
+        )
+
+
+def _specializations(
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    parameters: Sequence[Parameter],
+    tunable: Sequence[str],
+    sets: Sequence[ConfigurationSet],
+) -> tuple[Specialization, ...]:
+    keys = (*keys, "specializations")
+    if not shape.specializations:
+        return (Specialization("generic", (), ()),)
+    types = {parameter.name: parameter.type for parameter in parameters}
+    result = []
+    for name, entry in shape.specializations.items():
+        for field in ("divisible_by_16", "divisible_by_8", "equal_to_1"):
+            for position, parameter in enumerate(getattr(entry, field)):
+                here = (*keys, name, field, position)
+                if parameter not in types:
+                    document.fail(here, f"unknown parameter {parameter!r}; {nearest(parameter, types, 'parameters')}")
+                if types[parameter].startswith("fp") or (field == "equal_to_1" and types[parameter].startswith("*")):
+                    document.fail(here, f"{parameter} is of type {types[parameter]}, which cannot be {field}")
+        divisible = [(n, 16) for n in entry.divisible_by_16] + [(n, 8) for n in entry.divisible_by_8]
+        for parameter, factor in divisible:
+            if parameter in entry.equal_to_1:
+                document.fail((*keys, name), f"{parameter} cannot be both 1 and a multiple of {factor}")
+            if factor == 8 and parameter in entry.divisible_by_16:
+                document.fail((*keys, name), f"{parameter} is a multiple of 16, and so of 8: name it once")
+        check_name(document, (*keys, name), name, "a specialization")
+        overrides = read_overrides(document, (*keys, name, "overrides"), entry, tunable, shape, sets)
+        result.append(Specialization(name, tuple(divisible), tuple(entry.equal_to_1), overrides))
+    if result[-1].divisible or result[-1].equal_to_one:
+        document.fail(
+            keys, f"the last specialization must hold for every call; put `generic: {{}}` after {result[-1].name}"
+        )
+    for earlier in result[:-1]:
+        if not earlier.divisible and not earlier.equal_to_one:
+            document.fail((*keys, earlier.name), f"{earlier.name} always holds, so what stands after it is never taken")
+    return tuple(result)
+
+
+def _refuse_overrides(
+    document: Document, keys: Keys, specializations: Sequence[Specialization], on_host: Iterable[Expression]
+) -> None:
+    """What the host computes a launch from must be true of every image of the configuration."""
+    used = {name for expression in on_host for name in expression.names}
+    for specialization in specializations:
+        for name, _ in specialization.overrides:
+            if name in used:
+                document.fail(
+                    (*keys, "specializations", specialization.name, "overrides", name),
+                    f"{name} cannot be overridden: the kernel's grid, a parameter or a range to zero depends on it",
+                )
+
+
+def _bins(
+    document: Document, keys: Keys, shape: KernelShape, own: Sequence[Choice], columns: Sequence[str], scope: Scope
+) -> tuple[Bin, ...]:
+    result = []
+    for name, entry in shape.lookup.items():
+        here = (*keys, "lookup", name)
+        check_name(document, here, name, "a bin")
+        if any(choice.name == name for choice in own) or name in columns:
+            document.fail(
+                here, f"{name!r} is a choice or a value of configurations already; conditions could not tell them apart"
+            )
+        if len(entry.edges) > MAX_EDGES:
+            document.fail((*here, "edges"), f"has {len(entry.edges)} edges; a bin can have {MAX_EDGES}")
+        for position, edge in enumerate(entry.edges):
+            if position and edge <= entry.edges[position - 1]:
+                document.fail((*here, "edges", position), f"the edges of {name} do not ascend at {edge}")
+        result.append(Bin(name, read_expression(document, (*here, "of"), entry.of, scope), entry.edges))
+    return tuple(result)
+
+
+def _zeros(
+    document: Document,
+    keys: Keys,
+    shape: KernelShape,
+    arguments: Sequence[Argument],
+    workspaces: Sequence[Workspace],
+    scope: Scope,
+) -> tuple[tuple[Zero, ...], tuple[Requirement, ...]]:
+    """What is zeroed. A tensor that is zeroed whole must be contiguous: that becomes a requirement of the call."""
+    zeros, requirements = [], []
+    tensors = {argument.name: argument for argument in arguments if argument.kind == "tensor"}
+    by_name = {workspace.name: workspace for workspace in workspaces}
+    for position, entry in enumerate(shape.zero):
+        here = (*keys, "zero", position)
+        if not isinstance(entry, str):
+            zeros.append(
+                Zero(
+                    read_expression(document, (*here, "address"), entry.address, scope),
+                    read_expression(document, (*here, "bytes"), entry.bytes, scope),
+                )
+            )
+        elif entry in by_name:
+            zeros.append(Zero(read_expression(document, here, entry, scope), by_name[entry].bytes))
+        elif entry in tensors:
+            axes = range(tensors[entry].rank)
+            elements = " * ".join([f"{entry}.size[{axis}]" for axis in axes] or ["1"])
+            text = f"{elements} * sizeof({entry}.dtype) if {entry}.data != 0 else 0"
+            zeros.append(
+                Zero(
+                    read_expression(document, here, f"{entry}.data", scope),
+                    read_expression(document, here, text, scope),
+                )
+            )
+            requirements += _contiguous(document, here, tensors[entry], scope)
+        else:
+            known = [*by_name, *tensors]
+            document.fail(here, f"unknown {entry!r}; {nearest(entry, known, 'workspaces and tensors')}")
+    return tuple(zeros), tuple(requirements)
+
+
+def _contiguous(document: Document, keys: Keys, tensor: Argument, scope: Scope) -> list[Requirement]:
+    if tensor.rank == 0:
+        return []
+    name, terms, inner = tensor.name, [], "1"
+    for axis in reversed(range(tensor.rank)):
+        terms.append(f"({name}.size[{axis}] == 1 or {name}.stride[{axis}] == {inner})")
+        inner = f"{name}.size[{axis}] * {inner}" if axis < tensor.rank - 1 else f"{name}.size[{axis}]"
+    empty = " or ".join(f"{name}.size[{axis}] == 0" for axis in range(tensor.rank))
+    text = f"{empty} or ({' and '.join(terms)})"
+    return [
+        Requirement(read_expression(document, keys, text, scope), f"{name} must be contiguous, since it is set to zero")
+    ]

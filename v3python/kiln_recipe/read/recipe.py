@@ -1,0 +1,244 @@
+"""Reads a recipe from YAML, checks it, and gives it meaning.
+
+What `load` gives is complete: every expression is parsed, every name is known to exist, kernel functions have the
+parameters that the recipe says; what follows (plan, generate) checks nothing again. recipe_file.py has the shape of the
+YAML, recipe_model.py that of the result, recipe_kernel.py reads the part about one kernel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kiln_recipe.expressions import DTYPES
+from kiln_recipe.model import (
+    Argument,
+    Choice,
+    Definition,
+    Native,
+    Operation,
+    Recipe,
+    Requirement,
+    Workspace,
+)
+from kiln_recipe.read.document import Document, Keys, read
+from kiln_recipe.read.file import ArgumentShape, ChoiceShape, OperationShape, RecipeShape
+from kiln_recipe.read.kernel import read_kernel
+from kiln_recipe.read.scope import Scope, check_name, read_expression
+from kiln_recipe.suggest import nearest
+
+__all__ = ["Recipe", "find", "load", "schema"]
+
+_SCALARS = {
+    "bool": ("int", 1),
+    "int32": ("int", 32),
+    "int64": ("int", 64),
+    "fp32": ("float", 32),
+    "fp64": ("float", 64),
+}
+_SCALAR_ALIASES = {"i32": "int32", "i64": "int64", "i1": "bool"}
+_CORE_NAMES = ("kiln", "family", "version")  # a family may get a header of its name beside theirs
+MAX_KERNELS = 16  # KILN_MAX_KERNELS
+MAX_VALUES = 512  # KILN_MAX_VALUES
+
+
+def load(path: Path | str, native: bool = True) -> Recipe:
+    """Reads and checks a recipe, wherever it lies.
+
+    Args:
+        native: whether the C++ that it names must be there: what compiles no library does not need it.
+
+    Raises:
+        RecipeError: something in it does not hold; begins with file:line.
+    """
+    path = Path(path)
+    document = read(path, RecipeShape)
+    shape = document.value
+    if shape.family in _CORE_NAMES:
+        document.fail(("family",), f"the runtime has a header kiln/{shape.family}.h; give the family another name")
+    operations = []
+    owners: dict[str, str] = {}
+    for name, operation in shape.operations.items():
+        keys = ("operations", name)
+        check_name(document, keys, name, "an operation")
+        operations.append(_operation(document, keys, name, operation))
+        for kernel in operations[-1].kernels:
+            if kernel.name in owners:
+                document.fail(
+                    (*keys, "kernels", kernel.name),
+                    f"the operation {owners[kernel.name]} has a kernel {kernel.name} too; tuning files name kernels, "
+                    "so give each of a family a name of its own (and say `function:`)",
+                )
+            owners[kernel.name] = name
+    files = Native((), ())
+    if native:
+        files = Native(
+            _files(document, ("native", "sources"), shape.native.sources),
+            _files(document, ("native", "headers"), shape.native.headers),
+        )
+    return Recipe(path.resolve(), shape.family, shape.summary, files, tuple(operations))
+
+
+def find(tree: Path) -> tuple[Path, ...]:
+    """The recipes of a source tree: tritonsrc/<family>/recipe.yaml, in the order of their names."""
+    return tuple(sorted(tree.glob("tritonsrc/*/recipe.yaml")))
+
+
+def schema() -> dict:
+    """The JSON schema of a recipe's YAML."""
+    document = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(RecipeShape)))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kiln recipe", **document}
+
+
+def _files(document: Document, keys: Keys, names: tuple[str, ...]) -> tuple[Path, ...]:
+    paths = tuple((document.path.parent / name).resolve() for name in names)
+    for position, path in enumerate(paths):
+        if not path.is_file():
+            document.fail((*keys, position), f"there is no file {names[position]} (at {path})")
+    return paths
+
+
+def _operation(document: Document, keys: Keys, name: str, shape: OperationShape) -> Operation:
+    arguments = tuple(
+        _argument(document, (*keys, "arguments", argument), argument, value, shape)
+        for argument, value in shape.arguments.items()
+    )
+    call = Scope.of_call(arguments)
+    definitions = []
+    for definition, text in shape.define.items():
+        here = (*keys, "define", definition)
+        check_name(document, here, definition, "a definition")
+        if definition in shape.arguments:
+            document.fail(here, f"{definition!r} is an argument already; give the definition another name")
+        definitions.append(Definition(definition, read_expression(document, here, text, call)))
+        call = call.with_names([definition], "definition")
+    requirements = tuple(
+        Requirement(
+            read_expression(document, (*keys, "require", position, "that"), requirement.that, call),
+            requirement.otherwise,
+        )
+        for position, requirement in enumerate(shape.require)
+    )
+    chosen = call
+    choices: tuple[Choice, ...] = ()
+    for choice, choice_shape in shape.choices.items():
+        choices += (_choice(document, (*keys, "choices", choice), choice, choice_shape, chosen, shape),)
+        chosen = chosen.with_names([choice], "choice")
+    skip_when = None
+    if shape.skip_when is not None:
+        skip_when = read_expression(document, (*keys, "skip_when"), shape.skip_when, chosen)
+    workspaces = []
+    for workspace, text in shape.workspace.items():
+        here = (*keys, "workspace", workspace)
+        check_name(document, here, workspace, "a workspace")
+        if chosen.knows(workspace):
+            document.fail(here, f"{workspace!r} is {chosen.kind(workspace)} already; give the workspace another name")
+        workspaces.append(Workspace(workspace, read_expression(document, here, text, chosen)))
+    everything = chosen.with_names(list(shape.workspace), "workspace")
+    kernels = []
+    contiguous: list[Requirement] = []
+    for kernel, kernel_shape in shape.kernels.items():
+        here = (*keys, "kernels", kernel)
+        check_name(document, here, kernel, "a kernel")
+        read_one = read_kernel(document, here, kernel, kernel_shape, arguments, choices, tuple(workspaces), everything)
+        kernels.append(read_one.kernel)
+        contiguous += [r for r in read_one.requirements if r not in contiguous]
+    operation = Operation(
+        name,
+        shape.summary,
+        arguments,
+        choices,
+        tuple(definitions),
+        (*requirements, *contiguous),
+        skip_when,
+        tuple(workspaces),
+        tuple(kernels),
+    )
+    _refuse_unused(document, keys, operation, everything)
+    values = sum(len(argument.values) for argument in arguments) + 1 + len(choices) + len(definitions) + len(workspaces)
+    if values + max(len(kernel.columns) for kernel in kernels) > MAX_VALUES:
+        document.fail(keys, f"the operation {name} needs more than {MAX_VALUES} values for its expressions")
+    return operation
+
+
+def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, operation: OperationShape) -> Argument:
+    check_name(document, keys, name, "an argument")
+    if shape.scalar is not None and shape.tensor is None:
+        scalar = _SCALAR_ALIASES.get(shape.scalar, shape.scalar)
+        if scalar not in _SCALARS:
+            document.fail((*keys, "scalar"), f"unknown scalar {scalar!r}; {nearest(scalar, _SCALARS, 'scalars')}")
+        for field in ("rank", "optional"):
+            if getattr(shape, field):
+                document.fail((*keys, field), f"{field} is for tensors; {name} is a scalar")
+        kind, bits = _SCALARS[scalar]
+        return Argument(name, kind, 0, None, None, False, bits)
+    if shape.scalar is not None or shape.tensor is None:
+        document.fail(keys, f"the argument {name} must be either a tensor (tensor: and rank:) or a scalar (scalar:)")
+    if shape.rank is None:
+        document.fail(keys, f"the tensor {name} lacks its rank")
+    if shape.tensor in operation.choices:
+        values = operation.choices[shape.tensor].values
+        if not any(value in DTYPES for value in values if isinstance(value, str)):
+            document.fail((*keys, "tensor"), f"the values of the choice {shape.tensor} are not dtypes")
+        return Argument(name, "tensor", shape.rank, None, shape.tensor, shape.optional, 0)
+    if shape.tensor not in DTYPES:
+        known = [*operation.choices, *DTYPES]
+        document.fail(
+            (*keys, "tensor"), f"unknown dtype {shape.tensor!r}; {nearest(shape.tensor, known, 'choices and dtypes')}"
+        )
+    return Argument(name, "tensor", shape.rank, shape.tensor, None, shape.optional, 0)
+
+
+def _choice(
+    document: Document, keys: Keys, name: str, shape: ChoiceShape, call: Scope, operation: OperationShape
+) -> Choice:
+    check_name(document, keys, name, "a choice")
+    of = read_expression(document, (*keys, "of"), shape.of, call)
+    values = shape.values
+    text = "dtype" if any(isinstance(v, str) and v in DTYPES for v in values) else "word"
+    kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else text for v in values}
+    if len(kinds) > 1:
+        document.fail((*keys, "values"), f"the values of {name} are of several kinds: {', '.join(sorted(kinds))}")
+    (kind,) = kinds
+    for position, value in enumerate(values):
+        if isinstance(value, str) and kind == "dtype" and value not in DTYPES:
+            document.fail((*keys, "values", position), f"unknown dtype {value!r}; {nearest(value, DTYPES, 'dtypes')}")
+        if isinstance(value, str) and kind == "word":
+            check_name(document, (*keys, "values", position), value, "a value")
+        if value in values[:position]:
+            document.fail((*keys, "values", position), f"{name} has the value {value} twice")
+    numbers = tuple(
+        int(value) if not isinstance(value, str) else DTYPES[value] if kind == "dtype" else position
+        for position, value in enumerate(values)
+    )
+    if shape.match == "next_larger" and (kind != "int" or list(numbers) != sorted(numbers)):
+        document.fail(
+            (*keys, "values"), f"the values of {name} must be ascending integers, since it matches next_larger"
+        )
+    # One name for an argument and a choice is clear only where both are always equal.
+    is_argument = name in operation.arguments and of.text.strip() == name and shape.match == "exact"
+    if call.knows(name) and (not is_argument or shape.general is not None):
+        document.fail(keys, f"{name!r} is {call.kind(name)} already; give the choice another name")
+    core = values if shape.core is None else shape.core
+    for position, value in enumerate(core):
+        if value not in values:
+            document.fail((*keys, "core", position), f"{value} is not one of the values of {name}")
+    if shape.general is not None and shape.match != "exact":
+        document.fail((*keys, "general"), f"general is for what matches exactly; {name} matches {shape.match}")
+    if shape.general is not None and shape.general not in values:
+        document.fail((*keys, "general"), f"{shape.general} is not one of the values of {name}")
+    general = None if shape.general is None else values.index(shape.general)
+    return Choice(name, of, kind, shape.match, values, numbers, tuple(value in core for value in values), general)
+
+
+def _refuse_unused(document: Document, keys: Keys, operation: Operation, scope: Scope) -> None:
+    for choice in operation.choices:
+        if not any(choice.name in kernel.choices for kernel in operation.kernels):
+            document.fail((*keys, "choices", choice.name), f"the choice {choice.name} is used by no kernel")
+    for argument in operation.arguments:
+        if not scope.used & set(argument.values):
+            document.fail((*keys, "arguments", argument.name), f"the argument {argument.name} is used by no expression")
+    for workspace in operation.workspaces:
+        if workspace.name not in scope.used:
+            document.fail((*keys, "workspace", workspace.name), f"the workspace {workspace.name} is used by no kernel")

@@ -1,0 +1,43 @@
+"""Which variants of a recipe a build takes: its profile, and a selection of values of the recipe's choices.
+
+Standard library only: build.sh refuses bad words before any package is installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiln_recipe.errors import UsageError
+
+if TYPE_CHECKING:  # Python 3.8 has no such expressions
+    Selection = tuple[tuple[str, tuple[str, ...]], ...]
+
+PROFILES = ("core", "full")
+
+
+def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
+    """'dtype=bf16;head_dim=64,128' as (("dtype", ("bf16",)), ("head_dim", ("64", "128"))).
+
+    Sorted, so that selections that mean the same are equal. Which choices and values exist is the plan's to know.
+    `source`: what the errors call it.
+
+    Raises:
+        UsageError: it is not of that form, or names a choice twice.
+    """
+    selection: dict[str, tuple[str, ...]] = {}
+    if text.strip() and not text.strip("; \t\n"):
+        raise UsageError(f"{source}={text!r} names no choice; right is 'dtype=bf16;head_dim=64,128', or nothing at all")
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, values = (word.strip() for word in part.partition("="))
+        split = tuple(value.strip() for value in values.split(","))
+        if not (name and equals and all(split)):
+            raise UsageError(f"{source}: {part!r} is not choice=value,value; right is 'dtype=bf16;head_dim=64,128'")
+        if name in selection:
+            raise UsageError(f"{source} names {name!r} twice; give all its values at once: {name}=first,second")
+        selection[name] = tuple(sorted(set(split), key=lambda value: (len(value) if value.isdecimal() else 0, value)))
+    return tuple(sorted(selection.items()))
+
+
+def spell_selection(selection: Selection) -> str:
+    """The text that `parse_selection` reads as `selection`."""
+    return ";".join(f"{name}={','.join(values)}" for name, values in selection)
