@@ -24,7 +24,9 @@ _INSTALL_TOOLCHAIN = """
 import os
 import sys
 from pathlib import Path
-from kiln import lock, options, progress
+from kiln_build.base import progress
+from kiln_build.options import options
+from kiln_recipe.compile import lock
 from kiln_build.front import cache, packages
 place, folder = Path(sys.argv[1]), Path(sys.argv[2])
 the_lock = lock.read_lock(folder / lock.LOCK_NAME)

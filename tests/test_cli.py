@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln import __version__
-from kiln_build import cli
+from kiln_build import __version__, cli
 from kiln_build.store.store import Store
 from kiln_recipe.errors import ToolchainError
 from test_cli_store import INFO, Image

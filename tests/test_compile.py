@@ -17,7 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PRELUDE = """
 import dataclasses, importlib.util, json, sys
 from pathlib import Path
-from kiln import compile, elf, lock, plan, recipe, targets, toolchain
+from kiln_recipe import targets
+from kiln_recipe.compile import compile, lock, toolchain
+from kiln_recipe.images import elf
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
 # Not imported here: what Triton reads from the environment while it is imported must be ours already.
 wheels = lock.read_lock(Path("input", lock.LOCK_NAME)).members_of("triton")
 chain = toolchain.find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)

@@ -278,10 +278,10 @@ def test_several_kernels(tmp_path):
 def test_needs_no_more_than_pyelftools():
     """On another machine: no msgspec, no PyYAML, no Triton."""
     program = (
-        "import sys; from kiln import elf; "
+        "import sys; from kiln_recipe.images import elf; "
         "print([m for m in ('msgspec', 'yaml', 'jinja2', 'triton', 'zstandard', 'tqdm') if m in sys.modules])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(elf.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(elf.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[]"
 

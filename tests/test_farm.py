@@ -267,7 +267,9 @@ _BUILD = """
 import signal, sys
 from pathlib import Path
 import worker_tasks as tasks
-from kiln import farm, progress, store
+from kiln_build.base import progress
+from kiln_build.farm import farm
+from kiln_build.store import store
 from kiln_recipe.errors import KilnError
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -173,7 +173,8 @@ def test_only_the_standard_library_is_needed_before_the_environment(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import kiln_build.front.door, kiln_build.options.options\n"
-        "foreign = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - {'kiln_build', 'kiln_recipe', '__main__'}\n"
+        "foreign = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names\n"
+        "foreign -= {'kiln_build', 'kiln_recipe', '__main__'}\n"
         "assert not {n for n in foreign if not n.startswith(('_', 'sitecustomize'))}, foreign\n"
     )
     root = Path(__file__).resolve().parents[1] / "v3python"

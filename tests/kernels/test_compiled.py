@@ -26,7 +26,11 @@ pytestmark = pytest.mark.slow
 PRELUDE = """
 import contextlib, dataclasses, importlib.util, json, sys
 from pathlib import Path
-from kiln import compile, elf, judge, lock, plan, recipe, targets, toolchain
+from kiln_recipe import targets
+from kiln_recipe.compile import compile, lock, toolchain
+from kiln_recipe.images import elf, judge
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
 from kiln_recipe.images.image import Image
 
 # Not imported here: what Triton reads from the environment while it is imported must be ours already.

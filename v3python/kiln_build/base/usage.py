@@ -41,6 +41,8 @@ class Parser(argparse.ArgumentParser):
             arguments, rest = self.parse_known_args(words)
         except SystemExit:  # of --help alone: `error` raises
             return None
+        except _WrongWord as error:
+            raise UsageError(str(error)) from None
         for word in rest:
             options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             if word.startswith("-"):
@@ -61,12 +63,16 @@ class Parser(argparse.ArgumentParser):
         return f"right is for example `{words}`"
 
 
+class _WrongWord(Exception):
+    """What `one_of` and `count` say. No UsageError, which is a ValueError: argparse would put its own words for it."""
+
+
 def one_of(what: str, allowed: Sequence[str]) -> Callable[[str], str]:
     """A `type=` for argparse: one of some words; argparse's own `choices` would not name the nearest."""
 
     def check(word: str) -> str:
         if word not in allowed:
-            raise UsageError(f"unknown {what} {word!r}; {nearest(word, allowed, f'{what}s')}")
+            raise _WrongWord(f"unknown {what} {word!r}; {nearest(word, allowed, f'{what}s')}")
         return word
 
     return check
@@ -77,7 +83,7 @@ def count(option: str) -> Callable[[str], int]:
 
     def check(word: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", word) or not int(word):
-            raise UsageError(f"{option} {word} cannot be; right is a whole number from 1 on")
+            raise _WrongWord(f"{option} {word} cannot be; right is a whole number from 1 on")
         return int(word)
 
     return check

@@ -25,7 +25,7 @@ _MATCHES = {"exact": "KILN_MATCH_EXACT", "next_larger": "KILN_MATCH_NEXT_LARGER"
 _VENDORS = {"nvidia": "KILN_VENDOR_NVIDIA", "amd": "KILN_VENDOR_AMD"}
 
 _environment = jinja2.Environment(
-    loader=jinja2.PackageLoader("kiln"),
+    loader=jinja2.PackageLoader("kiln_build.native"),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
