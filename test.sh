@@ -24,6 +24,8 @@ if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
     "$bin/ruff" check --no-cache .
     "$bin/ruff" format --no-cache --check .
     "$bin/mypy" --cache-dir "$place/mypy"
+    PYTHONPATH=$PYTHONPATH:$here/bindings/python "$bin/lint-imports" --no-cache >"$place/imports.log" ||
+        { cat "$place/imports.log" && exit 1; }
     find csrc bindings tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
         xargs -r -0 "$bin/clang-format" --dry-run -Werror
     find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 |

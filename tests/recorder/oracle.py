@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recorded import Launch, Record, Zero
 
@@ -22,7 +23,10 @@ from kiln_recipe.images import elf
 from kiln_recipe.model import Operation, Recipe
 from kiln_recipe.plan.model import KernelPlan
 from kiln_recipe.read import recipe
-from kiln_recipe.selection import Selection, parse_selection
+from kiln_recipe.selection import parse_selection
+
+if TYPE_CHECKING:
+    from kiln_recipe.selection import Selection
 
 # By target its device of the fake driver: (vendor, multiprocessors, threads along the first dimension of a grid).
 DEVICES = {"sm_90": ("NVIDIA", 132, None), "gfx942": ("AMD", 304, 2**32 - 1)}

@@ -5,8 +5,8 @@ only from those after it, and from the modules beside them:
 
     call      a call worked out in Python, as the runtime does in C++
     plan      which variants a build compiles, and in which order a look-up tries them
-    read      recipe files, kernels' sources and tuned rules
     compile   one variant through Triton, by a locked toolchain
+    read      recipe files, kernels' sources and tuned rules
     images    what a compiled image is, states and needs
 
 Modules: errors (every way to fail, with its exit code), expressions (a recipe's), model (a recipe, once read),

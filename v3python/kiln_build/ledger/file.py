@@ -17,7 +17,7 @@ keys, which change with every edit of a kernel, stand by themselves behind all f
 
 registers: of a thread; spills: bytes of a thread; shared: bytes of a block; warps: of a block; blocks: that a
 multiprocessor holds at once (occupancy.py); resident: the warps of all these. `was`: what the image took before it got
-fewer blocks or more spills; it stands there until that is mended, and asks for a reason (ledger_reasons.py).
+fewer blocks or more spills; it stands there until that is mended, and asks for a reason (reasons.py).
 
 Twelve digits of a key are 48 bits. A line's key is compared with one other, so that a changed image passes for the old
 one with a chance of 2^-48; a key that a page of measurements names is compared with all of a tree's, some 7,000, which
@@ -325,7 +325,7 @@ class _Parser:
     def match(self, pattern: re.Pattern, line: str) -> re.Match:
         found = pattern.fullmatch(line)
         if found is None:
-            self.fail(f"{line[:60]!r} is not a line of a ledger (ledger_file.py has the grammar)")
+            self.fail(f"{line[:60]!r} is not a line of a ledger (kiln_build/ledger/file.py has the grammar)")
         return found
 
     def fail(self, sentence: str) -> NoReturn:

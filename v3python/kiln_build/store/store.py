@@ -1,4 +1,4 @@
-"""Content-addressed images, shared by many processes, builds, users and machines; store_files.py says how they lie."""
+"""Content-addressed images, shared by many processes, builds, users and machines; files.py says how they lie."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def begin(
     Args:
         name: the operation's with its family's.
         given: the arguments, in the recipe's order; None for an optional tensor that is left out.
-        served: by choice for each of its values the place of the one that calls of it get (plan_model.Plan.served);
+        served: by choice for each of its values the place of the one that calls of it get (plan.model.Plan.served);
             None: its own.
 
     Raises:
@@ -250,7 +250,7 @@ def launch(
 
     Args:
         configuration: its number.
-        row: its values in the order of the kernel's columns (plan_model.configuration_rows).
+        row: its values in the order of the kernel's columns (plan.model.configuration_rows).
         addresses: of the workspaces.
 
     Raises:

@@ -1,8 +1,8 @@
 """Reads a recipe from YAML, checks it, and gives it meaning.
 
 What `load` gives is complete: every expression is parsed, every name is known to exist, kernel functions have the
-parameters that the recipe says; what follows (plan, generate) checks nothing again. recipe_file.py has the shape of the
-YAML, recipe_model.py that of the result, recipe_kernel.py reads the part about one kernel.
+parameters that the recipe says; what follows (plan, generate) checks nothing again. file.py has the shape of the
+YAML, model.py that of the result, kernel.py reads the part about one kernel.
 """
 
 from __future__ import annotations
