@@ -34,8 +34,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An importable kiln, over the libraries for the fake driver."""
     python_site = site_module()
 
-    from kiln.errors import EnvironmentProblem
     from kiln_build.native import pythons
+    from kiln_recipe.errors import EnvironmentProblem
 
     try:
         pythons.headers_of(sys.executable)

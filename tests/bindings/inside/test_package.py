@@ -159,13 +159,12 @@ def test_import_is_light_and_prints_nothing():
     assert not re.search("libcuda|libamdhip", python("-c", "import kiln; print(open('/proc/self/maps').read())").stdout)
 
 
-def test_every_module_imports(tmp_path):
-    package = Path(kiln.__file__).parent
-    names = [path.stem for path in package.glob("*.py") if path.stem != "__main__"]
-    assert len(names) > 20
-    needed = "import kiln.errors\n" + "".join(f"import kiln.{name}\n" for name in names if name != "__init__")
-    done = python("-c", needed)
-    assert done.returncode == 0, done.stderr
+def test_every_module_imports_by_itself():
+    names = [path.stem for path in Path(kiln.__file__).parent.glob("*.py") if not path.stem.startswith("__")]
+    assert len(names) > 5
+    for name in names:
+        done = python("-c", f"import kiln.{name}")
+        assert done.returncode == 0, done.stderr
 
 
 def test_free_threaded_builds_are_refused():
