@@ -245,7 +245,7 @@ def dropout_mask(
 def fail(status: int) -> NoReturn:
     """Raises the exception of a status, with the sentence that the call has left on this thread."""
     if status == _OUT_OF_MEMORY:
-        raise OutOfMemoryError(_core.last_error(), status)
+        raise OutOfMemoryError(_core.last_error())
     raise errors.of_status(status, _core.last_error())
 
 
