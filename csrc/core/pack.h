@@ -1,4 +1,5 @@
-// Reads packs. The grammar (Technical.md, 'Packs', gives the why; the writer is kiln_build.artifacts.pack), little-endian:
+// Reads packs. The grammar, little-endian (Technical.md, 'Packs', gives the why; the writer is
+// kiln_build.artifacts.pack):
 //
 //   pack    = header index group*
 //   header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
