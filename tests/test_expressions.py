@@ -36,6 +36,17 @@ ENV = {
         ("cdiv(a, 2)", 4),
         ("cdiv(-a, 2)", -3),
         ("cdiv(q.size[2], BLOCK_M)", 2),
+        ("align(a, 16)", 16),
+        ("align(-17, 16)", -16),
+        ("log2(1)", 0),
+        ("log2(a)", 2),
+        ("log2(big)", 62),
+        ("next_power_of_2(a)", 8),
+        ("next_power_of_2(8)", 8),
+        ("next_power_of_2(small)", 1),
+        ("next_power_of_2(4611686018427387904)", 2**62),
+        ("given(q)", 1),
+        ("8 * given(q) + (not given(q))", 8),
         ("min(a, b, 4)", -3),
         ("max(a, b, 4)", 7),
         ("a > b", 1),
@@ -68,7 +79,8 @@ def test_values(text, value):
 @pytest.mark.parametrize(
     "text",
     ["big + 1", "small - 1", "big * 2", "-small", "small // -1", "cdiv(small, -1)", "a // zero", "a % zero",
-     "cdiv(a, zero)", "1 // zero + 5", "sizeof(99)", "zero * (1 // zero)", "min(1, 2 // zero)", "1 < 2 // zero"],
+     "cdiv(a, zero)", "1 // zero + 5", "sizeof(99)", "zero * (1 // zero)", "min(1, 2 // zero)", "1 < 2 // zero",
+     "align(a, zero)", "align(big, 2)", "log2(zero)", "log2(b)", "next_power_of_2(big)"],
 )  # fmt: skip
 def test_faults(text):
     with pytest.raises(Fault):
@@ -91,6 +103,9 @@ def test_faults(text):
         ("min(a)", "2 to 64 operands"),
         ("cdiv(a)", "it takes 2 operands"),
         ("sizeof(a, b)", "it takes 1 operand"),
+        ("log2(a, b)", "it takes 1 operand"),
+        ("align(a)", "it takes 2 operands"),
+        ("given(q.data)", "the name of a tensor alone"),
         ("min(*a)", "plain operands"),
         ("min(a, b, key=a)", "plain operands"),
         ("a[0]", "'a[0]'"),
@@ -117,7 +132,7 @@ def test_what_is_refused(text, part):
 
 
 def test_names():
-    assert parse("cdiv(q.size[2], BLOCK_M) * bf16 + q.data + q.size[2]").names == {"q.size[2]", "BLOCK_M", "q.data"}
+    assert parse("cdiv(q.size[2], BLOCK_M) * bf16 + given(q) + q.size[2]").names == {"q.size[2]", "BLOCK_M", "q.data"}
 
 
 @given(st.text(max_size=40))
@@ -141,10 +156,12 @@ def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.tuples(inner, st.sampled_from(OPERATORS), inner).map(lambda t: f"({t[0]}) {t[1]} ({t[2]})"),
         st.tuples(inner, st.sampled_from(NAMES), inner).map(lambda t: f"({t[0]}) < ({t[1]} - 1) <= ({t[2]})"),
         st.tuples(inner, inner, inner).map(lambda t: f"({t[0]}) if ({t[1]}) else ({t[2]})"),
-        st.tuples(st.sampled_from(["min", "max", "cdiv"]), inner, inner).map(lambda t: f"{t[0]}({t[1]}, {t[2]})"),
+        st.tuples(st.sampled_from(["min", "max", "cdiv", "align"]), inner, inner).map(
+            lambda t: f"{t[0]}({t[1]}, {t[2]})"
+        ),
         inner.map(lambda t: f"-({t})"),
         inner.map(lambda t: f"not ({t})"),
-        inner.map(lambda t: f"sizeof({t})"),
+        st.tuples(st.sampled_from(["sizeof", "log2", "next_power_of_2"]), inner).map(lambda t: f"{t[0]}({t[1]})"),
     )
 
 

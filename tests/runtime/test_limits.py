@@ -13,7 +13,7 @@ from kiln_recipe import expressions
 from kiln_recipe.images import judge
 from kiln_recipe.read import configurations as recipe_configurations
 from kiln_recipe.read import kernel as recipe_kernel
-from kiln_recipe.read import recipe, tuning
+from kiln_recipe.read import file, recipe, tuning
 
 
 def values(built: Path, folder: Path, names: list[str], includes: list[str], flags: list[str] = ()) -> dict[str, int]:
@@ -29,7 +29,7 @@ def values(built: Path, folder: Path, names: list[str], includes: list[str], fla
 def test_limits_of_a_family(built, tmp_path):
     copies = {
         "KILN_MAX_VALUES": recipe.MAX_VALUES,
-        "KILN_MAX_KERNELS": recipe.MAX_KERNELS,
+        "KILN_MAX_KERNELS": file.MAX_KERNELS,
         "KILN_MAX_PARAMETERS": recipe_kernel.MAX_PARAMETERS,
         "KILN_MAX_ZEROS": recipe_kernel.MAX_ZEROS,
         "KILN_MAX_BINS": recipe_kernel.MAX_BINS,

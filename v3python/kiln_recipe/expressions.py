@@ -9,14 +9,18 @@
     product    = unary {("*" | "//" | "%") unary}
     unary      = "-" unary | atom
     atom       = integer | name | call | "(" expression ")"
-    call       = ("min" | "max") "(" expression {"," expression} ")" | "cdiv" "(" expression "," expression ")"
-               | "sizeof" "(" expression ")"
+    call       = ("min" | "max") "(" expression {"," expression} ")" | ("cdiv" | "align") "(" expression "," expression ")"
+               | ("sizeof" | "log2" | "next_power_of_2") "(" expression ")" | "given" "(" word ")"
     name       = word | word "." word | word "." word "[" integer "]"
 
 Values are int64_t. `//` and `%` round down, as Python's; cdiv rounds up. Comparisons, `and`, `or` and `not` give 0 or
 1; `and`, `or`, chains and `if` look at no operand that they need not. A step that leaves int64_t or divides by zero is
 a fault of the whole expression. `true`, `false` and the dtypes (`bf16`) are constants, a dtype's being its kiln_dtype;
 sizeof gives a dtype's bytes. Python's own parser reads all this, so precedence is Python's.
+
+align(a, b) is the smallest multiple of b that is not below a. log2 rounds down; of 0 or less it is a fault.
+next_power_of_2 is the smallest power of two that is not below its operand: 1 of 1 or less. given(x) is 1 if a call has
+the tensor x: x.data != 0.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 _BYTES_BY_CODE = {DTYPES[name]: size for name, size in DTYPE_BYTES.items()}
 CONSTANTS: Mapping[str, int] = {"true": 1, "false": 0, **DTYPES}
-FUNCTIONS = ("min", "max", "cdiv", "sizeof")
+FUNCTIONS = ("min", "max", "cdiv", "align", "log2", "next_power_of_2", "sizeof", "given")
 
 
 class ExpressionError(ValueError):
@@ -78,6 +82,20 @@ def _cdiv(a: int, b: int) -> int:
     return _checked(-(-a // b))
 
 
+def _align(a: int, b: int) -> int:
+    return _checked(_cdiv(a, b) * b)
+
+
+def _log2(a: int) -> int:
+    if a < 1:
+        raise Fault("logarithm of 0 or less")
+    return a.bit_length() - 1
+
+
+def _next_power_of_2(a: int) -> int:
+    return _checked(1 << max(a - 1, 0).bit_length())
+
+
 def _sizeof(code: int) -> int:
     if code not in _BYTES_BY_CODE:
         raise Fault("no dtype")
@@ -92,6 +110,9 @@ _OPERATIONS: Mapping[str, tuple[Callable[..., int], str]] = {
     "//": (_floor_div, "kiln_floor_div"),
     "%": (_modulo, "kiln_modulo"),
     "cdiv": (_cdiv, "kiln_cdiv"),
+    "align": (_align, "kiln_align"),
+    "log2": (_log2, "kiln_log2"),
+    "next_power_of_2": (_next_power_of_2, "kiln_next_power_of_2"),
     "sizeof": (_sizeof, "kiln_sizeof"),
     "negate": (lambda a: _checked(-a), "kiln_negate"),
     "min": (min, "kiln_min"),
@@ -142,6 +163,18 @@ CPP_PROLOGUE = """\
     if (b == -1) return 0;
     int64_t rest = a % b;
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+[[maybe_unused]] inline int64_t kiln_align(int64_t a, int64_t b, int32_t* fault) {
+    return kiln_multiply(kiln_cdiv(a, b, fault), b, fault);
+}
+[[maybe_unused]] inline int64_t kiln_log2(int64_t a, int32_t* fault) {
+    if (a < 1) return *fault = 1, 0;
+    return 63 - __builtin_clzll(static_cast<unsigned long long>(a));
+}
+[[maybe_unused]] inline int64_t kiln_next_power_of_2(int64_t a, int32_t* fault) {
+    if (a <= 1) return 1;
+    int64_t exponent = kiln_log2(a - 1, fault) + 1;
+    return exponent > 62 ? (*fault = 1, 0) : int64_t{1} << exponent;
 }
 [[maybe_unused]] inline int64_t kiln_min(int64_t a, int64_t b, int32_t*) {
     return a < b ? a : b;
@@ -385,10 +418,14 @@ def _call(node: ast.Call, sub: Callable[[ast.expr], Node]) -> Node:
         raise ExpressionError(f"calls {called}; the functions are {', '.join(FUNCTIONS)}")
     if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
         raise ExpressionError(f"gives {called} something else than plain operands")
-    few, most = {"cdiv": (2, 2), "sizeof": (1, 1)}.get(called, (2, 64))
+    few, most = {"min": (2, 64), "max": (2, 64), "cdiv": (2, 2), "align": (2, 2)}.get(called, (1, 1))
     if not few <= len(node.args) <= most:
         count = f"{few} operand{'s' if few > 1 else ''}" if few == most else f"{few} to {most} operands"
         raise ExpressionError(f"gives {called} {len(node.args)} operands; it takes {count}")
+    if called == "given":
+        if not isinstance(node.args[0], ast.Name):
+            raise ExpressionError(f"gives given {ast.unparse(node.args[0])!r}; it takes the name of a tensor alone")
+        return Compare("!=", sub(ast.Attribute(node.args[0], "data")), Integer(0))
     return Call(called, tuple(sub(argument) for argument in node.args))
 
 

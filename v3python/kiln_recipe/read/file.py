@@ -9,6 +9,7 @@ from msgspec import Meta
 
 Text = str | int | bool  # an expression: YAML reads some as numbers or truth values
 Value = bool | int | str
+MAX_KERNELS = 16  # KILN_MAX_KERNELS
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # checkers want `frozen` of each class below, too
@@ -170,7 +171,9 @@ class OperationShape(Shape, frozen=True):
     """What a call runs: one kernel, or several one after another."""
 
     arguments: Annotated[dict[str, ArgumentShape], Meta(min_length=1, description="In the order of a call.")]
-    kernels: Annotated[dict[str, KernelShape], Meta(min_length=1, max_length=16, description="In the order of launch.")]
+    kernels: Annotated[
+        dict[str, KernelShape], Meta(min_length=1, max_length=MAX_KERNELS, description="In the order of launch.")
+    ]
     choices: dict[str, ChoiceShape] = {}
     define: Annotated[dict[str, Text], Meta(description="Names for expressions; a later may read an earlier.")] = {}
     require: tuple[RequirementShape, ...] = ()

@@ -39,7 +39,6 @@ _SCALARS = {
 }
 _SCALAR_ALIASES = {"i32": "int32", "i64": "int64", "i1": "bool"}
 _CORE_NAMES = ("kiln", "family", "version")  # a family may get a header of its name beside theirs
-MAX_KERNELS = 16  # KILN_MAX_KERNELS
 MAX_VALUES = 512  # KILN_MAX_VALUES
 
 
