@@ -278,6 +278,9 @@ kiln_status choose_image(Plan& plan, const kiln_kernel_table& kernel, KernelPlan
   if (image == kNone) return unsupported(plan, &kernel, reason_of(plan, slot));
   out.image = &pack.images[image];
   uint32_t visible = static_cast<uint32_t>(out.parameter_count);
+  if (out.image->descriptor_count() != static_cast<uint32_t>(kernel.descriptor_count))
+    return fail(KILN_E_PACK_CORRUPT, "%s: %s takes %u descriptors, the tables of kernel %s give %d", pack.path,
+                pack.string(out.image->symbol), out.image->descriptor_count(), kernel.name, kernel.descriptor_count);
   if (out.image->parameters < visible || out.image->parameters > visible + kHiddenParameters)
     return fail(KILN_E_PACK_CORRUPT, "%s: %s takes %u parameters, the tables of kernel %s give %u and up to two hidden",
                 pack.path, pack.string(out.image->symbol), out.image->parameters, kernel.name, visible);

@@ -76,6 +76,32 @@ const char* check_groups(const Pack& pack, uint64_t index_size, uint64_t file_si
   return expected == file_size ? nullptr : "the file is longer than its groups";
 }
 
+// Whether the rows of descriptors that an image names, if any, are there. Only NVIDIA has such parameters.
+bool has_descriptors(const Pack& pack, const ImageRow& image) {
+  if (image.descriptors == 0) return true;
+  uint32_t first = image.first_descriptor(), count = image.descriptor_count(), all = pack.counts->descriptors;
+  return image.kind != kHsaco && count > 0 && count <= KILN_MAX_DESCRIPTORS && first <= all && count <= all - first;
+}
+
+const char* check_descriptors(const Pack& pack) {
+  constexpr uint32_t kSpan[] = {0, 32, 64, 128};  // of a swizzle, in bytes; without one any
+  for (uint32_t i = 0; i < pack.counts->descriptors; ++i) {
+    const DescriptorRow& row = pack.descriptors[i];
+    if (row.rank < 1 || row.rank > KILN_MAX_DESCRIPTOR_RANK) return "a descriptor's rank is not 1 to 5";
+    uint32_t bytes = element_bytes(row.element_type);
+    if (bytes == 0) return "a descriptor's elements are of an unknown type";
+    if (row.swizzle >= sizeof kSpan / sizeof kSpan[0]) return "a descriptor's swizzle is unknown";
+    for (uint32_t d = 0; d < KILN_MAX_DESCRIPTOR_RANK; ++d)
+      if (d < row.rank ? row.box[d] < 1 || row.box[d] > 256 : row.box[d] != 1)
+        return "a side of a descriptor's box is not 1 to 256, or is not 1 behind its rank";
+    uint32_t inner = row.box[row.rank - 1] * bytes;
+    if (inner % 16) return "the rows of a descriptor's box are no multiple of 16 bytes";
+    if (row.swizzle && inner > kSpan[row.swizzle]) return "the rows of a descriptor's box are longer than its swizzle";
+    if (row.fill || row.zero) return "a descriptor's row does not have zeros where it must";
+  }
+  return nullptr;
+}
+
 const char* check_images(const Pack& pack) {
   for (uint32_t i = 0; i < pack.counts->images; ++i) {
     const ImageRow& image = pack.images[i];
@@ -90,7 +116,7 @@ const char* check_images(const Pack& pack) {
     if (image.scratch && !is_power_of_two(image.scratch_align)) return "an image's scratch has an impossible alignment";
     if (image.scratch_align > (1u << 20)) return "an image's scratch has an impossible alignment";
     if (image.profile_scratch) return "an image wants profile scratch, which no release has";
-    if (image.zero) return "an image's row does not end in zeros";
+    if (!has_descriptors(pack, image)) return "an image names descriptors that are not there";
   }
   return nullptr;
 }
@@ -120,11 +146,12 @@ const char* check_kernels(const Pack& pack) {
 }
 
 // Lays the tables over the index and checks all that they say; the sentence of what is wrong, or nullptr.
-const char* parse_index(Pack& pack, uint64_t size, uint64_t file_size) {
+const char* parse_index(Pack& pack, uint32_t version, uint64_t size, uint64_t file_size) {
   const PackCounts& counts = *reinterpret_cast<const PackCounts*>(pack.index);
   uint64_t expected = sizeof(PackCounts) + uint64_t{counts.groups} * sizeof(GroupRow) +
                       uint64_t{counts.images} * sizeof(ImageRow) + uint64_t{counts.kernels} * sizeof(KernelRow) +
-                      uint64_t{counts.slots} * sizeof(SlotRow) + counts.string_bytes;
+                      uint64_t{counts.slots} * sizeof(SlotRow) + uint64_t{counts.descriptors} * sizeof(DescriptorRow) +
+                      counts.string_bytes;
   if (expected != size) return "its index does not have the size that its counts give";
   const uint8_t* p = pack.index + sizeof(PackCounts);
   pack.counts = &counts;
@@ -132,11 +159,13 @@ const char* parse_index(Pack& pack, uint64_t size, uint64_t file_size) {
   pack.images = reinterpret_cast<const ImageRow*>(pack.groups + counts.groups);
   pack.kernels = reinterpret_cast<const KernelRow*>(pack.images + counts.images);
   pack.slots = reinterpret_cast<const SlotRow*>(pack.kernels + counts.kernels);
-  pack.strings = reinterpret_cast<const char*>(pack.slots + counts.slots);
+  pack.descriptors = reinterpret_cast<const DescriptorRow*>(pack.slots + counts.slots);
+  pack.strings = reinterpret_cast<const char*>(pack.descriptors + counts.descriptors);
   if (counts.string_bytes == 0 || pack.strings[counts.string_bytes - 1]) return "its strings have no end";
   if (!is_string(pack, counts.target) || !is_string(pack, counts.release)) return "it names no target or no release";
-  if (counts.zero) return "its counts do not end in zeros";
+  if (version < 2 && counts.descriptors) return "it is of format 1 and has descriptors";
   if (const char* wrong = check_groups(pack, size, file_size)) return wrong;
+  if (const char* wrong = check_descriptors(pack)) return wrong;
   if (const char* wrong = check_images(pack)) return wrong;
   return check_kernels(pack);
 }
@@ -198,9 +227,9 @@ kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
   if (file_size < sizeof header || !read_at(pack.file, &header, sizeof header, 0))
     return corrupt(pack, "it is truncated: shorter than a header");
   if (memcmp(header.magic, kMagic, sizeof header.magic) != 0) return corrupt(pack, "it does not begin with KILNPACK");
-  if (header.version != kPackVersion || header.header_size != sizeof header)
-    return fail(KILN_E_PACK_MISMATCH, "%s is a pack of format %u; Kiln %s reads format %u", pack.path, header.version,
-                KILN_VERSION, kPackVersion);
+  if (header.version < kOldestPackVersion || header.version > kPackVersion || header.header_size != sizeof header)
+    return fail(KILN_E_PACK_MISMATCH, "%s is a pack of format %u; Kiln %s reads formats %u to %u", pack.path,
+                header.version, KILN_VERSION, kOldestPackVersion, kPackVersion);
   if (header.zero) return corrupt(pack, "its header does not end in zeros");
   if (header.index_size < sizeof(PackCounts) || header.index_size > file_size - sizeof header)
     return corrupt(pack, "it is truncated: its index reaches beyond the file");
@@ -217,7 +246,7 @@ kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
                 found, stated);
   }
   // Bounded whatever it says, so an untrusted index may be parsed to name its release; nothing of it is used.
-  if (const char* wrong = parse_index(pack, header.index_size, file_size)) return corrupt(pack, wrong);
+  if (const char* wrong = parse_index(pack, header.version, header.index_size, file_size)) return corrupt(pack, wrong);
   kiln_status status = check_strings(pack);
   if (status != KILN_OK) return status;
   if (!trusted(pack.digest, trust)) return mismatch(pack, trust);

@@ -2,17 +2,23 @@
 // kiln_build.artifacts.pack):
 //
 //   pack    = header index group*
-//   header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
-//   index   = counts group_row* image_row* kernel_row* slot_row* string*
-//   counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str zero:u32
+//   header  = "KILNPACK" version:u32 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
+//                                   ; version 1, or 2 where there are descriptor_rows
+//   index   = counts group_row* image_row* kernel_row* slot_row* descriptor_row* string*
+//   counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str descriptors:u32
 //   group   = frame                 ; one zstd frame of one (split.h has its grammar)
 //   group_row  = offset:u64 stored:u32 decoded:u32 digest:byte[32]
 //   image_row  = group:u32 offset:u32 bytes:u32 symbol:str kind:u32 threads:u32 shared:u32 registers:u32 spills:u32
-//                stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32 zero:u32
-//                digest:byte[32]
+//                stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32
+//                descriptors:u32 digest:byte[32]
+//                                   ; descriptors: 16 * the first descriptor_row + their number, in the order of the
+//                                   ; parameters; 0: none. A descriptor of rank r is 1 + 2 * r of the parameters
 //   kernel_row = family:str operation:str kernel:str first_slot:u32 slots:u32 configurations:u32 specializations:u32
 //                names:str layout:byte[32]
 //   slot_row   = image:u32 ptx:u32 reason:str zero:u32 key:byte[32]
+//   descriptor_row = rank:u32 element_type:u32 swizzle:u32 fill:u32=0 box:u32[5] zero:u32
+//                                   ; element_type: a CUtensorMapDataType; swizzle: a CUtensorMapSwizzle;
+//                                   ; box: elements, the outermost dimension first, 1 behind the rank
 //   str     = u32                   ; offset into the strings of a NUL-terminated UTF-8 text, or NONE; a text is a line
 //                                   ; without control characters, but for the newlines of `names`
 //   NONE    = 0xFFFFFFFF
@@ -23,12 +29,12 @@
 
 #include <stdint.h>
 
-#include "kiln/kiln.h"
+#include "kiln/family.h"
 #include "memory.h"
 
 namespace kiln {
 
-constexpr uint32_t kPackVersion = 1;
+constexpr uint32_t kOldestPackVersion = 1, kPackVersion = 2;
 constexpr uint32_t kNone = 0xFFFFFFFFu;
 // What no sound pack comes near; it bounds what a corrupt one can make us allocate.
 constexpr uint64_t kLargestIndex = 1ull << 26;
@@ -46,7 +52,7 @@ struct PackHeader {
 };
 
 struct PackCounts {
-  uint32_t groups, images, kernels, slots, string_bytes, target, release, zero;
+  uint32_t groups, images, kernels, slots, string_bytes, target, release, descriptors;
 };
 
 struct GroupRow {
@@ -57,8 +63,11 @@ struct GroupRow {
 
 struct ImageRow {
   uint32_t group, offset, bytes, symbol, kind, threads, shared, registers, spills, stack, parameters, scratch;
-  uint32_t scratch_align, profile_scratch, clusters, zero;
+  uint32_t scratch_align, profile_scratch, clusters, descriptors;
   uint8_t digest[32];
+
+  uint32_t first_descriptor() const { return descriptors / 16; }
+  uint32_t descriptor_count() const { return descriptors % 16; }
 };
 
 struct KernelRow {
@@ -71,8 +80,21 @@ struct SlotRow {
   uint8_t key[32];
 };
 
+struct DescriptorRow {
+  uint32_t rank, element_type, swizzle, fill;
+  uint32_t box[KILN_MAX_DESCRIPTOR_RANK];
+  uint32_t zero;
+};
+
 static_assert(sizeof(PackHeader) == 64 && sizeof(PackCounts) == 32 && sizeof(GroupRow) == 48, "the grammar");
 static_assert(sizeof(ImageRow) == 96 && sizeof(KernelRow) == 64 && sizeof(SlotRow) == 48, "the grammar");
+static_assert(sizeof(DescriptorRow) == 40, "the grammar");
+
+// Bytes of an element of a CUtensorMapDataType; 0 for one that no image is made with.
+constexpr uint32_t element_bytes(uint32_t element_type) {
+  constexpr uint8_t kBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+  return element_type < sizeof kBytes ? kBytes[element_type] : 0;
+}
 
 // An open pack: its checked index in memory, its groups still in the file.
 struct Pack {
@@ -86,6 +108,7 @@ struct Pack {
   const ImageRow* images;
   const KernelRow* kernels;
   const SlotRow* slots;
+  const DescriptorRow* descriptors;
   const char* strings;
 
   Mutex lock;        // of what follows

@@ -93,13 +93,30 @@ const char* check_operation(const kiln_operation_table& op) {
   return nullptr;
 }
 
+const char* check_descriptors(const kiln_operation_table& op, const kiln_kernel_table& kernel) {
+  for (int32_t i = 0; i < kernel.descriptor_count; ++i) {
+    const kiln_descriptor_table& descriptor = kernel.descriptors[i];
+    if (!is_name(descriptor.argument) || !descriptor.address) return "a descriptor has no argument or no address";
+    if (descriptor.rank < 1 || descriptor.rank > KILN_MAX_DESCRIPTOR_RANK) return "a descriptor's rank is not 1 to 5";
+    if (descriptor.dtype >= 0 ? dtype_bytes(descriptor.dtype) == 0 : -1 - descriptor.dtype >= op.choice_count)
+      return "a descriptor's dtype is unknown";
+    for (int32_t d = 0; d < descriptor.rank; ++d)
+      if (!descriptor.sizes[d] || !descriptor.strides[d]) return "a descriptor has no sizes or no strides";
+  }
+  return nullptr;
+}
+
 const char* check_parameters(const kiln_kernel_table& kernel) {
+  int32_t descriptors = 0;
   for (int32_t i = 0; i < kernel.parameter_count; ++i) {
     const kiln_parameter_table& parameter = kernel.parameters[i];
-    if (!is_name(parameter.name) || !parameter.value) return "a parameter has no name or no expression";
-    if (parameter.type < KILN_PARAMETER_POINTER || parameter.type > KILN_PARAMETER_FP64)
+    if (parameter.type < KILN_PARAMETER_POINTER || parameter.type > KILN_PARAMETER_DESCRIPTOR)
       return "a parameter is of an unknown type";
+    bool described = parameter.type == KILN_PARAMETER_DESCRIPTOR;
+    if (!is_name(parameter.name) || (!described && !parameter.value)) return "a parameter has no name or no expression";
+    if (described && parameter.descriptor != descriptors++) return "its descriptors are not in its parameters' order";
   }
+  if (descriptors != kernel.descriptor_count) return "it does not take each of its descriptors";
   uint64_t real = kernel.parameter_count == 64 ? ~0ull : (1ull << kernel.parameter_count) - 1;
   uint64_t integral = 0;
   for (int32_t i = 0; i < kernel.parameter_count; ++i)
@@ -136,6 +153,7 @@ const char* check_kernel(const kiln_operation_table& op, const kiln_kernel_table
       !is_table(kernel.parameters, kernel.parameter_count, KILN_MAX_PARAMETERS) ||
       !is_table(kernel.bins, kernel.bin_count, KILN_MAX_BINS) ||
       !is_table(kernel.zeros, kernel.zero_count, KILN_MAX_ZEROS) ||
+      !is_table(kernel.descriptors, kernel.descriptor_count, KILN_MAX_DESCRIPTORS) ||
       !is_table(kernel.targets, kernel.target_count, 1024))
     return "a table is missing or a count is out of range";
   if (!is_table(kernel.specializations, kernel.specialization_count, KILN_MAX_SPECIALIZATIONS) ||
@@ -160,10 +178,41 @@ const char* check_kernel(const kiln_operation_table& op, const kiln_kernel_table
   }
   for (int32_t i = 0; i < kernel.zero_count; ++i)
     if (!kernel.zeros[i].address || !kernel.zeros[i].bytes) return "a range to zero has no expression";
+  if (kernel.serves && !kernel.serves_text) return "it does not say which calls it serves";
+  if (const char* wrong = check_descriptors(op, kernel)) return wrong;
   if (const char* wrong = check_parameters(kernel)) return wrong;
   for (int32_t i = 0; i < kernel.target_count; ++i)
     if (const char* wrong = check_target(kernel, kernel.targets[i], functionals, bins)) return wrong;
   return nullptr;
+}
+
+// How the kernels of an operation stand: implementations of one together, told apart by their names.
+const char* check_order(const kiln_operation_table& op, int32_t number) {
+  const kiln_kernel_table& kernel = op.kernels[number];
+  const kiln_kernel_table* before = number ? &op.kernels[number - 1] : nullptr;
+  const kiln_kernel_table* after = number + 1 < op.kernel_count ? &op.kernels[number + 1] : nullptr;
+  if (kernel.kernel != (before ? before->kernel : -1) + 1 && !(before && kernel.kernel == before->kernel))
+    return "the numbers of the operation's kernels do not ascend one by one";
+  bool first = !before || before->kernel != kernel.kernel;
+  if ((!first || (after && after->kernel == kernel.kernel)) && !is_name(kernel.implementation))
+    return "one of several implementations has no name";
+  for (int32_t i = number - 1; i >= 0 && op.kernels[i].kernel == kernel.kernel; --i) {
+    if (strcmp(op.kernels[i].name, kernel.name) != 0 || op.kernels[i].when != kernel.when)
+      return "its implementations differ in its name or in when it runs";
+    if (strcmp(op.kernels[i].implementation, kernel.implementation) == 0)
+      return "two implementations have the same name";
+  }
+  return nullptr;
+}
+
+// The descriptors of a call, at most: of each kernel those of the implementation that has most.
+int32_t most_descriptors(const kiln_operation_table& op) {
+  int32_t all = 0, most = 0;
+  for (int32_t i = 0; i < op.kernel_count; ++i) {
+    if (i && op.kernels[i].kernel != op.kernels[i - 1].kernel) all += most, most = 0;
+    if (op.kernels[i].descriptor_count > most) most = op.kernels[i].descriptor_count;
+  }
+  return all + most;
 }
 
 const char* check_pack(const kiln_pack_table& pack) {
@@ -202,7 +251,11 @@ kiln_status validate_family(const kiln_family* family) {
       if (!is_name(op.kernels[k].name)) return malformed(place, "a kernel has no name");
       place.kernel = op.kernels[k].name;
       if (const char* wrong = check_kernel(op, op.kernels[k])) return malformed(place, wrong);
+      if (const char* wrong = check_order(op, k)) return malformed(place, wrong);
     }
+    place.kernel = nullptr;
+    if (most_descriptors(op) > KILN_MAX_CALL_DESCRIPTORS)
+      return malformed(place, "its kernels have more descriptors than KILN_MAX_CALL_DESCRIPTORS");
   }
   return KILN_OK;
 }

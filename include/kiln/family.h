@@ -24,14 +24,17 @@
 extern "C" {
 #endif
 
-#define KILN_FAMILY_ABI 3
+#define KILN_FAMILY_ABI 4
 #define KILN_MAX_VALUES 512     /* length of `v` */
-#define KILN_MAX_KERNELS 16     /* of an operation */
+#define KILN_MAX_KERNELS 32     /* of an operation, each implementation of a kernel counted */
 #define KILN_MAX_PARAMETERS 64  /* of a kernel */
 #define KILN_MAX_ZEROS 8        /* of a kernel */
 #define KILN_MAX_BINS 16        /* of a kernel */
 #define KILN_MAX_EDGES 4096     /* of a bin */
 #define KILN_MAX_SPECIALIZATIONS 256 /* of a kernel */
+#define KILN_MAX_DESCRIPTORS 8  /* of a kernel */
+#define KILN_MAX_CALL_DESCRIPTORS 32 /* of all kernels of an operation */
+#define KILN_MAX_DESCRIPTOR_RANK 5
 #define KILN_NO_CONFIGURATION 255
 
 /* An expression of the recipe. Sets *fault to 1 and returns 0 where a step overflows int64_t or divides by zero. */
@@ -83,14 +86,27 @@ typedef struct kiln_workspace_table {
 enum {
     KILN_PARAMETER_POINTER = 0, KILN_PARAMETER_I1 = 1, KILN_PARAMETER_I8 = 2, KILN_PARAMETER_I16 = 3,
     KILN_PARAMETER_I32 = 4, KILN_PARAMETER_I64 = 5, KILN_PARAMETER_U8 = 6, KILN_PARAMETER_U16 = 7,
-    KILN_PARAMETER_U32 = 8, KILN_PARAMETER_U64 = 9, KILN_PARAMETER_FP32 = 10, KILN_PARAMETER_FP64 = 11
+    KILN_PARAMETER_U32 = 8, KILN_PARAMETER_U64 = 9, KILN_PARAMETER_FP32 = 10, KILN_PARAMETER_FP64 = 11,
+    KILN_PARAMETER_DESCRIPTOR = 12
 };
 typedef struct kiln_parameter_table {
     const char* name;
     int32_t type;           /* KILN_PARAMETER_* */
-    int32_t reserved;
-    kiln_expression value;  /* for FP32 and FP64: gives the bits of a double */
+    int32_t descriptor;     /* of a DESCRIPTOR: its number in the kernel's descriptors; else 0 */
+    kiln_expression value;  /* for FP32 and FP64: gives the bits of a double; for DESCRIPTOR: NULL */
 } kiln_parameter_table;
+
+/* A tensor descriptor. The runtime has the driver encode it, from the tensor that these expressions give and the box,
+ * element type and swizzle that the pack states of the image. To the image it is 1 + rank + rank parameters: a
+ * CUtensorMap (128 bytes, aligned to 64), the sizes (int32_t), the strides (int64_t, elements). */
+typedef struct kiln_descriptor_table {
+    const char* argument;        /* the tensor's name, for sentences */
+    int32_t rank;                /* 1 to KILN_MAX_DESCRIPTOR_RANK */
+    int32_t dtype;               /* a kiln_dtype, or -1 - c where choice c (an index) decides */
+    kiln_expression address;
+    kiln_expression sizes[KILN_MAX_DESCRIPTOR_RANK];   /* elements, the outermost first; `rank` of them */
+    kiln_expression strides[KILN_MAX_DESCRIPTOR_RANK]; /* elements */
+} kiln_descriptor_table;
 
 /* A specialisation holds if each parameter in `divisible_by_16` is a multiple of 16, each in `divisible_by_8` of 8, and
  * each in `equal_to_one` is 1 (bit i: parameter i). Parameters in `equal_to_one` are constants of the image: it does not
@@ -125,28 +141,43 @@ typedef struct kiln_zero_table {
 typedef struct kiln_kernel_target_table {
     const char* target;
     int32_t configuration_count;
-    int32_t reserved;
+    int32_t driver;     /* of cubins: what cuDriverGetVersion() must be at least, 12080; 0: any */
     const int64_t* configurations;          /* configuration_count rows of the kernel's configuration_value_count */
     const char* const* configuration_names; /* "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3" */
     const uint8_t* lookup;
     uint8_t layout[32];                     /* must equal the kernel's in the pack */
+    int32_t ptx_driver; /* the same as `driver`, of PTX */
+    int32_t reserved;
 } kiln_kernel_target_table;
 
+/* One implementation of a kernel. Those of one kernel stand one after another, with one `name`, `kernel` and `when`;
+ * of a call the first runs that
+ *   has a row for the device's target, which the driver is not too old for;
+ *   serves the call;
+ *   has an image for the call's functional;
+ *   has descriptors that can describe the call's tensors, with this driver.
+ * A kernel with one implementation has no name for it. The pack names them "<kernel>.<implementation>" or "<kernel>". */
 typedef struct kiln_kernel_table {
     const char* name;
+    const char* implementation;     /* "hopper"; NULL: the kernel's only one */
     kiln_expression when;           /* NULL: always; else the kernel is left out where it gives 0 */
+    kiln_expression serves;         /* NULL: every call; else those for which it does not give 0 */
+    const char* serves_text;        /* what `serves` says, for sentences: "k >= 64"; NULL with it */
     const int32_t* choices;         /* indices of the operation's choices that this kernel depends on */
     const kiln_parameter_table* parameters;
     const kiln_specialization_table* specializations; /* tried in order; the last always holds */
     const kiln_bin_table* bins;
     const kiln_zero_table* zeros;   /* set to zero on the stream before the kernel */
-    const kiln_kernel_target_table* targets;
+    const kiln_descriptor_table* descriptors; /* in the order of the parameters that take them, one each */
+    const kiln_kernel_target_table* targets;  /* those that it is for */
     kiln_expression grid[3];
+    int32_t kernel;                 /* which of the operation's kernels: 0, 1, ... */
     int32_t choice_count;
     int32_t parameter_count;
     int32_t specialization_count;
     int32_t bin_count;
     int32_t zero_count;
+    int32_t descriptor_count;
     int32_t target_count;
     int32_t configuration_index;       /* in v, of the first */
     int32_t configuration_value_count;
@@ -160,7 +191,7 @@ typedef struct kiln_operation_table {
     const kiln_definition_table* definitions;  /* in order: a later may read an earlier */
     const kiln_requirement_table* requirements; /* checked after the definitions, before the choices */
     const kiln_workspace_table* workspaces;    /* one after another, each aligned to KILN_WORKSPACE_ALIGNMENT */
-    const kiln_kernel_table* kernels;          /* launched in this order */
+    const kiln_kernel_table* kernels;          /* launched in this order, of each kernel one implementation */
     int32_t argument_count;
     int32_t choice_count;
     int32_t definition_count;

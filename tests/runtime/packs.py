@@ -1,5 +1,5 @@
 """Packs for the toy family, by a writer of their own: nothing of Kiln's is used, so that the reader is held to the
-grammar in Technical.md and not to its sibling."""
+grammar in csrc/core/pack.h and not to its sibling."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ REDUCE_SIZES = [8, 8, 4]
 STEP = 7  # the parameter that is a constant of aligned images
 
 
+@dataclass(frozen=True)
+class Descriptor:
+    """What a pack states of a tensor descriptor."""
+
+    box: tuple[int, ...]  # the outermost first
+    element_type: int = 6  # fp16
+    swizzle: int = 3  # 128 bytes
+
+    def row(self) -> bytes:
+        box = (*self.box, 1, 1, 1, 1, 1)[:5]
+        return struct.pack("<10I", len(self.box), self.element_type, self.swizzle, 0, *box, 0)
+
+
 @dataclass
 class Image:
     """A row of an image, its bytes and the group that they lie in."""
@@ -31,6 +44,7 @@ class Image:
     scratch: int = 0
     scratch_align: int = 0
     clusters: int = 1
+    descriptors: tuple[Descriptor, ...] = ()
 
 
 @dataclass
@@ -114,13 +128,15 @@ def write(target: str, release: str, kernels: list[Kernel], images: list[Image])
 
     count = max(image.group for image in images) + 1
     raw = [bytearray() for _ in range(count)]
-    image_rows = b""
+    image_rows, descriptors = b"", []
     for image in images:
         group = raw[image.group]
         group.extend(b"\0" * (-len(group) % 16))
+        described = 16 * len(descriptors) + len(image.descriptors) if image.descriptors else 0
+        descriptors += image.descriptors
         image_rows += struct.pack(
             "<16I32s", image.group, len(group), len(image.code), text(image.symbol), image.kind, image.threads,
-            image.shared, 40, 0, 0, image.parameters, image.scratch, image.scratch_align, 0, image.clusters, 0,
+            image.shared, 40, 0, 0, image.parameters, image.scratch, image.scratch_align, 0, image.clusters, described,
             hashlib.sha256(image.code).digest(),
         )  # fmt: skip
         group.extend(image.code)
@@ -137,13 +153,16 @@ def write(target: str, release: str, kernels: list[Kernel], images: list[Image])
     ends = text(target), text(release)
     strings.extend(b"\0" * (-len(strings) % 8))
     frames = [zstandard.ZstdCompressor(19).compress(sort(bytes(group), n % 4)) for n, group in enumerate(raw)]
-    size = 32 + 48 * count + len(image_rows) + len(kernel_rows) + len(slot_rows) + len(strings)
+    descriptor_rows = b"".join(descriptor.row() for descriptor in descriptors)
+    tables = image_rows + kernel_rows + slot_rows + descriptor_rows + bytes(strings)
+    size = 32 + 48 * count + len(tables)
     group_rows, offset = b"", 64 + size
     for group, frame in zip(raw, frames):
         group_rows += struct.pack("<QII32s", offset, len(frame), len(group), hashlib.sha256(frame).digest())
         offset += len(frame)
-    counts = struct.pack("<8I", count, len(images), len(kernels), first, len(strings), *ends, 0)
-    return seal(counts + group_rows + image_rows + kernel_rows + slot_rows + bytes(strings)) + b"".join(frames)
+    slots = len(slot_rows) // 48
+    counts = struct.pack("<8I", count, len(images), len(kernels), slots, len(strings), *ends, len(descriptors))
+    return seal(counts + group_rows + tables, 2 if descriptors else 1) + b"".join(frames)
 
 
 def sort(raw: bytes, selector: int) -> bytes:
@@ -171,9 +190,9 @@ def sort(raw: bytes, selector: int) -> bytes:
     return out + rest + raw[at:]
 
 
-def seal(index: bytes) -> bytes:
+def seal(index: bytes, version: int = 1) -> bytes:
     """A header and the index that it is true for."""
-    return struct.pack("<8sIIQ32sQ", b"KILNPACK", 1, 64, len(index), hashlib.sha256(index).digest(), 0) + index
+    return struct.pack("<8sIIQ32sQ", b"KILNPACK", version, 64, len(index), hashlib.sha256(index).digest(), 0) + index
 
 
 def index_of(pack: bytes) -> bytes:

@@ -38,7 +38,8 @@ def test_limits_of_a_family(built, tmp_path):
         "KILN_NO_CONFIGURATION": tuning.NO_CONFIGURATION,
     }
     header = (ROOT / "include" / "kiln" / "family.h").read_text()
-    assert set(re.findall(r"^#define (KILN_MAX_\w+|KILN_NO_\w+) ", header, re.M)) == set(copies)
+    descriptors = {"KILN_MAX_DESCRIPTORS", "KILN_MAX_CALL_DESCRIPTORS", "KILN_MAX_DESCRIPTOR_RANK"}
+    assert set(re.findall(r"^#define (KILN_MAX_\w+|KILN_NO_\w+) ", header, re.M)) == set(copies) | descriptors
     assert values(built, tmp_path, list(copies), ['"kiln/family.h"']) == copies
     assert copies["KILN_NO_CONFIGURATION"] - 1 == recipe_configurations.MAX_CONFIGURATIONS
 
@@ -57,7 +58,7 @@ def test_rows_of_packs(built, tmp_path):
         "sizeof(kiln::KernelRow)": pack.KERNEL_ROW.size,
         "sizeof(kiln::SlotRow)": pack.SLOT_ROW.size,
         "kiln::kNone": pack.NONE,
-        "kiln::kPackVersion": pack.VERSION,
+        "kiln::kOldestPackVersion": pack.VERSION,
         "kiln::kCubin": pack.KINDS["cubin"],
         "kiln::kHsaco": pack.KINDS["hsaco"],
         "kiln::kPtx": pack.KINDS["ptx"],

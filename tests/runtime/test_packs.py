@@ -166,7 +166,8 @@ def damaged(data: bytes, offset: int, value: bytes) -> bytes:
 
 HEADER_DAMAGE = [
     (0, b"KILNPACX", ffi.PACK_CORRUPT, "it does not begin with KILNPACK"),
-    (8, struct.pack("<I", 2), ffi.PACK_MISMATCH, "is a pack of format 2; Kiln 1.2.3 reads format 1"),
+    (8, struct.pack("<I", 0), ffi.PACK_MISMATCH, "is a pack of format 0; Kiln 1.2.3 reads formats 1 to 2"),
+    (8, struct.pack("<I", 3), ffi.PACK_MISMATCH, "is a pack of format 3; Kiln 1.2.3 reads formats 1 to 2"),
     (12, struct.pack("<I", 65), ffi.PACK_MISMATCH, "is a pack of format 1"),
     (16, struct.pack("<Q", 1 << 62), ffi.PACK_CORRUPT, "its index reaches beyond the file"),
     (16, struct.pack("<Q", 3), ffi.PACK_CORRUPT, "its index reaches beyond the file"),
@@ -261,7 +262,7 @@ def image_row(data: bytes, number: int) -> int:
         (5, 1025, "an impossible number of threads"),
         (13, 8, "profile scratch"),
         (14, 0, "an impossible cluster size"),
-        (15, 1, "an image's row does not end in zeros"),
+        (15, 1, "an image names descriptors that are not there"),
         (16, 0, "an image does not have the digest that its index states"),
         (10, 9, "takes 9 parameters, the tables of kernel main give 10 and up to two hidden"),
         (10, 13, "takes 13 parameters, the tables of kernel main give 10"),
@@ -297,6 +298,85 @@ def named(reason: str | bytes) -> bytes:
 def opens(opened, tmp_path, data: bytes) -> list[dict]:
     folder = put(tmp_path / "p", data)
     return opened("bare", pack_path=folder, trusted_packs=packs.digest_of(data)).variants(target="sm_90")
+
+
+DESCRIPTOR = packs.Descriptor((64, 64))
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "sentence"),
+    [
+        (packs.Descriptor((64, 64), element_type=13), "elements are of an unknown type"),
+        (packs.Descriptor((64, 64), swizzle=4), "a descriptor's swizzle is unknown"),
+        (packs.Descriptor((257, 64)), "a side of a descriptor's box is not 1 to 256"),
+        (packs.Descriptor((0, 64)), "a side of a descriptor's box is not 1 to 256"),
+        (packs.Descriptor((64, 4)), "are no multiple of 16 bytes"),
+        (packs.Descriptor((64, 128)), "are longer than its swizzle"),
+        (packs.Descriptor((64, 32), swizzle=1), "are longer than its swizzle"),
+        (packs.Descriptor(()), "a descriptor's rank is not 1 to 5"),
+    ],
+)
+def test_wrong_descriptors(forged, descriptor, sentence):
+    kiln = forged(lambda main, images: setattr(images[0], "descriptors", (DESCRIPTOR, descriptor)))
+    with pytest.raises(ffi.Failure, match=sentence) as failure:
+        run(kiln, "bare", x=0x10008)
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+@pytest.mark.parametrize("largest", [packs.Descriptor((256,) * 4 + (64,)), packs.Descriptor((1, 256), swizzle=0)])
+def test_largest_boxes(forged, largest):
+    run(forged(lambda main, images: setattr(images[0], "descriptors", (largest,))), "bare", x=0x10008)
+
+
+def test_descriptors_that_the_tables_do_not_know(forged):
+    kiln = forged(lambda main, images: [setattr(image, "descriptors", (DESCRIPTOR,)) for image in images])
+    with pytest.raises(ffi.Failure, match="takes 1 descriptors, the tables of kernel main give 0") as failure:
+        run(kiln, "bare", x=0x10008)
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def described(change) -> bytes:
+    """The pack of the family `bare` whose first image has a descriptor, its index changed."""
+    images: list[packs.Image] = []
+    kernels = packs.toy_kernels("bare", "sm_90", images)
+    images[0].descriptors = (DESCRIPTOR,)
+    data = packs.write("sm_90", "1.2.3", kernels, images)
+    index = bytearray(packs.index_of(data))
+    at = index.index(DESCRIPTOR.row())
+    version = change(index, image_row(data, 0) - 64, at) or 2
+    return packs.seal(bytes(index), version) + data[64 + len(index) :]
+
+
+def with_word(offset: int, value: int):
+    """Changes a word of the descriptor's row."""
+    return lambda index, image, at: struct.pack_into("<I", index, at + offset, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda index, image, at: 1, "it is of format 1 and has descriptors"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 1 << 4 | 1), "that are not there"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 1 << 4), "that are not there"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 2), "that are not there"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 0xFFFFFFF1), "that are not there"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 16, 2), "that are not there"),
+        (lambda index, image, at: struct.pack_into("<I", index, 28, 2), "does not have the size that its counts give"),
+        (lambda index, image, at: struct.pack_into("<I", index, 28, 0), "does not have the size that its counts give"),
+        (with_word(0, 6), "a descriptor's rank is not 1 to 5"),
+        (with_word(12, 1), "does not have zeros where it must"),
+        (with_word(24, 2), "is not 1 behind its rank"),
+        (with_word(36, 1), "does not have zeros where it must"),
+    ],
+)
+def test_wrong_descriptor_rows(opened, tmp_path, change, sentence):
+    with pytest.raises(ffi.Failure, match=sentence) as failure:
+        opens(opened, tmp_path, described(change))
+    assert failure.value.status == ffi.PACK_CORRUPT
+
+
+def test_a_pack_with_descriptors_is_read(opened, tmp_path):
+    assert len(opens(opened, tmp_path, described(lambda *_: None))) > 1
 
 
 @pytest.mark.parametrize("text", ["\u00a0", "\u00e9", "\u4e2d", "\U0001f600", " ~", "..."])

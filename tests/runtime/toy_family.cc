@@ -115,20 +115,20 @@ constexpr const char* const kReduceNames[] = {"BLOCK=128"};
 #define LAYOUT_ONE {1, 1, 1}
 #define LAYOUT_REDUCE {9}
 constexpr kiln_kernel_target_table kMainTargets[] = {
-    {"sm_80", 1, 0, kConfigurationsOne, kNamesOne, kLookupOne.rows, LAYOUT_ONE},
-    {"sm_90", 2, 0, kConfigurationsTwo, kNamesTwo, kLookupTwo.rows, LAYOUT_TWO},
-    {"gfx942", 1, 0, kConfigurationsOne, kNamesOne, kLookupOne.rows, LAYOUT_ONE}};
+    {"sm_80", 1, 0, kConfigurationsOne, kNamesOne, kLookupOne.rows, LAYOUT_ONE, 0, 0},
+    {"sm_90", 2, 0, kConfigurationsTwo, kNamesTwo, kLookupTwo.rows, LAYOUT_TWO, 0, 0},
+    {"gfx942", 1, 0, kConfigurationsOne, kNamesOne, kLookupOne.rows, LAYOUT_ONE, 0, 0}};
 constexpr kiln_kernel_target_table kReduceTargets[] = {
-    {"sm_80", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE},
-    {"sm_90", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE},
-    {"gfx942", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE},
-    {"gfx1100", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE}};
+    {"sm_80", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE, 0, 0},
+    {"sm_90", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE, 0, 0},
+    {"gfx942", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE, 0, 0},
+    {"gfx1100", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE, 0, 0}};
 
 constexpr kiln_kernel_table kKernels[] = {
-    {"main", nullptr, kMainChoices, kMainParameters, kMainSpecializations, kBins, kZeros, kMainTargets,
-     {grid_x, big, one}, 3, 10, 3, 2, 1, 3, CONFIG, 2},
-    {"reduce", many_rows, kReduceChoices, kReduceParameters, kReduceSpecializations, nullptr, nullptr, kReduceTargets,
-     {grid_x, one, one}, 1, 3, 1, 0, 0, 4, CONFIG, 1}};
+    {"main", nullptr, nullptr, nullptr, nullptr, kMainChoices, kMainParameters, kMainSpecializations, kBins, kZeros, nullptr,
+     kMainTargets, {grid_x, big, one}, 0, 3, 10, 3, 2, 1, 0, 3, CONFIG, 2},
+    {"reduce", nullptr, many_rows, nullptr, nullptr, kReduceChoices, kReduceParameters, kReduceSpecializations, nullptr,
+     nullptr, nullptr, kReduceTargets, {grid_x, one, one}, 1, 1, 3, 1, 0, 0, 0, 4, CONFIG, 1}};
 constexpr kiln_operation_table kOperations[] = {{"mix", no_rows, kArguments, kChoices, kDefinitions, kRequirements,
                                                  kWorkspaces, kKernels, 7, 3, 3, 1, 1, 2, MP, VALUES}};
 

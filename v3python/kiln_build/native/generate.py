@@ -177,9 +177,15 @@ def _operation(
     rows = _operation_rows(operation, choices, choice_numbers, places, expressions)
     kernel_tables = [
         _kernel(
-            identifier, kernel, choice_numbers, places, [k for k in kernels if k.plan.kernel is kernel], expressions
+            identifier,
+            number,
+            kernel,
+            choice_numbers,
+            places,
+            [k for k in kernels if k.plan.kernel is kernel],
+            expressions,
         )
-        for kernel in operation.kernels
+        for number, kernel in enumerate(operation.kernels)
     ]
     tables = {name: f"{identifier}_{name}" if rows[f"{name[:-1]}_rows"] else "nullptr"
               for name in ("arguments", "choices", "definitions", "requirements", "workspaces")}  # fmt: skip
@@ -253,8 +259,8 @@ def _operation_rows(
 
 
 def _kernel(
-    operation: str, kernel: Kernel, choice_numbers: Mapping[str, int], places: Layout, tables: Sequence[KernelTables],
-    expressions: _Expressions,
+    operation: str, number: int, kernel: Kernel, choice_numbers: Mapping[str, int], places: Layout,
+    tables: Sequence[KernelTables], expressions: _Expressions,
 ) -> dict:  # fmt: skip
     index = places.kernels[kernel.name]
     identifier = _identifier(operation, kernel.name)
@@ -297,19 +303,25 @@ def _kernel(
         "targets": [_kernel_target(identifier, entry) for entry in tables],
         "row": (
             c_string(kernel.name),
+            "nullptr",
             expressions.add(kernel.when, places.operation),
+            "nullptr",
+            "nullptr",
             table("choices", kernel.choices),
             table("parameters", kernel.parameters),
             table("specializations", kernel.specializations),
             table("bins", kernel.bins),
             table("zeros", kernel.zeros),
+            "nullptr",
             f"{identifier}_targets",
             "{" + ", ".join(expressions.add(axis, index) for axis in kernel.grid) + "}",
+            number,
             len(kernel.choices),
             len(kernel.parameters),
             len(kernel.specializations),
             len(kernel.bins),
             len(kernel.zeros),
+            0,
             len(tables),
             places.configuration,
             len(kernel.columns),

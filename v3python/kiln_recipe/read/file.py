@@ -9,7 +9,7 @@ from msgspec import Meta
 
 Text = str | int | bool  # an expression: YAML reads some as numbers or truth values
 Value = bool | int | str
-MAX_KERNELS = 16  # KILN_MAX_KERNELS
+MAX_KERNELS = 32  # KILN_MAX_KERNELS
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # checkers want `frozen` of each class below, too
