@@ -254,7 +254,7 @@ def test_counts_and_null_pointers(kiln, library):
     failing(put("operation", None), "kiln_call.operation is NULL")
     failing(put("queue", None), "kiln_call.queue is NULL")
     failing(put("force_count", -1), "force_count is -1")
-    failing(put("force_count", 17), "force_count is 17; it must be 0 to 16")
+    failing(put("force_count", 33), "force_count is 33; it must be 0 to 32")
     failing(lambda call: (put("force_count", 1)(call), put("force_keys", None)(call)), "force_keys is NULL")
     failing(put("size", 0), "kiln_call.size is 0; initialise the structure with its INIT macro")
     failing(put("size", 12), "kiln_call.size is 12")

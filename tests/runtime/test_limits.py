@@ -12,8 +12,8 @@ from kiln_build.artifacts import reader as inspect
 from kiln_recipe import expressions
 from kiln_recipe.images import judge
 from kiln_recipe.read import configurations as recipe_configurations
-from kiln_recipe.read import kernel as recipe_kernel
 from kiln_recipe.read import file, recipe, tuning
+from kiln_recipe.read import kernel as recipe_kernel
 
 
 def values(built: Path, folder: Path, names: list[str], includes: list[str], flags: list[str] = ()) -> dict[str, int]:
