@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import small_implementations
+
 ROOT = Path(__file__).resolve().parents[1]
 PRELUDE = """
 import dataclasses, importlib.util, json, sys
@@ -178,3 +180,70 @@ def test_the_digest_of_the_ir_covers_the_toolchain():
         """
     )
     assert answer[0] == answer[1] != answer[2]
+
+
+DESCRIPTORS = """
+result = {}
+for variant in variants(sys.argv[1], "sm_90;sm_120"):
+    if "dtype=fp16 width=64" not in variant.name:
+        continue
+    image = compile.compile_variant(variant.spec, chain).image
+    facts = elf.nvidia_facts(image.code)
+    result[f"{variant.kernel}[{variant.configuration}][{variant.specialization}]@{variant.target}"] = [
+        dataclasses.asdict(image.info), variant.parameter_count, [p.size for p in facts.parameters],
+        re.search(r"^[.]version (.*)$", image.ptx, re.MULTILINE)[1]]
+print(json.dumps(result))
+"""
+
+
+def test_tensor_descriptors_in_gluon_and_in_triton(tmp_path):
+    found = run("import re" + DESCRIPTORS, small_implementations.write(tmp_path))
+    info, passed, sizes, version = found["copy.tiles[BLOCK=128 num_warps=4][generic]@sm_90"]
+    # A map, two sizes and two strides for each descriptor, then the number of rows, then Triton's hidden pointers.
+    assert passed == 11 and sizes == [128, 4, 4, 8, 8, 128, 4, 4, 8, 8, 4, 8, 8] and info["parameters"] == 13
+    assert info["ptx_version"] == version == "8.6"
+    assert info["descriptors"] == 2 * [{"element_type": 6, "swizzle": 3, "box": [128, 64]}]
+    for target in ("sm_90", "sm_120"):
+        info, passed, sizes, version = found[f"copy.described[BLOCK=32 num_warps=4][generic]@{target}"]
+        assert passed == 11 and sizes[:6] == [128, 4, 4, 8, 8, 128] and info["ptx_version"] == version == "8.7"
+        assert [d["box"] for d in info["descriptors"]] == 2 * [[32, 64]]
+    info, passed, sizes, version = found["copy.plain[BLOCK=16 num_warps=4][generic]@sm_90"]
+    assert (passed, info["descriptors"], info["ptx_version"], version) == (6, [], "8.0", "8.0")
+
+
+def test_warps_beyond_the_option_s_are_counted_from_the_image():
+    """The producer warp and the second consumer of examples/matmul."""
+    answer = run(
+        """
+        variant = next(v for v in variants("examples/matmul/recipe.yaml", "sm_90") if v.kernel == "matmul.hopper")
+        image = compile.compile_variant(variant.spec, chain).image
+        print(json.dumps([dict(variant.spec.options), image.info.threads, image.info.spills]))
+        """
+    )
+    assert answer == [{"num_warps": 4}, 384, 0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("    wait(barrier)", "    wait(barriers)", 19, "barriers is not defined"),
+        ("mbarrier.wait(barrier, 0)", "mbarrier.wait(barrier, phase)", 8, "phase is not defined"),
+        ("[BLOCK, WIDTH], x_desc.layout", "[BLOCK, 48], x_desc.layout", 14, ""),
+        ("tma.async_store(out_desc", "tma.async_copy(out_desc", 20, "async_copy"),
+    ],
+)
+def test_a_mistake_in_gluon_is_told_by_its_place_in_the_file(tmp_path, old, new, line, words):
+    assert small_implementations.GLUON.count(old) == 1
+    path = small_implementations.write(tmp_path, gluon=small_implementations.GLUON.replace(old, new))
+    told = run(
+        """
+        from kiln_recipe.errors import CompileError
+        variant = next(v for v in variants(sys.argv[1], "sm_90") if v.kernel == "copy.tiles")
+        try:
+            compile.compile_variant(variant.spec, chain)
+        except CompileError as error:
+            print(json.dumps([error.stage, str(error)]))
+        """,
+        path,
+    )
+    assert told[0] == "ttir" and told[1].startswith(f"{tmp_path}/gluon_kernel.py:{line}: ") and words in told[1], told

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kiln_recipe.errors import RecipeError
-from kiln_recipe.read.fingerprint import fingerprint, signature, sources
+from kiln_recipe.read.fingerprint import fingerprint, language, signature, sources
 
 KERNEL = '''"""A module."""
 from __future__ import annotations
@@ -238,7 +238,7 @@ def test_random_reformatting(files):
         ("from helpers import halve, unused_helper", "from helpers import *", 8, "imports * from helpers"),
         ("import halve,", "import half as halve,", 8, "imports half, which helpers.py does not have"),
         ("import math\n", "import math (\n", 4, "is no Python"),
-        ("@triton.jit(noinline=False)\n", "", 41, "kernel is no Triton function; put @triton.jit above it"),
+        ("@triton.jit(noinline=False)\n", "", 41, "kernel is no Triton function; put @triton.jit or @gluon.jit"),
         ("@triton.jit(noinline=False)", "@triton.autotune([])\n@triton.jit", 41, "is decorated with triton.autotune"),
         ("def kernel(", "def colonel(", 1, "has no function kernel; its functions are branch, colonel, leaf, other"),
         ("def kernel(x_ptr, n,", "def kernel(x_ptr, n, *,", 42, "keyword-only"),
@@ -268,6 +268,48 @@ def test_signature(files):
         ("BLOCK", True, 42),
         ("MODE", True, 42),
     ]
+
+
+GLUON = """from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from helpers import halve
+
+@gluon.jit
+def leaf(x):
+    return halve(x) + 1
+
+@gluon.jit
+def kernel(x_desc, ROWS: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    tma.store_wait(leaf(ROWS))
+"""
+
+
+def test_gluon_is_followed_as_triton_is(files):
+    before = files.fingerprint(kernel=GLUON)
+    path = files.folder / "kernel.py"
+    assert [(p.name, p.constexpr) for p in signature(path, "kernel")] == [("x_desc", False), ("ROWS", True)]
+    assert sources(path, "kernel") == (path.resolve(), (files.folder / "helpers.py").resolve())
+    changes = [("halve(x) + 1", "halve(x) + 2"), ("[32]", "[16]"), ("nvidia.hopper import", "nvidia.blackwell import")]
+    assert len({before, *(files.fingerprint(kernel=GLUON.replace(*change)) for change in changes)}) == 4
+    assert files.fingerprint(kernel=GLUON + "\n\n@gluon.jit\ndef unused(x):\n    return x\n") == before
+
+
+@pytest.mark.parametrize(
+    ("imported", "decorator", "spoken"),
+    [
+        ("from triton.experimental import gluon", "gluon.jit", "gluon"),
+        ("from triton.experimental import gluon as g", "g.jit(noinline=True)", "gluon"),
+        ("from triton.experimental.gluon import jit", "jit", "gluon"),
+        ("import triton.experimental.gluon", "triton.experimental.gluon.jit", "gluon"),
+        ("import triton", "triton.jit", "triton"),
+        ("from triton import jit", "jit", "triton"),
+    ],
+)
+def test_the_decorator_tells_the_language(tmp_path, imported, decorator, spoken):
+    (tmp_path / "k.py").write_text(f"{imported}\n\n@{decorator}\ndef k(x_ptr):\n    pass\n")
+    assert language(tmp_path / "k.py", "k") == spoken
 
 
 def test_every_python_gives_the_same(files):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import small_implementations
 import small_recipe
 from kiln_build import cli
 from kiln_build.store.store import Store
@@ -432,3 +433,90 @@ def test_recipes_lists_checks_and_prints_the_schema(capsys, small, tmp_path):
     wrong = small_recipe.write(tmp_path, small_recipe.RECIPE.replace("grid: [rows]", "grids: [rows]"))
     error = run(capsys, "recipes", str(wrong), code=3)
     assert error.startswith(f"kiln: {wrong}:42: ") and "did you mean 'grid'?" in error and "Traceback" not in error
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory) -> recipe.Recipe:
+    return recipe.load(small_implementations.write(tmp_path_factory.mktemp("tiles")))
+
+
+def test_an_implementation_has_variants_on_its_own_targets_alone(tiles):
+    the_plan = planned(tiles, "sm_90;sm_120;gfx942")
+    found = {target.name: [] for target in the_plan.targets}
+    for kernel in the_plan.kernels:
+        found[kernel.target.name].append(kernel.kernel.name)
+        assert len(the_plan.variants_of(kernel)) == kernel.slots
+    assert found == {
+        "gfx942": ["copy.plain"],
+        "sm_90": ["copy.tiles", "copy.described", "copy.plain"],
+        "sm_120": ["copy.described", "copy.plain"],
+    }
+    assert the_plan.variants[0].name.startswith(
+        "tiles.copy/copy.plain[dtype=fp16 width=32][BLOCK=16 num_warps=4][aligned]"
+    )
+
+
+def test_language_and_ptx_are_in_a_key_where_they_are_not_the_usual(tiles):
+    specs = {v.kernel: v.spec for v in planned(tiles).variants}
+    assert specs["copy.tiles"].marks == {"language": "gluon", "ptx": 86}
+    assert specs["copy.described"].marks == {"ptx": 87} and specs["copy.plain"].marks == {}
+    keys = {one.key("toolchain") for one in (specs["copy.tiles"], replace(specs["copy.tiles"], ptx=0),
+                                             replace(specs["copy.tiles"], language="triton"))}  # fmt: skip
+    assert len(keys) == 3
+    assert [specs[name].compile_options["ptx_version"] for name in specs] == [86, 87, 80]
+
+
+def test_a_descriptor_s_type_names_its_tile(tiles):
+    signatures = {
+        v.configuration + v.functional: v.spec.signature for v in planned(tiles).variants if v.kernel == "copy.tiles"
+    }
+    assert signatures["BLOCK=128 num_warps=4dtype=fp32 width=64"][:2] == (
+        ("x_desc", "tensordesc<fp32[128,64]>"),
+        ("out_desc", "tensordesc<fp32[128,64]>"),
+    )
+
+
+def test_a_selection_may_name_implementations(tiles):
+    the_plan = planned(tiles, "sm_90;gfx942", "core", (("copy", ("plain", "tiles")), ("dtype", ("fp16",))))
+    assert {variant.kernel for variant in the_plan.variants} == {"copy.plain", "copy.tiles"}
+    described = kernel_plan(the_plan, "copy.described", "sm_90")
+    assert set(described.absent.values()) == {"this build was made for copy=plain,tiles alone"}
+    assert set(plan.lookup(described, ())) == {255} and the_plan.warnings == ()
+    for selection, sentence in (
+        (
+            (("copy", ("plane",)),),
+            "the selection wants copy=plane, but copy has no value 'plane'; did you mean 'plain'",
+        ),
+        ((("cope", ("plain",)),), "the selection names the unknown choice 'cope'; did you mean 'copy'"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            planned(tiles, "sm_90", "core", selection)
+
+
+def test_a_target_that_no_implementation_is_for(tmp_path):
+    text = small_implementations.RECIPE.replace(
+        "          plain:\n            source: triton_kernel.py\n",
+        "          plain:\n            source: triton_kernel.py\n            targets: nvidia\n",
+    )
+    loaded = recipe.load(small_implementations.write(tmp_path, text))
+    assert planned(loaded, "sm_80").variants
+    with pytest.raises(RecipeError, match=r"recipe.yaml:\d+: copy has no implementation for gfx942; add one whose"):
+        planned(loaded, "sm_80;gfx942")
+
+
+def test_the_verbs_show_implementations(tmp_path, capsys):
+    path = small_implementations.write(tmp_path)
+    assert cli.main(["plan", "sm_90", "--recipe", str(path), "--explain"]) == 0
+    printed = capsys.readouterr().out
+    assert "tiles.copy/copy.tiles on sm_90" in printed and "1000 <= size  BLOCK=64" in printed
+    assert cli.main(["recipes", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "kernel     copy.tiles: for hopper, in Gluon, where rows >= limit; depends on dtype, width" in printed
+    assert "kernel     copy.plain: depends on dtype, width" in printed
+    assert cli.main(["recipes", str(path), "--json"]) == 0
+    kernels = json.loads(capsys.readouterr().out)[0]["operations"][0]["kernels"]
+    assert [k["language"] for k in kernels] == ["gluon", "triton", "triton"]
+    assert (kernels[0]["serves"], kernels[0]["ptx"], kernels[0]["targets"]) == ("rows >= limit", "8.6", ["hopper"])
+    assert kernels[0]["parameters"][0] == {
+        "name": "x_desc", "type": "descriptor", "value": "x.data", "descriptor": "x", "box": ["BLOCK", "WIDTH"],
+    }  # fmt: skip

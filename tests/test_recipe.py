@@ -11,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import small_implementations
 import small_recipe
 from kiln_recipe import targets
 from kiln_recipe.errors import RecipeError
@@ -88,13 +89,23 @@ def test_zeroing_a_whole_tensor_requires_that_it_is_contiguous(tmp_path):
     assert requirement.that.evaluate({**env, "out.stride[0]": 6, "out.size[1]": 0}) == 1
 
 
-MISTAKES = yaml.safe_load(Path(__file__).with_name("recipe_mistakes.yaml").read_text())
+MISTAKES = [
+    (module, mistake)
+    for module, file in (
+        (small_recipe, "recipe_mistakes.yaml"),
+        (small_implementations, "implementation_mistakes.yaml"),
+    )
+    for mistake in yaml.safe_load(Path(__file__).with_name(file).read_text())
+]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m['line']}: {m['says']}")
-def test_mistakes(tmp_path, mistake):
-    assert RECIPE.count(mistake["replace"]) == 1, "the test replaces something else than it thinks"
-    path = small_recipe.write(tmp_path, RECIPE.replace(mistake["replace"], mistake["by"]))
+@pytest.mark.parametrize(
+    ("module", "mistake"), MISTAKES, ids=[f"{mistake['line']}: {mistake['says']}" for _, mistake in MISTAKES]
+)
+def test_mistakes(tmp_path, module, mistake):
+    text = module.RECIPE
+    assert text.count(mistake["replace"]) == 1, "the test replaces something else than it thinks"
+    path = module.write(tmp_path, text.replace(mistake["replace"], mistake["by"]))
     with pytest.raises(RecipeError) as caught:
         recipe.load(path)
     message = str(caught.value)
@@ -209,3 +220,53 @@ def test_the_schema_accepts_the_recipe_and_names_every_field():
     jsonschema.validate(yaml.safe_load(RECIPE), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**yaml.safe_load(RECIPE), "familiy": "x"}, schema)
+
+
+TARGETS = ("sm_90", "sm_120", "gfx942")
+
+
+@pytest.fixture
+def tiles(tmp_path) -> recipe.Operation:
+    (operation,) = recipe.load(small_implementations.write(tmp_path)).operations
+    return operation
+
+
+def test_implementations_of_a_kernel_stand_together_and_share_what_the_kernel_says(tiles):
+    gluon, _, plain = tiles.kernels
+    assert tiles.steps == (tiles.kernels,)
+    assert [k.name for k in tiles.kernels] == ["copy.tiles", "copy.described", "copy.plain"]
+    assert {k.kernel for k in tiles.kernels} == {"copy"} and {k.choices for k in tiles.kernels} == {("dtype", "width")}
+    assert {k.grid[0].text for k in tiles.kernels} == {"cdiv(rows, BLOCK)"}
+    assert (gluon.language, gluon.targets, gluon.ptx, gluon.serves.text) == ("gluon", ("hopper",), 86, "rows >= limit")
+    assert (plain.language, plain.targets, plain.ptx, plain.serves) == ("triton", ("default",), 0, None)
+    assert [k.function for k in tiles.kernels] == ["copy_tiles", "copy_described", "copy"]
+    for_target = {t: [k.implementation for k in tiles.kernels if k.is_for(targets.by_name(t))] for t in TARGETS}
+    assert for_target == {
+        "sm_90": ["tiles", "described", "plain"],
+        "sm_120": ["described", "plain"],
+        "gfx942": ["plain"],
+    }
+
+
+def test_a_descriptor_names_a_tensor_and_a_box_and_nothing_more(tiles):
+    x, out, rows = tiles.kernels[0].parameters
+    assert (x.type, x.dtype_choice, x.value.text, x.count, rows.count) == ("descriptor", "dtype", "x.data", 5, 1)
+    assert [e.text for e in (*x.descriptor.sizes, *x.descriptor.strides)] == [
+        "x.size[0]", "x.size[1]", "x.stride[0]", "x.stride[1]",
+    ]  # fmt: skip
+    assert [side.text for side in out.descriptor.box] == ["BLOCK", "WIDTH"] and out.descriptor.argument == "out"
+    assert tiles.kernels[0].descriptors == (x, out) and tiles.kernels[2].descriptors == ()
+
+
+def test_what_implementations_share_is_shown_where_it_stands(tmp_path):
+    text = small_implementations.RECIPE.replace("        choices: [dtype, width]\n", "        choices: [dtype]\n")
+    line = 1 + text.splitlines().index("        constants: {WIDTH: width}")
+    with pytest.raises(RecipeError, match=rf"recipe.yaml:{line}: the expression 'width' reads 'width', a choice"):
+        recipe.load(small_implementations.write(tmp_path, text))
+
+
+def test_the_schema_knows_implementations():
+    properties = recipe.schema()["$defs"]["KernelShape"]["properties"]
+    for field in ("implementations", "language", "targets", "serves", "ptx"):
+        assert properties[field]["description"]
+    assert {"descriptor", "box"} <= set(recipe.schema()["$defs"]["ParameterShape"]["properties"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,19 +106,51 @@ class Workspace:
     bytes: Expression
 
 
+DESCRIPTOR = "descriptor"  # the type of a parameter that is a tensor descriptor
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What a parameter that is a tensor descriptor tells of its tensor.
+
+    Attributes:
+        argument: the tensor's name.
+        dtype: the tensor's, or None where the choice `Parameter.dtype_choice` decides.
+        sizes, strides: the tensor's, outermost first.
+        box: sides of the tile that one copy moves, outermost first: over choices, constants and configuration values.
+    """
+
+    argument: str
+    dtype: str | None
+    sizes: tuple[Expression, ...]
+    strides: tuple[Expression, ...]
+    box: tuple[Expression, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.box)
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of a kernel that is no constexpr.
 
     Attributes:
-        type: Triton's: "*bf16", "i32", "fp32"; "*" and the name of a choice where `dtype_choice` is set.
-        value: gives it; for fp32 and fp64 the bits of a double.
+        type: Triton's: "*bf16", "i32", "fp32"; "*" and the name of a choice where `dtype_choice` is set; or DESCRIPTOR.
+        value: gives it; for fp32 and fp64 the bits of a double; for a descriptor the tensor's address.
+        descriptor: of a parameter of type DESCRIPTOR.
     """
 
     name: str
     type: str
     dtype_choice: str | None
     value: Expression
+    descriptor: Descriptor | None = None
+
+    @property
+    def count(self) -> int:
+        """The parameters that an image takes for it: of a descriptor the map, and a size and a stride of each axis."""
+        return 1 if self.descriptor is None else 1 + 2 * self.descriptor.rank
 
 
 @dataclass(frozen=True)
@@ -233,9 +266,15 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One Triton function and how it is compiled, chosen and launched.
+    """An implementation of a kernel, most often its only one: a function and how it is compiled, chosen and launched.
 
     Attributes:
+        name: full: "matmul.hopper"; of an only implementation without a name "matmul".
+        implementation: "hopper", or "".
+        language: of the source: "triton" or "gluon".
+        targets: names of the targets and groups that it is for.
+        serves: which calls it can run; None: all.
+        ptx: PTX version that its images are assembled from, 86 for 8.6; 0: the target's.
         source: absolute path of its module.
         function: its name there.
         order: all parameters of the function, in order.
@@ -264,6 +303,24 @@ class Kernel:
     spills: tuple[Spill, ...]
     unavailable: tuple[Unavailable, ...]
     place: str
+    implementation: str = ""
+    language: str = "triton"
+    targets: tuple[str, ...] = ("default",)
+    serves: Expression | None = None
+    ptx: int = 0
+
+    @property
+    def kernel(self) -> str:
+        """The name that it shares with the kernel's other implementations: "matmul"."""
+        return self.name.removesuffix(f".{self.implementation}") if self.implementation else self.name
+
+    @property
+    def descriptors(self) -> tuple[Parameter, ...]:
+        """The parameters that are tensor descriptors."""
+        return tuple(parameter for parameter in self.parameters if parameter.descriptor is not None)
+
+    def is_for(self, target: Target) -> bool:
+        return any(map(target.is_called, self.targets))
 
     def sets_for(self, target: Target) -> tuple[ConfigurationSet, ...]:
         """Those whose narrowest name for the target is the narrowest that any has: they alone count for it."""
@@ -280,7 +337,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a call runs. Tuples keep the recipe's order."""
+    """What a call runs. Tuples keep the recipe's order.
+
+    Attributes:
+        kernels: all implementations of the first kernel, those of the second, and so on.
+    """
 
     name: str
     summary: str
@@ -294,6 +355,11 @@ class Operation:
 
     def choice(self, name: str) -> Choice:
         return next(choice for choice in self.choices if choice.name == name)
+
+    @property
+    def steps(self) -> tuple[tuple[Kernel, ...], ...]:
+        """The implementations of each kernel, in the order of launch: a call runs the first that fits it."""
+        return tuple(tuple(group) for _, group in itertools.groupby(self.kernels, lambda kernel: kernel.kernel))
 
 
 @dataclass(frozen=True)

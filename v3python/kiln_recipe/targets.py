@@ -17,6 +17,10 @@ from kiln_recipe.errors import UsageError
 
 TABLE = Path(__file__).with_name("targets.yaml")
 JSON_TABLE = "targets.json"
+# What cuDriverGetVersion() says of the first driver that takes PTX of a version: 8.0 came with CUDA 12.0.
+PTX_DRIVERS = {
+    80: 12000, 81: 12010, 82: 12020, 83: 12030, 84: 12040, 85: 12050, 86: 12070, 87: 12080, 88: 12090,
+}  # fmt: skip
 _ALIKE = 0.6  # words less alike than that share letters by chance
 
 
@@ -66,10 +70,12 @@ class Target:
         registers_per_multiprocessor: a block must fit into one multiprocessor.
         abi: of images: a cubin's ELF ABI, the version of an AMD code object.
         lowest_driver: that loads the images: "525" (NVIDIA), "ROCm 6.0" (AMD).
+        driver: NVIDIA: what cuDriverGetVersion() says of that driver; 0 where any will do.
         compile_seconds: that an image of an attention kernel usually takes, for estimates where none was recorded.
         assembler: NVIDIA: which of Triton's, "ptxas" or "ptxas-blackwell".
         ptx_version: NVIDIA: of the PTX, 80 for 8.0; 0 where there is none.
         architecture_specific: Triton compiles for "sm_90a" and the like, which nothing else can run.
+        tensor_descriptors: kernels can copy tiles by a tensor descriptor (CUtensorMap).
         runs_on: targets whose GPUs execute the images natively; itself if not said.
         residency: what a multiprocessor holds at once. A ledger of images is kept for the targets that have this.
     """
@@ -91,7 +97,9 @@ class Target:
     compile_seconds: float = 1.0
     assembler: str = ""
     ptx_version: int = 0
+    driver: int = 0
     architecture_specific: bool = False
+    tensor_descriptors: bool = False
     runs_on: tuple[str, ...] = ()
     residency: Residency | None = None
 

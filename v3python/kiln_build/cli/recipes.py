@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kiln_recipe.errors import UsageError
 
 if TYPE_CHECKING:
-    from kiln_recipe.model import Argument, Kernel, Operation, Recipe
+    from kiln_recipe.model import Argument, Kernel, Operation, Parameter, Recipe
 
 EXAMPLE = """
 kiln recipes                            the families of this tree: their operations, choices and kernels
@@ -60,9 +60,18 @@ def _print_operation(one: Recipe, operation: Operation) -> None:
         full = sum(len(entry.full) for entry in kernel.configurations)
         specializations = ", ".join(entry.name for entry in kernel.specializations)
         print(
-            f"    kernel     {kernel.name}: depends on {', '.join(kernel.choices) or 'no choice'}; "
+            f"    kernel     {kernel.name}: {_restrictions(kernel)}"
+            f"depends on {', '.join(kernel.choices) or 'no choice'}; "
             f"{core} core and {full} more configurations over all targets; {specializations}"
         )
+
+
+def _restrictions(kernel: Kernel) -> str:
+    """ "for hopper, in Gluon, where depth >= 64; ": what sets an implementation apart."""
+    parts = [f"for {', '.join(kernel.targets)}"] if kernel.targets != ("default",) else []
+    parts += [f"in {kernel.language.capitalize()}"] if kernel.language != "triton" else []
+    parts += [f"where {' '.join(kernel.serves.text.split())}"] if kernel.serves is not None else []
+    return f"{', '.join(parts)}; " if parts else ""
 
 
 def _recipe(one: Recipe) -> dict:
@@ -105,8 +114,12 @@ def _kernel(kernel: Kernel) -> dict:
         "source": str(kernel.source),
         "function": kernel.function,
         "fingerprint": fingerprint.fingerprint(kernel.source, kernel.function),
+        "language": kernel.language,
+        "targets": list(kernel.targets),
+        "serves": None if kernel.serves is None else kernel.serves.text,
+        "ptx": f"{kernel.ptx // 10}.{kernel.ptx % 10}" if kernel.ptx else None,
         "choices": list(kernel.choices),
-        "parameters": [{"name": p.name, "type": p.type, "value": p.value.text} for p in kernel.parameters],
+        "parameters": [_parameter(parameter) for parameter in kernel.parameters],
         "specializations": [s.name for s in kernel.specializations],
         "bins": [{"name": b.name, "of": b.of.text, "edges": list(b.edges)} for b in kernel.bins],
         "configurations": [
@@ -118,6 +131,14 @@ def _kernel(kernel: Kernel) -> dict:
             for entry in kernel.configurations
         ],
     }
+
+
+def _parameter(parameter: Parameter) -> dict:
+    row: dict = {"name": parameter.name, "type": parameter.type, "value": parameter.value.text}
+    if parameter.descriptor is not None:
+        row["descriptor"] = parameter.descriptor.argument
+        row["box"] = [side.text for side in parameter.descriptor.box]
+    return row
 
 
 def _type(argument: Argument) -> str:

@@ -174,7 +174,10 @@ class StoreFiles:
 
     def put_entry(self, path: Path, image: StoredImage, sizes: dict[str, int]) -> None:
         """Writes an entry."""
-        content = msgspec.json.encode(Entry(self._name(path), image, sizes))
+        entry = msgspec.to_builtins(Entry(self._name(path), image, sizes))
+        if not image.info.descriptors:  # so that an entry without any is what it was before there were some
+            entry["image"]["info"].pop("descriptors", None)
+        content = msgspec.json.encode(entry)
         self._write(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
     def remove_entry(self, path: Path, reason: str | None = None) -> None:

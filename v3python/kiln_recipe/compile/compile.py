@@ -14,20 +14,23 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 from kiln_recipe import targets
 from kiln_recipe.compile import kernel_modules, mistakes
 from kiln_recipe.compile.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
 from kiln_recipe.errors import CompileError, ToolchainError
 from kiln_recipe.images import elf, image
-from kiln_recipe.images.image import Image, ImageInfo
+from kiln_recipe.images.image import DescriptorInfo, Image, ImageInfo
 from kiln_recipe.plan.model import CompileSpec
 from kiln_recipe.targets import Target
+
+if TYPE_CHECKING:
+    from triton.compiler import ASTSource
 
 # Entered with the digest of a variant's IR; gives the image of an equal IR, or None, and then holds everybody else
 # with that IR off until it is left.
@@ -92,7 +95,7 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
                 for stage in pipeline.remaining:
                     pipeline.run(stage)
                 stage = "image"
-                return Compiled(_image(pipeline, target, printed), ir, shared=False)
+                return Compiled(_image(pipeline, spec, target, printed), ir, shared=False)
     except CompileError:
         raise
     except Exception as error:
@@ -114,15 +117,16 @@ class _Pipeline:
     def __init__(self, spec: CompileSpec, target: Target, toolchain: Toolchain) -> None:
         from triton._C.libtriton import ir
         from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource, make_backend
+        from triton.compiler import make_backend
 
         function = _load_function(Path(spec.source), spec.function, spec.fingerprint)
-        self.source = ASTSource(function, dict(spec.signature), spec.constants_by_place, spec.attributes)
+        self.source = triton_source(function, spec)
         self.gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
         self.backend = make_backend(self.gpu)
         self.options = self.backend.parse_options(spec.compile_options)
         # With the IR, all that the image depends on: equal digests mean equal bytes, as with keys.
         self.identity = [image.FORMAT, toolchain.identity, target.name, target.pinned, sorted(spec.options)]
+        self.identity += [[name, value] for name, value in spec.marks.items()]
         self.stages: dict = {}
         self.backend.add_stages(self.stages, self.options, self.source.language)
         self.context = ir.context()
@@ -136,7 +140,8 @@ class _Pipeline:
         return [name for name in self.stages if name not in self.results]
 
     def lower(self) -> str:
-        """Source to Triton IR; the digest of all that the stages after it depend on."""
+        """Source to IR; the digest of all that the stages after it depend on. Triton's is simplified first; Gluon's has
+        no such stage."""
         module = self.source.make_ir(
             self.gpu,
             self.options,
@@ -145,12 +150,35 @@ class _Pipeline:
             self.context,
         )
         self.module = module
-        self.run("ttir")
+        if "ttir" in self.stages:
+            self.run("ttir")
         identity = json.dumps(self.identity) + self.module.str_nodebug()
         return hashlib.sha256(identity.encode()).hexdigest()
 
     def run(self, stage: str) -> None:
         self.module = self.results[stage] = self.stages[stage](self.module, self.metadata)
+
+
+def triton_source(function: object, spec: CompileSpec) -> ASTSource:
+    """What Triton compiles: the function with its types, constants and multiples. Of a tensor descriptor of Gluon's the
+    type names the layout of its tile in shared memory, which Triton itself chooses for its own language."""
+    from triton.compiler import ASTSource
+
+    places = (spec.constants_by_place, spec.attributes)
+    if spec.language == "triton":
+        return ASTSource(function, dict(spec.signature), *places)
+    from triton.experimental.gluon import language
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    def laid_out(kind: str) -> str:
+        found = re.fullmatch(r"tensordesc<(\w+)\[([\d,]+)\]>", kind)
+        if found is None:
+            return kind
+        sides = [int(side) for side in found[2].split(",")]
+        element = language.dtype(re.sub("^(i|u(?=[0-9]))", lambda word: {"i": "int", "u": "uint"}[word[0]], found[1]))
+        return f"{kind[:-1]},{language.NVMMASharedLayout.get_default_for(sides, element)!r}>"
+
+    return GluonASTSource(function, {name: laid_out(kind) for name, kind in spec.signature}, *places)
 
 
 class _Printed:
@@ -203,7 +231,29 @@ class _Printed:
 _LLVM_ERROR = re.compile(r"^(?:.*: )?error: .*$", re.MULTILINE)
 
 
-def _image(pipeline: _Pipeline, target: Target, printed: _Printed) -> Image:
+# Triton's number of an element type, as its compiler has it, to CUtensorMapDataType: they differ in these.
+_ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
+
+
+def descriptors_of(metadata: Mapping[str, Any]) -> tuple[DescriptorInfo, ...]:
+    """What a compile's metadata says of the tensor descriptors that its image takes.
+
+    Raises:
+        CompileError: one is of a kind that no recipe can ask for.
+    """
+    found = []
+    for row in metadata.get("tensordesc_meta") or ():
+        if row.get("fp4_padded") or row.get("is_im2col"):
+            kind = "of padded fp4" if row.get("fp4_padded") else "by im2col"
+            raise CompileError(
+                f"{metadata['name']} takes a tensor descriptor {kind}; a release has plain tiles", "image", ""
+            )
+        number = row["elem_type"]
+        found.append(DescriptorInfo(_ELEMENT_TYPES.get(number, number), row["swizzle"], tuple(row["block_size"])))
+    return tuple(found)
+
+
+def _image(pipeline: _Pipeline, spec: CompileSpec, target: Target, printed: _Printed) -> Image:
     metadata = pipeline.metadata
     code = pipeline.results[target.image_kind]
     log = printed.read()
@@ -218,7 +268,16 @@ def _image(pipeline: _Pipeline, target: Target, printed: _Printed) -> Image:
         "scratch_align": metadata.get("global_scratch_align") or 1,
         "profile_scratch": metadata.get("profile_scratch_size") or 0,
         "clusters": metadata.get("num_ctas") or 1,
+        "descriptors": descriptors_of(metadata),
     }
+    wanted = sum(kind.startswith("tensordesc") for _, kind in spec.signature)
+    if len(common["descriptors"]) != wanted:
+        raise CompileError(
+            f"{metadata['name']} for {target.name}: the image takes {len(common['descriptors'])} tensor descriptors, "
+            f"the recipe gives {wanted}",
+            "image",
+            log,
+        )
     if target.vendor == "amd":
         facts = elf.amd_facts(code)
         info = ImageInfo(
@@ -244,7 +303,7 @@ def _image(pipeline: _Pipeline, target: Target, printed: _Printed) -> Image:
         stack=report.stack,
         parameters=len(cubin.parameters),
         abi=cubin.abi,
-        ptx_version=f"{target.ptx_version // 10}.{target.ptx_version % 10}",
+        ptx_version=f"{spec.ptx_version // 10}.{spec.ptx_version % 10}",
     )
     return Image(elf.strip(code), info, pipeline.results["ptx"])
 

@@ -9,6 +9,25 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
+class DescriptorInfo:
+    """What a CUtensorMap must be like that an image takes.
+
+    Attributes:
+        element_type: a CUtensorMapDataType, 9 for bf16.
+        swizzle: a CUtensorMapSwizzle: 0 none, 1 to 3 over 32, 64 or 128 bytes.
+        box: sides of what one copy moves, outermost first: not always the kernel's tile, which may take several.
+    """
+
+    element_type: int
+    swizzle: int
+    box: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.box)
+
+
+@dataclass(frozen=True)
 class ImageInfo:
     """Facts of an image, all of them functions of its bytes and its compiler's report. Sizes are in bytes.
 
@@ -26,6 +45,7 @@ class ImageInfo:
         clusters: blocks in a cluster (num_ctas).
         abi: code-object version, or the cubin's ELF ABI.
         ptx_version: "8.8" or "".
+        descriptors: of the parameters that are tensor descriptors, in the kernel's order.
     """
 
     kind: str
@@ -42,6 +62,7 @@ class ImageInfo:
     clusters: int
     abi: int
     ptx_version: str
+    descriptors: tuple[DescriptorInfo, ...] = ()
 
 
 @dataclass(frozen=True)

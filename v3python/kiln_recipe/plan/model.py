@@ -22,11 +22,14 @@ class CompileSpec:
         source: absolute path of the kernel's module; where it lies is no part of the key.
         function: name of the Triton function in it.
         fingerprint: digest of the function's source and of all that it calls (fingerprint.py).
-        signature: (parameter, Triton type) in the function's order; constants have the type "constexpr".
+        signature: (parameter, Triton type) in the function's order; constants have the type "constexpr", descriptors
+            one such as "tensordesc<bf16[64,128]>", to which the compiler adds a layout.
         constants: (parameter, value) of the constexpr parameters.
         divisible: (parameter, 16 or 8): what it is a multiple of.
         target: name in targets.yaml.
         options: (name, value) compile options: num_warps, num_stages, waves_per_eu ...
+        language: of the source, "triton" or "gluon".
+        ptx: PTX version, 86 for 8.6, in place of the target's; 0: the target's.
     """
 
     source: str
@@ -37,6 +40,8 @@ class CompileSpec:
     divisible: tuple[tuple[str, int], ...]
     target: str
     options: tuple[tuple[str, int | float | bool | str], ...]
+    language: str = "triton"
+    ptx: int = 0
 
     def key(self, toolchain_identity: str) -> str:
         """Content address of the image: 64 hexadecimal digits. Paths, hosts and comments are no part of it."""
@@ -52,8 +57,21 @@ class CompileSpec:
                 "target": self.target,
                 "pinned": target_table.by_name(self.target).pinned,
                 "options": self.options,
+                **self.marks,
             }
         )
+
+    @property
+    def marks(self) -> dict[str, str | int]:
+        """What sets an image apart of which the language or the PTX version is not the usual one: else nothing, and its
+        key is what it was before there were others."""
+        marks: dict[str, str | int] = {} if self.language == "triton" else {"language": self.language}
+        return {**marks, "ptx": self.ptx} if self.ptx else marks
+
+    @property
+    def ptx_version(self) -> int:
+        """Of the PTX that the image is assembled from, 86 for 8.6; 0 where there is none."""
+        return self.ptx or target_table.by_name(self.target).ptx_version
 
     @property
     def constants_by_place(self) -> dict[tuple[int, ...], int | float | bool | str]:
@@ -71,8 +89,8 @@ class CompileSpec:
     def compile_options(self) -> dict[str, int | float | bool | str]:
         """The options, and what the table of targets pins besides, as Triton's backend takes them."""
         options = dict(self.options)
-        if version := target_table.by_name(self.target).ptx_version:
-            options["ptx_version"] = version
+        if self.ptx_version:
+            options["ptx_version"] = self.ptx_version
         return options
 
     @property

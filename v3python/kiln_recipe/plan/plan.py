@@ -17,6 +17,7 @@ from kiln_recipe.model import (
     ConfigurationSet,
     Kernel,
     Operation,
+    Parameter,
     Recipe,
     Rule,
     Scalar,
@@ -27,6 +28,7 @@ from kiln_recipe.model import (
 from kiln_recipe.plan.model import CompileSpec, Functional, KernelPlan, Plan, Variant, digest
 from kiln_recipe.read import document, tuning
 from kiln_recipe.read.configurations import MAX_CONFIGURATIONS
+from kiln_recipe.read.descriptors import tile
 from kiln_recipe.read.file import RecipeShape
 from kiln_recipe.read.fingerprint import fingerprint
 from kiln_recipe.read.kernel import triton_dtype
@@ -74,7 +76,7 @@ def make_plan(
         for recipe in recipes:
             rules = tuning.tuned_rules(tuning_root, recipe, target)
             for operation in recipe.operations:
-                for kernel in operation.kernels:
+                for kernel in _implementations(operation, target):
                     source = (kernel.source, kernel.function)
                     if source not in fingerprints:
                         fingerprints[source] = fingerprint(*source)
@@ -82,7 +84,7 @@ def make_plan(
                     planner.run()
                     kernels.append(planner.plan(rules.get(kernel.name, ())))
                     variants += planner.variants
-                    if selected and not planner.variants:
+                    if selected and planner.is_selected and not planner.variants:
                         empty.append(planner)
     if not variants:
         shown = spell_selection(selection)
@@ -103,6 +105,22 @@ def make_plan(
     )
 
 
+def _implementations(operation: Operation, target: Target) -> Iterator[Kernel]:
+    """Those of every kernel that are for a target.
+
+    Raises:
+        RecipeError: a kernel has none for it.
+    """
+    for step in operation.steps:
+        own = [kernel for kernel in step if kernel.is_for(target)]
+        if not own:
+            raise RecipeError(
+                f"{step[0].place}: {step[0].kernel} has no implementation for {target.name}; add one whose `targets` "
+                "mean it, or build for other targets"
+            )
+        yield from own
+
+
 def check_profile(profile: str) -> None:
     """Raises UsageError for one that there is not."""
     if profile not in PROFILES:
@@ -110,16 +128,19 @@ def check_profile(profile: str) -> None:
 
 
 def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[str, tuple[str, ...]]:
-    """By choice the selected values, as they are spelled.
+    """By choice the selected values, as they are spelled; by kernel the selected implementations.
 
     Raises:
-        UsageError: a choice or a value is none of any recipe's.
+        UsageError: a choice or a value, a kernel or an implementation, is none of any recipe's.
     """
     spellings: dict[str, dict[str, None]] = {}
     for recipe in recipes:
         for operation in recipe.operations:
             for choice in operation.choices:
                 spellings.setdefault(choice.name, {}).update(dict.fromkeys(choice.spellings))
+            for kernel in operation.kernels:
+                if kernel.implementation:
+                    spellings.setdefault(kernel.kernel, {}).setdefault(kernel.implementation)
     for name, values in selection:
         if name not in spellings:
             raise UsageError(f"the selection names the unknown choice {name!r}; {nearest(name, spellings, 'choices')}")
@@ -171,7 +192,7 @@ def _left_empty(empty: Sequence[_Planner], targets: int) -> tuple[str, ...]:
             kernels.setdefault((name, planner.target.name, selected, remedy), []).append(planner)
     places: dict[tuple[str, str, str], list[str]] = {}
     for (operation, target, selected, remedy), planners in kernels.items():
-        whole = len(planners) == len(planners[0].operation.kernels)
+        whole = len(planners) == sum(kernel.is_for(planners[0].target) for kernel in planners[0].operation.kernels)
         what = operation if whole else " and ".join(f"{operation}/{planner.kernel.name}" for planner in planners)
         places.setdefault((what, selected, remedy), []).append(target)
     return tuple(
@@ -250,7 +271,7 @@ class _Planner:
                 {c.name: c.numbers[i] for c, i in zip(self.choices, values)},
             )
             self.functionals.append(functional)
-            left_out = next(iter(self.left_out(values).values()), None)
+            left_out = self.not_selected or next(iter(self.left_out(values).values()), None)
             reasons = [left_out or self.excluded(functional, configuration) for configuration in self.configurations]
             for configuration, reason in zip(self.configurations, reasons):
                 for specialization in self.kernel.specializations:
@@ -261,6 +282,19 @@ class _Planner:
                     else:
                         self.absent[slot] = reason
                     slot += 1
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether the build takes this implementation."""
+        return not self.kernel.implementation or self.kernel.implementation in self.selection.get(
+            self.kernel.kernel, (self.kernel.implementation,)
+        )
+
+    @property
+    def not_selected(self) -> str | None:
+        """Why the build does not take this implementation, or None."""
+        selected = ",".join(self.selection.get(self.kernel.kernel, ()))
+        return None if self.is_selected else f"this build was made for {self.kernel.kernel}={selected} alone"
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """For each functional the places of its values in their choices."""
@@ -349,12 +383,7 @@ class _Planner:
         kernel = self.kernel
         compiled = configuration.overridden(specialization.overrides)
         constants = self.constants(functional, compiled) | dict.fromkeys(specialization.equal_to_one, 1)
-        types = {
-            parameter.name: f"*{triton_dtype(str(functional.values[parameter.dtype_choice]))}"
-            if parameter.dtype_choice
-            else parameter.type
-            for parameter in kernel.parameters
-        }
+        types = {parameter.name: self.type(parameter, functional, compiled) for parameter in kernel.parameters}
         spec = CompileSpec(
             source=str(kernel.source),
             function=kernel.function,
@@ -364,6 +393,8 @@ class _Planner:
             divisible=tuple(sorted(specialization.divisible, key=lambda entry: kernel.order.index(entry[0]))),
             target=self.target.name,
             options=tuple((name, compiled.mapping[name]) for name in OPTION_ORDER if name in compiled.mapping),
+            language=kernel.language,
+            ptx=kernel.ptx,
         )
         matching = [
             entry for entry in kernel.spills if self.matches(entry.when, functional, configuration, specialization)
@@ -380,8 +411,18 @@ class _Planner:
             spec=spec,
             spill_allowance=max((entry.bytes for entry in matching), default=0),
             waiver=self.waiver(functional, configuration, specialization),
-            parameter_count=len(kernel.parameters) - len(specialization.equal_to_one),
+            parameter_count=sum(p.count for p in kernel.parameters) - len(specialization.equal_to_one),
         )
+
+    def type(self, parameter: Parameter, functional: Functional, configuration: Configuration) -> str:
+        """A parameter's type, as Triton spells it; of a descriptor without the layout of its tile in shared memory."""
+        choice = parameter.dtype_choice
+        dtype = triton_dtype(str(functional.values[choice])) if choice else ""
+        if parameter.descriptor is None:
+            return f"*{dtype}" if choice else parameter.type
+        dtype = dtype or triton_dtype(str(parameter.descriptor.dtype))
+        sides = tile(parameter.descriptor, self.kernel.constants, functional.numbers, configuration)
+        return f"tensordesc<{dtype}[{','.join(map(str, sides))}]>"
 
     def waiver(
         self, functional: Functional, configuration: Configuration, specialization: Specialization
@@ -430,6 +471,11 @@ class _Planner:
                 "columns": kernel.columns,
                 "configurations": [[(n, spelled(v)) for n, v in c.values] for c in self.configurations],
                 "specializations": [(s.name, s.divisible, s.equal_to_one) for s in kernel.specializations],
-                "parameters": [(p.name, p.type) for p in kernel.parameters],
+                "parameters": [(p.name, p.type, *_rank(p)) for p in kernel.parameters],
             }
         )
+
+
+def _rank(parameter: Parameter) -> tuple[int, ...]:
+    """Of a tensor descriptor the rank, by which it takes parameters of an image."""
+    return () if parameter.descriptor is None else (parameter.descriptor.rank,)

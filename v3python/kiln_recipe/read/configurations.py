@@ -10,6 +10,7 @@ from kiln_recipe import targets
 from kiln_recipe.model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest
 from kiln_recipe.read.document import Document, Keys
 from kiln_recipe.read.file import ConfigurationsShape, KernelShape, SpecializationShape
+from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.rules import read_targets
 from kiln_recipe.read.scope import Scope, read_expression
 from kiln_recipe.suggest import nearest
@@ -18,15 +19,14 @@ MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
 
 
 def read_configurations(
-    document: Document,
-    keys: Keys,
-    shape: KernelShape,
+    implementation: Implementation,
     tunable: Sequence[str],
     switches: Sequence[str],
     scope: Scope,
 ) -> tuple[ConfigurationSet, ...]:
-    """The sets of a kernel's configurations, in the recipe's order; of `tunable`, `switches` need not be said."""
-    keys = (*keys, "configurations")
+    """The sets of a kernel's configurations, in the recipe's order; of `tunable`, `switches` need not be said. Of those
+    that implementations share each has the ones that serve its own targets."""
+    document, keys, shape = implementation.document, (*implementation.keys, "configurations"), implementation.shape
     named = [
         ConfigurationSet(read_targets(document, (*keys, i, "targets"), entry.targets), (), (), None)
         for i, entry in enumerate(shape.configurations)
@@ -37,7 +37,11 @@ def read_configurations(
         served = [t for t in targets.load() if any(n is named[i] for n in narrowest(named, t))]
         if not served:
             document.fail(here, "serves no target: narrower names of other entries take all of them")
-        backends = sorted({target.backend for target in served})
+        backends = sorted({target.backend for target in served if target in implementation.served})
+        if not backends and "configurations" in implementation.own:
+            document.fail(here, "serves none of the implementation's targets")
+        if not backends:
+            continue
         core, full = (_expand(document, here, profile, entry, tunable, shape, backends) for profile in ("core", "full"))
         if not core:
             document.fail(here, "has no core configurations; every profile needs one")
@@ -51,6 +55,8 @@ def read_configurations(
             only = inner.only_choices(shape.choices, configured, "which only a call knows")
             where = read_expression(document, (*here, "where"), entry.where, only)
         sets.append(ConfigurationSet(named[i].targets, core, full, where))
+    if not sets:
+        document.fail(keys, "has no entry that serves one of the implementation's targets")
     return tuple(sets)
 
 
@@ -83,15 +89,15 @@ def _expand(
 
 
 def read_overrides(
-    document: Document,
+    implementation: Implementation,
     keys: Keys,
     entry: SpecializationShape,
     tunable: Sequence[str],
-    shape: KernelShape,
     sets: Sequence[ConfigurationSet],
 ) -> tuple[tuple[str, Value], ...]:
     """What a specialization sets in place of the configurations' values, for every target: no option of one backend."""
-    backends = sorted({t.backend for t in targets.load() if narrowest(sets, t)})
+    document, shape = implementation.document, implementation.shape
+    backends = sorted({target.backend for target in implementation.served if narrowest(sets, target)})
     known = [*tunable, *shape.constants, *_shared_options(backends)]
     for name, value in entry.overrides.items():
         if name not in shape.constants:

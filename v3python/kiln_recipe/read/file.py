@@ -65,9 +65,20 @@ class ParameterShape(Shape, frozen=True):
     """A parameter of the kernel that is no constexpr."""
 
     type: Annotated[
-        str, Meta(description="'*fp32', '*' and a choice of dtypes, or i1, i8 to i64, u8 to u64, fp32, fp64.")
-    ]
-    value: Annotated[bool | int | float | str, Meta(description="An expression, or a number.")]
+        str | None, Meta(description="'*fp32', '*' and a choice of dtypes, or i1, i8 to i64, u8 to u64, fp32, fp64.")
+    ] = None
+    value: Annotated[bool | int | float | str | None, Meta(description="An expression, or a number.")] = None
+    descriptor: Annotated[
+        str | None,
+        Meta(description="In place of type and value: the tensor argument that the parameter is a descriptor of."),
+    ] = None
+    box: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Of a descriptor: the sides of the tile that one copy moves, a side for each dimension of the "
+            "tensor, powers of two up to 256: expressions over choices, constants and configuration values."
+        ),
+    ] = ()
 
 
 class SpecializationShape(Shape, frozen=True):
@@ -142,16 +153,25 @@ class UnavailableShape(Shape, frozen=True):
     ] = {}
 
 
-class KernelShape(Shape, frozen=True):
-    """One Triton function and how it is compiled, chosen and launched."""
+class ImplementationShape(Shape, frozen=True):
+    """A function and how it is compiled, chosen and launched."""
 
-    source: Annotated[str, Meta(description="The kernel's file, relative to the recipe.")]
-    parameters: Annotated[dict[str, ParameterShape], Meta(description="All that are no constexpr, in order.")]
-    grid: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=3, description="Blocks in each dimension.")]
-    configurations: Annotated[tuple[ConfigurationsShape, ...], Meta(min_length=1)]
+    source: Annotated[str, Meta(description="The file, relative to the recipe.")] = ""
+    parameters: Annotated[dict[str, ParameterShape], Meta(description="All that are no constexpr, in order.")] = {}
+    grid: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=3, description="Blocks in each dimension.")] = ()
+    configurations: Annotated[tuple[ConfigurationsShape, ...], Meta(min_length=1)] = ()
+    language: Annotated[Literal["triton", "gluon"], Meta(description="What the source is written in.")] = "triton"
+    targets: Annotated[
+        str | tuple[str, ...], Meta(description="Names of the targets or groups that it is for, or default: all.")
+    ] = "default"
+    serves: Annotated[
+        Text | None,
+        Meta(description="Which calls it can run: an expression, read as `when` is; every call if not said."),
+    ] = None
+    ptx: Annotated[
+        str, Meta(description="The PTX version that its images are assembled from, '8.6'; the target's if not said.")
+    ] = ""
     function: Annotated[str | None, Meta(description="Its name in the file; the kernel's own if not said.")] = None
-    when: Annotated[Text | None, Meta(description="0 leaves the kernel out of the call.")] = None
-    choices: Annotated[tuple[str, ...], Meta(description="Those that the kernel depends on.")] = ()
     constants: Annotated[
         dict[str, bool | int | float | str],
         Meta(description="constexpr parameters: numbers, or expressions over choices and configuration values."),
@@ -165,6 +185,17 @@ class KernelShape(Shape, frozen=True):
     spills: tuple[SpillShape, ...] = ()
     unavailable: tuple[UnavailableShape, ...] = ()
     summary: str = ""
+
+
+class KernelShape(ImplementationShape, frozen=True):
+    """A kernel: its only implementation, or several, for which the rest says what all share."""
+
+    when: Annotated[Text | None, Meta(description="0 leaves the kernel out of the call.")] = None
+    choices: Annotated[tuple[str, ...], Meta(description="Those that the kernel depends on.")] = ()
+    implementations: Annotated[
+        dict[str, ImplementationShape],
+        Meta(description="By name, in the order in which they are tried; the first that fits a call runs."),
+    ] = {}
 
 
 class OperationShape(Shape, frozen=True):

@@ -56,6 +56,26 @@ def signature(path: Path, function: str) -> tuple[FunctionParameter, ...]:
     )
 
 
+def language(path: Path, function: str) -> str:
+    """The language that a kernel function is written in, by its decorator: "triton" or "gluon".
+
+    Raises:
+        RecipeError: as `signature`.
+    """
+    module = _Module(path)
+    decorator = module.function(function).decorator_list[-1]
+    called = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    first, dot, rest = called.partition(".")
+    origins = [
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in module.binders.get(first, ())
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+        if first == (alias.asname or alias.name.partition(".")[0])
+    ]
+    return "gluon" if any("gluon" in f"{origin}{dot}{rest}".split(".") for origin in (*origins, called)) else "triton"
+
+
 def fingerprint(path: Path, function: str) -> str:
     """Digest of a kernel function and of everything that it calls: 64 hexadecimal digits.
 
@@ -158,14 +178,14 @@ class _Module:
             raise RecipeError(f"{self.shown}:1: has no function {name}; its functions are {listed}")
         if not found[-1].decorator_list:
             raise RecipeError(
-                f"{self.shown}:{found[-1].lineno}: {name} is no Triton function; put @triton.jit above it"
+                f"{self.shown}:{found[-1].lineno}: {name} is no Triton function; put @triton.jit or @gluon.jit above it"
             )
         for decorator in found[-1].decorator_list:
             called = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
             if called.rpartition(".")[2] != "jit":
                 raise RecipeError(
                     f"{self.shown}:{decorator.lineno}: {name} is decorated with {called}; a kernel takes @triton.jit "
-                    "alone, and the recipe says what to tune"
+                    "or @gluon.jit alone, and the recipe says what to tune"
                 )
         return found[-1]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kiln_recipe.expressions import DTYPES, Expression, parse
 from kiln_recipe.model import (
+    DESCRIPTOR,
     OPTION_ORDER,
     Argument,
     Bin,
@@ -28,8 +29,10 @@ from kiln_recipe.model import (
 )
 from kiln_recipe.read import fingerprint
 from kiln_recipe.read.configurations import distinct, read_configurations, read_overrides, switched, with_configurations
+from kiln_recipe.read.descriptors import MAX_DESCRIPTORS, check_tiles, read_descriptor, scope_of_tiles
 from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import KernelShape, ParameterShape
+from kiln_recipe.read.file import KernelShape
+from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.rules import Vocabulary, read_rules, read_when
 from kiln_recipe.read.scope import Scope, check_name, read_expression
 from kiln_recipe.suggest import nearest
@@ -62,37 +65,37 @@ class ReadKernel:
 
 
 def read_kernel(
-    document: Document,
-    keys: Keys,
     name: str,
-    shape: KernelShape,
+    implementation: Implementation,
     arguments: Sequence[Argument],
     choices: Sequence[Choice],
     workspaces: Sequence[Workspace],
     scope: Scope,
 ) -> ReadKernel:
-    """One kernel of an operation.
+    """One implementation of a kernel of an operation.
 
     Args:
+        name: of the kernel.
         scope: of the operation: arguments, definitions, choices and workspaces.
 
     Raises:
         RecipeError: something in it does not hold.
     """
+    document, keys, shape = implementation.document, implementation.keys, implementation.shape
     function = shape.function or name
     source, signature = _function(document, keys, shape, function)
     own = _choices(document, keys, shape, choices)
     constexprs = [parameter.name for parameter in signature if parameter.constexpr]
     switches = switched(shape)
     tunable = [name for name in constexprs if name not in shape.constants or name in switches]
-    sets = read_configurations(document, keys, shape, tunable, switches, scope)
+    sets = read_configurations(implementation, tunable, switches, scope)
     all_configurations = distinct(c for entry in sets for c in (*entry.core, *entry.full))
     columns = _columns(document, keys, tunable, all_configurations, scope)
     inner = with_configurations(scope, columns, all_configurations, switches)
-    parameters = _parameters(document, keys, shape, own, arguments, inner)
     constants = _constants(document, keys, shape, constexprs, inner)
+    parameters = _parameters(implementation, own, arguments, constants, inner)
     _refuse_unused_choices(document, keys, own, parameters, constants)
-    specializations = _specializations(document, keys, shape, parameters, tunable, sets)
+    specializations = _specializations(implementation, parameters, tunable, sets)
     bins = _bins(document, keys, shape, own, columns, scope)
     words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
     zeros, requirements = _zeros(document, keys, shape, arguments, workspaces, inner)
@@ -101,9 +104,12 @@ def read_kernel(
     x, y, z = (*grid, *(parse("1"),) * (3 - len(grid)))
     on_host = (*grid, *(p.value for p in parameters), *(e for zero in zeros for e in (zero.address, zero.bytes)))
     _refuse_overrides(document, keys, specializations, on_host)
-    when = None if shape.when is None else read_expression(document, (*keys, "when"), shape.when, scope)
+    when, serves = (
+        None if text is None else read_expression(document, (*keys, key), text, scope)
+        for key, text in (("when", shape.when), ("serves", shape.serves))
+    )
     kernel = Kernel(
-        name=name,
+        name=f"{name}.{implementation.name}" if implementation.name else name,
         summary=shape.summary,
         source=source,
         function=function,
@@ -122,7 +128,13 @@ def read_kernel(
         spills=_spills(document, keys, shape, words),
         unavailable=_unavailable(document, keys, shape, words),
         place=document.place(keys),
+        implementation=implementation.name,
+        language=shape.language,
+        targets=implementation.targets,
+        serves=serves,
+        ptx=implementation.ptx,
     )
+    check_tiles(document, (*keys, "parameters"), kernel, own)
     return ReadKernel(kernel, requirements)
 
 
@@ -135,6 +147,13 @@ def _function(
         document.fail((*keys, "source"), f"there is no file {shape.source} (at {source})")
     shown = Path(document.path.parent, shape.source)
     signature = fingerprint.signature(shown, function)
+    language = fingerprint.language(shown, function)
+    if language != shape.language:
+        document.fail(
+            (*keys, "language"),
+            f"{function} of {shape.source} is decorated as a function of {language.capitalize()}; the recipe says "
+            f"`language: {shape.language}`",
+        )
     fingerprint.sources(shown, function)  # so that what it may not import is said now
     _check_signature(document, keys, shape, signature, function)
     return source, signature
@@ -245,19 +264,32 @@ def _check_signature(
 
 
 def _parameters(
-    document: Document,
-    keys: Keys,
-    shape: KernelShape,
+    implementation: Implementation,
     own: Sequence[Choice],
     arguments: Sequence[Argument],
+    constants: Sequence[tuple[str, Expression | Scalar]],
     scope: Scope,
 ) -> tuple[Parameter, ...]:
-    keys = (*keys, "parameters")
+    document, keys, shape = implementation.document, (*implementation.keys, "parameters"), implementation.shape
     floats = {argument.name: argument for argument in arguments if argument.kind == "float"}
-    result = []
+    tiles = scope_of_tiles(scope, shape.choices, constants)
+    result: list[Parameter] = []
     for name, parameter in shape.parameters.items():
+        if parameter.descriptor is not None:
+            served = implementation.served
+            here = (*keys, name)
+            result.append(
+                read_descriptor(document, here, name, parameter, arguments, shape.choices, served, scope, tiles)
+            )
+            if sum(entry.descriptor is not None for entry in result) > MAX_DESCRIPTORS:
+                document.fail(here, f"a kernel can have {MAX_DESCRIPTORS} tensor descriptors")
+            continue
+        if parameter.box:
+            document.fail((*keys, name, "box"), f"{name} has a box and no `descriptor`, which names its tensor")
+        if parameter.type is None or parameter.value is None:
+            document.fail((*keys, name), f"{name} lacks the field {'type' if parameter.type is None else 'value'!r}")
         kind, dtype_choice = _type(document, (*keys, name, "type"), name, parameter.type, own)
-        value = _value(document, (*keys, name, "value"), name, kind, parameter, floats, scope)
+        value = _value(document, (*keys, name, "value"), name, kind, parameter.value, floats, scope)
         result.append(Parameter(name, kind, dtype_choice, value))
     return tuple(result)
 
@@ -288,19 +320,19 @@ def _value(
     keys: Keys,
     name: str,
     kind: str,
-    parameter: ParameterShape,
+    value: bool | float | str,
     floats: Mapping[str, Argument],
     scope: Scope,
 ) -> Expression:
-    text = str(parameter.value).strip()
+    text = str(value).strip()
     if not kind.startswith("fp"):
-        if isinstance(parameter.value, float):
-            document.fail(keys, f"{name} is of type {kind} and cannot be {parameter.value}")
+        if isinstance(value, float):
+            document.fail(keys, f"{name} is of type {kind} and cannot be {value}")
         return read_expression(document, keys, text, scope)
     if text in floats:
         scope.used.add(text)
         return parse(text)
-    if isinstance(parameter.value, bool) or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf", text):
+    if isinstance(value, bool) or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf", text):
         document.fail(
             keys, f"{name} is of type {kind}: its value must be a floating argument alone or a number, not {text!r}"
         )
@@ -342,14 +374,12 @@ def _refuse_unused_choices(
 
 
 def _specializations(
-    document: Document,
-    keys: Keys,
-    shape: KernelShape,
+    implementation: Implementation,
     parameters: Sequence[Parameter],
     tunable: Sequence[str],
     sets: Sequence[ConfigurationSet],
 ) -> tuple[Specialization, ...]:
-    keys = (*keys, "specializations")
+    document, keys, shape = implementation.document, (*implementation.keys, "specializations"), implementation.shape
     if not shape.specializations:
         return (Specialization("generic", (), ()),)
     types = {parameter.name: parameter.type for parameter in parameters}
@@ -360,6 +390,8 @@ def _specializations(
                 here = (*keys, name, field, position)
                 if parameter not in types:
                     document.fail(here, f"unknown parameter {parameter!r}; {nearest(parameter, types, 'parameters')}")
+                if types[parameter] == DESCRIPTOR:
+                    document.fail(here, f"{parameter} is a tensor descriptor, whose tensor is aligned in any case")
                 if types[parameter].startswith("fp") or (field == "equal_to_1" and types[parameter].startswith("*")):
                     document.fail(here, f"{parameter} is of type {types[parameter]}, which cannot be {field}")
         divisible = [(n, 16) for n in entry.divisible_by_16] + [(n, 8) for n in entry.divisible_by_8]
@@ -369,7 +401,7 @@ def _specializations(
             if factor == 8 and parameter in entry.divisible_by_16:
                 document.fail((*keys, name), f"{parameter} is a multiple of 16, and so of 8: name it once")
         check_name(document, (*keys, name), name, "a specialization")
-        overrides = read_overrides(document, (*keys, name, "overrides"), entry, tunable, shape, sets)
+        overrides = read_overrides(implementation, (*keys, name, "overrides"), entry, tunable, sets)
         result.append(Specialization(name, tuple(divisible), tuple(entry.equal_to_1), overrides))
     if result[-1].divisible or result[-1].equal_to_one:
         document.fail(

@@ -23,7 +23,8 @@ from kiln_recipe.model import (
     Workspace,
 )
 from kiln_recipe.read.document import Document, Keys, read
-from kiln_recipe.read.file import ArgumentShape, ChoiceShape, OperationShape, RecipeShape
+from kiln_recipe.read.file import MAX_KERNELS, ArgumentShape, ChoiceShape, OperationShape, RecipeShape
+from kiln_recipe.read.implementations import read_implementations, refuse_unreachable
 from kiln_recipe.read.kernel import read_kernel
 from kiln_recipe.read.scope import Scope, check_name, read_expression
 from kiln_recipe.suggest import nearest
@@ -62,14 +63,14 @@ def load(path: Path | str, native: bool = True) -> Recipe:
         keys = ("operations", name)
         check_name(document, keys, name, "an operation")
         operations.append(_operation(document, keys, name, operation))
-        for kernel in operations[-1].kernels:
-            if kernel.name in owners:
+        for kernel in operation.kernels:
+            if kernel in owners:
                 document.fail(
-                    (*keys, "kernels", kernel.name),
-                    f"the operation {owners[kernel.name]} has a kernel {kernel.name} too; tuning files name kernels, "
+                    (*keys, "kernels", kernel),
+                    f"the operation {owners[kernel]} has a kernel {kernel} too; tuning files name kernels, "
                     "so give each of a family a name of its own (and say `function:`)",
                 )
-            owners[kernel.name] = name
+            owners[kernel] = name
     files = Native((), ())
     if native:
         files = Native(
@@ -140,9 +141,18 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
     for kernel, kernel_shape in shape.kernels.items():
         here = (*keys, "kernels", kernel)
         check_name(document, here, kernel, "a kernel")
-        read_one = read_kernel(document, here, kernel, kernel_shape, arguments, choices, tuple(workspaces), everything)
-        kernels.append(read_one.kernel)
-        contiguous += [r for r in read_one.requirements if r not in contiguous]
+        implementations = read_implementations(document, here, kernel_shape)
+        if kernel_shape.implementations and kernel in shape.choices:
+            document.fail(here, f"{kernel!r} is a choice too, and a selection could not tell them apart; rename one")
+        for implementation in implementations:
+            read_one = read_kernel(kernel, implementation, arguments, choices, tuple(workspaces), everything)
+            kernels.append(read_one.kernel)
+            contiguous += [r for r in read_one.requirements if r not in contiguous]
+        refuse_unreachable(document, here, kernels[-len(implementations) :])
+    if len(kernels) > MAX_KERNELS:
+        document.fail(
+            (*keys, "kernels"), f"has {len(kernels)} kernels with their implementations; it can have {MAX_KERNELS}"
+        )
     operation = Operation(
         name,
         shape.summary,

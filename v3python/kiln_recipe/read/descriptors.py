@@ -1,0 +1,200 @@
+"""Reads the parameters that are tensor descriptors, and what tiles they copy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, Expression, Fault
+from kiln_recipe.model import (
+    DESCRIPTOR,
+    Argument,
+    Choice,
+    Configuration,
+    ConfigurationSet,
+    Descriptor,
+    Kernel,
+    Parameter,
+    Scalar,
+    Value,
+)
+from kiln_recipe.read.document import Document, Keys
+from kiln_recipe.read.file import ParameterShape
+from kiln_recipe.read.scope import Scope, read_expression
+from kiln_recipe.suggest import nearest
+from kiln_recipe.targets import Target
+
+MAX_DESCRIPTORS = 8  # KILN_MAX_DESCRIPTORS
+MAX_RANK = 5  # KILN_MAX_DESCRIPTOR_RANK
+LONGEST_SIDE = 256  # of a box
+GRANULE = 16  # bytes: the innermost side is a multiple
+
+Constants = Sequence[tuple[str, Expression | Scalar]]
+
+
+def read_descriptor(
+    document: Document,
+    keys: Keys,
+    name: str,
+    shape: ParameterShape,
+    arguments: Sequence[Argument],
+    choices: Sequence[str],
+    served: Sequence[Target],
+    scope: Scope,
+    tile_scope: Scope,
+) -> Parameter:
+    """A parameter that is a tensor descriptor.
+
+    Args:
+        choices: names of those that the kernel lists.
+        served: the targets that it is compiled for.
+        scope: of the kernel's parameters.
+        tile_scope: of boxes: `scope_of_tiles`.
+
+    Raises:
+        RecipeError: it is of no tensor, its box has another rank or reads what no image knows, or a target has no
+            tensor descriptors.
+    """
+    for field in ("type", "value"):
+        if getattr(shape, field) is not None:
+            document.fail((*keys, field), f"{name} is a tensor descriptor: its {field} follows from the tensor")
+    tensors = {argument.name: argument for argument in arguments if argument.kind == "tensor"}
+    given = shape.descriptor or ""
+    if given not in tensors:
+        known = next((argument for argument in arguments if argument.name == given), None)
+        why = "is a scalar" if known else f"is not an argument; {nearest(given, tensors, 'tensors')}"
+        document.fail((*keys, "descriptor"), f"{name} must be the descriptor of a tensor, and {given!r} {why}")
+    tensor = tensors[given]
+    if not 1 <= tensor.rank <= MAX_RANK:
+        document.fail(
+            (*keys, "descriptor"), f"{given} has rank {tensor.rank}; a tensor descriptor has from 1 to {MAX_RANK}"
+        )
+    if len(shape.box) != tensor.rank:
+        document.fail(
+            (*keys, "box") if shape.box else keys,
+            f"the box of {name} has {len(shape.box)} sides, and {given} has rank {tensor.rank}; give a side for each "
+            "dimension",
+        )
+    if tensor.dtype_choice is not None and tensor.dtype_choice not in choices:
+        document.fail(
+            (*keys, "descriptor"),
+            f"the dtype of {given} is the choice {tensor.dtype_choice}, which the kernel does not list: `choices` has "
+            f"{', '.join(choices) or 'none'}",
+        )
+    for target in served:
+        if not target.tensor_descriptors:
+            what = "AMD's GPUs" if target.vendor == "amd" else "NVIDIA's GPUs before Hopper"
+            document.fail(
+                keys,
+                f"{name} is a tensor descriptor, and {what} ({target.name}) have none; say for which `targets` the "
+                "implementation is, such as [hopper]",
+            )
+
+    def axes(what: str) -> tuple[Expression, ...]:
+        texts = (f"{given}.{what}[{axis}]" for axis in range(tensor.rank))
+        return tuple(read_expression(document, keys, text, scope) for text in texts)
+
+    box = tuple(read_expression(document, (*keys, "box", i), side, tile_scope) for i, side in enumerate(shape.box))
+    descriptor = Descriptor(given, tensor.dtype, axes("size"), axes("stride"), box)
+    address = read_expression(document, keys, f"{given}.data", scope)
+    return Parameter(name, DESCRIPTOR, tensor.dtype_choice, address, descriptor)
+
+
+def scope_of_tiles(scope: Scope, choices: Sequence[str], constants: Constants) -> Scope:
+    """What the sides of a box may read: choices, configuration values and constants that are whole numbers."""
+    whole = [name for name, value in constants if isinstance(value, (Expression, bool, int)) and not scope.knows(name)]
+    configured = [name for name in scope.names if scope.names[name] == "a value of configurations"]
+    return scope.with_names(whole, "constant").only_choices(
+        choices, [*configured, *whole], "which no image knows; a box follows from choices, constants and configurations"
+    )
+
+
+def tile(
+    descriptor: Descriptor, constants: Constants, numbers: Mapping[str, int], configuration: Configuration
+) -> tuple[int, ...]:
+    """The sides of a descriptor's tile in an image.
+
+    Args:
+        constants: of the kernel.
+        numbers: by choice its value.
+
+    Raises:
+        Fault: a side overflows, or divides by zero.
+    """
+    known = {**numbers, **{n: int(v) for n, v in configuration.values if not isinstance(v, str)}}
+    for name, value in constants:
+        if name in known or isinstance(value, (float, str)):
+            continue
+        known[name] = value.evaluate(known) if isinstance(value, Expression) else int(value)
+    return tuple(side.evaluate(known) for side in descriptor.box)
+
+
+def check_tiles(document: Document, keys: Keys, kernel: Kernel, choices: Sequence[Choice]) -> None:
+    """Holds every tile of every descriptor against what a copy can move.
+
+    Args:
+        keys: of the kernel's parameters.
+        choices: those of the kernel.
+
+    Raises:
+        RecipeError: a side is no power of two or too long, or the innermost has an odd number of bytes.
+    """
+    for parameter in kernel.descriptors:
+        for numbers, values, configuration in _images(kernel, choices):
+            _check_tile(document, (*keys, parameter.name, "box"), kernel, parameter, numbers, values, configuration)
+
+
+def _images(
+    kernel: Kernel, choices: Sequence[Choice]
+) -> Iterator[tuple[Mapping[str, int], Mapping[str, Value], Configuration]]:
+    """The settings that images are compiled with, as far as tiles depend on them."""
+    for place in itertools.product(*(range(len(choice.values)) for choice in choices)):
+        numbers = {choice.name: choice.numbers[i] for choice, i in zip(choices, place)}
+        values = {choice.name: choice.values[i] for choice, i in zip(choices, place)}
+        for entry in kernel.configurations:
+            for configuration in (*entry.core, *entry.full):
+                if entry.where is None or _holds(entry, numbers, configuration):
+                    for specialization in kernel.specializations:
+                        yield numbers, values, configuration.overridden(specialization.overrides)
+
+
+def _holds(entry: ConfigurationSet, numbers: Mapping[str, int], configuration: Configuration) -> bool:
+    assert entry.where is not None
+    values = {name: int(value) for name, value in configuration.values if not isinstance(value, str)}
+    try:
+        return entry.where.evaluate({**numbers, **values}) != 0
+    except Fault:
+        return False  # which the plan tells
+
+
+def _check_tile(
+    document: Document,
+    keys: Keys,
+    kernel: Kernel,
+    parameter: Parameter,
+    numbers: Mapping[str, int],
+    values: Mapping[str, Value],
+    configuration: Configuration,
+) -> None:
+    assert parameter.descriptor is not None
+    setting = " ".join((*(f"{n}={v}" for n, v in values.items()), configuration.name))
+    try:
+        sides = tile(parameter.descriptor, kernel.constants, numbers, configuration)
+    except Fault as fault:
+        document.fail(keys, f"the box of {parameter.name} ends in {fault} for {setting}")
+    for place, side in enumerate(sides):
+        if not 1 <= side <= LONGEST_SIDE or side & (side - 1):
+            document.fail(
+                (*keys, place),
+                f"the box of {parameter.name} has the side {side} for {setting}; a side is a power of two up to "
+                f"{LONGEST_SIDE}",
+            )
+    dtype = parameter.descriptor.dtype
+    if parameter.dtype_choice is not None:
+        dtype = next(name for name, code in DTYPES.items() if code == numbers[parameter.dtype_choice])
+    if dtype is not None and sides[-1] * DTYPE_BYTES[dtype] % GRANULE:
+        document.fail(
+            (*keys, len(sides) - 1),
+            f"the innermost side of the box of {parameter.name} has {sides[-1] * DTYPE_BYTES[dtype]} bytes for "
+            f"{setting}; it must be a multiple of {GRANULE}",
+        )

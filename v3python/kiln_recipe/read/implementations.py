@@ -1,0 +1,120 @@
+"""Reads which implementations a kernel has: each as if it were a kernel by itself, with what all of them share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from kiln_recipe import targets
+from kiln_recipe.model import Kernel
+from kiln_recipe.read.document import Document, Keys
+from kiln_recipe.read.file import ImplementationShape, KernelShape
+from kiln_recipe.read.rules import read_targets
+from kiln_recipe.read.scope import check_name
+from kiln_recipe.targets import Target
+
+_REQUIRED = ("source", "parameters", "grid", "configurations")
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """What there is to read of one.
+
+    Attributes:
+        name: "hopper"; "" of a kernel that has no `implementations`.
+        document, keys: where its fields stand; those that it shares lead to the kernel's own lines.
+        shape: the kernel's, with this implementation's fields in place of its own.
+        own: names of the fields that the implementation does not share.
+        targets, served: names of the targets that it is for; those targets.
+        ptx: 86 for 8.6; 0: the target's.
+    """
+
+    name: str
+    document: Document
+    keys: Keys
+    shape: KernelShape
+    own: frozenset[str]
+    targets: tuple[str, ...]
+    served: tuple[Target, ...]
+    ptx: int
+
+
+def read_implementations(document: Document, keys: Keys, shape: KernelShape) -> list[Implementation]:
+    """Those of a kernel, in the order in which calls try them.
+
+    Raises:
+        RecipeError: something in one does not hold, before its function is looked at.
+    """
+    if not shape.implementations:
+        if (*keys, "implementations") in document.lines:
+            document.fail(
+                (*keys, "implementations"), "has no entry; leave it out where a kernel has one implementation"
+            )
+        return [_read(document, keys, "", shape, frozenset(ImplementationShape.__struct_fields__))]
+    found = []
+    for name, own in shape.implementations.items():
+        here = (*keys, "implementations", name)
+        check_name(document, here, name, "an implementation")
+        given = frozenset(field for field in ImplementationShape.__struct_fields__ if (*here, field) in document.lines)
+        merged = msgspec.structs.replace(shape, implementations={}, **{field: getattr(own, field) for field in given})
+        # Of what is shared a mistake lies where it is written.
+        shared = {
+            (*here, *line_keys[len(keys) :]): line
+            for line_keys, line in document.lines.items()
+            if line_keys[: len(keys)] == keys and len(line_keys) > len(keys) and line_keys[len(keys)] not in given
+        }
+        seen_from_here = replace(document, lines={**shared, **document.lines})
+        found.append(_read(seen_from_here, here, name, merged, given))
+    return found
+
+
+def refuse_unreachable(document: Document, keys: Keys, kernels: Sequence[Kernel]) -> None:
+    """Refuses an implementation that no call can get, since on each of its targets an earlier one takes every call."""
+    taken: dict[str, str] = {}  # by target the implementation that takes every call
+    for kernel in kernels:
+        own = [target for target in targets.load() if kernel.is_for(target)]
+        if own and all(target.name in taken for target in own):
+            document.fail(
+                (*keys, "implementations", kernel.implementation),
+                f"{kernel.name} is never reached: on each of its targets {taken[own[0].name]}, which stands before it, "
+                "serves every call",
+            )
+        conditions = (kernel.serves, kernel.descriptors, kernel.ptx, kernel.unavailable)
+        if not any(conditions) and not any(entry.where for entry in kernel.configurations):
+            taken |= {target.name: kernel.name for target in own if target.name not in taken}
+
+
+def _read(document: Document, keys: Keys, name: str, shape: KernelShape, own: frozenset[str]) -> Implementation:
+    for field in _REQUIRED:
+        if field in ImplementationShape.__struct_fields__ and (*keys, field) not in document.lines:
+            document.fail(keys, f"{'.'.join(map(str, keys))} lacks the field {field!r}")
+    names = read_targets(document, (*keys, "targets"), shape.targets)
+    served = tuple(target for target in targets.load() if any(map(target.is_called, names)))
+    return Implementation(
+        name, document, keys, shape, own, names, served, _ptx(document, (*keys, "ptx"), shape, served)
+    )
+
+
+def _ptx(document: Document, keys: Keys, shape: KernelShape, served: Sequence[Target]) -> int:
+    if keys not in document.lines:
+        return 0
+    if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", shape.ptx):
+        document.fail(keys, f"ptx is {shape.ptx!r}; it must be a version such as '8.6'")
+    version = int(shape.ptx.replace(".", ""))
+    for target in served:
+        if not target.ptx_version:
+            document.fail(
+                keys,
+                f"an image for {target.name}, which the implementation is for too, is made without PTX; leave ptx out, "
+                "or say `targets`",
+            )
+        if version < target.ptx_version:
+            lowest = f"{target.ptx_version // 10}.{target.ptx_version % 10}"
+            document.fail(keys, f"ptx is {shape.ptx}; images for {target.name} need {lowest} at least")
+    if version not in targets.PTX_DRIVERS:
+        most = max(targets.PTX_DRIVERS)
+        document.fail(keys, f"ptx is {shape.ptx}; the assembler takes up to {most // 10}.{most % 10}")
+    return version
