@@ -49,7 +49,7 @@ HEAD = """\
 # What bad input prints
 
 Written by `docs/bad_input.py`, which does all of this for real and fails where a row is not as expected. The exit codes
-are in [README.md](../README.md#exit-codes). Builds print progress as well: shown is the line that speaks of the
+are in [reference.md](reference.md#exit-codes). Builds print progress as well: shown is the line that speaks of the
 mistake, cut at 300 characters, with names such as `<output>` and `<digest>` in place of what differs from one time to
 the next. The calls run on the recording driver of `tests/runtime`, which stands in for the vendors' drivers.
 

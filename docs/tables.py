@@ -1,6 +1,6 @@
-"""Fills the tables of README.md from the code: `PYTHONPATH=v3python python3 docs/tables.py`.
+"""Fills the tables of docs/reference.md from the code: `PYTHONPATH=v3python python3 docs/tables.py`.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; tests/test_readme.py fails where one is out of date.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; tests/test_readme.py fails if one is out of date.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kiln_build import cli
 from kiln_build.options import variables
 from kiln_recipe import errors, targets
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+PAGE = Path(__file__).resolve().parent / "reference.md"
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all
 
 
@@ -60,4 +60,4 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(filled(README.read_text()))
+    PAGE.write_text(filled(PAGE.read_text()))

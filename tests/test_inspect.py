@@ -64,7 +64,7 @@ def folder(tmp_path) -> Path:
 
 
 def run(*words: object, having: tuple[str, ...] = PACKAGES) -> subprocess.CompletedProcess:
-    """`PYTHONPATH=v3python python3 -m kiln ...`, as the README has it."""
+    """`PYTHONPATH=v3python python3 -m kiln_build ...`, as docs/reference.md has it."""
     return python("-m", "kiln_build", *words, having=having, path=str(ROOT / "v3python"))
 
 

@@ -37,7 +37,7 @@ def test_places(small):
 
 @pytest.mark.parametrize("path", recipe.find(Path(__file__).parents[1]), ids=lambda path: path.parent.name)
 def test_every_expression_of_the_tree_can_be_rendered(path):
-    """Each in the scope that Technical.md, 'Expressions', gives its place."""
+    """Each in the scope that docs/recipes.md, 'Expressions', gives its place."""
     for operation in recipe.load(path).operations:
         places = layout(operation)
         early = [d.value for d in operation.definitions] + [r.that for r in operation.requirements]

@@ -113,9 +113,13 @@ def test_the_benchmarks_page_names_what_each_row_ran(tmp_path):
 FIGURE = re.compile(r"\d(?:\.\d+)? *(?:µs|us|ms|TB/s|TFLOP/s|times the speed|of the speed)\b|\b[01]\.\d\d\b")
 
 
-@pytest.mark.parametrize("page", ["README.md", "Technical.md", "CHANGELOG.md", "docs/linking.md", "docs/packaging.md"])
+@pytest.mark.parametrize(
+    "page",
+    [path for pattern in ("*.md", "docs/*.md") for path in sorted(ROOT.glob(pattern))],
+    ids=lambda path: path.name,
+)
 def test_figures_are_on_the_pages_of_measurements_alone(page):
     """Where a text leads to one it repeats none of its figures, which would be old when the page is new."""
-    for paragraph in (ROOT / page).read_text().split("\n\n"):
+    for paragraph in page.read_text().split("\n\n"):
         if re.search(r"measurements/[\w-]+\.md", paragraph):
             assert not FIGURE.search(paragraph), paragraph

@@ -46,7 +46,7 @@ RULES = ("pack", "header", "index", "counts", "group", "group_row", "image_row",
 
 
 def test_the_grammar_is_the_same_wherever_it_stands():
-    documented = grammar("Technical.md")
+    documented = grammar("docs/formats.md")
     assert set(documented) == set(RULES)
     assert grammar("v3python/kiln_build/artifacts/pack.py", "v3python/kiln_build/artifacts/split.py") == documented
     assert grammar("csrc/core/pack.h", "csrc/core/split.h") == documented

@@ -1,4 +1,4 @@
-"""The README says what is: its tables, its program, its links."""
+"""The README and the pages: their tables, programs, links, and what a release contains."""
 
 from __future__ import annotations
 
@@ -15,32 +15,54 @@ from kiln_build.release import package
 from kiln_recipe.read import recipe
 from small_release import ROOT, VERSION, small_release
 
-README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+PAGES = [
+    "README.md",
+    "Technical.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+]
 
 sys.path.insert(0, str(ROOT / "docs"))
 import tables  # noqa: E402
 
 
 def test_tables_are_those_of_the_code():
-    assert tables.filled(README) == README, "run: PYTHONPATH=v3python python3 docs/tables.py"
-    assert README.count("<!-- table: ") == len(tables.tables())
+    assert tables.filled(REFERENCE) == REFERENCE, "run: PYTHONPATH=v3python python3 docs/tables.py"
+    assert REFERENCE.count("<!-- table: ") == len(tables.tables())
     assert all(len(table.splitlines()) > 3 for table in tables.tables().values())
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/packaging.md", "CHANGELOG.md", "Technical.md"])
+def anchors(page: Path) -> set[str]:
+    """What links may name of a page: its headings, in small letters with hyphens."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    text = (ROOT / page).read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("https://") or ((ROOT / page).parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", (ROOT / page).read_text()):
+        if link.startswith("https://"):
+            continue
+        path = (ROOT / page).parent / link if link else ROOT / page
+        assert path.exists(), link
+        assert not anchor or anchor in anchors(path), (link, anchor)
+
+
+def test_the_readme_names_the_commands_that_scripts_rely_on():
+    readme = (ROOT / "README.md").read_text()
+    assert 'bash build.sh input tmpfs output 0.1.0b "MI300X;MI200;Navi31;sm_80;sm_90"' in readme
+    assert "\nbash test.sh " in readme
 
 
 @pytest.mark.parametrize("compiler", [["gcc", "-std=c99", "-pedantic"], ["g++", "-x", "c++", "-std=c++17"], ["clang"]])
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_programs_compile_with_the_headers_alone(tmp_path, compiler, number):
+@pytest.mark.parametrize("page", ["README.md", "docs/recipes.md"])
+def test_the_programs_compile_with_the_headers_alone(tmp_path, compiler, page):
     """Attention, and an operation of the family norm, whose header is generated."""
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"{compiler[0]} is not installed")
-    program = re.findall(r"```c\n(.*?)```", README, re.DOTALL)[number]
+    (program,) = re.findall(r"```c\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     (tmp_path / "kiln").mkdir()
     norm = generate.family_header(recipe.load(ROOT / "examples/family/recipe.yaml"), VERSION)
     (tmp_path / "kiln/norm.h").write_text(norm)
@@ -53,14 +75,14 @@ def test_the_programs_compile_with_the_headers_alone(tmp_path, compiler, number)
     subprocess.run([*compiler, *flags, "program.c"], cwd=tmp_path, check=True)
 
 
-def test_what_is_in_a_release_is_what_the_readme_lists(tmp_path):
+def test_what_is_in_a_release_is_what_the_reference_lists(tmp_path):
     """The toy family's release has none of the libraries that offer the flash family by another's interface."""
     header = tmp_path / "triton/backends/amd/include/hip/hip_runtime_api.h"
     header.parent.mkdir(parents=True)
     header.touch()
     found = adapters.find(ROOT, tmp_path, "")
     adapted = {name for adapter in found for name in (adapter.library, *adapter.links)}
-    section = README.partition("## What is in a release")[2].partition("```\n")[2].partition("```")[0]
+    section = REFERENCE.partition("## What is in a release")[2].partition("```\n")[2].partition("```")[0]
     for line in section.splitlines():
         path = Path(line.split()[0].rstrip(",").removeprefix("kiln/").replace("_flash", "_toy"))
         assert path.name in adapted or list(small_release().stage.glob(str(path))), path
@@ -87,10 +109,3 @@ def test_pages_name_no_place_of_one_machine():
     for page in pages:
         for path in re.findall(r"(?<![\w.>/)}$:*-])/[A-Za-z][\w.-]*(?:/[\w.-]+)*", page.read_text()):
             assert path.startswith(PLACES), (page, path)
-
-
-def test_lines_are_not_too_long_to_read():
-    """Those of scripts, and of the pages in folders that one looks into without this one's; tables set aside."""
-    for path in [*tracked(".sh"), ROOT / ".ci/run", ROOT / "input/README.md", ROOT / "dockerfile/README.md"]:
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            assert len(line) <= 120 or line.startswith("|"), (path, number)

@@ -1,4 +1,4 @@
-// Reads packs. The grammar, little-endian (Technical.md, 'Packs', gives the why; the writer is
+// Reads packs. The grammar, little-endian (docs/formats.md, 'Packs', says why; the writer is
 // kiln_build.artifacts.pack):
 //
 //   pack    = header index group*

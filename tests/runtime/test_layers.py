@@ -1,4 +1,4 @@
-"""The runtime's files in the order of Technical.md: each knows only those above it."""
+"""The runtime's files in the order of docs/runtime.md: each knows only those above it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from nativebuild import CORE, ROOT
 
 
 def layers() -> list[str]:
-    """The sources in the order of the table in Technical.md, 'The runtime'."""
-    text = (ROOT / "Technical.md").read_text().split("\n## The runtime\n", 1)[1]
+    """The sources in the order of the table in docs/runtime.md, 'The core'."""
+    text = (ROOT / "docs/runtime.md").read_text().split("\n## The core\n", 1)[1]
     rows = re.findall(r"^\| (`.*?) \|", text.split("\n\n*", 1)[0], re.M)
     return [name for row in rows for name in re.findall(r"`(\w+\.cc)`", row)]
 

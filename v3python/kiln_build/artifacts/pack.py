@@ -1,6 +1,6 @@
 """Packs: the archive that holds one target's images. Written here, read here and by csrc/core/pack.cc.
 
-The grammar (Technical.md, 'Packs', gives the why), little-endian:
+The grammar (docs/formats.md, 'Packs', says why), little-endian:
 
     pack    = header index group*
     header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64

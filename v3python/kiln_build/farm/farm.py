@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
     from kiln_recipe.plan.model import CompileSpec, Variant
 
-# What a compile of the largest kernels takes resident (Technical.md, 'The farm'); more is found out by trying.
+# What a compile of the largest kernels takes resident (docs/build.md, 'The farm'); more is found out by trying.
 JOB_MEMORY = 1 << 30
 # RLIMIT_DATA counts what is reserved, of which not all is ever touched.
 _RESERVED_PER_RESIDENT = 2

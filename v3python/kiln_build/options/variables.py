@@ -1,5 +1,5 @@
 """Every environment variable that Kiln reads: its name, the field that it becomes, how it is read and spelled, and its
-meaning for --help, the README and the warning about others.
+meaning for --help, docs/reference.md and the warning about others.
 
 Standard library only. Which folders and files they name is looked at by `options.py`.
 """

@@ -72,7 +72,7 @@ class Call:
 
     Attributes:
         name: "flash.attn_fwd".
-        values: what expressions read (Technical.md, 'Expressions'); a floating argument's are a double's bits.
+        values: what expressions read (docs/recipes.md, 'Expressions'); a floating argument's are a double's bits.
         asked: by choice the value that the call wants, whatever serves it.
         chosen: by choice the place of the value that serves it; -1 where none does.
         skipped: there is nothing to do.
