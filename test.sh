@@ -17,20 +17,11 @@ export KILN_TEST_UNTIL=${KILN_TEST_MINUTES:+$(($(date +%s) + KILN_TEST_MINUTES *
 place=${KILN_TEST_VENV:-$here/.venv}
 base=$(bash build.sh --python-path)
 python=$("$base" -I -B tests/environment.py "$place")
-bin=$(dirname -- "$python")
 export PYTHONPATH=$here/v3python PYTHONPYCACHEPREFIX=$place/pycache PYTHONNOUSERSITE=1
 
 if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
-    "$bin/ruff" check --no-cache .
-    "$bin/ruff" format --no-cache --check .
-    "$bin/mypy" --cache-dir "$place/mypy"
-    PYTHONPATH=$PYTHONPATH:$here/bindings/python "$bin/lint-imports" --no-cache >"$place/imports.log" ||
-        { cat "$place/imports.log" && exit 1; }
-    find csrc bindings tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
-        xargs -r -0 "$bin/clang-format" --dry-run -Werror
-    find . -name '*.sh' -not -path './.*' -not -path './input/cache/*' -print0 |
-        xargs -0 "$bin/shellcheck" -x .ci/run kiln
-    echo "linters: nothing to say"
+    KILN_TEST_VENV=$place bash tests/lint.sh
+    echo "linters: no complaints"
 fi
 words=(-p no:cacheprovider)
 processes=${KILN_TEST_PROCESSES:-$(if (($#)); then echo 1; else nproc; fi)}

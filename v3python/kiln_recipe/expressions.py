@@ -9,7 +9,8 @@
     product    = unary {("*" | "//" | "%") unary}
     unary      = "-" unary | atom
     atom       = integer | name | call | "(" expression ")"
-    call       = ("min" | "max") "(" expression {"," expression} ")" | ("cdiv" | "align") "(" expression "," expression ")"
+    call       = ("min" | "max") "(" expression {"," expression} ")"
+               | ("cdiv" | "align") "(" expression "," expression ")"
                | ("sizeof" | "log2" | "next_power_of_2") "(" expression ")" | "given" "(" word ")"
     name       = word | word "." word | word "." word "[" integer "]"
 
