@@ -12,6 +12,7 @@ from shapes import Shape
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 import measured
+import small_svg
 
 LEAST_MEAN = {"forward": 1.3, "backward": 1.2}  # geometric, against FlashAttention-2
 LEAST_RATIO = 1.0
@@ -291,4 +292,5 @@ def plot(results: dict, path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
+    small_svg.shrink(path)
     pyplot.close(figure)

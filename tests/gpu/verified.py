@@ -2,7 +2,7 @@
 
     python3 tests/gpu/verified.py RESULTS 580.95.05    (the folder given as --kiln-results; the driver's version)
 
-writes docs/measurements/verified/<device>-<by>.json, a key a line. A key stands for source, configuration and
+writes docs/measurements/verified/<device>-<by>.json. A key stands for source, configuration and
 toolchain, so the next release says of exactly these images that they were run.
 """
 
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/measurements/verified"
+KEYS_PER_LINE = 8
 
 
 def main(results: Path, driver: str, folder: Path = FOLDER) -> list[Path]:
@@ -36,11 +37,17 @@ def main(results: Path, driver: str, folder: Path = FOLDER) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for by, path in found.items():
         keys = sorted({row["key"] for row in images if how(row) == by})
-        document = {"device": device, "driver": driver, "by": by, "keys": keys}
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(document, indent=0) + "\n")
+        temporary.write_text(spelled(device, driver, by, keys))
         os.replace(temporary, path)
     return list(found.values())
+
+
+def spelled(device: str, driver: str, by: str, keys: list[str]) -> str:
+    """The document, with several keys on a line."""
+    rows = [", ".join(f'"{key}"' for key in keys[i : i + KEYS_PER_LINE]) for i in range(0, len(keys), KEYS_PER_LINE)]
+    head = json.dumps({"device": device, "driver": driver, "by": by})
+    return f'{head[:-1]}, "keys": [\n' + ",\n".join(rows) + "\n]}\n"
 
 
 def how(row: dict) -> str:

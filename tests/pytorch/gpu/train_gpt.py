@@ -22,6 +22,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, median
 
+sys.path.append(str(Path(__file__).resolve().parents[3] / "docs"))
+import small_svg
+
 CONTEXT, BATCH, WIDTH, HEADS, LAYERS, RATE, SMOOTH = 256, 32, 384, 6, 6, 1e-3, 10
 RUNS, FIRST = 4, 50
 KILN, OTHER = "Kiln", "PyTorch, another seed"
@@ -141,7 +144,7 @@ def plot(curves: Curves, path: Path) -> bool:
     except ImportError:
         return False
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kiln"
+    matplotlib.rcParams |= {"svg.hashsalt": "kiln", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, sharex=True, figsize=(8, 7))
@@ -159,6 +162,7 @@ def plot(curves: Curves, path: Path) -> bool:
     above.legend()
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
+    small_svg.shrink(path)
     return True
 
 
