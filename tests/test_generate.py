@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -20,7 +21,11 @@ from kiln_recipe.read import recipe
 from kiln_recipe.selection import parse_selection
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = {"flash": ROOT / "tritonsrc/flash/recipe.yaml", "norm": ROOT / "examples/family/recipe.yaml"}
+RECIPES = {
+    "flash": ROOT / "tritonsrc/flash/recipe.yaml",
+    "norm": ROOT / "examples/family/recipe.yaml",
+    "matmul": ROOT / "examples/matmul/recipe.yaml",
+}
 TARGETS = targets.parse("gfx942;sm_80;sm_90")
 
 
@@ -100,6 +105,24 @@ def test_a_header_compiles_whatever_the_recipe_says(tmp_path, include, compiler,
     command = [*compiler, "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *include, "use.c"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_implementations_and_descriptors():
+    source = source_of("matmul")
+    kernels = re.search(r"kiln_kernel_table matmul_kernels\[\] = \{\n(.*?)\n\};", source, re.DOTALL)[1].splitlines()
+    assert [line.split(", ")[:2] for line in kernels] == [
+        ['    {"matmul"', f'"{name}"'] for name in ("hopper", "cdna", "general")
+    ]
+    counts = [[int(word) for word in line.strip(" {},").split("}, ")[1].split(", ")] for line in kernels]
+    assert [row[0] for row in counts] == [0, 0, 0], "all three are of the first kernel"
+    assert [(row[2], row[6], row[7]) for row in counts] == [(6, 3, 1), (9, 0, 1), (12, 0, 3)]
+    assert '"depth >= 64"' in kernels[0] and kernels[2].split(", ")[3:5] == ["nullptr", "nullptr"]
+    rows = re.search(r"kiln_descriptor_table \w+\[\] = \{\n(.*?)\n\};", source, re.DOTALL)[1].splitlines()
+    assert [row.split(", ")[:3] for row in rows] == [[f'    {{"{name}"', "2", "-1"] for name in "abc"]
+    assert re.findall(r'\{"(sm_90)", 2, (\d+), .*, (\d+), 0\},', source) == [
+        ("sm_90", "12000", "12070"),
+        ("sm_90", "12000", "12000"),
+    ]
 
 
 def test_the_same_plan_gives_the_same_text():

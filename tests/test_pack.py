@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kiln_build.artifacts import pack, split
 from kiln_recipe.errors import ArtifactError
-from kiln_recipe.images.image import ImageInfo
+from kiln_recipe.images.image import DescriptorInfo, ImageInfo
 
 INFO = ImageInfo("cubin", "attn", 128, 65536, 200, 0, 0, 24, 0, 1, 0, 1, 7, "8.0")
 
@@ -41,8 +41,8 @@ def grammar(*files: str) -> dict[str, str]:
     return {name: " ".join(rule.split()) for name, rule in rules.items()}
 
 
-RULES = ("pack", "header", "index", "counts", "group", "group_row", "image_row", "kernel_row", "slot_row", "str",
-         "NONE", "frame", "range", "record", "plane", "rest")  # fmt: skip
+RULES = ("pack", "header", "index", "counts", "group", "group_row", "image_row", "kernel_row", "slot_row",
+         "descriptor_row", "str", "NONE", "frame", "range", "record", "plane", "rest")  # fmt: skip
 
 
 def test_the_grammar_is_the_same_wherever_it_stands():
@@ -243,3 +243,89 @@ def test_no_pack(tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ArtifactError, match="is not a Kiln pack"):
         pack.read_pack(tmp_path / "x")
+
+
+DESCRIBED = (DescriptorInfo(9, 3, (128, 64)), DescriptorInfo(6, 0, (1, 2, 4, 8, 256)))
+FACTS = {
+    "plain": INFO,
+    "described": replace(INFO, descriptors=DESCRIBED),
+    "once more": replace(INFO, descriptors=DESCRIBED),
+    "otherwise": replace(INFO, descriptors=DESCRIBED[:1]),
+}
+
+
+def test_descriptors_are_read_back(tmp_path):
+    codes = [name.encode() for name in FACTS]
+    kernels, content = make_kernels(codes, 2, 1, [None, b".version 8.6", None, None])
+    facts = {digest_of(name.encode()): info for name, info in FACTS.items()}
+    path = tmp_path / "p.pack"
+    sass = split.INSTRUCTIONS["sass"]
+    pack.write_pack(path, "sm_90", sass, "0.1.0b", kernels, facts.__getitem__, content.__getitem__, lambda _code: [])
+    data, read = path.read_bytes(), pack.read_pack(path)
+    assert struct.unpack_from("<I", data, 8) == (2,)
+    assert data.count(pack.DESCRIPTOR_ROW.pack(2, 9, 3, 0, 128, 64, 1, 1, 1, 0)) == 2, (
+        "those of equal images stand once"
+    )
+    found = {image.digest: image.info.descriptors for image in read.images if image.info.kind == "cubin"}
+    assert found == {digest: info.descriptors for digest, info in facts.items()}
+    assert [image.info.descriptors for image in read.images if image.info.kind == "ptx"] == [DESCRIBED]
+
+
+def test_a_pack_without_descriptors_is_of_the_first_format(written):
+    path, *_ = written
+    data = path.read_bytes()
+    assert struct.unpack_from("<I", data, 8) == (1,) and struct.unpack_from("<I", data, 64 + 28) == (0,)
+
+
+def test_an_image_has_at_most_eight_descriptors(tmp_path):
+    kernels, content = make_kernels([b"A"], 1, 1, [])
+    facts = replace(INFO, descriptors=DESCRIBED[:1] * 9)
+    with pytest.raises(ArtifactError, match="takes 9 tensor descriptors; it can have 8"):
+        pack.write_pack(tmp_path / "p", "sm_90", split.INSTRUCTIONS["sass"], "1", kernels, lambda _: facts,
+                        content.__getitem__, lambda _code: [])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "sentence"),
+    [
+        (0, 6, "rank, element type or swizzle is unknown"),
+        (0, 0, "rank, element type or swizzle is unknown"),
+        (4, 13, "rank, element type or swizzle is unknown"),
+        (8, 4, "rank, element type or swizzle is unknown"),
+        (8, 1, "has an impossible box"),
+        (12, 1, "a descriptor's row is odd"),
+        (16, 257, "has an impossible box"),
+        (20, 4, "has an impossible box"),
+        (20, 128, "has an impossible box"),
+        (24, 2, "a descriptor's row is odd"),
+        (36, 1, "a descriptor's row is odd"),
+    ],
+)
+def test_wrong_descriptor_rows(tmp_path, offset, value, sentence):
+    kernels, content = make_kernels([b"A" * 50], 1, 1, [])
+    facts = replace(INFO, descriptors=DESCRIBED[:1])
+    path = tmp_path / "p.pack"
+    pack.write_pack(path, "sm_90", split.INSTRUCTIONS["sass"], "1", kernels, lambda _: facts, content.__getitem__,
+                    lambda _code: [])  # fmt: skip
+    data = bytearray(path.read_bytes())
+    size = struct.unpack_from("<Q", data, 16)[0]
+    place = data.index(pack.DESCRIPTOR_ROW.pack(2, 9, 3, 0, 128, 64, 1, 1, 1, 0))
+    struct.pack_into("<I", data, place + offset, value)
+    data[24:56] = hashlib.sha256(data[64 : 64 + size]).digest()
+    with pytest.raises(ArtifactError, match=sentence):
+        pack.parse_pack(bytes(data), "p")
+
+
+@pytest.mark.parametrize("named", [1 << 4 | 1, 1 << 4, 2, 0xFFFFFFF1])
+def test_descriptors_that_are_not_there(tmp_path, named):
+    kernels, content = make_kernels([b"A" * 50], 1, 1, [])
+    path = tmp_path / "p.pack"
+    facts = replace(INFO, descriptors=DESCRIBED[:1])
+    pack.write_pack(path, "sm_90", split.INSTRUCTIONS["sass"], "1", kernels, lambda _: facts, content.__getitem__,
+                    lambda _code: [])  # fmt: skip
+    data = bytearray(path.read_bytes())
+    size = struct.unpack_from("<Q", data, 16)[0]
+    struct.pack_into("<I", data, 64 + pack.COUNTS.size + pack.GROUP_ROW.size + 60, named)
+    data[24:56] = hashlib.sha256(data[64 : 64 + size]).digest()
+    with pytest.raises(ArtifactError, match="has descriptors that are not there"):
+        pack.parse_pack(bytes(data), "p")

@@ -12,7 +12,7 @@ from kiln_build.artifacts import reader as inspect
 from kiln_recipe import expressions
 from kiln_recipe.images import judge
 from kiln_recipe.read import configurations as recipe_configurations
-from kiln_recipe.read import file, recipe, tuning
+from kiln_recipe.read import descriptors, file, recipe, tuning
 from kiln_recipe.read import kernel as recipe_kernel
 
 
@@ -35,11 +35,13 @@ def test_limits_of_a_family(built, tmp_path):
         "KILN_MAX_BINS": recipe_kernel.MAX_BINS,
         "KILN_MAX_EDGES": recipe_kernel.MAX_EDGES,
         "KILN_MAX_SPECIALIZATIONS": recipe_kernel.MAX_SPECIALIZATIONS,
+        "KILN_MAX_DESCRIPTORS": descriptors.MAX_DESCRIPTORS,
+        "KILN_MAX_CALL_DESCRIPTORS": recipe.MAX_CALL_DESCRIPTORS,
+        "KILN_MAX_DESCRIPTOR_RANK": descriptors.MAX_RANK,
         "KILN_NO_CONFIGURATION": tuning.NO_CONFIGURATION,
     }
     header = (ROOT / "include" / "kiln" / "family.h").read_text()
-    descriptors = {"KILN_MAX_DESCRIPTORS", "KILN_MAX_CALL_DESCRIPTORS", "KILN_MAX_DESCRIPTOR_RANK"}
-    assert set(re.findall(r"^#define (KILN_MAX_\w+|KILN_NO_\w+) ", header, re.M)) == set(copies) | descriptors
+    assert set(re.findall(r"^#define (KILN_MAX_\w+|KILN_NO_\w+) ", header, re.M)) == set(copies)
     assert values(built, tmp_path, list(copies), ['"kiln/family.h"']) == copies
     assert copies["KILN_NO_CONFIGURATION"] - 1 == recipe_configurations.MAX_CONFIGURATIONS
 
@@ -58,7 +60,9 @@ def test_rows_of_packs(built, tmp_path):
         "sizeof(kiln::KernelRow)": pack.KERNEL_ROW.size,
         "sizeof(kiln::SlotRow)": pack.SLOT_ROW.size,
         "kiln::kNone": pack.NONE,
-        "kiln::kOldestPackVersion": pack.VERSION,
+        "sizeof(kiln::DescriptorRow)": pack.DESCRIPTOR_ROW.size,
+        "kiln::kOldestPackVersion": pack.VERSIONS[0],
+        "kiln::kPackVersion": pack.VERSIONS[-1],
         "kiln::kCubin": pack.KINDS["cubin"],
         "kiln::kHsaco": pack.KINDS["hsaco"],
         "kiln::kPtx": pack.KINDS["ptx"],

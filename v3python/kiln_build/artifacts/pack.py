@@ -3,17 +3,23 @@
 The grammar (docs/formats.md, 'Packs', says why), little-endian:
 
     pack    = header index group*
-    header  = "KILNPACK" version:u32=1 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
-    index   = counts group_row* image_row* kernel_row* slot_row* string*
-    counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str zero:u32
+    header  = "KILNPACK" version:u32 header_size:u32=64 index_size:u64 index_digest:byte[32] zero:u64
+                                    ; version 1, or 2 where there are descriptor_rows
+    index   = counts group_row* image_row* kernel_row* slot_row* descriptor_row* string*
+    counts  = groups:u32 images:u32 kernels:u32 slots:u32 string_bytes:u32 target:str release:str descriptors:u32
     group   = frame                 ; one zstd frame of one (split.py has its grammar)
     group_row  = offset:u64 stored:u32 decoded:u32 digest:byte[32]
     image_row  = group:u32 offset:u32 bytes:u32 symbol:str kind:u32 threads:u32 shared:u32 registers:u32 spills:u32
-                 stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32 zero:u32
-                 digest:byte[32]
+                 stack:u32 parameters:u32 scratch:u32 scratch_align:u32 profile_scratch:u32 clusters:u32
+                 descriptors:u32 digest:byte[32]
+                                    ; descriptors: 16 * the first descriptor_row + their number, in the order of the
+                                    ; parameters; 0: none. A descriptor of rank r is 1 + 2 * r of the parameters
     kernel_row = family:str operation:str kernel:str first_slot:u32 slots:u32 configurations:u32 specializations:u32
                  names:str layout:byte[32]
     slot_row   = image:u32 ptx:u32 reason:str zero:u32 key:byte[32]
+    descriptor_row = rank:u32 element_type:u32 swizzle:u32 fill:u32=0 box:u32[5] zero:u32
+                                    ; element_type: a CUtensorMapDataType; swizzle: a CUtensorMapSwizzle;
+                                    ; box: elements, the outermost dimension first, 1 behind the rank
     str     = u32                   ; offset into the strings of a NUL-terminated UTF-8 text, or NONE; a text is a line
                                     ; without control characters, but for the newlines of `names`
     NONE    = 0xFFFFFFFF
@@ -36,11 +42,11 @@ from pathlib import Path
 from kiln_build.artifacts.split import Instructions, join, largest_frame, split
 from kiln_build.base.appear import appear
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
-from kiln_recipe.images.image import ImageInfo
+from kiln_recipe.images.image import DescriptorInfo, ImageInfo
 from kiln_recipe.shape import is_line
 
 MAGIC = b"KILNPACK"
-VERSION = 1
+VERSIONS = (1, 2)  # the second where images take tensor descriptors
 NONE = 0xFFFFFFFF
 KINDS = {"cubin": 1, "hsaco": 2, "ptx": 3}
 
@@ -50,6 +56,12 @@ GROUP_ROW = struct.Struct("<QII32s")
 IMAGE_ROW = struct.Struct("<16I32s")
 KERNEL_ROW = struct.Struct("<8I32s")
 SLOT_ROW = struct.Struct("<4I32s")
+DESCRIPTOR_ROW = struct.Struct("<10I")
+MOST_DESCRIPTORS = 8  # of an image: KILN_MAX_DESCRIPTORS
+# Of a descriptor, as in csrc/core/pack.cc: bytes of an element, by its CUtensorMapDataType, and of a swizzle's span.
+_MOST_RANK, _LONGEST_SIDE = 5, 256
+_ELEMENT_BYTES = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)
+_SPANS = (None, 32, 64, 128)
 
 # A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer: of
 # this size one takes a millisecond, of twice the size it packs 5 % better.
@@ -148,7 +160,7 @@ def write_pack(
             too many.
         EnvironmentProblem: the file cannot be written.
     """
-    strings = _Strings()
+    strings, descriptors = _Strings(), _Descriptors()
     image_rows: list[bytes] = []
     numbers: dict[tuple[str, str], int] = {}  # (kind, digest) to the number of its row
     pending: list[Future[bytes]] = []
@@ -163,7 +175,9 @@ def write_pack(
                     if kind == "image":
                         ranges += [(len(raw) + offset, size) for offset, size in code(data)]
                     numbers[kind, digest] = len(image_rows)
-                    image_rows.append(_image_row(len(pending), len(raw), data, info(image), kind, strings))
+                    facts = info(image)
+                    place = descriptors.add(facts.descriptors)
+                    image_rows.append(_image_row(len(pending), len(raw), data, facts, kind, strings, place))
                     raw += data
                 pending.append(pool.submit(_compress, split(bytes(raw), instructions, ranges)))
                 decoded.append(len(raw))
@@ -175,8 +189,9 @@ def write_pack(
     kernel_rows, slot_rows = _kernel_rows(kernels, numbers, strings)
     names = strings.add(target), strings.add(release)
     text = strings.text()
-    counts = COUNTS.pack(len(frames), len(image_rows), len(kernel_rows), len(slot_rows), len(text), *names, 0)
-    tables = b"".join([*image_rows, *kernel_rows, *slot_rows, text])
+    rows = descriptors.rows
+    counts = COUNTS.pack(len(frames), len(image_rows), len(kernel_rows), len(slot_rows), len(text), *names, len(rows))
+    tables = b"".join([*image_rows, *kernel_rows, *slot_rows, *rows, text])
     offset = HEADER.size + len(counts) + GROUP_ROW.size * len(frames) + len(tables)
     located = []
     for frame, size in zip(frames, decoded):
@@ -186,7 +201,7 @@ def write_pack(
     if len(index) > LARGEST_INDEX:
         raise ArtifactError(f"the index for {target} has {len(index)} bytes; a pack's can have {LARGEST_INDEX}")
     index_digest = hashlib.sha256(index)
-    header = HEADER.pack(MAGIC, VERSION, HEADER.size, len(index), index_digest.digest(), 0)
+    header = HEADER.pack(MAGIC, VERSIONS[bool(rows)], HEADER.size, len(index), index_digest.digest(), 0)
     try:
         with appear(path) as fresh:
             fresh.write_bytes(b"".join([header, index, *frames]))
@@ -220,8 +235,9 @@ def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
     if len(head) < HEADER.size:
         raise ArtifactError(f"{name} is truncated: its header has {HEADER.size} bytes, the file {size} in all")
     _, version, header_size, index_size, digest, zero = HEADER.unpack(head)
-    if version != VERSION or header_size != HEADER.size:
-        raise ArtifactError(f"{name} is a pack of format {version}; this Kiln reads format {VERSION}")
+    if version not in VERSIONS or header_size != HEADER.size:
+        known = " and ".join(map(str, VERSIONS))
+        raise ArtifactError(f"{name} is a pack of format {version}; this Kiln reads formats {known}")
     if index_size > size - HEADER.size or index_size < COUNTS.size:
         raise ArtifactError(f"{name} is truncated: its index has {index_size} bytes, the file {size} in all")
     if index_size > LARGEST_INDEX or zero:
@@ -230,7 +246,7 @@ def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
     if hashlib.sha256(index).digest() != digest:
         raise ArtifactError(f"{name} is corrupt: its index does not have the digest that its header states")
     try:
-        return _parse_index(index, digest.hex(), size, name)
+        return _parse_index(index, version, digest.hex(), size, name)
     except (struct.error, LookupError, ValueError) as error:
         raise ArtifactError(f"{name} is corrupt: its index is malformed ({error})") from error
 
@@ -333,7 +349,9 @@ def _compress(frame: bytes) -> bytes:
     return zstandard.ZstdCompressor(compression_params=parameters).compress(frame)
 
 
-def _image_row(group: int, offset: int, code: bytes, facts: ImageInfo, kind: str, strings: _Strings) -> bytes:
+def _image_row(
+    group: int, offset: int, code: bytes, facts: ImageInfo, kind: str, strings: _Strings, descriptors: int
+) -> bytes:
     return IMAGE_ROW.pack(
         group,
         offset,
@@ -350,7 +368,7 @@ def _image_row(group: int, offset: int, code: bytes, facts: ImageInfo, kind: str
         facts.scratch_align,
         facts.profile_scratch,
         facts.clusters,
-        0,
+        descriptors,
         hashlib.sha256(code).digest(),
     )
 
@@ -385,15 +403,61 @@ class _Strings:
         return text + b"\0" * (-len(text) % 8)
 
 
-def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
-    groups_n, images_n, kernels_n, slots_n, string_bytes, target, release, _ = COUNTS.unpack_from(index)
-    rows = ((GROUP_ROW, groups_n), (IMAGE_ROW, images_n), (KERNEL_ROW, kernels_n), (SLOT_ROW, slots_n))
+class _Descriptors:
+    """The descriptor rows of an index: those of equal images once."""
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self._places: dict[tuple[DescriptorInfo, ...], int] = {(): 0}
+
+    def add(self, descriptors: tuple[DescriptorInfo, ...]) -> int:
+        """What an image's row says of them."""
+        if descriptors not in self._places:
+            if len(descriptors) > MOST_DESCRIPTORS:
+                raise ArtifactError(
+                    f"an image takes {len(descriptors)} tensor descriptors; it can have {MOST_DESCRIPTORS}"
+                )
+            self._places[descriptors] = len(self.rows) * 16 + len(descriptors)
+            for one in descriptors:
+                box = (*one.box, *(1,) * (_MOST_RANK - one.rank))
+                self.rows.append(DESCRIPTOR_ROW.pack(one.rank, one.element_type, one.swizzle, 0, *box, 0))
+        return self._places[descriptors]
+
+
+def _descriptors(place: int, kind: int, rows: Sequence[DescriptorInfo]) -> tuple[DescriptorInfo, ...]:
+    """Those of an image, of whose row `place` and `kind` are fields."""
+    first, count = divmod(place, 16)
+    is_there = 0 < count <= MOST_DESCRIPTORS and first + count <= len(rows) and kind != KINDS["hsaco"]
+    if place and not is_there:
+        raise ValueError("an image has descriptors that are not there")
+    return tuple(rows[first : first + count])
+
+
+def _descriptor(row: tuple[int, ...]) -> DescriptorInfo:
+    rank, element_type, swizzle, fill, *box, zero = row
+    sides = tuple(box[:rank])
+    if not 1 <= rank <= _MOST_RANK or element_type >= len(_ELEMENT_BYTES) or swizzle >= len(_SPANS):
+        raise ValueError("a descriptor's rank, element type or swizzle is unknown")
+    if fill or zero or set(box[rank:]) - {1}:
+        raise ValueError("a descriptor's row is odd")
+    inner = sides[-1] * _ELEMENT_BYTES[element_type]
+    if any(not 1 <= side <= _LONGEST_SIDE for side in sides) or inner % 16 or inner > (_SPANS[swizzle] or inner):
+        raise ValueError("a descriptor has an impossible box")
+    return DescriptorInfo(element_type, swizzle, sides)
+
+
+def _parse_index(index: bytes, version: int, digest: str, file_bytes: int, name: str) -> Pack:
+    groups_n, images_n, kernels_n, slots_n, string_bytes, target, release, descriptors_n = COUNTS.unpack_from(index)
+    rows = ((GROUP_ROW, groups_n), (IMAGE_ROW, images_n), (KERNEL_ROW, kernels_n), (SLOT_ROW, slots_n),
+            (DESCRIPTOR_ROW, descriptors_n))  # fmt: skip
     if COUNTS.size + sum(row.size * count for row, count in rows) + string_bytes != len(index):
         raise ArtifactError(f"{name} is corrupt: its index does not have the size that its counts give")
     tables, position = [], COUNTS.size
     for row, count in rows:
         tables.append(row.iter_unpack(index[position : position + row.size * count]))
         position += row.size * count
+    if (descriptors_n > 0) != (version == VERSIONS[1]):
+        raise ValueError("it is of the format of packs with tensor descriptors if, and only if, it has some")
     if index.count(b"\0", position) > 2 + images_n + 4 * kernels_n + slots_n + 8:
         raise ValueError("it has more strings than rows need")
     texts, lines = _texts(index[position:]), set()
@@ -408,17 +472,18 @@ def _parse_index(index: bytes, digest: str, file_bytes: int, name: str) -> Pack:
     groups = tuple(Group(offset, stored, decoded, sha.hex()) for offset, stored, decoded, sha in tables[0])
     _check_groups(groups, HEADER.size + len(index), file_bytes, name)
     kinds = {number: kind for kind, number in KINDS.items()}
+    descriptors = [_descriptor(row) for row in tables[4]]
     images: list[PackedImage] = []
     ends: dict[int, int] = {}
-    for group, offset, size, symbol, kind, *facts, zero, sha in tables[1]:
+    for group, offset, size, symbol, kind, *facts, place, sha in tables[1]:
         threads, shared, registers, spills, stack, parameters, scratch, align, profile_scratch, clusters = facts
         end = ends.get(group, 0)  # images of a group stand one behind another: none shares bytes with others
-        if offset != end + -end % _ALIGNMENT or not size or kind not in kinds or zero:
+        if offset != end + -end % _ALIGNMENT or not size or kind not in kinds:
             raise ArtifactError(f"{name} is corrupt: an image is not where its group has room for it")
         ends[group] = offset + size
         info = ImageInfo(
             kinds[kind], string(symbol), threads, shared, registers, spills, stack, parameters, scratch, align,
-            profile_scratch, clusters, abi=0, ptx_version="",
+            profile_scratch, clusters, abi=0, ptx_version="", descriptors=_descriptors(place, kind, descriptors),
         )  # fmt: skip
         _check_image(info)
         images.append(PackedImage(group, offset, size, sha.hex(), info))

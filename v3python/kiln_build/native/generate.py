@@ -16,9 +16,9 @@ import jinja2
 
 from kiln_recipe.call.layout import Layout, layout
 from kiln_recipe.expressions import CPP_PROLOGUE, DTYPES, Expression
-from kiln_recipe.model import Argument, Kernel, Operation, Recipe
+from kiln_recipe.model import Argument, Kernel, Operation, Parameter, Recipe
 from kiln_recipe.plan.model import KernelPlan
-from kiln_recipe.targets import Target
+from kiln_recipe.targets import PTX_DRIVERS, Target
 
 _ARGUMENT_KINDS = {"tensor": "KILN_ARG_TENSOR", "int": "KILN_ARG_INT", "float": "KILN_ARG_FLOAT"}
 _MATCHES = {"exact": "KILN_MATCH_EXACT", "next_larger": "KILN_MATCH_NEXT_LARGER"}
@@ -185,7 +185,8 @@ def _operation(
             [k for k in kernels if k.plan.kernel is kernel],
             expressions,
         )
-        for number, kernel in enumerate(operation.kernels)
+        for number, step in enumerate(operation.steps)
+        for kernel in step
     ]
     tables = {name: f"{identifier}_{name}" if rows[f"{name[:-1]}_rows"] else "nullptr"
               for name in ("arguments", "choices", "definitions", "requirements", "workspaces")}  # fmt: skip
@@ -263,7 +264,8 @@ def _kernel(
     tables: Sequence[KernelTables], expressions: _Expressions,
 ) -> dict:  # fmt: skip
     index = places.kernels[kernel.name]
-    identifier = _identifier(operation, kernel.name)
+    implementation = ("implementation", kernel.implementation) if kernel.implementation else ()
+    identifier = _identifier(operation, kernel.kernel, *implementation)
     positions = {parameter.name: number for number, parameter in enumerate(kernel.parameters)}
 
     def mask(names: Sequence[str]) -> str:
@@ -275,8 +277,15 @@ def _kernel(
     ]
     rows = {
         "parameter_rows": [
-            (c_string(p.name), _parameter_type(p.type), 0, expressions.add(p.value, index)) for p in kernel.parameters
+            (
+                c_string(p.name),
+                _parameter_type(p.type),
+                kernel.descriptors.index(p) if p.descriptor else 0,
+                "nullptr" if p.descriptor else expressions.add(p.value, index),
+            )
+            for p in kernel.parameters
         ],
+        "descriptor_rows": [_descriptor(p, choice_numbers, index, expressions) for p in kernel.descriptors],
         "specialization_rows": [
             (
                 c_string(s.name),
@@ -302,18 +311,18 @@ def _kernel(
         **rows,
         "targets": [_kernel_target(identifier, entry) for entry in tables],
         "row": (
-            c_string(kernel.name),
-            "nullptr",
+            c_string(kernel.kernel),
+            c_string(kernel.implementation) if kernel.implementation else "nullptr",
             expressions.add(kernel.when, places.operation),
-            "nullptr",
-            "nullptr",
+            expressions.add(kernel.serves, places.operation),
+            c_string(" ".join(kernel.serves.text.split())) if kernel.serves else "nullptr",
             table("choices", kernel.choices),
             table("parameters", kernel.parameters),
             table("specializations", kernel.specializations),
             table("bins", kernel.bins),
             table("zeros", kernel.zeros),
-            "nullptr",
-            f"{identifier}_targets",
+            table("descriptors", kernel.descriptors),
+            table("targets", tables),
             "{" + ", ".join(expressions.add(axis, index) for axis in kernel.grid) + "}",
             number,
             len(kernel.choices),
@@ -321,12 +330,31 @@ def _kernel(
             len(kernel.specializations),
             len(kernel.bins),
             len(kernel.zeros),
-            0,
+            len(kernel.descriptors),
             len(tables),
             places.configuration,
             len(kernel.columns),
         ),
     }
+
+
+def _descriptor(
+    parameter: Parameter, choice_numbers: Mapping[str, int], index: Mapping[str, int], expressions: _Expressions
+) -> tuple:
+    descriptor = parameter.descriptor
+    assert descriptor is not None
+
+    def axes(values: Sequence[Expression]) -> str:
+        return "{" + ", ".join(expressions.add(value, index) for value in values) + "}"
+
+    return (
+        c_string(descriptor.argument),
+        descriptor.rank,
+        -1 - choice_numbers[parameter.dtype_choice] if parameter.dtype_choice else DTYPES[str(descriptor.dtype)],
+        expressions.add(parameter.value, index),
+        axes(descriptor.sizes),
+        axes(descriptor.strides),
+    )
 
 
 def _kernel_target(kernel_identifier: str, entry: KernelTables) -> dict:
@@ -338,6 +366,8 @@ def _kernel_target(kernel_identifier: str, entry: KernelTables) -> dict:
         "names": [c_string(configuration.name) for configuration in plan.configurations],
         "lookup": list(entry.lookup),
         "layout": plan.layout,
+        "driver": plan.target.driver,
+        "ptx_driver": PTX_DRIVERS[plan.kernel.ptx or plan.target.ptx_version] if plan.target.ptx_version else 0,
     }
 
 

@@ -41,6 +41,7 @@ _SCALARS = {
 _SCALAR_ALIASES = {"i32": "int32", "i64": "int64", "i1": "bool"}
 _CORE_NAMES = ("kiln", "family", "version")  # a family may get a header of its name beside theirs
 MAX_VALUES = 512  # KILN_MAX_VALUES
+MAX_CALL_DESCRIPTORS = 32  # KILN_MAX_CALL_DESCRIPTORS
 
 
 def load(path: Path | str, native: bool = True) -> Recipe:
@@ -165,6 +166,11 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
         tuple(kernels),
     )
     _refuse_unused(document, keys, operation, everything)
+    descriptors = sum(max(len(kernel.descriptors) for kernel in step) for step in operation.steps)
+    if descriptors > MAX_CALL_DESCRIPTORS:
+        document.fail(
+            (*keys, "kernels"), f"take {descriptors} tensor descriptors together; they can have {MAX_CALL_DESCRIPTORS}"
+        )
     values = sum(len(argument.values) for argument in arguments) + 1 + len(choices) + len(definitions) + len(workspaces)
     if values + max(len(kernel.columns) for kernel in kernels) > MAX_VALUES:
         document.fail(keys, f"the operation {name} needs more than {MAX_VALUES} values for its expressions")
