@@ -44,7 +44,9 @@ for name, target in {"gfx942": ("hip", "gfx942", 64), "sm_90": ("cuda", 90, 32)}
         for dtype in ("fp16", "bf16"):
             data = "*" + dtype
             signature = {"x_ptr": data, "out_ptr": data, "factor": "fp32", "n": "i64", "BLOCK": "constexpr"}
-            compiled = triton.compile(ASTSource(kernel.scale, signature, {"BLOCK": block}), target=GPUTarget(*target))
+            source, options = ASTSource(kernel.scale, signature, {"BLOCK": block}), {"ptx_version": 80}
+            options = options if target[0] == "cuda" else {}
+            compiled = triton.compile(source, target=GPUTarget(*target), options=options)
             kind = "cubin" if target[0] == "cuda" else "hsaco"
             pathlib.Path(f"{name}-{block}-{dtype}").write_bytes(compiled.asm[kind])
             if kind == "cubin":

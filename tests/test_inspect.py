@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -432,9 +433,9 @@ def test_nothing_of_kilns(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "states no format; this Kiln reads format 2"),
-        ("{", "states no format; this Kiln reads format 2"),
-        ('{"format": 99}', "has format 99; this Kiln reads format 2"),
+        ("", "states no format; this Kiln reads formats 2 and 3"),
+        ("{", "states no format; this Kiln reads formats 2 and 3"),
+        ('{"format": 99}', "has format 99; this Kiln reads formats 2 and 3"),
         ("[]", "states no format"),
         ('{\n "format": 2,\n "files": {}\n}\n', "is malformed in line 3: files is an object; it must be a list"),
         ('{"format": 2}\n' + "[" * 300000, "has 300000 bytes in line 2"),
@@ -519,6 +520,15 @@ def test_a_pack_of_another_release(folder, tmp_path):
     assert "libkiln_toy.so does not hold the digest of nvidia-sm_90.pack: it would refuse it" in found
 
 
+DESCRIPTOR = {"box": [128, 64], "element_type": 9, "swizzle": 3}
+
+
+def first_cubin(document: dict) -> dict:
+    """The row of an image, in a manifest that says what only the second format knows."""
+    document["format"] = 3
+    return next(row for row in document["images"] if row["target"] == "sm_90")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -536,6 +546,8 @@ def test_a_pack_of_another_release(folder, tmp_path):
         (lambda d: d["targets"].pop(), "nvidia-sm_90.pack belongs to no target"),
         (lambda d: d["targets"][0].update(pack="amd-gfx90a.pack"), "there is no pack amd-gfx90a.pack for gfx942"),
         (lambda d: d.update(kiln="0.2"), "is of release 0.1.0b, not of 0.2"),
+        (lambda d: first_cubin(d).update(ptx_version="8.6"), "is of version 8.0, which the manifest denies"),
+        (lambda d: first_cubin(d).update(descriptors=[DESCRIPTOR]), "is not that of nvidia-sm_90.pack"),
     ],
 )
 def test_a_manifest_that_lies(folder, change, message):
@@ -555,6 +567,17 @@ def test_an_index_that_lies_about_an_image(tmp_path, monkeypatch):
     assert len(found) == 8
     assert any("its registers is" in problem and "the index says 3" in problem for problem in found)
     assert any("its parameters is 6, the index says 9" in problem for problem in found)
+
+
+def test_an_index_that_lies_about_descriptors(tmp_path, monkeypatch):
+    import small_release as maker
+    from kiln_recipe.images.image import DescriptorInfo
+
+    honest = maker.info_of
+    lie = (DescriptorInfo(9, 3, (128, 64)),)
+    monkeypatch.setattr(maker, "info_of", lambda code: dataclasses.replace(honest(code), descriptors=lie))
+    found = problems(write_pack(tmp_path, "sm_90"))
+    assert len(found) == 4 and all("takes 0 tensor descriptors, the index says 1" in problem for problem in found)
 
 
 def test_an_image_for_another_gpu(tmp_path, monkeypatch):

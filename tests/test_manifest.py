@@ -13,11 +13,13 @@ import msgspec
 import pytest
 
 from kiln_build.artifacts import manifest, pack
+from kiln_build.artifacts.manifest_model import DescriptorRow
 from kiln_build.native import native
 from kiln_build.release import build, release
 from kiln_recipe import shape
 from kiln_recipe.compile import lock
 from kiln_recipe.errors import ArtifactError
+from kiln_recipe.images.image import DescriptorInfo
 from kiln_recipe.plan.model import CompileSpec, Variant
 from small_release import ROOT, VERSION, small_release
 
@@ -83,6 +85,35 @@ def test_the_order_of_the_slots_gives_their_names():
     for row in rows:
         words = (row.functional.partition("=")[2], row.configuration.split()[0].partition("=")[2], row.specialization)
         assert row.key == hashlib.sha256(f"sm_90 {' '.join(words)}".encode()).hexdigest()
+
+
+def described(version: str = "8.6") -> manifest.Manifest:
+    """The small release's manifest, had one of its images descriptors and a PTX version of its own."""
+    inputs = small_release().inputs
+    the_pack = inputs.packs["sm_90"]
+    first, *others = the_pack.images
+    info = dataclasses.replace(first.info, descriptors=(DescriptorInfo(9, 3, (128, 64)),))
+    changed = dataclasses.replace(the_pack, images=(dataclasses.replace(first, info=info), *others))
+    return make(packs={**inputs.packs, "sm_90": changed}, ptx_versions={first.digest: version, others[0].digest: "8.0"})
+
+
+def test_descriptors_and_ptx_versions_are_said_where_they_are_not_the_usual():
+    assert make().format == 2
+    made = described()
+    assert made.format == 3
+    first, *others = [image for image in made.images if image.target == "sm_90"]
+    assert first.ptx_version == "8.6" and first.descriptors == (DescriptorRow(9, 3, (128, 64)),)
+    assert all(image.ptx_version == "" and image.descriptors is None for image in others)
+    data = manifest.encode(made)
+    assert b'"descriptors": [{"box": [128, 64], "element_type": 9, "swizzle": 3}]' in data
+    assert manifest.encode(manifest.read(data, "m")) == data
+    _follows(json.loads(data), manifest.schema(), manifest.schema())
+    for other in (
+        data.replace(b'"format": 3', b'"format": 2'),
+        manifest.encode(make()).replace(b'mat": 2', b'mat": 3'),
+    ):
+        with pytest.raises(ArtifactError, match=r"has format \d; what it says of images is of \d"):
+            manifest.read(other, "m")
 
 
 def test_canonical_and_read_back():

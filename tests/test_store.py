@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.store import Store
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
-from kiln_recipe.images.image import Image, ImageInfo
+from kiln_recipe.images.image import DescriptorInfo, Image, ImageInfo
 
 INFO = ImageInfo("cubin", "kernel", 128, 49152, 255, 0, 0, 12, 0, 1, 0, 1, 7, "8.8")
 
@@ -76,6 +77,15 @@ def test_round_trip(tmp_path_factory, code, ptx, seconds):
     assert again.get(digest(1)) == again.get_ir(digest("ir")) == stored
     assert again.load(stored) == Image(code, INFO, ptx)
     assert abs(stored.seconds - seconds) < 1e-3
+
+
+def test_descriptors_are_kept_and_entries_without_any_are_as_before(store):
+    info = replace(INFO, descriptors=(DescriptorInfo(9, 3, (128, 64)), DescriptorInfo(6, 0, (8,))))
+    for number, facts in enumerate((INFO, info)):
+        stored = store.put(digest(number), Image(b"code", facts, None), digest(f"ir {number}"), 1.0)
+        assert Store(store.root).get(digest(number)) == stored and stored.info == facts
+        path = store.root / "index" / digest(number)[:2] / digest(number)
+        assert (b"descriptors" in path.read_bytes()) == bool(number)
 
 
 def test_nothing_is_written_before_the_first_put(store):

@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from kiln_build.artifacts import left_out
 from kiln_build.artifacts.manifest_model import (
-    FORMAT,
     PATH,
+    DescriptorRow,
     File,
     ImageRow,
     LeftOut,
@@ -27,6 +27,7 @@ from kiln_build.artifacts.manifest_model import (
     VariantRow,
     Waiver,
     encode,
+    format_of,
     read,
     schema,
 )
@@ -34,10 +35,11 @@ from kiln_build.artifacts.pack import KernelSlots, Pack
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.plan.model import Variant
+from kiln_recipe.shape import plain
 from kiln_recipe.targets import Target
 
 # What one needs who makes a manifest, here for them too.
-__all__ = ["FORMAT", "PATH", "Inputs", "Manifest", "Source", "Tool", "Verification", "Waiver", "encode",
+__all__ = ["PATH", "Inputs", "Manifest", "Source", "Tool", "Verification", "Waiver", "encode",
            "files_of", "load_verifications", "make_manifest", "read", "schema", "summarize_waivers"]  # fmt: skip
 
 NO_IMAGES = "no images in this release"
@@ -71,6 +73,7 @@ class Inputs:
         packs: by target; a target without one was built without images.
         waivers: see `summarize_waivers`.
         verifications: see `load_verifications`.
+        ptx_versions: by digest of an image the version of the PTX that it was assembled from, "8.6".
     """
 
     version: str
@@ -84,6 +87,7 @@ class Inputs:
     packs: Mapping[str, Pack]
     waivers: tuple[Waiver, ...] = ()
     verifications: tuple[Verification, ...] = ()
+    ptx_versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_manifest(inputs: Inputs, stage: Path, platform: str) -> Manifest:
@@ -93,11 +97,11 @@ def make_manifest(inputs: Inputs, stage: Path, platform: str) -> Manifest:
     rules: list[LeftOut] = []
     for target in inputs.targets:
         if target.name in inputs.packs:
-            images += _image_rows(inputs.packs[target.name])
+            images += _image_rows(inputs.packs[target.name], _ptx_version(target), inputs.ptx_versions)
             variants += _variant_rows(inputs.packs[target.name])
             rules += msgspec.convert(left_out.rules_of(inputs.packs[target.name]), list[LeftOut])
     return Manifest(
-        format=FORMAT,
+        format=format_of(map(plain, images)),
         kiln=inputs.version,
         platform=platform,
         profile=inputs.profile,
@@ -187,7 +191,7 @@ def _target_row(target: Target, inputs: Inputs) -> TargetRow:
         abi=target.abi,
         assembler=target.assembler,
         assembler_sha256=dict(toolchain.files).get(target.assembler),
-        ptx_version=f"{target.ptx_version // 10}.{target.ptx_version % 10}" if target.ptx_version else "",
+        ptx_version=_ptx_version(target),
         lowest_driver=target.lowest_driver,
         runs_on=target.runs_on,
         functionals=len({(row.kernel, row.functional) for row in rows}),
@@ -197,6 +201,10 @@ def _target_row(target: Target, inputs: Inputs) -> TargetRow:
         left_out=every - len(rows),
         verified=_verified([row.key for row in rows if row.image], inputs.verifications) if pack else NO_IMAGES,
     )
+
+
+def _ptx_version(target: Target) -> str:
+    return f"{target.ptx_version // 10}.{target.ptx_version % 10}" if target.ptx_version else ""
 
 
 def _verified(keys: Sequence[str], verifications: Iterable[Verification]) -> str:
@@ -216,7 +224,7 @@ def _verified(keys: Sequence[str], verifications: Iterable[Verification]) -> str
     return "; ".join(sentences) or "compiled, not run"
 
 
-def _image_rows(pack: Pack) -> list[ImageRow]:
+def _image_rows(pack: Pack, usual: str, ptx_versions: Mapping[str, str]) -> list[ImageRow]:
     by_digest = {image.digest: image for image in pack.images}
     rows: dict[str, ImageRow] = {}
     for kernel in pack.kernels:
@@ -224,6 +232,7 @@ def _image_rows(pack: Pack) -> list[ImageRow]:
             if slot.image is None or slot.image in rows:
                 continue
             image = by_digest[slot.image]
+            version = ptx_versions.get(image.digest, usual)
             rows[slot.image] = ImageRow(
                 target=pack.target,
                 sha256=image.digest,
@@ -238,6 +247,9 @@ def _image_rows(pack: Pack) -> list[ImageRow]:
                 parameters=image.info.parameters,
                 ptx_sha256=slot.ptx,
                 ptx_bytes=by_digest[slot.ptx].bytes if slot.ptx else None,
+                ptx_version="" if version == usual else version,
+                descriptors=tuple(DescriptorRow(d.element_type, d.swizzle, d.box) for d in image.info.descriptors)
+                or None,
             )
     return list(rows.values())
 

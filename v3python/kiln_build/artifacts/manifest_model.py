@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated, Any, Optional
@@ -25,7 +25,7 @@ from kiln_recipe import shape
 from kiln_recipe.errors import ArtifactError, escaped
 from kiln_recipe.shape import Limits
 
-FORMAT = 2
+FORMATS = (2, 3)  # the second where images say what the first does not know: see `format_of`
 PATH = "share/kiln/manifest.json"
 IMAGES = "lib/kiln.images"
 LARGEST = 32 << 20  # bytes; 19 targets of the full profile have 22 MiB
@@ -121,9 +121,24 @@ class TargetRow:
 
 
 @dataclass(frozen=True)
+class DescriptorRow:
+    """A tensor descriptor that an image takes: a CUtensorMapDataType, a CUtensorMapSwizzle, and the sides of what one
+    copy moves, outermost first."""
+
+    element_type: Count
+    swizzle: Count
+    box: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
 class ImageRow:
-    """One image of a target's pack. Registers, spills and stack are per thread, shared memory per block. `ptx_sha256`
-    and `ptx_bytes`: of the PTX in the pack, if there is one."""
+    """One image of a target's pack. Registers, spills and stack are per thread, shared memory per block.
+
+    Attributes:
+        ptx_sha256, ptx_bytes: of the PTX in the pack, if there is one.
+        ptx_version: of the PTX that it was assembled from, where that is not the target's.
+        descriptors: of the parameters that are tensor descriptors, in their order; null: none.
+    """
 
     target: Word
     sha256: Digest
@@ -138,6 +153,8 @@ class ImageRow:
     parameters: Count
     ptx_sha256: Optional[Digest] = None
     ptx_bytes: Optional[Bytes] = None
+    ptx_version: str = ""
+    descriptors: Optional[tuple[DescriptorRow, ...]] = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +210,8 @@ class Manifest:
     left_out: Annotated[tuple[LeftOut, ...], Limits(most=20_000)]
 
 
+_KNOWN = " and ".join(map(str, FORMATS))
+_SECOND = {"ptx_version", "descriptors"}  # fields of an image that make it the second format
 _TABLES = [
     name for name, (kind, _) in shape.fields_of(Manifest).items() if str(kind).startswith("typing.Annotated[tuple")
 ]
@@ -230,9 +249,9 @@ def read(data: bytes, name: str) -> dict[str, Any]:
         raise wrong(f"has more than {_MOST_VALUES} values; no release's has")
     stated = re.search(rb'"format": ?([0-9]{1,9})[,}\s]', data)
     if stated is None:
-        raise wrong(f"states no format; this Kiln reads format {FORMAT}")
-    if int(stated[1]) != FORMAT:
-        raise wrong(f"has format {int(stated[1])}; this Kiln reads format {FORMAT}")
+        raise wrong(f"states no format; this Kiln reads formats {_KNOWN}")
+    if int(stated[1]) not in FORMATS:
+        raise wrong(f"has format {int(stated[1])}; this Kiln reads formats {_KNOWN}")
     document: dict[str, Any] = {}
     fields, table = shape.fields_of(Manifest), ""
     texts: dict[str, str] = {}  # most are there many times
@@ -271,8 +290,15 @@ def read(data: bytes, name: str) -> dict[str, Any]:
     for number, (line, ours) in enumerate(zip_longest(_split(data), _lines(document)), 1):
         if line is None or ours is None or line != ours.encode():
             raise wrong(f"is not written as Kiln writes it, in line {number}")
+    if document["format"] != format_of(document["images"]):
+        raise wrong(f"has format {document['format']}; what it says of images is of {format_of(document['images'])}")
     _check_tables(document, wrong)
     return document
+
+
+def format_of(images: Iterable[Mapping[str, Any]]) -> int:
+    """The format of a manifest with these rows of images: the lowest that knows what they say."""
+    return FORMATS[any(_SECOND & row.keys() for row in images)]
 
 
 def _check_tables(document: dict[str, Any], wrong: Any) -> None:

@@ -181,7 +181,10 @@ def pack_rows(the_pack: pack.Pack) -> Iterator[dict[str, Any]]:
 def image_row(image: pack.PackedImage) -> dict[str, Any]:
     """What a pack's index says of an image, under the manifest's names."""
     names = ("kind", "symbol", "threads", "registers", "shared", "spills", "stack", "parameters")
-    return {"bytes": image.bytes, **{name: getattr(image.info, name) for name in names}}
+    row = {"bytes": image.bytes, **{name: getattr(image.info, name) for name in names}}
+    if image.info.descriptors:
+        row["descriptors"] = [{**dataclasses.asdict(d), "box": list(d.box)} for d in image.info.descriptors]
+    return row
 
 
 def select(

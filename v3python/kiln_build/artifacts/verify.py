@@ -7,6 +7,7 @@ Like inspect.py it needs only the standard library, zstandard and pyelftools.
 from __future__ import annotations
 
 import hashlib
+import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def verify(artifact: Release | PackFile | ImageFile) -> Report:
             _verify_release(artifact, report)
         elif isinstance(artifact, PackFile):
             with tarball.open_file(artifact.path) as file:
-                _verify_pack(file.read, artifact.pack.file_bytes, artifact.path.name, report, set())
+                _verify_pack(file.read, artifact.pack.file_bytes, artifact.path.name, report, _Seen())
         else:
             report.images = 1
             if need("elf").strip(artifact.data) != artifact.data:
@@ -179,10 +180,10 @@ def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: 
     folder, _, name = entry.path.rpartition("/")
     content = _Content(entry)
     found, within = None, Report(complete=report.complete)
-    abis: set[int] = set()
+    seen = _Seen()
     if folder == IMAGES and name.endswith(".pack"):
         try:
-            found = _verify_pack(content.read, entry.size, entry.path, within, abis)
+            found = _verify_pack(content.read, entry.size, entry.path, within, seen)
         except ArtifactError as error:
             within.problems.append(str(error))
     elif folder == "lib" and name.startswith("libkiln_"):
@@ -200,7 +201,7 @@ def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: 
     if found is not None:
         stated.packs[name] = found.index_digest, list(dict.fromkeys(kernel.family for kernel in found.kernels))
         if name in stated.targets:
-            _compare(found, name, abis, stated, report)
+            _compare(found, name, seen, stated, report)
 
 
 def _verify_checksum(path: Path, report: Report) -> None:
@@ -220,12 +221,21 @@ def _verify_checksum(path: Path, report: Report) -> None:
         report.problems.append(f"{path.name} does not have the digest of {beside.name}")
 
 
-def _verify_pack(read: Callable[[int], bytes], size: int, name: str, report: Report, abis: set[int]) -> pack.Pack:
-    """Every group and image; ends at the first group that is damaged, goes on after a wrong fact.
+@dataclass
+class _Seen:
+    """What images say of which a pack's index says nothing.
 
-    Args:
-        abis: gets those of the images.
+    Attributes:
+        abis: those of the images.
+        ptx_versions: by digest of a PTX text its version, "8.6".
     """
+
+    abis: set[int] = field(default_factory=set)
+    ptx_versions: dict[str, str] = field(default_factory=dict)
+
+
+def _verify_pack(read: Callable[[int], bytes], size: int, name: str, report: Report, seen: _Seen) -> pack.Pack:
+    """Every group and image; ends at the first group that is damaged, goes on after a wrong fact."""
     the_pack = pack.read_index(read, size, name)
     images: dict[int, list[pack.PackedImage]] = {}
     for image in the_pack.images:
@@ -241,25 +251,31 @@ def _verify_pack(read: Callable[[int], bytes], size: int, name: str, report: Rep
         for image in images[number]:
             report.images += 1
             code = raw[image.offset : image.offset + image.bytes]
-            _verify_image(image, code, the_pack.target, name, report, abis)
+            _verify_image(image, code, the_pack.target, name, report, seen)
     return the_pack
 
 
-def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, report: Report, abis: set[int]) -> None:
+def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, report: Report, seen: _Seen) -> None:
     label = f"{name}: image {image.digest[:12]}"
     if hashlib.sha256(code).hexdigest() != image.digest:
         report.problems.append(f"{label} does not have its digest")
         return
     if image.info.kind == "ptx":
-        if not code.endswith(b"\0") or b".version" not in code:
+        version = re.search(rb"^[.]version ([0-9]+[.][0-9]+)", code, re.MULTILINE)
+        if not code.endswith(b"\0") or version is None:
             report.problems.append(f"{label} is no PTX text that ends with a NUL")
+        else:
+            seen.ptx_versions[image.digest] = version[1].decode()
         return
     try:
         found, static = need("elf").stated_facts(code)
+        maps = need("elf").tensor_maps(code)
     except ArtifactError as error:
         report.problems.append(f"{label}: {error}")
         return
-    abis.add(found.pop("abi"))  # of which the index says nothing
+    seen.abis.add(found.pop("abi"))
+    if maps != len(image.info.descriptors):
+        report.problems.append(f"{label} takes {maps} tensor descriptors, the index says {len(image.info.descriptors)}")
     if image.info.shared < static:
         report.problems.append(f"{label} needs more shared memory than the index says")
     stated = {"target": target, **image_row(image)}
@@ -268,8 +284,8 @@ def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, 
             report.problems.append(f"{label}: its {fact} is {value!r}, the index says {stated[fact]!r}")
 
 
-def _compare(the_pack: pack.Pack, name: str, abis: set[int], stated: _Stated, report: Report) -> None:
-    """A pack, and the ABIs of its images, against what the manifest says of it."""
+def _compare(the_pack: pack.Pack, name: str, seen: _Seen, stated: _Stated, report: Report) -> None:
+    """A pack, and what its images say besides, against what the manifest says of it."""
     target = stated.targets[name]
     if the_pack.index_digest != target.get("index") or the_pack.target != target["name"]:
         report.problems.append(f"{name} is not the pack that the manifest names for {target['name']}")
@@ -292,7 +308,14 @@ def _compare(the_pack: pack.Pack, name: str, abis: set[int], stated: _Stated, re
             continue
         named.add(row["image"])
         image = images.get(row["image"], {"kind": "none"})
-        if any(row.get(key) != value for key, value in image.items() if key not in ("target", "sha256")):
+        version = seen.ptx_versions.get(row.get("ptx_sha256", ""))
+        if version not in (None, image.get("ptx_version", target.get("ptx_version"))):
+            report.problems.append(
+                f"the PTX of image {row['image'][:12]} is of version {version}, which the manifest denies"
+            )
+            break
+        known = {key for key in image if key not in ("target", "sha256", "ptx_version")} | {"descriptors"}
+        if any(row.get(key) != image.get(key) for key in known):
             report.problems.append(f"the manifest's image {row['image'][:12]} is not that of {name}")
             break
     every = sum(len(kernel.slots) for kernel in the_pack.kernels)
@@ -303,7 +326,7 @@ def _compare(the_pack: pack.Pack, name: str, abis: set[int], stated: _Stated, re
                 f"the manifest counts {target[field_name]} {field_name} of {target['name']}; {name} has {count}"
             )
     kinds = {image.info.kind for image in the_pack.images} - {"ptx"}
-    for field_name, found in (("kind", kinds), ("abi", abis)):
+    for field_name, found in (("kind", kinds), ("abi", seen.abis)):
         if other := found - {target[field_name]}:
             report.problems.append(
                 f"the manifest says that the {field_name} of {target['name']} is {target[field_name]}; an image in "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln_build.artifacts import reader as inspect
-from kiln_build.artifacts.reader import ImageFile
+from kiln_build.artifacts.reader import ImageFile, PackFile
 from kiln_build.base.tables import plural, print_json, table, table_lines
 from kiln_recipe.errors import UsageError
 from kiln_recipe.selection import parse_selection
@@ -47,11 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
         print_json([*rows, *rules] if arguments.missing else rows)
         return 0
     header = ("TARGET", "KERNEL", "FUNCTIONAL", "CONFIGURATION", "SPECIALIZATION", "KEY",
-              "BYTES", "REGISTERS", "SHARED", "SPILLS", "THREADS")  # fmt: skip
+              "BYTES", "REGISTERS", "SHARED", "SPILLS", "THREADS", "PTX")  # fmt: skip
+    usual = {} if isinstance(artifact, PackFile) else {t["name"]: t for t in artifact.manifest["targets"]}
     lines = []
     for row in rows:
         name = (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"])
         facts = [row.get(column, "-") for column in ("bytes", "registers", "shared", "spills", "threads")]
+        facts.append(row.get("ptx_version") or usual.get(row["target"], {}).get("ptx_version", "-"))
         lines.append((*name, row["key"] if arguments.keys else row["key"][:12], *facts))
     for line in table_lines(header, lines, header[6:]):
         print(line)

@@ -131,6 +131,7 @@ def _build(options: Options, tarball: Path, progress: Progress) -> Path:
             packs=indexes,
             waivers=manifest.summarize_waivers(the_plan.variants, harvest.missing if harvest else {}),
             verifications=manifest.load_verifications(options.source / "docs/measurements/verified"),
+            ptx_versions={i.digest: i.info.ptx_version for i in harvest.images.values()} if harvest else {},
         ),
         stage,
         release.PLATFORM,

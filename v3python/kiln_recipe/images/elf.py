@@ -46,6 +46,8 @@ _REGISTER_COUNT = 0x2F
 # neither in the assembler's report nor against a block's limit.
 _SYSTEM_SHARED = 1024
 
+TENSOR_MAP_BYTES = 128  # of a CUtensorMap
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -238,6 +240,17 @@ def stated_facts(code: bytes) -> tuple[dict[str, int | str], int]:
         "threads": cubin.threads, "stack": cubin.stack, "parameters": len(cubin.parameters),
         "abi": cubin.abi,
     }, cubin.shared  # fmt: skip
+
+
+def tensor_maps(code: bytes) -> int:
+    """How many parameters of an image are a CUtensorMap, which nothing else is as large as.
+
+    Raises:
+        ArtifactError: as `stated_facts`.
+    """
+    if kind_of(code) == "hsaco":
+        return 0
+    return sum(parameter.size == TENSOR_MAP_BYTES for parameter in nvidia_facts(code).parameters)
 
 
 def ptxas_report(log: str, symbol: str) -> PtxasReport:

@@ -30,6 +30,8 @@ def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -
     made_for = facts.pop("target")
     if target is not None and made_for != target.name:
         reasons.append(f"is for {made_for} instead of {target.name}")
+    if (maps := elf.tensor_maps(code)) != len(info.descriptors):
+        reasons.append(f"takes {maps} tensor descriptors, where {len(info.descriptors)} are stated")
     for name, value in facts.items():
         if getattr(info, name) != value:
             reasons.append(f"says {name} {value}, where {getattr(info, name)} is stated")
