@@ -13,7 +13,6 @@
 namespace kiln_python {
 namespace {
 
-constexpr int kInputs = 3;                                                   // q, k, v
 enum { kCausal = 1, kBottomRight = 2, kRowsFirst = 4, kEqualHeads = 1024 };  // as bindings/torch/call.h has them
 
 // Null: the type offers none, or one of another version.
@@ -31,15 +30,19 @@ kiln_dtype dtype_of(const DlDataType& dtype) {
   return dtype.code == kDlFloat && dtype.bits == 32 ? KILN_FP32 : 0;
 }
 
+// Of a dimension of [batch, heads, rows, head_dim] its place where rows may come first, or the other way round.
+int place_of(int dimension, bool rows_first) {
+  return rows_first && (dimension == 1 || dimension == 2) ? 3 - dimension : dimension;
+}
+
 // [batch, heads, rows, head_dim], the last dimension contiguous.
 bool describe(const DlTensor& from, bool rows_first, kiln_tensor* to) {
   if (from.rank != 4 || !from.strides || from.strides[3] != 1 || !(to->dtype = dtype_of(from.dtype))) return false;
   to->data = static_cast<char*>(from.data) + from.byte_offset;
   to->rank = 4;
   for (int i = 0; i < 4; ++i) {
-    int other = rows_first && (i == 1 || i == 2) ? 3 - i : i;
-    to->sizes[i] = from.sizes[other];
-    to->strides[i] = from.strides[other];
+    to->sizes[i] = from.sizes[place_of(i, rows_first)];
+    to->strides[i] = from.strides[place_of(i, rows_first)];
   }
   return true;
 }
@@ -52,17 +55,6 @@ bool queue_of(const DlExchange& table, const DlDevice& device, kiln_queue* out) 
   queue.device = device.id;
   *out = queue;
   return true;
-}
-
-// Looks at an array of the table's type; false, without a Python error, where it is not for here.
-bool look(const DlExchange& table, nb::handle array, bool rows_first, DlTensor* seen, kiln_tensor* view) {
-  if (table.view(array.ptr(), seen) == 0 && describe(*seen, rows_first, view)) return true;
-  PyErr_Clear();
-  return false;
-}
-
-bool is_on(const DlTensor& seen, const DlDevice& device) {
-  return seen.device.type == device.type && seen.device.id == device.id;
 }
 
 // Sizes and strides of the result, in the order of dimensions that the caller has: dense, rows outside of heads if they
@@ -90,115 +82,197 @@ bool is_true(const nb::object& value) {
   return truth;
 }
 
+// Lengths and places: [batch], [batch, pages].
+bool describe_places(const DlTensor& from, int32_t rank, kiln_tensor* to) {
+  if (from.rank != rank || !from.strides || from.dtype.code != kDlInt || from.dtype.bits != 32) return false;
+  to->data = static_cast<char*>(from.data) + from.byte_offset;
+  to->dtype = KILN_INT32;
+  to->rank = rank;
+  std::copy_n(from.sizes, rank, to->sizes);
+  std::copy_n(from.strides, rank, to->strides);
+  return true;
+}
+
 // The shortest way for PyTorch's plain tensors, and what tells whether a call may take it. With the GIL.
 //
 // A tensor whose negative bit is set would be taken for what its memory says; but whatever has one, an imaginary part,
-// has no contiguous last dimension.
+// has no contiguous last dimension. Tensors that functorch wraps have no memory to look at.
 class Shortcut {
  public:
-  Shortcut(nb::type_object type, nb::callable empty, const nb::tuple& dtypes, nb::callable current_device,
-           nb::callable records, const nb::tuple& others, nb::handle forward_ad, nb::callable runtime)
+  Shortcut(nb::type_object type, nb::callable empty_like, nb::callable empty_strided, nb::callable records,
+           nb::callable unpack_dual, const nb::tuple& watchers, nb::callable runtime)
       : type_(type),
-        empty_(empty),
-        dtypes_(dtypes),
-        current_device_(current_device),
+        empty_like_(empty_like),
+        empty_strided_(empty_strided),
         records_(records),
-        forward_ad_(nb::borrow(forward_ad)),
+        unpack_dual_(unpack_dual),
         runtime_(runtime),
-        level_(interned("_current_level")),
-        requires_grad_(interned("requires_grad")),
+        requires_grad_(nb::steal(PyUnicode_InternFromString("requires_grad"))),
         table_(exchange_of(type)) {
-    if (dtypes_.size() != 3) refuse("dtypes must be three: fp16, bf16 and fp32");
-    for (nb::handle other : others) others_.push_back(nb::borrow(other));
+    for (nb::handle watcher : watchers) watchers_.push_back(nb::borrow(watcher));
   }
 
   bool is_open = true;
 
   nb::object attend(nb::handle q, nb::handle k, nb::handle v, double scale, int flags) {
-    const nb::handle inputs[] = {q, k, v};
-    if (!is_open || !table_ || !is_plain(inputs)) return nb::none();
-    const float sm_scale = static_cast<float>(scale);
-    if (sm_scale == 0 && scale != 0) return nb::none();  // it would be the default
     const bool rows_first = flags & kRowsFirst;
-    kiln_tensor views[kInputs] = {}, result = {};
-    DlTensor seen[kInputs], made;
-    for (int i = 0; i < kInputs; ++i)
-      if (!look(*table_, inputs[i], rows_first, &seen[i], &views[i]) || !is_on(seen[i], seen[0].device))
-        return nb::none();
+    Call call{*this, scale};
+    kiln_tensor views[3] = {}, result = {};
+    const nb::handle inputs[] = {q, k, v};
+    if (!call.may_take(inputs, 3)) return nb::none();
+    for (int i = 0; i < 3; ++i)
+      if (!call.look_at(inputs[i], rows_first, &views[i])) return nb::none();
     if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return nb::none();
-    kiln_queue queue;
-    if (!queue_of(*table_, seen[0].device, &queue)) return nb::none();
-
-    if (!known_) known_ = nb::cast<uintptr_t>(runtime_());
-    nb::object out = made_for(queue.device, views[0], views[2], rows_first);
-    if (!out.is_valid() || !is_ours(out) || !look(*table_, out, rows_first, &made, &result) ||
-        !is_on(made, seen[0].device))
-      return nb::none();
+    nb::object out = call.make_result(q, views[0], views[2].sizes[3], rows_first, &result);
+    if (!out.is_valid()) return nb::none();
     kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
     params.q = &views[0], params.k = &views[1], params.v = &views[2], params.out = &result;
-    params.sm_scale = sm_scale;
+    params.sm_scale = call.sm_scale;
     params.causal = flags & kCausal;
     params.bottom_right = flags & kBottomRight;
-    const kiln_status status = enqueue(reinterpret_cast<kiln_t>(known_), queue, params);
-    if (status == KILN_E_FORKED) known_ = 0;
-    return status == KILN_OK ? out : nb::none();
+    return call.enqueue([&](kiln_t kiln, const kiln_queue& queue) { return kiln_attn_fwd(kiln, &queue, &params); })
+               ? out
+               : nb::none();
+  }
+
+  // Splits that need a workspace are not for here.
+  nb::object decode(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle k_new, nb::handle v_new,
+                    nb::handle seqused_k, nb::handle block_table, nb::handle given_out, double scale, int flags) {
+    enum { kQ, kKCache, kVCache, kKNew, kVNew, kOut, kUsedK, kTable, kInputs };
+    const bool rows_first = flags & kRowsFirst;
+    Call call{*this, scale};
+    const nb::handle inputs[kInputs] = {q, k_cache, v_cache, k_new, v_new, given_out, seqused_k, block_table};
+    kiln_tensor views[kInputs] = {};
+    const kiln_tensor* seen[kInputs] = {};
+    if (!call.may_take(inputs, kInputs)) return nb::none();
+    for (int i = 0; i < kInputs; ++i) {
+      if (inputs[i].is_none()) continue;
+      if (!(i < kUsedK ? call.look_at(inputs[i], rows_first, &views[i])
+                       : call.look_at_places(inputs[i], i == kTable ? 2 : 1, &views[i])))
+        return nb::none();
+      seen[i] = &views[i];
+    }
+    nb::object out = nb::borrow(given_out);
+    if (!seen[kOut]) {
+      out = call.make_result(q, views[kQ], views[kVCache].sizes[3], rows_first, &views[kOut]);
+      if (!out.is_valid()) return nb::none();
+    }
+    kiln_attn_decode_params params = KILN_ATTN_DECODE_PARAMS_INIT;
+    params.q = seen[kQ], params.k_cache = seen[kKCache], params.v_cache = seen[kVCache], params.out = &views[kOut];
+    params.k_new = seen[kKNew], params.v_new = seen[kVNew];
+    params.seqused_k = seen[kUsedK], params.block_table = seen[kTable];
+    params.sm_scale = call.sm_scale;
+    params.causal = flags & kCausal;
+    return call.enqueue([&](kiln_t kiln, const kiln_queue& queue) { return kiln_attn_decode(kiln, &queue, &params); })
+               ? out
+               : nb::none();
   }
 
  private:
-  static nb::object interned(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
+  // One call. Whatever is false, or null, leaves it to whoever asked.
+  struct Call {
+    Shortcut& shortcut;
+    const double scale;
+    float sm_scale = 0;
+    DlDevice device = {};  // the first input's
+    bool has_device = false;
+    kiln_queue queue = {};
 
-  static kiln_status enqueue(kiln_t kiln, const kiln_queue& queue, const kiln_attn_fwd_params& params) {
-    nb::gil_scoped_release released;
-    return kiln_attn_fwd(kiln, &queue, &params);
-  }
+    bool may_take(const nb::handle* inputs, int count) {
+      sm_scale = static_cast<float>(scale);
+      if (sm_scale == 0 && scale != 0) return false;  // it would be the default
+      return shortcut.is_open && shortcut.table_ && shortcut.is_plain(inputs, count);
+    }
+
+    bool view(nb::handle array, DlTensor* to) {
+      if (shortcut.table_->view(array.ptr(), to) == 0) return true;
+      PyErr_Clear();
+      return false;
+    }
+
+    bool look_at(nb::handle array, bool rows_first, kiln_tensor* to) {
+      DlTensor seen;
+      return view(array, &seen) && describe(seen, rows_first, to) && is_with_others(seen);
+    }
+
+    bool look_at_places(nb::handle array, int32_t rank, kiln_tensor* to) {
+      DlTensor seen;
+      return view(array, &seen) && describe_places(seen, rank, to) && is_with_others(seen);
+    }
+
+    bool is_with_others(const DlTensor& seen) {
+      if (has_device) return seen.device.type == device.type && seen.device.id == device.id;
+      device = seen.device;
+      has_device = true;
+      return queue_of(*shortcut.table_, device, &queue);
+    }
+
+    nb::object make_result(nb::handle q, const kiln_tensor& logical, int64_t width, bool rows_first, kiln_tensor* to) {
+      int64_t sizes[4], strides[4];
+      lay_out(logical, width, rows_first, sizes, strides);
+      bool is_alike = true;
+      for (int i = 0; i < 4; ++i) {
+        const int from = place_of(i, rows_first);
+        is_alike &= sizes[i] == logical.sizes[from] && strides[i] == logical.strides[from];
+      }
+      nb::object out;
+      try {
+        out = is_alike ? shortcut.empty_like_(q) : shortcut.empty_strided_(q, tuple_of(sizes), tuple_of(strides));
+      } catch (nb::python_error& error) {  // no memory: the framework's other ways see to that
+        if (!error.matches(PyExc_Exception)) throw;
+        return {};
+      }
+      return shortcut.is_ours(out) && look_at(out, rows_first, to) ? out : nb::object();
+    }
+
+    template <typename Entry>
+    bool enqueue(Entry entry) {
+      if (!shortcut.known_) shortcut.known_ = nb::cast<uintptr_t>(shortcut.runtime_());
+      const kiln_t kiln = reinterpret_cast<kiln_t>(shortcut.known_);
+      kiln_status status;
+      {
+        nb::gil_scoped_release released;
+        status = entry(kiln, queue);
+      }
+      if (status == KILN_E_FORKED) shortcut.known_ = 0;
+      return status == KILN_OK;
+    }
+  };
 
   bool is_ours(nb::handle array) const { return reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) == type_.ptr(); }
 
-  bool is_plain(const nb::handle (&inputs)[kInputs]) const {
-    for (nb::handle input : inputs)
-      if (!is_ours(input)) return false;
+  // None is an input that is not given.
+  bool is_plain(const nb::handle* inputs, int count) const {
+    for (int i = 0; i < count; ++i)
+      if (!is_ours(inputs[i]) && !(i > 2 && inputs[i].is_none())) return false;
     if (is_true(records_()))
-      for (nb::handle input : inputs)
-        if (is_true(attribute(input, requires_grad_))) return false;
-    if (nb::cast<long>(attribute(forward_ad_, level_)) >= 0) return false;
-    for (const nb::object& other : others_)
-      if (is_true(other())) return false;
+      for (int i = 0; i < count; ++i)
+        if (!inputs[i].is_none() && wants_gradient(inputs[i])) return false;
+    // Where no level of forward mode is open, nothing is unpacked: what comes back is the tensor itself.
+    nb::object primal = nb::steal(PySequence_GetItem(nb::object(unpack_dual_(inputs[0])).ptr(), 0));
+    if (!primal.is_valid()) nb::raise_python_error();
+    if (!primal.is(inputs[0])) return false;
+    for (const nb::object& watcher : watchers_)
+      if (is_true(watcher())) return false;
     return true;
   }
 
-  static nb::object attribute(nb::handle of, const nb::object& name) {
-    nb::object value = nb::steal(PyObject_GetAttr(of.ptr(), name.ptr()));
+  bool wants_gradient(nb::handle array) const {
+    nb::object value = nb::steal(PyObject_GetAttr(array.ptr(), requires_grad_.ptr()));
     if (!value.is_valid()) nb::raise_python_error();
-    return value;
-  }
-
-  // What a call of q and v returns, empty. Null where the device is not the current one or there is no memory: the
-  // framework's other ways see to that.
-  nb::object made_for(int32_t device, const kiln_tensor& q, const kiln_tensor& v, bool rows_first) const {
-    int64_t sizes[4], strides[4];
-    lay_out(q, v.sizes[3], rows_first, sizes, strides);
-    const int dtype = q.dtype == KILN_FP16 ? 0 : q.dtype == KILN_BF16 ? 1 : 2;
-    try {
-      if (nb::cast<int32_t>(current_device_()) != device) return {};
-      return empty_(tuple_of(sizes), tuple_of(strides), dtypes_[dtype]);
-    } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_Exception)) throw;
-      return {};
-    }
+    return is_true(value);
   }
 
   // Never collected where they know it in turn: there is one of it, which lives as long as the process.
-  nb::object type_, empty_;
-  nb::tuple dtypes_;
-  nb::object current_device_, records_, forward_ad_, runtime_, level_, requires_grad_;
-  std::vector<nb::object> others_;
+  nb::object type_, empty_like_, empty_strided_, records_, unpack_dual_, runtime_, requires_grad_;
+  std::vector<nb::object> watchers_;
   const DlExchange* table_;  // its type's, which never goes
   uintptr_t known_ = 0;      // of runtime_; 0: not known, or no longer it
 };
 
 // Of attend_or(); `self` is the shortcut and the other function.
 PyObject* call_or(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
-  if (count == kInputs && !names) {
+  if (count == 3 && (!names || PyTuple_Size(names) == 0)) {
     auto* shortcut = nb::inst_ptr<Shortcut>(PyTuple_GetItem(self, 0));
     try {
       nb::object out = shortcut->attend(arguments[0], arguments[1], arguments[2], 0.0, 0);
@@ -227,17 +301,15 @@ void define_exchange(nb::module_& module) {
   nb::class_<Shortcut>(
       module, "Shortcut",
       "Plain attention past PyTorch's dispatcher, on the current stream, for tensors that C may look at.")
-      .def(nb::init<nb::type_object, nb::callable, nb::tuple, nb::callable, nb::callable, nb::tuple, nb::handle,
-                    nb::callable>(),
-           nb::arg("type"), nb::arg("empty"), nb::arg("dtypes"), nb::arg("current_device"), nb::arg("records"),
-           nb::arg("others"), nb::arg("forward_ad"), nb::arg("runtime"),
+      .def(nb::init<nb::type_object, nb::callable, nb::callable, nb::callable, nb::callable, nb::tuple, nb::callable>(),
+           nb::arg("type"), nb::arg("empty_like"), nb::arg("empty_strided"), nb::arg("records"), nb::arg("unpack_dual"),
+           nb::arg("watchers"), nb::arg("runtime"),
            "type: of all tensors.\n"
-           "empty: makes the result, on the current device, of its sizes, its strides and one of `dtypes`.\n"
-           "dtypes: fp16, bf16 and fp32.\n"
-           "current_device: its number; calls on another are not taken.\n"
+           "empty_like: of q a result that lies as q does.\n"
+           "empty_strided: of q, sizes and strides a result on q's device, of its dtype.\n"
            "records: whether this thread records gradients; then no tensor may want one.\n"
-           "others: functions that must give something false for a call to be taken.\n"
-           "forward_ad: torch.autograd.forward_ad, none of whose levels may be open.\n"
+           "unpack_dual: torch.autograd.forward_ad's; a call is taken while it has nothing to unpack.\n"
+           "watchers: functions that must give something false for a call to be taken.\n"
            "runtime: gives the address of a runtime; asked again after a fork.")
       .def_rw("is_open", &Shortcut::is_open, "False: it takes no call.")
       .def("attend", &Shortcut::attend, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(),
@@ -247,6 +319,14 @@ void define_exchange(nb::module_& module) {
            "\n"
            "None: it is no call for here or was refused; nothing was launched.\n"
            "Flags: 1 causal, 2 bottom right, 4 rows first, 1024 only if q and k have as many heads.")
+      .def("decode", &Shortcut::decode, nb::arg("q").none(), nb::arg("k_cache").none(), nb::arg("v_cache").none(),
+           nb::arg("k_new").none() = nb::none(), nb::arg("v_new").none() = nb::none(),
+           nb::arg("seqused_k").none() = nb::none(), nb::arg("block_table").none() = nb::none(),
+           nb::arg("out").none() = nb::none(), nb::arg("scale") = 0.0, nb::arg("flags") = 0,
+           nb::sig("def decode(self, q: object, k_cache: object, v_cache: object, k_new: object = None, "
+                   "v_new: object = None, seqused_k: object = None, block_table: object = None, out: object = None, "
+                   "scale: float = 0.0, flags: int = 0) -> object"),
+           "attend() of attention over a cache: the result, or None. Flags: 1 causal, 4 rows first.")
       .def("attend_or", &attend_or, nb::arg("otherwise"),
            nb::sig("def attend_or(self, otherwise: Callable) -> Callable"),
            "A function that of three tensors alone gives (attend(), None).\n"

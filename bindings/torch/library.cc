@@ -28,6 +28,10 @@ struct Operator {
   void (*kernel)(StableIValue*, uint64_t, uint64_t);
 };
 
+// Whether something sees the operators that this thread calls, or transforms what they are given: that has a kernel of
+// its own, which native.py registers for each key of the dispatcher's under which such a thing runs.
+void is_watched(StableIValue* stack, uint64_t, uint64_t) { stack[0] = 0; }
+
 // What is rarely given stands at the end: Python leaves it out, and libtorch fills it in for next to nothing.
 // native.py explains the arguments.
 constexpr Operator kOperators[] = {
@@ -50,6 +54,7 @@ constexpr Operator kOperators[] = {
      "int window_right=-1, int splits=0) -> (Tensor lse, int status)",
      attn_decode},
     {"dropout_mask", "dropout_mask(Tensor rng, Tensor mask, float dropout) -> int status", dropout_mask},
+    {"is_watched", "is_watched() -> int", is_watched},
 };
 
 // Tensors of every kind and device come here, those that no kernel takes to be refused in our words.

@@ -57,12 +57,25 @@ class Runtime:
 
 class Shortcut:
     def __init__(
-        self, type: type, empty: Callable, dtypes: tuple, current_device: Callable, records: Callable, others: tuple,
-        forward_ad: object, runtime: Callable,
+        self, type: type, empty_like: Callable, empty_strided: Callable, records: Callable, unpack_dual: Callable,
+        watchers: tuple, runtime: Callable,
     ) -> None: ...  # fmt: skip
     @property
     def is_open(self) -> bool: ...
     @is_open.setter
     def is_open(self, arg: bool, /) -> None: ...
     def attend(self, q: object, k: object, v: object, scale: float = 0.0, flags: int = 0) -> object: ...
+    def decode(
+        self,
+        q: object,
+        k_cache: object,
+        v_cache: object,
+        k_new: object = None,
+        v_new: object = None,
+        seqused_k: object = None,
+        block_table: object = None,
+        out: object = None,
+        scale: float = 0.0,
+        flags: int = 0,
+    ) -> object: ...
     def attend_or(self, otherwise: Callable) -> Callable: ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import fakes
 import pytest
 from fakes import Array, Exchanged, Older, StandardArray, fp32
@@ -18,7 +16,6 @@ DECODE = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_b
 BACKWARD = ("bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 UNLIMITED = (1 << 64) - 1  # -1 in 64 bits
 ROWS_FIRST, EQUAL_HEADS = 4, 1024  # of Shortcut's flags
-DTYPES = ("fp16", "bf16", "fp32")
 
 
 def optional(operation: str, names: tuple[str, ...]) -> dict[str, Array]:
@@ -82,12 +79,17 @@ def test_causal(runtime, launched):
 def shortcut(runtime):
     """Makes ways past a framework's dispatcher for the tests' arrays."""
 
-    def empty(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Exchanged:
-        return Exchanged(sizes, dtype, strides)
+    def alike(q: Exchanged) -> Exchanged:
+        return Exchanged(q.shape, q.dtype, q.strides)
 
-    def make(empty=empty, runtime=lambda: runtime.handle, kind=Exchanged, device=lambda: 0, dtypes=DTYPES):
-        nothing = SimpleNamespace(_current_level=-1)
-        return kiln._core.Shortcut(kind, empty, dtypes, device, lambda: False, (lambda: 0,), nothing, runtime)
+    def strided(q: Exchanged, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Exchanged:
+        return Exchanged(sizes, q.dtype, strides)
+
+    def make(
+        alike=alike, runtime=lambda: runtime.handle, kind=Exchanged, strided=strided, watch=lambda: 0,
+        unpack=lambda q: (q, None), records=lambda: False,
+    ):  # fmt: skip
+        return kiln._core.Shortcut(kind, alike, strided, records, unpack, (watch,), runtime)
 
     return make
 
@@ -106,21 +108,16 @@ def test_arrays_that_c_may_look_at(runtime, fake, launched, shortcut):
     assert way.attend(q, q, q) is None and len(fake.launches()) == before
 
 
-def test_a_shortcut_wants_all_its_dtypes(shortcut):
-    for dtypes in ((), ("fp16", "bf16")):
-        with pytest.raises(kiln.ArgumentError, match="dtypes must be three"):
-            shortcut(dtypes=dtypes)
-
-
 def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):
     q = Exchanged(SHAPE)
     refusals = [
         (shortcut(), (Exchanged(SHAPE, "int64"),) * 3),
         (shortcut(), (q, q, Exchanged(SHAPE[1:]))),
         (shortcut(), (q, Array(SHAPE), q)),
-        (shortcut(lambda sizes, strides, dtype: Array(sizes)), (q, q, q)),
-        (shortcut(lambda sizes, strides, dtype: Exchanged(sizes, device=(fakes.CUDA, 1))), (q, q, q)),
-        (shortcut(device=lambda: 1), (q, q, q)),
+        (shortcut(lambda q: Array(q.shape)), (q, q, q)),
+        (shortcut(lambda q: Exchanged(q.shape, device=(fakes.CUDA, 1))), (q, q, q)),
+        (shortcut(watch=lambda: 1), (q, q, q)),
+        (shortcut(unpack=lambda q: (Exchanged(SHAPE), None)), (q, q, q)),
         (shortcut(kind=Array), (Array(SHAPE),) * 3),  # which offers no table
         (shortcut(), (Exchanged(SHAPE, strides=(1, 2, 3, 4)), q, q)),
         (shortcut(), (q, Exchanged(SHAPE, device=(fakes.CUDA, 1)), q)),
@@ -155,18 +152,53 @@ def test_a_result_lies_as_it_is_promised(launched, shortcut, layout: str):
         expect(launched("attn_fwd")[0], {"q": q, "v": v, "out": out})
 
 
+def exhausted(*_given: object) -> Array:
+    raise MemoryError
+
+
 def test_memory_that_runs_out_is_left_to_whoever_asked(fake, shortcut):
-    def exhausted(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Array:
-        raise MemoryError
-
-    q = Exchanged(SHAPE)
-    assert shortcut(exhausted).attend(q, q, q) is None and not fake.launches()
+    q, v = Exchanged(SHAPE), Exchanged((*SHAPE[:3], 32))
+    assert shortcut(exhausted).attend(q, q, q) is None and shortcut(strided=exhausted).attend(q, q, v) is None
+    assert shortcut(exhausted).decode(q, q, q) is None and not fake.launches()
 
 
-def test_a_device_that_cannot_be_asked_for_is_left_to_whoever_asked(fake, shortcut):
-    """In a forked child, say."""
-    q = Exchanged(SHAPE)
-    assert shortcut(device=lambda: 1 / 0).attend(q, q, q) is None and not fake.launches()
+def test_a_question_that_cannot_be_answered_is_an_error(shortcut):
+    q, unanswered = Exchanged(SHAPE), lambda *given: 1 / 0
+    for way in (shortcut(watch=unanswered), shortcut(unpack=unanswered), shortcut(records=unanswered)):
+        with pytest.raises(ZeroDivisionError):
+            way.attend(q, q, q)
+    with pytest.raises(TypeError):
+        shortcut(unpack=lambda q: None).attend(q, q, q)
+
+
+def test_a_step_of_decoding(runtime, fake, launched, shortcut):
+    """The optional arrays that an engine gives at each step, rows first or not; all others are not for here."""
+    sizes = {"q": (2, 4, 1, 64), "k_cache": (9, 4, 16, 64), "v_cache": (9, 4, 16, 32), "k_new": (2, 4, 1, 64),
+             "v_new": (2, 4, 1, 32), "out": (2, 4, 1, 32)}  # fmt: skip
+    for rows_first in (False, True):
+        order = (0, 2, 1, 3) if rows_first else (0, 1, 2, 3)
+        given = {name: Exchanged(tuple(shape[i] for i in order)) for name, shape in sizes.items()}
+        given |= {"seqused_k": Exchanged((2,), "int32"), "block_table": Exchanged((2, 3), "int32", (4, 1))}
+        flags = 1 + ROWS_FIRST * rows_first
+        assert shortcut().decode(**given, scale=0.25, flags=flags) is given["out"]
+        got, _ = launched("attn_decode")
+        expect(got, given)
+        assert (got["sm_scale"], got["window_right"]) == (fp32(0.25), 0)
+    plain = {name: given[name] for name in ("q", "k_cache", "v_cache", "seqused_k", "block_table")}
+    out = shortcut().decode(**plain, flags=ROWS_FIRST)
+    got, _ = launched("attn_decode")
+    expect(got, {**plain, "out": out})
+    assert out.shape == (2, 1, 4, 32) and got["k_new"] == got["v_new"] == 0
+    before = len(fake.launches())
+    others = [{"seqused_k": Exchanged((2,), "int64")}, {"seqused_k": Exchanged((2, 1), "int32")},
+              {"block_table": Exchanged((2,), "int32")}, {"q": Exchanged((4, 64))}, {"seqused_k": Array((2,), "int32")},
+              {"k_cache": None}, {"out": Exchanged((2, 1, 4, 32), device=(fakes.CUDA, 1))}, {"scale": 1e-50},
+              {"scale": 1e300}]  # fmt: skip
+    assert [shortcut().decode(**{**plain, "flags": ROWS_FIRST, **other}) for other in others] == [None] * len(others)
+    wanting = shortcut(records=lambda: True)
+    for name, array in given.items():
+        array.requires_grad = name == "v_new"
+    assert wanting.decode(**given, flags=ROWS_FIRST) is None and len(fake.launches()) == before
 
 
 def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):
@@ -187,7 +219,7 @@ def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):
             wrong()
 
 
-def interrupted(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Array:
+def interrupted(_q: Exchanged) -> Array:
     raise KeyboardInterrupt
 
 

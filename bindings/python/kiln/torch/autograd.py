@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -22,13 +22,21 @@ _RECORDED = native.RETURN_LSE + native.FOR_BACKWARD
 _CAUSAL_TO_ROWS_FIRST = (native.CAUSAL, native.BOTTOM_RIGHT, native.ROWS_FIRST)
 
 
+_PROBE = torch.empty(0)
+
+
+def has_forward_level() -> bool:
+    """Whether a level of forward-mode derivatives is open: where none is, nothing is unpacked of a tensor."""
+    return forward_ad.unpack_dual(_PROBE).primal is not _PROBE
+
+
 def is_real() -> bool:
     """Whether nothing traces or transforms what this thread calls: PyTorch's own tensors are what they seem."""
-    return (
-        not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-    )
+    return not native.is_watched() and not has_forward_level()
+
+
+def _wants_gradient(args: tuple[object, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
 
 
 def _all_real(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -137,12 +145,12 @@ class _Backward(torch.autograd.Function):
 
 def _refuse_transforms(args: tuple[object, ...]) -> None:
     """Refuses those whose derivatives would come out as nothing."""
-    if torch._C._are_functorch_transforms_active():
+    if native.is_watched() == native.TRANSFORMED:
         raise UnsupportedError(
             "Kiln's attention does not work beneath torch.func's transforms; torch.autograd has gradients of it"
         )
     tensors = (arg for arg in args if isinstance(arg, Tensor))
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+    if has_forward_level() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         raise UnsupportedError("Kiln's attention has no forward-mode derivatives; it has those of backward mode")
 
 
@@ -153,7 +161,7 @@ def attention(*args: object) -> tuple[Tensor, Tensor | None]:
             raise ArgumentError(f"{name} must be a tensor, and is None")
     if not is_real():
         _refuse_transforms(args)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+    if _wants_gradient(args):
         return Attention.apply(*args, *operators.FORWARD_DEFAULTS[len(args) :])
     if _all_real(args[:_TENSORS]):
         return operators.engine().attn_fwd(*args)
@@ -162,10 +170,16 @@ def attention(*args: object) -> tuple[Tensor, Tensor | None]:
 
 
 def _backward(*args: object) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+    if _wants_gradient(args):
         return _Backward.apply(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return operators.attn_bwd(*args)
+
+
+def count_changes(tensors: Iterable[Tensor]) -> None:
+    """Has PyTorch know that a call has written these: what was recorded with them before is refused its gradients."""
+    if not torch.is_inference_mode_enabled():
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 def decode(*args: object, run: Callable | None = None) -> Tensor | None:
@@ -174,12 +188,11 @@ def decode(*args: object, run: Callable | None = None) -> Tensor | None:
     Args:
         run: what is called; None for the operator, by the dispatcher's next key.
     """
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+    if _wants_gradient(args):
         raise UnsupportedError(
             "decode() has no gradients, and an argument requires one; use attention(), or torch.no_grad()"
         )
-    if not torch.is_inference_mode_enabled():
-        torch.autograd.graph.increment_version([tensor for tensor in args[1:4] if not tensor.is_inference()])
+    count_changes(args[1:4])
     if run is not None:
         return run(*args)
     with torch._C._AutoDispatchBelowAutograd():
@@ -192,7 +205,7 @@ def _dropout_mask(*args: object) -> Tensor:
 
 
 for _name, _kernel in (
-    ("attn_fwd", attention),
+    ("attn_fwd", native.shortcut.attend_or(attention)),
     ("attn_bwd", _backward),
     ("attn_decode", decode),
     ("dropout_mask", _dropout_mask),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.overrides import has_torch_function
 
 from kiln.errors import ArgumentError, KilnError
 from kiln.torch import arguments, autograd, native, operators
@@ -20,6 +19,8 @@ _LARGEST = 2**63 - 1
 # The smallest fp32; products with it are as good as 0.
 TINY = 2.0**-126
 _NO_TENSORS = (None,) * 8
+_EVERYWHERE = (-1, -1)
+_ANYTHING = (None,)  # has no functions of PyTorch its own way, so that only a mode can
 
 
 def draw_rng(device: torch.device | str | int) -> Tensor:
@@ -126,6 +127,14 @@ def attention(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; the sentence names the nearest that exists.
     """
+    if (
+        bias is None and alibi_slopes is None and sinks is None and cu_seqlens_q is None and cu_seqlens_k is None
+        and seqused_q is None and seqused_k is None and window == _EVERYWHERE
+        and not (is_compiling() or dropout or softcap or max_seqlen_q or max_seqlen_k or return_lse)
+    ):  # fmt: skip
+        flags = native.flags_of(causal, bottom_right, rows_first)
+        if (out := native.shortcut.attend(q, k, v, given_scale(scale), flags)) is not None:
+            return out
     if dropout and rng is None:
         rng = draw_rng(q.device)
     out, lse = call(
@@ -191,7 +200,7 @@ def call(
     )  # fmt: skip
     if (
         type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES or type(v) not in PLAIN_TYPES
-        or q.is_meta or is_compiling() or is_watched() or not is_real() or torch._C._is_any_autocast_enabled()
+        or q.is_meta or is_compiling() or has_torch_function(_ANYTHING) or not is_real() or operators.casts(q)
     ):  # fmt: skip
         return operators.attn_fwd(*arguments)
     if not torch.is_grad_enabled() or not (
@@ -208,16 +217,11 @@ def call(
     return Attention.apply(*arguments)
 
 
-def is_watched() -> bool:
-    """Whether somebody sees the operators that this thread calls, who would not see an engine's."""
-    return torch._C._is_torch_function_mode_enabled() or torch._C._is_tracing()
-
-
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the native engine runs these tensors as they are: nothing traces, transforms or casts them."""
     return (
         type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and operators.engine() is native
-        and not is_watched() and is_real() and not torch._C._is_any_autocast_enabled()
+        and not has_torch_function(_ANYTHING) and is_real() and not operators.casts(q)
     )  # fmt: skip
 
 
@@ -284,6 +288,20 @@ def decode(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; or gradients are wanted.
     """
+    if (
+        cu_seqlens_q is None and cache_batch is None and leftpad is None and rotary_cos is None and rotary_sin is None
+        and k_scale is None and v_scale is None and sinks is None and alibi_slopes is None and window == _EVERYWHERE
+        and not (is_compiling() or max_seqlen_q or max_seqlen_k or softcap or splits or rotary_interleaved)
+        and not return_lse
+    ):  # fmt: skip
+        flags = native.flags_of(causal, False, rows_first)
+        made = native.shortcut.decode(
+            q, k_cache, v_cache, k_new, v_new, seqused_k, block_table, out, given_scale(scale), flags
+        )
+        if made is not None:
+            if k_new is not None or out is not None:
+                autograd.count_changes((k_cache, v_cache, made))
+            return made
     left, right = window
     if out is None:
         if not (q.dim() and v_cache.dim()):
@@ -300,7 +318,7 @@ def decode(
     )  # fmt: skip
     if (
         type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
-        and not q.is_meta and not is_compiling() and not is_watched() and is_real()
+        and not q.is_meta and not is_compiling() and not has_torch_function(_ANYTHING) and is_real()
     ):  # fmt: skip
         lse = autograd.decode(*given, run=operators.engine().attn_decode)
     else:
@@ -335,29 +353,29 @@ def _fp32(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()
 
 
-class _Packet(torch._ops.OpOverloadPacket):
-    """torch.ops.kiln.attn_fwd, which takes the same ways as attention() does: the dispatcher's, where there is more to
-    a call than real tensors, and a shorter one where there is not."""
+_packet = torch.ops.kiln.attn_fwd
+
+
+_FLAG_NAMES, _NO_FLAGS = ("causal", "bottom_right", "rows_first"), (False, False, False)
+_PLAIN_NAMES = {"scale", *_FLAG_NAMES}
+
+
+class _Packet(type(_packet)):
+    """torch.ops.kiln.attn_fwd: the plainest call by the shortest way, all others as PyTorch's packet has them."""
+
+    def __init__(self) -> None:
+        vars(self).update(vars(_packet))
 
     def __call__(self, /, *args, **kwargs):
-        given = len(args)
-        if given < 3 or given > operators.FORWARD_ARGUMENTS or is_compiling():
-            return super().__call__(*args, **kwargs)
-        arguments = [*args, *operators.FORWARD_DEFAULTS[given:]]
-        for name, value in kwargs.items():
-            place = _PLACES.get(name, 0)
-            if place < given:  # given twice, or no argument
-                return super().__call__(*args, **kwargs)
-            arguments[place] = value
-        try:
-            return call(*arguments)
-        except (AttributeError, KeyError, TypeError):  # of arguments of a wrong kind, for which PyTorch has words
-            return super().__call__(*args, **kwargs)
+        if len(args) == 3 and kwargs.keys() <= _PLAIN_NAMES and not is_compiling():
+            try:
+                flags = native.flags_of(*map(kwargs.get, _FLAG_NAMES, _NO_FLAGS)) if kwargs else 0
+                if (out := native.shortcut.attend(*args, kwargs.get("scale", 0.0), flags)) is not None:
+                    return out, None
+            except (KeyError, TypeError):  # of arguments of a wrong kind, for which PyTorch has words
+                pass
+        return super().__call__(*args, **kwargs)
 
 
-_PLACES = {name: place for place, name in enumerate(operators.FORWARD_NAMES)}
-# Plain calls are taken before a frame of Python's is made, the others get to the method above.
-_packet = torch.ops.kiln.attn_fwd
-_packet.__class__ = _Packet
-_packet.__signature__ = inspect.signature(partial(_Packet.__call__, _packet))
-_Packet.__call__ = native.shortcut.attend_or(partial(_Packet.__call__, _packet))
+# PyTorch's own object stays what it is: ours has its state, and stands in Kiln's own namespace in its place.
+torch.ops.kiln.attn_fwd = _Packet()

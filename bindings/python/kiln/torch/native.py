@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
 import kiln
 from kiln import _core, errors
@@ -66,11 +68,22 @@ _registrations = torch.library.Library("kiln_native", "IMPL")
 for _name in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
     _registrations.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
-# Beneath OpOverload's own Python frame.
-forward_op: Callable = torch.ops.kiln_native.attn_fwd.default._op
-_backward_op: Callable = torch.ops.kiln_native.attn_bwd.default._op
-_decode_op: Callable = torch.ops.kiln_native.attn_decode.default._op
-_mask_op: Callable = torch.ops.kiln_native.dropout_mask.default._op
+# Called as packets, whose own frame of Python's costs less than that of an overload.
+forward_op: Callable = torch.ops.kiln_native.attn_fwd
+_backward_op: Callable = torch.ops.kiln_native.attn_bwd
+_decode_op: Callable = torch.ops.kiln_native.attn_decode
+_mask_op: Callable = torch.ops.kiln_native.dropout_mask
+is_watched: Callable[[], int] = torch.ops.kiln_native.is_watched
+"""Whether a mode or a tracer (SEEN) or a transform of torch.func's (TRANSFORMED) gets the operators that this
+thread calls here; 0: none does.
+
+The dispatcher is asked, by an operator without arguments: it goes to what is active, by the key of that.
+"""
+SEEN, TRANSFORMED = 1, 2
+for _key in ("Python", "PythonDispatcher", "PreDispatch", "Tracer"):
+    _registrations.impl("is_watched", lambda: SEEN, _key)
+for _key in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"):
+    _registrations.impl("is_watched", lambda: TRANSFORMED, _key)
 
 
 def _write(level: int, message: bytes, _user: object) -> None:
@@ -94,40 +107,19 @@ def runtime() -> int:
     return handle.value
 
 
-# Who would change a call that goes through the dispatcher, or see and repeat it: casts, modes, transforms, tracers.
+# Who would change a call that goes through the dispatcher, or see and repeat it: casts, modes, tracers, transforms.
 # The profiler does neither; of a call past the dispatcher it shows the kernel alone.
-WATCHERS = (
-    torch.is_autocast_enabled, torch._C._is_torch_function_mode_enabled, torch._C._len_torch_dispatch_stack,
-    torch._C._are_functorch_transforms_active, torch._C._is_tracing,
-)  # fmt: skip
-
-
-def _empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(sizes, strides, dtype=dtype, device="cuda")
-
-
-def _fastest_empty() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:
-    """Of sizes, strides and dtype an empty tensor on the current device.
-
-    What code of torch.compile's calls takes half the time, but is for CUDA alone, and private to PyTorch.
-    """
-    if torch.version.cuda:
-        try:
-            return torch._C._dynamo.guards._empty_strided_cuda
-        except AttributeError:
-            pass
-    return _empty_strided
+WATCHERS = (torch.is_autocast_enabled, partial(has_torch_function, (None,)), is_watched)
 
 
 def make_shortcut(watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
-    """attn_fwd of four-dimensional tensors alone, past PyTorch's dispatcher.
+    """attn_fwd and attn_decode of four-dimensional tensors and little else, past PyTorch's dispatcher.
 
-    Its attend() takes tensors of no subclass, on a device, of which no gradient is wanted, while nobody watches what
-    this thread calls. It gives None for all others, and for what is refused.
+    It takes tensors of no subclass, on a device, of which no gradient is wanted, while nobody watches what this thread
+    calls. It gives None for all others, and for what is refused.
     """
     return _core.Shortcut(
-        Tensor, _fastest_empty(), (torch.float16, torch.bfloat16, torch.float32),
-        getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device), torch.is_grad_enabled, watchers, forward_ad,
+        Tensor, torch.empty_like, Tensor.new_empty_strided, torch.is_grad_enabled, forward_ad.unpack_dual, watchers,
         runtime,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ tell shapes; beneath autocast; and for autograd (autograd.py). They are opaque t
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -14,7 +15,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.amp.autocast_mode import _cast
 
 from kiln.errors import UnsupportedError
 from kiln.torch import native
@@ -95,16 +95,19 @@ attn_bwd = torch.ops.kiln.attn_bwd.default
 attn_decode = torch.ops.kiln.attn_decode.default
 dropout_mask = torch.ops.kiln.dropout_mask.default
 
-# Of all arguments of attn_fwd; the dispatcher leaves out those at the end.
-FORWARD_NAMES = tuple(argument.name for argument in attn_fwd._schema.arguments)
-FORWARD_DEFAULTS = tuple(argument.default_value for argument in attn_fwd._schema.arguments)
-FORWARD_ARGUMENTS = len(FORWARD_DEFAULTS)
+
+# Of all arguments of attn_fwd, which an engine's function has besides one of its own; the dispatcher leaves out the last
+# ones that have their default.
+_FORWARD = [p for p in inspect.signature(native.attn_fwd).parameters.values() if p.name != "for_backward"]
+FORWARD_NAMES = tuple(p.name for p in _FORWARD)
+FORWARD_DEFAULTS = tuple(None if p.default is p.empty else p.default for p in _FORWARD)
+FORWARD_ARGUMENTS = len(_FORWARD)
 
 # ---- tensors on a device --------------------------------------------------------------------------------------------
 
 # Tensors of the CPU too: the interpreter takes them, and other engines refuse them in their words.
 for _key in ("CUDA", "CPU"):
-    library.impl("attn_fwd", lambda *args: _engine.attn_fwd(*args), _key)
+    library.impl("attn_fwd", native.shortcut.attend_or(lambda *args: _engine.attn_fwd(*args)), _key)
     library.impl("attn_bwd", lambda *args: _engine.attn_bwd(*args), _key)
     library.impl("attn_decode", lambda *args: _engine.attn_decode(*args), _key)
     library.impl("dropout_mask", lambda *args: _engine.dropout_mask(*args), _key)
@@ -152,41 +155,55 @@ def _fake_decode(given: dict) -> Tensor | None:
 
 def _fake_mask(given: dict) -> Tensor:
     sizes = [given[name] for name in ("batch", "heads", "rows", "keys")]
-    dtype = given["dtype"]  # a number is the default, as schemas have it
-    return given["rng"].new_empty(sizes, dtype=torch.uint8 if isinstance(dtype, int) else dtype)
+    return given["rng"].new_empty(sizes, dtype=given["dtype"])
 
 
-def _register_fake(op: torch._ops.OpOverload, shapes: Callable[[dict], object]) -> None:
+def _register_fake(name: str, shapes: Callable[[dict], object]) -> None:
     """Has `shapes` tell an operator's results of its arguments by name."""
-    arguments = [(argument.name, argument.default_value) for argument in op._schema.arguments]
+    signature = inspect.signature(getattr(native, name))
 
     def kernel(*args, **kwargs):
-        return shapes({**dict(arguments), **dict(zip((name for name, _ in arguments), args)), **kwargs})
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return shapes(bound.arguments)
 
-    torch.library.register_fake(op.name(), kernel, lib=library)
+    torch.library.register_fake(f"kiln::{name}", kernel, lib=library)
 
 
-for _op, _shapes in (
-    (attn_fwd, _fake_fwd), (attn_bwd, _fake_bwd), (attn_decode, _fake_decode), (dropout_mask, _fake_mask),
+for _name, _shapes in (
+    ("attn_fwd", _fake_fwd), ("attn_bwd", _fake_bwd), ("attn_decode", _fake_decode), ("dropout_mask", _fake_mask),
 ):  # fmt: skip
-    _register_fake(_op, _shapes)
+    _register_fake(_name, _shapes)
 
 
 # ---- autocast -------------------------------------------------------------------------------------------------------
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCPU
-)
+
+def casts(tensor: Tensor) -> bool:
+    """Whether autocast is on for a tensor's device."""
+    device = tensor.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def _autocast(op: torch._ops.OpOverload, device: str, cast: Sequence[int]):
+def cast(value: object, device: str) -> object:
+    """What autocast on a device makes of an argument: a tensor there of a floating dtype becomes one of its own."""
+    if not isinstance(value, Tensor) or value.device.type != device:
+        return value
+    if not value.is_floating_point() or value.dtype == torch.float64:
+        return value
+    return value.to(torch.get_autocast_dtype(device))
+
+
+def _autocast(op: Callable, device: str, places: Sequence[int]) -> Callable:
     """A kernel that casts the arguments of these places to autocast's dtype, as PyTorch does for its own attention."""
 
     def kernel(*args, **kwargs):
-        dtype = torch.get_autocast_dtype(device)
-        args = tuple(_cast(arg, device, dtype) if place in cast else arg for place, arg in enumerate(args))
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        args = tuple(cast(arg, device) if place in places else arg for place, arg in enumerate(args))
+        torch.set_autocast_enabled(device, False)
+        try:
             return op(*args, **kwargs)
+        finally:
+            torch.set_autocast_enabled(device, True)
 
     return kernel
 

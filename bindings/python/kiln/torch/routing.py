@@ -290,7 +290,7 @@ def _glance(query: Tensor) -> str | None:
 
 def _is_final() -> bool:
     """Whether this call is made, or traced into a graph. While one is compiled, shapes are worked out before that."""
-    if is_real():
+    if is_real() or torch.jit.is_tracing():
         return True
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.amp.autocast_mode import _cast
 from torch.compiler import is_compiling
 
 from kiln.arrays import shown
@@ -106,10 +105,9 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """The function itself, for any tensors. Of fake ones it asks whether there are kernels before it returns."""
     _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    device = query.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = (_cast(tensor, device, dtype) for tensor in (query, key, value))
+    if operators.casts(query):
+        device = query.device.type
+        query, key, value = (operators.cast(tensor, device) for tensor in (query, key, value))
     if not query.dtype == key.dtype == value.dtype:
         raise ArgumentError(
             f"query, key and value must have one dtype; they have {query.dtype}, {key.dtype} and {value.dtype}"
