@@ -62,15 +62,16 @@ def test_registration(fake: Path) -> None:
 import json
 schemas = []
 while s := p.torch.fake_schema(len(schemas)): schemas.append(s.decode())
-print(json.dumps([p.library.kiln_torch_failed(), schemas, [p.torch.fake_version(i) for i in range(4)],
-                  [bool(p.torch.fake_kernel(n, b"CompositeExplicitAutograd")) for n in (b"attn_fwd", b"attn_bwd",
-                   b"attn_decode", b"dropout_mask")]]))
+print(json.dumps([p.library.kiln_torch_failed(), schemas, [p.torch.fake_version(i) for i in range(5)],
+                  [bool(p.torch.fake_kernel(s.partition("(")[0].encode(), b"CompositeExplicitAutograd"))
+                   for s in schemas]]))
 """
     import json
 
     failed, schemas, versions, kernels = json.loads(inside(fake, code))
     assert failed == 0 and all(kernels)
-    assert [schema.partition("(")[0] for schema in schemas] == ["attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"]
+    names = ["attn_fwd", "attn_bwd", "attn_decode", "dropout_mask", "is_watched"]
+    assert [schema.partition("(")[0] for schema in schemas] == names
     assert set(versions) == {2 << 56 | 10 << 48}  # 2.10.0
 
 

@@ -96,8 +96,8 @@ attn_decode = torch.ops.kiln.attn_decode.default
 dropout_mask = torch.ops.kiln.dropout_mask.default
 
 
-# Of all arguments of attn_fwd, which an engine's function has besides one of its own; the dispatcher leaves out the last
-# ones that have their default.
+# Of all arguments of attn_fwd, which an engine's function has besides one of its own. The dispatcher leaves out the
+# last ones that have their default.
 _FORWARD = [p for p in inspect.signature(native.attn_fwd).parameters.values() if p.name != "for_backward"]
 FORWARD_NAMES = tuple(p.name for p in _FORWARD)
 FORWARD_DEFAULTS = tuple(None if p.default is p.empty else p.default for p in _FORWARD)
