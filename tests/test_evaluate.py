@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import small_implementations
 import small_recipe
 from kiln_recipe import targets
 from kiln_recipe.call import dispatch, evaluate, nearest
 from kiln_recipe.call.evaluate import Device, Refusal, Tensor
+from kiln_recipe.call.implementations import Described
 from kiln_recipe.read import recipe
 
 FP16, BF16, FP32, FP8 = 2, 3, 1, 5
@@ -150,7 +152,7 @@ def test_workspaces_have_a_sensible_size(operation):
 def test_nothing_near(operation):
     call = evaluate.begin(operation, "small.rms_norm", given_of(5, 300), DEVICE)
     assert call.missing
-    refusal = nearest.unsupported(call, None, "sm_90", None, lambda kernel, functional: False)
+    refusal = nearest.unsupported(call, (), "sm_90", None, lambda kernel, functional: False)
     assert str(refusal).endswith("on sm_90, nor for anything near")
 
 
@@ -177,6 +179,86 @@ def test_the_larger_serves_where_a_build_leaves_the_next_out(small, operation):
     assert str(refusal.value) == (
         "small.rms_norm has no image for dtype=fp8e4m3 columns_most=128 gemma=false on sm_90: dtype=fp8e4m3 is in the "
         "full profile only; the nearest that exists is dtype=bf16 columns_most=256 gemma=false"
+    )
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory) -> recipe.Recipe:
+    return recipe.load(small_implementations.write(tmp_path_factory.mktemp("tiles")))
+
+
+def copied(tiles, target: str = "sm_90", device: Device = DEVICE, select=(), limit: int = 0, **some: object):
+    """The one kernel of a call of tiles.copy."""
+    x = some.pop("x", Tensor(0x1000, FP16, (100, 64), (64, 1)))
+    out = some.pop("out", Tensor(0x2000, FP16, x.sizes, (x.sizes[1], 1)))
+    tables = dispatch.Tables(tiles, targets.by_name(target), "core", select, None, **some)
+    call = tables.begin(tiles.operations[0], "tiles.copy", [x, out, limit], device)
+    (chosen,) = tables.dispatch(call, {})
+    return chosen
+
+
+def test_the_first_implementation_that_fits_runs(tiles):
+    chosen = copied(tiles)
+    assert chosen.variant.kernel == "copy.tiles" and chosen.passed == ()
+    x, out, rows = chosen.launch.arguments
+    assert x == ("x_desc", Described("x", 0x1000, FP16, (100, 64), (64, 1))) and rows == ("rows", 100)
+    assert out[1].address == 0x2000 and chosen.launch.grid == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("some", "taken", "passed"),
+    [
+        ({"limit": 101}, "described", ["tiles: it serves calls with rows >= limit"]),
+        ({"target": "sm_120"}, "described", ["tiles: it is not for sm_120"]),
+        ({"target": "gfx942", "device": Device("AMD", 304)}, "plain",
+         ["tiles: it is not for gfx942", "described: it is not for gfx942"]),
+        ({"device": Device("NVIDIA", 132, describes=False)}, "plain",
+         [f"{name}: it takes tensor descriptors, and this driver has no entry point cuTensorMapEncodeTiled"
+          for name in ("tiles", "described")]),
+        ({"x": Tensor(0x1008, FP16, (100, 64), (64, 1))}, "plain",
+         [f"{name}: x is at 0x1008; its descriptor wants a multiple of 16" for name in ("tiles", "described")]),
+        ({"x": Tensor(0x1000, FP16, (100, 64), (68, 1))}, "plain",
+         [f"{name}: stride 0 of x is 68 elements; its descriptor wants a multiple of 16 bytes below 2^40"
+          for name in ("tiles", "described")]),
+        ({"x": Tensor(0x1000, FP16, (100, 64), (-64, 1))}, "plain",
+         [f"{name}: stride 0 of x is -64 elements; its descriptor wants a multiple of 16 bytes below 2^40"
+          for name in ("tiles", "described")]),
+        ({"x": Tensor(0x1000, FP16, (100, 64), (2**39, 1))}, "plain",
+         [f"{name}: stride 0 of x is 549755813888 elements; its descriptor wants a multiple of 16 bytes below 2^40"
+          for name in ("tiles", "described")]),
+        ({"x": Tensor(0x1000, FP16, (100, 64), (1, 104))}, "plain",
+         [f"{name}: the last stride of x is 104; its descriptor wants 1" for name in ("tiles", "described")]),
+        ({"select": (("copy", ("plain",)),)}, "plain",
+         [f"{name}: this build was made for copy=plain alone" for name in ("tiles", "described")]),
+        ({"unfit": lambda kernel: "odd" if kernel.language == "gluon" else None}, "described", ["tiles: odd"]),
+    ],
+)  # fmt: skip
+def test_an_implementation_that_does_not_fit_is_passed_over(tiles, some, taken, passed):
+    chosen = copied(tiles, **some)
+    assert (chosen.variant.kernel, list(map(str, chosen.passed))) == (f"copy.{taken}", passed)
+    assert str(chosen).splitlines()[1:] == [f"  passed over: {one}" for one in passed]
+
+
+def test_a_driver_that_is_too_old(tiles):
+    old = Device("NVIDIA", 170, driver=12040)
+    with pytest.raises(Refusal) as refusal:
+        copied(tiles, "sm_120", old)
+    assert str(refusal.value) == (
+        "tiles.copy: kernel copy does not take this call on sm_120: tiles: it is not for sm_120; described: it needs a "
+        "driver for CUDA 12.8 or later; this one is for CUDA 12.4; plain: it needs a driver for CUDA 12.8 or later; "
+        "this one is for CUDA 12.4"
+    )
+    assert refusal.value.status == "UNSUPPORTED"
+    assert copied(tiles, "sm_120", Device("NVIDIA", 170, driver=12080)).variant.kernel == "copy.described"
+
+
+def test_where_images_are_lacking_the_nearest_is_named(tiles):
+    with pytest.raises(Refusal) as refusal:
+        copied(tiles, x=Tensor(0x1000, FP16, (100, 64), (64, 1)), select=(("width", ("32",)),))
+    assert str(refusal.value) == (
+        "tiles.copy has no image for dtype=fp16 width=64 on sm_90: tiles: this build was made for width=32 alone; "
+        "described: this build was made for width=32 alone; plain: this build was made for width=32 alone; the nearest "
+        "that exists is dtype=fp16 width=32"
     )
 
 

@@ -3,13 +3,15 @@ the variants that it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_recipe.call import evaluate, nearest
+from kiln_recipe.call import evaluate, implementations, nearest
 from kiln_recipe.call.evaluate import Call, Device, Given, Launch
+from kiln_recipe.call.implementations import PassedOver
 from kiln_recipe.model import Kernel, Operation, Recipe
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import KernelPlan, Variant
@@ -22,13 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A kernel of a call: how it is launched, and what is compiled for it."""
+    """A kernel of a call: how it is launched, and what is compiled for it.
+
+    Attributes:
+        passed: the implementations that are tried before this one, and why the call does not run them.
+    """
 
     launch: Launch
     variant: Variant
+    passed: tuple[PassedOver, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.variant.name} on a grid of {' x '.join(map(str, self.launch.grid))}"
+        said = f"{self.variant.name} on a grid of {' x '.join(map(str, self.launch.grid))}"
+        return "\n".join([said, *(f"  passed over: {one}" for one in self.passed)])
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,23 @@ class Tables:
     """What there is of a recipe for one target.
 
     A variant that the recipe lists as `unavailable` counts as not there, as in a build whose compiler rejects it.
+
+    Args:
+        unfit: why an implementation cannot run here, whatever the call; None where it can.
     """
 
     def __init__(
-        self, recipe: Recipe, target: Target, profile: str, selection: Selection, tuning_root: Path | None
+        self,
+        recipe: Recipe,
+        target: Target,
+        profile: str,
+        selection: Selection,
+        tuning_root: Path | None,
+        unfit: Callable[[Kernel], str | None] = lambda _kernel: None,
     ) -> None:
         made = plan.make_plan([recipe], (target,), profile, selection, tuning_root)
         self.target = target
+        self._unfit = unfit
         self._served = {operation: served for (_, operation), served in made.served.items()}
         self.kernels: dict[str, _KernelTable] = {}  # kernels of a family have different names
         for kernel in made.kernels:
@@ -88,24 +106,60 @@ class Tables:
             evaluate.Refusal: nothing serves it.
         """
         if call.missing:
-            raise self.unsupported(call, None, None)
+            raise self.unsupported(call, (), None)
         if call.skipped:
             return []
-        wanted = (kernel for kernel in call.operation.kernels if evaluate.is_wanted(call, kernel))
-        return [self._choose(call, kernel, addresses) for kernel in wanted]
+        wanted = (step for step in call.operation.steps if evaluate.is_wanted(call, step[0]))
+        return [self._choose(call, step, addresses) for step in wanted]
 
-    def unsupported(self, call: Call, kernel: Kernel | None, why: str | None) -> evaluate.Refusal:
-        return nearest.unsupported(
-            call, kernel, self.target.name, why, lambda other, functional: self.kernels[other.name].exists(functional)
-        )
+    def unsupported(self, call: Call, failed: Sequence[Kernel], why: str | None) -> evaluate.Refusal:
+        def exists(kernel: Kernel, functional: int) -> bool:
+            return self._disqualified(call, kernel) is None and self.kernels[kernel.name].exists(functional)
 
-    def _choose(self, call: Call, kernel: Kernel, addresses: Mapping[str, int]) -> Chosen:
+        return nearest.unsupported(call, failed, self.target.name, why, exists)
+
+    def none_fits(self, call: Call, step: Sequence[Kernel], passed: Sequence[PassedOver]) -> evaluate.Refusal:
+        """The refusal of a call that no implementation of a kernel fits."""
+        lacks = "; ".join(map(str, passed))
+        if not all(one.of_images for one in passed):
+            return evaluate.Refusal(
+                "UNSUPPORTED",
+                f"{call.name}: kernel {step[0].kernel} does not take this call on {self.target.name}: {lacks}",
+            )
+        if len(step) > 1:
+            return self.unsupported(call, step, lacks)
+        is_there = step[0].name in self.kernels
+        return self.unsupported(call, step, passed[0].lack if is_there else "its target has no such kernel")
+
+    def _choose(self, call: Call, step: Sequence[Kernel], addresses: Mapping[str, int]) -> Chosen:
+        """The first implementation of a kernel that fits a call."""
+        passed: list[PassedOver] = []
+        for kernel in step:
+            found = self._try(call, kernel, addresses)
+            if isinstance(found, Chosen):
+                return dataclasses.replace(found, passed=tuple(passed))
+            passed.append(found)
+        raise self.none_fits(call, step, passed)
+
+    def _disqualified(self, call: Call, kernel: Kernel) -> PassedOver | None:
+        """Why no call on this device runs an implementation, or None."""
+        if kernel.name not in self.kernels:
+            return implementations.lack_of_target(kernel, self.target)
+        if reason := self._unfit(kernel):
+            return PassedOver(kernel, reason)
+        return implementations.lack_of_driver(kernel, self.target, call.device)
+
+    def _try(self, call: Call, kernel: Kernel, addresses: Mapping[str, int]) -> Chosen | PassedOver:
+        if lack := self._disqualified(call, kernel) or evaluate.serves(call, kernel):
+            return lack
         table = self.kernels[kernel.name]
         functional = call.functional(kernel)
         configuration = table.lookup[functional * kernel.bin_total + evaluate.bin_number(call, kernel)]
         if configuration == tuning.NO_CONFIGURATION:
-            raise self.unsupported(call, kernel, table.reason(functional))
+            return PassedOver(kernel, table.reason(functional) or "", of_images=True)
         row = table.plan.configuration_rows[configuration]
         launch = evaluate.launch(call, kernel, configuration, row, addresses)
+        if isinstance(launch, PassedOver):
+            return launch
         slot = table.plan.slot(functional, configuration, launch.specialization)
         return Chosen(launch, table.variants[slot])

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kiln_recipe.call.implementations import Described, PassedOver, describe, lack_of_description
 from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, INT64_MAX, Expression, Fault
 from kiln_recipe.model import MULTIPROCESSORS, Argument, Choice, Kernel, Operation, Specialization
 
@@ -59,11 +60,19 @@ Given = Tensor | int | float | None
 
 @dataclass(frozen=True)
 class Device:
-    """What a call depends on of the device. `max_grid`: blocks that a grid may have in each dimension."""
+    """What a call depends on of the device.
+
+    Attributes:
+        max_grid: blocks that a grid may have in each dimension.
+        driver: NVIDIA: what cuDriverGetVersion() says; None: one that loads everything.
+        describes: the driver makes tensor descriptors.
+    """
 
     vendor: str
     multiprocessors: int
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    driver: int | None = None
+    describes: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,8 @@ class Launch:
 
     Attributes:
         configuration, specialization: their numbers.
-        arguments: (parameter, value) in the function's order; those that are 1 by the specialization are left out.
+        arguments: (parameter, value) in the function's order; those that are 1 by the specialization are left out. A
+            tensor that is given as a descriptor stands for all that the image takes of it.
         grid: blocks; the kernel is not launched where one of them is 0.
         zeros: (address, bytes): what is set to zero before it.
     """
@@ -122,7 +132,7 @@ class Launch:
     functional: int
     configuration: int
     specialization: int
-    arguments: tuple[tuple[str, int | float], ...]
+    arguments: tuple[tuple[str, int | float | Described], ...]
     grid: tuple[int, int, int]
     zeros: tuple[tuple[int, int], ...]
 
@@ -223,7 +233,21 @@ def is_wanted(call: Call, kernel: Kernel) -> bool:
     """
     if kernel.when is None:
         return True
-    return _evaluate(call.name, kernel.when, call.values, f"the condition of kernel {kernel.name}") != 0
+    return _evaluate(call.name, kernel.when, call.values, f"the condition of kernel {kernel.kernel}") != 0
+
+
+def serves(call: Call, kernel: Kernel) -> PassedOver | None:
+    """Why an implementation does not serve a call, or None.
+
+    Raises:
+        Refusal: what decides that overflows.
+    """
+    if kernel.serves is None:
+        return None
+    what = f"what decides whether it is served by kernel {kernel.name}"
+    if _evaluate(call.name, kernel.serves, call.values, what):
+        return None
+    return PassedOver(kernel, f"it serves calls with {' '.join(kernel.serves.text.split())}")
 
 
 def bin_number(call: Call, kernel: Kernel) -> int:
@@ -245,8 +269,9 @@ def launch(
     configuration: int,
     row: Sequence[int],
     addresses: Mapping[str, int],
-) -> Launch:
-    """A kernel of a call with the configuration that its look-up gives.
+) -> Launch | PassedOver:
+    """A kernel of a call with the configuration that its look-up gives; or why it cannot run, of which a descriptor
+    cannot describe a tensor.
 
     Args:
         configuration: its number.
@@ -263,8 +288,16 @@ def launch(
     }
     number = next(i for i, s in enumerate(kernel.specializations) if _holds(s, given))
     left_out = kernel.specializations[number].equal_to_one
+    described = {parameter.name: describe(parameter, values) for parameter in kernel.descriptors}
+    for tensor in described.values():
+        if lack := lack_of_description(kernel, tensor):
+            return lack
     encoded = tuple(
-        (parameter.name, _encode(call.name, kernel, parameter.name, parameter.type, given[parameter.name]))
+        (
+            parameter.name,
+            described.get(parameter.name)
+            or _encode(call.name, kernel, parameter.name, parameter.type, given[parameter.name]),
+        )
         for parameter in kernel.parameters
     )
     return Launch(

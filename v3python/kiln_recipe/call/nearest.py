@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kiln_recipe.call.evaluate import DTYPE_NAMES, Call, Refusal, is_wanted
 from kiln_recipe.model import Choice, Kernel
@@ -16,29 +16,29 @@ MOST_COMBINATIONS = 1 << 22  # what an error may cost to word
 Exists = Callable[[Kernel, int], bool]
 
 
-def unsupported(call: Call, kernel: Kernel | None, target: str, why: str | None, exists: Exists) -> Refusal:
+def unsupported(call: Call, failed: Sequence[Kernel], target: str, why: str | None, exists: Exists) -> Refusal:
     """The refusal of a call.
 
     Args:
-        kernel: the one that has no variant; None where some choice has no value that serves.
+        failed: the implementations of the kernel that has no variant; none where some choice has no value that serves.
         why: the reason, if one is known.
     """
     asked = " ".join(f"{c.name}={_spelled(call, c)}" for c in call.operation.choices)
     sentence = f"{call.name} has no image for {asked} on {target}" + (f": {why}" if why else "")
-    places = _nearest(call, kernel, exists)
+    places = _nearest(call, failed, exists)
     if places is None:
         return Refusal("UNSUPPORTED", f"{sentence}, nor for anything near")
     found = " ".join(f"{c.name}={c.spellings[places[c.name]]}" for c in call.operation.choices)
     return Refusal("UNSUPPORTED", f"{sentence}; the nearest that exists is {found}")
 
 
-def _nearest(call: Call, failed: Kernel | None, exists: Exists) -> dict[str, int] | None:
+def _nearest(call: Call, failed: Sequence[Kernel], exists: Exists) -> dict[str, int] | None:
     """By choice the place of its value in the nearest combination that exists; None if there is none. One that leads to
-    the same functional of the kernel that failed would fail as the call does."""
+    the same functionals of the kernel that failed would fail as the call does."""
     choices = call.operation.choices
     if math.prod(len(choice.values) for choice in choices) > MOST_COMBINATIONS:
         return None
-    wanted = [kernel for kernel in call.operation.kernels if _may_be_wanted(call, kernel)]
+    wanted = [step for step in call.operation.steps if _may_be_wanted(call, step[0])]
     names = [choice.name for choice in choices]
     best, least = None, (0, 0)
     for combination in itertools.product(*(range(len(choice.values)) for choice in choices)):
@@ -46,9 +46,9 @@ def _nearest(call: Call, failed: Kernel | None, exists: Exists) -> dict[str, int
         distance = _distance(call, places)
         if best is not None and distance >= least:
             continue
-        if failed is not None and all(places[name] == call.chosen[name] for name in failed.choices):
+        if failed and all(places[name] == call.chosen[name] for kernel in failed for name in kernel.choices):
             continue
-        if all(exists(kernel, call.number_of(kernel, places)) for kernel in wanted):
+        if all(any(exists(kernel, call.number_of(kernel, places)) for kernel in step) for step in wanted):
             best, least = places, distance
     return best
 
