@@ -35,7 +35,17 @@ def variants(target: str) -> list:
         is_padded=0, sm_scale=0.1, is_negative=0, is_capped=0, softcap=1.0, threshold=0, keep_scale=1.0, seed_value=0,
         offset_value=0,
     )  # fmt: skip
-    return [one.variant.spec for one in made]
+    return [*(one.variant.spec for one in made), *gluon(target)]
+
+
+def gluon(target: str) -> list:
+    """The implementation of the example in Gluon: with tensor descriptors for Hopper."""
+    from kiln_recipe import targets
+    from kiln_recipe.plan import plan
+    from kiln_recipe.read import recipe
+
+    made = plan.make_plan([recipe.load(FAMILY.parents[1] / "matmul" / "recipe.yaml")], (targets.by_name(target),))
+    return [next(variant.spec for variant in made.variants if variant.spec.language == "gluon")]
 
 
 def compiled_here(target: str, folder: str) -> list:
@@ -79,7 +89,8 @@ def test_images_are_those_of_a_build(fresh, target, tmp_path):
     assert all(clean for _, _, clean in made)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as worker:
         found = worker.submit(compiled_as_a_build, made).result(timeout=300)
-    assert {name for name, _ in found} == {"rms_norm", "total", "dropout_mask", "attn_fwd"}
+    matmul = {"sm_90": "matmul_hopper", "gfx942": "matmul_cdna"}[target]
+    assert {name for name, _ in found} == {"rms_norm", "total", "dropout_mask", "attn_fwd", matmul}
     assert all(same for _, same in found), found
 
 

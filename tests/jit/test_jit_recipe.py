@@ -334,3 +334,85 @@ def test_what_is_not_there_is_named(child):
         "interpret=True runs them there"
     )
     assert name == "AttributeError: module 'kiln.jit' has no attribute 'nothing'"
+
+
+# ---- implementations ----
+
+MATMUL = FAMILY.parent / "matmul" / "recipe.yaml"
+
+
+def multiplied(target: str, transposed: bool) -> tuple[float, str, str]:
+    """The largest error of a product, what ran, and what explain says of it."""
+    import torch
+
+    import kiln.jit
+
+    operation = kiln.jit.Recipe(MATMUL, interpret=True, target=target).operation("matmul")
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(rows, 80, generator=generator).half() for rows in (70, 33))
+    c = torch.full((70, 33), float("nan"), dtype=torch.float16)
+    given = b if transposed else b.T.contiguous().T
+    operation(a, given, c)
+    (chosen,) = operation.explain(a, given, c)
+    return (c.double() - a.double() @ b.double().T).abs().max().item(), chosen.variant.kernel, str(chosen)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_the_interpreter_passes_over_what_it_cannot_run(child, transposed):
+    error, ran, said = child(multiplied, "sm_90", transposed)
+    assert error < 0.05 and ran == "matmul.general"
+    assert said.splitlines()[1:] == [
+        "  passed over: hopper: its source is Gluon's, and the interpreter runs Triton's own language alone",
+        "  passed over: cdna: it is not for sm_90",
+    ]
+
+
+def compiled_choice(target: str) -> tuple[str, list[str]]:
+    """What a call would run were it compiled: which implementation, and what it passed over."""
+    import torch
+
+    from kiln.jit.calls import Loaded, Settings
+    from kiln_recipe import targets
+    from kiln_recipe.call.evaluate import Device, Tensor
+    from kiln_recipe.read import recipe
+
+    loaded = Loaded(recipe.load(MATMUL), Settings(targets.by_name(target), "full", (), None, None))
+    tables = loaded.tables(targets.by_name(target), False)
+    x = Tensor(1 << 20, 3, (256, 256), (256, 1))
+    device = Device("AMD" if target.startswith("gfx") else "NVIDIA", 132)
+    call = tables.begin(loaded.operation("matmul"), "matmul.matmul", [x, x, x], device)
+    (chosen,) = tables.dispatch(call, {})
+    assert torch is not None
+    return chosen.variant.kernel, list(map(str, chosen.passed))
+
+
+def test_the_compiler_takes_the_first_that_fits(child):
+    assert child(compiled_choice, "sm_90") == ("matmul.hopper", [])
+    assert child(compiled_choice, "gfx942") == ("matmul.cdna", ["hopper: it is not for gfx942"])
+
+
+def compared_names() -> list[tuple[str, tuple[str, ...]]]:
+    """A call of the interpreter's against three rows of the runtime's."""
+    import torch
+
+    import kiln.jit
+    from kiln.jit import parity
+
+    operation = kiln.jit.Recipe(MATMUL, interpret=True, target="sm_90").operation("matmul")
+    a = torch.ones(16, 64).half()
+    chosen = operation.explain(a, a, torch.ones(16, 16).half())
+    variant = chosen[0].variant
+    row = {name: getattr(variant, name) for name in ("functional", "configuration", "specialization", "target")}
+    row["key"] = variant.spec.key(parity.installed_toolchain().identity)
+    rows = [
+        {**row, "kernel": "matmul", "implementation": "general"},
+        {**row, "kernel": "matmul.general", "implementation": "general"},
+        {**row, "kernel": "matmul", "implementation": "hopper"},
+    ]
+    return [(one.kernel, one.differences) for ahead in rows for one in kiln.jit.compare(chosen, [ahead])]
+
+
+def test_parity_knows_implementations_by_name(child):
+    same, full, other = child(compared_names)
+    assert same == full == ("matmul.general", ())
+    assert other == ("matmul.general", ("kernel: matmul.general here, matmul.hopper ahead",))

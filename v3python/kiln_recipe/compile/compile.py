@@ -1,4 +1,4 @@
-"""Compiles one variant. Besides mistakes.py the only module that imports Triton; it runs on workers alone.
+"""Compiles one variant. With mistakes.py and source.py all that imports Triton; it runs on workers alone.
 
 `compile_variant` is a function of (spec, toolchain) alone: it knows no executor, no store, and not who asks.
 """
@@ -18,19 +18,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from kiln_recipe import targets
 from kiln_recipe.compile import kernel_modules, mistakes
+from kiln_recipe.compile.source import triton_source
 from kiln_recipe.compile.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
 from kiln_recipe.errors import CompileError, ToolchainError
 from kiln_recipe.images import elf, image
 from kiln_recipe.images.image import DescriptorInfo, Image, ImageInfo
 from kiln_recipe.plan.model import CompileSpec
 from kiln_recipe.targets import Target
-
-if TYPE_CHECKING:
-    from triton.compiler import ASTSource
 
 # Entered with the digest of a variant's IR; gives the image of an equal IR, or None, and then holds everybody else
 # with that IR off until it is left.
@@ -157,28 +155,6 @@ class _Pipeline:
 
     def run(self, stage: str) -> None:
         self.module = self.results[stage] = self.stages[stage](self.module, self.metadata)
-
-
-def triton_source(function: object, spec: CompileSpec) -> ASTSource:
-    """What Triton compiles: the function with its types, constants and multiples. Of a tensor descriptor of Gluon's the
-    type names the layout of its tile in shared memory, which Triton itself chooses for its own language."""
-    from triton.compiler import ASTSource
-
-    places = (spec.constants_by_place, spec.attributes)
-    if spec.language == "triton":
-        return ASTSource(function, dict(spec.signature), *places)
-    from triton.experimental.gluon import language
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    def laid_out(kind: str) -> str:
-        found = re.fullmatch(r"tensordesc<(\w+)\[([\d,]+)\]>", kind)
-        if found is None:
-            return kind
-        sides = [int(side) for side in found[2].split(",")]
-        element = language.dtype(re.sub("^(i|u(?=[0-9]))", lambda word: {"i": "int", "u": "uint"}[word[0]], found[1]))
-        return f"{kind[:-1]},{language.NVMMASharedLayout.get_default_for(sides, element)!r}>"
-
-    return GluonASTSource(function, {name: laid_out(kind) for name, kind in spec.signature}, *places)
 
 
 class _Printed:

@@ -12,10 +12,10 @@ import torch
 
 from kiln.errors import NotFoundError
 from kiln.jit import tensors
-from kiln.jit.compiled import Images
+from kiln.jit.compiled import Images, not_compiled
 from kiln.jit.errors import ArgumentError, KilnError, UnsupportedError, of_refusal
 from kiln.jit.functions import Functions
-from kiln.jit.interpreted import Interpreter
+from kiln.jit.interpreted import Interpreter, not_interpreted
 from kiln_recipe import suggest, targets
 from kiln_recipe.call import evaluate
 from kiln_recipe.call.dispatch import Chosen, Tables
@@ -51,7 +51,7 @@ class Loaded:
         self.functions = Functions()
         self.images = Images()
         self.interpreter = Interpreter()
-        self._tables: dict[str, Tables] = {}
+        self._tables: dict[tuple[str, bool], Tables] = {}
         self._lock = threading.Lock()
 
     def operation(self, name: str) -> Operation:
@@ -60,15 +60,17 @@ class Loaded:
                 return operation
         raise NotFoundError(f"{self.recipe.path} has no operation {name!r} any more")
 
-    def tables(self, target: Target) -> Tables:
-        """The dispatch tables for a target, made at their first use."""
-        settings = self.settings
+    def tables(self, target: Target, interpreted: bool) -> Tables:
+        """The dispatch tables for a target, made at their first use: of the implementations that the interpreter, or
+        the installed Triton, can run."""
+        settings, key = self.settings, (target.name, interpreted)
         with self._lock:
-            if target.name not in self._tables:
-                self._tables[target.name] = Tables(
-                    self.recipe, target, settings.profile, settings.selection, settings.tuning
+            if key not in self._tables:
+                unfit = not_interpreted if interpreted else not_compiled
+                self._tables[key] = Tables(
+                    self.recipe, target, settings.profile, settings.selection, settings.tuning, unfit
                 )
-            return self._tables[target.name]
+            return self._tables[key]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Run:
         count = loaded.settings.multiprocessors or _multiprocessors(device)
         plain = [tensors.describe(full, name, value) if name in used else value for name, value in given.items()]
         try:
-            call = loaded.tables(target).begin(model, full, plain, Device(_VENDORS[target.vendor], count))
+            call = loaded.tables(target, interpreted).begin(model, full, plain, Device(_VENDORS[target.vendor], count))
         except Refusal as refusal:
             raise of_refusal(refusal) from None
         return Run(loaded, call, device, target, used, interpreted)
@@ -132,7 +134,7 @@ class Run:
         if self.call.skipped:
             return []
         try:
-            return self.loaded.tables(self.target).dispatch(self.call, addresses)
+            return self.loaded.tables(self.target, self.interpreted).dispatch(self.call, addresses)
         except Refusal as refusal:
             raise of_refusal(refusal) from None
 

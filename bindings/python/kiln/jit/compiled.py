@@ -6,6 +6,7 @@ call's values, so it is not asked: `triton.compile` gets exactly what a build's 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,11 @@ from kiln.jit.errors import KernelError, ResourcesError
 from kiln.jit.locks import TRITON
 from kiln.jit.packages import need
 from kiln_recipe.call.dispatch import Chosen
+from kiln_recipe.call.implementations import Described
 from kiln_recipe.compile import mistakes
+from kiln_recipe.compile.source import triton_source
 from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.model import Kernel
 from kiln_recipe.plan.model import CompileSpec
 from kiln_recipe.targets import Target
 
@@ -46,17 +50,17 @@ def compile_spec(spec: CompileSpec, target: Target, function: object) -> object:
     """
     compiler = need("triton", "triton.compiler")
     backends = need("triton.backends.compiler")
+    source = triton_source(function, spec)
+    make_ir = source.make_ir
 
-    class Source(compiler.ASTSource):
+    def make_or_tell(*values: object) -> object:
         """Says where a mistake lies while that is known: Triton takes its own frames out of tracebacks."""
+        try:
+            return make_ir(*values)
+        except Exception as error:
+            raise _of(error, spec) from error
 
-        def make_ir(self, *values: object) -> object:
-            try:
-                return super().make_ir(*values)
-            except Exception as error:
-                raise _of(error, spec) from error
-
-    source = Source(function, dict(spec.signature), spec.constants_by_place, spec.attributes)
+    source.make_ir = make_or_tell
     gpu = backends.GPUTarget(target.backend, target.triton_arch, target.warp_size)
     try:
         with _pinned(this_toolchain().environment(target)):
@@ -65,6 +69,41 @@ def compile_spec(spec: CompileSpec, target: Target, function: object) -> object:
         raise
     except Exception as error:
         raise _of(error, spec) from error
+
+
+def not_compiled(kernel: Kernel) -> str | None:
+    """Why the installed Triton cannot compile an implementation, or None."""
+    if kernel.language == "gluon" and importlib.util.find_spec("triton.experimental.gluon") is None:
+        return f"its source is Gluon's, which Triton {need('triton').__version__} lacks"
+    return None
+
+
+@dataclass(frozen=True)
+class _Base:
+    """Where a described tensor begins, as Triton's launcher asks a tensor for it."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@dataclass(frozen=True)
+class _Descriptor:
+    """A described tensor, as Triton's launcher takes it: it has the driver encode it, with the image's own box."""
+
+    base: _Base
+    shape: Sequence[int]
+    strides: Sequence[int]
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+    @staticmethod
+    def of(value: object) -> object:
+        """The descriptor of what is given as one; all else as it is."""
+        if not isinstance(value, Described):
+            return value
+        return _Descriptor(_Base(value.address), list(value.sizes), list(value.strides))
 
 
 @dataclass(frozen=True)
@@ -82,7 +121,7 @@ class Image:
         if 0 in chosen.launch.grid:
             return
         given: Mapping[str, object] = {**dict(chosen.variant.spec.constants), **dict(chosen.launch.arguments)}
-        values = [given[name] for name, _ in chosen.variant.spec.signature]
+        values = [_Descriptor.of(given[name]) for name, _ in chosen.variant.spec.signature]
         errors = need("triton", "triton.runtime.errors")
         try:
             # Triton's allocator belongs to the context: in a copy, the caller's stays as it is.

@@ -25,6 +25,7 @@ from kiln.jit.packages import need
 from kiln.jit.tensors import Memory
 from kiln_recipe.call.dispatch import Chosen
 from kiln_recipe.compile import mistakes
+from kiln_recipe.model import Kernel
 
 
 class Interpreter:
@@ -141,6 +142,13 @@ def _set(stack: ExitStack, owner: object, name: str, value: object) -> None:
     """Sets an attribute until the stack is left."""
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
+
+
+def not_interpreted(kernel: Kernel) -> str | None:
+    """Why the interpreter cannot run an implementation, or None."""
+    if kernel.language != "triton":
+        return f"its source is {kernel.language.capitalize()}'s, and the interpreter runs Triton's own language alone"
+    return "it takes tensor descriptors, and the interpreter is given none" if kernel.descriptors else None
 
 
 def _arguments(chosen: Chosen) -> Mapping[str, object]:

@@ -48,7 +48,8 @@ def compare(
     say not why; with `manifest` it is known whether they differ under the release's own toolchain too.
 
     Args:
-        ahead: mappings with "key", "kernel", "functional", "configuration", "specialization", "target".
+        ahead: mappings with "key", "kernel", "functional", "configuration", "specialization", "target", and
+            "implementation" where the kernel has several.
         manifest: the release's share/kiln/manifest.json.
 
     Raises:
@@ -56,13 +57,19 @@ def compare(
     """
     here = installed_toolchain()
     release = None if manifest is None else release_toolchain(manifest)
-    ours, theirs = list(chosen), [dict(row) for row in ahead]
+    ours, theirs = list(chosen), [{**row, "kernel": _full_name(row)} for row in ahead]
     rows = []
     for place in range(max(len(ours), len(theirs))):
         one = ours[place] if place < len(ours) else None
         other = theirs[place] if place < len(theirs) else None
         rows.append(_compared(one, other, here, release))
     return tuple(rows)
+
+
+def _full_name(row: Mapping[str, object]) -> str:
+    """ "matmul.hopper": a kernel's name with its implementation's, whether or not the row has both in one."""
+    kernel, implementation = str(row["kernel"]), row.get("implementation")
+    return f"{kernel}.{implementation}" if implementation and "." not in kernel else kernel
 
 
 def installed_toolchain() -> Toolchain:
