@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from kiln_build.base import spelling
 from kiln_build.cli import main
-from kiln_build.cli.store import parse_size, spell_size
+from kiln_build.cli.store import parse_size
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.store import Store
 from kiln_recipe.errors import UsageError
@@ -145,4 +146,5 @@ def test_words_that_are_no_sizes(word):
 
 
 def test_spell_size():
-    assert [spell_size(n) for n in (0, 1023, 1536, 10 << 30)] == ["0 bytes", "1023 bytes", "1.5 KiB", "10.0 GiB"]
+    spelled = [spelling.spell_size(number) for number in (0, 1023, 1536, 10 << 30)]
+    assert spelled == ["0 bytes", "1023 bytes", "1.5 KiB", "10.0 GiB"]

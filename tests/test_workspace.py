@@ -38,11 +38,11 @@ def mounts_of(*places: Path) -> str:
 
 def test_a_small_and_a_noexec_file_system_are_refused_with_the_reason(small_tmpfs):
     (found,) = memory_folders(mounts_of(small_tmpfs), None, 100 * GIB, GIB)
-    assert (found.path, found.refusal) == (small_tmpfs, "0.1 GiB free")
+    assert (found.path, found.refusal) == (small_tmpfs, "64.0 MiB free")
     (found,) = memory_folders(mounts_of(small_tmpfs), None, 100 * GIB, 1 << 20)
     assert found.refusal == ""
     (found,) = memory_folders(mounts_of(small_tmpfs), None, 1 << 19, 1 << 20)
-    assert found.refusal == "0.0 GiB free"  # the memory itself is gone
+    assert found.refusal == "512.0 KiB free"  # the memory itself is gone
     subprocess.run(["mount", "-o", "remount,noexec", str(small_tmpfs)], check=True)
     (found,) = memory_folders(mounts_of(small_tmpfs), None, 100 * GIB, 1 << 20)
     assert found.refusal == "mounted noexec"
@@ -118,10 +118,10 @@ def test_a_workspace_that_was_made_anew_is_not_removed_for_its_dead_namesake(tmp
 
 
 def test_no_room(small_tmpfs):
-    with pytest.raises(EnvironmentProblem, match=r"has 0.06 GiB free, and a build needs 2.50 GiB"):
+    with pytest.raises(EnvironmentProblem, match=r"has 64.0 MiB free, and a build needs 2.5 GiB"):
         with own_workspace(small_tmpfs / "w", print, False):
             pass
-    with pytest.raises(EnvironmentProblem, match=r"has 0.06 GiB free, and a build needs 0.25 GiB"):
+    with pytest.raises(EnvironmentProblem, match=r"has 64.0 MiB free, and a build needs 256.0 MiB"):
         with own_workspace(small_tmpfs / "w", print, False, installs=False):
             pass
 

@@ -15,9 +15,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from kiln_build.base.spelling import spell_seconds
 from kiln_recipe.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -32,8 +34,19 @@ _SECONDS_BETWEEN_LINES = 5.0
 _LOG = re.compile(r" \(log: [^()]*\)$")  # with which the farm ends a detail
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A finished piece of work; see Progress.done."""
+
+    name: str
+    seconds: float
+    outcome: str
+    detail: str
+    remaining: Remaining
+
+
 class Progress:
-    """Told of work by those who do it. This one shows nothing; use it where nobody looks.
+    """Told of work by those who do it. This one shows nothing.
 
     A phase is `start`, any number of `advance`, `done` and `message`, and `close`; phases may follow one another.
     Whoever made it leaves it (`with`) after the last one.
@@ -66,6 +79,10 @@ class Progress:
             detail: why it failed.
             remaining: seconds that the rest of the phase is expected to take, or from how many to how many, if known.
         """
+        self.finished(Piece(name, seconds, outcome, detail, remaining))
+
+    def finished(self, piece: Piece) -> None:
+        """What `done` says, as one value."""
 
     def message(self, text: str) -> None:
         """A sentence for the user, outside of any count."""
@@ -87,11 +104,12 @@ class _Failures:
         self._say = say
         self._alike: dict[str, list[str]] = {}
 
-    def add(self, name: str, seconds: float, detail: str) -> None:
-        names = self._alike.setdefault(_LOG.sub("", detail), [])
-        names.append(name)
-        if len(names) == 1 or not detail:
-            self._say(_failure_line(name, seconds, detail))
+    def add(self, piece: Piece) -> None:
+        names = self._alike.setdefault(_LOG.sub("", piece.detail), [])
+        names.append(piece.name)
+        if len(names) == 1 or not piece.detail:
+            detail = f": {piece.detail}" if piece.detail else ""
+            self._say(f"FAILED {piece.name} after {spell_seconds(piece.seconds)}{detail}")
 
     def close(self) -> None:
         """Says how many there were of each that was said once."""
@@ -137,21 +155,13 @@ class Bar(Progress):
             if self._bar is not None:
                 self._bar.update(amount)
 
-    def done(
-        self,
-        name: str,
-        seconds: float = 0.0,
-        outcome: str = "done",
-        *,
-        detail: str = "",
-        remaining: Remaining = None,
-    ) -> None:
+    def finished(self, piece: Piece) -> None:
         with self._lock:
             if self._bar is None:
                 return
-            if outcome == FAILED:
-                self._failures.add(name, seconds, detail)
-            self._show(self._bar, remaining)
+            if piece.outcome == FAILED:
+                self._failures.add(piece)
+            self._show(self._bar, piece.remaining)
             if not self._counts_bytes:
                 self._bar.update(1)
 
@@ -203,22 +213,14 @@ class Lines(Progress):
                 self._count += amount
                 self._maybe_print()
 
-    def done(
-        self,
-        name: str,
-        seconds: float = 0.0,
-        outcome: str = "done",
-        *,
-        detail: str = "",
-        remaining: Remaining = None,
-    ) -> None:
+    def finished(self, piece: Piece) -> None:
         with self._lock:
             if not self._open:
                 return
-            if outcome == FAILED:
-                self._failures.add(name, seconds, detail)
-            self._outcomes[outcome] += 1
-            self._remaining = remaining if remaining is not None else self._remaining
+            if piece.outcome == FAILED:
+                self._failures.add(piece)
+            self._outcomes[piece.outcome] += 1
+            self._remaining = self._remaining if piece.remaining is None else piece.remaining
             if self._unit != "B":
                 self._count += 1
             self._maybe_print()
@@ -285,19 +287,11 @@ class JsonLines(Progress):
                 self._last = time.monotonic()
                 self._write(event="advance", count=self._count)
 
-    def done(
-        self,
-        name: str,
-        seconds: float = 0.0,
-        outcome: str = "done",
-        *,
-        detail: str = "",
-        remaining: Remaining = None,
-    ) -> None:
-        spread = remaining if isinstance(remaining, tuple) else None
+    def finished(self, piece: Piece) -> None:
+        spread = piece.remaining if isinstance(piece.remaining, tuple) else None
         self._write(
-            event="done", name=name, seconds=round(seconds, 4), outcome=outcome, detail=detail,
-            remaining=sum(spread) / 2 if spread else remaining, spread=spread,
+            event="done", name=piece.name, seconds=round(piece.seconds, 4), outcome=piece.outcome, detail=piece.detail,
+            remaining=sum(spread) / 2 if spread else piece.remaining, spread=spread,
         )  # fmt: skip
 
     def message(self, text: str) -> None:
@@ -336,17 +330,9 @@ class Several(Progress):
         for member in self._members:
             member.advance(amount)
 
-    def done(
-        self,
-        name: str,
-        seconds: float = 0.0,
-        outcome: str = "done",
-        *,
-        detail: str = "",
-        remaining: Remaining = None,
-    ) -> None:
+    def finished(self, piece: Piece) -> None:
         for member in self._members:
-            member.done(name, seconds, outcome, detail=detail, remaining=remaining)
+            member.finished(piece)
 
     def message(self, text: str) -> None:
         for member in self._members:
@@ -393,18 +379,6 @@ def make_progress(stream: TextIO | None = None, log_json: str | int | Path | Non
     return Several((shown, JsonLines(descriptor, owned=True)))
 
 
-def spell_seconds(seconds: float) -> str:
-    """4.2 s, 2:05 or 1:02:05."""
-    if seconds < 10:
-        return f"{max(seconds, 0.0):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, second = divmod(whole, 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
 def _left(remaining: float | tuple[float, float]) -> str:
     """ "about 2:05 left", "8 to 20 min left", or "" if the estimate is used up: at the end, or where a job takes longer
     than expected."""
@@ -420,7 +394,3 @@ def _left(remaining: float | tuple[float, float]) -> str:
 def and_more(number: int) -> str:
     """ "(and 5 more variants)" """
     return f"(and {number} more variant{'s' if number > 1 else ''})"
-
-
-def _failure_line(name: str, seconds: float, detail: str) -> str:
-    return f"FAILED {name} after {spell_seconds(seconds)}" + (f": {detail}" if detail else "")

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import kiln_build
+from kiln_build.base.spelling import say
 from kiln_build.base.usage import Parser
 from kiln_recipe import errors
-from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError, escaped
+from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 from kiln_recipe.suggest import nearest
 
 # The lowest Python that a command runs in, --help aside; what only looks runs in older ones than a build.
@@ -38,21 +39,21 @@ def main(words: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except KilnError as error:
-        _say(str(error))
+        say(str(error))
         return error.exit_code
     except ModuleNotFoundError as error:
         if (error.name or "kiln").startswith("kiln"):
             raise
-        _say(
+        say(
             f"{words[0]} needs the package {error.name}, which this Python does not have; ./kiln in a source tree "
             "installs what it needs, and a build leaves a Python with all packages in <workspace>/venv/bin/python"
         )
         return EnvironmentProblem.exit_code
     except MemoryError:
-        _say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")
+        say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")
         return EnvironmentProblem.exit_code
     except KeyboardInterrupt:
-        _say("interrupted; what was done is kept")
+        say("interrupted; what was done is kept")
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of `kiln list | head` has gone
         errors.forget_output()
@@ -62,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if problem is None:
             raise
         errors.forget_output()
-        _say(str(problem))
+        say(str(problem))
         return problem.exit_code
 
 
@@ -99,13 +100,6 @@ def _check_python(verb: str) -> None:
         raise EnvironmentProblem(
             "`kiln {}` needs Python {}.{} or later; this is {}.{}".format(verb, *lowest, *sys.version_info[:2])
         )
-
-
-def _say(text: str) -> None:
-    try:
-        print(escaped(f"kiln: {text}"), file=sys.stderr, flush=True)
-    except OSError:  # nobody reads that either; the exit code still says it
-        errors.forget_output()
 
 
 def summary(verb: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import sysconfig
 from pathlib import Path
 
+from kiln_build.base.spelling import say
 from kiln_recipe.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,10 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     if made.build.triton == "source" or named:
         what = f"the lock has another Triton for {', '.join(named)}" if named else "KILN_TRITON=source"
         raise UsageError(f"{what}: `kiln build` compiles with the Triton that it runs beside; use build.sh")
-    with workspace.own_workspace(made.workspace, _say, made.build.clean, installs=False):
+    with workspace.own_workspace(made.workspace, say, made.build.clean, installs=False):
         print(build.build(made))
     return 0
-
-
-def _say(text: str) -> None:
-    print(f"kiln: {text}", file=sys.stderr, flush=True)

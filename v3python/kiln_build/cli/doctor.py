@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kiln_build.base.spelling import spell_size
 from kiln_recipe.errors import EnvironmentProblem, KilnError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,13 +82,13 @@ def _memory() -> Iterator[Finding]:
     from kiln_build.front import workspace
 
     available = machine.usable_memory()
-    yield Finding("good", "memory", f"{available / workspace.GIB:.1f} GiB available, {os.cpu_count()} processors")
+    yield Finding("good", "memory", f"{spell_size(available)} available, {os.cpu_count()} processors")
     mounts = Path("/proc/self/mounts").read_text()
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folders = workspace.memory_folders(mounts, runtime, available, workspace.MEMORY_NEEDED)
     fit = next((f for f in folders if not f.refusal), None)
     if fit:
-        yield Finding("good", "tmpfs", f"{fit.path}, {fit.free / workspace.GIB:.1f} GiB free")
+        yield Finding("good", "tmpfs", f"{fit.path}, {spell_size(fit.free)} free")
     else:
         tried = "; ".join(f"{f.path}: {f.refusal}" for f in folders) or "none"
         yield Finding("note", "tmpfs", f"the workspace `tmpfs` would not work here ({tried}); a folder does")
@@ -162,8 +163,8 @@ def _cache(folder: Path) -> Iterator[Finding]:
     # Sizes only: `kiln fetch --verify` reads the bytes.
     missing = [file for file in wanted if not _has_size(folder / "cache" / file.name, file.size)]
     if missing:
-        mebibytes = sum(file.size for file in missing) / 2**20
-        detail = f"{len(missing)} of {len(wanted)} files are missing, {mebibytes:.0f} MiB; `kiln fetch` brings them"
+        size = spell_size(sum(file.size for file in missing))
+        detail = f"{len(missing)} of {len(wanted)} files are missing, {size}; `kiln fetch` downloads them"
         yield Finding("note", "cache", detail)
     else:
         yield Finding("good", "cache", f"{len(wanted)} files for Python {running_python()}")

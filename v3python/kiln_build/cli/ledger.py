@@ -108,7 +108,8 @@ def _update(
     shelves: Sequence[Shelf],
     names: frozenset[str],
 ) -> None:
-    from kiln_build.base.progress import make_progress, spell_seconds
+    from kiln_build.base.progress import make_progress
+    from kiln_build.base.spelling import spell_seconds
     from kiln_build.ledger import ledger
     from kiln_build.store.store import Store
 

@@ -6,7 +6,6 @@ import argparse
 import itertools
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import machine
+from kiln_build.base.spelling import say, spell_estimate
 from kiln_build.base.usage import count, one_of
 from kiln_build.options import options, words
 from kiln_recipe.errors import EnvironmentProblem
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.tuning,
     )
     for warning in the_plan.warnings:
-        print(f"kiln: warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     durations = _durations(arguments.store, asked.store)
     jobs = arguments.jobs or asked.jobs or machine.usable_cpus()
     times = _Times(durations)
@@ -178,8 +178,8 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
     source = "from recorded durations" if times.recorded else "from what such kernels usually take"
     variants, on = _count(len(the_plan.variants), "variant"), _count(len(the_plan.targets), "target")
     print(
-        f"\n{variants} for {on}, profile {the_plan.profile}: about {_time(total)} of compiling {source}, "
-        f"{_time(total / jobs)} with {jobs} at once"
+        f"\n{variants} for {on}, profile {the_plan.profile}: about {spell_estimate(total)} of compiling {source}, "
+        f"{spell_estimate(total / jobs)} with {jobs} at once"
     )
 
 
@@ -262,9 +262,3 @@ def _kernel_name(kernel: KernelPlan) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

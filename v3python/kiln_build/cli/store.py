@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_build.base import spelling
 from kiln_build.base.usage import one_of
 from kiln_build.options import options
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
@@ -25,7 +26,6 @@ kiln store gc --max-size 10G                  of the store that KILN_STORE names
 """
 
 _ACTIONS = ("info", "verify", "gc")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,15 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
             arguments,
             info,
             f"{info.root}: {info.variants} variants and {info.irs} IRs in {info.objects} objects, "
-            f"{spell_size(info.bytes)}; {info.running_builds} running builds",
+            f"{spelling.spell_size(info.bytes)}; {info.running_builds} running builds",
         )
         return 0
     if arguments.action == "gc":
         collected = store_upkeep.collect(files, max_bytes)
-        text = f"{collected.removed_images} images removed, {spell_size(collected.removed_bytes)}; "
-        text += f"{spell_size(collected.bytes)} are left"
+        text = f"{collected.removed_images} images removed, {spelling.spell_size(collected.removed_bytes)}; "
+        text += f"{spelling.spell_size(collected.bytes)} are left"
         if collected.bytes > max_bytes:
-            text += f", of which running builds use {spell_size(collected.protected_bytes)}"
+            text += f", of which running builds use {spelling.spell_size(collected.protected_bytes)}"
         _print(arguments, collected, text)
         return 0
     verified = store_upkeep.verify(files)
@@ -107,12 +107,4 @@ def parse_size(word: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?", word.strip().upper())
     if match is None:
         raise UsageError(f"{word!r} is not a size; write a number with K, M, G or T, like 10G, 500M or 0")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def spell_size(number: int) -> str:
-    """1.5 GiB, 20.0 MiB, 512 bytes."""
-    for unit in ("T", "G", "M", "K"):
-        if number >= _UNITS[unit]:
-            return f"{number / _UNITS[unit]:.1f} {unit}iB"
-    return f"{number} bytes"
+    return int(float(match[1]) * spelling.UNITS[match[2]])

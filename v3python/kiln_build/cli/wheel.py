@@ -15,6 +15,7 @@ from pathlib import Path
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts import verify
 from kiln_build.artifacts.reader import Release
+from kiln_build.base.spelling import say
 from kiln_build.front import source, workspace
 from kiln_build.options import words
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(map(str, made)))
     for reason in left_out:
-        _say(reason)
+        say(reason)
     return 0
 
 
@@ -74,7 +75,7 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
         compiler = native.zig_compiler(sys.executable, cache, wheel.zig())
         wheels = [wheel.recipe_wheel(contents, ROOT)]
         wheels += [
-            wheel.runtime_wheel(contents, ROOT, site, headers, compiler, kept, machine.usable_cpus(), _say)
+            wheel.runtime_wheel(contents, ROOT, site, headers, compiler, kept, machine.usable_cpus(), say)
             for headers in chosen
         ]
         wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
@@ -117,7 +118,7 @@ def _note_other_source(artifact: Release) -> None:
     ours = source.describe(ROOT)
     theirs = stated.get("commit")
     if "unknown" not in (theirs, ours.commit) and theirs != ours.commit:
-        _say(
+        say(
             f"the release was built from commit {str(theirs)[:12]}, and the wheels' Python modules are of this tree's, "
             f"{ours.commit[:12]}"
         )
@@ -129,12 +130,8 @@ def _folders() -> Iterator[tuple[Path, Path]]:
     one's, else in a folder that is removed."""
     place = Path(sys.prefix).parent
     if workspace.is_workspace(place):
-        with workspace.own_workspace(place, _say, clean=False, installs=False):
+        with workspace.own_workspace(place, say, clean=False, installs=False):
             yield place / "zig", place / "build/lib"
         return
     with tempfile.TemporaryDirectory(prefix="kiln-zig-") as folder:
         yield Path(folder) / "zig", Path(folder) / "lib"
-
-
-def _say(text: str) -> None:
-    print(f"kiln: {text}", file=sys.stderr, flush=True)

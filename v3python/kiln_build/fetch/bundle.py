@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base import tar, tarball
 from kiln_build.base.appear import appear
+from kiln_build.base.spelling import spell_size
 from kiln_recipe.compile.lock import (
     LARGEST,
     LOCK_NAME,
@@ -60,8 +61,9 @@ def write_bundle(
             for piece in _archive((folder / LOCK_NAME).read_bytes(), folder / "cache", ordered, progress):
                 stream.write(piece)
     except OSError as error:
+        size = spell_size(sum(file.size for file in ordered))
         raise EnvironmentProblem(
-            f"{bundle} cannot be written ({error.strerror}); it needs a folder of yours, and {_mebibytes(ordered)} MiB"
+            f"{bundle} cannot be written ({error.strerror}); give a writable folder with {size} of room"
         )
     finally:
         progress.close()
@@ -199,7 +201,3 @@ def _incomplete(lock: Lock, names: set[str]) -> str:
     if not missing:
         return ""
     return f"lacks {len(missing)} of the {len(files)} files that its lock names for {called}, first {missing[0]}"
-
-
-def _mebibytes(files: Sequence[LockedFile | LockedAddress]) -> int:
-    return sum(file.size for file in files) // 2**20 + 1

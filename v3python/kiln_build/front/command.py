@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "v3python"))
 
+from kiln_build.base.spelling import say  # noqa: E402
 from kiln_build.front import packages, workspace  # noqa: E402
-from kiln_build.front.interruption import guarded, say  # noqa: E402
+from kiln_build.front.interruption import guarded  # noqa: E402
 from kiln_build.options.options import read_ca_bundle  # noqa: E402
 from kiln_recipe import digests  # noqa: E402
 from kiln_recipe.compile.lock import LOCK_NAME  # noqa: E402

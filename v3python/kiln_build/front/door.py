@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "v3python"))
 
+from kiln_build.base.spelling import say  # noqa: E402
 from kiln_build.front import packages, source, triton, workspace  # noqa: E402
-from kiln_build.front.interruption import SIGNALS, Interruption, guarded, say  # noqa: E402
+from kiln_build.front.interruption import SIGNALS, Interruption, guarded  # noqa: E402
 from kiln_build.options.options import FrontDoor, check_variables, environment_of, read_front_door  # noqa: E402
 from kiln_build.options.variables import VARIABLES  # noqa: E402
 from kiln_recipe.errors import EnvironmentProblem  # noqa: E402

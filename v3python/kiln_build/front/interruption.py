@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from kiln_build.base.spelling import say
 from kiln_recipe import errors
 from kiln_recipe.errors import KilnError
 
@@ -14,11 +15,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def _nothing(number: int) -> None:
     pass
-
-
-def say(text: str) -> None:
-    """One line for the user. Standard output is for the result alone: the tarball's path."""
-    print(f"kiln: {text}", file=sys.stderr, flush=True)
 
 
 def guarded(half: Callable[[Interruption], int]) -> int:

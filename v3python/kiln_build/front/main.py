@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kiln_build.base import progress
+from kiln_build.base.spelling import say
 from kiln_build.front import cache, engine, packages, source, triton
-from kiln_build.front.interruption import Interruption, guarded, say
+from kiln_build.front.interruption import Interruption, guarded
 from kiln_build.options import options
 from kiln_build.options.options import FrontDoor
 from kiln_recipe import targets

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kiln_build.base import machine
 from kiln_build.base.folder import is_same_file
+from kiln_build.base.spelling import spell_size
 from kiln_recipe.errors import EnvironmentProblem
 
 GIB = 1 << 30
@@ -70,7 +71,7 @@ def memory_folders(mounts: str, runtime_folder: str | None, available: int, need
         elif status.f_flag & os.ST_NOEXEC:
             refusal = "mounted noexec"
         elif free < needed:
-            refusal = f"{free / GIB:.1f} GiB free"
+            refusal = f"{spell_size(free)} free"
         found.append(MemoryFolder(Path(place), free, refusal))
     return sorted(found, key=lambda folder: bool(folder.refusal))
 
@@ -92,11 +93,11 @@ def make_memory_workspace(say: Callable[[str], None], needed: int = MEMORY_NEEDE
         _remove_dead(folder.path)
         if not folder.refusal:
             path = Path(tempfile.mkdtemp(prefix=_MEMORY_PREFIX, dir=folder.path))
-            say(f"workspace: {path} in memory, {folder.free / GIB:.1f} GiB free; removed at the end")
+            say(f"workspace: {path} in memory, {spell_size(folder.free)} free; removed at the end")
             return path
     tried = "; ".join(f"{folder.path}: {folder.refusal}" for folder in folders) or "there is none"
     raise EnvironmentProblem(
-        f"no memory file system has the {needed / GIB:.1f} GiB that a build needs ({tried}); give a folder as workspace"
+        f"no memory file system has the {spell_size(needed)} that a build needs ({tried}); give a folder as workspace"
     )
 
 
@@ -177,7 +178,7 @@ def check_room(path: Path, installs: bool = True) -> None:
     free = status.f_bavail * status.f_frsize
     if free < needed:
         raise EnvironmentProblem(
-            f"workspace {path} has {free / GIB:.2f} GiB free, and a build needs {needed / GIB:.2f} GiB; "
+            f"workspace {path} has {spell_size(free)} free, and a build needs {spell_size(needed)}; "
             "give a folder with more room"
         )
     if status.f_flag & os.ST_NOEXEC:

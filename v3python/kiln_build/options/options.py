@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_build.base.spelling import say
 from kiln_build.options import variables
 from kiln_build.options.variables import BUILD, DOOR, INTERNAL, VARIABLES
 from kiln_build.options.words import (
@@ -307,7 +307,7 @@ def check_environment() -> None:
         UsageError: as it does.
     """
     for warning in check_variables(os.environ):
-        print(f"kiln: warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
 
 
 def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:

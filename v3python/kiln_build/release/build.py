@@ -14,7 +14,8 @@ from pathlib import Path
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
-from kiln_build.base.progress import Progress, make_progress, spell_seconds
+from kiln_build.base.progress import Progress, make_progress
+from kiln_build.base.spelling import spell_seconds
 from kiln_build.base.tables import plural
 from kiln_build.farm import farm
 from kiln_build.native import adapters, native

@@ -1,0 +1,44 @@
+"""What people read: a line on standard error, times, sizes. Standard library only."""
+
+from __future__ import annotations
+
+import sys
+
+from kiln_recipe.errors import escaped, forget_output
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def say(text: str) -> None:
+    """One line for the user; standard output is for results only. Never fails: the exit code still counts."""
+    try:
+        print(escaped(f"kiln: {text}"), file=sys.stderr, flush=True)
+    except OSError:  # standard error is closed too
+        forget_output()
+
+
+def spell_seconds(seconds: float) -> str:
+    """4.2 s, 2:05 or 1:02:05."""
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def spell_estimate(seconds: float) -> str:
+    """The same for what is only estimated: 45 s, 12 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def spell_size(number: float) -> str:
+    """1.5 GiB, 20.0 MiB, 512 bytes."""
+    for unit in ("T", "G", "M", "K"):
+        if number >= UNITS[unit]:
+            return f"{number / UNITS[unit]:.1f} {unit}iB"
+    return f"{number:.0f} bytes"
