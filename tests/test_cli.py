@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kiln_build import __version__, cli
-from kiln_build.store.store import Store
+from kiln_build.store.local import LocalStore
 from kiln_recipe.errors import ToolchainError
 from test_cli_store import INFO, Image
 
@@ -207,7 +207,7 @@ def test_output_that_nobody_takes(words):
 )
 def test_json_is_json(words, tmp_path, capsys):
     if words[0] in ("store", "clean"):
-        Store(tmp_path / "store").put("1" * 64, Image(b"code", INFO), "2" * 64, 1.0)
+        LocalStore(tmp_path / "store").put("1" * 64, Image(b"code", INFO), "2" * 64, 1.0)
         (tmp_path / ".kiln-workspace").touch()
         words = [*words, str(tmp_path)]
     assert cli.main([*words, "--json"]) == 0

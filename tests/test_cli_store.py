@@ -13,7 +13,7 @@ from kiln_build.base import spelling
 from kiln_build.cli import main
 from kiln_build.cli.store import parse_size
 from kiln_build.store import upkeep as store_upkeep
-from kiln_build.store.store import Store
+from kiln_build.store.local import LocalStore
 from kiln_recipe.errors import UsageError
 from kiln_recipe.images import elf
 from kiln_recipe.images.image import Image, ImageInfo
@@ -23,9 +23,9 @@ INFO = ImageInfo("hsaco", "kernel", 256, 0, 64, 0, 0, 4, 0, 1, 0, 1, 5, "")
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch) -> Store:
+def store(tmp_path, monkeypatch) -> LocalStore:
     monkeypatch.delenv("KILN_STORE", raising=False)
-    store = Store(tmp_path / "workspace" / "store")
+    store = LocalStore(tmp_path / "workspace" / "store")
     for number in range(3):
         key = f"{number:064x}"
         store.put(key, Image(os.urandom(50_000), INFO), key, 1.0)
@@ -64,7 +64,7 @@ def test_gc(store, capsys):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_verify(tmp_path, capsys):
-    store = Store(tmp_path / "store")
+    store = LocalStore(tmp_path / "store")
     names = sorted(path for path in images().iterdir() if path.name.endswith(("-fp16", "-bf16")))
     for number, path in enumerate(names):
         code = elf.strip(path.read_bytes())
@@ -91,7 +91,7 @@ def test_verify_reads_the_facts_off_the_image(tmp_path, capsys, name):
         replace(right, registers=right.registers + 8), replace(right, threads=64), replace(right, parameters=9),
         replace(right, stack=16), replace(right, symbol="other"), replace(right, abi=6), replace(right, shared=-1),
     ]  # fmt: skip
-    store = Store(tmp_path / "store")
+    store = LocalStore(tmp_path / "store")
     for number, info in enumerate([right, *wrong]):
         store.put(f"{number:064x}", Image(code, info), f"{number:064x}", 1.0)
     assert main(["store", "verify", "--store", str(store.root), "--json"]) == 6
@@ -109,6 +109,7 @@ def test_verify_reads_the_facts_off_the_image(tmp_path, capsys, name):
         (["info"], 2, "which store? name it, or a build's workspace, by --store FOLDER or KILN_STORE"),
         ([], 2, "which store?"),
         (["info", "--store", "/nowhere"], 7, "/nowhere: no store is there"),
+        (["info", "--store", "s3://images"], 2, "the store s3://images is of an unknown kind, 's3'; give a folder"),
         (["gc", "--store", "/nowhere"], 2, "lacks the size that the store may keep; give --max-size SIZE, e.g. 20G"),
         (["info", "--store", "/nowhere", "--max-size", "1G"], 2, "--max-size is for `kiln store gc` alone"),
         (["gc", "--max-size", "ten", "--store", "/nowhere"], 2, "'ten' is not a size"),

@@ -155,19 +155,23 @@ def test_a_mistake_in_a_kernel_is_told_by_its_place_in_the_file(tmp_path, call, 
 
 
 def test_a_mistake_at_a_module_s_top_is_told_by_its_place(tmp_path):
-    (tmp_path / "k.py").write_text("import no_such_module\n" + MISTAKEN.replace("CALL", "pass"))
+    (tmp_path / "k.py").write_text("SCALE = 1 / 0\n" + MISTAKEN.replace("CALL", "pass"))
     answer = run(
         """
         from kiln_recipe.errors import CompileError
+        from kiln_recipe.read.fingerprint import fingerprint
         spec = next(iter(variants("examples/family/recipe.yaml", "sm_90"))).spec
+        stated = fingerprint(Path(sys.argv[1]), "k")
         try:
-            compile.compile_variant(dataclasses.replace(spec, source=sys.argv[1], function="k"), chain)
+            compile.compile_variant(
+                dataclasses.replace(spec, source=sys.argv[1], function="k", fingerprint=stated), chain
+            )
         except CompileError as error:
             print(json.dumps([error.stage, str(error)]))
         """,
         tmp_path / "k.py",
     )
-    assert answer == ["source", f"{tmp_path}/k.py:1: ModuleNotFoundError: No module named 'no_such_module'"]
+    assert answer == ["source", f"{tmp_path}/k.py:1: ZeroDivisionError: division by zero"]
 
 
 def test_the_digest_of_the_ir_covers_the_toolchain():

@@ -290,6 +290,8 @@ def test_what_the_container_is_told(place):
     }
     assert (place / "input", "/kiln/input", False) in mounts and (place / "o", "/kiln/output", True) in mounts
     assert (place / "r" / "two", "/kiln/recipes/1", False) in mounts and (place / "shared store").is_dir()
+    mounts, variables = engine._mounts(door(place, KILN_STORE="s3://images"), place / "w")
+    assert variables["KILN_STORE"] == "s3://images" and len(mounts) == 3, "an address needs no mount"
     with pytest.raises(UsageError, match="KILN_LOG_JSON=2: a container has not"):
         engine._mounts(door(place, KILN_LOG_JSON="2"), place / "w")
 

@@ -18,7 +18,8 @@ from kiln_build.base.progress import Progress
 from kiln_build.farm import farm
 from kiln_build.farm.farm import FarmOptions
 from kiln_build.store import upkeep as store_upkeep
-from kiln_build.store.store import Store, StoredImage
+from kiln_build.store.local import LocalStore
+from kiln_build.store.store import StoredImage
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from worker_tasks import StandInSpec, StandInToolchain, StandInVariant, expected_image
 
@@ -62,7 +63,7 @@ def build(tmp_path):
             prepare_worker=prepare,
         )
 
-    build.store = Store(tmp_path / "store")
+    build.store = LocalStore(tmp_path / "store")
     return build
 
 
@@ -269,7 +270,7 @@ from pathlib import Path
 import worker_tasks as tasks
 from kiln_build.base import progress
 from kiln_build.farm import farm
-from kiln_build.store import store
+from kiln_build.store import local
 from kiln_recipe.errors import KilnError
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -280,7 +281,8 @@ variants = [
 ]
 try:
     result = farm.run(
-        variants, tasks.StandInToolchain(), store.Store(folder / "store"), farm.FarmOptions(folder / "logs", jobs=2),
+        variants, tasks.StandInToolchain(), local.LocalStore(folder / "store"),
+        farm.FarmOptions(folder / "logs", jobs=2),
         progress.make_progress(log_json=folder / json_log),
         compile_variant=tasks.compile_stand_in, prepare_worker=tasks.prepare,
     )
@@ -325,7 +327,7 @@ def test_an_interrupted_build_stops_within_two_seconds_and_keeps_what_was_done(t
     assert time.monotonic() - began < 2
     assert process.returncode == 128 + number
     assert f"interrupted by {number.name}" in errors and "are kept" in errors and "Traceback" not in errors
-    store = Store(tmp_path / "store")
+    store = LocalStore(tmp_path / "store")
     done = done_so_far(tmp_path)
     assert all(store.get(tasks.StandInSpec(f"v{name[2:-3]}").key("1")) for name in done) and len(done) >= 6
     assert store_upkeep.verify(store.files).removed_objects == ()

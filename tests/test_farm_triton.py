@@ -11,7 +11,7 @@ import pytest
 
 from kiln_build.base.progress import Progress
 from kiln_build.farm import farm
-from kiln_build.store.store import Store
+from kiln_build.store.local import LocalStore
 from kiln_recipe.compile.lock import LOCK_NAME, read_lock
 from kiln_recipe.compile.toolchain import find_toolchain
 from kiln_recipe.plan.model import CompileSpec
@@ -69,7 +69,7 @@ def build(tmp_path):
     def build(named: list[NamedSpec]) -> farm.FarmResult:
         return farm.run(named, toolchain, build.store, farm.FarmOptions(tmp_path / "logs", jobs=2), Progress())
 
-    build.store = Store(tmp_path / "store")
+    build.store = LocalStore(tmp_path / "store")
     build.variants = variants
     return build
 

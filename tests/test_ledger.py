@@ -21,7 +21,7 @@ from kiln_build.ledger import reasons as ledger_reasons
 from kiln_build.ledger import report as ledger_report
 from kiln_build.ledger.file import Facts, Line, Place, Was
 from kiln_build.ledger.reasons import Worse
-from kiln_build.store.store import Store
+from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
 from kiln_recipe.errors import Interrupted, LedgerError, RecipeError
 from kiln_recipe.read import recipe
@@ -331,14 +331,14 @@ def test_an_interrupted_update_keeps_what_was_done(tiny):
 
     update = ledger.Update(shelves, chain, names)
     with pytest.raises(Interrupted):
-        update.run(Store(tiny.store), FarmOptions(tiny.store), Progress(), run)
+        update.run(LocalStore(tiny.store), FarmOptions(tiny.store), Progress(), run)
     assert len(ledger_file.read(tiny.file()).lines) == 1
     _, shelves = shelves_of(tiny)
     left = [variant.name for variant in ledger.Update(shelves, chain, names).wanted]
     assert len(left) == len(names) - 1 and set(left) < names
 
 
-def put(store: Store, key: str) -> None:
+def put(store: LocalStore, key: str) -> None:
     from kiln_recipe.images.image import Image, ImageInfo
 
     info = ImageInfo("cubin", "spread", 128, 0, 32, 0, 0, 3, 0, 1, 0, 1, 7, "8.0")
@@ -359,7 +359,7 @@ def test_an_update_saves_now_and_then(tiny, monkeypatch):
         keys = {variant.name: variant.spec.key(chain.identity) for variant in variants}
         return farm.FarmResult({name: store.get(key) for name, key in keys.items()}, keys, 5, 0, 0, 1, 1.0, 1.0)
 
-    ledger.Update(shelves, chain, names).run(Store(tiny.store), FarmOptions(tiny.store), Progress(), run)
+    ledger.Update(shelves, chain, names).run(LocalStore(tiny.store), FarmOptions(tiny.store), Progress(), run)
     assert seen == [1, 2, 3, 4, 5]
 
 

@@ -20,6 +20,7 @@ from kiln_build.options.options import (
     read_front_door,
     spell,
 )
+from kiln_build.store.stores import open_store
 from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 from kiln_recipe.selection import parse_selection
 
@@ -309,12 +310,21 @@ def test_options_of_a_build(place):
     words = ["input", "work", "out", "1.0", "MI300X;sm_90"]
     sites = (("sm_90", place / "other"),)
     made = make_options(words, variables, Path("/tree"), place, site=place / "site", target_sites=sites)
-    assert made.build.recipes == (str(recipe),) and made.build.jobs == 3 and made.store == place / "s"
+    assert made.build.recipes == (str(recipe),) and made.build.jobs == 3 and made.store == str(place / "s")
     assert [target.name for target in made.targets] == ["gfx942", "sm_90"]
     assert (made.site_of("sm_90"), made.site_of("gfx942")) == (place / "other", place / "site")
     assert made.cache == place / "input" / "cache"
     plain = make_options(words, read_build_variables({}), Path("/tree"), place, site=place)
-    assert plain.store == place / "work" / "store" and plain.commit == "unknown"
+    assert plain.store == str(place / "work" / "store") and plain.commit == "unknown"
+
+
+def test_a_store_may_be_an_address(place):
+    variables = read_build_variables({"KILN_STORE": "s3://bucket/images"})
+    words = ["input", "work", "out", "1.0", "sm_90"]
+    assert make_options(words, variables, Path("/tree"), place, site=place).store == "s3://bucket/images"
+    with pytest.raises(UsageError, match="the store s3://bucket/images is of an unknown kind, 's3'; give a folder"):
+        open_store("s3://bucket/images")
+    assert not (place / "s3:").exists()
 
 
 def test_options_refuse_a_missing_recipe_and_tmpfs(place):

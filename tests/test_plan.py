@@ -13,7 +13,7 @@ import pytest
 import small_implementations
 import small_recipe
 from kiln_build import cli
-from kiln_build.store.store import Store
+from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
 from kiln_recipe.errors import RecipeError, UsageError
 from kiln_recipe.plan import plan
@@ -381,7 +381,7 @@ def test_the_verb_prints_counts_and_an_estimate(capsys, small):
 
 
 def test_the_verb_estimates_from_recorded_durations(capsys, small, tmp_path):
-    store = Store(tmp_path / "store")
+    store = LocalStore(tmp_path / "store")
     for variant in planned(small).variants:
         store.record_duration(variant.name, 10.0)
     out = run(

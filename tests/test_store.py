@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import random
 import subprocess
@@ -18,27 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln_build.store import upkeep as store_upkeep
-from kiln_build.store.store import Store
+from kiln_build.store.local import LocalStore
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
-from kiln_recipe.images.image import DescriptorInfo, Image, ImageInfo
-
-INFO = ImageInfo("cubin", "kernel", 128, 49152, 255, 0, 0, 12, 0, 1, 0, 1, 7, "8.8")
-
-
-def digest(text: object) -> str:
-    return hashlib.sha256(str(text).encode()).hexdigest()
+from kiln_recipe.images.image import DescriptorInfo, Image
+from store_contract import INFO, digest, fill, image
 
 
-def image(number: int, size: int = 2000) -> Image:
-    return Image(random.Random(number).randbytes(size), INFO, f"// PTX {number}\n" * 50)
-
-
-def fill(store: Store, numbers) -> None:
-    for number in numbers:
-        store.put(digest(number), image(number), digest(f"ir {number}"), 1.0)
-
-
-def verify(store: Store) -> store_upkeep.Verified:
+def verify(store: LocalStore) -> store_upkeep.Verified:
     """These images are none: they say nothing of themselves."""
     return store_upkeep.verify(store.files, lambda info, code: ())
 
@@ -53,8 +38,8 @@ def warned() -> list[str]:
 
 
 @pytest.fixture
-def store(tmp_path, warned) -> Store:
-    return Store(tmp_path / "a store", warned.append)
+def store(tmp_path, warned) -> LocalStore:
+    return LocalStore(tmp_path / "a store", warned.append)
 
 
 def run_python(code: str, *arguments: object, **options) -> subprocess.Popen:
@@ -71,9 +56,9 @@ def run_python(code: str, *arguments: object, **options) -> subprocess.Popen:
 @settings(max_examples=30, deadline=None)
 @given(code=st.binary(max_size=3000), ptx=st.none() | st.text(max_size=500), seconds=st.floats(0, 1e6))
 def test_round_trip(tmp_path_factory, code, ptx, seconds):
-    store = Store(tmp_path_factory.mktemp("store"))
+    store = LocalStore(tmp_path_factory.mktemp("store"))
     stored = store.put(digest(1), Image(code, INFO, ptx), digest("ir"), seconds)
-    again = Store(store.root)
+    again = LocalStore(store.root)
     assert again.get(digest(1)) == again.get_ir(digest("ir")) == stored
     assert again.load(stored) == Image(code, INFO, ptx)
     assert abs(stored.seconds - seconds) < 1e-3
@@ -83,7 +68,7 @@ def test_descriptors_are_kept_and_entries_without_any_are_as_before(store):
     info = replace(INFO, descriptors=(DescriptorInfo(9, 3, (128, 64)), DescriptorInfo(6, 0, (8,))))
     for number, facts in enumerate((INFO, info)):
         stored = store.put(digest(number), Image(b"code", facts, None), digest(f"ir {number}"), 1.0)
-        assert Store(store.root).get(digest(number)) == stored and stored.info == facts
+        assert LocalStore(store.root).get(digest(number)) == stored and stored.info == facts
         path = store.root / "index" / digest(number)[:2] / digest(number)
         assert (b"descriptors" in path.read_bytes()) == bool(number)
 
@@ -92,19 +77,6 @@ def test_nothing_is_written_before_the_first_put(store):
     assert store.get(digest(1)) is None
     assert store.durations() == {}
     assert not store.root.exists()
-
-
-def test_alias_shares_the_image(store):
-    assert store.alias(digest(2), digest("ir 1")) is None
-    fill(store, [1])
-    assert store.alias(digest(2), digest("ir 1")) == store.get(digest(1)) == store.get(digest(2))
-    assert store_upkeep.info(store.files).objects == 2 and store_upkeep.info(store.files).variants == 2
-
-
-@pytest.mark.parametrize("key", ["", "../../etc/passwd", "AB" * 32, "a" * 63])
-def test_only_digests_are_names(store, key):
-    with pytest.raises(ValueError, match="digest"):
-        store.get(key)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:20], lambda data: b"", None])
@@ -196,7 +168,7 @@ def test_a_look_up_opens_one_file(store, monkeypatch):
         return real(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", counted)
-    fresh = Store(store.root)
+    fresh = LocalStore(store.root)
     assert all(fresh.get(digest(number)) for number in range(3))
     assert opened == [store.root / "format", *(store.files.path("index", digest(number)) for number in range(3))]
 
@@ -207,17 +179,17 @@ def test_a_look_up_opens_one_file(store, monkeypatch):
 def test_another_format_and_another_folder_are_refused(tmp_path):
     (tmp_path / "format").write_text("kiln-store 9\n")
     with pytest.raises(ArtifactError, match=r"another format.*kiln-store 9"):
-        Store(tmp_path)
+        LocalStore(tmp_path)
     (tmp_path / "format").rename(tmp_path / "letters")
     with pytest.raises(EnvironmentProblem, match="no store, it holds 'letters'"):
-        Store(tmp_path)
+        LocalStore(tmp_path)
     with pytest.raises(EnvironmentProblem, match="letters"):
-        Store(tmp_path / "letters")
+        LocalStore(tmp_path / "letters")
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
     code = """
-store = Store(Path(sys.argv[1])); fill(store, [1])
+store = LocalStore(Path(sys.argv[1])); fill(store, [1])
 import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try: store.put(digest(2), image(2, 100_000), digest("ir 2"), 1.0)
@@ -225,13 +197,13 @@ except EnvironmentProblem as error: print(error)
 """
     process = run_python(code, tmp_path / "store")
     assert "File too large" in process.communicate(timeout=30)[0]
-    store = Store(tmp_path / "store")
+    store = LocalStore(tmp_path / "store")
     assert store.get(digest(1)) and store.get(digest(2)) is None
     assert not list(store.root.rglob(".*"))
 
 
 def test_a_store_that_one_may_only_read(tmp_path):
-    store = Store(tmp_path / "store")
+    store = LocalStore(tmp_path / "store")
     fill(store, [1])
     for folder, _, files in os.walk(store.root, topdown=False):
         for name in files:
@@ -241,7 +213,7 @@ def test_a_store_that_one_may_only_read(tmp_path):
 import ctypes
 # Without capabilities modes count for root too.
 assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
-store = Store(Path(sys.argv[1]))
+store = LocalStore(Path(sys.argv[1]))
 assert store.get(digest(1)) is not None
 with store.in_use():
     try: fill(store, [2])
@@ -257,7 +229,7 @@ def test_a_groups_store_may_be_written_by_the_group(tmp_path):
     os.chmod(root, 0o2770)
     mask = os.umask(0o077)
     try:
-        store = Store(root)
+        store = LocalStore(root)
         fill(store, [1])
         store.record_duration("a", 1.0)
     finally:
@@ -270,15 +242,6 @@ def test_a_groups_store_may_be_written_by_the_group(tmp_path):
 # ---- many processes ----
 
 
-def test_processes_write_one_store_at_once(tmp_path):
-    code = "fill(Store(Path(sys.argv[1])), range(int(sys.argv[2]), int(sys.argv[2]) + 60))"
-    processes = [run_python(code, tmp_path / "store", first) for first in (0, 30, 60)]
-    assert [process.wait(30) for process in processes] == [0, 0, 0]
-    store = Store(tmp_path / "store")
-    assert all(store.load(store.get(digest(n))) == image(n) for n in range(120))
-    assert store_upkeep.info(store.files).variants == 120
-
-
 @pytest.mark.parametrize("kind", ["index", "ir", "objects"])
 def test_a_folder_that_appears_while_one_looks_is_kept(store, warned, monkeypatch, kind):
     is_dir, appeared = Path.is_dir, []
@@ -288,7 +251,7 @@ def test_a_folder_that_appears_while_one_looks_is_kept(store, warned, monkeypatc
         if path == store.root / kind and not answer:
             appeared.append(path)
             monkeypatch.undo()
-            fill(Store(store.root), range(30))  # by another process, between the look and what follows from it
+            fill(LocalStore(store.root), range(30))  # by another process, between the look and what follows from it
         return answer
 
     monkeypatch.setattr(Path, "is_dir", is_dir_but_late)
@@ -309,14 +272,14 @@ def test_a_file_that_has_the_number_of_a_broken_one_is_kept(store, warned):
 
 
 def test_a_kill_leaves_a_whole_store(tmp_path, warned):
-    code = "print('ready', flush=True); fill(Store(Path(sys.argv[1])), range(100_000))"
+    code = "print('ready', flush=True); fill(LocalStore(Path(sys.argv[1])), range(100_000))"
     for round_ in range(3):
         process = run_python(code, tmp_path / "store")
         process.stdout.readline()
         time.sleep(0.05 + 0.07 * round_)
         process.kill()
         process.communicate()
-    store = Store(tmp_path / "store", warned.append)
+    store = LocalStore(tmp_path / "store", warned.append)
     found = verify(store)
     assert found.entries > 0 and not found.removed_objects and not found.removed_entries and not warned
 
@@ -344,7 +307,7 @@ def test_a_file_system_without_locks(store, monkeypatch):
 
 def test_a_claim_excludes_others_and_dies_with_its_process(store):
     ir = digest("ir")
-    code = "with Store(Path(sys.argv[1])).claim(sys.argv[2]): print('held', flush=True); time.sleep(60)"
+    code = "with LocalStore(Path(sys.argv[1])).claim(sys.argv[2]): print('held', flush=True); time.sleep(60)"
     fill(store, [1])
     holder = run_python(code, store.root, ir)
     assert holder.stdout.readline() == "held\n"
@@ -367,7 +330,7 @@ def test_a_claim_excludes_others_and_dies_with_its_process(store):
 
 def test_claims_are_exclusive_under_load(store, tmp_path):
     code = """
-store, ir, path = Store(Path(sys.argv[1])), digest("ir"), Path(sys.argv[2])
+store, ir, path = LocalStore(Path(sys.argv[1])), digest("ir"), Path(sys.argv[2])
 for _ in range(150):
     with store.claim(ir):
         number = int(path.read_text() or 0)
@@ -403,7 +366,7 @@ def test_durations_do_not_grow_for_ever(store):
 # ---- gc ----
 
 
-def age(store: Store, number: int, seconds: float) -> None:
+def age(store: LocalStore, number: int, seconds: float) -> None:
     then = time.time() - seconds
     stored = store.get(digest(number))
     for path in (
@@ -441,7 +404,7 @@ def test_gc_keeps_an_image_that_another_key_uses(store):
 
 def test_gc_keeps_what_running_builds_use(store):
     fill(store, [1, 2])
-    with Store(store.root).in_use():
+    with LocalStore(store.root).in_use():
         time.sleep(0.02)
         assert store.get(digest(1))
         age(store, 2, 1000)
@@ -458,7 +421,7 @@ def test_gc_keeps_what_running_builds_use(store):
 def test_gc_forgets_builds_and_claims_that_were_killed(store):
     fill(store, [1])
     code = """
-store = Store(Path(sys.argv[1]))
+store = LocalStore(Path(sys.argv[1]))
 with store.in_use(), store.claim(digest("ir")): print("held", flush=True); time.sleep(60)
 """
     process = run_python(code, store.root)
@@ -479,7 +442,7 @@ with store.in_use(), store.claim(digest("ir")): print("held", flush=True); time.
 def test_gc_beside_a_build_never_takes_what_it_was_given(store):
     """A build looks up, puts and reads while gc empties the store as fast as it can."""
     code = """
-store = Store(Path(sys.argv[1])); print("ready", flush=True)
+store = LocalStore(Path(sys.argv[1])); print("ready", flush=True)
 while True: store_upkeep.collect(store.files, 0)
 """
     fill(store, range(40))

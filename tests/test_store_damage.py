@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from damages import DAMAGES, bind, exchange, forge, rows_of, sparse
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.files import find_store
-from kiln_build.store.store import Store
+from kiln_build.store.local import LocalStore
 from kiln_recipe.errors import ArtifactError
 from test_store import INFO, digest, fill, image, run_python, the_object, verify
 
 
-def entry(store: Store, number: int, kind: str = "index") -> Path:
+def entry(store: LocalStore, number: int, kind: str = "index") -> Path:
     name = digest(number) if kind == "index" else digest(f"ir {number}")
     return store.root / kind / name[:2] / name
 
@@ -31,8 +31,8 @@ def warned() -> list[str]:
 
 
 @pytest.fixture
-def store(tmp_path, warned) -> Store:
-    store = Store(tmp_path / "a store", warned.append)
+def store(tmp_path, warned) -> LocalStore:
+    store = LocalStore(tmp_path / "a store", warned.append)
     fill(store, [1, 2])
     return store
 
@@ -90,7 +90,7 @@ def test_verify_and_gc_see_it(store, warned, name):
     whole = verify(store)
     assert not whole.removed_objects and not whole.removed_entries and whole.entries == 1
     told: list[str] = []
-    other = Store(copy, told.append)
+    other = LocalStore(copy, told.append)
     store_upkeep.collect(other.files, 1 << 40)
     assert len(told) == 2 and f"entry {digest(1)}" in told[0] + told[1]
     made_whole(other, told)
@@ -114,7 +114,7 @@ def assert_said(warned: list[str], said: str) -> None:
     assert all(text.endswith(": removed, it will be compiled anew") for text in warned)
 
 
-def made_whole(store: Store, warned: list[str]) -> None:
+def made_whole(store: LocalStore, warned: list[str]) -> None:
     """After the images have been put again nothing is wrong, and nothing is in the way."""
     warned.clear()
     fill(store, [1, 2])
@@ -130,7 +130,7 @@ def made_whole(store: Store, warned: list[str]) -> None:
 @given(place=st.integers(0), bit=st.integers(0, 7), kind=st.sampled_from(["index", "ir"]))
 def test_no_flipped_bit_of_an_entry_is_believed(tmp_path_factory, place, bit, kind):
     warned: list[str] = []
-    store = Store(tmp_path_factory.mktemp("store"), warned.append)
+    store = LocalStore(tmp_path_factory.mktemp("store"), warned.append)
     fill(store, [1])
     path = entry(store, 1, kind)
     data = bytearray(path.read_bytes())
@@ -200,12 +200,12 @@ def test_a_folder_of_the_store_that_is_none(store, warned):
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
 def test_a_store_that_does_not_say_its_format(store, warned, damage):
     damage(store.root / "format")
-    again = Store(store.root, warned.append)
+    again = LocalStore(store.root, warned.append)
     assert warned == [f"the store {store.root} does not say its format any more: taken for kiln-store 2"]
     assert again.get(digest(1)) is not None and find_store(store.root) == store.root
     fill(again, [9])
     assert (store.root / "format").read_bytes() == b"kiln-store 2\n"
-    Store(store.root, warned.append)
+    LocalStore(store.root, warned.append)
     assert len(warned) == 1
 
 
@@ -215,7 +215,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
 import ctypes
 assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
 warned = []
-store = Store(Path(sys.argv[1]), warned.append)
+store = LocalStore(Path(sys.argv[1]), warned.append)
 fill(store, [1])
 stored = store.get(digest(1))
 os.chmod(store.root / "index" / digest(1)[:2] / digest(1), 0)
@@ -255,7 +255,7 @@ def test_damage_under_many_hands(tmp_path):
     stop, wrong, right = threading.Event(), [], []
 
     def work() -> None:
-        store = Store(tmp_path / "store", lambda text: None)
+        store = LocalStore(tmp_path / "store", lambda text: None)
         while not stop.is_set():
             for number in range(6):
                 try:
@@ -270,7 +270,7 @@ def test_damage_under_many_hands(tmp_path):
                     wrong.append(repr(error))
 
     def collect() -> None:
-        store = Store(tmp_path / "store", lambda text: None)
+        store = LocalStore(tmp_path / "store", lambda text: None)
         while not stop.is_set():
             try:
                 store_upkeep.collect(store.files, 3000)
@@ -278,11 +278,11 @@ def test_damage_under_many_hands(tmp_path):
             except Exception as error:  # noqa: BLE001  (whatever damage makes of it is told)
                 wrong.append(repr(error))
 
-    fill(Store(tmp_path / "store"), range(6))
+    fill(LocalStore(tmp_path / "store"), range(6))
     threads = [threading.Thread(target=target) for target in (work, work, collect)]
     for thread in threads:
         thread.start()
-    store = Store(tmp_path / "store")
+    store = LocalStore(tmp_path / "store")
     for turn in range(150):
         name = list(DAMAGES)[turn % 4]
         try:
@@ -316,7 +316,7 @@ def test_nothing_waits_for_a_pipe(store, warned):
     (store.root / "format").unlink()
     os.mkfifo(store.root / "format")
     with pytest.raises(ArtifactError, match="format is a pipe instead of a file; remove it"):
-        Store(store.root)
+        LocalStore(store.root)
 
 
 # ---- earlier formats ----
@@ -331,7 +331,7 @@ def test_entries_of_format_1_are_no_noise(store, warned):
             rows = rows_of(path)
             del rows["name"]
             path.write_text(json.dumps(rows))
-    again = Store(store.root, warned.append)
+    again = LocalStore(store.root, warned.append)
     assert again.get(digest(1)) is None and entry(store, 1).exists()
     found = verify(again)
     assert found.earlier == 4 and not found.removed_entries and not warned

@@ -166,6 +166,10 @@ class StandInSpec:
     action: str = "compile"
     seconds: float = 0.0
     folder: str = ""
+    source: str = "where it is here"
+    function: str = "k"
+    fingerprint: str = "f" * 64
+    target: str = "t"
 
     def key(self, toolchain_identity: str) -> str:
         return hashlib.sha256(f"{toolchain_identity} {self.text} {self.action}".encode()).hexdigest()
@@ -201,6 +205,7 @@ def count_compile(spec: StandInSpec) -> int:
 
 def compile_stand_in(spec: StandInSpec, toolchain: StandInToolchain, reuse) -> Compiled:
     """Compiles nothing, but fails in every way in which compilers fail. Equal first words are equal IR."""
+    assert spec.source == "where it is here"
     ir_text = spec.text.split()[0]
     ir = hashlib.sha256(f"{toolchain.identity} {ir_text}".encode()).hexdigest()
     with reuse(ir) as known:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "v3python"))
 
 from kiln_build.base.progress import make_progress  # noqa: E402
 from kiln_build.farm import farm  # noqa: E402
-from kiln_build.store.store import Store  # noqa: E402
+from kiln_build.store.local import LocalStore  # noqa: E402
 from kiln_recipe import targets  # noqa: E402
 from kiln_recipe.compile import lock, toolchain  # noqa: E402
 from kiln_recipe.plan import plan  # noqa: E402
@@ -46,7 +46,7 @@ def run_farm(variants, chain, jobs: int, scratch: Path) -> dict:
     """Seconds of a farm that begins with nothing."""
     options = farm.FarmOptions(scratch / "logs", jobs=jobs)
     with make_progress() as progress:
-        result = farm.run(variants, chain, Store(scratch / "store"), options, progress)
+        result = farm.run(variants, chain, LocalStore(scratch / "store"), options, progress)
     if result.failures:
         sys.exit("\n".join(f"{failure.variant}: {failure.message}" for failure in result.failures))
     return {

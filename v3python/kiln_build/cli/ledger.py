@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,7 +112,7 @@ def _update(
     from kiln_build.base.progress import make_progress
     from kiln_build.base.spelling import spell_seconds
     from kiln_build.ledger import ledger
-    from kiln_build.store.store import Store
+    from kiln_build.store.stores import open_store
 
     update = ledger.Update(shelves, chain, names)
     new = sum(
@@ -121,7 +122,7 @@ def _update(
     )
     gone = sum(place not in shelf.places for shelf in shelves for place in shelf.lines)
     with make_progress(log_json=asked.log_json) as progress, _scratch(asked, arguments.jobs) as (farm_options, _):
-        store = Store(_store(arguments.store, asked.store), warn=progress.message)
+        store = open_store(_store(arguments.store, asked.store), progress.message)
         result = update.run(store, farm_options, progress)
         progress.message(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
@@ -132,10 +133,10 @@ def _update(
 def _sample(drawn: list, chain: Toolchain, asked: options.BuildVariables, jobs: int | None) -> list[str]:
     from kiln_build.base.progress import make_progress
     from kiln_build.ledger import ledger
-    from kiln_build.store.store import Store
+    from kiln_build.store.stores import open_store
 
     with make_progress(log_json=asked.log_json) as progress, _scratch(asked, jobs) as (farm_options, empty):
-        return ledger.check_sample(drawn, chain, Store(empty, warn=progress.message), farm_options, progress)
+        return ledger.check_sample(drawn, chain, open_store(empty, progress.message), farm_options, progress)
 
 
 class _scratch:
@@ -148,13 +149,8 @@ class _scratch:
         from kiln_build.farm.farm import FarmOptions
 
         self._folder = Path(tempfile.mkdtemp(prefix="kiln-ledger-"))
-        farm_options = FarmOptions(
-            self._folder / "logs",
-            self._folder / "tmp",
-            jobs=self._jobs or self._asked.jobs,
-            timeout=self._asked.job_timeout,
-        )
-        return farm_options, self._folder / "store"
+        asked = replace(self._asked, jobs=self._jobs or self._asked.jobs)
+        return FarmOptions.of(asked, self._folder), self._folder / "store"
 
     def __exit__(self, kind: object, *_: object) -> None:
         import shutil
@@ -164,7 +160,7 @@ class _scratch:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
-def _store(word: str | None, usual: str | None) -> Path:
+def _store(word: str | None, usual: str | None) -> str | Path:
     from kiln_build.store.files import find_store
     from kiln_recipe.errors import EnvironmentProblem
 
@@ -173,8 +169,8 @@ def _store(word: str | None, usual: str | None) -> Path:
         raise UsageError(
             "no store is given; use --store FOLDER, or set KILN_STORE, to a store, a build's workspace or a new folder"
         )
-    path = words.check_store(named, Path.cwd())
+    place = words.check_store(named, Path.cwd())
     try:
-        return find_store(path)
+        return place if words.scheme_of(place) else find_store(Path(place))
     except EnvironmentProblem:  # none yet: the first image makes it
-        return path
+        return place

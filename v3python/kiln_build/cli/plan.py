@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tuning", type=Path, default=_TREE / "tuning", metavar="FOLDER", help="with tuned rules; default: tuning/"
     )
     parser.add_argument(
-        "--store", type=Path, metavar="FOLDER",
+        "--store", metavar="FOLDER",
         help="a store, or a build's workspace, whose recorded durations to use; default: KILN_STORE",
     )  # fmt: skip
     parser.add_argument(
@@ -104,15 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _durations(named: Path | None, usual: str | None) -> Mapping[str, float]:
+def _durations(named: str | None, usual: str | None) -> Mapping[str, float]:
     """What the store knows; a build makes the usual one, so that may be missing yet."""
-    place = named or (Path(usual) if usual and Path(usual).is_dir() else None)
+    place = named or (usual if usual and (words.scheme_of(usual) or Path(usual).is_dir()) else None)
     if place is None:
         return {}
-    from kiln_build.store.files import find_store
-    from kiln_build.store.store import Store
+    from kiln_build.store.stores import open_store
 
-    return Store(find_store(place) if named else place).durations()
+    return open_store(place, there=named is not None).durations()
 
 
 class _Times:

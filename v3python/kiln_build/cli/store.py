@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from kiln_build.base import spelling
 from kiln_build.base.usage import one_of
 from kiln_build.options import options
+from kiln_build.options.words import scheme_of
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from kiln_build.store.upkeep import Collected, StoreInfo, Verified
+    from kiln_build.store.store import Collected, Store, StoreInfo, Verified
 
 EXAMPLE = """
 kiln store info --store workspace             counts and sizes
@@ -50,14 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"--max-size is for `kiln store gc` alone; `kiln store {arguments.action}` removes nothing by size"
         )
     max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
-    from kiln_build.store import upkeep as store_upkeep  # here, so that --help needs no package
-    from kiln_build.store.files import StoreFiles, print_warning
-
     options.check_environment()
-    root = _root(arguments.store or options.read_build_variables(os.environ).store, Path.cwd())
-    files = StoreFiles(root, print_warning)
+    store = _open(arguments.store or options.read_build_variables(os.environ).store)
     if arguments.action == "info":
-        info = store_upkeep.info(files)
+        info = store.info()
         _print(
             arguments,
             info,
@@ -66,14 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     if arguments.action == "gc":
-        collected = store_upkeep.collect(files, max_bytes)
+        collected = store.collect(max_bytes)
         text = f"{collected.removed_images} images removed, {spelling.spell_size(collected.removed_bytes)}; "
         text += f"{spelling.spell_size(collected.bytes)} are left"
         if collected.bytes > max_bytes:
             text += f", of which running builds use {spelling.spell_size(collected.protected_bytes)}"
         _print(arguments, collected, text)
         return 0
-    verified = store_upkeep.verify(files)
+    verified = store.verify()
     broken = len(verified.removed_objects) + len(verified.removed_entries)
     text = f"{verified.objects} objects and {verified.entries} entries read: "
     text += f"{broken} were broken and are removed; the next build compiles them anew" if broken else "all whole"
@@ -87,11 +84,11 @@ def _print(arguments: argparse.Namespace, result: StoreInfo | Collected | Verifi
     print(json.dumps(asdict(result), indent=2) if arguments.json else text, file=sys.stdout)
 
 
-def _root(word: str | None, cwd: Path) -> Path:
-    from kiln_build.store.files import find_store
+def _open(word: str | None) -> Store:
+    from kiln_build.store.stores import open_store  # here, so that --help needs no package
 
     try:
-        return find_store(cwd / word if word else cwd)
+        return open_store(word if word and scheme_of(word) else Path.cwd() / (word or ""), there=True)
     except EnvironmentProblem:
         if word:
             raise

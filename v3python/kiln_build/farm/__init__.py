@@ -1,5 +1,6 @@
-"""Compiles a plan's variants over processes: `executor` runs tasks in workers, each with its `guardian`, `schedule`
-decides what runs next and again, `job` is what a worker does, `farm` holds them together.
+"""Compiles variants over processes. `executor` says what runs tasks, `local` does it in processes of this machine, each
+with its `guardian`; `schedule` decides what runs next and again, `job` is what travels to a worker and what it does
+there, `farm` holds them together.
 
 Imports `store`, `options` and `base`.
 """

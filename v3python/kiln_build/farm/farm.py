@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 from kiln_build.base import machine
 from kiln_build.base.progress import FAILED, Progress
 from kiln_build.farm import executor, job
-from kiln_build.farm.executor import LocalExecutor, Task
-from kiln_build.farm.job import JobResult, ToolDied
+from kiln_build.farm.executor import Executor, StartExecutor, Task
+from kiln_build.farm.job import Host, Job, JobResult, ToolDied
+from kiln_build.farm.local import LocalExecutor
 from kiln_build.farm.schedule import End, Kill, Policy, Scheduler
+from kiln_build.options.variables import BuildVariables
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe.compile.compile import compile_variant, prepare_worker
 from kiln_recipe.errors import CompileError, EnvironmentProblem, Interrupted, KilnError
 
 if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
-    from kiln_recipe.plan.model import CompileSpec, Variant
+    from kiln_recipe.plan.model import Variant
 
 # What a compile of the largest kernels takes resident (docs/build.md, 'The farm'); more is found out by trying.
 JOB_MEMORY = 1 << 30
@@ -52,6 +54,7 @@ class FarmOptions:
         attempts: how often a job is tried whose worker dies.
         memory: bytes that all jobs may take together; None: what is free.
         job_memory: bytes that one job may take at first; twice as much each time that this was too little.
+        executor: what starts the workers.
     """
 
     logs: Path
@@ -61,6 +64,12 @@ class FarmOptions:
     attempts: int = 3
     memory: int | None = None
     job_memory: int = JOB_MEMORY
+    executor: StartExecutor = LocalExecutor
+
+    @classmethod
+    def of(cls, build: BuildVariables, folder: Path) -> FarmOptions:
+        """As a build asks for; logs and temporary files go to `folder`. What it runs on is chosen here."""
+        return cls(folder / "logs", folder / "tmp", jobs=build.jobs, timeout=build.job_timeout, executor=LocalExecutor)
 
 
 @dataclass(frozen=True)
@@ -135,14 +144,16 @@ def run(
     began = time.monotonic()
     identity = toolchain.identity
     by_key: dict[str, list[str]] = {}
-    specs: dict[str, CompileSpec] = {}
+    jobs: dict[str, Job] = {}
+    sources: dict[str, str] = {}
     waived: set[str] = set()
     for variant in variants:
         if variant.waiver is not None:
             waived.add(variant.name)
-        key = variant.spec.key(identity)
-        by_key.setdefault(key, []).append(variant.name)
-        specs.setdefault(key, variant.spec)
+        one = Job.of(variant.spec, identity)
+        by_key.setdefault(one.key, []).append(variant.name)
+        jobs.setdefault(one.key, one)
+        sources.setdefault(variant.spec.fingerprint, variant.spec.source)
     found: dict[str, StoredImage | Failure] = {}
     tally = _Tally()
     for key, names in by_key.items():
@@ -150,14 +161,13 @@ def run(
             found[key] = stored
             tally.reused += len(names)
     missing = {names[0]: key for key, names in by_key.items() if key not in found}
-    jobs = _jobs(options, len(missing))
+    workers = _workers(options, len(missing))
     if missing:
         if found:
             progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
-        calls = {
-            name: (compile_variant, specs[key], toolchain, key, store.root.absolute()) for name, key in missing.items()
-        }
-        outcomes = _Farm(calls, waived, store, options, jobs, progress, tally).run(prepare_worker, toolchain)
+        wanted = {name: jobs[key] for name, key in missing.items()}
+        arguments = (Host(sources, toolchain, store.location), prepare_worker, compile_variant)
+        outcomes = _Farm(wanted, waived, store, options, workers, progress, tally).run(arguments)
         found |= {key: outcomes[name] for name, key in missing.items()}
     outcomes = {}
     for key, names in by_key.items():
@@ -174,7 +184,7 @@ def run(
         compiled=tally.compiled,
         reused=tally.reused,
         shared=tally.shared,
-        jobs=jobs,
+        jobs=workers,
         wall_seconds=time.monotonic() - began,
         compile_seconds=tally.seconds,
     )
@@ -196,35 +206,36 @@ class _Tally:
 class _Farm:
     """One run: passes events and instructions between executor and scheduler, and keeps the user informed."""
 
-    calls: Mapping[str, tuple]  # the arguments of job.run, by the name of the job
+    wanted: Mapping[str, Job]  # by the name of their variant
     waived: Collection[str]  # names of those that may fail
     store: Store
     options: FarmOptions
-    jobs: int
+    workers: int
     progress: Progress
     tally: _Tally
     images: dict[str, StoredImage] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)  # when the first attempt did
 
-    def run(self, prepare_worker: Callable, toolchain: Toolchain) -> dict[str, StoredImage | Failure]:
+    def run(self, arguments: tuple) -> dict[str, StoredImage | Failure]:
+        """Runs all jobs, in workers that `job.prepare` makes ready with these arguments."""
         policy = Policy(
-            jobs=self.jobs,
+            jobs=self.workers,
             memory=_memory(self.options),
             job_memory=self.options.job_memory,
             timeout=self.options.timeout,
             attempts=self.options.attempts,
         )
-        self.scheduler = Scheduler(self.calls, policy, self.store.durations())
+        self.scheduler = Scheduler(self.wanted, policy, self.store.durations())
         self._make_logs()
-        workers: LocalExecutor[_Attempt] = LocalExecutor(
-            self.jobs,
-            prepare_worker,
-            (toolchain,),
+        workers: Executor[_Attempt] = self.options.executor(
+            self.workers,
+            job.prepare,
+            arguments,
             bytes_per_worker=max(self.options.job_memory, 1 << 29),
             temporary=self.options.temporary,
         )
         with _interruptible(workers.wake) as interruption, workers, contextlib.closing(self.progress):
-            self.progress.start(len(self.calls), self.scheduler.remaining(time.monotonic()), title="compile")
+            self.progress.start(len(self.wanted), self.scheduler.remaining(time.monotonic()), title="compile")
             while not self.scheduler.is_over:
                 if interruption:
                     self.scheduler.cancel()
@@ -237,19 +248,19 @@ class _Farm:
                 for event in workers.wait(max(0.0, timeout)):
                     self._handle(event)
         if interruption:
-            left = len(self.calls) - len(self.images)
+            left = len(self.wanted) - len(self.images)
             raise Interrupted(
                 f"interrupted by {interruption[0].name}: {len(self.images)} images were compiled and are kept, "
                 f"{left} are left for the next run",
                 interruption[0],
             )
-        return {name: self.images.get(name) or self._failure(name) for name in self.calls}
+        return {name: self.images.get(name) or self._failure(name) for name in self.wanted}
 
     def _task(self, name: str, attempt: int, memory: int) -> Task[_Attempt]:
         return Task(
             id=(name, attempt),
             function=job.run,
-            arguments=self.calls[name],
+            arguments=(self.wanted[name],),
             log=self._log(name),
             is_retry=attempt > 1,
             data_limit=_RESERVED_PER_RESIDENT * memory,
@@ -353,7 +364,7 @@ def _interruptible(wake: Callable[[], None]) -> Iterator[list[signal.Signals]]:
             signal.signal(number, handler)
 
 
-def _jobs(options: FarmOptions, missing: int) -> int:
+def _workers(options: FarmOptions, missing: int) -> int:
     by_memory = max(1, _memory(options) // options.job_memory)
     return max(1, min(options.jobs or machine.usable_cpus(), by_memory, missing))
 

@@ -1,6 +1,8 @@
-"""One job of the farm, as a worker runs it: compile a variant, unless an equal one exists, and keep its image.
+"""One job of the farm: compile a variant, unless an equal one exists, and keep its image.
 
-Joins compile.py, which knows no store, to the store, on the worker's side: images never travel between processes.
+A `Job` travels to the worker that runs it, which may be on another machine. It names all that it needs by digest: the
+kernel's source by its fingerprint, the toolchain by its identity. Where these are on the worker's machine, `Host` says,
+which the worker is given at its start, by `prepare`. A job's image does not travel: the worker puts it into the store.
 """
 
 from __future__ import annotations
@@ -9,23 +11,100 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.farm import worker
+import msgspec
+
+from kiln_build.farm.worker import waiting
 from kiln_build.store.files import print_warning
 from kiln_build.store.store import Store, StoredImage
-from kiln_recipe.errors import ArtifactError, CompileError
+from kiln_build.store.stores import open_store
+from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem
 from kiln_recipe.images.image import Image
+from kiln_recipe.plan.model import CompileSpec
 
 if TYPE_CHECKING:
     from kiln_recipe.compile.compile import Compiled
     from kiln_recipe.compile.toolchain import Toolchain
-    from kiln_recipe.plan.model import CompileSpec
 
 COMPILED, SHARED, REUSED = "compiled", "shared", "reused"
+
+
+@dataclass(frozen=True)
+class Job:
+    """An image to be made.
+
+    Attributes:
+        key: its content address, under which the store has it afterwards.
+        spec: what it is compiled from, without the path of the source, which its fingerprint stands for.
+        toolchain: identity of the toolchain that compiles it.
+    """
+
+    key: str
+    spec: CompileSpec
+    toolchain: str
+
+    @classmethod
+    def of(cls, spec: CompileSpec, toolchain: str) -> Job:
+        """The job of a spec. Here alone a build works out a key."""
+        return cls(spec.key(toolchain), replace(spec, source=""), toolchain)
+
+    def encode(self) -> bytes:
+        """As JSON, which `decode` reads."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Job:
+        """The job that `encode` wrote.
+
+        Raises:
+            msgspec.DecodeError: it is none.
+        """
+        return msgspec.json.decode(data, type=cls)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where on a worker's machine that is which jobs name by digest.
+
+    Attributes:
+        sources: files of kernels, by the fingerprint of the function.
+        toolchain: the one that is installed there.
+        store: the location of the store, as that machine reaches it.
+    """
+
+    sources: Mapping[str, str]
+    toolchain: Toolchain
+    store: str
+
+    def spec_of(self, job: Job) -> CompileSpec:
+        """The job's spec, with the path of its source here.
+
+        Raises:
+            EnvironmentProblem: the source or the toolchain is not here, or this Kiln would make another image of it.
+        """
+        what = f"{job.spec.function} for {job.spec.target}"
+        if job.toolchain != self.toolchain.identity:
+            raise EnvironmentProblem(
+                f"{what} is to be compiled by the toolchain {job.toolchain[:12]}, and this machine has "
+                f"{self.toolchain.identity[:12]}; give its workers the one of the build"
+            )
+        path = self.sources.get(job.spec.fingerprint)
+        if path is None:
+            raise EnvironmentProblem(
+                f"the source of {what} (fingerprint {job.spec.fingerprint[:12]}) is not on this machine; give its "
+                "workers the sources of the build"
+            )
+        # The table of targets, and what is taken from an image, are part of the key and not of the job.
+        if job.spec.key(job.toolchain) != job.key:
+            raise EnvironmentProblem(
+                f"this machine's Kiln would make another image of {what} than the one that planned it; "
+                "give its workers the Kiln of the build"
+            )
+        return replace(job.spec, source=path)
 
 
 @dataclass(frozen=True)
@@ -54,26 +133,51 @@ class ToolDied(Exception):
         self.out_of_memory = out_of_memory
 
 
-def run(
-    compile_variant: Callable[..., Compiled], spec: CompileSpec, toolchain: Toolchain, key: str, root: Path
-) -> JobResult:
-    """Makes sure that the store has the image of `spec` under `key`.
+@dataclass
+class _Worker:
+    """What `prepare` makes of a process."""
+
+    host: Host
+    store: Store
+    compile_variant: Callable[..., Compiled]
+
+
+_worker: _Worker | None = None
+_warnings: list[str] = []  # of the job that runs
+
+
+def prepare(host: Host, prepare_worker: Callable[[Toolchain], None], compile_variant: Callable[..., Compiled]) -> None:
+    """Makes this process one that can `run` jobs; an executor's initializer.
+
+    Args:
+        prepare_worker, compile_variant: as in compile.py.
+
+    Raises:
+        KilnError: the toolchain cannot be used, or the store not be opened.
+    """
+    global _worker
+    prepare_worker(host.toolchain)
+    _worker = _Worker(host, open_store(host.store, _warn), compile_variant)
+
+
+def run(job: Job) -> JobResult:
+    """Makes sure that the store has the image of a job under its key.
 
     Raises:
         CompileError: the variant is at fault; what the tools printed is in the job's log, no longer in the error: that
             tells the worker that the log wants no traceback of Kiln's.
         ToolDied, MemoryError: it may do better another time.
-        EnvironmentProblem: the store cannot be written.
+        EnvironmentProblem: the store cannot be written, or this machine lacks what the job names.
     """
-    store = _store(root)
+    if _worker is None:
+        raise RuntimeError("this process was not made ready by job.prepare")
     _warnings.clear()
-    result = _run(compile_variant, spec, toolchain, key, store)
+    result = _run(job, _worker)
     return replace(result, warnings=tuple(_warnings))
 
 
-def _run(
-    compile_variant: Callable[..., Compiled], spec: CompileSpec, toolchain: Toolchain, key: str, store: Store
-) -> JobResult:
+def _run(job: Job, worker: _Worker) -> JobResult:
+    store, key = worker.store, job.key
     known = store.get(key)
     if known is not None:
         return JobResult(known, REUSED, 0.0)
@@ -92,7 +196,7 @@ def _run(
             yield image
 
         try:
-            compiled = compile_variant(spec, toolchain, reuse)
+            compiled = worker.compile_variant(worker.host.spec_of(job), worker.host.toolchain, reuse)
         except CompileError as error:
             print("" if _is_in_log(error.log) else error.log, error, f"stage: {error.stage}", sep="\n", file=sys.stderr)
             _raise_if_no_verdict(error)
@@ -117,7 +221,7 @@ class _Clock:
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         began = time.perf_counter()
-        with worker.waiting():
+        with waiting():
             yield
         self._began += time.perf_counter() - began
 
@@ -150,16 +254,6 @@ def _raise_if_no_verdict(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-_stores: dict[Path, Store] = {}
-_warnings: list[str] = []  # of the job that runs
-
-
 def _warn(text: str) -> None:
     print_warning(text)  # into the job's log, which is kept if it fails
     _warnings.append(text)
-
-
-def _store(root: Path) -> Store:
-    if root not in _stores:
-        _stores[root] = Store(root, _warn)
-    return _stores[root]

@@ -24,6 +24,7 @@ from pathlib import Path
 from kiln_build.front import cache, source
 from kiln_build.options.options import FrontDoor, spell
 from kiln_build.options.variables import CONTAINER_ENGINES
+from kiln_build.options.words import scheme_of
 from kiln_recipe.compile import lock
 from kiln_recipe.errors import BuildFailed, EnvironmentProblem, UsageError
 
@@ -272,7 +273,9 @@ def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, boo
         (door.output, f"{_INSIDE}/output", True),
     ]
     store = log = None
-    if build.store:
+    if build.store and scheme_of(build.store):
+        store = build.store
+    elif build.store:
         Path(build.store).mkdir(parents=True, exist_ok=True)
         store = f"{_INSIDE}/store"
         mounts.append((Path(build.store), store, True))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base.spelling import say
 from kiln_build.options import variables
-from kiln_build.options.variables import BUILD, DOOR, INTERNAL, VARIABLES
+from kiln_build.options.variables import BUILD, DOOR, INTERNAL, VARIABLES, BuildVariables
 from kiln_build.options.words import (
     absolute,
     check_input,
@@ -29,44 +29,10 @@ from kiln_build.options.words import (
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from kiln_recipe.selection import Selection
     from kiln_recipe.targets import Target
 
 
 _ALIKE = 0.85  # names of variables that share more than their beginning
-
-
-@dataclass(frozen=True)
-class BuildVariables:
-    """What the environment says of a build. Paths are as they were written, until `make_absolute`.
-
-    Attributes:
-        profile: "core" or "full".
-        selection: (choice, values) to restrict functionals to; empty: all.
-        jobs: compiles at once; None: as many as cores and memory allow.
-        job_timeout: seconds.
-        no_image: library, tables and headers only.
-        clean: begin with an empty workspace.
-        ptx: pack PTX beside each NVIDIA image.
-        replace: take the place of another build's release of the same name.
-        store: the folder of the image store, which may be shared; None: the workspace's.
-        recipes: recipe files over and above the tree's own.
-        log_json: as progress.make_progress takes it.
-        triton: "wheel" or "source".
-    """
-
-    profile: str
-    selection: Selection
-    jobs: int | None
-    job_timeout: float
-    no_image: bool
-    clean: bool
-    ptx: bool
-    replace: bool
-    store: str | None
-    recipes: tuple[str, ...]
-    log_json: str | None
-    triton: str
 
 
 @dataclass(frozen=True)
@@ -102,9 +68,9 @@ class Options:
     target_sites: tuple[tuple[str, Path], ...]
 
     @property
-    def store(self) -> Path:
-        """The folder of the image store."""
-        return Path(self.build.store) if self.build.store else self.workspace / "store"
+    def store(self) -> str:
+        """The image store: a folder, or an address."""
+        return self.build.store or str(self.workspace / "store")
 
     @property
     def cache(self) -> Path:
@@ -326,7 +292,7 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
             )
     return replace(
         build,
-        store=str(check_store(build.store, cwd)) if build.store else None,
+        store=check_store(build.store, cwd) if build.store else None,
         recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
         log_json=str(absolute(log, cwd)) if log and not log.isdecimal() else log,
     )

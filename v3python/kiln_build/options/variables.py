@@ -19,7 +19,10 @@ ENGINES = ("auto", *CONTAINER_ENGINES, "none")
 _YES = ("1", "yes", "true", "on")
 _NO = ("0", "no", "false", "off")
 
-if TYPE_CHECKING:  # Python 3.8 has no such expressions
+if TYPE_CHECKING:
+    from kiln_recipe.selection import Selection
+
+    # Python 3.8 has no such expressions.
     Reader = Callable[[str, str], Any]  # a variable's name and its text, "" if it is unset, become the field's value
 
 
@@ -97,8 +100,42 @@ def _one(_value: object) -> str:
 
 _SECONDS = number(float, "seconds, from more than 0", 1_000_000, 300.0)
 
+
+@dataclass(frozen=True)
+class BuildVariables:
+    """What the environment says of a build. Paths are as they were written, until `make_absolute`.
+
+    Attributes:
+        profile: "core" or "full".
+        selection: (choice, values) to restrict functionals to; empty: all.
+        jobs: compiles at once; None: as many as cores and memory allow.
+        job_timeout: seconds.
+        no_image: library, tables and headers only.
+        clean: begin with an empty workspace.
+        ptx: pack PTX beside each NVIDIA image.
+        replace: take the place of another build's release of the same name.
+        store: the image store, a folder or an address, which may be shared; None: the workspace's.
+        recipes: recipe files over and above the tree's own.
+        log_json: as progress.make_progress takes it.
+        triton: "wheel" or "source".
+    """
+
+    profile: str
+    selection: Selection
+    jobs: int | None
+    job_timeout: float
+    no_image: bool
+    clean: bool
+    ptx: bool
+    replace: bool
+    store: str | None
+    recipes: tuple[str, ...]
+    log_json: str | None
+    triton: str
+
+
 # fmt: off
-# What `kiln build` and `kiln plan` obey: options.BuildVariables.
+# What `kiln build` and `kiln plan` obey: the fields of BuildVariables.
 BUILD = (
     Variable("KILN_PROFILE", "profile", one_of(*PROFILES),
              "core (default) or full: how many functionals and how many configurations of each are compiled"),

@@ -120,13 +120,20 @@ def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
     return path
 
 
-def check_store(word: str, cwd: Path) -> Path:
-    """The absolute folder of KILN_STORE. What is not there is not made: it may lie in a workspace that is still to be.
+def scheme_of(address: str) -> str:
+    """ "s3" of "s3://bucket/images", "" of a folder."""
+    found = re.match(r"([a-z][a-z0-9+.-]*)://", address)
+    return found[1] if found else ""
+
+
+def check_store(word: str, cwd: Path) -> str:
+    """The absolute folder of KILN_STORE, or the address that it is; stores.py says which addresses there may be. What
+    is not there is not made: it may lie in a workspace that is still to be.
 
     Raises:
-        EnvironmentProblem: it cannot be made or written to.
+        EnvironmentProblem: the folder cannot be made or written to.
     """
-    return _possible(absolute(word, cwd), f"KILN_STORE={word}")
+    return word if scheme_of(word) else str(_possible(absolute(word, cwd), f"KILN_STORE={word}"))
 
 
 def check_recipe(word: str, cwd: Path) -> Path:

@@ -23,6 +23,7 @@ from kiln_build.options import naming
 from kiln_build.options.options import Options
 from kiln_build.release import assemble, notices, package, release, replacement
 from kiln_build.store.store import Store, StoredImage
+from kiln_build.store.stores import open_store
 from kiln_recipe import targets as target_table
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
@@ -70,7 +71,7 @@ def _build(options: Options, tarball: Path, progress: Progress) -> Path:
         replacement.check_before(
             tarball, replacement.Inputs(options.commit, options.dirty, options.patches, identities)
         )
-    store = Store(options.store, warn=lambda text: progress.message(f"warning: {text}"))
+    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
     packs: dict[str, Path] = {}
     harvest = None
     workers = options.build.jobs or machine.usable_cpus()
@@ -191,12 +192,7 @@ def _harvest(
     """All images, compiled where the store has none: one run of the farm for each Triton."""
     outcomes: dict[str, StoredImage | farm.Failure] = {}
     keys: dict[str, str] = {}
-    farm_options = farm.FarmOptions(
-        options.workspace / "logs",
-        options.workspace / "tmp",
-        jobs=options.build.jobs,
-        timeout=options.build.job_timeout,
-    )
+    farm_options = farm.FarmOptions.of(options.build, options.workspace)
     for chain in dict.fromkeys(toolchains.values()):
         variants = [v for v in the_plan.variants if toolchains[v.target] == chain]
         result = farm.run(variants, chain, store, farm_options, progress)

@@ -36,8 +36,8 @@ import msgspec
 import zstandard
 
 from kiln_build.base.folder import SharedFolder, Unreadable
+from kiln_build.store.store import StoredImage
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
-from kiln_recipe.images.image import ImageInfo
 
 T = TypeVar("T")
 
@@ -47,24 +47,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEVEL = 3  # cubins shrink to a third at 0.3 ms each; what is released is compressed anew
 _LARGEST_ENTRY = 1 << 16  # bytes; they have some hundreds
 _LARGEST_OBJECT = 1 << 28  # bytes; a corrupt frame must not make us allocate what it claims
-
-
-class StoredImage(msgspec.Struct, frozen=True):
-    """An image that lies in a store.
-
-    Attributes:
-        digest: SHA-256 of its code, for `Store.read`.
-        info: facts of the image.
-        ptx: SHA-256 of its PTX, for `Store.read`, or None.
-        ir: digest of the IR that it was compiled from.
-        seconds: what compiling it took.
-    """
-
-    digest: str
-    info: ImageInfo
-    ptx: str | None
-    ir: str
-    seconds: float
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -1,68 +1,109 @@
-"""Content-addressed images, shared by many processes, builds, users and machines; files.py says how they lie."""
+"""What a store of compiled images is to those who use it: `Store`, and the plain data that it gives.
+
+An implementation is a module beside this one, and a line in `stores.py`. tests/store_contract.py holds every
+implementation to what is written here.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
-from kiln_build.base.folder import Unreadable
-from kiln_build.store.files import StoredImage, StoreFiles, print_warning
-from kiln_recipe.errors import EnvironmentProblem
-from kiln_recipe.images.image import Image
-
-_LARGEST_DURATIONS = 1 << 26  # bytes
+from kiln_recipe.images.image import Image, ImageInfo
 
 
-class Store:
-    """A store in the folder `root`, which the first write creates. Cheap to make; each process makes its own.
+class StoredImage(msgspec.Struct, frozen=True):
+    """An image that is in a store.
 
-    Args:
-        root: the folder; may be absent or empty.
-        warn: is given a sentence for each thing that was found broken and was removed.
-
-    Raises:
-        EnvironmentProblem: `root` holds something else; from any method: it is full, or cannot be read or written.
-        ArtifactError: `root` is a store of another format.
+    Attributes:
+        digest: SHA-256 of its code, for `Store.read`.
+        info: facts of the image.
+        ptx: SHA-256 of its PTX, for `Store.read`, or None.
+        ir: digest of the IR that it was compiled from.
+        seconds: what compiling it took.
     """
 
-    def __init__(self, root: Path, warn: Callable[[str], None] = print_warning) -> None:
-        self.root = Path(root)
-        self.files = StoreFiles(self.root, warn)
+    digest: str
+    info: ImageInfo
+    ptx: str | None
+    ir: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """Counts of a store; `root` says where it is, and `bytes` what its objects and entries take."""
+
+    root: str
+    variants: int
+    irs: int
+    objects: int
+    bytes: int
+    running_builds: int
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` looked at, and what it had to remove. `earlier`: entries of an earlier format, left alone."""
+
+    objects: int
+    entries: int
+    earlier: int
+    removed_objects: tuple[str, ...]
+    removed_entries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `collect` removed, what the store takes now, and how much of that running builds hold on to, in bytes."""
+
+    removed_images: int
+    removed_bytes: int
+    bytes: int
+    protected_bytes: int
+
+
+class Store(Protocol):
+    """Content-addressed images.
+
+    Names: a key (`CompileSpec.key`) names a variant's image, an IR's digest names an image that was compiled from it,
+    and a digest names bytes. All three are 64 hexadecimal digits; anything else raises ValueError.
+
+    Concurrency: any number of processes, on any number of machines, use one store at the same time, each through an
+    object of its own. What one has put, the next look-up of any other finds. Equal names mean equal bytes, so two that
+    put the same thing do no harm to each other. One object is used by one thread at a time.
+
+    Interruption: a process may be killed anywhere. What it had put before is found; what it was putting is either found
+    whole, or not found. Its claims end with it, and so does its `in_use`.
+
+    Damage: nothing is believed that was not checked. What is missing, truncated or corrupt is removed, the store's
+    `warn` hears a sentence about it, and the look-up is a miss, so that the image is compiled again.
+
+    Raises, from every method: EnvironmentProblem, if the store cannot be reached, read or written, or is full.
+    """
+
+    @property
+    def location(self) -> str:
+        """Where it is: what `stores.open_store` opens the same store by, in any process that can reach it."""
 
     # ---- images ----
 
     def get(self, key: str) -> StoredImage | None:
         """The image of the variant with this key, or None. Counts as a use."""
-        return self._get(self.files.path("index", key))
 
     def get_ir(self, ir: str) -> StoredImage | None:
         """An image that was compiled from this IR, or None. Counts as a use."""
-        return self._get(self.files.path("ir", ir))
 
     def put(self, key: str, image: Image, ir: str, seconds: float) -> StoredImage:
-        """Keeps an image under its key and its IR."""
-        sizes: dict[str, int] = {}
-        digest = self.files.put_object(image.code, sizes)
-        ptx = None if image.ptx is None else self.files.put_object(image.ptx.encode(), sizes)
-        stored = StoredImage(digest, image.info, ptx, ir, round(seconds, 4))
-        self.files.put_entry(self.files.path("ir", ir), stored, sizes)
-        self.files.put_entry(self.files.path("index", key), stored, sizes)
-        return stored
+        """Keeps an image under its key and its IR. Both find it once this returns, and not before its bytes are there.
+        What was damaged of it is replaced."""
 
     def alias(self, key: str, ir: str) -> StoredImage | None:
         """Keeps the image of this IR under another key; None if there is no such image (any more)."""
-        entry = self.files.entry(self.files.path("ir", ir))
-        if entry is None or not self.files.folder.touch(self.files.path("ir", ir)):
-            return None
-        self.files.put_entry(self.files.path("index", key), entry.image, entry.sizes)
-        return entry.image
 
     def read(self, digest: str) -> bytes:
         """The code or PTX with this digest, verified.
@@ -70,63 +111,44 @@ class Store:
         Raises:
             ArtifactError: it is missing, truncated or corrupt, and removed, so that the next build makes it anew.
         """
-        return self.files.object(digest)
 
     def load(self, stored: StoredImage) -> Image:
         """The whole image, verified; errors as in `read`."""
-        ptx = None if stored.ptx is None else self.read(stored.ptx).decode()
-        return Image(self.read(stored.digest), stored.info, ptx)
 
     def forget(self, key: str, stored: StoredImage) -> None:
         """Removes the entries by which this image is found; the next look-up of them is a miss."""
-        self.files.remove_entry(self.files.path("index", key))
-        self.files.remove_entry(self.files.path("ir", stored.ir))
 
     # ---- who works on it ----
 
-    def claim(
-        self, ir: str, waiting: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    ) -> AbstractContextManager[None]:
-        """Holds off every other process that claims this IR, until left; waits until it may, within `waiting()`.
+    def claim(self, ir: str, waiting: Callable[[], AbstractContextManager] = ...) -> AbstractContextManager[None]:
+        """Holds off every other process that claims this IR, until left; waits until it may, within `waiting()`, which
+        is not entered if there is nothing to wait for. Claims of other IRs are not held off.
 
-        Where the file system has no locks it does not wait: at worst an image is compiled twice, to equal bytes.
+        A store that cannot lock does not wait: at worst an image is compiled twice, to equal bytes.
         """
-        self.files.begin()
-        return self.files.folder.locked(self.files.path("locks", ir), waiting)
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Protects from `gc` what is looked up or put from now until left, by whatever process. Builds enter it."""
-        self.files.begin()
-        name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        return self.files.folder.locked(self.root / "builds" / name)
+        """Protects from `collect` what is looked up or put from now until left, by any process. Builds enter it."""
 
     # ---- durations ----
 
     def durations(self) -> dict[str, float]:
         """Seconds that variants took, by name. Advice only: may lack some, and be old."""
-        path = self.root / "durations"
-        try:
-            lines = self.files.folder.read(path, _LARGEST_DURATIONS)[0].splitlines()
-        except (FileNotFoundError, Unreadable):
-            return {}
-        known: dict[str, float] = {}
-        decoder = msgspec.json.Decoder(tuple[str, float])
-        for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):  # torn by a kill, or by two machines that wrote at once
-                name, seconds = decoder.decode(line)
-                known[name] = seconds
-        if len(lines) > 2 * len(known) + 1000:
-            with contextlib.suppress(EnvironmentProblem):
-                self.files.folder.write(path, b"".join(msgspec.json.encode(pair) + b"\n" for pair in known.items()))
-        return known
 
     def record_duration(self, name: str, seconds: float) -> None:
-        """Remembers what a variant took, for every later build."""
-        self.files.begin()
-        with contextlib.suppress(EnvironmentProblem):  # advice is not worth a failed build
-            self.files.folder.append(self.root / "durations", msgspec.json.encode((name, round(seconds, 3))) + b"\n")
+        """Remembers what a variant took, for every later build. Never fails a build."""
 
-    def _get(self, path: Path) -> StoredImage | None:
-        entry = self.files.entry(path)
-        # The mark must come after the reading, and fail if gc has taken the entry meanwhile.
-        return entry.image if entry is not None and self.files.folder.touch(path) else None
+    # ---- upkeep ----
+
+    def info(self) -> StoreInfo:
+        """Counts and sizes."""
+
+    def verify(self) -> Verified:
+        """Reads everything, and removes what is broken and what refers to it."""
+
+    def collect(self, max_bytes: int) -> Collected:
+        """Removes the least recently used images until the store takes at most `max_bytes`.
+
+        What running builds have looked up or put stays, even if the store is larger then. Also clears away what killed
+        processes left behind.
+        """

@@ -6,10 +6,10 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kiln_build.store.files import Earlier, Entry, StoreFiles
+from kiln_build.store.store import Collected, StoreInfo, Verified
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.images import judge
 from kiln_recipe.images.image import ImageInfo
@@ -17,39 +17,6 @@ from kiln_recipe.images.image import ImageInfo
 Contradictions = Callable[[ImageInfo, bytes], Sequence[str]]
 KINDS = ("index", "ir", "objects")
 _ABANDONED_NS = 3600 * 10**9  # a temporary file of that age belongs to nobody
-
-
-@dataclass(frozen=True)
-class StoreInfo:
-    """Counts of a store; `bytes` is what its objects and entries take."""
-
-    root: str
-    variants: int
-    irs: int
-    objects: int
-    bytes: int
-    running_builds: int
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What `verify` looked at, and what it had to remove. `earlier`: entries of an earlier format, left alone."""
-
-    objects: int
-    entries: int
-    earlier: int
-    removed_objects: tuple[str, ...]
-    removed_entries: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Collected:
-    """What `collect` removed, what the store takes now, and how much of that running builds hold on to, in bytes."""
-
-    removed_images: int
-    removed_bytes: int
-    bytes: int
-    protected_bytes: int
 
 
 def info(files: StoreFiles) -> StoreInfo:

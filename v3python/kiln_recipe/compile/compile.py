@@ -24,10 +24,11 @@ from kiln_recipe import targets
 from kiln_recipe.compile import kernel_modules, mistakes
 from kiln_recipe.compile.source import triton_source
 from kiln_recipe.compile.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
-from kiln_recipe.errors import CompileError, ToolchainError
+from kiln_recipe.errors import CompileError, EnvironmentProblem, KilnError, ToolchainError
 from kiln_recipe.images import elf, image
 from kiln_recipe.images.image import DescriptorInfo, Image, ImageInfo
 from kiln_recipe.plan.model import CompileSpec
+from kiln_recipe.read import fingerprint
 from kiln_recipe.targets import Target
 
 # Entered with the digest of a variant's IR; gives the image of an equal IR, or None, and then holds everybody else
@@ -77,6 +78,7 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
 
     Raises:
         CompileError: Triton or an assembler rejected it; carries the stage and what they printed.
+        EnvironmentProblem: its source is not the one that was planned.
     """
     target = targets.by_name(spec.target)
     os.environ.update(toolchain.environment(target))
@@ -94,7 +96,7 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
                     pipeline.run(stage)
                 stage = "image"
                 return Compiled(_image(pipeline, spec, target, printed), ir, shared=False)
-    except CompileError:
+    except KilnError:
         raise
     except Exception as error:
         mistake = mistakes.find(error, Path(spec.source))
@@ -287,10 +289,16 @@ def _image(pipeline: _Pipeline, spec: CompileSpec, target: Target, printed: _Pri
 _modules: dict[tuple[str, str], object] = {}
 
 
-def _load_function(path: Path, name: str, fingerprint: str):
-    """The Triton function `name` of the module at `path`, imported once a worker and fingerprint."""
-    known = (str(path), fingerprint)
+def _load_function(path: Path, name: str, stated: str):
+    """The Triton function `name` of the module at `path`, imported once a worker and fingerprint.
+
+    Raises:
+        EnvironmentProblem: it is another than was planned, so that its images would lie under wrong keys.
+    """
+    known = (str(path), stated)
     if known not in _modules:
+        if fingerprint.fingerprint(path, name) != stated:
+            raise EnvironmentProblem(f"{path}: {name} has changed since the build began; start the build again")
         _modules[known] = kernel_modules.load(path)
     return getattr(_modules[known], name)
 

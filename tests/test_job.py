@@ -1,0 +1,131 @@
+"""A job is a value that travels: what it names by digest is found wherever its worker is, or refused in a sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from executor_contract import collect
+from kiln_build.farm import job
+from kiln_build.farm.executor import Returned, Task
+from kiln_build.farm.job import Host, Job
+from kiln_build.farm.local import LocalExecutor
+from kiln_build.store.local import LocalStore
+from kiln_recipe import targets
+from kiln_recipe.compile.compile import compile_variant, prepare_worker
+from kiln_recipe.compile.lock import LOCK_NAME, read_lock
+from kiln_recipe.compile.toolchain import find_toolchain
+from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.plan import plan
+from kiln_recipe.read import fingerprint, recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@dataclass(frozen=True)
+class SomeToolchain:
+    identity: str = "t" * 64
+
+
+def variants(folder: Path):
+    """Of one small kernel, for a GPU of each vendor."""
+    family = recipe.load(folder / "recipe.yaml")
+    planned = plan.make_plan([family], targets.parse("sm_90;gfx942"), "core", ())
+    return [variant for variant in planned.variants if variant.kernel == "total"]
+
+
+@pytest.fixture
+def family(tmp_path) -> Path:
+    return Path(shutil.copytree(ROOT / "examples/family", tmp_path / "planned here" / "family"))
+
+
+def test_a_job_is_plain_data_without_a_path(family):
+    for variant in variants(family):
+        one = Job.of(variant.spec, "t" * 64)
+        data = one.encode()
+        assert b"/" not in data and Job.decode(data) == one
+        assert one.key == variant.spec.key("t" * 64) == Job.decode(data).spec.key("t" * 64)
+        kinds = [type(value) for _, value in variant.spec.constants]
+        assert [type(value) for _, value in Job.decode(data).spec.constants] == kinds
+    with pytest.raises(msgspec.DecodeError):
+        Job.decode(b"{}")
+    assert {field.name for field in fields(Job)} == {"key", "spec", "toolchain"}
+
+
+def test_a_host_finds_what_a_job_names_or_says_what_is_missing(family):
+    spec = variants(family)[0].spec
+    one, host = Job.of(spec, "t" * 64), Host({spec.fingerprint: spec.source}, SomeToolchain(), "store")
+    assert host.spec_of(one) == spec
+    for other, words in (
+        (replace(host, sources={}), "the source of total for .* is not on this machine"),
+        (replace(host, toolchain=SomeToolchain("u" * 64)), "by the toolchain tttttttttttt, and this machine has uuuu"),
+    ):
+        with pytest.raises(EnvironmentProblem, match=words):
+            other.spec_of(one)
+    with pytest.raises(EnvironmentProblem, match="would make another image of total"):
+        host.spec_of(replace(one, key="0" * 64))
+
+
+def run(folder: Path, data: list[bytes], host: Host) -> list:
+    """The last events of jobs, run by a worker on `host`."""
+    folder.mkdir()
+    with LocalExecutor(1, job.prepare, (host, prepare_worker, compile_variant)) as executor:
+        for number, one in enumerate(data):
+            executor.submit(Task(number, job.run, (Job.decode(one),), folder / f"{number}.log"))
+        ended = collect(executor, len(data), 300)
+    return [ended[number] for number in range(len(data))]
+
+
+@has_triton
+def test_a_job_runs_where_sources_and_toolchain_are_elsewhere(family, tmp_path):
+    wheels = read_lock(ROOT / "input" / LOCK_NAME).members_of("triton")
+    site = Path(importlib.util.find_spec("triton").origin).parents[1]
+    here = find_toolchain(site, wheels)
+    planned = variants(family)
+    data = [Job.of(variant.spec, here.identity).encode() for variant in planned]
+    sources = {variant.spec.fingerprint: variant.spec.source for variant in planned}
+    first = run(tmp_path / "first", data, Host(sources, here, str(tmp_path / "one store")))
+
+    moved = tmp_path / "another machine"
+    family.rename(moved)
+    for name in ("triton", "triton.libs", *(path.name for path in site.glob("triton-*.dist-info"))):
+        if (site / name).exists():
+            shutil.copytree(site / name, moved / "site" / name, copy_function=link_or_copy)
+    there = find_toolchain(moved / "site", wheels)
+    found = {fingerprint.fingerprint(moved / "rms_norm.py", "total"): str(moved / "rms_norm.py")}
+    second = run(tmp_path / "second", data, Host(found, there, str(tmp_path / "another store")))
+
+    for variant, one, two in zip(planned, first, second):
+        assert isinstance(one, Returned) and isinstance(two, Returned), (one, two)
+        assert one.value.how == two.value.how == job.COMPILED
+        stores = [LocalStore(tmp_path / name) for name in ("one store", "another store")]
+        key = variant.spec.key(here.identity)
+        images = [store.load(store.get(key)) for store in stores]
+        assert images[0] == images[1] and images[0].code, "equal bytes, facts and PTX"
+
+
+@has_triton
+def test_a_source_that_changes_during_a_build_ends_it(family, tmp_path):
+    wheels = read_lock(ROOT / "input" / LOCK_NAME).members_of("triton")
+    here = find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)
+    variant = variants(family)[0]
+    host = Host({variant.spec.fingerprint: variant.spec.source}, here, str(tmp_path / "store"))
+    path = Path(variant.spec.source)
+    path.write_text(path.read_text().replace("tl.sum(", "2 * tl.sum("))
+    (event,) = run(tmp_path / "logs", [Job.of(variant.spec, here.identity).encode()], host)
+    assert isinstance(event.error, EnvironmentProblem) and "total has changed since the build began" in str(event.error)
+    assert LocalStore(tmp_path / "store").get(variant.spec.key(here.identity)) is None
+
+
+def link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

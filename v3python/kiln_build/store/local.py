@@ -1,0 +1,133 @@
+"""The store in a folder, shared by many processes, builds, users and machines; files.py says how it lies on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+
+from kiln_build.base.folder import Unreadable
+from kiln_build.store import upkeep
+from kiln_build.store.files import StoreFiles, print_warning
+from kiln_build.store.store import Collected, Store, StoredImage, StoreInfo, Verified
+from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.images.image import Image
+
+_LARGEST_DURATIONS = 1 << 26  # bytes
+
+
+class LocalStore(Store):
+    """A `Store` in the folder `root`, which the first write creates. Cheap to make; each process makes its own.
+
+    Args:
+        root: the folder; may be absent or empty.
+        warn: is given a sentence for each thing that was found broken and was removed.
+
+    Raises:
+        EnvironmentProblem: `root` holds something else; from any method: it is full, or cannot be read or written.
+        ArtifactError: `root` is a store of another format.
+    """
+
+    def __init__(self, root: Path, warn: Callable[[str], None] = print_warning) -> None:
+        self.root = Path(root)
+        self.files = StoreFiles(self.root, warn)
+
+    @property
+    def location(self) -> str:
+        return str(self.root.absolute())
+
+    # ---- images ----
+
+    def get(self, key: str) -> StoredImage | None:
+        return self._get(self.files.path("index", key))
+
+    def get_ir(self, ir: str) -> StoredImage | None:
+        return self._get(self.files.path("ir", ir))
+
+    def put(self, key: str, image: Image, ir: str, seconds: float) -> StoredImage:
+        sizes: dict[str, int] = {}
+        digest = self.files.put_object(image.code, sizes)
+        ptx = None if image.ptx is None else self.files.put_object(image.ptx.encode(), sizes)
+        stored = StoredImage(digest, image.info, ptx, ir, round(seconds, 4))
+        self.files.put_entry(self.files.path("ir", ir), stored, sizes)
+        self.files.put_entry(self.files.path("index", key), stored, sizes)
+        return stored
+
+    def alias(self, key: str, ir: str) -> StoredImage | None:
+        entry = self.files.entry(self.files.path("ir", ir))
+        if entry is None or not self.files.folder.touch(self.files.path("ir", ir)):
+            return None
+        self.files.put_entry(self.files.path("index", key), entry.image, entry.sizes)
+        return entry.image
+
+    def read(self, digest: str) -> bytes:
+        return self.files.object(digest)
+
+    def load(self, stored: StoredImage) -> Image:
+        ptx = None if stored.ptx is None else self.read(stored.ptx).decode()
+        return Image(self.read(stored.digest), stored.info, ptx)
+
+    def forget(self, key: str, stored: StoredImage) -> None:
+        self.files.remove_entry(self.files.path("index", key))
+        self.files.remove_entry(self.files.path("ir", stored.ir))
+
+    # ---- who works on it ----
+
+    def claim(
+        self, ir: str, waiting: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    ) -> AbstractContextManager[None]:
+        self.files.begin()  # where the file system has no locks, nothing waits
+        return self.files.folder.locked(self.files.path("locks", ir), waiting)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        self.files.begin()
+        name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        return self.files.folder.locked(self.root / "builds" / name)
+
+    # ---- durations ----
+
+    def durations(self) -> dict[str, float]:
+        path = self.root / "durations"
+        try:
+            lines = self.files.folder.read(path, _LARGEST_DURATIONS)[0].splitlines()
+        except (FileNotFoundError, Unreadable):
+            return {}
+        known: dict[str, float] = {}
+        decoder = msgspec.json.Decoder(tuple[str, float])
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):  # torn by a kill, or by two machines that wrote at once
+                name, seconds = decoder.decode(line)
+                known[name] = seconds
+        if len(lines) > 2 * len(known) + 1000:
+            with contextlib.suppress(EnvironmentProblem):
+                self.files.folder.write(path, b"".join(msgspec.json.encode(pair) + b"\n" for pair in known.items()))
+        return known
+
+    def record_duration(self, name: str, seconds: float) -> None:
+        self.files.begin()
+        with contextlib.suppress(EnvironmentProblem):  # advice is not worth a failed build
+            self.files.folder.append(self.root / "durations", msgspec.json.encode((name, round(seconds, 3))) + b"\n")
+
+    # ---- upkeep ----
+
+    def info(self) -> StoreInfo:
+        return upkeep.info(self.files)
+
+    def verify(self) -> Verified:
+        return upkeep.verify(self.files)
+
+    def collect(self, max_bytes: int) -> Collected:
+        return upkeep.collect(self.files, max_bytes)
+
+    # ---- inside ----
+
+    def _get(self, path: Path) -> StoredImage | None:
+        entry = self.files.entry(path)
+        # The mark must come after the reading, and fail if gc has taken the entry meanwhile.
+        return entry.image if entry is not None and self.files.folder.touch(path) else None
