@@ -12,7 +12,7 @@ from kiln_build.artifacts import reader as inspect
 from kiln_recipe import expressions
 from kiln_recipe.images import judge
 from kiln_recipe.read import configurations as recipe_configurations
-from kiln_recipe.read import descriptors, file, recipe, tuning
+from kiln_recipe.read import descriptors, file, parameters, recipe, tuning
 from kiln_recipe.read import kernel as recipe_kernel
 
 
@@ -30,7 +30,7 @@ def test_limits_of_a_family(built, tmp_path):
     copies = {
         "KILN_MAX_VALUES": recipe.MAX_VALUES,
         "KILN_MAX_KERNELS": file.MAX_KERNELS,
-        "KILN_MAX_PARAMETERS": recipe_kernel.MAX_PARAMETERS,
+        "KILN_MAX_PARAMETERS": parameters.MAX_PARAMETERS,
         "KILN_MAX_ZEROS": recipe_kernel.MAX_ZEROS,
         "KILN_MAX_BINS": recipe_kernel.MAX_BINS,
         "KILN_MAX_EDGES": recipe_kernel.MAX_EDGES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # What others call a dtype.
 _SYNONYMS = {
@@ -17,15 +17,24 @@ _SYNONYMS = {
 def nearest(word: str, known: Iterable[str], what: str = "fields") -> str:
     """ "did you mean 'x'? the fields are x, y, z"."""
     known = list(known)
-    same = _SYNONYMS.get(word.removeprefix("torch.").removeprefix("tl.").lower())
-    if same in known:
-        close = [same]
-    elif _is_number(word):
-        close = _nearest_number(int(word), [other for other in known if _is_number(other)])
-    else:
-        close = difflib.get_close_matches(word, known, 1, 0.6)
+    close = _close(word, known)
     listed = f"the {what} are {', '.join(known)}" if known else f"there are no {what}"
     return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def guess(word: str, known: Iterable[str]) -> str:
+    """ " (did you mean 'x'?)", or "" if nothing is near: where the known ones are too many to list."""
+    close = _close(word, list(known))
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _close(word: str, known: Sequence[str]) -> list[str]:
+    same = _SYNONYMS.get(word.removeprefix("torch.").removeprefix("tl.").lower())
+    if same is not None and same in known:
+        return [same]
+    if _is_number(word):
+        return _nearest_number(int(word), [other for other in known if _is_number(other)])
+    return difflib.get_close_matches(word, known, 1, 0.6)
 
 
 def _is_number(word: str) -> bool:

@@ -145,7 +145,7 @@ def package_files(source: Path) -> dict[str, Path]:
     files[lock.LOCK_NAME] = source / "input" / lock.LOCK_NAME  # by which kiln.jit tells which Triton it has
     family, tuning = source / "tritonsrc/flash", source / "tuning/flash"
     files |= {f"flash/{path.name}": path for path in (*family.glob("*.py"), family / "recipe.yaml")}
-    files |= {f"flash/tuning/flash/{path.name}": path for path in tuning.glob("*.yaml")}
+    files |= {f"flash/tuning/flash/{path.relative_to(tuning).as_posix()}": path for path in tuning.rglob("*.yaml")}
     return files
 
 

@@ -31,7 +31,7 @@ from kiln_recipe.read.configurations import MAX_CONFIGURATIONS
 from kiln_recipe.read.descriptors import tile
 from kiln_recipe.read.file import RecipeShape
 from kiln_recipe.read.fingerprint import fingerprint
-from kiln_recipe.read.kernel import triton_dtype
+from kiln_recipe.read.parameters import triton_dtype
 from kiln_recipe.read.rules import is_one_of
 from kiln_recipe.selection import PROFILES, spell_selection
 from kiln_recipe.suggest import nearest

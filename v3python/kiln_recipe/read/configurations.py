@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kiln_recipe import targets
 from kiln_recipe.model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest
@@ -13,6 +14,7 @@ from kiln_recipe.read.file import ConfigurationsShape, KernelShape, Specializati
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.rules import read_targets
 from kiln_recipe.read.scope import Scope, read_expression
+from kiln_recipe.read.space import Space
 from kiln_recipe.suggest import nearest
 
 MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
@@ -20,25 +22,25 @@ MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
 
 def read_configurations(
     implementation: Implementation,
+    space: Space,
     tunable: Sequence[str],
     switches: Sequence[str],
     scope: Scope,
 ) -> tuple[ConfigurationSet, ...]:
-    """The sets of a kernel's configurations, in the recipe's order; of `tunable`, `switches` need not be said. Of those
-    that implementations share each has the ones that serve its own targets."""
-    document, keys, shape = implementation.document, (*implementation.keys, "configurations"), implementation.shape
+    """The sets of a kernel's configurations, in their order; of `tunable`, `switches` need not be said. Of those that
+    implementations share each has the ones that serve its own targets."""
+    document, shape = space.document, implementation.shape
     named = [
-        ConfigurationSet(read_targets(document, (*keys, i, "targets"), entry.targets), (), (), None)
-        for i, entry in enumerate(shape.configurations)
+        ConfigurationSet(read_targets(document, entry.targets_keys, entry.shape.targets), (), (), None)
+        for entry in space.entries
     ]
     sets = []
-    for i, entry in enumerate(shape.configurations):
-        here = (*keys, i)
+    for i, (entry, here) in enumerate((entry.shape, entry.keys) for entry in space.entries):
         served = [t for t in targets.load() if any(n is named[i] for n in narrowest(named, t))]
         if not served:
             document.fail(here, "serves no target: narrower names of other entries take all of them")
         backends = sorted({target.backend for target in served if target in implementation.served})
-        if not backends and "configurations" in implementation.own:
+        if not backends and space.is_own:
             document.fail(here, "serves none of the implementation's targets")
         if not backends:
             continue
@@ -52,11 +54,11 @@ def read_configurations(
         if entry.where is not None:
             inner = with_configurations(scope, [*tunable, *OPTION_ORDER], (*core, *full), switches)
             configured = [name for name in inner.names if name not in scope.names]
-            only = inner.only_choices(shape.choices, configured, "which only a call knows")
+            only = space.scope(inner.only_choices(shape.choices, configured, "which only a call knows"))
             where = read_expression(document, (*here, "where"), entry.where, only)
         sets.append(ConfigurationSet(named[i].targets, core, full, where))
     if not sets:
-        document.fail(keys, "has no entry that serves one of the implementation's targets")
+        document.fail(space.keys, "has no entry that serves one of the implementation's targets")
     return tuple(sets)
 
 
@@ -150,9 +152,9 @@ def _check_axis(
             document.fail(keys, f"{name} is {value}, which is too small")
 
 
-def switched(shape: KernelShape) -> tuple[str, ...]:
+def switched(space: Space, shape: KernelShape) -> tuple[str, ...]:
     """The constants that are false or 0 unless a configuration says otherwise."""
-    named = {name for entry in shape.configurations for axes in (*entry.core, *entry.full) for name in axes}
+    named = {name for entry in space.entries for axes in (*entry.shape.core, *entry.shape.full) for name in axes}
     return tuple(name for name, value in shape.constants.items() if (value is False or value == 0) and name in named)
 
 
@@ -172,7 +174,7 @@ def with_configurations(
         elif having:
             usable.append(name)
     inner = scope.with_names(usable, "value of configurations")
-    return Scope(inner.names, inner.floats, missing, scope.used)
+    return replace(inner, missing=missing)
 
 
 def distinct(items: Iterable[Configuration]) -> tuple[Configuration, ...]:

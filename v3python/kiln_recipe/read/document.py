@@ -17,7 +17,7 @@ import yaml
 from msgspec import inspect
 
 from kiln_recipe.errors import EnvironmentProblem, RecipeError
-from kiln_recipe.read import yaml_limits
+from kiln_recipe.read import include, yaml_limits
 from kiln_recipe.suggest import nearest
 
 T = TypeVar("T")
@@ -97,6 +97,8 @@ def read(path: Path, shape: type[T]) -> Document[T]:
             if node is None:
                 raise RecipeError(f"{path}:1: is empty")
             _refuse_duplicates(node, path)
+            if include.SHARED in shape.__annotations__:
+                include.expand(node, path)
             data = loader.construct_document(node)
         finally:
             loader.dispose()

@@ -20,7 +20,20 @@ class ArgumentShape(Shape, frozen=True):
     """An argument of the operation: either a tensor or a scalar."""
 
     tensor: Annotated[str | None, Meta(description="A dtype, or the choice that decides it.")] = None
-    rank: Annotated[Annotated[int, Meta(ge=0, le=8)] | None, Meta(description="Of a tensor.")] = None
+    rank: Annotated[
+        Annotated[int, Meta(ge=0, le=8)] | None, Meta(description="Of a tensor whose axes have no names.")
+    ] = None
+    axes: Annotated[
+        str | Annotated[tuple[str, ...], Meta(max_length=8)] | None,
+        Meta(
+            description="Of a tensor, in place of rank: the names of its axes, a letter for each (bhmd) or a list of "
+            "words. A kernel's parameter stride_xm is the stride of x along the axis m."
+        ),
+    ] = None
+    alias: Annotated[
+        str | tuple[str, ...],
+        Meta(description="What else kernels call the tensor: with s, s_ptr is its address and stride_sm a stride."),
+    ] = ()
     scalar: Annotated[str | None, Meta(description="bool, int32, int64, fp32 or fp64.")] = None
     optional: Annotated[bool, Meta(description="A tensor that a call may leave out: all its values are 0 then.")] = (
         False
@@ -62,12 +75,22 @@ class RequirementShape(Shape, frozen=True):
 
 
 class ParameterShape(Shape, frozen=True):
-    """A parameter of the kernel that is no constexpr."""
+    """A parameter of the kernel that is no constexpr, and whose type or value does not follow from its name."""
 
     type: Annotated[
-        str | None, Meta(description="'*fp32', '*' and a choice of dtypes, or i1, i8 to i64, u8 to u64, fp32, fp64.")
+        str | None,
+        Meta(
+            description="'*fp32', '*' and a choice of dtypes, or i1, i8 to i64, u8 to u64, fp32, fp64. If not said: a "
+            "pointer for a tensor or workspace, a scalar argument's own, i64 for strides, else i32."
+        ),
     ] = None
-    value: Annotated[bool | int | float | str | None, Meta(description="An expression, or a number.")] = None
+    value: Annotated[
+        bool | int | float | str | None,
+        Meta(
+            description="An expression, a number, or the name of a tensor or workspace, whose address it is then. If "
+            "not said, it follows from the parameter's name."
+        ),
+    ] = None
     descriptor: Annotated[
         str | None,
         Meta(description="In place of type and value: the tensor argument that the parameter is a descriptor of."),
@@ -84,13 +107,20 @@ class ParameterShape(Shape, frozen=True):
 class SpecializationShape(Shape, frozen=True):
     """An image of its own for calls whose parameters are like this. The first that holds is taken."""
 
-    divisible_by_16: tuple[str, ...] = ()
-    divisible_by_8: tuple[str, ...] = ()
-    equal_to_1: tuple[str, ...] = ()
+    divisible_by_16: Annotated[tuple[str, ...], Meta(description="Parameters; * stands for any letters.")] = ()
+    divisible_by_8: Annotated[tuple[str, ...], Meta(description="Parameters; * stands for any letters.")] = ()
+    equal_to_1: Annotated[tuple[str, ...], Meta(description="Parameters, which the image does not take then.")] = ()
     overrides: Annotated[
         dict[str, Value],
         Meta(description="constexpr parameters and compile options of its images, whatever the configuration says."),
     ] = {}
+
+
+class WorkspaceShape(Shape, frozen=True):
+    """Device memory that the caller gives, as elements of one dtype."""
+
+    dtype: Annotated[str, Meta(description="A dtype, or the choice that decides it.")]
+    elements: Annotated[Text, Meta(description="How many: an expression. 0: none is needed.")]
 
 
 class BinShape(Shape, frozen=True):
@@ -144,6 +174,37 @@ class SpillShape(Shape, frozen=True):
     ] = {}
 
 
+class RowShape(Shape, frozen=True):
+    """Configurations for the functionals that `where` means; where an entry gives lists, each combination is one."""
+
+    where: Annotated[
+        Text | None, Meta(description="Over choices and the configuration's values; 0 leaves the configuration out.")
+    ] = None
+    core: Annotated[tuple[dict[str, Axis], ...], Meta(description="In every profile.")] = ()
+    full: Annotated[tuple[dict[str, Axis], ...], Meta(description="In the full profile besides.")] = ()
+
+
+class TableShape(Shape, frozen=True):
+    """The configurations of some targets, in the order in which they are numbered."""
+
+    targets: Annotated[
+        str | tuple[str, ...],
+        Meta(description="Names of targets or groups, or default. The narrowest name that means a target decides."),
+    ]
+    rows: Annotated[tuple[RowShape, ...], Meta(min_length=1)]
+
+
+class SpaceShape(Shape, frozen=True):
+    """What may be compiled of a kernel, of which tuned rules take one: tuning/<family>/space/<kernel>.yaml."""
+
+    tables: Annotated[tuple[TableShape, ...], Meta(min_length=1)]
+    define: Annotated[
+        dict[str, Text], Meta(description="Names for conditions that `where` may read; a later may read an earlier.")
+    ] = {}
+    spills: Annotated[tuple[SpillShape, ...], Meta(description="The largest that matches counts.")] = ()
+    summary: str = ""
+
+
 class UnavailableShape(Shape, frozen=True):
     """Variants that may be missing: left out, with this reason, if they fail or are unfit."""
 
@@ -157,9 +218,23 @@ class ImplementationShape(Shape, frozen=True):
     """A function and how it is compiled, chosen and launched."""
 
     source: Annotated[str, Meta(description="The file, relative to the recipe.")] = ""
-    parameters: Annotated[dict[str, ParameterShape], Meta(description="All that are no constexpr, in order.")] = {}
     grid: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=3, description="Blocks in each dimension.")] = ()
-    configurations: Annotated[tuple[ConfigurationsShape, ...], Meta(min_length=1)] = ()
+    parameters: Annotated[
+        dict[str, ParameterShape | bool | int | float | str],
+        Meta(
+            description="Those of the function's parameters, constexpr ones apart, that do not follow from their "
+            "names: x_ptr is the tensor or workspace x, stride_xm the stride of x along its axis m, stride_x that of "
+            "its first axis, and a parameter with the name of a scalar argument, a definition or a choice is that. An "
+            "expression, or {type, value}."
+        ),
+    ] = {}
+    configurations: Annotated[
+        tuple[ConfigurationsShape, ...],
+        Meta(
+            min_length=1,
+            description="If not said, they stand in tuning/<family>/space/<kernel>.yaml, beside the recipe or above.",
+        ),
+    ] = ()
     language: Annotated[Literal["triton", "gluon"], Meta(description="What the source is written in.")] = "triton"
     targets: Annotated[
         str | tuple[str, ...], Meta(description="Names of the targets or groups that it is for, or default: all.")
@@ -210,7 +285,8 @@ class OperationShape(Shape, frozen=True):
     require: tuple[RequirementShape, ...] = ()
     skip_when: Annotated[Text | None, Meta(description="Not 0: nothing to do, and the call succeeds.")] = None
     workspace: Annotated[
-        dict[str, Text], Meta(description="Bytes of device memory that the caller gives, by name.")
+        dict[str, WorkspaceShape | Text],
+        Meta(description="Device memory that the caller gives, by name: {dtype, elements}, or an expression: bytes."),
     ] = {}
     summary: str = ""
 
@@ -229,6 +305,10 @@ class RecipeShape(Shape, frozen=True):
     operations: Annotated[dict[str, OperationShape], Meta(min_length=1)]
     summary: str = ""
     native: NativeShape = NativeShape()
+    shared: Annotated[
+        dict[str, dict[str, Any] | tuple[Any, ...]],
+        Meta(description="Mappings and lists that others include: {include: name} stands for all entries of one."),
+    ] = {}
 
 
 class TuningShape(Shape, frozen=True):

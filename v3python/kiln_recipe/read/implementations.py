@@ -16,7 +16,7 @@ from kiln_recipe.read.rules import read_targets
 from kiln_recipe.read.scope import check_name
 from kiln_recipe.targets import Target
 
-_REQUIRED = ("source", "parameters", "grid", "configurations")
+_REQUIRED = ("source", "grid")
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+import fnmatch
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln_recipe.expressions import DTYPES, Expression, parse
+from kiln_recipe.expressions import Expression, parse
 from kiln_recipe.model import (
     DESCRIPTOR,
     OPTION_ORDER,
@@ -29,31 +28,20 @@ from kiln_recipe.model import (
 )
 from kiln_recipe.read import fingerprint
 from kiln_recipe.read.configurations import distinct, read_configurations, read_overrides, switched, with_configurations
-from kiln_recipe.read.descriptors import MAX_DESCRIPTORS, check_tiles, read_descriptor, scope_of_tiles
+from kiln_recipe.read.descriptors import check_tiles
 from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import KernelShape
+from kiln_recipe.read.file import KernelShape, SpillShape
 from kiln_recipe.read.implementations import Implementation
+from kiln_recipe.read.parameters import Nameable, check_parameters, read_parameters
 from kiln_recipe.read.rules import Vocabulary, read_rules, read_when
 from kiln_recipe.read.scope import Scope, check_name, read_expression
+from kiln_recipe.read.space import read_space
 from kiln_recipe.suggest import nearest
 
-MAX_PARAMETERS = 64  # KILN_MAX_PARAMETERS
 MAX_ZEROS = 8  # KILN_MAX_ZEROS
 MAX_BINS = 16  # KILN_MAX_BINS
 MAX_EDGES = 4096  # KILN_MAX_EDGES
 MAX_SPECIALIZATIONS = 256  # KILN_MAX_SPECIALIZATIONS
-
-_TRITON_DTYPES: Mapping[str, str] = {
-    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp64": "fp64", "fp8e4m3": "fp8e4nv", "fp8e5m2": "fp8e5",
-    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8", "uint16": "u16", "uint32": "u32",
-    "uint64": "u64", "bool": "i1",
-}  # fmt: skip
-_SCALARS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp32", "fp64")
-
-
-def triton_dtype(dtype: str) -> str:
-    """Triton's name of a dtype: "fp8e4nv" for "fp8e4m3"."""
-    return _TRITON_DTYPES[dtype]
 
 
 @dataclass(frozen=True)
@@ -70,12 +58,16 @@ def read_kernel(
     arguments: Sequence[Argument],
     choices: Sequence[Choice],
     workspaces: Sequence[Workspace],
+    names: Nameable,
+    folder: Path | None,
     scope: Scope,
 ) -> ReadKernel:
     """One implementation of a kernel of an operation.
 
     Args:
         name: of the kernel.
+        names: what its parameters may be named after.
+        folder: where its configurations may stand (space.find_folder).
         scope: of the operation: arguments, definitions, choices and workspaces.
 
     Raises:
@@ -86,14 +78,15 @@ def read_kernel(
     source, signature = _function(document, keys, shape, function)
     own = _choices(document, keys, shape, choices)
     constexprs = [parameter.name for parameter in signature if parameter.constexpr]
-    switches = switched(shape)
+    space = read_space(implementation, name, folder)
+    switches = switched(space, shape)
     tunable = [name for name in constexprs if name not in shape.constants or name in switches]
-    sets = read_configurations(implementation, tunable, switches, scope)
+    sets = read_configurations(implementation, space, tunable, switches, scope)
     all_configurations = distinct(c for entry in sets for c in (*entry.core, *entry.full))
     columns = _columns(document, keys, tunable, all_configurations, scope)
     inner = with_configurations(scope, columns, all_configurations, switches)
     constants = _constants(document, keys, shape, constexprs, inner)
-    parameters = _parameters(implementation, own, arguments, constants, inner)
+    parameters = read_parameters(implementation, signature, function, own, arguments, constants, names, inner)
     _refuse_unused_choices(document, keys, own, parameters, constants)
     specializations = _specializations(implementation, parameters, tunable, sets)
     bins = _bins(document, keys, shape, own, columns, scope)
@@ -125,7 +118,10 @@ def read_kernel(
         configurations=sets,
         columns=columns,
         heuristic=read_rules(document, (*keys, "heuristic"), shape.heuristic, words),
-        spills=_spills(document, keys, shape, words),
+        spills=(
+            *_spills(document, (*keys, "spills"), shape.spills, words),
+            *_spills(space.document, ("spills",), space.spills, words),
+        ),
         unavailable=_unavailable(document, keys, shape, words),
         place=document.place(keys),
         implementation=implementation.name,
@@ -141,7 +137,7 @@ def read_kernel(
 def _function(
     document: Document, keys: Keys, shape: KernelShape, function: str
 ) -> tuple[Path, Sequence[fingerprint.FunctionParameter]]:
-    """The file of the kernel's function, and the function's parameters, which the recipe's must fit."""
+    """The file of the kernel's function, and the function's parameters."""
     source = (document.path.parent / shape.source).resolve()
     if not source.is_file():
         document.fail((*keys, "source"), f"there is no file {shape.source} (at {source})")
@@ -155,7 +151,8 @@ def _function(
             f"`language: {shape.language}`",
         )
     fingerprint.sources(shown, function)  # so that what it may not import is said now
-    _check_signature(document, keys, shape, signature, function)
+    check_parameters(document, keys, shape.parameters, signature, function)
+    _check_constants(document, keys, shape, signature, function)
     return source, signature
 
 
@@ -188,14 +185,14 @@ def _refuse_too_many(
             document.fail((*keys, key), f"gives {count} {what}; a kernel can have {most}")
 
 
-def _spills(document: Document, keys: Keys, shape: KernelShape, words: Vocabulary) -> tuple[Spill, ...]:
+def _spills(document: Document, keys: Keys, spills: Sequence[SpillShape], words: Vocabulary) -> tuple[Spill, ...]:
     return tuple(
         Spill(
-            read_when(document, (*keys, "spills", i, "when"), entry.when, words, tuned=False),
+            read_when(document, (*keys, i, "when"), entry.when, words, tuned=False),
             entry.bytes,
-            _reason(document, (*keys, "spills", i, "reason"), entry.reason),
+            _reason(document, (*keys, i, "reason"), entry.reason),
         )
-        for i, entry in enumerate(shape.spills)
+        for i, entry in enumerate(spills)
     )
 
 
@@ -227,116 +224,19 @@ def _choices(document: Document, keys: Keys, shape: KernelShape, choices: Sequen
     return tuple(known[name] for name in shape.choices)
 
 
-def _check_signature(
+def _check_constants(
     document: Document,
     keys: Keys,
     shape: KernelShape,
     signature: Sequence[fingerprint.FunctionParameter],
     function: str,
 ) -> None:
-    """`parameters` has what the function takes, in its order, and `constants` nothing but its constexpr parameters."""
-    keys = (*keys, "parameters")
-    expected = [parameter.name for parameter in signature if not parameter.constexpr]
-    constexprs = {parameter.name for parameter in signature if parameter.constexpr}
-    for name in shape.parameters:
-        if name in constexprs:
-            document.fail((*keys, name), f"{name} is a constexpr parameter of {function}; it belongs into `constants`")
-        if name not in expected:
-            document.fail(
-                (*keys, name), f"{function} has no parameter {name!r}; {nearest(name, expected, 'parameters')}"
-            )
-    for name in expected:
-        if name not in shape.parameters:
-            document.fail(
-                keys, f"lacks {function}'s parameter {name!r}; if it is a constant, annotate it as tl.constexpr"
-            )
-    for given, wanted in zip(shape.parameters, expected):
-        if given != wanted:
-            document.fail(
-                (*keys, given), f"{given!r} stands where {function} has {wanted!r}; keep the function's order"
-            )
-    if len(expected) > MAX_PARAMETERS:
-        document.fail(keys, f"{function} has {len(expected)} parameters; a kernel can have {MAX_PARAMETERS}")
+    """`constants` has nothing but constexpr parameters of the function."""
+    constexprs = sorted(parameter.name for parameter in signature if parameter.constexpr)
     for name in shape.constants:
         if name not in constexprs:
-            known = nearest(name, sorted(constexprs), "ones")
-            document.fail((*keys[:-1], "constants", name), f"{function} has no constexpr parameter {name!r}; {known}")
-
-
-def _parameters(
-    implementation: Implementation,
-    own: Sequence[Choice],
-    arguments: Sequence[Argument],
-    constants: Sequence[tuple[str, Expression | Scalar]],
-    scope: Scope,
-) -> tuple[Parameter, ...]:
-    document, keys, shape = implementation.document, (*implementation.keys, "parameters"), implementation.shape
-    floats = {argument.name: argument for argument in arguments if argument.kind == "float"}
-    tiles = scope_of_tiles(scope, shape.choices, constants)
-    result: list[Parameter] = []
-    for name, parameter in shape.parameters.items():
-        if parameter.descriptor is not None:
-            served = implementation.served
-            here = (*keys, name)
-            result.append(
-                read_descriptor(document, here, name, parameter, arguments, shape.choices, served, scope, tiles)
-            )
-            if sum(entry.descriptor is not None for entry in result) > MAX_DESCRIPTORS:
-                document.fail(here, f"a kernel can have {MAX_DESCRIPTORS} tensor descriptors")
-            continue
-        if parameter.box:
-            document.fail((*keys, name, "box"), f"{name} has a box and no `descriptor`, which names its tensor")
-        if parameter.type is None or parameter.value is None:
-            document.fail((*keys, name), f"{name} lacks the field {'type' if parameter.type is None else 'value'!r}")
-        kind, dtype_choice = _type(document, (*keys, name, "type"), name, parameter.type, own)
-        value = _value(document, (*keys, name, "value"), name, kind, parameter.value, floats, scope)
-        result.append(Parameter(name, kind, dtype_choice, value))
-    return tuple(result)
-
-
-def _type(document: Document, keys: Keys, name: str, text: str, own: Sequence[Choice]) -> tuple[str, str | None]:
-    """A parameter's type as Triton spells it, and the choice that decides it."""
-    if text.startswith("*"):
-        pointed = text[1:].strip()
-        for choice in own:
-            if choice.name == pointed:
-                if choice.kind != "dtype":
-                    document.fail(keys, f"the values of the choice {pointed} are not dtypes")
-                return f"*{pointed}", pointed
-        if pointed in DTYPES:
-            return f"*{_TRITON_DTYPES[pointed]}", None
-        if pointed in _TRITON_DTYPES.values():
-            return f"*{pointed}", None
-        known = [*(f"*{choice.name}" for choice in own if choice.kind == "dtype"), *(f"*{dtype}" for dtype in DTYPES)]
-        document.fail(keys, f"{name} has the unknown type {text!r}; {nearest(text, known, 'pointers')}")
-    scalar = {**_TRITON_DTYPES, "fp16": "", "bf16": ""}.get(text, text)
-    if scalar not in _SCALARS:
-        document.fail(keys, f"{name} has the unknown type {text!r}; {nearest(text, _SCALARS, 'types of scalars')}")
-    return scalar, None
-
-
-def _value(
-    document: Document,
-    keys: Keys,
-    name: str,
-    kind: str,
-    value: bool | float | str,
-    floats: Mapping[str, Argument],
-    scope: Scope,
-) -> Expression:
-    text = str(value).strip()
-    if not kind.startswith("fp"):
-        if isinstance(value, float):
-            document.fail(keys, f"{name} is of type {kind} and cannot be {value}")
-        return read_expression(document, keys, text, scope)
-    if text in floats:
-        scope.used.add(text)
-        return parse(text)
-    if isinstance(value, bool) or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf", text):
-        document.fail(
-            keys, f"{name} is of type {kind}: its value must be a floating argument alone or a number, not {text!r}"
-        )
-    return parse(str(struct.unpack("<q", struct.pack("<d", float(text)))[0]))
+            known = nearest(name, constexprs, "ones")
+            document.fail((*keys, "constants", name), f"{function} has no constexpr parameter {name!r}; {known}")
 
 
 def _constants(
@@ -385,24 +285,32 @@ def _specializations(
     types = {parameter.name: parameter.type for parameter in parameters}
     result = []
     for name, entry in shape.specializations.items():
+        named: dict[str, list[str]] = {}
         for field in ("divisible_by_16", "divisible_by_8", "equal_to_1"):
-            for position, parameter in enumerate(getattr(entry, field)):
+            named[field] = []
+            for position, pattern in enumerate(getattr(entry, field)):
                 here = (*keys, name, field, position)
-                if parameter not in types:
-                    document.fail(here, f"unknown parameter {parameter!r}; {nearest(parameter, types, 'parameters')}")
-                if types[parameter] == DESCRIPTOR:
-                    document.fail(here, f"{parameter} is a tensor descriptor, whose tensor is aligned in any case")
-                if types[parameter].startswith("fp") or (field == "equal_to_1" and types[parameter].startswith("*")):
-                    document.fail(here, f"{parameter} is of type {types[parameter]}, which cannot be {field}")
-        divisible = [(n, 16) for n in entry.divisible_by_16] + [(n, 8) for n in entry.divisible_by_8]
+                meant = [pattern] if pattern in types else []
+                if "*" in pattern:
+                    meant = [n for n in fnmatch.filter(types, pattern) if types[n] != DESCRIPTOR]
+                if not meant:
+                    document.fail(here, f"unknown parameter {pattern!r}; {nearest(pattern, types, 'parameters')}")
+                for parameter in meant:
+                    kind = types[parameter]
+                    if kind == DESCRIPTOR:
+                        document.fail(here, f"{parameter} is a tensor descriptor, whose tensor is aligned in any case")
+                    if kind.startswith("fp") or (field == "equal_to_1" and kind.startswith("*")):
+                        document.fail(here, f"{parameter} is of type {kind}, which cannot be {field}")
+                named[field] += meant
+        divisible = [(n, 16) for n in named["divisible_by_16"]] + [(n, 8) for n in named["divisible_by_8"]]
         for parameter, factor in divisible:
-            if parameter in entry.equal_to_1:
+            if parameter in named["equal_to_1"]:
                 document.fail((*keys, name), f"{parameter} cannot be both 1 and a multiple of {factor}")
-            if factor == 8 and parameter in entry.divisible_by_16:
+            if factor == 8 and parameter in named["divisible_by_16"]:
                 document.fail((*keys, name), f"{parameter} is a multiple of 16, and so of 8: name it once")
         check_name(document, (*keys, name), name, "a specialization")
         overrides = read_overrides(implementation, (*keys, name, "overrides"), entry, tunable, sets)
-        result.append(Specialization(name, tuple(divisible), tuple(entry.equal_to_1), overrides))
+        result.append(Specialization(name, tuple(divisible), tuple(named["equal_to_1"]), overrides))
     if result[-1].divisible or result[-1].equal_to_one:
         document.fail(
             keys, f"the last specialization must hold for every call; put `generic: {{}}` after {result[-1].name}"

@@ -7,11 +7,12 @@ YAML, model.py that of the result, kernel.py reads the part about one kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from kiln_recipe.expressions import DTYPES
+from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, Expression
 from kiln_recipe.model import (
     Argument,
     Choice,
@@ -22,10 +23,20 @@ from kiln_recipe.model import (
     Requirement,
     Workspace,
 )
+from kiln_recipe.read import include, space
 from kiln_recipe.read.document import Document, Keys, read
-from kiln_recipe.read.file import MAX_KERNELS, ArgumentShape, ChoiceShape, OperationShape, RecipeShape
+from kiln_recipe.read.file import (
+    MAX_KERNELS,
+    ArgumentShape,
+    ChoiceShape,
+    OperationShape,
+    RecipeShape,
+    Text,
+    WorkspaceShape,
+)
 from kiln_recipe.read.implementations import read_implementations, refuse_unreachable
 from kiln_recipe.read.kernel import read_kernel
+from kiln_recipe.read.parameters import nameable, rank_of
 from kiln_recipe.read.scope import Scope, check_name, read_expression
 from kiln_recipe.suggest import nearest
 
@@ -58,12 +69,13 @@ def load(path: Path | str, native: bool = True) -> Recipe:
     shape = document.value
     if shape.family in _CORE_NAMES:
         document.fail(("family",), f"the runtime has a header kiln/{shape.family}.h; give the family another name")
+    folder = space.find_folder(path, shape.family)
     operations = []
     owners: dict[str, str] = {}
     for name, operation in shape.operations.items():
         keys = ("operations", name)
         check_name(document, keys, name, "an operation")
-        operations.append(_operation(document, keys, name, operation))
+        operations.append(_operation(document, keys, name, operation, folder))
         for kernel in operation.kernels:
             if kernel in owners:
                 document.fail(
@@ -72,6 +84,8 @@ def load(path: Path | str, native: bool = True) -> Recipe:
                     "so give each of a family a name of its own (and say `function:`)",
                 )
             owners[kernel] = name
+    full = (kernel.name for operation in operations for kernel in operation.kernels)
+    space.refuse_strangers(folder, shape.family, dict.fromkeys((*owners, *full)))
     files = Native((), ())
     if native:
         files = Native(
@@ -89,7 +103,11 @@ def find(tree: Path) -> tuple[Path, ...]:
 def schema() -> dict:
     """The JSON schema of a recipe's YAML."""
     document = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(RecipeShape)))
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kiln recipe", **document}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Kiln recipe",
+        **include.allow(document),
+    }
 
 
 def _files(document: Document, keys: Keys, names: tuple[str, ...]) -> tuple[Path, ...]:
@@ -100,7 +118,7 @@ def _files(document: Document, keys: Keys, names: tuple[str, ...]) -> tuple[Path
     return paths
 
 
-def _operation(document: Document, keys: Keys, name: str, shape: OperationShape) -> Operation:
+def _operation(document: Document, keys: Keys, name: str, shape: OperationShape, folder: Path | None) -> Operation:
     arguments = tuple(
         _argument(document, (*keys, "arguments", argument), argument, value, shape)
         for argument, value in shape.arguments.items()
@@ -126,17 +144,19 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
     for choice, choice_shape in shape.choices.items():
         choices += (_choice(document, (*keys, "choices", choice), choice, choice_shape, chosen, shape),)
         chosen = chosen.with_names([choice], "choice")
+    chosen = chosen.with_words_of(choices)
     skip_when = None
     if shape.skip_when is not None:
         skip_when = read_expression(document, (*keys, "skip_when"), shape.skip_when, chosen)
     workspaces = []
-    for workspace, text in shape.workspace.items():
+    for workspace, entry in shape.workspace.items():
         here = (*keys, "workspace", workspace)
         check_name(document, here, workspace, "a workspace")
         if chosen.knows(workspace):
             document.fail(here, f"{workspace!r} is {chosen.kind(workspace)} already; give the workspace another name")
-        workspaces.append(Workspace(workspace, read_expression(document, here, text, chosen)))
+        workspaces.append(Workspace(workspace, _bytes(document, here, entry, choices, chosen)))
     everything = chosen.with_names(list(shape.workspace), "workspace")
+    names = nameable(document, keys, shape, arguments)
     kernels = []
     contiguous: list[Requirement] = []
     for kernel, kernel_shape in shape.kernels.items():
@@ -146,7 +166,9 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape)
         if kernel_shape.implementations and kernel in shape.choices:
             document.fail(here, f"{kernel!r} is a choice too, and a selection could not tell them apart; rename one")
         for implementation in implementations:
-            read_one = read_kernel(kernel, implementation, arguments, choices, tuple(workspaces), everything)
+            read_one = read_kernel(
+                kernel, implementation, arguments, choices, tuple(workspaces), names, folder, everything
+            )
             kernels.append(read_one.kernel)
             contiguous += [r for r in read_one.requirements if r not in contiguous]
         refuse_unreachable(document, here, kernels[-len(implementations) :])
@@ -183,39 +205,56 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
         scalar = _SCALAR_ALIASES.get(shape.scalar, shape.scalar)
         if scalar not in _SCALARS:
             document.fail((*keys, "scalar"), f"unknown scalar {scalar!r}; {nearest(scalar, _SCALARS, 'scalars')}")
-        for field in ("rank", "optional"):
+        for field in ("rank", "axes", "alias", "optional"):
             if getattr(shape, field):
                 document.fail((*keys, field), f"{field} is for tensors; {name} is a scalar")
         kind, bits = _SCALARS[scalar]
         return Argument(name, kind, 0, None, None, False, bits)
     if shape.scalar is not None or shape.tensor is None:
-        document.fail(keys, f"the argument {name} must be either a tensor (tensor: and rank:) or a scalar (scalar:)")
-    if shape.rank is None:
-        document.fail(keys, f"the tensor {name} lacks its rank")
+        document.fail(keys, f"the argument {name} must be either a tensor (tensor: and axes:) or a scalar (scalar:)")
+    rank = rank_of(document, keys, name, shape)
     if shape.tensor in operation.choices:
         values = operation.choices[shape.tensor].values
         if not any(value in DTYPES for value in values if isinstance(value, str)):
             document.fail((*keys, "tensor"), f"the values of the choice {shape.tensor} are not dtypes")
-        return Argument(name, "tensor", shape.rank, None, shape.tensor, shape.optional, 0)
+        return Argument(name, "tensor", rank, None, shape.tensor, shape.optional, 0)
     if shape.tensor not in DTYPES:
         known = [*operation.choices, *DTYPES]
         document.fail(
             (*keys, "tensor"), f"unknown dtype {shape.tensor!r}; {nearest(shape.tensor, known, 'choices and dtypes')}"
         )
-    return Argument(name, "tensor", shape.rank, shape.tensor, None, shape.optional, 0)
+    return Argument(name, "tensor", rank, shape.tensor, None, shape.optional, 0)
+
+
+def _bytes(
+    document: Document, keys: Keys, entry: WorkspaceShape | Text, choices: Sequence[Choice], scope: Scope
+) -> Expression:
+    """How many bytes a workspace has."""
+    if not isinstance(entry, WorkspaceShape):
+        return read_expression(document, keys, entry, scope)
+    dtypes = [choice.name for choice in choices if choice.kind == "dtype"]
+    if entry.dtype not in DTYPES and entry.dtype not in dtypes:
+        known = nearest(entry.dtype, [*dtypes, *DTYPES], "choices and dtypes")
+        document.fail((*keys, "dtype"), f"unknown dtype {entry.dtype!r}; {known}")
+    read_expression(document, (*keys, "elements"), entry.elements, scope)
+    size = DTYPE_BYTES.get(entry.dtype) or f"sizeof({entry.dtype})"
+    return read_expression(document, (*keys, "elements"), f"({entry.elements}) * {size}", scope)
 
 
 def _choice(
     document: Document, keys: Keys, name: str, shape: ChoiceShape, call: Scope, operation: OperationShape
 ) -> Choice:
     check_name(document, keys, name, "a choice")
-    of = read_expression(document, (*keys, "of"), shape.of, call)
     values = shape.values
     text = "dtype" if any(isinstance(v, str) and v in DTYPES for v in values) else "word"
     kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else text for v in values}
     if len(kinds) > 1:
         document.fail((*keys, "values"), f"the values of {name} are of several kinds: {', '.join(sorted(kinds))}")
     (kind,) = kinds
+    if kind == "word":
+        for position, value in enumerate(values):
+            call = call.with_word(str(value), str(position))
+    of = read_expression(document, (*keys, "of"), shape.of, call)
     for position, value in enumerate(values):
         if isinstance(value, str) and kind == "dtype" and value not in DTYPES:
             document.fail((*keys, "values", position), f"unknown dtype {value!r}; {nearest(value, DTYPES, 'dtypes')}")

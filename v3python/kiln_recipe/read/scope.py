@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kiln_recipe.expressions import CONSTANTS, FUNCTIONS, Expression, ExpressionError, parse
-from kiln_recipe.model import MULTIPROCESSORS, Argument
+from kiln_recipe.model import MULTIPROCESSORS, Argument, Choice
 from kiln_recipe.read.document import Document, Keys
 from kiln_recipe.suggest import nearest
 
@@ -24,6 +24,7 @@ class Scope:
         names: each with what it is: "argument", "choice" ...
         floats: arguments that are floating numbers, which no expression can compute with.
         missing: names that exist elsewhere, with a clause that says why not here.
+        words: names that stand for a text: words of choices for their places, conditions for what they mean.
         used: every name that was read in this scope or one made from it; shared by them all.
     """
 
@@ -31,6 +32,7 @@ class Scope:
     floats: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    words: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of_call(arguments: Sequence[Argument]) -> Scope:
@@ -45,7 +47,26 @@ class Scope:
 
     def only(self, names: Iterable[str], missing: Mapping[str, str]) -> Scope:
         """A scope of fewer names; `missing` says of others why they are not there."""
-        return Scope({name: self.names[name] for name in names}, frozenset(), missing, self.used)
+        return Scope({name: self.names[name] for name in names}, frozenset(), missing, self.used, self.words)
+
+    def with_word(self, word: str, text: str) -> Scope:
+        return replace(self, words={**self.words, word: text})
+
+    def with_words_of(self, choices: Sequence[Choice]) -> Scope:
+        """With the words of choices, each for its place; without those that two choices have at different places."""
+        words: dict[str, str] = {}
+        for choice in choices:
+            for place, word in enumerate(choice.values if choice.kind == "word" else ()):
+                words[str(word)] = str(place) if words.get(str(word), str(place)) == str(place) else ""
+        return replace(self, words={word: place for word, place in words.items() if place})
+
+    def expanded(self, text: str) -> str:
+        """An expression with what its words stand for; a name of the scope comes before a word."""
+        words = [word for word in self.words if word not in self.names]
+        if not words:
+            return text
+        pattern = rf"(?<![\w.])({'|'.join(map(re.escape, words))})(?![\w.(\[])"
+        return re.sub(pattern, lambda match: self.words[match[1]], text)
 
     def only_choices(self, choices: Sequence[str], names: Sequence[str], otherwise: str) -> Scope:
         """What an image can know: the kernel's choices, and `names`; `otherwise` says why not the rest."""
@@ -78,7 +99,7 @@ def read_expression(document: Document, keys: Keys, text: str | int | bool, scop
     """
     text = str(text)
     try:
-        expression = parse(text)
+        expression = parse(scope.expanded(text))
     except ExpressionError as error:
         document.fail(keys, f"the expression {text!r} {error}")
     for name in sorted(expression.names):
