@@ -4,10 +4,19 @@
 namespace kiln {
 namespace {
 
-const KernelRow* find_row(const Pack& pack, const char* family, const char* operation, const char* kernel) {
+// Whether a pack's name of a kernel is that of this one: "matmul.hopper", or "matmul" of an only implementation.
+bool is_named(const char* name, const kiln_kernel_table& kernel) {
+  size_t length = strlen(kernel.name);
+  if (!kernel.implementation) return strcmp(name, kernel.name) == 0;
+  return strncmp(name, kernel.name, length) == 0 && name[length] == '.' &&
+         strcmp(name + length + 1, kernel.implementation) == 0;
+}
+
+const KernelRow* find_row(const Pack& pack, const char* family, const char* operation,
+                          const kiln_kernel_table& kernel) {
   for (uint32_t i = 0; i < pack.counts->kernels; ++i) {
     const KernelRow& row = pack.kernels[i];
-    if (strcmp(pack.string(row.kernel), kernel) == 0 && strcmp(pack.string(row.operation), operation) == 0 &&
+    if (is_named(pack.string(row.kernel), kernel) && strcmp(pack.string(row.operation), operation) == 0 &&
         strcmp(pack.string(row.family), family) == 0)
       return &row;
   }
@@ -24,7 +33,7 @@ kiln_status bind_kernel(const Pack& pack, const char* target, const kiln_operati
                         const kiln_kernel_table& kernel, BoundKernel* out) {
   out->target = find_target(kernel, target);
   if (!out->target) return KILN_OK;
-  const KernelRow* row = find_row(pack, operation.family->table->name, operation.table->name, kernel.name);
+  const KernelRow* row = find_row(pack, operation.family->table->name, operation.table->name, kernel);
   const char* wrong = nullptr;
   uint64_t functionals = 1;
   for (int32_t i = 0; i < kernel.choice_count; ++i)
@@ -38,7 +47,7 @@ kiln_status bind_kernel(const Pack& pack, const char* target, const kiln_operati
     wrong = "the pack numbers its variants in another way";
   if (wrong)
     return fail(KILN_E_PACK_MISMATCH, "%s does not go with the library of release %s: kernel %s of %s: %s", pack.path,
-                operation.family->table->version, kernel.name, operation.name, wrong);
+                operation.family->table->version, FullName(kernel).c_str(), operation.name, wrong);
   out->first_slot = row->first_slot;
   return KILN_OK;
 }
@@ -195,6 +204,15 @@ kiln_status bind(Family& family, Device& device, const char* force_target, Bindi
   list_targets(family, 0, targets);
   return fail(KILN_E_NOT_FOUND, "%s has no target %s; its targets are: %s", family.table->name, force_target,
               targets.c_str());
+}
+
+int32_t needed_driver(const Binding& binding, const BoundKernel& bound) {
+  return binding.ptx ? bound.target->ptx_driver : bound.target->driver;
+}
+
+bool drives(const Binding& binding, const kiln_kernel_table& kernel, const BoundKernel& bound) {
+  const Driver& driver = *binding.device->driver;
+  return needed_driver(binding, bound) <= driver.version && (kernel.descriptor_count == 0 || driver.has_descriptors);
 }
 
 kiln_status load_slot(Binding& binding, uint32_t slot, const ImageRow& image, Loaded** out) {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
+#include "descriptor.h"
 #include "driver.h"
 #include "error.h"
 
@@ -16,6 +17,8 @@ using CUgreenCtx = void*;
 using CUstream = void*;
 using CUlibrary = void*;
 using CUkernel = void*;
+using Sizes = const uint64_t*;  // of a tensor, by dimension
+using Sides = const unsigned*;  // of a box
 
 constexpr CUresult kDeinitialized = 4, kInvalidContext = 201;
 constexpr int kMaxThreadsPerBlock = 1, kWarpSize = 10, kMultiprocessors = 16, kMajor = 75, kMinor = 76;
@@ -25,6 +28,8 @@ constexpr int kJitErrorLog = 5, kJitErrorLogBytes = 6;
 constexpr unsigned kClusterDimension = 4, kClusterScheduling = 5, kClusterSpread = 1;
 constexpr unsigned kLargestPortableCluster = 8;
 constexpr int kLowestDriver = 12000;
+constexpr int kNoInterleave = 0, kPromoteTo128Bytes = 2, kFillWithZeros = 0;
+constexpr int kLastDriverWithSmallMaps = 13010;
 
 struct CUlaunchAttribute {
   unsigned id;
@@ -43,33 +48,34 @@ struct CUlaunchConfig {
 static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56, "the driver's ABI");
 
 // X(symbol, whether Kiln cannot do without it, result and parameters)
-#define KILN_CUDA_ENTRIES(X)                                                                                 \
-  X(cuInit, 1, (unsigned))                                                                                   \
-  X(cuDriverGetVersion, 1, (int*))                                                                           \
-  X(cuGetErrorName, 1, (CUresult, const char**))                                                             \
-  X(cuDeviceGetCount, 1, (int*))                                                                             \
-  X(cuDeviceGet, 1, (CUdevice*, int))                                                                        \
-  X(cuDeviceGetName, 1, (char*, int, CUdevice))                                                              \
-  X(cuDeviceGetUuid_v2, 1, (unsigned char*, CUdevice))                                                       \
-  X(cuDeviceGetAttribute, 1, (int*, int, CUdevice))                                                          \
-  X(cuCtxGetCurrent, 1, (CUcontext*))                                                                        \
-  X(cuCtxGetDevice, 1, (CUdevice*))                                                                          \
-  X(cuCtxPushCurrent_v2, 1, (CUcontext))                                                                     \
-  X(cuCtxPopCurrent_v2, 1, (CUcontext*))                                                                     \
-  X(cuDevicePrimaryCtxRetain, 0, (CUcontext*, CUdevice))                                                     \
-  X(cuDevicePrimaryCtxRelease_v2, 0, (CUdevice))                                                             \
-  X(cuStreamGetCtx, 1, (CUstream, CUcontext*))                                                               \
-  X(cuStreamGetCtx_v2, 0, (CUstream, CUcontext*, CUgreenCtx*))                                               \
-  X(cuCtxFromGreenCtx, 0, (CUcontext*, CUgreenCtx))                                                          \
-  X(cuLibraryLoadData, 1, (CUlibrary*, const void*, int*, void**, unsigned, int*, void**, unsigned))         \
-  X(cuLibraryGetKernel, 1, (CUkernel*, CUlibrary, const char*))                                              \
-  X(cuLibraryUnload, 1, (CUlibrary))                                                                         \
-  X(cuKernelGetAttribute, 1, (int*, int, CUkernel, CUdevice))                                                \
-  X(cuKernelSetAttribute, 1, (int, int, CUkernel, CUdevice))                                                 \
-  X(cuMemsetD8Async, 1, (unsigned long long, unsigned char, size_t, CUstream))                               \
-  X(cuStreamSynchronize, 1, (CUstream))                                                                      \
-  X(cuLaunchKernel, 1,                                                                                       \
-    (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**)) \
+#define KILN_CUDA_ENTRIES(X)                                                                                  \
+  X(cuInit, 1, (unsigned))                                                                                    \
+  X(cuDriverGetVersion, 1, (int*))                                                                            \
+  X(cuGetErrorName, 1, (CUresult, const char**))                                                              \
+  X(cuDeviceGetCount, 1, (int*))                                                                              \
+  X(cuDeviceGet, 1, (CUdevice*, int))                                                                         \
+  X(cuDeviceGetName, 1, (char*, int, CUdevice))                                                               \
+  X(cuDeviceGetUuid_v2, 1, (unsigned char*, CUdevice))                                                        \
+  X(cuDeviceGetAttribute, 1, (int*, int, CUdevice))                                                           \
+  X(cuCtxGetCurrent, 1, (CUcontext*))                                                                         \
+  X(cuCtxGetDevice, 1, (CUdevice*))                                                                           \
+  X(cuCtxPushCurrent_v2, 1, (CUcontext))                                                                      \
+  X(cuCtxPopCurrent_v2, 1, (CUcontext*))                                                                      \
+  X(cuDevicePrimaryCtxRetain, 0, (CUcontext*, CUdevice))                                                      \
+  X(cuDevicePrimaryCtxRelease_v2, 0, (CUdevice))                                                              \
+  X(cuStreamGetCtx, 1, (CUstream, CUcontext*))                                                                \
+  X(cuStreamGetCtx_v2, 0, (CUstream, CUcontext*, CUgreenCtx*))                                                \
+  X(cuCtxFromGreenCtx, 0, (CUcontext*, CUgreenCtx))                                                           \
+  X(cuLibraryLoadData, 1, (CUlibrary*, const void*, int*, void**, unsigned, int*, void**, unsigned))          \
+  X(cuLibraryGetKernel, 1, (CUkernel*, CUlibrary, const char*))                                               \
+  X(cuLibraryUnload, 1, (CUlibrary))                                                                          \
+  X(cuKernelGetAttribute, 1, (int*, int, CUkernel, CUdevice))                                                 \
+  X(cuKernelSetAttribute, 1, (int, int, CUkernel, CUdevice))                                                  \
+  X(cuTensorMapEncodeTiled, 0, (void*, int, unsigned, void*, Sizes, Sizes, Sides, Sides, int, int, int, int)) \
+  X(cuMemsetD8Async, 1, (unsigned long long, unsigned char, size_t, CUstream))                                \
+  X(cuStreamSynchronize, 1, (CUstream))                                                                       \
+  X(cuLaunchKernel, 1,                                                                                        \
+    (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**))  \
   X(cuLaunchKernelEx, 1, (const CUlaunchConfig*, void*, void**, void**))
 
 struct Cuda : Driver {
@@ -264,6 +270,43 @@ kiln_status launch(Driver& driver, const Scope& scope, const Launch& launch) {
   return result ? driver_error(cuda, result, row.clusters == 1 ? "cuLaunchKernel" : "cuLaunchKernelEx") : KILN_OK;
 }
 
+// Drivers up to 13.1 set a bit of the map of a small tensor that makes the device read beyond it.
+void correct(const Cuda& cuda, const DescriptorKey& key, uint32_t element, uint8_t* map) {
+  constexpr uint64_t kSmall = 128 << 10, kBit = 1 << 21;
+  if (cuda.version > kLastDriverWithSmallMaps) return;
+  uint64_t last = 0;  // offset in bytes of the last element; far from an overflow, by the limits of sizes and strides
+  for (int d = 0; d < key.rank; ++d)
+    last += static_cast<uint64_t>(key.sizes[d] - 1) * static_cast<uint64_t>(key.strides[d]) * element;
+  if (last + 1 >= kSmall) return;
+  uint64_t word;
+  memcpy(&word, map + sizeof word, sizeof word);
+  word &= ~kBit;
+  memcpy(map + sizeof word, &word, sizeof word);
+}
+
+kiln_status encode(Driver& driver, const char* argument, Descriptor& descriptor) {
+  Cuda& cuda = of(driver);
+  const DescriptorKey& key = descriptor.key;
+  uint64_t sizes[KILN_MAX_DESCRIPTOR_RANK], strides[KILN_MAX_DESCRIPTOR_RANK];  // bytes; the driver counts from inside
+  unsigned box[KILN_MAX_DESCRIPTOR_RANK];
+  static const unsigned kSteps[KILN_MAX_DESCRIPTOR_RANK] = {1, 1, 1, 1, 1};
+  uint32_t element = element_bytes(key.element_type);
+  for (int d = 0; d < key.rank; ++d) {
+    int outer = key.rank - 1 - d;
+    sizes[d] = static_cast<uint64_t>(key.sizes[outer]);
+    box[d] = key.box[outer];
+    if (d) strides[d - 1] = static_cast<uint64_t>(key.strides[outer]) * element;
+  }
+  CUresult result = cuda.cuTensorMapEncodeTiled(descriptor.map, key.element_type, key.rank,
+                                                reinterpret_cast<void*>(key.address), sizes, strides, box, kSteps,
+                                                kNoInterleave, key.swizzle, kPromoteTo128Bytes, kFillWithZeros);
+  if (result)
+    return fail(KILN_E_DRIVER, "cuTensorMapEncodeTiled: the CUDA driver returned %s (%d) for the tensor %s",
+                error_name(cuda, result), result, argument);
+  correct(cuda, key, element, descriptor.map);
+  return KILN_OK;
+}
+
 kiln_status zero(Driver& driver, const Scope& scope, uint64_t address, uint64_t bytes) {
   CUresult result = of(driver).cuMemsetD8Async(address, 0, bytes, scope.stream);
   return result ? driver_error(of(driver), result, "cuMemsetD8Async") : KILN_OK;
@@ -296,13 +339,15 @@ kiln_status find_entries(Cuda& cuda) {
 #undef X
   // Asked first: a driver that is too old lacks entries, and is told so in its own words.
   int version = 0;
-  if (cuda.cuDriverGetVersion && cuda.cuDriverGetVersion(&version) == 0 && version < kLowestDriver)
+  if (cuda.cuDriverGetVersion && cuda.cuDriverGetVersion(&version) == 0) cuda.version = version;
+  if (cuda.version && cuda.version < kLowestDriver)
     return fail(KILN_E_NO_DEVICE, "the NVIDIA driver is for CUDA %d.%d; Kiln needs a driver for CUDA 12.0 or later",
                 version / 1000, version % 1000 / 10);
 #define X(name, needed, parameters) \
   if (needed && !cuda.name) return fail(KILN_E_NO_DEVICE, "the NVIDIA driver has no entry point " #name);
   KILN_CUDA_ENTRIES(X)
 #undef X
+  cuda.has_descriptors = cuda.cuTensorMapEncodeTiled != nullptr;
   return KILN_OK;
 }
 
@@ -353,7 +398,7 @@ kiln_status open(Cuda& cuda) {
   return make_devices(cuda, count);
 }
 
-constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, wait, close};
+constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, encode, zero, wait, close};
 
 }  // namespace
 

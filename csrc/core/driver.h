@@ -15,6 +15,7 @@ namespace kiln {
 
 constexpr int kMaxDevices = 64;  // a vendor's; more are not looked at
 
+struct Descriptor;
 struct Driver;
 
 struct Device {
@@ -70,6 +71,9 @@ struct DriverCalls {
   // A sentence of what went wrong is logged, nothing more can be done.
   void (*unload)(Driver& driver, Device& device, Loaded& loaded);
   kiln_status (*launch)(Driver& driver, const Scope& scope, const Launch& launch);
+  // Fills in a descriptor's map by its key; `argument` is the tensor's name. nullptr where the vendor has no
+  // descriptors.
+  kiln_status (*encode)(Driver& driver, const char* argument, Descriptor& descriptor);
   kiln_status (*zero)(Driver& driver, const Scope& scope, uint64_t address, uint64_t bytes);
   // Returns once all of the stream's work is done.
   kiln_status (*wait)(Driver& driver, const Scope& scope);
@@ -82,6 +86,8 @@ struct Driver {
   const DriverCalls* calls;
   const Options* options;
   int32_t vendor;
+  int32_t version;       // NVIDIA: cuDriverGetVersion(), 12080; AMD: 0
+  bool has_descriptors;  // `encode` can be called
   int32_t device_count;
   Device* devices;
   Mutex lock;  // of what is asked of the devices

@@ -317,7 +317,7 @@ kiln_status open(Hip& hip) {
   return result ? driver_error(hip, result, call) : make_devices(hip, count);
 }
 
-constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, zero, wait, close};
+constexpr DriverCalls kCalls = {describe, enter, leave, load, unload, launch, nullptr, zero, wait, close};
 
 }  // namespace
 

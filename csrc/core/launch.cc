@@ -74,6 +74,18 @@ kiln_status check_workspace(const Plan& plan) {
   return KILN_OK;
 }
 
+// A descriptor's parameters: the map, then the sizes and the strides. Returns behind the last.
+void** add_descriptor(Descriptor& descriptor, void** to) {
+  DescriptorKey& key = descriptor.key;
+  *to++ = descriptor.map;
+  for (int d = 0; d < key.rank; ++d) *to++ = &key.sizes[d];
+  for (int d = 0; d < key.rank; ++d) *to++ = &key.strides[d];
+  return to;
+}
+
+constexpr int kMostParameters =
+    KILN_MAX_PARAMETERS + KILN_MAX_DESCRIPTORS * 2 * KILN_MAX_DESCRIPTOR_RANK + kHiddenParameters;
+
 kiln_status run_kernel(Entered& entered, Plan& plan, KernelPlan& kernel, const Loaded& image) {
   Driver& driver = entered.driver();
   for (int32_t i = 0; i < kernel.zero_count; ++i) {
@@ -81,13 +93,29 @@ kiln_status run_kernel(Entered& entered, Plan& plan, KernelPlan& kernel, const L
     if (status != KILN_OK) return status;
   }
   if (kernel.empty) return KILN_OK;
+  void* parameters[kMostParameters];
+  void** end = parameters;
+  Descriptor* descriptor = plan.descriptors + kernel.first_descriptor;
+  for (int32_t i = 0; i < kernel.parameter_count; ++i) {
+    if (kernel.described >> i & 1)
+      end = add_descriptor(*descriptor++, end);
+    else
+      *end++ = &kernel.parameters[i];
+  }
   // The hidden ones: global scratch, then profile scratch, which no release has.
-  kernel.parameters[kernel.parameter_count] = image.row->scratch ? plan.scratch_address : 0;
-  kernel.parameters[kernel.parameter_count + 1] = 0;
-  void* parameters[KILN_MAX_PARAMETERS + kHiddenParameters];
-  for (uint32_t i = 0; i < image.row->parameters; ++i) parameters[i] = &kernel.parameters[i];
+  uint64_t hidden[kHiddenParameters] = {image.row->scratch ? plan.scratch_address : 0, 0};
+  for (int32_t i = 0; i < kernel.hidden_count; ++i) *end++ = &hidden[i];
   Launch launch = {&image, {kernel.grid[0] * image.row->clusters, kernel.grid[1], kernel.grid[2]}, parameters};
   return driver.calls->launch(driver, entered.scope, launch);
+}
+
+kiln_status encode_descriptors(Entered& entered, Plan& plan, const KernelPlan& kernel) {
+  for (int32_t i = 0; i < kernel.table->descriptor_count && !kernel.empty; ++i) {
+    kiln_status status =
+        encode(entered.driver(), kernel.table->descriptors[i].argument, plan.descriptors[kernel.first_descriptor + i]);
+    if (status != KILN_OK) return status;
+  }
+  return KILN_OK;
 }
 
 kiln_status run(const kiln_call* from, bool launch) {
@@ -100,12 +128,15 @@ kiln_status run(const kiln_call* from, bool launch) {
   uint64_t workspace = launch && call.workspace ? reinterpret_cast<uint64_t>(call.workspace) : kAlignment;
   if ((status = make_plan(call, queue, workspace, entered, plan)) != KILN_OK) return status;
   if (launch && (status = check_workspace(plan)) != KILN_OK) return status;
-  // Everything that can fail before the device is touched has failed by now, except for loading: all images first.
+  // Everything that can fail before the device is touched has failed by now, except for loading and for encoding: all
+  // images and descriptors first.
   Loaded* images[KILN_MAX_KERNELS];
   for (int32_t i = 0; i < plan.kernel_count; ++i)
     if ((status = load_slot(*plan.binding, plan.kernels[i].slot, *plan.kernels[i].image, &images[i])) != KILN_OK)
       return status;
   if (!launch) return KILN_OK;
+  for (int32_t i = 0; i < plan.kernel_count; ++i)
+    if ((status = encode_descriptors(entered, plan, plan.kernels[i])) != KILN_OK) return status;
   for (int32_t i = 0; i < plan.kernel_count; ++i)
     if ((status = run_kernel(entered, plan, plan.kernels[i], *images[i])) != KILN_OK) return status;
   return KILN_OK;

@@ -33,6 +33,9 @@ struct Binding {
   std::atomic<Loaded*>* slots;  // by slot of the pack
   Mutex lock;                   // of what follows
   Loaded* loaded;               // each image once
+
+  // The row of images that a slot leads to, or kNone.
+  uint32_t image_of(const SlotRow& slot) const { return ptx ? slot.ptx : slot.image; }
 };
 
 }  // namespace kiln
@@ -72,6 +75,14 @@ struct kiln_runtime {
 
 namespace kiln {
 
+// A kernel as sentences and packs name it: "matmul", "matmul.hopper".
+class FullName : public FixedText<256> {
+ public:
+  explicit FullName(const kiln_kernel_table& kernel) {
+    add(kernel.implementation ? "%s.%s" : "%s", kernel.name, kernel.implementation);
+  }
+};
+
 constexpr char kNoFamily[] =
     "no family is registered; kiln_register_family(kiln, kiln_<family>_family()) registers one";
 
@@ -95,6 +106,12 @@ bool runs_natively(const kiln_pack_table& pack, const Device& device);
 
 // The binding of a family to a device: by its own architecture, or by `force_target` (or NULL).
 kiln_status bind(Family& family, Device& device, const char* force_target, Binding** out);
+
+// What cuDriverGetVersion() must be at least for a kernel's images; 0: anything. The kernel is for the target.
+int32_t needed_driver(const Binding& binding, const BoundKernel& bound);
+
+// Whether the driver is new enough for a kernel's images, and can make what they take. The kernel is for the target.
+bool drives(const Binding& binding, const kiln_kernel_table& kernel, const BoundKernel& bound);
 
 // The image in a slot, loaded at first use. The device must be entered.
 kiln_status load_slot(Binding& binding, uint32_t slot, const ImageRow& image, Loaded** out);

@@ -42,6 +42,7 @@ struct Shown {
   const BoundKernel& bound;
   const Pack& pack;
   bool ptx;
+  const char* passed_over;
 };
 
 // Shows one variant to the caller; non-zero to stop. `functional` is its text.
@@ -60,6 +61,8 @@ int32_t show(const Shown& shown, int32_t number, const char* functional, kiln_va
   variant.configuration =
       target.configuration_names[number / shown.kernel.specialization_count % target.configuration_count];
   variant.specialization = shown.kernel.specializations[number % shown.kernel.specialization_count].name;
+  variant.implementation = shown.kernel.implementation;
+  variant.passed_over = shown.passed_over;
   variant.has_ptx = slot.ptx != kNone;
   uint32_t row = shown.ptx ? slot.ptx : slot.image;
   if (row == kNone) {
@@ -102,7 +105,7 @@ kiln_status show_operation(const kiln_operation_state& operation, const Pack& pa
     if (!bound.target) continue;
     int32_t count =
         functional_count(*operation.table, kernel) * bound.target->configuration_count * kernel.specialization_count;
-    kiln_status status = show_some({operation, kernel, bound, pack, false}, 0, count, visit, user, stopped);
+    kiln_status status = show_some({operation, kernel, bound, pack, false, nullptr}, 0, count, visit, user, stopped);
     if (status != KILN_OK) return status;
   }
   return KILN_OK;
@@ -176,7 +179,13 @@ kiln_status explain(const Plan& plan, kiln_variant_fn visit, void* user) {
   kiln_status status = KILN_OK;
   for (int32_t i = 0; i < plan.kernel_count && status == KILN_OK && !stopped; ++i) {
     const KernelPlan& kernel = plan.kernels[i];
-    status = show_some({*plan.operation, *kernel.table, *kernel.bound, *plan.binding->pack, plan.binding->ptx},
+    FixedText<kSentenceBytes> passed_over;
+    for (int32_t k = 0; k < kernel.passed_count; ++k) {
+      if (k) passed_over.add("\n");
+      word(plan, plan.passed[kernel.first_passed + k], passed_over);
+    }
+    status = show_some({*plan.operation, *kernel.table, *kernel.bound, *plan.binding->pack, plan.binding->ptx,
+                        kernel.passed_count ? passed_over.c_str() : nullptr},
                        static_cast<int32_t>(kernel.slot - kernel.bound->first_slot), 1, visit, user, &stopped);
   }
   return status;

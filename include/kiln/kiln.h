@@ -254,6 +254,9 @@ typedef struct kiln_variant {
     int32_t spill_bytes;         /* per thread */
     int32_t threads;             /* per block */
     int32_t reserved0;
+    const char* implementation;  /* "hopper"; NULL: the kernel has only one */
+    const char* passed_over;     /* of kiln_explain: why the call does not run the implementations that are tried before
+                                    this one, a line for each, "hopper: it serves calls with k >= 64"; else NULL */
 } kiln_variant;
 typedef int32_t (*kiln_variant_fn)(const kiln_variant* variant, void* user);
 /* Visits the variants of every pack that is found for `operation` (NULL: all) and `target` (NULL: every target of the

@@ -39,6 +39,11 @@ def bare(built) -> ctypes.CDLL:
 
 
 @pytest.fixture(scope="session")
+def tiles(built) -> ctypes.CDLL:
+    return ctypes.CDLL(str(built / "lib" / "libkiln_tiles.so"))
+
+
+@pytest.fixture(scope="session")
 def fake_library(built) -> ffi.Fake:
     return ffi.Fake(built / "lib" / "libfake.so")
 
@@ -79,3 +84,25 @@ def kiln(library, fake, toy):
     with ffi.Kiln(library, fake) as kiln:
         kiln.register(toy)
         yield kiln
+
+
+@pytest.fixture
+def tiled(library, fake, tiles, tmp_path):
+    """A function that opens a runtime with the family `tiles` and its pack for sm_90 after change(kernels, images)."""
+    made = []
+
+    def open_one(change=lambda kernels, images: None, version: int = 12080) -> ffi.Kiln:
+        fake.c.fake_set_version(version, 60200000)
+        trusted = []
+        for target in packs.TILES_TARGETS:
+            data = packs.tiles_pack(target, change if target == "sm_90" else lambda kernels, images: None)
+            (tmp_path / packs.FILES[target]).write_bytes(data)
+            trusted.append(packs.digest_of(data))
+        kiln = ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=",".join(trusted))
+        made.append(kiln)
+        kiln.register(tiles, "tiles")
+        return kiln
+
+    yield open_one
+    for kiln in made:
+        kiln.__exit__()

@@ -195,6 +195,15 @@ ENTRY(cuLaunchKernelEx, (const Config* config, Image* kernel, void** parameters,
   return launch(kernel, config->grid, config->block, config->shared, config->stream, cluster, parameters, extra);
 }
 
+#ifndef FAKE_WITHOUT_MAPS
+ENTRY(cuTensorMapEncodeTiled,
+      (Map * map, int type, unsigned rank, uint64_t address, const uint64_t* sizes, const uint64_t* strides,
+       const unsigned* box, const unsigned* steps, int interleave, int swizzle, int promotion, int fill),
+      (map, type, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill)) {
+  return fake_encode(map, type, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill);
+}
+#endif
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 typedef unsigned long long Pointer;

@@ -205,7 +205,7 @@ int fake_launch(int vendor, Image* image, const unsigned* grid, const unsigned* 
   fake_note("\"grid\": [%u, %u, %u], \"block\": [%u, %u, %u]", grid[0], grid[1], grid[2], block[0], block[1], block[2]);
   fake_note("\"shared\": %u, \"cluster\": %u, \"stream\": %llu", shared, cluster,
             (unsigned long long)(uintptr_t)stream);
-  if (!fake_note_arguments(image, arguments)) return BAD_VALUE;
+  if (!fake_note_arguments(image, arguments) || !fake_check_maps(image, arguments)) return BAD_VALUE;
   pthread_mutex_lock(&fake_lock);
   ++launch_count;
   pthread_mutex_unlock(&fake_lock);
@@ -306,6 +306,8 @@ __attribute__((constructor)) static void begin(void) {
   fake_reset();
   const char* path = getenv("FAKE_DRIVER_RECORD");
   if (path) fake_open_record(path);
+  const char* version = getenv("FAKE_DRIVER_VERSION");
+  if (version) fake_versions[FAKE_NVIDIA] = atoi(version);
   const char* at = getenv("FAKE_DRIVER_FAIL");
   for (int size; at && *at; at += at[0] == ',') {
     char name[48];

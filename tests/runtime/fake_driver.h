@@ -16,17 +16,40 @@
  *                of a launch: the last are the bytes of each parameter, as many as the image says
  *   buffer       of a launch whose parameters came in one: its bytes
  *   address, bytes, value, stream    of memory that is set, copied, taken or given back
+ *   address, element_type, swizzle, promotion, sizes, strides, box, steps
+ *                of a tensor map, as cuTensorMapEncodeTiled is given them: from the innermost dimension on
  *   pitch, rows  of memory that is set by rows: from one to the next, and how many; `bytes` is then of each
  *   context, attribute
  * fake_mark() adds {"call": "mark", "text": ...}.
  *
+ * A launch fails unless each parameter of 128 bytes is a tensor map that was encoded, and those behind it are its sizes
+ * (int32_t) and strides (int64_t, elements). Compiled with -DFAKE_WITHOUT_MAPS it has no cuTensorMapEncodeTiled.
+ *
  * Environment variables, read when it is loaded:
  *   FAKE_DRIVER_RECORD  a file that the record is written to as well, line by line
+ *   FAKE_DRIVER_VERSION what cuDriverGetVersion() says, in place of 12080
  *   FAKE_DRIVER_FAIL    what is to fail, as fake_fail() has it: "entry:nth:code", separated by ',' */
 #ifndef FAKE_DRIVER_H
 #define FAKE_DRIVER_H
 
 #include <stdint.h>
+
+/* What the fake driver's tensor maps are: all that was encoded, dimensions counted from the innermost as the driver
+ * counts them. FAKE_SMALL_TENSOR is the bit that drivers up to 13.1 are to have cleared for small tensors. */
+#define FAKE_MAP "FAKEMAP"
+#define FAKE_SMALL_TENSOR (1ull << 21)
+enum { FAKE_RANK = 5 };
+typedef struct Map {
+  char magic[8];
+  uint64_t layout; /* rank, element type << 8, swizzle << 16, FAKE_SMALL_TENSOR, promotion << 24 */
+  uint64_t address;
+  uint64_t sizes[FAKE_RANK];
+  uint64_t strides[FAKE_RANK - 1]; /* bytes */
+  uint16_t box[FAKE_RANK];
+  uint16_t zero[5];
+  uint32_t checksum;
+  uint32_t end[2];
+} Map;
 
 #ifdef __cplusplus
 extern "C" {

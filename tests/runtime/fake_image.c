@@ -190,11 +190,13 @@ static int read_hsaco(const uint8_t* code, Image* image) {
 /* ---- any --------------------------------------------------------------------------------------------------------- */
 
 static int read_fake(const char* text, Image* image) {
+  enum { MAP_ALIGNMENT = 64 };
   int at = 0, n;
   uint32_t size, offset = 0;
   if (sscanf(text, "FAKE %255s %d%n", image->symbol, &image->fixed, &at) != 2) return 0;
   for (text += at; image->count < PARAMETERS && sscanf(text, "%u%n", &size, &n) == 1; text += n) {
-    offset = (offset + size - 1) / size * size;
+    uint32_t align = size < MAP_ALIGNMENT ? size : MAP_ALIGNMENT;
+    offset = (offset + align - 1) / align * align;
     image->parameters[image->count++] = (Parameter){offset, size};
     offset += size;
   }

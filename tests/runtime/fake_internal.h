@@ -74,6 +74,14 @@ int fake_destroy_stream(Stream* stream, int unknown);
 /* Reads what an image says of its kernel; its length in bytes, or 0 if it is none. */
 size_t fake_read_image(const void* code, Image* image);
 
+/* ---- fake_map.c ---- */
+
+/* cuTensorMapEncodeTiled: 0, or the code of a value that it refuses. */
+int fake_encode(Map* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes, const uint64_t* strides,
+                const unsigned* box, const unsigned* steps, int interleave, int swizzle, int promotion, int fill);
+/* Whether each tensor map among a launch's arguments was encoded, and its sizes and strides follow it. */
+int fake_check_maps(const Image* image, const void* const* arguments);
+
 /* ---- fake_record.c ---- */
 
 /* A call begins; what it notes stands in the record if it succeeds: `format` gives members of JSON. */

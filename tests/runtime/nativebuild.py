@@ -141,6 +141,15 @@ def build_toy(folder: Path, flags: list[str] = ()) -> None:
     build_family(folder, "bare", [source], [*flags, "-DTOY_NAME=bare"])
 
 
+def build_tiles(folder: Path, flags: list[str] = ()) -> None:
+    """The family `tiles`, which has implementations and descriptors, and its packs in packs/tiles."""
+    images = folder / "packs" / "tiles"
+    images.mkdir(parents=True, exist_ok=True)
+    for target in packs.TILES_TARGETS:
+        (images / packs.FILES[target]).write_bytes(packs.tiles_pack(target))
+    build_family(folder, "tiles", [HERE / "tiles_family.cc"], flags)
+
+
 def build_flash(folder: Path, flags: list[str] = ()) -> None:
     """The typed entries with flash_tables.py's tables, which stay in `folder` as flash.cc."""
     (folder / "flash.cc").write_text(flash_tables.make(folder / "flash").source)
@@ -166,6 +175,7 @@ def build_all(folder: Path, flags: list[str] = ()) -> Path:
     """Everything that the tests load, under `folder`/lib."""
     build_core(folder, flags)
     build_toy(folder, flags)
+    build_tiles(folder, flags)
     build_flash(folder, flags)
     build_fake(folder, flags)
     return folder

@@ -215,3 +215,74 @@ def toy_pack(target: str, release: str = "1.2.3", families: tuple[str, ...] = ("
     images: list[Image] = []
     kernels = [kernel for family in families for kernel in toy_kernels(family, target, images)]
     return write(target, release, kernels, images)
+
+
+TILES_TARGETS = ("sm_80", "sm_90", "gfx942")
+TILES_BOXES = {"a": (64, 64), "b": (64, 64), "c": (64, 64)}
+COPY_BOXES = {"x": (2, 16, 64), "y": (32,)}
+FP32 = 7  # as the driver counts element types; FP16 and BF16 by dtype
+ELEMENT_TYPES = {"fp16": 6, "bf16": 9}
+POINTERS = [8, 8, 8, 8, 4, 4, *[8] * 6]
+MAP_SIZES = [128, 4, 4, 8, 8]
+WAIVED = "deep has no image of bf16"
+
+
+def _tiles_kernel(target: str, operation: str, name: str, layout: int, specializations: list[str],
+                  image) -> tuple[Kernel, list[Image]]:  # fmt: skip
+    """image(dtype, specialization): its parameters' sizes and its descriptors; None where there is none."""
+    kernel = Kernel("tiles", operation, name, ["BLOCK_M=128 BLOCK_N=256"], specializations,
+                    [f"dtype={dtype}" for dtype in DTYPES], bytes([layout]).ljust(32, b"\0"))  # fmt: skip
+    made = []
+    for dtype in DTYPES:
+        for specialization in specializations:
+            key = key_of("tiles", target, name, dtype, specialization)
+            what = image(dtype, specialization)
+            if what is None:
+                kernel.slots.append((NONE, NONE, WAIVED, key))
+                continue
+            sizes, descriptors = what
+            symbol = f"{name.replace('.', '_')}_{dtype}_{specialization}"
+            code = fake_code(symbol, [*sizes, 8, 8])
+            kinds = [2] if target.startswith("gfx") else [1, 3]
+            numbers = [*range(len(made), len(made) + len(kinds)), NONE][:2]
+            for kind in kinds:
+                given = () if kind == 2 else descriptors  # AMD's images have none
+                made.append(Image(symbol, code, kind, len(sizes) + 2, shared=0, descriptors=given))
+            kernel.slots.append((*numbers, None, key))
+    return kernel, made
+
+
+def tiles_pack(target: str, change=lambda kernels, images: None) -> bytes:
+    """The pack of tiles_family.cc for a target, after change(kernels, images)."""
+
+    def plain(dtype: str, _: str):
+        return POINTERS, ()
+
+    def deep(dtype: str, _: str):
+        return (POINTERS, ()) if dtype == "fp16" else None
+
+    def hopper(dtype: str, specialization: str):
+        flag = [4] * (specialization == "generic")
+        descriptors = tuple(Descriptor(box, ELEMENT_TYPES[dtype]) for box in TILES_BOXES.values())
+        return [4, *MAP_SIZES, *MAP_SIZES, 4, *MAP_SIZES, *flag], descriptors
+
+    def copy(dtype: str, _: str):
+        descriptors = Descriptor(COPY_BOXES["x"], ELEMENT_TYPES[dtype]), Descriptor(COPY_BOXES["y"], FP32, 0)
+        return [128, 4, 4, 4, 8, 8, 8, 128, 4, 8], descriptors
+
+    parts = [_tiles_kernel(target, "product", "matmul.general", 4, ["generic"], plain)]
+    if target == "sm_90":
+        parts.append(_tiles_kernel(target, "product", "matmul.deep", 2, ["generic"], deep))
+        parts.append(_tiles_kernel(target, "product", "matmul.hopper", 3, ["constant", "generic"], hopper))
+    if target != "sm_80":
+        parts.append(_tiles_kernel(target, "copy", "copy", 5, ["generic"], copy))
+    kernels, images = [], []
+    for kernel, made in parts:
+        first = len(images)
+        kernel.slots = [
+            (NONE if i == NONE else first + i, NONE if p == NONE else first + p, *rest) for i, p, *rest in kernel.slots
+        ]
+        kernels.append(kernel)
+        images += made
+    change(kernels, images)
+    return write(target, "1.2.3", kernels, images)

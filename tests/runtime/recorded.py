@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,9 +50,43 @@ class Launch:
     def sizes(self) -> list[int]:
         return [len(argument) for argument in self.arguments]
 
+    def maps(self) -> list[TensorMap]:
+        """Those among the arguments, in their order."""
+        return [read_map(argument) for argument in self.arguments if len(argument) == 128]
+
     def parameters(self) -> list[int]:
         """The bytes of each argument as a number, little-endian and zero-extended."""
         return [int.from_bytes(argument, "little") for argument in self.arguments]
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor map of the fake driver (fake_driver.h's Map), dimensions from the outermost on.
+
+    Attributes:
+        strides: bytes; of all dimensions but the innermost.
+        small: whether the bit is set that drivers up to 13.1 are to have cleared for small tensors.
+    """
+
+    address: int
+    element_type: int
+    swizzle: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    small: bool
+
+
+def read_map(data: bytes) -> TensorMap:
+    """What was encoded into these 128 bytes."""
+    magic, layout, address, *numbers = struct.unpack_from("<8s2Q5Q4Q5H", data)
+    assert magic == b"FAKEMAP\0" and len(data) == 128, data
+    rank = layout & 0xFF
+    sizes, strides, box = numbers[:rank], numbers[5 : 5 + rank - 1], numbers[9 : 9 + rank]
+    return TensorMap(
+        address, layout >> 8 & 0xFF, layout >> 16 & 0x1F, tuple(sizes[::-1]), tuple(strides[::-1]), tuple(box[::-1]),
+        bool(layout >> 21 & 1),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
