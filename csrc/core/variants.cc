@@ -51,17 +51,17 @@ int32_t show(const Shown& shown, int32_t number, const char* functional, kiln_va
   const SlotRow& slot = shown.pack.slots[shown.bound.first_slot + static_cast<uint32_t>(number)];
   char key[65];
   to_hex(slot.key, key);
+  FullName name(shown.kernel);
   kiln_variant variant = {};
   variant.size = sizeof variant;
   variant.key = key;
   variant.target = target.target;
   variant.operation = shown.operation.name;
-  variant.kernel = shown.kernel.name;
+  variant.kernel = name.c_str();
   variant.functional = functional;
   variant.configuration =
       target.configuration_names[number / shown.kernel.specialization_count % target.configuration_count];
   variant.specialization = shown.kernel.specializations[number % shown.kernel.specialization_count].name;
-  variant.implementation = shown.kernel.implementation;
   variant.passed_over = shown.passed_over;
   variant.has_ptx = slot.ptx != kNone;
   uint32_t row = shown.ptx ? slot.ptx : slot.image;

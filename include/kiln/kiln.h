@@ -243,7 +243,7 @@ typedef struct kiln_variant {
     const char* key;             /* 64 hexadecimal digits */
     const char* target;          /* "sm_90" */
     const char* operation;       /* "flash.attn_fwd" */
-    const char* kernel;          /* "attn_fwd" */
+    const char* kernel;          /* "attn_fwd"; where it has several implementations, which: "matmul.hopper" */
     const char* functional;      /* "dtype=bf16 head_dim=64 padded=false extras=none" */
     const char* configuration;   /* "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3" */
     const char* specialization;  /* "aligned" */
@@ -254,7 +254,6 @@ typedef struct kiln_variant {
     int32_t spill_bytes;         /* per thread */
     int32_t threads;             /* per block */
     int32_t reserved0;
-    const char* implementation;  /* "hopper"; NULL: the kernel has only one */
     const char* passed_over;     /* of kiln_explain: why the call does not run the implementations that are tried before
                                     this one, a line for each, "hopper: it serves calls with k >= 64"; else NULL */
 } kiln_variant;

@@ -66,7 +66,7 @@ class Variant(c.Structure):
         ("kernel", c.c_char_p), ("functional", c.c_char_p), ("configuration", c.c_char_p),
         ("specialization", c.c_char_p), ("unavailable", c.c_char_p), ("has_ptx", c.c_int32), ("registers", c.c_int32),
         ("shared_bytes", c.c_int32), ("spill_bytes", c.c_int32), ("threads", c.c_int32), ("reserved0", c.c_int32),
-        ("implementation", c.c_char_p), ("passed_over", c.c_char_p),
+        ("passed_over", c.c_char_p),
     ]  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def test_layout_of_the_interface(built, tmp_path):
         "kiln_argument": (16, {"kind": 0, "value": 8}),
         "kiln_argument_info": (32, {"name": 8, "kind": 16, "optional": 28}),
         "kiln_call": (72, {"operation": 8, "queue": 16, "arguments": 24, "force_count": 36, "workspace_bytes": 64}),
-        "kiln_variant": (112, {"key": 8, "unavailable": 64, "has_ptx": 72, "threads": 88, "implementation": 96}),
+        "kiln_variant": (104, {"key": 8, "unavailable": 64, "has_ptx": 72, "threads": 88, "passed_over": 96}),
         "kiln_attn_fwd_params": (256, {"q": 8, "sinks": 48, "sm_scale": 184, "workspace": 208, "padded": 248}),
         "kiln_attn_bwd_params": (288, {"q": 8, "sinks": 96, "sm_scale": 216, "workspace": 240, "padded": 280}),
         "kiln_attn_decode_params": (248, {"q": 8, "leftpad": 96, "splits": 184, "workspace": 208, "force_count": 240}),
