@@ -6,6 +6,7 @@ import _ctypes
 import ctypes
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -13,6 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import shared
+from kiln_build.front import workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = "0.1.0b"
@@ -56,6 +60,12 @@ class Built:
         """The interpreter of the workspace, with the locked packages."""
         return self.workspace / "venv" / "bin" / "python"
 
+    def copy_workspace(self, to: Path) -> Path:
+        """A workspace with all that the build left but for the packages: its own to build in and to damage."""
+        with workspace.own_workspace(self.workspace, print, clean=False, installs=False):
+            shutil.copytree(self.workspace, to, symlinks=True, ignore=_packages)
+        return to
+
 
 def environment(**variables: str) -> dict[str, str]:
     """The caller's environment without any KILN_ variable, and `variables`."""
@@ -72,34 +82,59 @@ def unpack(tarball: Path, folder: Path) -> Path:
     return folder / "kiln"
 
 
-def front_door(base: Path) -> Built:
-    """A small release, built by the front door in `base`, if it is not there; with a space in each path."""
-    workspace, output, log = base / "work space", base / "out put", base / "log"
-    if not (base / "unpacked").exists():
-        words = ["bash", str(ROOT / "build.sh"), str(ROOT / "input"), str(workspace), str(output), VERSION, TARGETS]
-        done = subprocess.run(words, env=environment(**SELECTION), capture_output=True, text=True, cwd=base)
-        assert done.returncode == 0, done.stdout + done.stderr
-        log.write_text(done.stdout + done.stderr)
-        unpack(output / TARBALL, base / "unpacked")
-    return Built(workspace, output, base / "unpacked" / "kiln", log.read_text())
+def release() -> Built:
+    """The small release of this run, made if it is not there yet."""
+    return _built(shared.once("a build", _front_door, _kept()))
 
 
-def widen(release: Built, base: Path) -> Built:
-    """The release with WIDE_SELECTION's images, built in `base`, if it is not there, from the release's own workspace:
-    what it has already is not compiled again."""
-    if not (base / "unpacked").exists():
-        done = Builder(release, base).run(output=base / "out", **WIDE_SELECTION)
-        (base / "log").write_text(done.stdout + done.stderr)
-        (tarball,) = (base / "out").glob("*.tar.gz")
-        unpack(tarball, base / "unpacked")
-    return Built(release.workspace, base / "out", base / "unpacked" / "kiln", (base / "log").read_text())
+def wide_release() -> Built:
+    """The release with WIDE_SELECTION's images; what the small one has already is not compiled again."""
+    return _built(shared.once("a wide build", _widen, _kept()))
+
+
+def _kept() -> Path | None:
+    return Path(os.environ["KILN_TEST_RELEASE"]) if "KILN_TEST_RELEASE" in os.environ else None
+
+
+def _built(base: Path) -> Built:
+    return Built(base / "work space", base / "out put", base / "unpacked" / "kiln", (base / "log").read_text())
+
+
+def _front_door(base: Path) -> None:
+    """Builds by the front door in `base`, with a space in each path."""
+    output = base / "out put"
+    folders = map(str, (ROOT / "input", base / "work space", output))
+    words = ["bash", str(ROOT / "build.sh"), *folders, VERSION, TARGETS]
+    done = subprocess.run(words, env=environment(**SELECTION), capture_output=True, text=True, cwd=base)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (base / "log").write_text(done.stdout + done.stderr)
+    unpack(output / TARBALL, base / "unpacked")
+
+
+def _widen(base: Path) -> None:
+    small = release()
+    done = Builder(small, base, small.copy_workspace(base / "work space")).run(
+        output=base / "out put", **WIDE_SELECTION
+    )
+    (base / "log").write_text(done.stdout + done.stderr)
+    (tarball,) = (base / "out put").glob("*.tar.gz")
+    unpack(tarball, base / "unpacked")
+
+
+def _packages(folder: str, names: list[str]) -> set[str]:
+    return {"venv", "pycache"} & set(names) if Path(folder).name == "work space" else set()
 
 
 class Builder:
-    """Builds again with the packages of `release`, from any tree, into any workspace and store."""
+    """Builds again with the packages of `release`, from any tree, into any workspace and store.
 
-    def __init__(self, release: Built, base: Path) -> None:
-        self.release, self.base = release, base
+    Args:
+        base: where its output goes.
+        workspace: where it builds, if it is told no other.
+    """
+
+    def __init__(self, release: Built, base: Path, workspace: Path) -> None:
+        self.release, self.base, self.workspace = release, base, workspace
 
     def words(self, workspace: Path, output: Path, tree: Path = ROOT, targets: str = TARGETS) -> list[str]:
         return [str(self.release.python), "-m", "kiln_build", "build", str(ROOT / "input"), str(workspace), str(output),
@@ -113,7 +148,7 @@ class Builder:
         self, workspace: Path | None = None, output: Path | None = None, tree: Path = ROOT, targets: str = TARGETS,
         check: bool = True, **variables: str,
     ) -> subprocess.CompletedProcess:  # fmt: skip
-        words = self.words(workspace or self.release.workspace, output or self.base / "out", tree, targets)
+        words = self.words(workspace or self.workspace, output or self.base / "out", tree, targets)
         done = subprocess.run(words, env=self.environment(tree, **variables), capture_output=True, text=True)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from builds import Built, front_door, widen
+import builds
+import shared
+from builds import Built
 
 # Some virtual machines name Intel's AMX among what they have and end a program that uses it; oneDNN, in PyTorch, would.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -28,30 +30,33 @@ TOO_LATE = "there was no time left to begin"
 
 
 @pytest.fixture(scope="session")
-def kept(tmp_path_factory) -> Path:
-    """Where releases are built: KILN_TEST_RELEASE, whose releases of an earlier run are taken, or a new folder. Of
-    several processes each has its own: one at a time may build in a workspace."""
-    if "KILN_TEST_RELEASE" not in os.environ:
-        return tmp_path_factory.mktemp("a build")
-    folder = Path(os.environ["KILN_TEST_RELEASE"], os.environ.get("PYTEST_XDIST_WORKER", ""))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def release() -> Built:
+    """One small release, built by the front door, for all processes. KILN_TEST_RELEASE names a folder where it is kept
+    for the next run."""
+    return builds.release()
 
 
 @pytest.fixture(scope="session")
-def release(kept) -> Built:
-    """One small release, built by the front door."""
-    return front_door(kept)
-
-
-@pytest.fixture(scope="session")
-def wide_release(release, kept) -> Built:
+def wide_release(release) -> Built:
     """The same with every functional of its dtype and head dimension."""
-    (kept / "wide").mkdir(exist_ok=True)
-    return widen(release, kept / "wide")
+    return builds.wide_release()
+
+
+@pytest.fixture(scope="session")
+def workspace(release, tmp_path_factory) -> Path:
+    """A workspace of this process, as the release's build left it: to build in."""
+    return release.copy_workspace(tmp_path_factory.mktemp("work") / "work space")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Tells a worker of pytest-xdist where the run's folder is."""
+    node.workerinput["shared"] = str(shared.folder())
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        shared.use(Path(config.workerinput["shared"]))
     config.stash[SKIPPED] = []
     config.pluginmanager.register(Skips(config))
     # Under nohup, and in the background of a script, they are ignored, here and in all that the tests start: those that

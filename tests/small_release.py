@@ -5,17 +5,16 @@ Made once a test run; tests copy what they want to damage.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
 import os
-import shutil
+import pickle
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import shared
 from kiln_build.artifacts import left_out, manifest, pack, split
 from kiln_build.release import package, release
 from kiln_recipe import targets
@@ -65,18 +64,15 @@ class SmallRelease:
     inputs: manifest.Inputs
 
 
-def _folder(name: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"kiln-{name}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 @functools.cache
 def images() -> Path:
     """A folder of images: <target>-<block>-<dtype>, and .ptx for NVIDIA."""
+    return shared.once("images", _compile_images)
+
+
+def _compile_images(folder: Path) -> None:
     import triton
 
-    folder = _folder("images")
     (folder / "kernel.py").write_text(KERNEL)
     (folder / "compile.py").write_text(COMPILE)
     ptxas = str(Path(triton.__file__).parent / "backends/nvidia/bin/ptxas")
@@ -88,7 +84,6 @@ def images() -> Path:
         "TRITON_PTXAS_BLACKWELL_PATH": ptxas,
     }
     subprocess.run([sys.executable, "compile.py"], cwd=folder, env=environment, check=True)
-    return folder
 
 
 def info_of(code: bytes) -> ImageInfo:
@@ -182,7 +177,11 @@ def contents(folder: Path, packs: dict[str, Path]) -> release.Contents:
 @functools.cache
 def small_release() -> SmallRelease:
     """The release with packs for gfx942, and for sm_90 with PTX."""
-    folder = _folder("release")
+    folder = shared.once("small release", _make)
+    return pickle.loads((folder / "release.pickle").read_bytes())
+
+
+def _make(folder: Path) -> None:
     packs = {name: write_pack(folder / "packs", name, with_ptx=name == "sm_90") for name in ("gfx942", "sm_90")}
     release.lay_out(contents(folder, packs), folder / "stage")
     digest = hashlib.sha256(b"tool").hexdigest()
@@ -200,7 +199,8 @@ def small_release() -> SmallRelease:
         packs={name: pack.read_pack(path) for name, path in packs.items()},
         waivers=(manifest.Waiver(kernel="toy.scale/scale", reason="not on this GPU", covers=2, missing=2),),
     )
-    made = manifest.make_manifest(inputs, folder / "stage", release.PLATFORM)
-    (folder / "stage" / manifest.PATH).write_bytes(manifest.encode(made))
+    rows = manifest.make_manifest(inputs, folder / "stage", release.PLATFORM)
+    (folder / "stage" / manifest.PATH).write_bytes(manifest.encode(rows))
     tarball = release.make_release(folder / "stage", folder, VERSION)
-    return SmallRelease(folder / "stage", tarball, packs, images(), inputs)
+    made = SmallRelease(folder / "stage", tarball, packs, images(), inputs)
+    (folder / "release.pickle").write_bytes(pickle.dumps(made))

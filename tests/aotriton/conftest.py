@@ -14,9 +14,9 @@ from aotriton_worker import Worker
 
 
 @pytest.fixture(scope="session")
-def release(tmp_path_factory) -> fake_release.Release:
+def release() -> fake_release.Release:
     """lib/ and include/ with libaotriton_v2.so, and drivers by name."""
-    return fake_release.build(tmp_path_factory.mktemp("aotriton"))
+    return fake_release.build()
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +36,12 @@ def worker(request, _workers) -> Worker:
 
 @pytest.fixture
 def start(release):
-    """A function that starts a process of one's own: a vendor, a folder of drivers, environment variables."""
+    """A function that starts a process of one's own: a vendor, a folder of drivers, a copy of the release to take
+    instead of it, environment variables."""
     started = []
 
-    def one(vendor: int = ffi.AMD, driver: str | None = None, **environment: str) -> Worker:
-        started.append(Worker(release.folder, vendor, driver, **environment))
+    def one(vendor: int = ffi.AMD, driver: str | None = None, folder: Path | None = None, **environment: str) -> Worker:
+        started.append(Worker(folder or release.folder, vendor, driver, **environment))
         return started[-1]
 
     yield one

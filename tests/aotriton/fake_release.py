@@ -12,8 +12,10 @@ import nativebuild
 import packs
 from nativebuild import ROOT, run
 
+import shared
 from kiln_build.native import generate
 from kiln_recipe import targets
+from kiln_recipe.model import Recipe
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import KernelPlan, Plan, Variant
 from kiln_recipe.read import recipe
@@ -46,10 +48,16 @@ def hip_headers() -> Path:
     return Path(importlib.util.find_spec("triton").submodule_search_locations[0]) / "backends/amd/include"
 
 
-def build(folder: Path) -> Release:
-    """Builds it; the fake driver lies in driver/amd and driver/nvidia, by the names that drivers have."""
+def build() -> Release:
+    """Builds it, if this run has not yet; the fake driver lies in driver/amd, driver/nvidia and
+    driver/both, by the names that drivers have; driver/none is empty."""
     the_recipe = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
     the_plan = plan.make_plan([the_recipe], [targets.by_name(name) for name in TARGETS], "full", SELECTION)
+    folder = shared.once("aotriton", lambda folder: _fill(folder, the_recipe, the_plan))
+    return Release(folder, {(v.target, _symbol(v)): v for v in the_plan.variants})
+
+
+def _fill(folder: Path, the_recipe: Recipe, the_plan: Plan) -> None:
     nativebuild.build_core(folder)
     nativebuild.build_fake(folder)
     digests = {target.name: _pack(the_plan, target, folder / "lib/kiln.images") for target in the_plan.targets}
@@ -61,10 +69,11 @@ def build(folder: Path) -> Release:
     source.write_text(generate.family_source(the_recipe, tables, the_plan.targets, the_plan.served, digests, VERSION))
     nativebuild.build_family(folder, "flash", [source, *nativebuild.FLASH], ["-Wl,-soname,libkiln_flash.so"])
     build_library(folder)
-    for vendor, name in (("amd", "libamdhip64.so.6"), ("nvidia", "libcuda.so.1")):
-        (folder / "driver" / vendor).mkdir(parents=True)
-        (folder / "driver" / vendor / name).symlink_to(folder / "lib/libfake.so")
-    return Release(folder, {(v.target, _symbol(v)): v for v in the_plan.variants})
+    amd, nvidia = "libamdhip64.so.6", "libcuda.so.1"
+    for kind, names in {"amd": [amd], "nvidia": [nvidia], "both": [amd, nvidia], "none": []}.items():
+        (folder / "driver" / kind).mkdir(parents=True)
+        for name in names:
+            (folder / "driver" / kind / name).symlink_to(folder / "lib/libfake.so")
 
 
 def build_library(folder: Path) -> None:

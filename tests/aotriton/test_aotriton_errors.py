@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import sys
 import textwrap
 
@@ -258,8 +259,7 @@ def test_a_launch_that_fails_leaves_no_memory_taken(start):
     assert error == UNKNOWN_ERROR and "hipModuleLaunchKernel" in sentence, "the first failure is the one to know"
 
 
-def test_no_driver(start, release, tmp_path):
-    (release.folder / "driver/none").mkdir(exist_ok=True)
+def test_no_driver(start):
     worker = start(ffi.AMD, "none")
     for entry, fields in (("v2.check_gpu", {}), ("v2.attn_fwd", SCALED), ("v2.attn_bwd_fused", BACK)):
         error, sentence = worker.call(entry, None, **fields)
@@ -277,22 +277,11 @@ def test_no_devices_at_first(start):
     assert worker.call("v2.check_gpu")[0] == SUCCESS
 
 
-@pytest.fixture
-def both(release):
-    """A folder with both drivers."""
-    folder = release.folder / "driver/both"
-    if not folder.is_dir():
-        folder.mkdir()
-        for name in ("libamdhip64.so.6", "libcuda.so.1"):
-            (folder / name).symlink_to(release.lib / "libfake.so")
-    return "both"
-
-
-def test_amds_devices_go_before_nvidias(start, both):
-    worker = start(ffi.AMD, both)
+def test_amds_devices_go_before_nvidias(start):
+    worker = start(ffi.AMD, "both")
     assert worker.call("v2.attn_fwd", worker.stream(), **SCALED)[0] == SUCCESS
     assert "hipModuleLaunchKernel" in worker.events().calls
-    other = start(ffi.NVIDIA, both)
+    other = start(ffi.NVIDIA, "both")
     other.fake("fake_set_device_count", ffi.AMD, 0)
     assert other.call("v2.attn_fwd", other.stream(), **SCALED)[0] == SUCCESS
     assert "cuLaunchKernel" in other.events().calls
@@ -300,23 +289,19 @@ def test_amds_devices_go_before_nvidias(start, both):
 
 def test_packs_that_are_not_there(start, release, tmp_path):
     """By the library's own place; then where KILN_PACK_PATH says."""
-    images = release.lib / "kiln.images"
+    folder = shutil.copytree(release.folder, tmp_path / "release", symlinks=True)
+    images = folder / "lib/kiln.images"
     images.rename(tmp_path / "images")
-    try:
-        worker = start(ffi.AMD)
-        error, sentence = worker.call("v2.check_gpu", worker.stream())
-        assert error == FILE_NOT_FOUND and "amd-gfx942.pack" in sentence
-        worker = start(ffi.AMD, KILN_PACK_PATH=str(tmp_path / "images"))
-        assert worker.call("v2.attn_fwd", worker.stream(), **SCALED)[0] == SUCCESS
-        images.mkdir()
-        (images / "amd-gfx942.pack").write_bytes((tmp_path / "images/amd-gfx942.pack").read_bytes()[:1000])
-        worker = start(ffi.AMD)
-        error, sentence = worker.call("v2.attn_fwd", worker.stream(), **SCALED)
-        assert error == INVALID_IMAGE and "amd-gfx942.pack" in sentence
-        (images / "amd-gfx942.pack").unlink()
-        images.rmdir()
-    finally:
-        (tmp_path / "images").rename(images)
+    worker = start(ffi.AMD, folder=folder)
+    error, sentence = worker.call("v2.check_gpu", worker.stream())
+    assert error == FILE_NOT_FOUND and "amd-gfx942.pack" in sentence
+    worker = start(ffi.AMD, folder=folder, KILN_PACK_PATH=str(tmp_path / "images"))
+    assert worker.call("v2.attn_fwd", worker.stream(), **SCALED)[0] == SUCCESS
+    images.mkdir()
+    (images / "amd-gfx942.pack").write_bytes((tmp_path / "images/amd-gfx942.pack").read_bytes()[:1000])
+    worker = start(ffi.AMD, folder=folder)
+    error, sentence = worker.call("v2.attn_fwd", worker.stream(), **SCALED)
+    assert error == INVALID_IMAGE and "amd-gfx942.pack" in sentence
 
 
 # ---- lazy tensors ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import shared
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/runtime")]
 
@@ -14,7 +16,7 @@ collect_ignore = ["inside", "gpu"]
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site() -> Path:
     """An importable folder of the package for this Python, over libraries for the fake driver."""
     pytest.importorskip("nanobind", reason="needs nanobind")
     import python_site
@@ -26,4 +28,4 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pythons.headers_of(sys.executable)
     except EnvironmentProblem as error:
         pytest.skip(f"needs headers: {error}")
-    return python_site.make_site(tmp_path_factory.mktemp("site"))
+    return shared.once("site", python_site.make_site)

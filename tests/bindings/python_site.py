@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "v3python"), str(ROOT / "tests/runtime")]
+sys.path[:0] = [str(ROOT / "v3python"), str(ROOT / "tests"), str(ROOT / "tests/runtime")]
 
 import flash_tables  # noqa: E402
 import nativebuild  # noqa: E402

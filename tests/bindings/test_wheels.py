@@ -202,13 +202,11 @@ def test_importing_needs_no_gpu(installed):
     assert "NAME\n    kiln - Kiln: attention kernels" in run(installed, "-c", "import kiln; help(kiln)", PAGER="cat")
 
 
-def test_a_call_on_real_images(installed, release, tmp_path):
+def test_a_call_on_real_images(installed):
     """On the recording driver, under the name that the runtime looks for: it reads images as a driver does."""
     import nativebuild
 
-    (tmp_path / "lib").mkdir()
-    nativebuild.build_fake(tmp_path)
-    (tmp_path / "lib/libcuda.so.1").symlink_to("libfake.so")
+    driver = nativebuild.driver_folder(nativebuild.fake_alone(), "nvidia")
     code = """
 import ctypes, kiln
 from fakes import StandardArray
@@ -219,7 +217,7 @@ grads = kiln.attn_bwd(out, q, k, k, out, lse, causal=True, stream=0)
 print(driver.fake_launches(), *kiln.explain(kiln.attn_fwd, q, k, k, causal=True, stream=0))
 """
     path = os.pathsep.join(map(str, (INSIDE, ROOT / "tests/runtime")))
-    said = run(installed, "-c", code, PYTHONPATH=path, LD_LIBRARY_PATH=str(tmp_path / "lib"))
+    said = run(installed, "-c", code, PYTHONPATH=path, LD_LIBRARY_PATH=str(driver))
     launches, _, explained = said.partition(" ")
     assert int(launches) >= 3 and explained.startswith("attn_fwd (dtype=bf16 head_dim=64")
 

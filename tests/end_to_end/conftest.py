@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT / "tests" / "runtime"))
 
 
 @pytest.fixture
-def builder(release, tmp_path) -> Builder:
-    return Builder(release, tmp_path)
+def builder(release, workspace, tmp_path) -> Builder:
+    return Builder(release, tmp_path, workspace)
 
 
 @pytest.fixture

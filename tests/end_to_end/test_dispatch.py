@@ -19,11 +19,8 @@ FLASH = ROOT / "tritonsrc/flash/recipe.yaml"
 
 
 @pytest.fixture(scope="module")
-def fake_library(tmp_path_factory) -> ffi.Fake:
-    folder = tmp_path_factory.mktemp("fake")
-    (folder / "lib").mkdir()
-    nativebuild.build_fake(folder)
-    return ffi.Fake(folder / "lib" / "libfake.so")
+def fake_library() -> ffi.Fake:
+    return ffi.Fake(nativebuild.fake_alone() / "lib" / "libfake.so")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import shared
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/runtime"), str(ROOT / "tests/bindings")]  # nativebuild, python_site
 
@@ -30,7 +32,7 @@ def torch_library() -> Path:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site() -> Path:
     """An importable kiln, over the libraries for the fake driver."""
     python_site = site_module()
 
@@ -41,4 +43,4 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pythons.headers_of(sys.executable)
     except EnvironmentProblem as error:
         pytest.skip(f"needs headers: {error}")
-    return python_site.make_site(tmp_path_factory.mktemp("site"))
+    return shared.once("site", python_site.make_site)

@@ -13,14 +13,19 @@ import nativebuild
 import pytest
 from shim_symbols import SOURCES, listed
 
+import shared
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
 @pytest.fixture(scope="session")
-def fake(tmp_path_factory: pytest.TempPathFactory, torch_library: Path) -> Path:
+def fake(torch_library: Path) -> Path:
     """A folder with libkiln_torch.so, and stand-ins for all that it links."""
-    folder = tmp_path_factory.mktemp("fake")
+    return shared.once("stand-ins", lambda folder: make_stand_ins(folder, torch_library))
+
+
+def make_stand_ins(folder: Path, torch_library: Path) -> None:
     cc = ["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
     for name in ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so"):
         nativebuild.run([*cc, HERE / "fake_torch.c", f"-Wl,-soname,{name}", "-o", folder / name])
@@ -30,7 +35,6 @@ def fake(tmp_path_factory: pytest.TempPathFactory, torch_library: Path) -> Path:
         nativebuild.run([*cc, HERE / "fake_kiln.c", f"-Wl,-soname,{name}", f"-Wl,--version-script={exports}", "-o",
                          folder / name])  # fmt: skip
     (folder / "libkiln_torch.so").write_bytes(torch_library.read_bytes())
-    return folder
 
 
 def inside(folder: Path, code: str = "", **environment: str) -> str:

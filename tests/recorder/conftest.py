@@ -21,12 +21,9 @@ from builds import loaded
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory) -> Path:
+def driver() -> Path:
     """A folder with lib/libfake.so."""
-    folder = tmp_path_factory.mktemp("driver")
-    (folder / "lib").mkdir()
-    nativebuild.build_fake(folder)
-    return folder
+    return nativebuild.fake_alone()
 
 
 @pytest.fixture(scope="session")

@@ -13,14 +13,16 @@ import ffi
 import nativebuild
 import packs
 
+import shared
+
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory) -> Path:
+def built() -> Path:
     """lib/ and include/ with the core, the toy families, their packs and the fake driver. KILN_TEST_BUILT names a
     folder that has them already (built with sanitizers, say)."""
     if "KILN_TEST_BUILT" in os.environ:
         return Path(os.environ["KILN_TEST_BUILT"])
-    return nativebuild.build_all(tmp_path_factory.mktemp("kiln"))
+    return shared.once("runtime", nativebuild.build_all)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from pathlib import Path
 import flash_tables
 import packs
 
+import shared
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CORE = ROOT / "csrc" / "core"
@@ -34,6 +36,10 @@ LINK_FLAGS = ["-shared", f"-Wl,--version-script={ROOT / 'csrc/kiln.map'}", "-Wl,
 # What the sanitizers watch must not be a checked function's.
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer",
             "-U_FORTIFY_SOURCE"]  # fmt: skip
+
+
+# By what names a vendor's driver is looked for.
+DRIVERS = {"nvidia": ("libcuda.so.1",), "amd": ("libamdhip64.so", "libamdhip64.so.6")}
 
 
 def run(command: list, **options: object) -> str:
@@ -157,18 +163,28 @@ def build_flash(folder: Path, flags: list[str] = ()) -> None:
 
 
 def build_fake(folder: Path, flags: list[str] = ()) -> None:
+    """lib/libfake.so, the fake driver, and driver_folder() for each vendor, in `folder`."""
     run(["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
          *flags, *sorted(HERE.glob("fake_*.c")), "-o", folder / "lib" / "libfake.so", "-lpthread", "-ldl"])  # fmt: skip
+    for vendor, names in DRIVERS.items():
+        driver_folder(folder, vendor).mkdir()
+        for name in names:
+            (driver_folder(folder, vendor) / name).symlink_to(folder / "lib" / "libfake.so")
+
+
+def fake_alone() -> Path:
+    """A folder with the fake driver and nothing else, made once for a run."""
+
+    def make(folder: Path) -> None:
+        (folder / "lib").mkdir()
+        build_fake(folder)
+
+    return shared.once("driver", make)
 
 
 def driver_folder(folder: Path, vendor: str) -> Path:
     """A folder, for LD_LIBRARY_PATH, in which `folder`'s fake driver is that of one vendor: "nvidia" or "amd"."""
-    place = folder / vendor
-    place.mkdir(exist_ok=True)
-    for name in {"nvidia": ("libcuda.so.1",), "amd": ("libamdhip64.so", "libamdhip64.so.6")}[vendor]:
-        (place / name).unlink(missing_ok=True)
-        (place / name).symlink_to(folder / "lib" / "libfake.so")
-    return place
+    return folder / vendor
 
 
 def build_all(folder: Path, flags: list[str] = ()) -> Path:
