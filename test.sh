@@ -2,6 +2,8 @@
 # Sets up and runs the whole test suite: linters, then pytest, which gets the words given.
 #   bash test.sh               all that can run here
 #   bash test.sh -k fetch      the tests that have to do with fetch
+#   bash test.sh --slow        those too that are too slow for every change (KILN_TEST_SLOW=1)
+#   bash test.sh --coverage    also which lines and branches of the Python packages ran
 # Packages go to .venv, or to KILN_TEST_VENV; KILN_TEST_LINT=0 leaves the linters out;
 # KILN_TEST_TORCH=1 installs Transformers and PyTorch too (the CPU build, where the package client knows one);
 # KILN_TEST_TRITON=all tests kiln.jit with every Triton of tests/triton.lock, not with the oldest and newest alone;
@@ -14,6 +16,14 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 cd -- "$here"
 export KILN_TEST_UNTIL=${KILN_TEST_MINUTES:+$(($(date +%s) + KILN_TEST_MINUTES * 60))}
 
+measured=
+while [[ ${1:-} == --slow || ${1:-} == --coverage ]]; do
+    case $1 in
+        --slow) export KILN_TEST_SLOW=1 ;;
+        --coverage) measured=1 ;;
+    esac
+    shift
+done
 place=${KILN_TEST_VENV:-$here/.venv}
 base=$(bash build.sh --python-path)
 python=$("$base" -I -B tests/environment.py "$place")
@@ -27,4 +37,26 @@ words=(-p no:cacheprovider)
 processes=${KILN_TEST_PROCESSES:-$(if (($#)); then echo 1; else nproc; fi)}
 # Without a limit of restarts a process that crashes leaves the others waiting for ever.
 ((processes < 2)) || words+=(-n "$processes" --dist loadfile --no-loadscope-reorder --max-worker-restart 0)
-exec "$python" -m pytest "${words[@]}" "$@"
+command=("$python" -m pytest)
+if [[ $measured ]]; then
+    export COVERAGE_FILE=$place/coverage/data
+    rm -rf "$place/coverage" && mkdir -p "$place/coverage"
+    command=("$python" -m coverage run --rcfile tests/coverage.ini -m pytest)
+fi
+
+status=5 # of pytest: nothing was collected
+session() {
+    local code=0
+    "${command[@]}" "${words[@]}" "$@" || code=$?
+    if ((status == 5 || (status == 0 && code != 5))); then status=$code; fi
+}
+named=
+for word in "$@"; do [[ -e ${word%%::*} ]] && named=1; done
+session "$@"
+# The users' package is tested in a session of its own; tests/users_package.py says why.
+[[ $named ]] || session tests/python tests/pytorch tests/jit tests/kernels "$@"
+if [[ $measured ]]; then
+    "$python" -m coverage combine --rcfile tests/coverage.ini -q
+    "$python" -m coverage report --rcfile tests/coverage.ini
+fi
+exit "$status"

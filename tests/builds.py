@@ -154,9 +154,11 @@ class Builder:
             assert done.returncode == 0, done.stdout + done.stderr
         return done
 
-    def start(self, workspace: Path, output: Path, **variables: str) -> subprocess.Popen:
+    def start(
+        self, workspace: Path, output: Path, targets: str = TARGETS, **variables: str
+    ) -> subprocess.Popen:  # fmt: skip
         return subprocess.Popen(
-            self.words(workspace, output), env=self.environment(**variables), stdout=subprocess.PIPE,
+            self.words(workspace, output, targets=targets), env=self.environment(**variables), stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ import pytest
 
 import builds
 import shared
+import users_package
 from builds import Built
 
 # Some virtual machines name Intel's AMX among what they have and end a program that uses it; oneDNN, in PyTorch, would.
@@ -25,7 +26,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 hypothesis.settings.register_profile("kiln", deadline=None)
 hypothesis.settings.load_profile("kiln")
 
+TESTS = Path(__file__).resolve().parent
 SKIPPED = pytest.StashKey[list[str]]()
+OF_THE_PACKAGE = pytest.StashKey[bool]()  # whether this session is the package's
 TOO_LATE = "there was no time left to begin"
 
 
@@ -54,10 +57,34 @@ def pytest_configure_node(node) -> None:
     node.workerinput["shared"] = str(shared.folder())
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The users' package has a session of its own: see users_package.py. Where it is not asked for by name, the others
+    are collected."""
+    folder = collection_path.relative_to(TESTS).parts[:1] if collection_path.is_relative_to(TESTS) else ()
+    if len(folder) and (TESTS / folder[0]).is_dir() and is_of_the_package(folder[0]) != config.stash[OF_THE_PACKAGE]:
+        return True
+    return None
+
+
+def is_of_the_package(folder: str) -> bool:
+    return folder in users_package.SESSION
+
+
+def asks_for_the_package(config: pytest.Config) -> bool:
+    named = [Path(config.invocation_params.dir, word.partition("::")[0]).resolve() for word in config.args]
+    kinds = {is_of_the_package(path.relative_to(TESTS).parts[0]) for path in named if TESTS in path.parents}
+    if len(kinds) > 1 or (True in kinds and TESTS in named):
+        names = ", ".join(f"tests/{name}" for name in users_package.SESSION)
+        raise pytest.UsageError(f"the tests of {names} run by themselves; say `bash test.sh`, which does both")
+    return True in kinds
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         shared.use(Path(config.workerinput["shared"]))
     config.stash[SKIPPED] = []
+    config.stash[OF_THE_PACKAGE] = asks_for_the_package(config)
     config.pluginmanager.register(Skips(config))
     # Under nohup, and in the background of a script, they are ignored, here and in all that the tests start: those that
     # send one would wait for ever.
@@ -67,7 +94,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("KILN_TEST_SLOW") != "1":
+        heavy = [item for item in items if item.get_closest_marker("heavy")]
+        config.hook.pytest_deselected(items=heavy)
+        items[:] = [item for item in items if item not in heavy]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path in slow)  # of equals the order stays
 

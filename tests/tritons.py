@@ -19,8 +19,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from merged import merge
-
 _LOCK = Path(__file__).with_name("triton.lock")
 # By version, oldest first, what pip is to be told: a line and its hashes.
 PINS = {
@@ -52,9 +50,8 @@ def installed(version: str) -> Path:
 
 
 def begin(folder: str, version: str) -> None:
-    """Makes this process one that has the version in a folder, and `kiln` in one package."""
+    """Makes this process one that has the version in a folder."""
     sys.path.insert(0, folder)
-    merge("kernels")
     import triton
 
     assert triton.__version__ == version and triton.__file__.startswith(folder)

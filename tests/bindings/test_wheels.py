@@ -14,7 +14,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from subjects import INSIDE
 
 from builds import NAME, ROOT, Built, environment
 from kiln_build.native import pythons
@@ -216,7 +215,7 @@ out, lse = kiln.attn_fwd(q, k, k, causal=True, return_lse=True, stream=0)
 grads = kiln.attn_bwd(out, q, k, k, out, lse, causal=True, stream=0)
 print(driver.fake_launches(), *kiln.explain(kiln.attn_fwd, q, k, k, causal=True, stream=0))
 """
-    path = os.pathsep.join(map(str, (INSIDE, ROOT / "tests/runtime")))
+    path = os.pathsep.join(str(ROOT / "tests" / folder) for folder in ("python", "runtime"))
     said = run(installed, "-c", code, PYTHONPATH=path, LD_LIBRARY_PATH=str(driver))
     launches, _, explained = said.partition(" ")
     assert int(launches) >= 3 and explained.startswith("attn_fwd (dtype=bf16 head_dim=64")

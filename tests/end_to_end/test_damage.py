@@ -16,10 +16,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_damaged_store_makes_the_same_release(release, builder, tmp_path):
-    store = tmp_path / "store"
-    shutil.copytree(release.workspace / "store", store)
+    workspace = release.copy_workspace(tmp_path / "w")
+    shutil.rmtree(workspace / "build/packs")  # which the images make, and these the store
+    store = workspace / "store"
     manifest = manifest_model.read((release.prefix / manifest_model.PATH).read_bytes(), "the release")
-    keys = {row["key"] for row in manifest["variants"]}  # the store has those of other tests' builds too
+    keys = {row["key"] for row in manifest["variants"]}
     done_to = list(sow(store, keys))
     assert len(done_to) > 30
     shutil.copytree(store, tmp_path / "copy", symlinks=True, copy_function=copy_anything)
@@ -28,7 +29,7 @@ def test_a_damaged_store_makes_the_same_release(release, builder, tmp_path):
     seen = subprocess.run([*words, str(tmp_path / "copy")], **shown)
     assert seen.returncode == 6 and "Traceback" not in seen.stderr, seen.stderr
 
-    build = builder.run(workspace=tmp_path / "w", KILN_STORE=str(store))
+    build = builder.run(workspace=workspace)
     assert builder.sha256() == release.sha256
     warnings = [line for line in build.stderr.splitlines() if "warning: " in line]
     for what, name in done_to:
@@ -41,11 +42,11 @@ def test_a_damaged_store_makes_the_same_release(release, builder, tmp_path):
             assert told, f"the build did not name it: {what}"
             print(f"{what}: {told[0].partition(name)[2].partition(str(store))[2].strip()}")
     for kept in ("packs/*.pack", "lib/libkiln.so.0-*"):
-        path = next(p for p in (tmp_path / "w/build").glob(kept) if p.suffix != ".sha256")
+        path = next(p for p in (workspace / "build").glob(kept) if p.suffix != ".sha256")
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    builder.run(workspace=tmp_path / "w", output=tmp_path / "out2", KILN_STORE=str(store))
+    builder.run(workspace=workspace, output=tmp_path / "out2")
     assert builder.sha256(tmp_path / "out2") == release.sha256
     again = subprocess.run([*words, str(store)], **shown)
     assert again.returncode == 0 and "all whole" in again.stdout, again.stderr

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -52,9 +53,18 @@ def test_only_the_changed_kernel_is_compiled(release, builder, tree):
     assert builder.sha256() != release.sha256
 
 
+def without_store(release, workspace: Path) -> Path:
+    """A workspace that has all images to compile, and the libraries' objects from before."""
+    release.copy_workspace(workspace)
+    shutil.rmtree(workspace / "store")
+    shutil.rmtree(workspace / "build/packs")
+    return workspace
+
+
 def test_killed_half_way_then_run_again(release, builder, tmp_path):
-    workspace, output = tmp_path / "w", tmp_path / "o"
-    process = builder.start(workspace, output)
+    """One of the two targets: its pack is that of the release."""
+    workspace, output = without_store(release, tmp_path / "w"), tmp_path / "o"
+    process = builder.start(workspace, output, targets="sm_90")
     store = workspace / "store"
     deadline = time.monotonic() + 120
     while len(list(store.glob("index/*/*")) if store.exists() else []) < 6:
@@ -62,12 +72,15 @@ def test_killed_half_way_then_run_again(release, builder, tmp_path):
         time.sleep(0.05)
     kill(process)
     assert not (output / TARBALL).exists()
-    done = builder.run(workspace=workspace, output=output)
+    done = builder.run(workspace=workspace, output=output, targets="sm_90")
     compiled, reused = counts(done.stderr)
     assert reused >= 6 and compiled > 0
-    assert builder.sha256(output) == release.sha256
+    pack = "lib/kiln.images/nvidia-sm_90.pack"
+    made = unpack(output / TARBALL, tmp_path / "unpacked")
+    assert (made / pack).read_bytes() == (release.prefix / pack).read_bytes()
 
 
+@pytest.mark.heavy  # tests/test_farm.py and tests/test_store.py do so with workers that compile nothing
 def test_two_builds_at_once_on_one_store(release, builder, tmp_path):
     first = builder.start(tmp_path / "w1", tmp_path / "o1", KILN_STORE=str(tmp_path / "store"), KILN_JOBS="1")
     second = builder.start(tmp_path / "w2", tmp_path / "o2", KILN_STORE=str(tmp_path / "store"), KILN_JOBS="1")
@@ -77,6 +90,7 @@ def test_two_builds_at_once_on_one_store(release, builder, tmp_path):
     assert builder.sha256(tmp_path / "o1") == builder.sha256(tmp_path / "o2") == release.sha256
 
 
+@pytest.mark.heavy  # test_damage.py damages some of them so
 def test_truncated_images_in_the_store_are_made_again(release, builder, tmp_path):
     store = tmp_path / "store"
     shutil.copytree(release.workspace / "store", store)
@@ -88,8 +102,8 @@ def test_truncated_images_in_the_store_are_made_again(release, builder, tmp_path
     assert builder.sha256() == release.sha256
 
 
-def test_interrupt_stops_within_two_seconds_and_keeps_what_was_done(builder, tmp_path):
-    process = builder.start(tmp_path / "w", tmp_path / "o")
+def test_interrupt_stops_within_two_seconds_and_keeps_what_was_done(release, builder, tmp_path):
+    process = builder.start(without_store(release, tmp_path / "w"), tmp_path / "o")
     store = tmp_path / "w/store"
     deadline = time.monotonic() + 120
     while len(list(store.glob("index/*/*")) if store.exists() else []) < 2:
@@ -105,8 +119,9 @@ def test_interrupt_stops_within_two_seconds_and_keeps_what_was_done(builder, tmp
 
 
 def test_without_images(release, builder, tmp_path):
-    builder.run(workspace=tmp_path / "w", KILN_NOIMAGE="1")
+    workspace = without_store(release, tmp_path / "w")
+    builder.run(workspace=workspace, KILN_NOIMAGE="1")
     name = TARBALL.replace(".with", ".noimage.with")
     prefix = unpack(tmp_path / "out" / name, tmp_path / "unpacked")
     assert (prefix / "lib/libkiln_flash.so").is_file() and not (prefix / "lib/kiln.images").exists()
-    assert not (tmp_path / "w/store").exists() or not list((tmp_path / "w/store").glob("index/*/*"))
+    assert not list(workspace.glob("store/index/*/*"))

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import jit_parity
 import pytest
 
-from merged import plainly
+import users_package
 
 KERNELS = {
     "forward": ["attn_fwd"],
@@ -33,9 +31,8 @@ def child(prefix, request):
     if lacking:
         required = request.config.getoption("--kiln-required", None) or os.environ.get("KILN_REQUIRED")
         (pytest.fail if required else pytest.skip)(f"needs {' and '.join(lacking)}")
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, initializer=jit_parity.begin, initargs=(prefix,)) as executor:
-        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)
+    with users_package.process(jit_parity.begin, prefix) as call:
+        yield call
 
 
 @pytest.mark.parametrize("name", jit_parity.CALLS)

@@ -1,35 +1,27 @@
-"""kiln.jit's tests run in a process of their own: there `kiln` is the package of bindings/python and of v3python in
-one, as a wheel has it; here, where pytest runs, it is v3python's alone."""
+"""kiln.jit's tests run in processes of their own: Triton is told by its environment and by what was imported first."""
 
 from __future__ import annotations
 
-import importlib.util
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
-from merged import merge, plainly
-
-# Looked for, not imported: what pytest's process does not import cannot disturb the other's.
-LACKING = [package for package in ("numpy", "torch", "triton") if importlib.util.find_spec(package) is None]
+import users_package
 
 
-def _process() -> ProcessPoolExecutor:
-    if LACKING:
-        pytest.skip(f"needs {' and '.join(LACKING)}")
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=merge, initargs=("kernels",))
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return users_package.module(module_path, parent, "numpy", "torch", "triton")
 
 
 @pytest.fixture(scope="module")
 def child():
-    """Calls a function in that process: child(function, *arguments). One process for a module's tests."""
-    with _process() as executor:
-        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)
+    """Calls a function in another process: child(function, *arguments). One process for a module's tests."""
+    with users_package.process() as call:
+        yield call
 
 
 @pytest.fixture
 def fresh():
     """As `child`, in a process of each test's own."""
-    with _process() as executor:
-        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)
+    with users_package.process() as call:
+        yield call

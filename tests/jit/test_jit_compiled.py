@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+
+import users_package
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def compiled_here(target: str, folder: str) -> list:
 
 
 def compiled_as_a_build(made: list) -> list[tuple[str, bool]]:
-    """By function whether a build's compiler gives the same image. In a process whose `kiln` is v3python's."""
+    """By function whether a build's compiler gives the same image."""
     import triton
 
     from kiln_recipe.compile import compile, lock, toolchain
@@ -87,8 +87,8 @@ def compiled_as_a_build(made: list) -> list[tuple[str, bool]]:
 def test_images_are_those_of_a_build(fresh, target, tmp_path):
     made = fresh(compiled_here, target, str(tmp_path))
     assert all(clean for _, _, clean in made)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as worker:
-        found = worker.submit(compiled_as_a_build, made).result(timeout=300)
+    with users_package.process() as worker:
+        found = worker(compiled_as_a_build, made)
     matmul = {"sm_90": "matmul_hopper", "gfx942": "matmul_cdna"}[target]
     assert {name for name, _ in found} == {"rms_norm", "total", "dropout_mask", "attn_fwd", matmul}
     assert all(same for _, same in found), found

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 from test_jit_compiled import compiled_here
 from test_jit_interpreted import CALLS, DECODING, attend, decode, mask_of_dropout
 
 import tritons
+import users_package
 from kiln_recipe.compile import toolchain
-from merged import plainly
 
 DTYPES = ("float16", "bfloat16", "float32")
 pytestmark = pytest.mark.slow
@@ -26,8 +24,8 @@ def other(request):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     words = (str(tritons.installed(request.param)), request.param)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=tritons.begin, initargs=words) as executor:
-        yield lambda function, *arguments: executor.submit(plainly, function, *arguments).result(timeout=300)
+    with users_package.process(tritons.begin, *words) as call:
+        yield call
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from attention import Call, Result
 
-from merged import merge
-
 KERNELS = Path(__file__).resolve().parents[2] / "tritonsrc" / "flash"
 PIECES = {
     16: (16, 0, 0), 32: (32, 0, 0), 48: (32, 16, 0), 64: (64, 0, 0), 80: (64, 16, 0), 96: (64, 32, 0), 128: (128, 0, 0),
@@ -35,7 +33,6 @@ SUMS_Q, SUMS_K, LSE_BY_SEQUENCE = (1 << n for n in (20, 21, 22))
 
 def _become_interpreter() -> None:
     sys.path.insert(0, str(KERNELS))
-    merge()
     from kiln.jit.interpreted import Interpreter
 
     # Nothing else is done in this process, so this is never left.

@@ -1,46 +1,54 @@
-"""kiln.torch's tests. pytest's own process has the generator's package `kiln`: whatever imports the other one runs in a
-process of its own, with a folder made by tests/bindings/python_site.py on its path."""
+"""kiln.torch's tests, where there is no GPU."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-import shared
+import users_package
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/runtime"), str(ROOT / "tests/bindings")]  # nativebuild, python_site
+collect_ignore = ["gpu"]
+# What needs no package `kiln`.
+_WITHOUT = ("test_shim.py", "test_torch_library.py", "test_native_calls.py")
 
-collect_ignore = ["inside"]
 
-
-def site_module():
-    for package in ("nanobind", "ziglang"):
-        pytest.importorskip(package, reason=f"needs {package}")
-    import python_site
-
-    return python_site
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if module_path.name in _WITHOUT:
+        return users_package.module(module_path, parent)
+    with_triton = module_path.name in ("test_interpreted.py", "test_flash_attn_calls.py")
+    return users_package.module(module_path, parent, "torch", *["triton"] * with_triton)
 
 
 @pytest.fixture(scope="session")
 def torch_library() -> Path:
     """libkiln_torch.so, as a release has it."""
-    python_site = site_module()
+    python_site = users_package.site_module()
     return python_site.torch_library(python_site.fake_release())
 
 
 @pytest.fixture(scope="session")
-def site() -> Path:
-    """An importable kiln, over the libraries for the fake driver."""
-    python_site = site_module()
+def stand_ins(torch_library: Path) -> Path:
+    """A folder with libkiln_torch.so, and stand-ins for all that it links."""
+    import stand_in
 
-    from kiln_build.native import pythons
-    from kiln_recipe.errors import EnvironmentProblem
+    return stand_in.make(torch_library)
 
-    try:
-        pythons.headers_of(sys.executable)
-    except EnvironmentProblem as error:
-        pytest.skip(f"needs headers: {error}")
-    return shared.once("site", python_site.make_site)
+
+@pytest.fixture
+def definition():
+    """kiln.torch on an engine that is the definition of attention and takes tensors of the CPU."""
+    import torch
+    from engines import Definition
+
+    import kiln.torch as kt
+    from kiln.torch import operators
+
+    torch.manual_seed(0)
+    engine = Definition()
+    operators.set_engine(engine)
+    kt.reset_fallthroughs()
+    yield engine
+    operators.set_engine(None)
+    assert not kt.is_routed()
+    torch._dynamo.reset()

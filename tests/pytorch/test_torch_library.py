@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,46 +12,21 @@ import nativebuild
 import pytest
 from shim_symbols import SOURCES, listed
 
-import shared
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
-@pytest.fixture(scope="session")
-def fake(torch_library: Path) -> Path:
-    """A folder with libkiln_torch.so, and stand-ins for all that it links."""
-    return shared.once("stand-ins", lambda folder: make_stand_ins(folder, torch_library))
-
-
-def make_stand_ins(folder: Path, torch_library: Path) -> None:
-    cc = ["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
-    for name in ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so"):
-        nativebuild.run([*cc, HERE / "fake_torch.c", f"-Wl,-soname,{name}", "-o", folder / name])
-    exports = folder / "kiln.map"
-    exports.write_text("KILN_0 { global: kiln_*; local: *; };")
-    for name in ("libkiln.so.0", "libkiln_flash.so"):
-        nativebuild.run([*cc, HERE / "fake_kiln.c", f"-Wl,-soname,{name}", f"-Wl,--version-script={exports}", "-o",
-                         folder / name])  # fmt: skip
-    (folder / "libkiln_torch.so").write_bytes(torch_library.read_bytes())
+@pytest.fixture
+def fake(stand_ins: Path) -> Path:
+    return stand_ins
 
 
 def inside(folder: Path, code: str = "", **environment: str) -> str:
     """Runs Python code with the stand-ins loaded as `p`, in a process of its own; its output."""
-    paths = os.pathsep.join(map(str, (HERE / "inside", ROOT / "tests/runtime")))
+    paths = os.pathsep.join(map(str, (HERE, ROOT / "tests", ROOT / "tests/runtime")))
     environment = {**os.environ, "KILN_FAKE": str(folder), "PYTHONPATH": paths, **environment}
     begin = "import os; from pathlib import Path; from stand_in import *; p = Process(Path(os.environ['KILN_FAKE']))\n"
     return nativebuild.run([sys.executable, "-c", begin + code], env=environment)
-
-
-def test_calls(fake: Path) -> None:
-    paths = os.pathsep.join(map(str, (HERE / "inside", ROOT / "tests/runtime")))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir", HERE / "inside",
-         "-c", os.devnull, HERE / "inside/test_native_calls.py"],
-        env={**os.environ, "KILN_FAKE": str(fake), "PYTHONPATH": paths}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 CALL = """

@@ -186,6 +186,7 @@ VARIABLES: Mapping[str, str] = {
     "KILN_TEST_PROCESSES": "over how many processes test.sh spreads the tests; default: one a core, or 1 for some",
     "KILN_TEST_TRITON": "all: kiln.jit is tested with every version of Triton in tests/triton.lock",
     "KILN_TEST_MINUTES": "after so many test.sh begins no more slow tests, and names those that are left",
+    "KILN_TEST_SLOW": "1: test.sh runs those tests too that are too slow for every change, as --slow says",
     "KILN_TEST_UNTIL": "the same as seconds since 1970, which test.sh sets",
     "KILN_TEST_ARCHITECTURES": "all: each architecture of Transformers is tested, not a part",
     "KILN_TEST_REQUIRED": "words: tests that lack one of these fail, and are not skipped; 1: all but those for a GPU",

@@ -1,18 +1,28 @@
+"""The Python package on the fake driver."""
+
 from __future__ import annotations
 
-import fakes
-import ffi
+from pathlib import Path
+
 import pytest
-import recorded
+
+import users_package
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return users_package.module(module_path, parent)
 
 
 @pytest.fixture(scope="session")
-def fake_library() -> ffi.Fake:
+def fake_library():
+    import fakes
+    import ffi
+
     return ffi.Fake(fakes.LIB / "libfake.so")
 
 
 @pytest.fixture
-def fake(fake_library) -> ffi.Fake:
+def fake(fake_library):
     """The fake driver, all forgotten; device 0 (sm_90) is current."""
     fake_library.reset()
     fake_library.set_current(fake_library.context(0))
@@ -22,6 +32,8 @@ def fake(fake_library) -> ffi.Fake:
 @pytest.fixture
 def runtime(fake):
     """A runtime on the fake driver, with an image for each functional."""
+    import fakes
+
     with fakes.opened(fake) as made:
         yield made
 
@@ -29,6 +41,8 @@ def runtime(fake):
 @pytest.fixture
 def scratch_runtime(fake):
     """One whose images need 16 bytes of scratch for each program."""
+    import fakes
+
     with fakes.opened(fake, "scratch.images") as made:
         yield made
 
@@ -36,8 +50,9 @@ def scratch_runtime(fake):
 @pytest.fixture
 def launched(fake):
     """By name the arguments that the last launch handed its kernel, and the launch."""
+    import fakes
 
-    def last(operation: str) -> tuple[dict[str, int], recorded.Launch]:
+    def last(operation: str):
         launch = fake.launches()[-1]
         assert launch.symbol.decode().startswith(operation)
         return dict(zip(fakes.arguments(operation), launch.parameters())), launch

@@ -1,16 +1,25 @@
-"""The boxed kernels of libkiln_torch.so on stand-ins for libtorch and Kiln (fake_torch.c, fake_kiln.c), by ctypes."""
+"""The boxed kernels of libkiln_torch.so on stand-ins for libtorch and Kiln (fake_torch.c, fake_kiln.c), by ctypes, in a
+process that has no other libtorch: Process is such a one, Remote speaks to it from elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
+import operator
 import os
 import struct
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import ffi
 
+import shared
+
+HERE = Path(__file__).resolve().parent
 DENSE, CPU, CUDA = 70, 40, 41
 DTYPES = {"bool": 100, "uint8": 101, "int8": 102, "int16": 103, "int32": 104, "int64": 105, "fp16": 106, "bf16": 107,
           "fp32": 108, "fp64": 109, "fp8e4m3": 110, "fp8e5m2": 111}  # fmt: skip
@@ -62,6 +71,107 @@ class Entered:
     device: int
     stream: int
     fields: dict[str, object]
+
+
+def make(torch_library: Path) -> Path:
+    """The folder of stand-ins, with libkiln_torch.so; made once for a run."""
+    return shared.once("stand-ins", lambda folder: _compile(folder, torch_library))
+
+
+def _compile(folder: Path, torch_library: Path) -> None:
+    import nativebuild
+
+    cc = ["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    for name in ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so"):
+        nativebuild.run([*cc, HERE / "fake_torch.c", f"-Wl,-soname,{name}", "-o", folder / name])
+    exports = folder / "kiln.map"
+    exports.write_text("KILN_0 { global: kiln_*; local: *; };")
+    for name in ("libkiln.so.0", "libkiln_flash.so"):
+        nativebuild.run([*cc, HERE / "fake_kiln.c", f"-Wl,-soname,{name}", f"-Wl,--version-script={exports}", "-o",
+                         folder / name])  # fmt: skip
+    (folder / "libkiln_torch.so").write_bytes(torch_library.read_bytes())
+
+
+class Remote:
+    """A Process of another process, with the same attributes: values and functions of its libraries, by name. What a
+    test sets as `answer` is asked here."""
+
+    def __init__(self, folder: Path) -> None:
+        spawn = get_context("spawn")
+        self._ours, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(folder, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.entered: list[Entered] = []
+        self.answer: Callable[[Entered], int] = lambda entered: 0
+        self.torch, self.kiln = _Library(self, "torch"), _Library(self, "kiln")
+
+    def close(self) -> None:
+        self._ours.close()
+        self._process.join()
+
+    @property
+    def error(self) -> str:
+        return self.ask("error")
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.ask("workspace_bytes")
+
+    @workspace_bytes.setter
+    def workspace_bytes(self, size: int) -> None:
+        self.ask("__setattr__", "workspace_bytes", size)
+
+    def fail(self, function: str, nth: int = 1) -> None:
+        self.ask("fail", function, nth)
+
+    def call(self, *words: object, **more: object) -> tuple:
+        self.entered.clear()
+        return self.ask("call", *words, **more)
+
+    def ask(self, path: str, *words: object, **more: object) -> object:
+        self._ours.send((path, words, more))
+        while True:
+            kind, value = self._ours.recv()
+            if kind == "entered":
+                self.entered.append(value)
+                self._ours.send(("answer", self.answer(value), {}))
+            elif kind == "failed":
+                raise AssertionError(value)
+            else:
+                return value
+
+
+class _Library:
+    def __init__(self, remote: Remote, name: str) -> None:
+        self._remote, self._name = remote, name
+
+    def __getattr__(self, function: str) -> Callable:
+        return lambda *words: self._remote.ask(f"{self._name}.{function}", *words)
+
+
+def _serve(folder: Path, pipe: Connection) -> None:
+    process = Process(folder)
+
+    def serve() -> int:
+        """Does what it is asked until it is given an answer: who answers may ask in turn."""
+        while True:
+            path, words, more = pipe.recv()
+            if path == "answer":
+                return words
+            try:
+                found = operator.attrgetter(path)(process)
+                pipe.send(("done", found(*words, **more) if callable(found) else found))
+            except Exception:  # noqa: BLE001 - whatever it is
+                pipe.send(("failed", traceback.format_exc()))
+
+    def answer(entered: Entered) -> int:
+        pipe.send(("entered", entered))
+        return serve()
+
+    process.answer = answer
+    with contextlib.suppress(EOFError):
+        serve()
 
 
 class Process:

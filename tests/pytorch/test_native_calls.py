@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_in import DECODE, FORWARD, KILN, Process, Tensor, dense
+from stand_in import DECODE, FORWARD, KILN, Remote, Tensor, dense
 
 CAUSAL, BOTTOM_RIGHT, ROWS_FIRST, RETURN_LSE, FOR_BACKWARD, ALIKE = 1, 2, 4, 8, 16, 32
 NEED_DBIAS, NEED_DSINKS, DETERMINISTIC, INTERLEAVED, EQUAL_HEADS = 64, 128, 256, 512, 1024
@@ -18,12 +18,14 @@ REST = (0, 0.0, 0.0, 0.0, 0, 0, -1, -1)  # flags, scale, softcap, dropout, max_s
 
 
 @pytest.fixture(scope="module")
-def process() -> Process:
-    return Process(Path(os.environ["KILN_FAKE"]))
+def process(stand_ins: Path) -> Iterator[Remote]:
+    remote = Remote(stand_ins)
+    yield remote
+    remote.close()
 
 
 @pytest.fixture(autouse=True)
-def fresh(process: Process):
+def fresh(process: Remote):
     process.answer, process.workspace_bytes = lambda entered: 0, 0
     process.torch.fake_set_device(0)
     yield
@@ -153,7 +155,7 @@ def check_shared(fields: dict, call: dict, rows_first: bool) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(call=calls(), wants_lse=st.booleans(), for_backward=st.booleans())
-def test_forward(process: Process, call: dict, wants_lse: bool, for_backward: bool) -> None:
+def test_forward(process: Remote, call: dict, wants_lse: bool, for_backward: bool) -> None:
     flags = call["flags"] + RETURN_LSE * wants_lse + FOR_BACKWARD * for_backward
     rows_first = bool(flags & ROWS_FIRST)
     rest = (flags, *call["numbers"])
@@ -186,7 +188,7 @@ def test_forward(process: Process, call: dict, wants_lse: bool, for_backward: bo
 
 @settings(max_examples=300, deadline=None)
 @given(call=calls(), needs=st.integers(0, 3), bytes=st.integers(0, 1000), deterministic=st.booleans())
-def test_backward(process: Process, call: dict, needs: int, bytes: int, deterministic: bool) -> None:
+def test_backward(process: Remote, call: dict, needs: int, bytes: int, deterministic: bool) -> None:
     more = call["extras"]
     if "bias" in more:
         bias = more["bias"]
@@ -232,7 +234,7 @@ def test_backward(process: Process, call: dict, needs: int, bytes: int, determin
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_decode(process: Process, data: st.DataObject) -> None:
+def test_decode(process: Remote, data: st.DataObject) -> None:
     draw = data.draw
     rows_first, packed = draw(st.booleans()), draw(st.booleans())
     q = draw(rows_of(2, 4, 3, 8, rows_first, packed))
@@ -273,7 +275,7 @@ def test_decode(process: Process, data: st.DataObject) -> None:
     assert (lse is not None) == wants_lse == (fields["lse"] is not None)
 
 
-def test_dropout_mask(process: Process) -> None:
+def test_dropout_mask(process: Remote) -> None:
     mask, rng = dense(1, 2, 3, 4, dtype="uint8", data=0x900), dense(2, dtype="int64", data=0x100)
     (status,) = process.call("dropout_mask", [rng, mask], None, (0.25,), 0)
     assert status == 0
@@ -285,7 +287,7 @@ def test_dropout_mask(process: Process) -> None:
 Q = dense(2, 4, 8, 64)
 
 
-def forward(process: Process, *tensors: Tensor, more: dict | None = None, flags: int = 0) -> int:
+def forward(process: Remote, *tensors: Tensor, more: dict | None = None, flags: int = 0) -> int:
     *_, status = process.call("attn_fwd", tensors or [Q, Q, Q], extras(FORWARD, **(more or {})), (flags, *REST[1:]), 2)
     return status
 
@@ -308,14 +310,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("tensors", "more", "sentence"), REFUSED)
-def test_refusals(process: Process, tensors: list[Tensor], more: dict, sentence: str) -> None:
+def test_refusals(process: Remote, tensors: list[Tensor], more: dict, sentence: str) -> None:
     assert forward(process, *tensors, more=more) == ARGUMENT
     assert process.error == sentence
     assert not process.entered
 
 
 @pytest.mark.parametrize(("count", "which", "status"), [(1, 0, 1), (1, 3, 1), (0, 1 << 40, 0), (20, 255, 1)])
-def test_a_list_that_is_not_what_which_says(process: Process, count: int, which: int, status: int) -> None:
+def test_a_list_that_is_not_what_which_says(process: Remote, count: int, which: int, status: int) -> None:
     *_, found = process.call("attn_fwd", [Q, Q, Q], [dense(2, dtype="int32")] * count, REST, 2, which=which)
     assert found == status
     if status:
@@ -324,7 +326,7 @@ def test_a_list_that_is_not_what_which_says(process: Process, count: int, which:
 
 
 @pytest.mark.parametrize("flags", [0, ALIKE, ALIKE + EQUAL_HEADS])
-def test_what_the_caller_is_to_make_fit(process: Process, flags: int) -> None:
+def test_what_the_caller_is_to_make_fit(process: Remote, flags: int) -> None:
     strided = Tensor((2, 4, 8, 64), (4096, 1024, 128, 2), "bf16", 0x1000)
     assert forward(process, strided, Q, Q, flags=flags) == REFIT
     assert forward(process, Q, Q, Q, more={"bias": Tensor((1, 1, 8, 8), (128, 128, 16, 2), "bf16", 0x1000)}) == REFIT
@@ -337,7 +339,7 @@ def test_what_the_caller_is_to_make_fit(process: Process, flags: int) -> None:
     assert not process.entered or process.entered[-1].entry == "kiln_attn_fwd"
 
 
-def test_a_cache_that_cannot_be_copied_is_refused(process: Process) -> None:
+def test_a_cache_that_cannot_be_copied_is_refused(process: Remote) -> None:
     strided = Tensor((2, 4, 8, 64), (4096, 1024, 128, 2), "bf16", 0x1000)
     for place, name in ((1, "k_cache"), (2, "v_cache"), (3, "out")):
         tensors = [Q, Q, Q, Q]
@@ -347,7 +349,7 @@ def test_a_cache_that_cannot_be_copied_is_refused(process: Process) -> None:
         assert process.error == f"the last dimension of {name} must be contiguous (stride 1)"
 
 
-def test_another_device_is_made_current(process: Process) -> None:
+def test_another_device_is_made_current(process: Remote) -> None:
     there = dense(2, 4, 8, 64, device=3)
     assert forward(process, there, there, there) == 0
     assert process.torch.fake_guarded() == 3 and process.entered[0].stream == 0x5003
@@ -357,7 +359,7 @@ def test_another_device_is_made_current(process: Process) -> None:
     assert process.torch.fake_guards_made() == 0
 
 
-def test_a_status_of_kilns_comes_back(process: Process) -> None:
+def test_a_status_of_kilns_comes_back(process: Remote) -> None:
     other = dense(2, 4, 8, 72)
     for entry, flags in (("kiln_attn_fwd", 0), ("kiln_attn_bwd_workspace", FOR_BACKWARD)):
         process.answer = lambda entered, entry=entry: UNSUPPORTED if entered.entry == entry else 0
@@ -365,7 +367,7 @@ def test_a_status_of_kilns_comes_back(process: Process) -> None:
         assert (out, lse, status) == (None, None, UNSUPPORTED)
 
 
-def test_whether_there_is_a_backward_is_asked_once(process: Process) -> None:
+def test_whether_there_is_a_backward_is_asked_once(process: Remote) -> None:
     """Of each dtype, width, device and kind of call; and again where it was refused."""
     asked = []
     process.answer = lambda entered: asked.append(entered.entry) or 0
@@ -389,7 +391,7 @@ def test_whether_there_is_a_backward_is_asked_once(process: Process) -> None:
     assert asked == ["kiln_attn_bwd_workspace"] * 2
 
 
-def test_after_a_fork_another_runtime_is_opened(process: Process) -> None:
+def test_after_a_fork_another_runtime_is_opened(process: Remote) -> None:
     assert forward(process) == 0
     before, opened = process.entered[-1].kiln, process.kiln.kiln_fake_opened()
     process.answer = lambda entered: FORKED if entered.kiln == before else 0
@@ -399,7 +401,7 @@ def test_after_a_fork_another_runtime_is_opened(process: Process) -> None:
     assert process.kiln.kiln_fake_opened() == opened + 1
 
 
-def test_after_a_fork_two_threads_share_what_the_first_opens(process: Process) -> None:
+def test_after_a_fork_two_threads_share_what_the_first_opens(process: Remote) -> None:
     """Another thread has found out, and opened one, while this one's first call was on its way."""
     assert forward(process) == 0
     before, opened, closed = process.entered[-1].kiln, process.kiln.kiln_fake_opened(), process.kiln.kiln_fake_closed()
@@ -435,7 +437,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_every_function_of_libtorch_may_fail(process: Process, function: str) -> None:
+def test_every_function_of_libtorch_may_fail(process: Remote, function: str) -> None:
     """At each of its calls: a status, a sentence, nothing leaks; and afterwards all is well."""
     process.workspace_bytes = 100
     more = {"seqused_q": dense(2, dtype="int32"), "seqused_k": dense(2, dtype="int32"), "bias": dense(1, 1, 8, 8),
@@ -459,20 +461,20 @@ def test_every_function_of_libtorch_may_fail(process: Process, function: str) ->
         assert failures == 6  # dq, dk, dv, dbias, dsinks, the workspace
 
 
-def test_a_device_that_cannot_be_made_current(process: Process) -> None:
+def test_a_device_that_cannot_be_made_current(process: Remote) -> None:
     process.torch.fake_set_device(5)
     process.fail("aoti_torch_create_device_guard", 1)
     assert forward(process) == DRIVER
     assert process.error == "PyTorch cannot make device 0 current"
 
 
-def test_numbers_beyond_fp32_are_infinite(process: Process) -> None:
+def test_numbers_beyond_fp32_are_infinite(process: Remote) -> None:
     """Kiln refuses them in its words."""
     process.call("attn_fwd", [Q, Q, Q], extras(FORWARD), (0, 1e300, math.nan, 0.0, 0, 0, -1, -1), 2)
     assert process.entered[0].fields["sm_scale"] == math.inf and math.isnan(process.entered[0].fields["softcap"])
 
 
-def test_what_fp32_would_make_zero_keeps_its_sign(process: Process) -> None:
+def test_what_fp32_would_make_zero_keeps_its_sign(process: Remote) -> None:
     """A 0 stands for the usual scale, for no softcap, for no dropout."""
     tiny = 2.0**-126
     for value, expected in ((1e-50, tiny), (-1e-50, -tiny), (0.0, 0.0), (-0.0, 0.0), (2.0**-140, 2.0**-140)):
