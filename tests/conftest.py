@@ -96,11 +96,23 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("KILN_TEST_SLOW") != "1":
+        leave_samples(items)
         heavy = [item for item in items if item.get_closest_marker("heavy")]
         config.hook.pytest_deselected(items=heavy)
         items[:] = [item for item in items if item not in heavy]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path in slow)  # of equals the order stays
+
+
+def leave_samples(items: list[pytest.Item]) -> None:
+    """Of the cases of each test that is marked so, the first of every n stays."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("sample"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.args[0]:
+                item.add_marker(pytest.mark.heavy)
+            seen[test] += 1
 
 
 @pytest.hookimpl(tryfirst=True)

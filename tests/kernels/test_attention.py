@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import Image, mask, run
 
+pytestmark = pytest.mark.sample(3)
+
 # Largest error that rounding explains, relative to 1 + the value: of P and the gradients' factors in fp16, or of fp32.
 TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
 MASKS = {

@@ -18,6 +18,8 @@ from interpreter import KERNELS
 
 from kiln_recipe.read import recipe
 
+pytestmark = pytest.mark.sample(4)
+
 # Largest error that rounding explains, relative to 1 + the value.
 TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
 MASKS = {

@@ -17,6 +17,8 @@ from attention import Call, attention
 from interpreter import Image, run
 from test_attention import MASKS
 
+pytestmark = pytest.mark.sample(3)
+
 LIMIT = 0.01
 BLOCKS = Image(block_m=32, block_n=64)
 

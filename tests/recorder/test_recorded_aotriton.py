@@ -29,7 +29,7 @@ from kiln_recipe.call.evaluate import Refusal
 
 pytestmark = pytest.mark.slow
 
-CALLS = int(os.environ.get("KILN_TEST_CALLS", "500")) // 2  # of each function on each target
+CALLS = int(os.environ.get("KILN_TEST_CALLS", "200")) // 2  # of each function on each target
 ERRORS = {"ARGUMENT": INVALID_VALUE, "UNSUPPORTED": NOT_SUPPORTED, "RANGE": INVALID_VALUE}
 TAKES, GIVES_BACK = ("hipMallocAsync", "cuMemAllocAsync"), ("hipFreeAsync", "cuMemFreeAsync")
 

@@ -19,7 +19,7 @@ from whole_calls import whole_call
 from kiln_recipe.call.evaluate import Refusal
 from kiln_recipe.plan.model import KernelPlan
 
-CALLS = int(os.environ.get("KILN_TEST_CALLS", "500"))  # of each entry on each target
+CALLS = int(os.environ.get("KILN_TEST_CALLS", "200"))  # of each entry on each target
 
 
 @pytest.fixture
