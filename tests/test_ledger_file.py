@@ -12,7 +12,8 @@ from kiln_recipe.errors import LedgerError
 
 words = st.text("abcXYZ_019", min_size=1, max_size=6).filter(lambda word: word not in ("none", "keys"))
 settings = st.lists(st.tuples(words, words), max_size=3).map(lambda pairs: " ".join(f"{n}={v}" for n, v in pairs))
-places = st.builds(Place, st.tuples(words, words).map("/".join), settings, settings, words)
+kernels = words | st.tuples(words, words).map(".".join)  # the second with its implementation
+places = st.builds(Place, st.tuples(words, kernels).map("/".join), settings, settings, words)
 facts = st.builds(
     Facts, st.integers(0, 600), st.integers(0, 99999), st.integers(0, 300_000), st.integers(1, 32), st.integers(0, 64)
 )

@@ -4,7 +4,7 @@
     toolchain = "toolchain " key ", triton " version EOL           ; of the last update
     columns  = "registers spills shared warps blocks resident" EOL ; what the numbers of a line are
     group    = heading EOL line* EOL
-    heading  = operation "/" kernel (" " choice "=" value)*        ; the kernel and its functional
+    heading  = operation "/" kernel (" " choice "=" value)*        ; the kernel ("." its implementation) and functional
     line     = "  " facts "  " configuration " " specialization was? EOL
     facts    = number{6} | "none"                                  ; "none": the recipe lets it be without an image
     was      = "  was registers=" number " spills=" number " blocks=" number
@@ -238,7 +238,7 @@ _LINE = re.compile(
     rf"  (?: *{' +'.join([_NUMBER] * 6)}|none +)  ((?:[^ ]+ )*?)([^ =]+)"
     rf"(?:  was registers={_NUMBER} spills={_NUMBER} blocks={_NUMBER})?"
 )
-_HEADING = re.compile(r"([\w-]+/[\w-]+)((?: [\w-]+=[^ :]+)*)")
+_HEADING = re.compile(r"([\w-]+/[\w-]+(?:\.[\w-]+)?)((?: [\w-]+=[^ :]+)*)")
 _KEYS = re.compile(r"  [0-9a-f]{12}(?: [0-9a-f]{12})*")
 
 
