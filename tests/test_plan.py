@@ -482,6 +482,9 @@ def test_a_selection_may_name_implementations(tiles):
     described = kernel_plan(the_plan, "copy.described", "sm_90")
     assert set(described.absent.values()) == {"this build was made for copy=plain,tiles alone"}
     assert set(plan.lookup(described, ())) == {255} and the_plan.warnings == ()
+    assert planned(tiles, "sm_90;gfx942", "core", (("copy", ("tiles",)),)).warnings == (
+        "with copy=tiles there is no image of tiles.copy on gfx942; there are some with copy=plain",
+    )
     for selection, sentence in (
         (
             (("copy", ("plane",)),),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import small_implementations
 import small_recipe
 from kiln_recipe import targets
 from kiln_recipe.errors import RecipeError
@@ -190,3 +191,12 @@ def test_every_rule_that_is_shipped_decides_something(path):
         every = {variant.slot for variant in the_plan.variants_of(kernel)}
         decided |= {decision.rule for row in plan.explain(kernel, every) for decision in row}
     assert rules and rules <= decided
+
+
+def test_rules_name_implementations(tmp_path):
+    tiles = recipe.load(small_implementations.write(tmp_path))
+    text = "kernels:\n  copy.plain:\n    - {when: {size: {at_least: 1000}}, use: {BLOCK: 16}}\n"
+    rules = tuning.tuned_rules(tuned(tmp_path, text, family="tiles"), tiles, HOPPER)
+    assert list(rules) == ["copy.plain"] and rules["copy.plain"][0].use == (("BLOCK", 16),)
+    with pytest.raises(RecipeError, match="tiles has no kernel 'copy'; the kernels are copy.tiles"):
+        tuning.tuned_rules(tuned(tmp_path, text.replace("copy.plain", "copy"), family="tiles"), tiles, HOPPER)

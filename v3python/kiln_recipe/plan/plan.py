@@ -70,22 +70,25 @@ def make_plan(
     selected = check_selection(selection, recipes)
     kernels: list[KernelPlan] = []
     variants: list[Variant] = []
-    empty: list[_Planner] = []
+    empty: list[list[_Planner]] = []
     fingerprints: dict[tuple[Path, str], str] = {}
     for target in targets:
         for recipe in recipes:
             rules = tuning.tuned_rules(tuning_root, recipe, target)
             for operation in recipe.operations:
-                for kernel in _implementations(operation, target):
-                    source = (kernel.source, kernel.function)
-                    if source not in fingerprints:
-                        fingerprints[source] = fingerprint(*source)
-                    planner = _Planner(recipe, operation, kernel, target, profile, selected, fingerprints[source])
-                    planner.run()
-                    kernels.append(planner.plan(rules.get(kernel.name, ())))
-                    variants += planner.variants
-                    if selected and planner.is_selected and not planner.variants:
-                        empty.append(planner)
+                for step in _implementations(operation, target):
+                    planners = []
+                    for kernel in step:
+                        source = (kernel.source, kernel.function)
+                        if source not in fingerprints:
+                            fingerprints[source] = fingerprint(*source)
+                        planner = _Planner(recipe, operation, kernel, target, profile, selected, fingerprints[source])
+                        planner.run()
+                        planners.append(planner)
+                        kernels.append(planner.plan(rules.get(kernel.name, ())))
+                        variants += planner.variants
+                    if selected and not any(planner.variants for planner in planners):
+                        empty.append(planners)
     if not variants:
         shown = spell_selection(selection)
         raise UsageError(f"nothing is left to compile: no functional of the profile {profile} fits {shown!r}")
@@ -105,8 +108,8 @@ def make_plan(
     )
 
 
-def _implementations(operation: Operation, target: Target) -> Iterator[Kernel]:
-    """Those of every kernel that are for a target.
+def _implementations(operation: Operation, target: Target) -> Iterator[list[Kernel]]:
+    """Of each kernel those that are for a target.
 
     Raises:
         RecipeError: a kernel has none for it.
@@ -118,7 +121,7 @@ def _implementations(operation: Operation, target: Target) -> Iterator[Kernel]:
                 f"{step[0].place}: {step[0].kernel} has no implementation for {target.name}; add one whose `targets` "
                 "mean it, or build for other targets"
             )
-        yield from own
+        yield own
 
 
 def check_profile(profile: str) -> None:
@@ -177,23 +180,30 @@ def _served(choice: Choice, profile: str, selection: Mapping[str, tuple[str, ...
     return tuple(map(serves, range(len(choice.values))))
 
 
-def _left_empty(empty: Sequence[_Planner], targets: int) -> tuple[str, ...]:
+def _left_empty(empty: Sequence[Sequence[_Planner]], targets: int) -> tuple[str, ...]:
     """A sentence for each operation that a selection leaves without variants, or for those of its kernels.
 
     Args:
-        empty: the kernels on their targets.
+        empty: the kernels on their targets, each with its implementations there.
         targets: how many the plan has.
     """
     kernels: dict[tuple[str, str, str, str], list[_Planner]] = {}
-    for planner in empty:
-        if remedies := planner.remedies():  # without one the recipe has nothing there, whatever is selected
+    for step in empty:
+        planner = next((planner for planner in reversed(step) if planner.is_selected), step[-1])  # the most general
+        if not planner.is_selected:
+            kernel, others = planner.kernel.kernel, tuple(one.kernel.implementation for one in step)
+            selected = spell_selection(((kernel, planner.selection[kernel]),))
+            remedy = spell_selection(((kernel, others),))
+        elif remedies := planner.remedies():
             selected, remedy = planner.selected(remedies), ", or with ".join(map(spell_selection, remedies))
-            name = f"{planner.recipe.family}.{planner.operation.name}"
-            kernels.setdefault((name, planner.target.name, selected, remedy), []).append(planner)
+        else:
+            continue  # the recipe has nothing there, whatever is selected
+        name = f"{planner.recipe.family}.{planner.operation.name}"
+        kernels.setdefault((name, planner.target.name, selected, remedy), []).append(planner)
     places: dict[tuple[str, str, str], list[str]] = {}
     for (operation, target, selected, remedy), planners in kernels.items():
-        whole = len(planners) == sum(kernel.is_for(planners[0].target) for kernel in planners[0].operation.kernels)
-        what = operation if whole else " and ".join(f"{operation}/{planner.kernel.name}" for planner in planners)
+        whole = len(planners) == len(planners[0].operation.steps)
+        what = operation if whole else " and ".join(f"{operation}/{planner.kernel.kernel}" for planner in planners)
         places.setdefault((what, selected, remedy), []).append(target)
     return tuple(
         f"with {selected} there is no image of {what} on "
