@@ -1,6 +1,7 @@
 #include "entries.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "tensor.h"
@@ -192,6 +193,7 @@ Variant copy(const kiln_variant& v) {
           v.configuration,
           v.specialization,
           v.unavailable ? v.unavailable : "",
+          v.size > offsetof(kiln_variant, passed_over) && v.passed_over ? v.passed_over : "",
           v.unavailable == nullptr,
           v.has_ptx != 0,
           v.registers,

@@ -12,7 +12,7 @@ namespace kiln_python {
 
 // One variant as kiln_variant tells it; its strings are copies.
 struct Variant {
-  std::string key, target, operation, kernel, functional, configuration, specialization, unavailable;
+  std::string key, target, operation, kernel, functional, configuration, specialization, unavailable, passed_over;
   bool is_available, has_ptx;
   int32_t registers, shared_bytes, spill_bytes, threads;
 };

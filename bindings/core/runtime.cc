@@ -54,6 +54,7 @@ nb::dict as_dict(const Variant& v) {
   row["shared_bytes"] = v.shared_bytes;
   row["spill_bytes"] = v.spill_bytes;
   row["threads"] = v.threads;
+  row["passed_over"] = v.passed_over;
   return row;
 }
 

@@ -1,5 +1,6 @@
 /* Kiln: a wrapper of the C interface for C++11 and later, header-only, so that it is compiled with the caller's own
- * standard library and settings. It adds ownership, exceptions and containers, and nothing that the C interface does not have:
+ * standard library and settings. It adds ownership, exceptions and containers, and nothing that the C interface does
+ * not have:
  *
  *   kiln::Runtime runtime;
  *   runtime.register_family(kiln_flash_family());
@@ -116,6 +117,7 @@ struct VariantInfo {
   std::string unavailable; /* empty: there is an image */
   bool has_ptx;
   std::int32_t registers, shared_bytes, spill_bytes, threads;
+  std::string passed_over; /* of explain: why other implementations of the kernel do not run, a line for each */
 };
 
 /* What a call may be told besides its arguments. */
@@ -153,12 +155,17 @@ struct Collector {
   }
 };
 
+/* A library that is older than this header may give a structure without it. */
+inline const char* passed_over(const kiln_variant& v) noexcept {
+  return v.size > offsetof(kiln_variant, passed_over) ? v.passed_over : nullptr;
+}
+
 inline std::int32_t collect_variant(const kiln_variant* v, void* user) noexcept {
   return static_cast<Collector<VariantInfo>*>(user)->add([v] {
     return VariantInfo{text(v->key),        text(v->target),        text(v->operation),      text(v->kernel),
                        text(v->functional), text(v->configuration), text(v->specialization), text(v->unavailable),
                        v->has_ptx != 0,     v->registers,           v->shared_bytes,         v->spill_bytes,
-                       v->threads};
+                       v->threads,          text(passed_over(*v))};
   });
 }
 

@@ -78,7 +78,7 @@ class Variant:
         key: 64 hexadecimal digits, which force_keys takes.
         target: "sm_90".
         operation: "flash.attn_fwd".
-        kernel: "attn_fwd".
+        kernel: "attn_fwd"; where it has several implementations, which: "matmul.hopper".
         functional: "dtype=bf16 head_dim=64 ...": what the kernel computes.
         configuration: "BLOCK_M=128 ...": what changes its speed alone.
         specialization: "aligned": what its arguments must fulfil.
@@ -86,6 +86,7 @@ class Variant:
         has_ptx: whether PTX goes along, for `force_target`.
         registers, spill_bytes: of a thread.
         shared_bytes, threads: of a block.
+        passed_over: of `explain()`: why other implementations of the kernel do not run, a line for each.
     """
 
     key: str
@@ -101,6 +102,7 @@ class Variant:
     shared_bytes: int
     spill_bytes: int
     threads: int
+    passed_over: str = ""
 
     def __str__(self) -> str:
         return (

@@ -67,12 +67,13 @@ class Explanation:
 
 def _described(kernel: Variant) -> str:
     spilled = f", {kernel.spill_bytes} bytes spilled" if kernel.spill_bytes else ""
+    passed_over = "".join(f"\n      passed over: {line}" for line in kernel.passed_over.splitlines())
     return (
         f"  {kernel.kernel} on {kernel.target}: {kernel.configuration}\n"
         f"      because of {kernel.functional}, {kernel.specialization}\n"
         f"      {kernel.threads} threads, {kernel.registers} registers, {kernel.shared_bytes} bytes of shared memory"
         f"{spilled}\n"
-        f"      image {kernel.key}"
+        f"      image {kernel.key}{passed_over}"
     )
 
 
