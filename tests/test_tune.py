@@ -77,7 +77,7 @@ def about(head_dim: int) -> dict:
 
 
 def test_names_become_values():
-    assert rules.values("head_dim=64 padded=false extras=none PERSISTENT=true") == about(64) | {"PERSISTENT": True}
+    assert rules.values("head_dim=64 padded=false extras=none ADVANCE=true") == about(64) | {"ADVANCE": True}
     assert "kernels:\n  {}\n" in rules.tuning_file({NAME: []}, ABOUT)
 
 

@@ -82,7 +82,7 @@ def merged(rules: list[dict]) -> list[dict]:
 
 
 def values(names: str) -> dict[str, int | bool | str]:
-    """A configuration's or a functional's name as what a recipe says: "BLOCK_M=64 PERSISTENT=true"."""
+    """A configuration's or a functional's name as what a recipe says: "BLOCK_M=64 ADVANCE=true"."""
     return {name: yaml.safe_load(value) for name, value in (word.split("=") for word in names.split())}
 
 

@@ -53,7 +53,6 @@ class Image:
     Attributes:
         chunk: columns at a time of rows that registers do not hold; 0: whole rows.
         advance: of the forward: places in the loop without masks are sums.
-        programs: of the forward, each of which takes several tiles; None: one for each tile.
         ones: columns of ones by which backward sums ds; 0: it sums them directly.
     """
 
@@ -62,7 +61,6 @@ class Image:
     unmasked_loop: bool = True
     advance: bool = False
     want_lse: bool = True
-    programs: int | None = None
     chunk: int = 0
     ones: int = 0
 
@@ -173,9 +171,9 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         tiles_k = (triton.cdiv(call.k.shape[2], image.block_n) + call.sequences) * heads_kv
 
     if tiles:
-        fwd.attn_fwd[(min(tiles, image.programs or tiles),)](
+        fwd.attn_fwd[(tiles,)](
             *shared, out.storage, torch.from_numpy(lse), reals(call.sinks), drawn[:1], drawn[1:], *out.strides,
-            *lse_strides, tiles, *common, image.advance, image.block_m, image.block_n, image.programs is not None,
+            *lse_strides, tiles, *common, image.advance, image.block_m, image.block_n,
         )  # fmt: skip
         if call.dropout:
             assert drawn.tolist() == [call.seed, call.offset], "seed and offset are not as they were used"

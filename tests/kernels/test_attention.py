@@ -118,13 +118,6 @@ def test_scales(child, sm_scale):
     check(child, make(20, 30, sm_scale=sm_scale, right=0))
 
 
-@pytest.mark.parametrize("programs", [1, 5])
-def test_programs_that_take_several_tiles(child, programs):
-    check(child, make(50, 50, heads=2, batch=2, right=0), Image(programs=programs))
-    cu = np.array([0, 17, 17, 20, 45])
-    check(child, make(45, 45, cu_q=cu, cu_k=cu, bottom_right=True, right=0), Image(programs=programs))
-
-
 def test_no_lse(child):
     check(child, replace(make(20, 20), dout=None), Image(want_lse=False))
 

@@ -12,6 +12,8 @@ stride is right, and the columns become constants in the load instructions, whic
 the images for unaligned tensors, whose loads are one element wide, from spilling.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from dropout import factors, seed_of
@@ -23,41 +25,81 @@ from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
 
+class Queries(NamedTuple):
+    """A block of rows. q: [BLOCK_M, ...] pieces, or with CHUNK the address of the first; first, last: [BLOCK_M], the
+    keys that each row sees."""
+
+    q: tl.tensor
+    stride: tl.tensor
+    rows: tl.tensor
+    inside: tl.tensor
+    first: tl.tensor
+    last: tl.tensor
+
+
+class Keys(NamedTuple):
+    """The keys and values of a sequence: `count` rows, of which width_qk and width_v columns count."""
+
+    count: tl.tensor
+    stride_k: tl.tensor
+    stride_v: tl.tensor
+    width_qk: tl.tensor
+    width_v: tl.tensor
+
+
+class Scores(NamedTuple):
+    """What becomes of products (scores.shaped). scale is not negative where EXTRAS is "none" or "dropout"."""
+
+    scale: tl.tensor
+    softcap: tl.tensor
+    bias_ptr: tl.tensor
+    stride_bias: tl.tensor
+    slope: tl.tensor
+    distance: tl.tensor
+
+
+class Dropout(NamedTuple):
+    """What becomes of weights (dropout.factors)."""
+
+    seed: tl.tensor
+    offset: tl.tensor
+    threshold: tl.tensor
+    keep_scale: tl.tensor
+    plane: tl.tensor
+
+
 @triton.jit
 def attend(
-    acc, row_max, row_sum, q, stride_qm, inside_q, k_ptr, v_ptr, row_k, start, stride_kn, stride_vn, width_qk,
-    width_v, rows, seqlen_k, first, last, scale, softcap, bias_ptr, stride_bm, slope, distance,
-    seed, offset, threshold, keep_scale, plane, flags,
+    acc, row_max, row_sum, block, k_ptr, v_ptr, row_k, start, keys, score, drop, flags,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EXTRAS: tl.constexpr, BLOCK_N: tl.constexpr,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds a block of keys to the running softmax of a block of rows.
+    """Adds BLOCK_N keys to the running softmax of a block of rows.
 
     Args:
         acc: [BLOCK_M, ...] fp32 pieces, the output so far, not yet divided by row_sum.
         row_max, row_sum: [BLOCK_M] fp32, the largest score (in base 2) and the sum of exponentials relative to it.
-        q: [BLOCK_M, ...] pieces, the queries; with CHUNK, the address of the first.
-        k_ptr, v_ptr: the block begins row_k rows behind them.
-        start: the number of the block's first key.
-        first, last: [BLOCK_M], the keys that each row sees.
-        scale: of the products; not negative where EXTRAS is "none" or "dropout".
-        MASKED: some key of the block must be left out: beyond seqlen_k, or for a row that does not see it.
+        block: Queries.
+        k_ptr, v_ptr: the first key and its value are row_k rows behind them.
+        start: the number of the first key.
+        keys, score, drop: Keys, Scores, Dropout.
+        MASKED: some key must be left out: beyond the last, or for a row that does not see it.
     """
-    keys = start + tl.arange(0, BLOCK_N)
-    inside = keys < seqlen_k
+    places = start + tl.arange(0, BLOCK_N)
+    inside = places < keys.count
     if CHUNK:
         products = inner_in_chunks(
-            q, tl.arange(0, rows.shape[0]) * stride_qm, inside_q, k_ptr + row_k * stride_kn,
-            tl.arange(0, BLOCK_N) * stride_kn, inside, width_qk, CHUNK,
+            block.q, tl.arange(0, block.rows.shape[0]) * block.stride, block.inside, k_ptr + row_k * keys.stride_k,
+            tl.arange(0, BLOCK_N) * keys.stride_k, inside, keys.width_qk, CHUNK,
         )  # fmt: skip
     else:
-        k = load_rows(k_ptr, row_k, stride_kn, inside, width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
-        products = inner(q, k, P1, P2)
+        k = load_rows(k_ptr, row_k, keys.stride_k, inside, keys.width_qk, BLOCK_N, P0, P1, P2, True, MASKED, PADDED)
+        products = inner(block.q, k, P1, P2)
     # Neither a bias nor a soft cap; as the scale is not negative, the largest score stays the largest.
     PLAIN: tl.constexpr = EXTRAS == "none" or EXTRAS == "dropout"
     if PLAIN:
         scores = products
-        factor = scale * LOG2E
+        factor = score.scale * LOG2E
         if MASKED:
             # Scaled before it is masked, since -inf * 0 is NaN.
             scores *= factor
@@ -65,106 +107,22 @@ def attend(
     else:
         factor = LOG2E
         scores, _ = shaped(
-            products, scale, softcap, bias_ptr, stride_bm, slope, rows, keys, distance,
-            (first <= last)[:, None] & inside[None, :], flags, EXTRAS,
+            products, score.scale, score.softcap, score.bias_ptr, score.stride_bias, score.slope, block.rows, places,
+            score.distance, (block.first <= block.last)[:, None] & inside[None, :], flags, EXTRAS,
         )  # fmt: skip
     if MASKED:
-        seen = (keys[None, :] >= first[:, None]) & (keys[None, :] <= last[:, None])
+        seen = (places[None, :] >= block.first[:, None]) & (places[None, :] <= block.last[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     p, correction, row_max, row_sum = weighed(row_max, row_sum, scores, factor, MASKED or not PLAIN)
     if EXTRAS == "dropout" or EXTRAS == "any":
-        p *= factors(keep_scale, seed, offset, threshold, plane, rows, start, flags, BLOCK_N, EXTRAS)
+        p *= factors(
+            drop.keep_scale, drop.seed, drop.offset, drop.threshold, drop.plane, block.rows, start, flags, BLOCK_N,
+            EXTRAS,
+        )  # fmt: skip
     acc = scaled(acc, correction, P1, P2)
-    v = load_rows(v_ptr, row_k, stride_vn, inside, width_v, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
+    v = load_rows(v_ptr, row_k, keys.stride_v, inside, keys.width_v, BLOCK_N, P0, P1, P2, False, MASKED, PADDED)
     acc = added(p.to(v[0].dtype), v, acc, P1, P2)
     return acc, row_max, row_sum
-
-
-@triton.jit
-def attend_rows(
-    tile, tiles,
-    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
-    sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
-    stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-    batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold, flags,
-    out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-    P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
-    UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr, ADVANCE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """All of one block of rows, number `tile`; the arguments are attn_fwd's."""
-    batch, head, block = place(tile, tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
-    plane = batch * heads + head
-    head_kv = head // heads_per_kv
-    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
-    batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
-    # Under a causal mask the last rows see most: longest first, so that the last to start are short.
-    first_row = (tl.cdiv(rows_q, BLOCK_M) - 1 - block) * BLOCK_M
-    if first_row >= 0:
-        row_q = start_q + first_row
-        q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
-        k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
-        v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
-        bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
-
-        column = tl.arange(0, BLOCK_M)
-        rows = first_row + column
-        inside = rows < rows_q
-        if CHUNK:
-            q = q_ptr
-        else:
-            q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
-        slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, EXTRAS)
-
-        acc = zeros(BLOCK_M, P0, P1, P2)
-        row_max, row_sum = started(BLOCK_M)
-        shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
-        first, last, begin, end, whole_begin, whole_end = span(
-            first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
-        )
-        if EXTRAS == "bias" or EXTRAS == "any":
-            last = tl.where(inside, last, -1)  # other rows have no bias
-        if UNMASKED_LOOP:
-            k_at = whole_begin * stride_kn
-            v_at = whole_begin * stride_vn
-            for start in tl.range(whole_begin, whole_end, BLOCK_N):
-                acc, row_max, row_sum = attend(
-                    acc, row_max, row_sum, q, stride_qm, inside, k_ptr + k_at if ADVANCE else k_ptr,
-                    v_ptr + v_at if ADVANCE else v_ptr, 0 if ADVANCE else start, start, stride_kn, stride_vn, width_qk,
-                    width_v,
-                    rows, rows_k, first, last, sm_scale, softcap, bias_ptr, stride_bm, slope, rows_k - rows_q,
-                    seed, offset, threshold, keep_scale, plane, flags,
-                    False, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
-                )  # fmt: skip
-                if ADVANCE:
-                    k_at += BLOCK_N * stride_kn
-                    v_at += BLOCK_N * stride_vn
-        else:
-            whole_end = whole_begin
-        # The masked loop takes a step or two on each side. What a compiler moves out of it saves nothing, and holds
-        # registers while the other loop runs.
-        whole = whole_end - whole_begin
-        for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
-            start = tl.where(step < whole_begin, step, step + whole)
-            acc, row_max, row_sum = attend(
-                acc, row_max, row_sum, q, stride_qm, inside, k_ptr, v_ptr, start, start, stride_kn, stride_vn, width_qk,
-                width_v,
-                rows, rows_k, first, last, sm_scale, softcap, bias_ptr, stride_bm, slope, rows_k - rows_q,
-                seed, offset, threshold, keep_scale, plane, flags,
-                True, PADDED, EXTRAS, BLOCK_N, P0, P1, P2, CHUNK,
-            )  # fmt: skip
-
-        if flags & SINKS:
-            correction, row_max, row_sum = with_sink(row_max, row_sum, tl.load(sinks_ptr + head) * LOG2E)
-            acc = scaled(acc, correction, P1, P2)
-        acc = scaled(acc, 1.0 / divisor_of(row_sum), P1, P2)
-        # Where results go is computed here: addresses known before the loops hold registers in them.
-        out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
-        store_rows(out_ptr, column * stride_om, inside, width_v, acc, P0, P1, P2, PADDED)
-        if flags & LSE:
-            batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
-            lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
-            tl.store(lse_ptr + column, log_sum_exp(row_max, row_sum), mask=inside)
 
 
 @triton.jit
@@ -177,7 +135,7 @@ def attn_fwd(
     tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, EXTRAS: tl.constexpr, PADDED: tl.constexpr,
     UNMASKED_LOOP: tl.constexpr, CHUNK: tl.constexpr, ADVANCE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PERSISTENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention forward: `tiles` blocks of rows (sequences.place), a program each.
 
@@ -204,7 +162,6 @@ def attn_fwd(
         CHUNK: columns at a time of rows that registers do not hold (rows.inner_in_chunks); 0: whole rows.
         ADVANCE: in the loop without masks the places of keys and values are summed up, block by block, not multiplied
             anew: fewer instructions, and a few registers more.
-        PERSISTENT: as many programs as the device holds, each of which takes every so many-th tile.
     """
     KNOWN: tl.constexpr = known(EXTRAS, q_ptr.dtype.element_ty, UNMASKED_LOOP)
     if KNOWN == "dropout" or KNOWN == "any":
@@ -212,28 +169,73 @@ def attn_fwd(
         if (flags & SEED_OUT) != 0 and tl.program_id(0) == 0:
             tl.store(seed_out_ptr, seed)
             tl.store(offset_out_ptr, offset)
-    if PERSISTENT:
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
-            attend_rows(
-                tile, tiles,
-                q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
-                sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh,
-                stride_kn,
-                stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-                batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right,
-                threshold, flags,
-                out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-                P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, ADVANCE, BLOCK_M, BLOCK_N,
+    batch, head, number = place(tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
+    plane = batch * heads + head
+    head_kv = head // heads_per_kv
+    batch_q, start_q, rows_q = sequence(batch, seqlen_q, cu_q_ptr, used_q_ptr, flags, False)
+    batch_k, start_k, rows_k = sequence(batch, seqlen_k, cu_k_ptr, used_k_ptr, flags, True)
+    # Under a causal mask the last rows see most: longest first, so that the last to start are short.
+    first_row = (tl.cdiv(rows_q, BLOCK_M) - 1 - number) * BLOCK_M
+    if first_row >= 0:
+        row_q = start_q + first_row
+        q_ptr += batch_q * stride_qb + head.to(tl.int64) * stride_qh + row_q * stride_qm
+        k_ptr += batch_k * stride_kb + head_kv.to(tl.int64) * stride_kh + start_k * stride_kn
+        v_ptr += batch_k * stride_vb + head_kv.to(tl.int64) * stride_vh + start_k * stride_vn
+        bias_ptr += batch.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh
+
+        column = tl.arange(0, BLOCK_M)
+        rows = first_row + column
+        inside = rows < rows_q
+        if CHUNK:
+            q = q_ptr
+        else:
+            q = load_rows(q_ptr, 0, stride_qm, inside, width_qk, BLOCK_M, P0, P1, P2, False, True, PADDED)
+        slope = slope_of(slopes_ptr, batch, stride_sb, head, flags, KNOWN)
+
+        acc = zeros(BLOCK_M, P0, P1, P2)
+        row_max, row_sum = started(BLOCK_M)
+        shift, left, right = bounds(rows_q, rows_k, window_left, window_right, flags)
+        first, last, begin, end, whole_begin, whole_end = span(
+            first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
+        )
+        if KNOWN == "bias" or KNOWN == "any":
+            last = tl.where(inside, last, -1)  # other rows have no bias
+        block = Queries(q, stride_qm, rows, inside, first, last)
+        keys = Keys(rows_k, stride_kn, stride_vn, width_qk, width_v)
+        score = Scores(sm_scale, softcap, bias_ptr, stride_bm, slope, rows_k - rows_q)
+        drop = Dropout(seed, offset, threshold, keep_scale, plane)
+        if UNMASKED_LOOP:
+            k_at = whole_begin * stride_kn
+            v_at = whole_begin * stride_vn
+            for start in tl.range(whole_begin, whole_end, BLOCK_N):
+                acc, row_max, row_sum = attend(
+                    acc, row_max, row_sum, block, k_ptr + k_at if ADVANCE else k_ptr,
+                    v_ptr + v_at if ADVANCE else v_ptr, 0 if ADVANCE else start, start, keys, score, drop, flags,
+                    False, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
+                )  # fmt: skip
+                if ADVANCE:
+                    k_at += BLOCK_N * stride_kn
+                    v_at += BLOCK_N * stride_vn
+        else:
+            whole_end = whole_begin
+        # The masked loop takes a step or two on each side. What a compiler moves out of it saves nothing, and holds
+        # registers while the other loop runs.
+        whole = whole_end - whole_begin
+        for step in tl.range(begin, end - whole, BLOCK_N, disable_licm=True):
+            start = tl.where(step < whole_begin, step, step + whole)
+            acc, row_max, row_sum = attend(
+                acc, row_max, row_sum, block, k_ptr, v_ptr, start, start, keys, score, drop, flags,
+                True, PADDED, KNOWN, BLOCK_N, P0, P1, P2, CHUNK,
             )  # fmt: skip
-    else:
-        attend_rows(
-            tl.program_id(0), tiles,
-            q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
-            sm_scale, softcap, keep_scale, seed, offset, stride_qb, stride_qh, stride_qm, stride_kb, stride_kh,
-            stride_kn,
-            stride_vb, stride_vh, stride_vn, stride_bb, stride_bh, stride_bm, stride_sb,
-            batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, threshold,
-            flags,
-            out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
-            P0, P1, P2, KNOWN, PADDED, UNMASKED_LOOP, CHUNK, ADVANCE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+
+        if flags & SINKS:
+            correction, row_max, row_sum = with_sink(row_max, row_sum, tl.load(sinks_ptr + head) * LOG2E)
+            acc = scaled(acc, correction, P1, P2)
+        acc = scaled(acc, 1.0 / divisor_of(row_sum), P1, P2)
+        # Where results go is computed here: addresses known before the loops hold registers in them.
+        out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
+        store_rows(out_ptr, column * stride_om, inside, width_v, acc, P0, P1, P2, PADDED)
+        if flags & LSE:
+            batch_l, start_l = lse_place(batch, batch_q, start_q, flags)
+            lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l + first_row
+            tl.store(lse_ptr + column, log_sum_exp(row_max, row_sum), mask=inside)
