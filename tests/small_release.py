@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import shared
-from kiln_build.artifacts import left_out, manifest, pack, split
+from kiln_build.artifacts import left_out, manifest, pack, pack_writer, split
 from kiln_build.release import package, release
 from kiln_recipe import targets
 from kiln_recipe.compile.toolchain import Toolchain
@@ -133,7 +133,7 @@ def write_pack(folder: Path, target: str, with_ptx: bool = False) -> Path:
     )  # fmt: skip
     path = folder / targets.by_name(target).pack_file
     folder.mkdir(parents=True, exist_ok=True)
-    pack.write_pack(
+    pack_writer.write_pack(
         path, target, split.INSTRUCTIONS[targets.by_name(target).instructions], VERSION, [kernel],
         lambda d: info_of(contents[d]), contents.__getitem__, elf.code_ranges,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kiln_build.artifacts import pack, split
+from kiln_build.artifacts import pack, pack_writer, split
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.images.image import DescriptorInfo, ImageInfo
 
@@ -85,7 +85,7 @@ def make_kernels(codes: list[bytes], functionals: int, configurations: int, ptx:
 
 def write(path, kernels, content):
     sass = split.INSTRUCTIONS["sass"]
-    return pack.write_pack(
+    return pack_writer.write_pack(
         path, "sm_90", sass, "0.1.0b", kernels, lambda _digest: INFO, content.__getitem__, lambda code: [(0, len(code))]
     )
 
@@ -137,7 +137,7 @@ def test_same_arguments_same_bytes(written, tmp_path):
 
 
 def test_groups_are_cut_before_they_grow_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "GROUP_BYTES", 2500)
+    monkeypatch.setattr(pack_writer, "GROUP_BYTES", 2500)
     source = random.Random(1)
     codes = [source.randbytes(1000) for _ in range(8)]
     kernels, content = make_kernels(codes, 4, 1, [])
@@ -231,7 +231,7 @@ def test_no_text_makes_a_terminal_do_anything(tmp_path, monkeypatch, text):
     with pytest.raises(ArtifactError, match="must be a line of at most 4096 characters, none of them a control"):
         write(tmp_path / "p.pack", kernels, content)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(pack, "is_line", lambda _: True)
+    monkeypatch.setattr(pack_writer, "is_line", lambda _: True)
     write(tmp_path / "p.pack", kernels, content)
     monkeypatch.undo()
     with pytest.raises(ArtifactError, match="a string is not a line of text"):
@@ -254,13 +254,21 @@ FACTS = {
 }
 
 
+def described(path, kernels, content, facts) -> None:
+    """Writes a pack of images with these facts."""
+    sass = split.INSTRUCTIONS["sass"]
+    pack_writer.write_pack(path, "sm_90", sass, "0.1.0b", kernels, facts, content.__getitem__, lambda _code: [])
+
+
 def test_descriptors_are_read_back(tmp_path):
     codes = [name.encode() for name in FACTS]
     kernels, content = make_kernels(codes, 2, 1, [None, b".version 8.6", None, None])
     facts = {digest_of(name.encode()): info for name, info in FACTS.items()}
     path = tmp_path / "p.pack"
     sass = split.INSTRUCTIONS["sass"]
-    pack.write_pack(path, "sm_90", sass, "0.1.0b", kernels, facts.__getitem__, content.__getitem__, lambda _code: [])
+    pack_writer.write_pack(
+        path, "sm_90", sass, "0.1.0b", kernels, facts.__getitem__, content.__getitem__, lambda _code: []
+    )
     data, read = path.read_bytes(), pack.read_pack(path)
     assert struct.unpack_from("<I", data, 8) == (2,)
     assert data.count(pack.DESCRIPTOR_ROW.pack(2, 9, 3, 0, 128, 64, 1, 1, 1, 0)) == 2, (
@@ -281,8 +289,7 @@ def test_an_image_has_at_most_eight_descriptors(tmp_path):
     kernels, content = make_kernels([b"A"], 1, 1, [])
     facts = replace(INFO, descriptors=DESCRIBED[:1] * 9)
     with pytest.raises(ArtifactError, match="takes 9 tensor descriptors; it can have 8"):
-        pack.write_pack(tmp_path / "p", "sm_90", split.INSTRUCTIONS["sass"], "1", kernels, lambda _: facts,
-                        content.__getitem__, lambda _code: [])  # fmt: skip
+        described(tmp_path / "p", kernels, content, lambda _: facts)
 
 
 @pytest.mark.parametrize(
@@ -305,8 +312,7 @@ def test_wrong_descriptor_rows(tmp_path, offset, value, sentence):
     kernels, content = make_kernels([b"A" * 50], 1, 1, [])
     facts = replace(INFO, descriptors=DESCRIBED[:1])
     path = tmp_path / "p.pack"
-    pack.write_pack(path, "sm_90", split.INSTRUCTIONS["sass"], "1", kernels, lambda _: facts, content.__getitem__,
-                    lambda _code: [])  # fmt: skip
+    described(path, kernels, content, lambda _: facts)
     data = bytearray(path.read_bytes())
     size = struct.unpack_from("<Q", data, 16)[0]
     place = data.index(pack.DESCRIPTOR_ROW.pack(2, 9, 3, 0, 128, 64, 1, 1, 1, 0))
@@ -321,8 +327,7 @@ def test_descriptors_that_are_not_there(tmp_path, named):
     kernels, content = make_kernels([b"A" * 50], 1, 1, [])
     path = tmp_path / "p.pack"
     facts = replace(INFO, descriptors=DESCRIBED[:1])
-    pack.write_pack(path, "sm_90", split.INSTRUCTIONS["sass"], "1", kernels, lambda _: facts, content.__getitem__,
-                    lambda _code: [])  # fmt: skip
+    described(path, kernels, content, lambda _: facts)
     data = bytearray(path.read_bytes())
     size = struct.unpack_from("<Q", data, 16)[0]
     struct.pack_into("<I", data, 64 + pack.COUNTS.size + pack.GROUP_ROW.size + 60, named)

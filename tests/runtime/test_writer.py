@@ -10,7 +10,7 @@ import packs
 import pytest
 from test_launch import arguments, work
 
-from kiln_build.artifacts import pack, split
+from kiln_build.artifacts import pack, pack_writer, split
 from kiln_recipe.images import image
 
 
@@ -38,7 +38,7 @@ def test_the_writers_packs_run(library, fake, bare, tmp_path):
         for kernel in kernels
     ]  # fmt: skip
     path = Path(tmp_path) / packs.FILES["sm_80"]
-    digest = pack.write_pack(
+    digest = pack_writer.write_pack(
         path, "sm_80", split.INSTRUCTIONS["sass"], "1.2.3", made, facts.__getitem__, by_digest.__getitem__,
         lambda code: [(0, len(code) // 2)],
     )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from kiln_build.artifacts import pack, split
+from kiln_build.artifacts import pack, pack_writer, split
 from kiln_build.artifacts.left_out import NO_KEY
 from kiln_build.artifacts.pack import KernelSlots, Pack, Slot
 from kiln_build.base import kept
@@ -25,7 +25,7 @@ from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import KernelPlan, Plan, Variant
 from kiln_recipe.targets import Target
 
-_WRITERS = (pack.__file__, split.__file__, elf.__file__)  # what a pack's bytes depend on
+_WRITERS = (pack.__file__, pack_writer.__file__, split.__file__, elf.__file__)  # what a pack's bytes depend on
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def write_pack(planned: PackPlan, store: Store, workers: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     kept.clear(path.parent, f"{target.vendor}-{target.name}-*.pack")
     infos = {image.digest: image.info for image in planned.images.values()}
-    pack.write_pack(
+    pack_writer.write_pack(
         path, target.name, split.INSTRUCTIONS[target.instructions], planned.version, planned.kernels,
         infos.__getitem__, store.read, elf.code_ranges, workers,
     )  # fmt: skip

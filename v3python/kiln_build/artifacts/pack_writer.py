@@ -1,0 +1,266 @@
+"""Writes packs, whose grammar stands in pack.py."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from kiln_build.artifacts.pack import (
+    ALIGNMENT,
+    COUNTS,
+    DESCRIPTOR_ROW,
+    GROUP_ROW,
+    HEADER,
+    IMAGE_ROW,
+    KERNEL_ROW,
+    KINDS,
+    LARGEST_GROUP,
+    LARGEST_INDEX,
+    LONGEST_TEXT,
+    MAGIC,
+    MOST_DESCRIPTORS,
+    MOST_RANK,
+    NONE,
+    SLOT_ROW,
+    VERSIONS,
+    KernelSlots,
+)
+from kiln_build.artifacts.split import Instructions, split
+from kiln_build.base.appear import appear
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.images.image import DescriptorInfo, ImageInfo
+from kiln_recipe.shape import is_line
+
+# A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer: of
+# this size one takes a millisecond, of twice the size it packs 5 % better.
+GROUP_BYTES = 512 << 10
+ZSTD_LEVEL = 22
+
+
+def write_pack(
+    path: Path,
+    target: str,
+    instructions: Instructions,
+    release: str,
+    kernels: Sequence[KernelSlots],
+    info: Callable[[str], ImageInfo],
+    read: Callable[[str], bytes],
+    code: Callable[[bytes], Iterable[tuple[int, int]]],
+    workers: int = 1,
+) -> str:
+    """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments, `workers` excepted.
+
+    Args:
+        instructions: what the target's code is made of.
+        info: facts of an image, by digest.
+        read: bytes of an image or PTX text, by digest.
+        code: (offset, bytes) of the machine code in an image, ascending.
+        workers: how many groups are compressed at once.
+
+    Returns:
+        The digest of its index, which a family's library is built with.
+
+    Raises:
+        ArtifactError: a text of the index has control characters or is too long, an image is too large, or there are
+            too many.
+        EnvironmentProblem: the file cannot be written.
+    """
+    strings, descriptors = _Strings(), _Descriptors()
+    image_rows: list[bytes] = []
+    numbers: dict[tuple[str, str], int] = {}  # (kind, digest) to the number of its row
+    pending: list[Future[bytes]] = []
+    decoded: list[int] = []
+    pool = ThreadPoolExecutor(workers)  # zstandard compresses without Python's lock
+    try:
+        for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
+            for members in _groups(kernels, kind, read):
+                raw, ranges = bytearray(), []
+                for digest, image, data in members:
+                    raw += b"\0" * (-len(raw) % ALIGNMENT)
+                    if kind == "image":
+                        ranges += [(len(raw) + offset, size) for offset, size in code(data)]
+                    numbers[kind, digest] = len(image_rows)
+                    facts = info(image)
+                    place = descriptors.add(facts.descriptors)
+                    image_rows.append(_image_row(len(pending), len(raw), data, facts, kind, strings, place))
+                    raw += data
+                pending.append(pool.submit(_compress, split(bytes(raw), instructions, ranges)))
+                decoded.append(len(raw))
+                if len(raw) > LARGEST_GROUP:
+                    raise ArtifactError(f"an image for {target} has {len(raw)} bytes; a pack holds {LARGEST_GROUP}")
+        frames = [future.result() for future in pending]
+    finally:
+        pool.shutdown(cancel_futures=True)  # who is interrupted waits for no group that has not begun
+    kernel_rows, slot_rows = _kernel_rows(kernels, numbers, strings)
+    names = strings.add(target), strings.add(release)
+    text = strings.text()
+    rows = descriptors.rows
+    counts = COUNTS.pack(len(frames), len(image_rows), len(kernel_rows), len(slot_rows), len(text), *names, len(rows))
+    tables = b"".join([*image_rows, *kernel_rows, *slot_rows, *rows, text])
+    offset = HEADER.size + len(counts) + GROUP_ROW.size * len(frames) + len(tables)
+    located = []
+    for frame, size in zip(frames, decoded):
+        located.append(GROUP_ROW.pack(offset, len(frame), size, hashlib.sha256(frame).digest()))
+        offset += len(frame)
+    index = b"".join([counts, *located, tables])
+    if len(index) > LARGEST_INDEX:
+        raise ArtifactError(f"the index for {target} has {len(index)} bytes; a pack's can have {LARGEST_INDEX}")
+    index_digest = hashlib.sha256(index)
+    header = HEADER.pack(MAGIC, VERSIONS[bool(rows)], HEADER.size, len(index), index_digest.digest(), 0)
+    try:
+        with appear(path) as fresh:
+            fresh.write_bytes(b"".join([header, index, *frames]))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+    return index_digest.hexdigest()
+
+
+def _groups(
+    kernels: Iterable[KernelSlots], kind: str, read: Callable[[str], bytes]
+) -> Iterator[list[tuple[str, str, bytes]]]:
+    """Lists of (digest, digest of the image whose facts describe it, bytes): each image once, kernel by kernel, those
+    of one specialization and configuration side by side, cut where the next would make one larger than GROUP_BYTES."""
+    seen: set[str] = set()
+    group: list[tuple[str, str, bytes]] = []
+    size = 0
+    for kernel in kernels:
+        specializations = len(kernel.specializations)
+        per_functional = len(kernel.configurations) * specializations
+        # What a functional changes (a dtype, a mask) leaves more of the code alike than another tile or another kind of
+        # load does: a tenth fewer bytes than functional by functional.
+        order = sorted(range(len(kernel.slots)), key=lambda n: (n % specializations, n % per_functional, n))
+        for slot in (kernel.slots[number] for number in order):
+            digest = slot.image if kind == "image" else slot.ptx
+            if digest is None or slot.image is None or digest in seen:  # PTX stands beside an image alone
+                continue
+            seen.add(digest)
+            data = read(digest) + (b"\0" if kind == "ptx" else b"")
+            begin = size + -size % ALIGNMENT
+            if group and begin + len(data) > GROUP_BYTES:
+                yield group
+                group, begin = [], 0
+            group.append((digest, slot.image, data))
+            size = begin + len(data)
+    if group:
+        yield group
+
+
+def _kernel_rows(
+    kernels: Iterable[KernelSlots], numbers: Mapping[tuple[str, str], int], strings: _Strings
+) -> tuple[list[bytes], list[bytes]]:
+    kernel_rows: list[bytes] = []
+    slot_rows: list[bytes] = []
+    for kernel in kernels:
+        parts = (kernel.functionals, kernel.configurations, kernel.specializations)
+        kernel_rows.append(
+            KERNEL_ROW.pack(
+                strings.add(kernel.family),
+                strings.add(kernel.operation),
+                strings.add(kernel.kernel),
+                len(slot_rows),
+                len(kernel.slots),
+                len(kernel.configurations),
+                len(kernel.specializations),
+                strings.add_list("\n\n".join("\n".join(part) for part in parts)),
+                bytes.fromhex(kernel.layout),
+            )
+        )
+        for slot in kernel.slots:
+            slot_rows.append(
+                SLOT_ROW.pack(
+                    NONE if slot.image is None else numbers["image", slot.image],
+                    NONE if slot.ptx is None else numbers["ptx", slot.ptx],
+                    NONE if slot.reason is None else strings.add(slot.reason),
+                    0,
+                    bytes.fromhex(slot.key),
+                )
+            )
+    return kernel_rows, slot_rows
+
+
+def _compress(frame: bytes) -> bytes:
+    import zstandard
+
+    # A window as large as the group, so that every image may refer to every earlier one; no thread, so that the bytes
+    # depend on nothing but the library's version.
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        ZSTD_LEVEL, source_size=len(frame), write_content_size=True, write_checksum=False, threads=0
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(frame)
+
+
+def _image_row(
+    group: int, offset: int, code: bytes, facts: ImageInfo, kind: str, strings: _Strings, descriptors: int
+) -> bytes:
+    return IMAGE_ROW.pack(
+        group,
+        offset,
+        len(code),
+        strings.add(facts.symbol),
+        KINDS["ptx" if kind == "ptx" else facts.kind],
+        facts.threads,
+        facts.shared,
+        facts.registers,
+        facts.spills,
+        facts.stack,
+        facts.parameters,
+        facts.scratch,
+        facts.scratch_align,
+        facts.profile_scratch,
+        facts.clusters,
+        descriptors,
+        hashlib.sha256(code).digest(),
+    )
+
+
+class _Strings:
+    """The strings of an index: each text once.
+
+    Raises:
+        ArtifactError: from `add`: the text is no line.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, int] = {}
+        self._size = 0
+
+    def add(self, text: str) -> int:
+        if not is_line(text) or len(text) > LONGEST_TEXT:
+            raise ArtifactError(
+                f"{text[:200]!r} cannot be in a pack: it must be a line of at most {LONGEST_TEXT} characters, "
+                "none of them a control character"
+            )
+        return self.add_list(text)
+
+    def add_list(self, text: str) -> int:
+        if text not in self._offsets:
+            self._offsets[text] = self._size
+            self._size += len(text.encode()) + 1
+        return self._offsets[text]
+
+    def text(self) -> bytes:
+        text = b"".join(text.encode() + b"\0" for text in self._offsets)
+        return text + b"\0" * (-len(text) % 8)
+
+
+class _Descriptors:
+    """The descriptor rows of an index: those of equal images once."""
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self._places: dict[tuple[DescriptorInfo, ...], int] = {(): 0}
+
+    def add(self, descriptors: tuple[DescriptorInfo, ...]) -> int:
+        """What an image's row says of them."""
+        if descriptors not in self._places:
+            if len(descriptors) > MOST_DESCRIPTORS:
+                raise ArtifactError(
+                    f"an image takes {len(descriptors)} tensor descriptors; it can have {MOST_DESCRIPTORS}"
+                )
+            self._places[descriptors] = len(self.rows) * 16 + len(descriptors)
+            for one in descriptors:
+                box = (*one.box, *(1,) * (MOST_RANK - one.rank))
+                self.rows.append(DESCRIPTOR_ROW.pack(one.rank, one.element_type, one.swizzle, 0, *box, 0))
+        return self._places[descriptors]
