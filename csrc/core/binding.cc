@@ -206,15 +206,6 @@ kiln_status bind(Family& family, Device& device, const char* force_target, Bindi
               targets.c_str());
 }
 
-int32_t needed_driver(const Binding& binding, const BoundKernel& bound) {
-  return binding.ptx ? bound.target->ptx_driver : bound.target->driver;
-}
-
-bool drives(const Binding& binding, const kiln_kernel_table& kernel, const BoundKernel& bound) {
-  const Driver& driver = *binding.device->driver;
-  return needed_driver(binding, bound) <= driver.version && (kernel.descriptor_count == 0 || driver.has_descriptors);
-}
-
 kiln_status load_slot(Binding& binding, uint32_t slot, const ImageRow& image, Loaded** out) {
   std::atomic<Loaded*>& place = binding.slots[slot];
   if ((*out = place.load(std::memory_order_acquire))) return KILN_OK;

@@ -26,12 +26,15 @@ uint32_t set_of(const DescriptorKey& key) {
   return static_cast<uint32_t>(mixed * 0x9E3779B97F4A7C15u >> 32) % kSets;
 }
 
-bool equal(const DescriptorKey& a, const DescriptorKey& b) { return memcmp(&a, &b, sizeof a) == 0; }
+bool equal(const DescriptorKey& a, const DescriptorKey& b) {
+  return a.address == b.address && memcmp(&a, &b, sizeof a) == 0;
+}
 
-// What of the tensor the driver cannot describe; the layout, then, is in key.
-void judge(const DescriptorKey& key, const int64_t* sizes, uint32_t element, PassedOver& why) {
+// kPassedOver where the driver cannot describe the tensor. Its sizes are still those of the call.
+kiln_status judge(const DescriptorKey& key, const int64_t* sizes, uint32_t element, PassedOver& why) {
   auto lacks = [&why](Lack lack, int32_t dimension, int64_t value) {
     why.lack = lack, why.dimension = dimension, why.value = value;
+    return kPassedOver;
   };
   if (key.address % kAddressMultiple) return lacks(Lack::kAddress, 0, static_cast<int64_t>(key.address));
   for (int32_t d = 0; d < key.rank; ++d)
@@ -40,17 +43,19 @@ void judge(const DescriptorKey& key, const int64_t* sizes, uint32_t element, Pas
   if (key.strides[inner] != 1) return lacks(Lack::kInnerStride, inner, key.strides[inner]);
   for (int32_t d = 0; d < inner; ++d) {
     int64_t stride = key.strides[d];
-    if (stride < 0 || stride >= kStrideLimit / element || stride * element % kAddressMultiple)
+    // The first two bound the product.
+    if (stride < 0 || stride >= kStrideLimit || stride * element >= kStrideLimit || stride * element % kAddressMultiple)
       return lacks(Lack::kStride, d, stride);
   }
+  return KILN_OK;
 }
 
-// Reads one descriptor's tensor into the key, and the image's facts besides.
-kiln_status read_tensor(const Plan& plan, const kiln_descriptor_table& table, const DescriptorRow& row,
+// Reads one descriptor's tensor and the image's facts into the key.
+kiln_status read_tensor(const Plan& plan, const kiln_descriptor_table& table, const DescriptorRow& row, int64_t address,
                         DescriptorKey& key, int64_t* sizes) {
   int32_t broken = 0;
   memset(&key, 0, sizeof key);
-  key.address = static_cast<uint64_t>(table.address(plan.v, &broken));
+  key.address = static_cast<uint64_t>(address);
   key.device = plan.device->ordinal;
   key.rank = static_cast<uint8_t>(row.rank);
   key.element_type = static_cast<uint8_t>(row.element_type);
@@ -72,25 +77,27 @@ kiln_status mismatch(const Plan& plan, const KernelPlan& kernel, const char* wha
 
 }  // namespace
 
-kiln_status describe(Plan& plan, const KernelPlan& kernel, PassedOver& why) {
+kiln_status describe(Plan& plan, const KernelPlan& kernel, const int64_t* values, PassedOver& why) {
   const ImageRow& image = *kernel.image;
   const kiln_operation_table& op = *plan.operation->table;
-  int32_t count = kernel.table->descriptor_count;
-  if (image.descriptor_count() != static_cast<uint32_t>(count)) return mismatch(plan, kernel, "their number");
-  for (int32_t i = 0; i < count; ++i) {
+  if (image.descriptor_count() != static_cast<uint32_t>(kernel.table->descriptor_count))
+    return mismatch(plan, kernel, "their number");
+  const DescriptorRow* rows = plan.binding->pack->descriptors + image.first_descriptor();
+  int32_t i = 0;  // of the descriptors
+  for (int32_t p = 0; p < kernel.table->parameter_count; ++p) {
+    if (kernel.table->parameters[p].type != KILN_PARAMETER_DESCRIPTOR) continue;
     const kiln_descriptor_table& table = kernel.table->descriptors[i];
-    const DescriptorRow& row = plan.binding->pack->descriptors[image.first_descriptor() + static_cast<uint32_t>(i)];
-    if (row.rank != static_cast<uint32_t>(table.rank)) return mismatch(plan, kernel, "a rank");
+    if (rows[i].rank != static_cast<uint32_t>(table.rank)) return mismatch(plan, kernel, "a rank");
     int64_t dtype = table.dtype >= 0 ? table.dtype : plan.v[op.choices[-1 - table.dtype].index];
-    uint32_t element = element_bytes(row.element_type);
+    uint32_t element = element_bytes(rows[i].element_type);
     if (element != static_cast<uint32_t>(dtype_bytes(dtype))) return mismatch(plan, kernel, "the size of an element");
     int64_t sizes[KILN_MAX_DESCRIPTOR_RANK];
     DescriptorKey& key = plan.descriptors[kernel.first_descriptor + i].key;
-    kiln_status status = read_tensor(plan, table, row, key, sizes);
-    if (status != KILN_OK) return status;
-    judge(key, sizes, element, why);
     why.descriptor = i;
-    if (why.lack != Lack::kNone) return KILN_OK;
+    kiln_status status = read_tensor(plan, table, rows[i], values[p], key, sizes);
+    if (status == KILN_OK) status = judge(key, sizes, element, why);
+    if (status != KILN_OK) return status;
+    ++i;
   }
   return KILN_OK;
 }

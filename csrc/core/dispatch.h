@@ -10,7 +10,6 @@ constexpr uint64_t kAlignment = KILN_WORKSPACE_ALIGNMENT;
 
 // Why an implementation is not the one that a call runs.
 enum class Lack {
-  kNone,
   kTarget,       // it is not for the target
   kDriver,       // the driver is too old for its images
   kDescriptors,  // the driver cannot make tensor descriptors
@@ -22,6 +21,9 @@ enum class Lack {
   kInnerStride,
   kStride,
 };
+
+// Besides a kiln_status: an implementation does not fit the call; a PassedOver says why.
+constexpr kiln_status kPassedOver = -1;
 
 // An implementation that a call passed over.
 struct PassedOver {
@@ -86,8 +88,8 @@ kiln_status dispatch(Plan& plan, uint64_t workspace);
 kiln_status plan_kernel(Plan& plan, int32_t first, int32_t count, Keys* keys);
 
 // Evaluates the descriptors of a kernel's image into plan.descriptors, from kernel.first_descriptor on; they are not
-// encoded. Where one cannot describe its tensor, why.lack says so.
-kiln_status describe(Plan& plan, const KernelPlan& kernel, PassedOver& why);
+// encoded. `values`: of the kernel's parameters. kPassedOver: one cannot describe its tensor.
+kiln_status describe(Plan& plan, const KernelPlan& kernel, const int64_t* values, PassedOver& why);
 
 // KILN_E_RANGE: what the call is to give overflows.
 kiln_status fault(const Plan& plan, const char* what, const char* name);

@@ -10,7 +10,7 @@ namespace {
 kiln_status pass_over(PassedOver& why, Lack lack, int64_t value = 0) {
   why.lack = lack;
   why.value = value;
-  return KILN_OK;
+  return kPassedOver;
 }
 
 // The configuration that the look-up gives, or KILN_NO_CONFIGURATION.
@@ -85,13 +85,12 @@ struct Properties {
   uint64_t divisible_by_16 = 0, divisible_by_8 = 0, equal_to_one = 0;
 };
 
-// Evaluates all parameters into `values`; in place of a descriptor stands 0.
+// Evaluates all parameters into `values`.
 kiln_status evaluate_parameters(const Plan& plan, const kiln_kernel_table& kernel, int64_t* values, Properties* of) {
   for (int32_t i = 0; i < kernel.parameter_count; ++i) {
-    const kiln_parameter_table& parameter = kernel.parameters[i];
     int32_t broken = 0;
-    values[i] = parameter.value ? parameter.value(plan.v, &broken) : 0;
-    if (broken) return fault(plan, "the parameter", parameter.name);
+    values[i] = kernel.parameters[i].value(plan.v, &broken);
+    if (broken) return fault(plan, "the parameter", kernel.parameters[i].name);
     of->divisible_by_16 |= static_cast<uint64_t>((values[i] & 15) == 0) << i;
     of->divisible_by_8 |= static_cast<uint64_t>((values[i] & 7) == 0) << i;
     of->equal_to_one |= static_cast<uint64_t>(values[i] == 1) << i;
@@ -104,25 +103,36 @@ bool holds(const kiln_specialization_table& specialization, const Properties& of
          !(specialization.divisible_by_8 & ~of.divisible_by_8) && !(specialization.equal_to_one & ~of.equal_to_one);
 }
 
+// Marks the descriptors among the visible parameters; `constant` are none of these. How many more parameters they are
+// to the image.
+uint32_t mark_descriptors(const kiln_kernel_table& kernel, uint64_t constant, KernelPlan& out) {
+  uint32_t more = 0;
+  int32_t visible = 0;
+  for (int32_t i = 0; i < kernel.parameter_count; ++i) {
+    if (constant >> i & 1) continue;
+    if (kernel.parameters[i].type == KILN_PARAMETER_DESCRIPTOR) {
+      out.described |= 1ull << visible;
+      more += 2 * static_cast<uint32_t>(kernel.descriptors[kernel.parameters[i].descriptor].rank);
+    }
+    ++visible;
+  }
+  return more;
+}
+
 // Lays the parameters out as the image takes them: those that are constants of it left out.
 kiln_status place_parameters(const Plan& plan, const int64_t* values, KernelPlan& out) {
   const kiln_kernel_table& kernel = *out.table;
   uint64_t constant = kernel.specializations[out.specialization].equal_to_one;
   out.parameter_count = 0;
-  out.described = 0;
-  uint32_t visible = 0;
   for (int32_t i = 0; i < kernel.parameter_count; ++i) {
     const kiln_parameter_table& parameter = kernel.parameters[i];
     uint64_t encoded;
     if (!encode(parameter.type, values[i], &encoded)) return out_of_range(plan, kernel, parameter, values[i]);
-    if (constant >> i & 1) continue;
-    if (parameter.type == KILN_PARAMETER_DESCRIPTOR) {
-      out.described |= 1ull << out.parameter_count;
-      visible += 2 * static_cast<uint32_t>(kernel.descriptors[parameter.descriptor].rank);
-    }
-    out.parameters[out.parameter_count++] = encoded;
+    if (!(constant >> i & 1)) out.parameters[out.parameter_count++] = encoded;
   }
-  visible += static_cast<uint32_t>(out.parameter_count);
+  out.described = 0;
+  uint32_t visible = static_cast<uint32_t>(out.parameter_count);
+  if (kernel.descriptor_count) visible += mark_descriptors(kernel, constant, out);
   const Pack& pack = *plan.binding->pack;
   const ImageRow& image = *out.image;
   if (image.parameters < visible || image.parameters > visible + kHiddenParameters)
@@ -217,9 +227,9 @@ struct Forced {
   int32_t configuration = 0, specialization = 0;
 };
 
-// Finds the variant forced for this implementation and functional, if one of the call's keys is one, and marks the key
-// as used.
-kiln_status find_forced(const Plan& plan, const KernelPlan& out, Keys& keys, Forced& forced) {
+// Finds the variant forced for an implementation and its functional, if one of the call's keys is one, and marks the
+// key as used.
+kiln_status match_keys(const Plan& plan, const KernelPlan& out, Keys& keys, Forced& forced) {
   const SlotRow* slots = slots_of(plan, out);
   int32_t variants = out.bound->target->configuration_count * out.table->specialization_count;
   for (int32_t k = 0; k < plan.call->force_count; ++k) {
@@ -236,6 +246,18 @@ kiln_status find_forced(const Plan& plan, const KernelPlan& out, Keys& keys, For
       forced = {out.table, i / out.table->specialization_count, i % out.table->specialization_count};
       break;
     }
+  }
+  return KILN_OK;
+}
+
+// The same for all of a kernel's implementations. `out` is where they are looked at.
+kiln_status find_forced(const Plan& plan, const kiln_kernel_table* kernels, int32_t count, KernelPlan& out, Keys& keys,
+                        Forced& forced) {
+  for (int32_t i = 0; i < count; ++i) {
+    begin(plan, kernels[i], out);
+    if (!out.bound->target) continue;
+    kiln_status status = match_keys(plan, out, keys, forced);
+    if (status != KILN_OK) return status;
   }
   return KILN_OK;
 }
@@ -289,36 +311,31 @@ kiln_status specialize(const Plan& plan, const Forced& forced, const Properties&
   return KILN_OK;
 }
 
-void choose_image(const Plan& plan, KernelPlan& out, PassedOver& why) {
+kiln_status choose_image(const Plan& plan, KernelPlan& out, PassedOver& why) {
   const SlotRow* slot = slots_of(plan, out) + out.configuration * out.table->specialization_count + out.specialization;
-  out.slot = static_cast<uint32_t>(slot - plan.binding->pack->slots);
   uint32_t image = plan.binding->image_of(*slot);
   if (image == kNone) {
     why.reason = reason_of(plan, *slot);
-    pass_over(why, Lack::kImage);
-  } else {
-    out.image = &plan.binding->pack->images[image];
+    return pass_over(why, Lack::kImage);
   }
+  out.slot = static_cast<uint32_t>(slot - plan.binding->pack->slots);
+  out.image = &plan.binding->pack->images[image];
+  return KILN_OK;
 }
 
-// Plans one implementation, begun by begin(). Where it does not fit the call, why.lack says so, and the rest of the
-// plan is not made.
+// Plans one implementation, begun by begin(). kPassedOver: it does not fit the call; `why` says why.
 kiln_status plan_implementation(Plan& plan, const Forced& forced, KernelPlan& out, PassedOver& why) {
   kiln_status status = qualify(plan, out, why);
-  if (status != KILN_OK || why.lack != Lack::kNone) return status;
-  status = configure(plan, forced, out, why);
-  if (status != KILN_OK || why.lack != Lack::kNone) return status;
+  if (status != KILN_OK) return status;
+  if ((status = configure(plan, forced, out, why)) != KILN_OK) return status;
   int64_t values[KILN_MAX_PARAMETERS];
   Properties properties;
   if ((status = evaluate_parameters(plan, *out.table, values, &properties)) != KILN_OK) return status;
   if ((status = specialize(plan, forced, properties, out)) != KILN_OK) return status;
-  choose_image(plan, out, why);
-  if (why.lack != Lack::kNone) return KILN_OK;
+  if ((status = choose_image(plan, out, why)) != KILN_OK) return status;
   out.first_descriptor = plan.descriptor_count;
-  if (out.table->descriptor_count || out.image->descriptors) {
-    status = describe(plan, out, why);
-    if (status != KILN_OK || why.lack != Lack::kNone) return status;
-  }
+  if (out.table->descriptor_count || out.image->descriptors)
+    if ((status = describe(plan, out, values, why)) != KILN_OK) return status;
   if ((status = place_parameters(plan, values, out)) != KILN_OK) return status;
   if ((status = evaluate_grid(plan, out)) != KILN_OK) return status;
   return evaluate_zeros(plan, out);
@@ -330,27 +347,23 @@ kiln_status plan_kernel(Plan& plan, int32_t first, int32_t count, Keys* keys) {
   const kiln_kernel_table* kernels = plan.operation->table->kernels + first;
   KernelPlan& out = plan.kernels[plan.kernel_count];
   Forced forced;
-  for (int32_t i = 0; keys && i < count; ++i) {
-    begin(plan, kernels[i], out);
-    if (!out.bound->target) continue;
-    kiln_status status = find_forced(plan, out, *keys, forced);
+  if (keys) {
+    kiln_status status = find_forced(plan, kernels, count, out, *keys, forced);
     if (status != KILN_OK) return status;
   }
   out.first_passed = plan.passed_count;
   for (int32_t i = 0; i < count; ++i) {
     if (forced.table && forced.table != &kernels[i]) continue;
     PassedOver& why = plan.passed[plan.passed_count];
-    why.table = &kernels[i];
-    why.lack = Lack::kNone;
     begin(plan, kernels[i], out);
     kiln_status status = plan_implementation(plan, forced, out, why);
-    if (status != KILN_OK) return status;
-    if (why.lack == Lack::kNone) {
+    if (status == KILN_OK) {
       out.passed_count = plan.passed_count - out.first_passed;
       plan.descriptor_count += kernels[i].descriptor_count;
       ++plan.kernel_count;
-      return KILN_OK;
     }
+    if (status != kPassedOver) return status;
+    why.table = &kernels[i];
     ++plan.passed_count;
   }
   return none_fits(plan, first, count, forced.table != nullptr);

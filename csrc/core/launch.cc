@@ -83,6 +83,18 @@ void** add_descriptor(Descriptor& descriptor, void** to) {
   return to;
 }
 
+// The visible parameters of a kernel some of which are descriptors.
+void** add_described(Plan& plan, KernelPlan& kernel, void** to) {
+  Descriptor* descriptor = plan.descriptors + kernel.first_descriptor;
+  for (int32_t i = 0; i < kernel.parameter_count; ++i) {
+    if (kernel.described >> i & 1)
+      to = add_descriptor(*descriptor++, to);
+    else
+      *to++ = &kernel.parameters[i];
+  }
+  return to;
+}
+
 constexpr int kMostParameters =
     KILN_MAX_PARAMETERS + KILN_MAX_DESCRIPTORS * 2 * KILN_MAX_DESCRIPTOR_RANK + kHiddenParameters;
 
@@ -95,13 +107,10 @@ kiln_status run_kernel(Entered& entered, Plan& plan, KernelPlan& kernel, const L
   if (kernel.empty) return KILN_OK;
   void* parameters[kMostParameters];
   void** end = parameters;
-  Descriptor* descriptor = plan.descriptors + kernel.first_descriptor;
-  for (int32_t i = 0; i < kernel.parameter_count; ++i) {
-    if (kernel.described >> i & 1)
-      end = add_descriptor(*descriptor++, end);
-    else
-      *end++ = &kernel.parameters[i];
-  }
+  if (kernel.described)
+    end = add_described(plan, kernel, end);
+  else
+    for (int32_t i = 0; i < kernel.parameter_count; ++i) *end++ = &kernel.parameters[i];
   // The hidden ones: global scratch, then profile scratch, which no release has.
   uint64_t hidden[kHiddenParameters] = {image.row->scratch ? plan.scratch_address : 0, 0};
   for (int32_t i = 0; i < kernel.hidden_count; ++i) *end++ = &hidden[i];
@@ -109,11 +118,14 @@ kiln_status run_kernel(Entered& entered, Plan& plan, KernelPlan& kernel, const L
   return driver.calls->launch(driver, entered.scope, launch);
 }
 
-kiln_status encode_descriptors(Entered& entered, Plan& plan, const KernelPlan& kernel) {
-  for (int32_t i = 0; i < kernel.table->descriptor_count && !kernel.empty; ++i) {
-    kiln_status status =
-        encode(entered.driver(), kernel.table->descriptors[i].argument, plan.descriptors[kernel.first_descriptor + i]);
-    if (status != KILN_OK) return status;
+kiln_status encode_descriptors(Driver& driver, Plan& plan) {
+  for (int32_t k = 0; k < plan.kernel_count; ++k) {
+    const KernelPlan& kernel = plan.kernels[k];
+    for (int32_t i = 0; i < kernel.table->descriptor_count && !kernel.empty; ++i) {
+      const char* argument = kernel.table->descriptors[i].argument;
+      kiln_status status = encode(driver, argument, plan.descriptors[kernel.first_descriptor + i]);
+      if (status != KILN_OK) return status;
+    }
   }
   return KILN_OK;
 }
@@ -135,8 +147,7 @@ kiln_status run(const kiln_call* from, bool launch) {
     if ((status = load_slot(*plan.binding, plan.kernels[i].slot, *plan.kernels[i].image, &images[i])) != KILN_OK)
       return status;
   if (!launch) return KILN_OK;
-  for (int32_t i = 0; i < plan.kernel_count; ++i)
-    if ((status = encode_descriptors(entered, plan, plan.kernels[i])) != KILN_OK) return status;
+  if (plan.descriptor_count && (status = encode_descriptors(entered.driver(), plan)) != KILN_OK) return status;
   for (int32_t i = 0; i < plan.kernel_count; ++i)
     if ((status = run_kernel(entered, plan, plan.kernels[i], *images[i])) != KILN_OK) return status;
   return KILN_OK;

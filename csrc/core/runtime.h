@@ -108,10 +108,15 @@ bool runs_natively(const kiln_pack_table& pack, const Device& device);
 kiln_status bind(Family& family, Device& device, const char* force_target, Binding** out);
 
 // What cuDriverGetVersion() must be at least for a kernel's images; 0: anything. The kernel is for the target.
-int32_t needed_driver(const Binding& binding, const BoundKernel& bound);
+inline int32_t needed_driver(const Binding& binding, const BoundKernel& bound) {
+  return binding.ptx ? bound.target->ptx_driver : bound.target->driver;
+}
 
 // Whether the driver is new enough for a kernel's images, and can make what they take. The kernel is for the target.
-bool drives(const Binding& binding, const kiln_kernel_table& kernel, const BoundKernel& bound);
+inline bool drives(const Binding& binding, const kiln_kernel_table& kernel, const BoundKernel& bound) {
+  const Driver& driver = *binding.device->driver;
+  return needed_driver(binding, bound) <= driver.version && (kernel.descriptor_count == 0 || driver.has_descriptors);
+}
 
 // The image in a slot, loaded at first use. The device must be entered.
 kiln_status load_slot(Binding& binding, uint32_t slot, const ImageRow& image, Loaded** out);

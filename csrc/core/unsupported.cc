@@ -159,12 +159,10 @@ const char* target_of(const Plan& plan) { return plan.binding->family->table->pa
 
 void word_lack(const Plan& plan, const PassedOver& passed, Text& text) {
   const kiln_kernel_table& kernel = *passed.table;
-  const char* argument = kernel.descriptors ? kernel.descriptors[passed.descriptor].argument : "";
+  const char* argument = passed.lack >= Lack::kAddress ? kernel.descriptors[passed.descriptor].argument : "";
   long long value = passed.value;
   int32_t version = plan.device->driver->version;
   switch (passed.lack) {
-    case Lack::kNone:
-      return;
     case Lack::kTarget:
       return text.add("it is not for %s", target_of(plan));
     case Lack::kDriver:

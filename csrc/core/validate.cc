@@ -96,7 +96,7 @@ const char* check_operation(const kiln_operation_table& op) {
 const char* check_descriptors(const kiln_operation_table& op, const kiln_kernel_table& kernel) {
   for (int32_t i = 0; i < kernel.descriptor_count; ++i) {
     const kiln_descriptor_table& descriptor = kernel.descriptors[i];
-    if (!is_name(descriptor.argument) || !descriptor.address) return "a descriptor has no argument or no address";
+    if (!is_name(descriptor.argument)) return "a descriptor names no argument";
     if (descriptor.rank < 1 || descriptor.rank > KILN_MAX_DESCRIPTOR_RANK) return "a descriptor's rank is not 1 to 5";
     if (descriptor.dtype >= 0 ? dtype_bytes(descriptor.dtype) == 0 : -1 - descriptor.dtype >= op.choice_count)
       return "a descriptor's dtype is unknown";
@@ -112,9 +112,9 @@ const char* check_parameters(const kiln_kernel_table& kernel) {
     const kiln_parameter_table& parameter = kernel.parameters[i];
     if (parameter.type < KILN_PARAMETER_POINTER || parameter.type > KILN_PARAMETER_DESCRIPTOR)
       return "a parameter is of an unknown type";
-    bool described = parameter.type == KILN_PARAMETER_DESCRIPTOR;
-    if (!is_name(parameter.name) || (!described && !parameter.value)) return "a parameter has no name or no expression";
-    if (described && parameter.descriptor != descriptors++) return "its descriptors are not in its parameters' order";
+    if (!is_name(parameter.name) || !parameter.value) return "a parameter has no name or no expression";
+    if (parameter.type == KILN_PARAMETER_DESCRIPTOR && parameter.descriptor != descriptors++)
+      return "its descriptors are not in its parameters' order";
   }
   if (descriptors != kernel.descriptor_count) return "it does not take each of its descriptors";
   uint64_t real = kernel.parameter_count == 64 ? ~0ull : (1ull << kernel.parameter_count) - 1;

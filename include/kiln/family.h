@@ -93,7 +93,7 @@ typedef struct kiln_parameter_table {
     const char* name;
     int32_t type;           /* KILN_PARAMETER_* */
     int32_t descriptor;     /* of a DESCRIPTOR: its number in the kernel's descriptors; else 0 */
-    kiln_expression value;  /* for FP32 and FP64: gives the bits of a double; for DESCRIPTOR: NULL */
+    kiln_expression value;  /* for FP32 and FP64: gives the bits of a double; for DESCRIPTOR: the tensor's address */
 } kiln_parameter_table;
 
 /* A tensor descriptor. The runtime has the driver encode it, from the tensor that these expressions give and the box,
@@ -103,7 +103,6 @@ typedef struct kiln_descriptor_table {
     const char* argument;        /* the tensor's name, for sentences */
     int32_t rank;                /* 1 to KILN_MAX_DESCRIPTOR_RANK */
     int32_t dtype;               /* a kiln_dtype, or -1 - c where choice c (an index) decides */
-    kiln_expression address;
     kiln_expression sizes[KILN_MAX_DESCRIPTOR_RANK];   /* elements, the outermost first; `rank` of them */
     kiln_expression strides[KILN_MAX_DESCRIPTOR_RANK]; /* elements */
 } kiln_descriptor_table;

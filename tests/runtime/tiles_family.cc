@@ -39,13 +39,13 @@ constexpr kiln_argument_table kProductArguments[] = {{"a", KILN_ARG_TENSOR, 2, -
                                                      {"b", KILN_ARG_TENSOR, 2, -1, 0, B, 0},
                                                      {"c", KILN_ARG_TENSOR, 2, -1, 0, C, 0}};
 constexpr kiln_descriptor_table kDescriptors[] = {
-    {"a", 2, -1, a_data, {m, k}, {a_stride0, a_stride1}},
-    {"b", 2, -1, b_data, {b_rows, n}, {b_stride0, b_stride1}},
-    {"c", 2, -1, c_data, {m, n}, {c_stride0, c_stride1}}};
+    {"a", 2, -1, {m, k}, {a_stride0, a_stride1}},
+    {"b", 2, -1, {b_rows, n}, {b_stride0, b_stride1}},
+    {"c", 2, -1, {m, n}, {c_stride0, c_stride1}}};
 constexpr kiln_parameter_table kHopperParameters[] = {
-    {"m", KILN_PARAMETER_I32, 0, m},                    {"a_desc", KILN_PARAMETER_DESCRIPTOR, 0, nullptr},
-    {"b_desc", KILN_PARAMETER_DESCRIPTOR, 1, nullptr},  {"k", KILN_PARAMETER_I32, 0, k},
-    {"c_desc", KILN_PARAMETER_DESCRIPTOR, 2, nullptr},  {"flag", KILN_PARAMETER_I32, 0, one}};
+    {"m", KILN_PARAMETER_I32, 0, m},                    {"a_desc", KILN_PARAMETER_DESCRIPTOR, 0, a_data},
+    {"b_desc", KILN_PARAMETER_DESCRIPTOR, 1, b_data},  {"k", KILN_PARAMETER_I32, 0, k},
+    {"c_desc", KILN_PARAMETER_DESCRIPTOR, 2, c_data},  {"flag", KILN_PARAMETER_I32, 0, one}};
 constexpr kiln_parameter_table kGeneralParameters[] = {
     {"a_ptr", KILN_PARAMETER_POINTER, 0, a_data},  {"b_ptr", KILN_PARAMETER_POINTER, 0, b_data},
     {"c_ptr", KILN_PARAMETER_POINTER, 0, c_data},  {"m", KILN_PARAMETER_I64, 0, m},
@@ -79,9 +79,9 @@ constexpr kiln_argument_table kCopyArguments[] = {{"x", KILN_ARG_TENSOR, 3, -1, 
                                                   {"y", KILN_ARG_TENSOR, 1, KILN_FP32, 0, Y, 0}};
 constexpr kiln_choice_table kCopyChoices[] = {{"dtype", x_dtype, KILN_MATCH_EXACT, 2, kDtypes, kDtypeNames, kItself, C_DTYPE, 0}};
 constexpr kiln_descriptor_table kCopyDescriptors[] = {
-    {"x", 3, -1, a_data, {x0, x1, x2}, {xs0, xs1, xs2}}, {"y", 1, KILN_FP32, y_data, {y0}, {ys0}}};
-constexpr kiln_parameter_table kCopyParameters[] = {{"x_desc", KILN_PARAMETER_DESCRIPTOR, 0, nullptr},
-                                                    {"y_desc", KILN_PARAMETER_DESCRIPTOR, 1, nullptr}};
+    {"x", 3, -1, {x0, x1, x2}, {xs0, xs1, xs2}}, {"y", 1, KILN_FP32, {y0}, {ys0}}};
+constexpr kiln_parameter_table kCopyParameters[] = {{"x_desc", KILN_PARAMETER_DESCRIPTOR, 0, a_data},
+                                                    {"y_desc", KILN_PARAMETER_DESCRIPTOR, 1, y_data}};
 constexpr kiln_kernel_target_table kCopyTargets[] = {{"sm_90", 1, 12000, nullptr, kNames, kFirst, {5}, 12060, 0},
                                                      {"gfx942", 1, 0, nullptr, kNames, kFirst, {5}, 0, 0}};
 constexpr kiln_kernel_table kCopyKernels[] = {

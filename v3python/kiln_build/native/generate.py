@@ -281,7 +281,7 @@ def _kernel(
                 c_string(p.name),
                 _parameter_type(p.type),
                 kernel.descriptors.index(p) if p.descriptor else 0,
-                "nullptr" if p.descriptor else expressions.add(p.value, index),
+                expressions.add(p.value, index),
             )
             for p in kernel.parameters
         ],
@@ -351,7 +351,6 @@ def _descriptor(
         c_string(descriptor.argument),
         descriptor.rank,
         -1 - choice_numbers[parameter.dtype_choice] if parameter.dtype_choice else DTYPES[str(descriptor.dtype)],
-        expressions.add(parameter.value, index),
         axes(descriptor.sizes),
         axes(descriptor.strides),
     )
