@@ -9,7 +9,7 @@ usage: bash build.sh <input> <workspace|tmpfs> <output> <version> "<targets>"
 
   input      the folder with toolchain.lock.yaml and the download cache: input/ of this tree, or a copy
   workspace  a folder for all temporary files, reused by the next build; or the word tmpfs: memory
-  output     the folder that the tarball is put into
+  output     the folder for the tarball
   version    X.Y or X.Y.Z with an optional suffix; if a git tag has that name, the tag is built
   targets    GPUs or architectures, or all: "MI300X;MI200;Navi31", "gfx942,sm_90", "H100 A100"
 
@@ -33,11 +33,11 @@ sys.implementation.name == "cpython" and ensurepip.version() else "")'
             command -v -- "$name" # with its folder: without PATH, Python does not know where it lies
             return
         elif [[ -n ${KILN_PYTHON:-} ]]; then
-            echo "kiln: KILN_PYTHON=$KILN_PYTHON is no CPython 3.10 to 3.14 with venv; give the path of one" >&2
+            echo "kiln: KILN_PYTHON=$KILN_PYTHON is not a CPython 3.10 to 3.14 with venv; give the path of one" >&2
             return 7
         fi
     done
-    echo "kiln: no CPython 3.10 to 3.14 with venv is here; install one (Debian: python3-venv)," \
+    echo "kiln: this host has no CPython 3.10 to 3.14 with venv; install one (Debian: python3-venv)," \
         "or name it: KILN_PYTHON" >&2
     return 7
 }
@@ -47,7 +47,7 @@ if (($# == 0)); then
     exit 2
 fi
 if ! pwd -P >/dev/null 2>&1; then
-    echo "kiln: the current folder is not there any more; change to one that is" >&2
+    echo "kiln: the current folder no longer exists; change to another" >&2
     exit 7
 fi
 if [[ $1 == -h || $1 == --help ]]; then
@@ -64,7 +64,7 @@ if [[ $1 == --python-path ]]; then
     exit
 fi
 if (($# != 5)); then
-    echo "kiln: build.sh takes five arguments and got $#; quote the targets: \"MI300X;sm_90\"" >&2
+    echo "kiln: build.sh takes five arguments, but got $#; quote the targets: \"MI300X;sm_90\"" >&2
     usage >&2
     exit 2
 fi

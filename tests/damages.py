@@ -59,7 +59,7 @@ DAMAGES = {
     "a dangling link": (instead(lambda path: path.symlink_to("nowhere")), "is a link instead of a file"),
     "a link to itself": (instead(lambda path: path.symlink_to(path.name)), "is a link instead of a file"),
     "a socket": (instead(bind), "is a socket instead of a file"),
-    "a terabyte": (sparse, "has 1099511627776 bytes, more than any"),
+    "a terabyte": (sparse, "has 1099511627776 bytes, which is too many"),
 }
 
 

@@ -70,22 +70,22 @@ def test_every_mistake_in_the_words_is_one_sentence(verb, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["list"], "`kiln list` lacks artifact; right is for example `kiln list output/"),
-        (["build", "input"], "`kiln build` lacks workspace, output, version, targets; right is"),
+        (["list"], "`kiln list` lacks artifact; for example: `kiln list output/"),
+        (["build", "input"], "`kiln build` lacks workspace, output, version, targets; for example"),
         (
             ["inspect", "--html"],
-            "`kiln inspect`: --html expected one argument; right is for example `kiln inspect output",
+            "`kiln inspect`: --html expected one argument; for example: `kiln inspect output",
         ),
-        (["inspect", "a", "b"], "`kiln inspect` has no use for 'b'; right is for example `kiln inspect "),
+        (["inspect", "a", "b"], "`kiln inspect` does not take 'b'; for example: `kiln inspect "),
         (
             ["inspect", "a", "--verfy"],
             "`kiln inspect` has no option '--verfy'; did you mean '--verify'? the options are",
         ),
-        (["fetch", "--verify", "--relock"], "`kiln fetch`: --relock not allowed with argument --verify; right is"),
-        (["fetch", "--parallel", "many"], "--parallel many cannot be; right is a whole number from 1 on"),
-        (["plan", "--jobs", "0"], "--jobs 0 cannot be; right is a whole number from 1 on"),
+        (["fetch", "--verify", "--relock"], "`kiln fetch`: --relock not allowed with argument --verify; for example"),
+        (["fetch", "--parallel", "many"], "--parallel many is invalid; expected a whole number, 1 or more"),
+        (["plan", "--jobs", "0"], "--jobs 0 is invalid; expected a whole number, 1 or more"),
         (["plan", "--profile", "ful"], "unknown profile 'ful'; did you mean 'full'? the profiles are core, full"),
-        (["plan", "--select", "x"], "--select: 'x' is not choice=value,value; right is"),
+        (["plan", "--select", "x"], "--select: 'x' is not choice=value,value; expected for example"),
         (["clean", ".", "--keep", "ven"], "unknown part 'ven'; did you mean 'venv'? the parts are venv, "),
     ],
 )
@@ -199,7 +199,9 @@ def test_output_that_nobody_takes(words):
         )  # fmt: skip
         assert done.returncode in code and "Traceback" not in done.stderr and "ignored" not in done.stderr
         if done.returncode == 7:
-            assert done.stderr == "kiln: the output cannot be written (No space left on device); it needs room\n"
+            assert (
+                done.stderr == "kiln: the output cannot be written (No space left on device); make room on its disk\n"
+            )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_json_is_json(words, tmp_path, capsys):
 
 def test_clean_removes_what_builds_made_and_nothing_else(tmp_path, capsys):
     assert cli.main(["clean", str(tmp_path)]) == 7
-    assert "is not a workspace of a build" in capsys.readouterr().err
+    assert "is not a build workspace" in capsys.readouterr().err
     (tmp_path / ".kiln-workspace").touch()
     for name in ("store", "venv", "mine"):
         (tmp_path / name).mkdir()
@@ -237,7 +239,7 @@ def test_doctor_finds_this_host_good_and_a_bad_variable_bad(tmp_path, capsys, mo
     monkeypatch.setenv("KILN_JOBS", "none")
     assert cli.main(["doctor", "--input", str(tmp_path)]) == 7
     said = capsys.readouterr().out
-    assert "bad   variable     KILN_JOBS=none cannot be" in said
+    assert "bad   variable     KILN_JOBS=none is invalid" in said
     assert f"bad   cache        {tmp_path}/toolchain.lock.yaml cannot be read" in said
 
 
@@ -254,7 +256,7 @@ def test_build_takes_nobodys_home_for_a_workspace(build_words, tmp_path, capsys,
     for name in ("build", "store", "letters"):
         (tmp_path / "w" / name).mkdir(parents=True)
     assert cli.main(build_words) == 7
-    assert "holds 'build', which no build made; give an empty folder" in capsys.readouterr().err
+    assert "holds 'build', which no build makes; give an empty or new folder" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "w").iterdir()} == {"build", "store", "letters"}
 
 

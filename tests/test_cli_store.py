@@ -98,7 +98,10 @@ def test_verify_reads_the_facts_off_the_image(tmp_path, capsys, name):
     output = capsys.readouterr()
     removed = {f"{kind}/{number:064x}" for kind in ("index", "ir") for number in range(1, 8)}
     assert set(json.loads(output.out)["removed_entries"]) == removed
-    assert f"is wrong, its image says registers {right.registers}, where {right.registers + 8} is stated" in output.err
+    assert (
+        f"does not match its image, which says registers {right.registers}, where {right.registers + 8} is stated"
+        in output.err
+    )
     assert output.err.count("\n") == 14
     assert main(["store", "verify", "--store", str(store.root)]) == 0
 
@@ -106,12 +109,16 @@ def test_verify_reads_the_facts_off_the_image(tmp_path, capsys, name):
 @pytest.mark.parametrize(
     "words, code, sentence",
     [
-        (["info"], 2, "which store? name it, or a build's workspace, by --store FOLDER or KILN_STORE"),
-        ([], 2, "which store?"),
-        (["info", "--store", "/nowhere"], 7, "/nowhere: no store is there"),
+        (["info"], 2, "no store given; name it, or a build's workspace, with --store FOLDER or KILN_STORE"),
+        ([], 2, "no store given"),
+        (["info", "--store", "/nowhere"], 7, "/nowhere is not a store"),
         (["info", "--store", "s3://images"], 2, "the store s3://images is of an unknown kind, 's3'; give a folder"),
-        (["gc", "--store", "/nowhere"], 2, "lacks the size that the store may keep; give --max-size SIZE, e.g. 20G"),
-        (["info", "--store", "/nowhere", "--max-size", "1G"], 2, "--max-size is for `kiln store gc` alone"),
+        (
+            ["gc", "--store", "/nowhere"],
+            2,
+            "needs the size that the store may keep; give --max-size SIZE, for example 20G",
+        ),
+        (["info", "--store", "/nowhere", "--max-size", "1G"], 2, "--max-size is only for `kiln store gc`"),
         (["gc", "--max-size", "ten", "--store", "/nowhere"], 2, "'ten' is not a size"),
         (["gc", "--max-size", "-5", "--store", "/nowhere"], 2, "'-5' is not a size"),
         (["inf"], 2, "unknown action 'inf'; did you mean 'info'? the actions are info, verify, gc"),

@@ -108,7 +108,7 @@ def test_the_first_call_sets_up_and_says_so(checkout, tmp_path):
 
 def test_what_reads_releases_gets_what_it_needs(checkout, tmp_path):
     said = call(checkout, "store", "info", "--store", tmp_path)
-    assert said.returncode == 7 and "no store is there" in said.stderr
+    assert said.returncode == 7 and "is not a store" in said.stderr
     assert "kiln: packages: adding zstandard and pyelftools" in said.stderr
     said = call(checkout, "inspect", tmp_path)
     assert said.returncode == 6 and "packages:" not in said.stderr and "is not an unpacked release" in said.stderr

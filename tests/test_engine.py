@@ -55,7 +55,8 @@ def test_auto_without_any_is_the_host_and_says_why_in_one_line(place):
     assert choose(door(place), said.append, never) is None
     (line,) = said
     assert (
-        line == "engine: none, this host builds (docker: not installed; podman: not installed; buildah: not installed)"
+        line
+        == "engine: none; building on this host (docker: not installed; podman: not installed; buildah: not installed)"
     )
 
 
@@ -81,7 +82,7 @@ def test_another_base_is_taken_and_waited_for(place):
 
 
 def test_a_shell_needs_a_container(place):
-    with pytest.raises(EnvironmentProblem, match="KILN_SHELL=1 needs a container engine, and none works here"):
+    with pytest.raises(EnvironmentProblem, match="KILN_SHELL=1 needs a container engine, but none works here"):
         choose(door(place, KILN_SHELL="1"), print, never)
 
 
@@ -130,7 +131,7 @@ def test_an_engine_that_answers_and_cannot_run_does_not_work(stand_in):
 def test_a_base_that_is_neither_here_nor_in_reach(stand_in, monkeypatch):
     log = stand_in("podman", '[ "$1" != image ] || exit 1')
     monkeypatch.setattr(engine, "_reachable", lambda base: False)
-    reason = "the base image is not here, and its registry is out of reach"
+    reason = "the base image is not here and its registry cannot be reached"
     assert probe_engine("podman", "r.example/base", False) == reason
     assert "pull" not in log.read_text()
     assert probe_engine("podman", "r.example/base", True) == Engine("podman", "r.example/base")
@@ -166,7 +167,7 @@ def test_the_doctor_finds_what_a_build_would_and_asks_no_registry(stand_in, monk
 
 def test_a_base_that_cannot_be_pulled(stand_in):
     stand_in("docker", 'case "$1" in image|pull) echo "no such manifest" >&2; exit 1;; esac')
-    reason = "the base image b cannot be had (no such manifest); KILN_BASE_IMAGE names another"
+    reason = "the base image b is not available (no such manifest); name another with KILN_BASE_IMAGE"
     assert probe_engine("docker", "b", True) == reason
 
 
@@ -177,7 +178,7 @@ def test_a_wrong_base_is_one_sentence(stand_in, place):
         choose(door(place, KILN_ENGINE="docker", KILN_BASE_IMAGE="r.example/wrong:1"), said.append)
     assert str(caught.value) == (
         "KILN_ENGINE=docker does not work here: the base image r.example/wrong:1 cannot be had (no such manifest); "
-        "KILN_BASE_IMAGE names another"
+        "name another with KILN_BASE_IMAGE"
     )
     assert said == ["engine: docker fetches the base r.example/wrong:1"]
 
@@ -189,7 +190,7 @@ def test_buildah_falls_back_to_chroot(stand_in):
     assert probe_engine("buildah", "b", False, said.append) == Engine("buildah", "b", ("--isolation", "chroot"), ())
     assert log.read_text().count("rm kiln-probe") == 2
     assert said == [
-        "warning: the container will have a network: buildah works here in a chroot alone, and `unshare --net` ended "
+        "warning: the container will have a network: buildah works here only in a chroot, and `unshare --net` ended "
         "with 1"
     ]
     stand_in("unshare", "exit 0")
@@ -200,7 +201,7 @@ def test_buildah_falls_back_to_chroot(stand_in):
 def test_an_engine_that_hangs(stand_in, monkeypatch):
     stand_in("docker", "sleep 20")
     monkeypatch.setattr(engine, "_PROBE_SECONDS", 0.2)
-    assert engine._try(["docker", "info"], 0.2) == "`docker info` gave no answer in 0 s"
+    assert engine._try(["docker", "info"], 0.2) == "`docker info` did not answer within 0 s"
 
 
 def test_a_registry_without_a_name_or_an_answer():
@@ -229,7 +230,7 @@ def test_images_of_builds_at_the_same_time_have_names_of_their_own_and_do_not_st
 
 def test_an_image_that_does_not_build_shows_the_output(stand_in, tmp_path, capsys):
     stand_in("podman", "echo step 3 failed; exit 2")
-    with pytest.raises(BuildFailed, match=r"podman could not build the stage devel .* on b, .*KILN_BASE_IMAGE names"):
+    with pytest.raises(BuildFailed, match=r"podman could not build the stage devel .* on b, .*KILN_BASE_IMAGE"):
         with image(Engine("podman", "b"), tmp_path, "devel", {}):
             raise AssertionError("there is no image")
     assert "step 3 failed" in capsys.readouterr().err
@@ -292,7 +293,7 @@ def test_what_the_container_is_told(place):
     assert (place / "r" / "two", "/kiln/recipes/1", False) in mounts and (place / "shared store").is_dir()
     mounts, variables = engine._mounts(door(place, KILN_STORE="s3://images"), place / "w")
     assert variables["KILN_STORE"] == "s3://images" and len(mounts) == 3, "an address needs no mount"
-    with pytest.raises(UsageError, match="KILN_LOG_JSON=2: a container has not"):
+    with pytest.raises(UsageError, match="KILN_LOG_JSON=2: a container does not get"):
         engine._mounts(door(place, KILN_LOG_JSON="2"), place / "w")
 
 

@@ -121,7 +121,7 @@ def test_what_only_a_worker_sees_damaged_is_named(build):
     assert again.compiled == 1 and again.outcomes["k[a]@t"].digest == stored.digest
     messages = [event[1] for event in build.progress.events if event[0] == "message"]
     assert messages == [
-        f"warning: entry {stored.ir} of the store {build.store.root} is corrupt: removed, it will be compiled anew"
+        f"warning: entry {stored.ir} of the store {build.store.root} is corrupt: removed; it will be compiled again"
     ]
 
 

@@ -189,7 +189,7 @@ def test_an_index_that_offers_another_digest_is_believed_at_once(tmp_path):
 def test_a_file_that_nobody_has(tmp_path):
     files = make_files("alpha")
     with FaultyIndex({}) as index:
-        with pytest.raises(ToolchainError, match=rf"{wheel('alpha')} is not to be had \(alpha==1.0; asked: 1 index"):
+        with pytest.raises(ToolchainError, match=rf"{wheel('alpha')} cannot be found \(alpha==1.0; looked in: 1 index"):
             bring(make_lock(files), tmp_path, index)
 
 
@@ -355,11 +355,11 @@ def test_ctrl_c_stops_at_once(folder):
     ("words", "code", "said"),
     [
         (["--python", "2.7"], 2, "Python 2.7 is not one that the toolchain is locked for"),
-        (["--parallel", "0"], 2, "--parallel 0 cannot be"),
+        (["--parallel", "0"], 2, "--parallel 0 is invalid"),
         (["--relock", "--python", "3.9"], 2, "--relock is for every Python and use of the lock; leave --python out"),
         (["--unbundle", "x", "--triton-source"], 2, "--unbundle is for every Python and use of the lock; leave --trit"),
         (["--bundle", "/nowhere/x.tar"], 7, "--bundle /nowhere/x.tar: there is no folder /nowhere; make it"),
-        (["--bundle", "."], 7, "--bundle . is a folder; give a file, or a name that is free"),
+        (["--bundle", "."], 7, "--bundle . is a folder; give a file, or a name that does not exist yet"),
         (["--unbundle", "/nowhere.tar"], 7, "/nowhere.tar cannot be read (No such file or directory)"),
     ],
 )
@@ -377,7 +377,7 @@ def test_certificates_that_are_not_there(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        (lambda text: text, 5, "Connection refused; asked: 1 index of pip's configuration"),
+        (lambda text: text, 5, "Connection refused; looked in: 1 index of pip's configuration"),
         (lambda text: "{", 5, "toolchain.lock.yaml:2 is not YAML"),
         (lambda text: text.replace("format: 1", "format: 9"), 5, "has format 9; this Kiln reads format 1"),
     ],

@@ -105,8 +105,12 @@ def test_bad_targets(place, targets, said):
         ({"KILN_RECIPES": "gone.yaml"}, 7, "KILN_RECIPES names"),
         ({"KILN_PYTHON": "/usr/bin/false"}, 7, "KILN_PYTHON=/usr/bin/false is no CPython 3.10 to 3.14"),
         ({"KILN_CA_BUNDLE": "gone.pem"}, 7, "KILN_CA_BUNDLE=gone.pem is not a file"),
-        ({"KILN_BASE_IMAGE": "b"}, 2, "KILN_ENGINE=none builds without a container, which alone obeys KILN_BASE_IMAGE"),
-        ({"KILN_STORE": "/dev/null"}, 7, "KILN_STORE=/dev/null is a device; give a folder, or a name that is free"),
+        ({"KILN_BASE_IMAGE": "b"}, 2, "KILN_ENGINE=none builds without a container, but KILN_BASE_IMAGE"),
+        (
+            {"KILN_STORE": "/dev/null"},
+            7,
+            "KILN_STORE=/dev/null is a device; give a folder, or a name that does not exist yet",
+        ),
         ({"workspace": INPUT / "README.md"}, 7, f"workspace {INPUT}/README.md is a file; give a folder"),
         (
             {"KILN_RECIPES": "examples/family"},
@@ -141,7 +145,7 @@ def test_no_python(tmp_path):
         check=False,
     )
     assert done.returncode == 7
-    assert "no CPython 3.10 to 3.14 with venv is here; install one" in done.stderr
+    assert "this host has no CPython 3.10 to 3.14 with venv; install one" in done.stderr
 
 
 def test_a_python_that_says_nothing_is_none(tmp_path):
@@ -166,7 +170,7 @@ def test_a_folder_that_is_gone(tmp_path):
     words = ["bash", "-c", script, "bash", str(folder), str(ROOT / "build.sh")]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 7
-    assert done.stderr.splitlines()[-1] == "kiln: the current folder is not there any more; change to one that is"
+    assert done.stderr.splitlines()[-1] == "kiln: the current folder no longer exists; change to another"
 
 
 def test_an_interruption_while_python_starts_is_no_traceback(tmp_path):
@@ -221,7 +225,7 @@ def test_an_interruption_removes_the_memory_workspace(place, number, code, to_gr
     assert process.returncode == code
     assert time.monotonic() - began < 2
     assert not made.exists() and "Traceback" not in said
-    removed = f"kiln: workspace: {made} is removed, and what was done with it; a folder as workspace would be kept"
+    removed = f"kiln: workspace: {made} is removed with everything in it; a folder as workspace would be kept"
     assert sorted(said.splitlines()[-2:]) == [f"kiln: interrupted by {number.name}", removed]
 
 

@@ -136,12 +136,12 @@ except KeyboardInterrupt:
         (
             OSError(28, "No space left on device", "/tree/a", None, "/w/source/a"),
             7,
-            "kiln: /w/source/a cannot be written (No space left on device); it needs room\n",
+            "kiln: /w/source/a cannot be written (No space left on device); make room on its disk\n",
         ),
         (
             OSError(28, "No space left on device"),
             7,
-            "kiln: the workspace or the output cannot be written (No space left on device); it needs room\n",
+            "kiln: the workspace or the output cannot be written (No space left on device); make room on its disk\n",
         ),
         (KeyboardInterrupt(), 130, "kiln: interrupted by SIGINT\n"),
     ],

@@ -135,7 +135,10 @@ def test_a_live_value_more_fails_until_a_reason_stands_beside_it(tiny):
     tiny.edit("* FACTOR", "* FACTOR + 1")
     changed = tiny()
     assert changed.code == 9 and "4 with another key than in the ledger: tiny.spread/spread[factor=1]" in changed.out
-    assert "8 variants of the tree are not in the ledger, or by another key; run `kiln ledger --update`" in changed.err
+    assert (
+        "8 variants of the tree are not in the ledger, or have another key there; run `kiln ledger --update`"
+        in changed.err
+    )
     assert tiny("--update").code == 0
     commit(tiny)
     facts = tiny.git("show", "--stat", "--format=")
@@ -151,7 +154,7 @@ def test_a_live_value_more_fails_until_a_reason_stands_beside_it(tiny):
         f"worse: {NAME}: blocks a multiprocessor: {after.blocks}, before {before.blocks}; registers: "
         f"{after.registers}, before {before.registers} (the ledger's `was`)" in worse.out
     )
-    assert "images are worse than they were; mend them, or give the reason in ledger/reasons.yaml" in worse.err
+    assert "images are worse than before; improve them, or give the reason in ledger/reasons.yaml" in worse.err
     assert f"was registers={before.registers} spills={before.spills} blocks={before.blocks}" in tiny.file().read_text()
 
     # That stays so when it is committed, and when another update follows.
@@ -186,7 +189,7 @@ def facts_of(tiny, revision: str = "") -> Facts:
 def test_a_sample_is_compiled_anew(tiny):
     assert tiny("--update").code == 0
     right = tiny("--sample", "3")
-    assert right.code == 0 and "3 images compiled, 0 not as the ledger says" in right.out
+    assert right.code == 0 and "3 images compiled, 0 differ from the ledger" in right.out
     assert tiny("--sample", "3").out == right.out, "equal ledgers have equal samples"
 
     kept = ledger_file.read(tiny.file())
@@ -195,7 +198,7 @@ def test_a_sample_is_compiled_anew(tiny):
     changed = ledger_file.Ledger(kept.family, kept.target, kept.toolchain, kept.triton, lines)
     ledger_file.write(tiny.file(), changed)
     wrong = tiny("--sample", "4", "--seed", "one", at="sm_90")
-    assert wrong.code == 9 and "4 images of the sample are not as the ledger says" in wrong.err
+    assert wrong.code == 9 and "4 images of the sample differ from the ledger" in wrong.err
     assert "0 bytes shared, 1 warps" in wrong.out and "the ledger says" in wrong.out
 
 
@@ -223,7 +226,7 @@ def test_an_update_of_a_part_leaves_the_rest(tiny):
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--targets", "sm_86"], 2, "no ledger is kept for sm_86: targets.yaml does not say what a multiprocessor"),
+        (["--targets", "sm_86"], 2, "sm_86 has no ledger: targets.yaml lacks the limits of its multiprocessor"),
         (["--store", "x"], 2, "--store is for --update alone"),
         (["--seed", "x"], 2, "--seed is for --sample alone"),
         (["--jobs", "2"], 2, "--jobs is for --update and --sample alone"),
@@ -246,7 +249,7 @@ def test_mistakes_in_the_words(words, code, sentence, capsys, monkeypatch):
         ),
         (["--select", "head_dims=64"], "no variant has a head_dims; variants have kernel, factor, BLOCK, num_warps"),
         (["--select", "factor=3"], "no variant has factor=3; factor is one of 1, 2"),
-        (["--update", "--store", ""], "no store is given; use --store FOLDER, or set KILN_STORE"),
+        (["--update", "--store", ""], "no store given; use --store FOLDER, or set KILN_STORE"),
     ],
 )
 def test_mistakes_about_what_there_is(tiny, words, sentence):
@@ -256,7 +259,7 @@ def test_mistakes_about_what_there_is(tiny, words, sentence):
 
 def test_what_is_no_checkout_is_said(tiny):
     said = tiny(at="sm_90")
-    assert said.code == 9 and "this is no git checkout: what got worse" in said.out
+    assert said.code == 9 and "this is not a git checkout: what got worse" in said.out
 
 
 def test_a_shallow_clone_is_said(tiny):
@@ -313,7 +316,7 @@ def test_limits_that_change_are_recounted(tiny, monkeypatch):
     assert {line.facts.blocks for line in kept.lines.values()} == {4}
     tiny.file().write_text(text.replace("  4  16  ", "  5  20  "))
     said = tiny(at="sm_90")
-    assert said.code == 9 and "5 lines have other blocks than targets.yaml's limits make of them" in said.err
+    assert said.code == 9 and "5 lines have blocks that do not follow from the limits in targets.yaml" in said.err
 
 
 def test_an_interrupted_update_keeps_what_was_done(tiny):
@@ -466,7 +469,7 @@ def test_a_measure_that_covers_nothing_is_found_beside_one_that_does(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
-        ('images: "*", reason: "x"', "reasons.yaml:2: covers nothing; give it blocks"),
+        ('images: "*", reason: "x"', "reasons.yaml:2: applies to nothing; give it blocks"),
         ('images: "*", blocks: {from: 1, to: 2}, reason: "x"', "blocks from 1 to 2 is not worse, and needs no reason"),
         ('images: "*", spills: {from: 8, to: 8}, reason: "x"', "spills from 8 to 8 is not worse"),
         ('images: "*", spills: {from: 0, to: 8}, reason: " "', "the reason is empty"),

@@ -69,7 +69,9 @@ def test_versions_that_cannot_be(place, version):
     ("version", "suffix"), [("1.2-b", "-b"), ("1.2.3.4", ".4"), ("1.2.3b1c", "b1c"), ("1.2B", "B"), ("1.2\n", r"\n")]
 )
 def test_a_bad_suffix_is_named(place, version, suffix):
-    said = rf"suffix of small letters and then digits, and '{re.escape(suffix)}' is not such a suffix; right are 0.1.0b"
+    said = (
+        rf"suffix of small letters and then digits, and '{re.escape(suffix)}' is not such a suffix; for example 0.1.0b"
+    )
     with pytest.raises(UsageError, match=said):
         door(place, version=version)
 
@@ -91,16 +93,16 @@ def test_a_version_is_a_plain_file_name_or_refused(version):
         ({"input": ""}, UsageError, "the input is empty"),
         ({"workspace": ""}, UsageError, "the workspace is empty; give a folder, or the word tmpfs"),
         ({"output": ""}, UsageError, "the output is empty"),
-        ({"output": "work"}, UsageError, "output {place}/work is the workspace, which is for temporary files alone"),
+        ({"output": "work"}, UsageError, "output {place}/work is the workspace, which only holds temporary files"),
         ({"output": "same/way", "workspace": "way"}, UsageError, "output {place}/same/way is the workspace"),
         ({"output": "a" * 300}, EnvironmentProblem, "cannot be written (File name too long); give a folder"),
         ({"output": "input/toolchain.lock.yaml"}, EnvironmentProblem, "toolchain.lock.yaml is a file; give a folder"),
         (
             {"workspace": "input/toolchain.lock.yaml"},
             EnvironmentProblem,
-            "is a file; give a folder, a name that is free",
+            "is a file; give a folder, a name that does not exist yet",
         ),
-        ({"workspace": "broken"}, EnvironmentProblem, "workspace {place}/broken is a link that leads nowhere"),
+        ({"workspace": "broken"}, EnvironmentProblem, "workspace {place}/broken is a dangling link"),
         ({"output": "/proc/nowhere"}, EnvironmentProblem, "output /proc/nowhere cannot be written"),
         ({"targets": "  "}, UsageError, "names no target"),
     ],
@@ -116,17 +118,17 @@ def test_bad_words(place, words, error, said):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("KILN_PROFILE", "fast", "KILN_PROFILE=fast is unknown; right are core, full"),
-        ("KILN_ENGINE", "lxc", "right are auto, docker, podman, buildah, none"),
-        ("KILN_SOURCE", "head", "right are tag, tree"),
-        ("KILN_TRITON", "git", "right are wheel, source"),
-        ("KILN_JOBS", "many", "KILN_JOBS=many cannot be; right is a whole number from 1 to 10000"),
+        ("KILN_PROFILE", "fast", "KILN_PROFILE=fast is unknown; expected one of core, full"),
+        ("KILN_ENGINE", "lxc", "expected one of auto, docker, podman, buildah, none"),
+        ("KILN_SOURCE", "head", "expected one of tag, tree"),
+        ("KILN_TRITON", "git", "expected one of wheel, source"),
+        ("KILN_JOBS", "many", "KILN_JOBS=many is invalid; expected a whole number from 1 to 10000"),
         ("KILN_JOBS", "0", "KILN_JOBS=0"),
         ("KILN_JOBS", "٣", "KILN_JOBS=٣"),
         ("KILN_JOBS", "-2", "KILN_JOBS=-2"),
         ("KILN_TIMEOUT", "nan", "KILN_TIMEOUT=nan"),
         ("KILN_NOIMAGE", "maybe", "KILN_NOIMAGE=maybe is neither yes nor no"),
-        ("KILN_PTX", "2", "KILN_PTX=2 is neither yes nor no; right are 1, yes, true, on and 0, no, false, off"),
+        ("KILN_PTX", "2", "KILN_PTX=2 is neither yes nor no; expected one of 1, yes, true, on, 0, no, false, off"),
         ("KILN_RECIPES", "::", "KILN_RECIPES=:: names no recipe; give paths of recipe.yaml files"),
         ("KILN_SELECT", "dtype", "KILN_SELECT: 'dtype' is not choice=value,value"),
         ("KILN_SELECT", "dtype=", "'dtype='"),
@@ -150,7 +152,7 @@ def test_bad_variables(place, name, value, said):
             "KILN_STORE=/proc/store cannot be written (No such file or directory); give a folder",
         ),
         ("KILN_STORE", "input/toolchain.lock.yaml/s", "cannot be written (Not a directory)"),
-        ("KILN_RECIPES", "input", "names input, which is a folder; give paths of recipe.yaml files, and there is none"),
+        ("KILN_RECIPES", "input", "names input, which is a folder; it contains no recipe.yaml; give paths"),
         ("KILN_RECIPES", "norm", "names norm, which is a folder; give the file in it: norm/recipe.yaml"),
         ("KILN_RECIPES", "gone.yaml", "KILN_RECIPES names gone.yaml, which is not a file"),
         (
@@ -170,10 +172,10 @@ def test_variables_that_name_what_cannot_be_used(place, name, value, said):
 
 def test_what_is_for_containers_alone_is_refused_without_one(place):
     for name in ("KILN_SHELL", "LOCAL_USER", "KILN_BASE_IMAGE", "AMDGPU_INSTALLER"):
-        with pytest.raises(UsageError, match=f"KILN_ENGINE=none builds without a container, which alone obeys {name};"):
+        with pytest.raises(UsageError, match=f"KILN_ENGINE=none builds without a container, but {name} need one;"):
             door(place, environment={"KILN_ENGINE": "none", name: "1"})
     assert door(place, environment={"KILN_ENGINE": "none", "LOCAL_USER": "0", "KILN_SHELL": "no"}).engine == "none"
-    said = "obeys KILN_BASE_IMAGE and LOCAL_USER;"
+    said = "but KILN_BASE_IMAGE and LOCAL_USER need one;"
     with pytest.raises(UsageError, match=said):
         door(place, environment={"KILN_ENGINE": "none", "KILN_BASE_IMAGE": "b", "LOCAL_USER": "1"})
 

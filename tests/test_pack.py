@@ -288,7 +288,7 @@ def test_a_pack_without_descriptors_is_of_the_first_format(written):
 def test_an_image_has_at_most_eight_descriptors(tmp_path):
     kernels, content = make_kernels([b"A"], 1, 1, [])
     facts = replace(INFO, descriptors=DESCRIBED[:1] * 9)
-    with pytest.raises(ArtifactError, match="takes 9 tensor descriptors; it can have 8"):
+    with pytest.raises(ArtifactError, match="takes 9 tensor descriptors; the limit is 8"):
         described(tmp_path / "p", kernels, content, lambda _: facts)
 
 
@@ -300,12 +300,12 @@ def test_an_image_has_at_most_eight_descriptors(tmp_path):
         (4, 13, "rank, element type or swizzle is unknown"),
         (8, 4, "rank, element type or swizzle is unknown"),
         (8, 1, "has an impossible box"),
-        (12, 1, "a descriptor's row is odd"),
+        (12, 1, "a descriptor's row is malformed"),
         (16, 257, "has an impossible box"),
         (20, 4, "has an impossible box"),
         (20, 128, "has an impossible box"),
-        (24, 2, "a descriptor's row is odd"),
-        (36, 1, "a descriptor's row is odd"),
+        (24, 2, "a descriptor's row is malformed"),
+        (36, 1, "a descriptor's row is malformed"),
     ],
 )
 def test_wrong_descriptor_rows(tmp_path, offset, value, sentence):
@@ -332,5 +332,5 @@ def test_descriptors_that_are_not_there(tmp_path, named):
     size = struct.unpack_from("<Q", data, 16)[0]
     struct.pack_into("<I", data, 64 + pack.COUNTS.size + pack.GROUP_ROW.size + 60, named)
     data[24:56] = hashlib.sha256(data[64 : 64 + size]).digest()
-    with pytest.raises(ArtifactError, match="has descriptors that are not there"):
+    with pytest.raises(ArtifactError, match="has descriptors that do not exist"):
         pack.parse_pack(bytes(data), "p")

@@ -72,12 +72,12 @@ def test_headers_that_debian_keeps_elsewhere(stand_in, tmp_path):
 
 
 REFUSED = [
-    ({"implementation": "pypy"}, "is not what Kiln's extension is made for, which is CPython from 3.10 on"),
-    ({"version": [3, 9], "full": "3.9.1"}, "(Python 3.9.1) is not what Kiln's extension is made for"),
-    ({"free_threaded": True}, "is a free-threaded build, which Kiln's extension is not made for; name another"),
+    ({"implementation": "pypy"}, "is not supported by Kiln's extension, which needs CPython 3.10 or later"),
+    ({"version": [3, 9], "full": "3.9.1"}, "(Python 3.9.1) is not supported by Kiln's extension"),
+    ({"free_threaded": True}, "is a free-threaded build, which Kiln's extension does not support; name another"),
     ({"debug": True}, "is a debug build"),
-    ({"machine": "linux-aarch64"}, "is for linux-aarch64; Kiln's extension is made for linux-x86_64"),
-    ({"include": ["/nowhere"]}, "has no headers: /nowhere/Python.h is not there; install its development package"),
+    ({"machine": "linux-aarch64"}, "is for linux-aarch64; Kiln's extension supports linux-x86_64"),
+    ({"include": ["/nowhere"]}, "has no headers: /nowhere/Python.h does not exist; install its development package"),
 ]
 
 
@@ -94,7 +94,9 @@ def test_what_is_no_python(tmp_path, text):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     for command in (str(path), str(tmp_path / "nowhere"), str(tmp_path)):
-        with pytest.raises(EnvironmentProblem, match="is no Python that can be run; name one, python3.12 say"):
+        with pytest.raises(
+            EnvironmentProblem, match="is not a Python that can be run; name one, for example python3.12"
+        ):
             headers_of(command)
 
 

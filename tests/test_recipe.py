@@ -124,7 +124,7 @@ def test_mistakes(tmp_path, module, mistake):
         ),
         ("GEMMA: tl.constexpr", "GEMMA", "norm has no constexpr parameter 'GEMMA'"),
         ("def count", "def counts", "has no function count; its functions are counts, norm"),
-        ("    row = tl.program_id(0)", "    row = = 1", "kernel.py:8: is no Python"),
+        ("    row = tl.program_id(0)", "    row = = 1", "kernel.py:8: is not valid Python"),
         ("import triton\n", "import torch\nimport triton\n", "kernel.py:1: imports torch"),
         ("@triton.jit\ndef norm", "@triton.autotune\n@triton.jit\ndef norm", "is decorated with triton.autotune"),
         ("x_ptr, w_ptr", "BLOCK_, x_ptr, w_ptr", "norm's parameter BLOCK_ follows from no argument"),

@@ -102,7 +102,7 @@ def test_more_than_one_gzip_member(stage, tmp_path, monkeypatch):
     longer = tmp_path / "longer.tar.gz"
     longer.write_bytes(made.read_bytes() + deflate.gzip_compress(bytes(512), 6))
     found = verify.verify(inspect.open_artifact(longer)).problems
-    assert len(found) == 1 and found[0].startswith(f"{longer} has bytes behind its end; its ")
+    assert len(found) == 1 and found[0].startswith(f"{longer} has bytes after the end of its ")
 
 
 def test_an_older_tarball_is_replaced_whole(stage, tmp_path):

@@ -86,7 +86,7 @@ def test_a_truncated_or_missing_object_is_a_miss(store, warned, damage):
     path = the_object(store.root, name)
     path.write_bytes(damage(path.read_bytes())) if damage else path.unlink()
     assert store.get(digest(1)) is None
-    assert len(warned) == 1 and name in warned[0] and "compiled anew" in warned[0]
+    assert len(warned) == 1 and name in warned[0] and "compiled again" in warned[0]
     assert ("is truncated" if damage else "is missing") in warned[0]
     assert store.get(digest(1)) is None and store.get_ir(digest("ir 1")) is None
     assert store.get(digest(2)) is not None
@@ -181,7 +181,7 @@ def test_another_format_and_another_folder_are_refused(tmp_path):
     with pytest.raises(ArtifactError, match=r"another format.*kiln-store 9"):
         LocalStore(tmp_path)
     (tmp_path / "format").rename(tmp_path / "letters")
-    with pytest.raises(EnvironmentProblem, match="no store, it holds 'letters'"):
+    with pytest.raises(EnvironmentProblem, match="is not a store: it holds 'letters'"):
         LocalStore(tmp_path)
     with pytest.raises(EnvironmentProblem, match="letters"):
         LocalStore(tmp_path / "letters")

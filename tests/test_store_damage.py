@@ -111,7 +111,7 @@ def copy_anything(source: str, to: str) -> None:
 
 def assert_said(warned: list[str], said: str) -> None:
     assert warned and all(any(one in text for one in said.split("|")) for text in warned), warned
-    assert all(text.endswith(": removed, it will be compiled anew") for text in warned)
+    assert all(text.endswith(": removed; it will be compiled again") for text in warned)
 
 
 def made_whole(store: LocalStore, warned: list[str]) -> None:
@@ -201,7 +201,7 @@ def test_a_folder_of_the_store_that_is_none(store, warned):
 def test_a_store_that_does_not_say_its_format(store, warned, damage):
     damage(store.root / "format")
     again = LocalStore(store.root, warned.append)
-    assert warned == [f"the store {store.root} does not say its format any more: taken for kiln-store 2"]
+    assert warned == [f"the store {store.root} has lost its format file; it is read as kiln-store 2"]
     assert again.get(digest(1)) is not None and find_store(store.root) == store.root
     fill(again, [9])
     assert (store.root / "format").read_bytes() == b"kiln-store 2\n"

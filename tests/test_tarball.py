@@ -279,8 +279,8 @@ def test_a_folder_with_what_no_release_has(tmp_path):
     (tmp_path / "kiln/lib/dangling.so").symlink_to("nothing")
     os.mkfifo(tmp_path / "kiln/lib/pipe")
     assert sorted(verify.verify(inspect.open_artifact(tmp_path)).problems) == [
-        "'lib/\\x1b[2J' is there, but the manifest does not name it",
-        "lib/dangling.so is there, but the manifest does not name it",
-        "lib/pipe is there, but the manifest does not name it",
+        "'lib/\\x1b[2J' exists, but is not in the manifest",
+        "lib/dangling.so exists, but is not in the manifest",
+        "lib/pipe exists, but is not in the manifest",
         "the folder include/empty is there, but the manifest names nothing in it",
     ]

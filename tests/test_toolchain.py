@@ -210,7 +210,7 @@ def test_a_damaged_wheel_is_one_sentence(position, value, end):
 def test_records_that_no_wheel_has(tmp_path, record):
     with zipfile.ZipFile(tmp_path / "w.whl", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("w.dist-info/RECORD", record)
-    with pytest.raises(ToolchainError, match="w.whl: what is in it cannot be read"):
+    with pytest.raises(ToolchainError, match="w.whl: its contents cannot be read"):
         wheel_members.members_of("w.whl", (tmp_path / "w.whl").as_uri(), Registry(ClientConfiguration((), ())))
 
 
@@ -242,7 +242,7 @@ def test_relock_lists_what_differs_between_wheels(tmp_path, place):
                 ends = [tuple(map(int, span.removeprefix("bytes=").split("-"))) for span, _ in parts]
                 assert whole == (None, None) and 0 < sum(end - start for start, end in ends) < len(content) // 2
             index.faults.ignored_ranges[name] = 1
-            with pytest.raises(ToolchainError, match=f"{name}: what is in it cannot be read .*serves no ranges"):
+            with pytest.raises(ToolchainError, match=f"{name}: its contents cannot be read .*serves no ranges"):
                 locked_files(package, pythons, Registry(ClientConfiguration((index.url,), ())))
     assert [file.members for file in files] == [
         (

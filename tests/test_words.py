@@ -20,7 +20,7 @@ from kiln_recipe.selection import parse_selection
     ],
 )
 def test_versions_that_cannot_be(version, said):
-    with pytest.raises(UsageError, match=f"{said}; right are 0.1.0b, 1.2, 1.2.0rc1"):
+    with pytest.raises(UsageError, match=f"{said}; for example 0.1.0b, 1.2 or 1.2.0rc1"):
         words.check_version(version)
 
 
@@ -31,7 +31,9 @@ def test_versions_that_can_be(version):
 
 @pytest.mark.parametrize("text", [";", " ; ", ";;;"])
 def test_a_selection_of_separators_alone_is_not_everything(text):
-    with pytest.raises(UsageError, match="KILN_SELECT='.*' names no choice; right is 'dtype=bf16;head_dim=64,128'"):
+    with pytest.raises(
+        UsageError, match="KILN_SELECT='.*' names no choice; expected for example 'dtype=bf16;head_dim=64,128'"
+    ):
         parse_selection(text)
     assert parse_selection("") == parse_selection(" ") == ()
 

@@ -117,7 +117,7 @@ def test_command(tmp_path):
     ("to", "codes", "said"),
     [
         ("| true; exit ${PIPESTATUS[0]}", (0, 141), ""),
-        (">/dev/full", (7,), "kiln: the output cannot be written (No space left on device); it needs room\n"),
+        (">/dev/full", (7,), "kiln: the output cannot be written (No space left on device); make room on its disk\n"),
         (">/dev/full 2>&1", (7,), ""),
         (">/dev/full 2>&-", (7,), ""),
         ("1</dev/null", (7,), "kiln: the output cannot be written (Bad file descriptor)\n"),

@@ -29,25 +29,25 @@ class KilnError(RuntimeError):
 
 
 class ArgumentError(KilnError, ValueError):
-    """An argument that cannot be: a wrong rank, dtype or size, a value out of range, arrays that do not fit."""
+    """An invalid argument: a wrong rank, dtype or size, a value out of range, arrays that do not fit."""
 
     status, status_name = 1, "KILN_E_ARGUMENT"
 
 
 class UsageError(ArgumentError):
-    """A word of the command line, an unknown target, a malformed version or selection."""
+    """An invalid argument, target, version or selection."""
 
     exit_code = 2
 
 
 class RecipeError(KilnError, ValueError):
-    """A recipe, a kernel's source or a tuning file that does not hold; the sentence begins with file:line."""
+    """An invalid recipe, kernel source or tuning file; the sentence starts with file:line."""
 
     exit_code = 3
 
 
 class CompileError(KilnError):
-    """A variant was rejected by Triton or an assembler, or its image by its target's limits.
+    """Triton or an assembler rejected a variant, or its image exceeds its target's limits.
 
     Attributes:
         stage: where it failed: "source", "ttir", "ttgir", "llir", "assemble", "judge".
@@ -69,19 +69,19 @@ class BuildFailed(KilnError):
 
 
 class ToolchainError(KilnError):
-    """The toolchain is incomplete, cannot be fetched, or is not what its lock says."""
+    """The toolchain is incomplete, cannot be downloaded, or differs from its lock."""
 
     exit_code = 5
 
 
 class ArtifactError(KilnError):
-    """A pack, tarball, image or store entry is truncated, corrupt or of another format."""
+    """A pack, tarball, image or store entry is truncated, corrupt or has another format."""
 
     exit_code = 6
 
 
 class EnvironmentProblem(KilnError):
-    """A file or folder is missing, or cannot be read or written; a disk is full; a tool of the host is absent."""
+    """A file or folder is missing, or cannot be read or written; a disk is full; the host lacks a tool."""
 
     exit_code = 7
 
@@ -93,7 +93,7 @@ class NativeBuildError(KilnError):
 
 
 class LedgerError(KilnError):
-    """The ledger of images is not the tree's, or images got worse without a reason beside them."""
+    """The ledger of images does not match the tree, or images got worse without a stated reason."""
 
     exit_code = 9
 
@@ -117,10 +117,10 @@ def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem |
     """
     if error.errno in _FULL:
         full = error.filename2 or error.filename or place
-        return EnvironmentProblem(f"{full} cannot be written ({error.strerror}); it needs room")
+        return EnvironmentProblem(f"{full} cannot be written ({error.strerror}); make room on its disk")
     if error.filename:
         return EnvironmentProblem(
-            f"{error.filename} cannot be used ({error.strerror}); name another, or make it readable"
+            f"{error.filename} cannot be used ({error.strerror}); name another file, or make it readable"
         )
     return None
 

@@ -26,12 +26,16 @@ def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
     """
     selection: dict[str, tuple[str, ...]] = {}
     if text.strip() and not text.strip("; \t\n"):
-        raise UsageError(f"{source}={text!r} names no choice; right is 'dtype=bf16;head_dim=64,128', or nothing at all")
+        raise UsageError(
+            f"{source}={text!r} names no choice; expected for example 'dtype=bf16;head_dim=64,128', or nothing"
+        )
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, values = (word.strip() for word in part.partition("="))
         split = tuple(value.strip() for value in values.split(","))
         if not (name and equals and all(split)):
-            raise UsageError(f"{source}: {part!r} is not choice=value,value; right is 'dtype=bf16;head_dim=64,128'")
+            raise UsageError(
+                f"{source}: {part!r} is not choice=value,value; expected for example 'dtype=bf16;head_dim=64,128'"
+            )
         if name in selection:
             raise UsageError(f"{source} names {name!r} twice; give all its values at once: {name}=first,second")
         selection[name] = tuple(sorted(set(split), key=lambda value: (len(value) if value.isdecimal() else 0, value)))

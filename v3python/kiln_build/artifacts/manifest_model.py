@@ -244,9 +244,9 @@ def read(data: bytes, name: str) -> dict[str, Any]:
         return ArtifactError(f"{name}: its manifest {sentence}")
 
     if len(data) > LARGEST:
-        raise wrong(f"has more than {LARGEST} bytes; no release's has")
+        raise wrong(f"has more than {LARGEST} bytes, the limit")
     if data.count(b",") > _MOST_VALUES:
-        raise wrong(f"has more than {_MOST_VALUES} values; no release's has")
+        raise wrong(f"has more than {_MOST_VALUES} values, the limit")
     stated = re.search(rb'"format": ?([0-9]{1,9})[,}\s]', data)
     if stated is None:
         raise wrong(f"states no format; this Kiln reads formats {_KNOWN}")
@@ -257,7 +257,7 @@ def read(data: bytes, name: str) -> dict[str, Any]:
     texts: dict[str, str] = {}  # most are there many times
     for number, line in enumerate(_split(data), 1):
         if len(line) > _LONGEST_LINE:
-            raise wrong(f"has {len(line)} bytes in line {number}; it can have {_LONGEST_LINE}")
+            raise wrong(f"has {len(line)} bytes in line {number}; the limit is {_LONGEST_LINE}")
         try:
             text = line.decode()
             begun = re.match(' "([a-z_]+)": (.*)', text)
@@ -279,7 +279,7 @@ def read(data: bytes, name: str) -> dict[str, Any]:
             continue
         rows, limits = document[table], fields[table][0].__metadata__[0]
         if len(rows) >= limits.most:
-            raise wrong(f"has more than {limits.most} rows in its table {table!r}; no release's has")
+            raise wrong(f"has more than {limits.most} rows in its table {table!r}, the limit")
         if problem := shape.check(shape.entries_of(fields[table][0]))(value):
             raise wrong(f"is malformed in line {number}: {table}[{len(rows)}]{problem}")
         rows.append({n: texts.setdefault(v, v) if isinstance(v, str) and len(v) != 64 else v for n, v in value.items()})
@@ -291,7 +291,7 @@ def read(data: bytes, name: str) -> dict[str, Any]:
         if line is None or ours is None or line != ours.encode():
             raise wrong(f"is not written as Kiln writes it, in line {number}")
     if document["format"] != format_of(document["images"]):
-        raise wrong(f"has format {document['format']}; what it says of images is of {format_of(document['images'])}")
+        raise wrong(f"has format {document['format']}; its entries for images have {format_of(document['images'])}")
     _check_tables(document, wrong)
     return document
 
@@ -315,7 +315,7 @@ def _check_tables(document: dict[str, Any], wrong: Any) -> None:
     for row in document["files"]:
         path = row["path"]
         if not tar.is_plain(path) or path == PATH or len(path) > _LONGEST_PATH or path.count("/") > _DEEPEST_PATH:
-            raise wrong(f"names the file {shape.shown(row['path'])}; no release has such a file")
+            raise wrong(f"names the file {shape.shown(row['path'])}; such a name is not allowed")
         if ("link" in row) == ("sha256" in row):
             raise wrong(f"must give {row['path']} either a digest or a link")
 

@@ -157,7 +157,9 @@ def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
     if index_size > size - HEADER.size or index_size < COUNTS.size:
         raise ArtifactError(f"{name} is truncated: its index has {index_size} bytes, the file {size} in all")
     if index_size > LARGEST_INDEX or zero:
-        raise ArtifactError(f"{name} is corrupt: its index is larger than {LARGEST_INDEX >> 20} MiB, or its header odd")
+        raise ArtifactError(
+            f"{name} is corrupt: its index is larger than {LARGEST_INDEX >> 20} MiB, or its header is malformed"
+        )
     index = read(index_size)
     if hashlib.sha256(index).digest() != digest:
         raise ArtifactError(f"{name} is corrupt: its index does not have the digest that its header states")
@@ -196,7 +198,7 @@ def _descriptors(place: int, kind: int, rows: Sequence[DescriptorInfo]) -> tuple
     first, count = divmod(place, 16)
     is_there = 0 < count <= MOST_DESCRIPTORS and first + count <= len(rows) and kind != KINDS["hsaco"]
     if place and not is_there:
-        raise ValueError("an image has descriptors that are not there")
+        raise ValueError("an image has descriptors that do not exist")
     return tuple(rows[first : first + count])
 
 
@@ -206,7 +208,7 @@ def _descriptor(row: tuple[int, ...]) -> DescriptorInfo:
     if not 1 <= rank <= MOST_RANK or element_type >= len(_ELEMENT_BYTES) or swizzle >= len(_SPANS):
         raise ValueError("a descriptor's rank, element type or swizzle is unknown")
     if fill or zero or set(box[rank:]) - {1}:
-        raise ValueError("a descriptor's row is odd")
+        raise ValueError("a descriptor's row is malformed")
     inner = sides[-1] * _ELEMENT_BYTES[element_type]
     if any(not 1 <= side <= _LONGEST_SIDE for side in sides) or inner % 16 or inner > (_SPANS[swizzle] or inner):
         raise ValueError("a descriptor has an impossible box")
@@ -224,9 +226,9 @@ def _parse_index(index: bytes, version: int, digest: str, file_bytes: int, name:
         tables.append(row.iter_unpack(index[position : position + row.size * count]))
         position += row.size * count
     if (descriptors_n > 0) != (version == VERSIONS[1]):
-        raise ValueError("it is of the format of packs with tensor descriptors if, and only if, it has some")
+        raise ValueError("its format must be that of packs with tensor descriptors exactly if it has some")
     if index.count(b"\0", position) > 2 + images_n + 4 * kernels_n + slots_n + 8:
-        raise ValueError("it has more strings than rows need")
+        raise ValueError("it has more strings than its rows use")
     texts, lines = _texts(index[position:]), set()
 
     def string(offset: int) -> str:
@@ -246,7 +248,7 @@ def _parse_index(index: bytes, version: int, digest: str, file_bytes: int, name:
         threads, shared, registers, spills, stack, parameters, scratch, align, profile_scratch, clusters = facts
         end = ends.get(group, 0)  # images of a group stand one behind another: none shares bytes with others
         if offset != end + -end % ALIGNMENT or not size or kind not in kinds:
-            raise ArtifactError(f"{name} is corrupt: an image is not where its group has room for it")
+            raise ArtifactError(f"{name} is corrupt: an image lies outside of its group")
         ends[group] = offset + size
         info = ImageInfo(
             kinds[kind], string(symbol), threads, shared, registers, spills, stack, parameters, scratch, align,
@@ -267,7 +269,7 @@ def _parse_index(index: bytes, version: int, digest: str, file_bytes: int, name:
         if any(name.count(" ") >= MOST_CHOICES for part in parts for name in part):
             raise ValueError(f"a name has more than {MOST_CHOICES} words")
         if len(parts) != 3 or begin != first or first + count > slots_n or len(parts[1]) != configurations:
-            raise ArtifactError(f"{name} is corrupt: a kernel's names or slots do not hold together")
+            raise ArtifactError(f"{name} is corrupt: a kernel's names and slots do not match")
         if len(parts[2]) != specializations or len(parts[0]) * configurations * specializations != count:
             raise ArtifactError(f"{name} is corrupt: a kernel's names and slots differ in number")
         first += count
@@ -304,14 +306,12 @@ def _check_groups(groups: Sequence[Group], expected: int, file_bytes: int, name:
         if not 0 < group.decoded <= LARGEST_GROUP:
             raise ArtifactError(f"{name} is corrupt: a group is empty or larger than {LARGEST_GROUP >> 20} MiB")
         if not 0 < group.stored <= _most_stored(largest_frame(group.decoded)):
-            raise ArtifactError(f"{name} is corrupt: a group is stored in more bytes than what it decodes to can need")
+            raise ArtifactError(f"{name} is corrupt: a group takes more bytes than its decoded size can need")
         if group.offset != expected or group.offset + group.stored > file_bytes:
             raise ArtifactError(f"{name} is truncated or corrupt: a group does not lie where its index says")
         expected += group.stored
     if expected != file_bytes:
-        raise ArtifactError(
-            f"{name} is truncated or has bytes too many: it should have {expected}, it has {file_bytes}"
-        )
+        raise ArtifactError(f"{name} is truncated or too long: it should have {expected} bytes, but has {file_bytes}")
     if sum(group.decoded for group in groups) > MOST_EXPANSION * file_bytes:
         raise ArtifactError(f"{name} is corrupt: its images are more than {MOST_EXPANSION} times its size")
 
@@ -335,7 +335,7 @@ def _check_image(info: ImageInfo) -> None:
     if align > _LARGESTALIGNMENT or (info.scratch and (not align or align & (align - 1))):
         raise ValueError("an image's scratch has an impossible alignment")
     if info.profile_scratch:
-        raise ValueError("an image wants profile scratch, which no release has")
+        raise ValueError("an image uses profile scratch, which releases do not")
 
 
 def _slot(row: tuple, images: Sequence[PackedImage], string: Callable[[int], str]) -> Slot:

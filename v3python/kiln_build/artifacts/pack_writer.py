@@ -106,7 +106,7 @@ def write_pack(
         offset += len(frame)
     index = b"".join([counts, *located, tables])
     if len(index) > LARGEST_INDEX:
-        raise ArtifactError(f"the index for {target} has {len(index)} bytes; a pack's can have {LARGEST_INDEX}")
+        raise ArtifactError(f"the index for {target} has {len(index)} bytes; the limit is {LARGEST_INDEX}")
     index_digest = hashlib.sha256(index)
     header = HEADER.pack(MAGIC, VERSIONS[bool(rows)], HEADER.size, len(index), index_digest.digest(), 0)
     try:
@@ -257,7 +257,7 @@ class _Descriptors:
         if descriptors not in self._places:
             if len(descriptors) > MOST_DESCRIPTORS:
                 raise ArtifactError(
-                    f"an image takes {len(descriptors)} tensor descriptors; it can have {MOST_DESCRIPTORS}"
+                    f"an image takes {len(descriptors)} tensor descriptors; the limit is {MOST_DESCRIPTORS}"
                 )
             self._places[descriptors] = len(self.rows) * 16 + len(descriptors)
             for one in descriptors:

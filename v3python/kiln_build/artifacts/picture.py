@@ -22,7 +22,7 @@ _LABELLED = 3000  # maps of more cells get no tooltips, which would be most of t
 _MAPS = (
     ("registers", "Registers a thread", str, (8, 69, 148)),
     ("shared", "Shared memory of a block", quantity, (0, 90, 50)),
-    ("spills", "Spilled bytes a thread", str, (178, 24, 43)),
+    ("spills", "Spilled bytes per thread", str, (178, 24, 43)),
     ("bytes", "Image size", quantity, (84, 39, 143)),
 )
 _PAPER = (240, 243, 247)

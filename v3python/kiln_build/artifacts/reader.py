@@ -117,14 +117,14 @@ def open_artifact(path: Path, right: str = _WHAT) -> Release | PackFile | ImageF
                 return _image(path, file.read(LARGEST_IMAGE + 1))
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {right}") from error
-    raise ArtifactError(f"{path} is nothing of Kiln's; {right}")
+    raise ArtifactError(f"{path} is not a file of Kiln's; {right}")
 
 
 def _image(path: Path, data: bytes) -> ImageFile:
     elf = need("elf")
     try:
         if len(data) > LARGEST_IMAGE:
-            raise ArtifactError(f"it has more than {LARGEST_IMAGE >> 20} MiB; no image has")
+            raise ArtifactError(f"it has more than {LARGEST_IMAGE >> 20} MiB, the limit of an image")
         kind = elf.kind_of(data)
         return ImageFile(path, data, elf.amd_facts(data) if kind == "hsaco" else elf.nvidia_facts(data))
     except ArtifactError as error:
@@ -205,7 +205,7 @@ def select(
     for target in sorted(targets):
         if all(row["target"] != target for row in rows):
             others = ", ".join(dict.fromkeys(row["target"] for row in rows)) or "none"
-            raise UsageError(f"there are no variants for {target}; there are for {others}")
+            raise UsageError(f"there are no variants for {target}, only for {others}")
     there: dict[str, dict[str, None]] = {name: {} for name in choices}
     for setting in map(settings_of, rows if choices else ()):
         for name in choices.keys() & setting.keys():
@@ -281,20 +281,20 @@ def need(name: str) -> ModuleType:
         return importlib.import_module(_OPTIONAL[name][0])
     except ImportError as error:
         package = _OPTIONAL[name][1]
-        later = ", or has to be 3.14 or later" if name == "zstd" else ""
+        later = ", or version 3.14 or later" if name == "zstd" else ""
         raise EnvironmentProblem(
-            f"to look into images Python needs {package}{later}; python3 -m pip install {package}"
+            f"to read images, Python needs {package}{later}; python3 -m pip install {package}"
         ) from error
     except SyntaxError as error:  # the locked pyelftools, which kiln-inspect.pyz has in it
         version = "{}.{}".format(*sys.version_info[:2])
-        raise EnvironmentProblem(f"to look into images takes Python 3.10 or later; this is {version}") from error
+        raise EnvironmentProblem(f"reading images needs Python 3.10 or later; this is {version}") from error
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:
     for entry in _tarball_entries(path):
         if entry.path == MANIFEST and entry.kind == "file":
             if entry.size > manifest_model.LARGEST:
-                raise ArtifactError(f"{path}: its manifest has {entry.size} bytes; no release's has")
+                raise ArtifactError(f"{path}: its manifest has {entry.size} bytes, which is too many release's")
             return manifest_model.read(b"".join(entry.blocks()), str(path))
     raise ArtifactError(f"{path} is not a release of Kiln's: it has no {MANIFEST}")
 

@@ -98,7 +98,7 @@ def refuse_problems(report: Report, name: str) -> None:
 def _verify_release(release: Release, report: Report) -> None:
     if release.is_folder:
         report.notes.append(
-            "a folder has no digest of its manifest; only the tarball's .sha256 covers what that states"
+            "an unpacked release has no digest of its manifest; only the tarball's .sha256 covers the manifest"
         )
     else:
         _verify_checksum(release.path, report)
@@ -108,17 +108,17 @@ def _verify_release(release: Release, report: Report) -> None:
         name = entry.path if not entry.path or tar.is_plain(entry.path) else ascii(entry.path)
         if entry.kind == "folder":
             if entry.path not in stated.folders:
-                report.problems.append(f"the folder {name} is there, but the manifest names nothing in it")
+                report.problems.append(f"the folder {name} exists, but the manifest names nothing in it")
             continue
         seen.add(entry.path)
         if entry.mode & (stat.S_ISUID | stat.S_ISGID):
-            report.problems.append(f"{name} has the mode {entry.mode:o}; no file of a release runs as another user")
+            report.problems.append(f"{name} has the mode {entry.mode:o}; files of a release never run as another user")
         if entry.path == MANIFEST and entry.kind == "file":
             continue
         row = stated.files.get(entry.path)
         report.files += 1
         if row is None:
-            report.problems.append(f"{name} is there, but the manifest does not name it")
+            report.problems.append(f"{name} exists, but is not in the manifest")
         elif entry.kind == "link":
             _verify_link(entry, row, stated, report)
         elif entry.kind != "file":
@@ -173,7 +173,7 @@ def _verify_link(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: 
     elif "/" in entry.link:
         report.problems.append(f"{entry.path} is a link out of its folder, to {entry.link}")
     elif (to := f"{folder}/{entry.link}") not in stated.folders and "sha256" not in stated.files.get(to, ()):
-        report.problems.append(f"{entry.path} is a link to {entry.link}, and there is no such file or folder beside it")
+        report.problems.append(f"{entry.path} is a link to {entry.link}, which does not exist")
 
 
 def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: Report) -> None:
@@ -188,7 +188,7 @@ def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: 
             within.problems.append(str(error))
     elif folder == "lib" and name.startswith("libkiln_"):
         if entry.size > LARGEST_LIBRARY:
-            report.problems.append(f"{entry.path} has more than {LARGEST_LIBRARY >> 20} MiB; no library has")
+            report.problems.append(f"{entry.path} has more than {LARGEST_LIBRARY >> 20} MiB, the limit of a library")
         else:
             library = content.read(entry.size)
             stated.held[name] = {digest for digest in stated.indexes if bytes.fromhex(digest) in library}
@@ -211,7 +211,7 @@ def _verify_checksum(path: Path, report: Report) -> None:
         with tarball.open_file(beside) as file:
             words = file.read(4096).decode().split()
     except FileNotFoundError:
-        report.notes.append(f"there is no {beside.name} beside it; the tarball as a whole was not checked")
+        report.notes.append(f"{beside.name} is missing, so the tarball as a whole was not checked")
         return
     except (OSError, UnicodeDecodeError, ArtifactError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a text file"
@@ -263,7 +263,7 @@ def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, 
     if image.info.kind == "ptx":
         version = re.search(rb"^[.]version ([0-9]+[.][0-9]+)", code, re.MULTILINE)
         if not code.endswith(b"\0") or version is None:
-            report.problems.append(f"{label} is no PTX text that ends with a NUL")
+            report.problems.append(f"{label} is not a PTX text that ends with a NUL")
         else:
             seen.ptx_versions[image.digest] = version[1].decode()
         return
@@ -311,7 +311,7 @@ def _compare(the_pack: pack.Pack, name: str, seen: _Seen, stated: _Stated, repor
         version = seen.ptx_versions.get(row.get("ptx_sha256", ""))
         if version not in (None, image.get("ptx_version", target.get("ptx_version"))):
             report.problems.append(
-                f"the PTX of image {row['image'][:12]} is of version {version}, which the manifest denies"
+                f"the PTX of image {row['image'][:12]} is of version {version}, not the one that the manifest states"
             )
             break
         known = {key for key in image if key not in ("target", "sha256", "ptx_version")} | {"descriptors"}
@@ -345,7 +345,7 @@ def _verify_tables(stated: _Stated, report: Report) -> None:
         # Of a pack that the manifest has among its files it was said above what is wrong with it.
         is_listed = "sha256" in stated.files.get(f"{IMAGES}/{name}", ())
         if name not in stated.packs and not is_listed:
-            report.problems.append(f"there is no pack {name} for {target['name']}")
+            report.problems.append(f"the pack {name} for {target['name']} is missing")
     others = sorted(set(stated.packs) - set(stated.targets))
     report.problems += [f"{name} belongs to no target of the manifest" for name in others]
     there = {target["name"] for target in stated.targets.values()}
@@ -360,9 +360,9 @@ def _verify_libraries(stated: _Stated, report: Report) -> None:
         for family in families:
             library = stated.held.get(f"libkiln_{family}.so")
             if library is None:
-                report.problems.append(f"{name} has kernels of {family}, but there is no libkiln_{family}.so")
+                report.problems.append(f"{name} has kernels of {family}, but libkiln_{family}.so is missing")
             elif digest not in library:
-                report.problems.append(f"libkiln_{family}.so does not hold the digest of {name}: it would refuse it")
+                report.problems.append(f"libkiln_{family}.so does not have the digest of {name} and would refuse it")
 
 
 class _Content:

@@ -97,7 +97,7 @@ class SharedFolder:
                 if (reason := _is_no_file(status)) is not None:
                     raise Unreadable(reason, status)
                 if status.st_size > limit:
-                    raise Unreadable(f"has {status.st_size} bytes, more than any", status)
+                    raise Unreadable(f"has {status.st_size} bytes, which is too many", status)
                 with open(descriptor, "rb", buffering=0, closefd=False) as file:
                     return file.readall(), status
             finally:

@@ -185,7 +185,7 @@ class Reader:
         """Checks what follows the first empty block, which was read."""
         size = len(end(start)) - BLOCK
         if self._take(size).strip(b"\0") or self._read(1):
-            raise ArtifactError(f"{self._name} has bytes behind its end; its tar must be the last thing in it")
+            raise ArtifactError(f"{self._name} has bytes after the end of its tar")
 
     def _take(self, size: int) -> bytes:
         pieces, left = [], size

@@ -55,9 +55,9 @@ class Order:
         """What is wrong with the next path, or ""."""
         parent = path.rpartition("/")[0]
         if parent and parent not in self.folders:
-            return f"{path} is there without its folder"
+            return f"{path} appears without its folder"
         if path <= self.last:
-            return f"{path} is there twice" if path == self.last else f"{path} is not in order"
+            return f"{path} appears twice" if path == self.last else f"{path} is not in order"
         self.last = path
         if kind == "folder":
             self.folders.add(path)
@@ -129,7 +129,7 @@ def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
         order, is_first = Order(), True
         for member in reader:
             if is_first != (member.name == TOP and member.kind == "folder"):
-                raise ArtifactError(f"{path} is corrupt: it must begin with the folder {TOP}, and has {member.name}")
+                raise ArtifactError(f"{path} is corrupt: it must start with the folder {TOP}, not with {member.name}")
             is_first = False
             below = member.name[len(TOP) + 1 :]
             if member.name.partition("/")[0] != TOP:
@@ -198,7 +198,7 @@ class _Unzipped:
         if self._data[: len(_HEAD)] != _HEAD or not (self._first or self._size >= MEMBER_BYTES):
             if self._first:
                 raise ArtifactError(f"{self._path} is corrupt: its gzip header is not one that Kiln writes")
-            raise ArtifactError(f"{self._path} has bytes behind its end; its gzip stream must be all of it")
+            raise ArtifactError(f"{self._path} has bytes after the end of its gzip stream")
         self._member, self._size, self._first = zlib.decompressobj(31), 0, False
         return self._member
 

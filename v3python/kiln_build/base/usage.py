@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
             options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             if word.startswith("-"):
                 raise UsageError(f"`{self.prog}` has no option {word!r}; {nearest(word, options, 'options')}")
-            raise UsageError(f"`{self.prog}` has no use for {word!r}; {self._right(word)}")
+            raise UsageError(f"`{self.prog}` does not take {word!r}; {self._right(word)}")
         return arguments
 
     def error(self, message: str) -> NoReturn:
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         option = re.search("--[a-z-]+", message)
         fitting = [example for example in self._examples if option and option[0] in example]
         words = re.split(" {2,}", (fitting or self._examples)[0])[0]
-        return f"right is for example `{words}`"
+        return f"for example: `{words}`"
 
 
 class _WrongWord(Exception):
@@ -83,7 +83,7 @@ def count(option: str) -> Callable[[str], int]:
 
     def check(word: str) -> int:
         if not re.fullmatch("[0-9]{1,9}", word) or not int(word):
-            raise _WrongWord(f"{option} {word} cannot be; right is a whole number from 1 on")
+            raise _WrongWord(f"{option} {word} is invalid; expected a whole number, 1 or more")
         return int(word)
 
     return check

@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if (error.name or "kiln").startswith("kiln"):
             raise
         say(
-            f"{words[0]} needs the package {error.name}, which this Python does not have; ./kiln in a source tree "
+            f"{words[0]} needs the package {error.name}, which this Python lacks; ./kiln in a source tree "
             "installs what it needs, and a build leaves a Python with all packages in <workspace>/venv/bin/python"
         )
         return EnvironmentProblem.exit_code

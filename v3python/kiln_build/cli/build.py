@@ -20,7 +20,7 @@ KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", help="the folder with toolchain.lock.yaml and the download cache")
     parser.add_argument("workspace", help="a folder for all temporary files, reused by the next build")
-    parser.add_argument("output", help="the folder that the tarball is put into")
+    parser.add_argument("output", help="the folder for the tarball")
     parser.add_argument("version", help="X.Y or X.Y.Z with an optional suffix")
     parser.add_argument("targets", help='GPUs or architectures, or all: "MI300X;sm_90"')
     parser.add_argument("--replace", action="store_true", help="replace another build's release of the same name")
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     named = [t.name for t in made.targets if any(t.is_called(name) for name in overrides)]
     if made.build.triton == "source" or named:
         what = f"the lock has another Triton for {', '.join(named)}" if named else "KILN_TRITON=source"
-        raise UsageError(f"{what}: `kiln build` compiles with the Triton that it runs beside; use build.sh")
+        raise UsageError(f"{what}: `kiln build` compiles with the Triton of its own environment; use build.sh")
     with workspace.own_workspace(made.workspace, say, made.build.clean, installs=False):
         print(build.build(made))
     return 0

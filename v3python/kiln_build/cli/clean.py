@@ -11,7 +11,7 @@ from kiln_build.front import workspace
 from kiln_recipe.errors import EnvironmentProblem
 
 EXAMPLE = """
-kiln clean workspace              all of it: the next build begins anew
+kiln clean workspace              all of it: the next build starts from nothing
 kiln clean workspace --keep store venv
 """
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workspace", type=Path, help="as build.sh was given it")
     parser.add_argument(
         "--keep", nargs="+", type=one_of("part", workspace.KEPT), default=[], metavar="PART",
-        help=f"leave these of its parts: {', '.join(workspace.KEPT)}",
+        help=f"keep these parts: {', '.join(workspace.KEPT)}",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON: a list of the parts that were removed")
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     path = arguments.workspace.absolute()
     if not workspace.is_workspace(path):
-        raise EnvironmentProblem(f"{path} is not a workspace of a build; give the folder that build.sh was given")
+        raise EnvironmentProblem(f"{path} is not a build workspace; give the folder that build.sh was given")
     with workspace.locked(path, lambda text: None, wait=False):
         removed = workspace.clean_workspace(path, arguments.keep)
     print(json.dumps(removed) if arguments.json else f"{path}: removed {', '.join(removed) or 'nothing'}")

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         if arguments.artifact:
-            raise UsageError("--schema is of all releases; leave the artifact out")
+            raise UsageError("--schema is the same for all releases; leave the artifact out")
         print(json.dumps(manifest_model.schema(), indent=2))
         return 0
     if not arguments.artifact:
@@ -185,7 +185,7 @@ def _counts(report: verify.Report) -> str:
 
 def _write_page(artifact: Release | PackFile | ImageFile, path: Path) -> None:
     if isinstance(artifact, ImageFile):
-        raise UsageError("--html shows a release or a pack; an image has too few facts for a picture")
+        raise UsageError("--html shows a release or a pack; not an image")
     from kiln_build.artifacts import picture
 
     try:

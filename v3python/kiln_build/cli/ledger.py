@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
 
 EXAMPLE = """
-kiln ledger                                     is the ledger the tree's? seconds; exit code 9 if it is not
-kiln ledger --update --store workspace          compile what has new keys, and write the ledger
+kiln ledger                                     does the ledger match the tree? takes seconds; exit code 9 if not
+kiln ledger --update --store workspace          compile images with new keys, and write the ledger
 kiln ledger --update --store workspace --targets sm_90 --select "kernel=attn_fwd;head_dim=64"
-kiln ledger --sample 40                         besides, compile 40 images anew and compare
+kiln ledger --sample 40                         also compile 40 images again and compare
 kiln ledger --against v0.1 --json               what is worse than in that revision
 """
 
@@ -40,28 +40,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "does not make, or if an image is worse than it was without a reason in ledger/reasons.yaml",
     )  # fmt: skip
     what.add_argument(
-        "--update", action="store_true", help="compile what has new keys, and write the ledger; then check"
+        "--update", action="store_true", help="compile images with new keys, and write the ledger; then check"
     )
     what.add_argument(
-        "--sample", type=count("--sample"), metavar="N", help="check, then compile N images anew and compare all facts"
+        "--sample", type=count("--sample"), metavar="N", help="check, then compile N images again and compare all facts"
     )
-    parser.add_argument("--seed", metavar="TEXT", help="what --sample draws by; default: a digest of the ledger")
+    parser.add_argument("--seed", metavar="TEXT", help="seed of --sample; default: a digest of the ledger")
     parser.add_argument(
         "--against", metavar="REVISION",
-        help="what images are held against; default: HEAD where the ledger has uncommitted changes, else HEAD^",
+        help="the revision to compare with; default: HEAD if the ledger has uncommitted changes, else HEAD^",
     )  # fmt: skip
-    parser.add_argument("--targets", default="", help="only these; default: all that a ledger is kept for")
+    parser.add_argument("--targets", default="", help="only these targets; default: all that have a ledger")
     parser.add_argument("--select", default="", metavar="CHOICES", help="only these: 'kernel=attn_fwd;head_dim=64,128'")
     parser.add_argument(
         "--store", metavar="FOLDER",
-        help="where --update keeps images, and finds those that were compiled before: a store, a build's workspace, or "
+        help="where --update keeps images and finds those compiled before: a store, a build's workspace, or "
         "a new folder; default: KILN_STORE",
     )  # fmt: skip
-    parser.add_argument("--jobs", type=count("--jobs"), metavar="N", help="compiles at once; default: KILN_JOBS")
+    parser.add_argument(
+        "--jobs", type=count("--jobs"), metavar="N", help="number of parallel compiles; default: KILN_JOBS"
+    )
     parser.add_argument("--ledger", type=Path, default=_TREE / "ledger", metavar="FOLDER", help="default: ledger/")
     parser.add_argument(
         "--recipe", action="append", type=Path, metavar="FILE",
-        help="of this one alone; may be given repeatedly; default: tritonsrc/*/recipe.yaml",
+        help="only of this recipe; may be repeated; default: tritonsrc/*/recipe.yaml",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON: every difference, what is worse, and why")
 
@@ -167,7 +169,7 @@ def _store(word: str | None, usual: str | None) -> str | Path:
     named = word or usual
     if not named:
         raise UsageError(
-            "no store is given; use --store FOLDER, or set KILN_STORE, to a store, a build's workspace or a new folder"
+            "no store given; use --store FOLDER, or set KILN_STORE, to a store, a build's workspace or a new folder"
         )
     place = words.check_store(named, Path.cwd())
     try:

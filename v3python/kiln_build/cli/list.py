@@ -22,10 +22,12 @@ kiln list kiln/ --select 'dtype=bf16;head_dim=128;specialization=generic' --json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", help="a release's tarball, an unpacked release, or a pack")
-    parser.add_argument("--target", action="append", default=[], help="only this target; may be given again")
+    parser.add_argument("--target", action="append", default=[], help="only this target; may be repeated")
     parser.add_argument("--select", default="", help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'")
     parser.add_argument("--keys", action="store_true", help="show whole keys, as a call's force_keys takes them")
-    parser.add_argument("--missing", action="store_true", help="show the rules, too, that say what the build left out")
+    parser.add_argument(
+        "--missing", action="store_true", help="also show the rules by which the build left variants out"
+    )
     parser.add_argument(
         "--json",
         action="store_true",
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     right = "give a release's tarball, the folder that it was unpacked to, or a pack"
     artifact = inspect.open_artifact(Path(arguments.artifact), right)
     if isinstance(artifact, ImageFile):
-        raise UsageError(f"{arguments.artifact} is one image and has no variants; `kiln inspect` shows its facts")
+        raise UsageError(f"{arguments.artifact} is a single image without variants; `kiln inspect` shows its facts")
     choices = dict(parse_selection(arguments.select, "--select"))
     every, rules = inspect.variants_of(artifact), inspect.rules_of(artifact)
     targets = _targets(arguments.target, {row["target"] for row in every})
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines.append((*name, row["key"] if arguments.keys else row["key"][:12], *facts))
     for line in table_lines(header, lines, header[6:]):
         print(line)
-    reasons = Counter(row["unavailable"] or "no reason is stated" for row in rows if row["image"] is None)
+    reasons = Counter(row["unavailable"] or "no reason given" for row in rows if row["image"] is None)
     for reason, count in sorted(reasons.items()):
         print(f"without an image: {count}: {reason}")
     if rules and arguments.missing:

@@ -40,24 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--select", metavar="CHOICES", help="default: KILN_SELECT, or everything in the profile")
     parser.add_argument(
         "--recipe", action="append", type=Path, metavar="FILE",
-        help="plan this one alone; may be given repeatedly; default: tritonsrc/*/recipe.yaml and KILN_RECIPES",
+        help="plan only this recipe; may be repeated; default: tritonsrc/*/recipe.yaml and KILN_RECIPES",
     )  # fmt: skip
     parser.add_argument(
         "--tuning", type=Path, default=_TREE / "tuning", metavar="FOLDER", help="with tuned rules; default: tuning/"
     )
     parser.add_argument(
         "--store", metavar="FOLDER",
-        help="a store, or a build's workspace, whose recorded durations to use; default: KILN_STORE",
+        help="a store, or a build's workspace, with durations to use; default: KILN_STORE",
     )  # fmt: skip
     parser.add_argument(
-        "--jobs", type=count("--jobs"), metavar="N", help="compiles at once; default: KILN_JOBS, or the processors"
+        "--jobs",
+        type=count("--jobs"),
+        metavar="N",
+        help="number of parallel compiles; default: KILN_JOBS, or all cores",
     )
     parser.add_argument(
-        "--explain", action="store_true", help="print for each functional and bin what it takes, and why"
+        "--explain", action="store_true", help="print the configuration of each functional and bin, and why"
     )
     parser.add_argument("--variants", action="store_true", help="print the name of each variant")
     parser.add_argument(
-        "--json", action="store_true", help="as JSON: counts, seconds, and under kernels all that is planned"
+        "--json", action="store_true", help="as JSON: counts, seconds, and the whole plan under `kernels`"
     )
 
 
@@ -200,7 +203,7 @@ def explain(kernel: KernelPlan) -> list[str]:
         for name, decision in zip(bins, row):
             if decision.configuration is not None:  # as of a functional in every bin or in none
                 taken = kernel.configurations[decision.configuration].name
-                lines.append(f"  {name:{width}}  {taken}  ({decision.rule or 'no rule fits: the first available'})")
+                lines.append(f"  {name:{width}}  {taken}  ({decision.rule or 'no rule fits: first available'})")
     lines += [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
     return lines
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """
 kiln recipes                            the families of this tree: their operations, choices and kernels
-kiln recipes my/recipe.yaml             check one, wherever it lies
+kiln recipes my/recipe.yaml             check one, anywhere
 kiln recipes --schema > recipe.json     for editors that complete YAML
 """
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.schema:
         if arguments.recipe:
-            raise UsageError("--schema is of all recipes; leave the files out")
+            raise UsageError("--schema is the same for all recipes; leave the files out")
         print(json.dumps(recipe.schema(), indent=2))
         return 0
     recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(_TREE)]
@@ -51,9 +51,9 @@ def _print_operation(one: Recipe, operation: Operation) -> None:
     print(f"  {one.family}.{operation.name}  {operation.summary}".rstrip())
     print(f"    arguments  {', '.join(f'{a.name}: {_type(a)}' for a in operation.arguments)}")
     for choice in operation.choices:
-        serves = ", the smallest that is enough" if choice.match == "next_larger" else ""
+        serves = ", the smallest that is large enough" if choice.match == "next_larger" else ""
         if choice.general is not None:
-            serves = f"; {choice.spellings[choice.general]} serves what a build leaves out"
+            serves = f"; {choice.spellings[choice.general]} also also also serves what a build leaves out"
         print(f"    choice     {choice.name} = {', '.join(choice.spellings)}{serves}")
     for kernel in operation.kernels:
         core = sum(len(entry.core) for entry in kernel.configurations)

@@ -33,22 +33,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", type=one_of("action", _ACTIONS), default="info",
         help="info (default): counts and sizes; verify: read everything and remove what is corrupt; "
-        "gc: remove what has not been used for longest, but nothing that a running build uses",
+        "gc: remove what was not used for longest, except what a running build uses",
     )  # fmt: skip
     parser.add_argument(
         "--store", metavar="FOLDER",
         help="the store, or a build's workspace; default: KILN_STORE, or the current folder if it is one",
     )  # fmt: skip
-    parser.add_argument("--max-size", metavar="SIZE", help="for gc: what the store may take then: 10G, 500M, 0")
+    parser.add_argument("--max-size", metavar="SIZE", help="for gc: the size that the store may keep: 10G, 500M, 0")
     parser.add_argument("--json", action="store_true", help="as JSON: the counts, or what was removed")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "gc" and arguments.max_size is None:
-        raise UsageError("`kiln store gc` lacks the size that the store may keep; give --max-size SIZE, e.g. 20G")
+        raise UsageError(
+            "`kiln store gc` needs the size that the store may keep; give --max-size SIZE, for example 20G"
+        )
     if arguments.action != "gc" and arguments.max_size is not None:
         raise UsageError(
-            f"--max-size is for `kiln store gc` alone; `kiln store {arguments.action}` removes nothing by size"
+            f"--max-size is only for `kiln store gc`; `kiln store {arguments.action}` removes nothing by size"
         )
     max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
     options.check_environment()
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"{verified.objects} objects and {verified.entries} entries read: "
     text += f"{broken} were broken and are removed; the next build compiles them anew" if broken else "all whole"
     if verified.earlier:
-        text += f"; {verified.earlier} entries are of an earlier format, and `kiln store gc` removes them"
+        text += f"; {verified.earlier} entries have an earlier format; `kiln store gc` removes them"
     _print(arguments, verified, text)
     return ArtifactError.exit_code if broken else 0
 
@@ -92,7 +94,7 @@ def _open(word: str | None) -> Store:
     except EnvironmentProblem:
         if word:
             raise
-    raise UsageError("which store? name it, or a build's workspace, by --store FOLDER or KILN_STORE")
+    raise UsageError("no store given; name it, or a build's workspace, with --store FOLDER or KILN_STORE")
 
 
 def parse_size(word: str) -> int:

@@ -14,7 +14,7 @@ kiln targets 'MI300X;RTX 4090' --json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("selection", nargs="*", help="as build.sh takes it: 'MI300X;sm_90', 'RTX 4090', cdna3, all")
-    parser.add_argument("--json", action="store_true", help="as JSON: a list, with what targets.yaml says of each")
+    parser.add_argument("--json", action="store_true", help="as JSON: a list of the entries of targets.yaml")
 
 
 def run(arguments: argparse.Namespace) -> int:

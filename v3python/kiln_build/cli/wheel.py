@@ -28,12 +28,12 @@ kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --pytho
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", help="a release's tarball, or an unpacked release")
-    parser.add_argument("output", help="the folder that the wheels are put into")
+    parser.add_argument("output", help="the folder for the wheels")
     parser.add_argument(
         "--python", action="append", metavar="COMMAND",
-        help="a Python with headers, to make a wheel for; may be given again; default: those that are found",
+        help="make a wheel for this Python, which needs headers; may be repeated; default: those that are found",
     )  # fmt: skip
-    parser.add_argument("--target", action="append", default=[], help="images of this target alone; may be given again")
+    parser.add_argument("--target", action="append", default=[], help="images of this target alone; may be repeated")
     parser.add_argument("--replace", action="store_true", help="replace other wheels of the same names")
     parser.add_argument("--json", action="store_true", help="as JSON: wheels, and left_out with the reasons")
 
@@ -71,7 +71,7 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
         contents = wheel.unpack(artifact, names, Path(temporary))
         chosen, left_out = _choose(arguments.python)
         if not chosen:
-            raise EnvironmentProblem(f"no wheel can be made: {'; '.join(left_out)}")
+            raise EnvironmentProblem(f"no wheel can be built: {'; '.join(left_out)}")
         compiler = native.zig_compiler(sys.executable, cache, wheel.zig())
         wheels = [wheel.recipe_wheel(contents, ROOT)]
         wheels += [
@@ -119,8 +119,8 @@ def _note_other_source(artifact: Release) -> None:
     theirs = stated.get("commit")
     if "unknown" not in (theirs, ours.commit) and theirs != ours.commit:
         say(
-            f"the release was built from commit {str(theirs)[:12]}, and the wheels' Python modules are of this tree's, "
-            f"{ours.commit[:12]}"
+            f"the release was built from commit {str(theirs)[:12]}, but the wheels' Python modules are from "
+            f"this tree's commit, {ours.commit[:12]}"
         )
 
 

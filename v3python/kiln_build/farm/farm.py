@@ -338,7 +338,7 @@ class _Farm:
         try:
             self.options.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise EnvironmentProblem(f"cannot make the folder of logs {self.options.logs}: {error.strerror}")
+            raise EnvironmentProblem(f"cannot make the folder for logs {self.options.logs}: {error.strerror}")
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class LocalExecutor(Executor[Id]):
         for task in list(self._queue):
             if task.id == id:
                 self._queue.remove(task)
-                self._events.append(Died(id, "killed before it began", signal.SIGKILL))
+                self._events.append(Died(id, "killed before it started", signal.SIGKILL))
         for one in list(self._workers):
             if one.task is not None and one.task.id == id:
                 self._bury(one)
@@ -213,7 +213,7 @@ class LocalExecutor(Executor[Id]):
             broken = values[0]
             if isinstance(broken, KilnError):
                 raise broken
-            raise EnvironmentProblem(f"workers cannot be made ready: {type(broken).__name__}: {broken}") from broken
+            raise EnvironmentProblem(f"workers cannot start: {type(broken).__name__}: {broken}") from broken
         elif one.task is not None and kind == worker.WAITS:
             self._events.append(Waits(one.task.id))
         elif one.task is not None and kind == worker.RESUMES:
@@ -240,7 +240,7 @@ class LocalExecutor(Executor[Id]):
             if self._failed_starts >= _START_ATTEMPTS:
                 said = one.log.read_text(errors="replace").strip().splitlines()[-3:]
                 raise EnvironmentProblem(
-                    f"workers die before they are ready ({spell_exit(code)})" + "".join(f"\n  {line}" for line in said)
+                    f"workers end before they are ready ({spell_exit(code)})" + "".join(f"\n  {line}" for line in said)
                 )
         one.connection.close()
         if one.pidfd is not None:

@@ -54,7 +54,7 @@ def write_bundle(
     ordered = [file for file in lock.every_file() if file.name in {f.name for f in files}]
     for file in ordered:
         if not (folder / "cache" / file.name).is_file():
-            raise ToolchainError(f"{file.name} is not in {folder / 'cache'}; `kiln fetch` brings it")
+            raise ToolchainError(f"{file.name} is not in {folder / 'cache'}; `kiln fetch` downloads it")
     progress.start(sum(file.size for file in ordered), title="bundle", unit="B")
     try:
         with appear(bundle) as fresh, fresh.open("wb") as stream:
@@ -132,7 +132,9 @@ def _unpack(reader: tar.Reader, bundle: Path, folder: Path, progress: Progress) 
     cache = folder / "cache"
     if own.exists() and own.read_bytes() != text:
         mine, theirs = (hashlib.sha256(data).hexdigest()[:16] for data in (own.read_bytes(), text))
-        raise ArtifactError(f"{bundle} is of another lock ({theirs}) than {own} ({mine}); make it anew from that lock")
+        raise ArtifactError(
+            f"{bundle} was made for another lock ({theirs}) than {own} ({mine}); make a new one for that lock"
+        )
     cache.mkdir(parents=True, exist_ok=True)
     places = {_PREFIX + file.name: (place, file) for place, file in enumerate(lock.every_file())}
     progress.start(os.stat(bundle).st_size, title="unbundle", unit="B")
@@ -152,7 +154,7 @@ def _unpack(reader: tar.Reader, bundle: Path, folder: Path, progress: Progress) 
             _write(reader, member, file, fresh / file.name, bundle, progress)
             unpacked.append(file.name)
         if problem := _incomplete(lock, set(unpacked)):
-            raise ArtifactError(f"{bundle} {problem}; make it anew with `kiln fetch --bundle`")
+            raise ArtifactError(f"{bundle} {problem}; make a new one with `kiln fetch --bundle`")
         for name in unpacked:
             os.replace(fresh / name, cache / name)
     finally:

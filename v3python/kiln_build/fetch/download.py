@@ -128,7 +128,7 @@ class Download:
         named = [c for c in self._registry.candidates(self._package.name) if c.name == self.name]
         if not named:
             raise ToolchainError(
-                f"{self.name} is not to be had ({self._package.requirement}; asked: {self._registry.places()})"
+                f"{self.name} cannot be found ({self._package.requirement}; looked in: {self._registry.places()})"
             )
         right = [candidate for candidate in named if candidate.sha256 in (None, self._file.sha256)]
         if not right:
@@ -179,7 +179,7 @@ class Download:
             if span and int(span[1]) <= have:
                 return int(span[1])
             raise _AttemptFailed(
-                f"asked from byte {have} on, the server answered {response.headers.get('Content-Range')}"
+                f"resumed at byte {have}, but the server answered {response.headers.get('Content-Range')}"
             )
         if code == 200:  # it has changed, or knows no ranges
             return 0

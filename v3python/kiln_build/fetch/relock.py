@@ -58,7 +58,7 @@ def relock(folder: Path, registry: Registry) -> Lock:
             for package in draft.packages
         )
     except requests.RequestException as error:
-        raise ToolchainError(f"the registry cannot be asked ({spell_error(error)}; asked: {registry.places()})")
+        raise ToolchainError(f"the registry cannot be reached ({spell_error(error)}; looked in: {registry.places()})")
     written = write_lock(dataclasses.replace(draft, packages=packages), header)
     lock = parse_lock(written.encode(), str(path))
     _replace(path, written)
@@ -116,7 +116,7 @@ def locked_files(package: Package, pythons: Sequence[str], registry: Registry) -
         serves.setdefault(wheel, []).append(python)
     if package.source:
         if not sources:
-            raise ToolchainError(f"{package.requirement} has no source distribution, and the lock asks for it")
+            raise ToolchainError(f"{package.requirement} has no source distribution, which the lock requires")
         serves[sources[0]] = []
     known = {file.name: file for file in package.files}
     files = [_locked(by_name[name], tuple(served), known.get(name), registry) for name, served in serves.items()]

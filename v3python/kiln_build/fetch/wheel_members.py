@@ -45,7 +45,7 @@ def members_of(name: str, url: str, registry: Registry) -> Mapping[str, str]:
         # RequestException is an OSError too, and means something else.
         if type(error).__module__.startswith("requests"):
             raise
-        raise ToolchainError(f"{name}: what is in it cannot be read ({error}); the index must have a whole wheel")
+        raise ToolchainError(f"{name}: its contents cannot be read ({error}); the index must have a whole wheel")
 
 
 def local_path(url: str) -> Path | None:
@@ -104,7 +104,7 @@ class _Remote(io.RawIOBase):
             response.raise_for_status()
             served = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
             if response.status_code != 206 or not served or int(served[1]) != start or int(served[3]) > _LARGEST:
-                raise OSError("its server serves no ranges; give the folder with the wheel as find-links")
+                raise OSError("its server does not support ranges; give the folder with the wheel as find-links")
             self._size = int(served[3])
             data = response.raw.read(count)
         if not data:

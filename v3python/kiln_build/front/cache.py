@@ -37,7 +37,7 @@ def fill(
         with progress.make_progress() as shown:
             fetch.fetch_files(lock, wanted, cache, lambda: Registry(read_configuration(ca_bundle)), shown)
     except ToolchainError as error:
-        raise ToolchainError(f"{error}; where there is no network, bring the cache with `kiln fetch --unbundle`")
+        raise ToolchainError(f"{error}; without a network, fill the cache with `kiln fetch --unbundle`")
 
 
 def _uses(triton: str) -> Sequence[str]:

@@ -122,7 +122,7 @@ def _workspace(door: FrontDoor, interruption: Interruption) -> Iterator[FrontDoo
         interruption.ignore()
         workspace.remove(place)
         if interruption.received is not None:
-            say(f"workspace: {place} is removed, and what was done with it; a folder as workspace would be kept")
+            say(f"workspace: {place} is removed with everything in it; a folder as workspace would be kept")
 
 
 def _holding(door: FrontDoor, place: Path) -> FrontDoor:

@@ -89,8 +89,8 @@ def choose(door: FrontDoor, say: Say, probe: Callable[[str, str, bool], Engine |
             return found
         reasons.append(f"{name}: {found}")
     if door.shell:
-        raise EnvironmentProblem(f"KILN_SHELL=1 needs a container engine, and none works here ({'; '.join(reasons)})")
-    say(f"engine: none, this host builds ({'; '.join(reasons)})")
+        raise EnvironmentProblem(f"KILN_SHELL=1 needs a container engine, but none works here ({'; '.join(reasons)})")
+    say(f"engine: none; building on this host ({'; '.join(reasons)})")
     if door.only_in_a_container:
         say(f"warning: without a container, nothing obeys {' and '.join(door.only_in_a_container)}")
     return None
@@ -129,11 +129,11 @@ def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: No
         return reason
     if not has_base(name, base):
         if not patient and not _reachable(base):
-            return "the base image is not here, and its registry is out of reach"
+            return "the base image is not here and its registry cannot be reached"
         say(f"engine: {name} fetches the base {base}")
         reason = _try([name, "pull", base], _PULL_SECONDS)
         if reason:
-            return f"the base image {base} cannot be had ({reason}); KILN_BASE_IMAGE names another"
+            return f"the base image {base} is not available ({reason}); name another with KILN_BASE_IMAGE"
     if name != "buildah":
         reason = _try([name, "run", "--rm", "--network", "none", base, "true"])
         return reason or Engine(name, base)
@@ -147,7 +147,7 @@ def probe_engine(name: str, base: str, patient: bool, say: Say = lambda text: No
             _try([name, "rm", container])
         if not reason:
             if isolation and online:
-                say(f"warning: the container will have a network: {name} works here in a chroot alone, and {online}")
+                say(f"warning: the container will have a network: {name} works here only in a chroot, and {online}")
             return Engine(name, base, isolation, offline)
     return reason
 
@@ -219,8 +219,8 @@ def _make_image(engine: Engine, context: Path, name: str, stage: str, arguments:
     if done.returncode != 0:
         sys.stderr.write(done.stdout)
         raise BuildFailed(
-            f"{engine.name} could not build the stage {stage} of {DOCKERFILE} on {engine.base}, its output stands "
-            "above; KILN_BASE_IMAGE names another base: with glibc 2.28, bash, and CPython 3.10 to 3.14 with venv"
+            f"{engine.name} could not build the stage {stage} of {DOCKERFILE} on {engine.base}, its output is "
+            "above. Name another base with KILN_BASE_IMAGE: with glibc 2.28, bash, and CPython 3.10 to 3.14 with venv"
         )
 
 
@@ -284,7 +284,9 @@ def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, boo
         mounts.append((recipe.parent, f"{_INSIDE}/recipes/{number}", False))
         recipes.append(f"{_INSIDE}/recipes/{number}/{recipe.name}")
     if build.log_json and build.log_json.isdecimal():
-        raise UsageError(f"KILN_LOG_JSON={build.log_json}: a container has not the caller's descriptors; give a file")
+        raise UsageError(
+            f"KILN_LOG_JSON={build.log_json}: a container does not get the caller's descriptors; give a file"
+        )
     if build.log_json:
         mounts.append((Path(build.log_json).parent, f"{_INSIDE}/log", True))
         log = f"{_INSIDE}/log/{Path(build.log_json).name}"
@@ -314,7 +316,7 @@ def _inside_python(engine: Engine, container: str) -> str:
     if done.returncode != 0 or not lines:
         reason = " ".join(done.stderr.split())
         raise EnvironmentProblem(
-            f"the base image {engine.base} has no Python for a build ({reason}); KILN_BASE_IMAGE names another"
+            f"the base image {engine.base} has no Python for a build ({reason}); name another with KILN_BASE_IMAGE"
         )
     return lines[-1]
 
@@ -374,7 +376,7 @@ def _try(command: Sequence[str], seconds: float = _PROBE_SECONDS) -> str:
             command, capture_output=True, text=True, check=False, timeout=seconds, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        return f"`{' '.join(command[:2])}` gave no answer in {seconds:.0f} s"
+        return f"`{' '.join(command[:2])}` did not answer within {seconds:.0f} s"
     except OSError as error:
         return f"{command[0]} cannot be run ({error.strerror})"
     if done.returncode == 0:

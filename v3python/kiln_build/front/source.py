@@ -128,7 +128,7 @@ def apply_patches(tree: Path, patches: list[Path]) -> Origin:
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False, env=environment)
         if done.returncode != 0:
             reason = " ".join((done.stdout + done.stderr).split())
-            raise UsageError(f"{patch} does not apply: {reason}; take it away or make it fit this source")
+            raise UsageError(f"{patch} does not apply: {reason}; remove it, or adapt it to this source")
     before = describe(tree)
     origin = Origin(before.commit, before.dirty, digest.hexdigest())
     _record(tree, origin)

@@ -118,7 +118,7 @@ def _source_archive(folder: Path) -> Path:
 def _llvm_archive(folder: Path, archive: Path) -> Path:
     name = f"llvm-{llvm_hash(archive)[:_HASH_LENGTH]}-almalinux-x64.tar.gz"
     if not (folder / name).is_file():
-        raise ToolchainError(f"{archive.name} is built with {name}, which is not in {folder}; put it there")
+        raise ToolchainError(f"{archive.name} needs {name}, which is not in {folder}; put it there")
     return folder / name
 
 

@@ -138,7 +138,7 @@ def locked(path: Path, say: Callable[[str], None], *, wait: bool = True) -> Iter
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not wait:
-                    raise EnvironmentProblem(f"workspace {path} is in use by a build; wait for its end, or stop it")
+                    raise EnvironmentProblem(f"workspace {path} is in use by a build; wait until it ends, or stop it")
                 say(f"workspace: {path} is in use by another build; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_same_file(lock, path / _LOCK):
@@ -154,7 +154,7 @@ def _open_lock(path: Path) -> int:
         path.mkdir(parents=True, exist_ok=True)
         if not is_workspace(path) and (strange := sorted({entry.name for entry in path.iterdir()} - _NOBODYS)):
             raise EnvironmentProblem(
-                f"workspace {path} holds {strange[0]!r}, which no build made; give an empty folder, a new one, or tmpfs"
+                f"workspace {path} holds {strange[0]!r}, which no build makes; give an empty or new folder, or tmpfs"
             )
         return os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -183,7 +183,7 @@ def check_room(path: Path, installs: bool = True) -> None:
         )
     if status.f_flag & os.ST_NOEXEC:
         raise EnvironmentProblem(
-            f"workspace {path} is mounted noexec, and the compilers must run from it; give another folder"
+            f"workspace {path} is mounted noexec, but compilers must run from it; give another folder"
         )
 
 

@@ -208,7 +208,7 @@ def parse(text: str, name: str, in_order: bool = True) -> Ledger:
         parser.take(number, line)
     ledger = parser.ledger()
     if in_order and render(ledger) != text:
-        raise LedgerError(f"{name}:1: lines are out of order, or differ in blanks; `kiln ledger --update` mends that")
+        raise LedgerError(f"{name}:1: lines are out of order, or differ in blanks; `kiln ledger --update` repairs that")
     return ledger
 
 
@@ -270,7 +270,7 @@ class _Parser:
         else:
             kernel, functional = self.match(_HEADING, line).groups()
             if line in self.groups:
-                self.fail(f"{line!r} stands here a second time")
+                self.fail(f"{line!r} appears a second time")
             self.current = (line, kernel, functional.lstrip())
             self.groups[line] = {}
 
@@ -301,9 +301,9 @@ class _Parser:
         if found[8] is not None:
             was = Was(*map(int, found[8:]))
             if not measures(was, facts):
-                self.fail("`was` is for images that have become worse, and this one is not worse than it was")
+                self.fail("`was` is only for images that got worse, but this one did not")
         if place in self.groups[heading]:
-            self.fail(f"{place.configuration} {place.specialization} stands here a second time")
+            self.fail(f"{place.configuration} {place.specialization} appears a second time")
         self.groups[heading][place] = (facts, was)
 
     def ledger(self) -> Ledger:

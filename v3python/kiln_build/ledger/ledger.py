@@ -97,8 +97,8 @@ def kept_targets(asked: Sequence[Target] | None = None) -> tuple[Target, ...]:
     for target in asked or ():
         if target not in kept:
             raise UsageError(
-                f"no ledger is kept for {target.name}: targets.yaml does not say what a multiprocessor of it holds "
-                f"(residency); the ledger's targets are {', '.join(one.name for one in kept)}"
+                f"{target.name} has no ledger: targets.yaml lacks the limits of its multiprocessor (residency); "
+                f"targets with a ledger are {', '.join(one.name for one in kept)}"
             )
     return tuple(asked) if asked else kept
 
@@ -373,5 +373,5 @@ def _spelled(facts: Facts | None) -> str:
         return "no image"
     return (
         f"{facts.registers} registers, {facts.spills} bytes spilled, {facts.shared} bytes shared, {facts.warps} warps, "
-        f"{facts.blocks} blocks a multiprocessor"
+        f"{facts.blocks} blocks per multiprocessor"
     )

@@ -7,7 +7,7 @@
         reason: why that is right
 
 An image that holds fewer blocks needs a reason with `blocks`, one that spills more needs one with `spills`. A reason
-that covers nothing any more, in one of its measures, is a mistake: it would cover the next change in silence.
+that applies to nothing any more, in one of its measures, is a mistake: it would cover the next change in silence.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Worse:
         if self.after is None:
             return f"{self.name}: has no image; it had one, with {self.before.registers} registers ({self.since})"
         old, new = self.change
-        unit = "bytes spilled a thread" if self.measure == "spills" else "blocks a multiprocessor"
+        unit = "bytes spilled per thread" if self.measure == "spills" else "blocks a multiprocessor"
         return (
             f"{self.name}: {unit}: {new}, before {old}; registers: {self.after.registers}, before "
             f"{self.before.registers} ({self.since})"
@@ -134,7 +134,7 @@ def read(folder: Path) -> list[Reason]:
     found = document.read(path, _Shape)
     for number, reason in enumerate(found.value.reasons):
         if reason.blocks is None and reason.spills is None:
-            found.fail(("reasons", number), "covers nothing; give it blocks: {from: 2, to: 1}, or spills")
+            found.fail(("reasons", number), "applies to nothing; give it blocks: {from: 2, to: 1}, or spills")
         for measure, change in (("blocks", reason.blocks), ("spills", reason.spills)):
             if change is None:
                 continue
@@ -143,7 +143,7 @@ def read(folder: Path) -> list[Reason]:
                 keys = ("reasons", number, measure)
                 found.fail(keys, f"{measure} from {change.before} to {change.after} is not worse, and needs no reason")
         if not reason.reason.strip():
-            found.fail(("reasons", number, "reason"), "the reason is empty; say why this is right")
+            found.fail(("reasons", number, "reason"), "the reason is empty; say why this is acceptable")
     return found.value.reasons
 
 

@@ -28,7 +28,7 @@ class Report:
         names: of the variants that are looked at.
         folder: of the ledger and its reasons.
         against: the revision that images are held against; None: HEAD where the ledger has changes, else HEAD^.
-        is_whole: the shelves have all targets, so that a reason of their families which covers nothing there covers
+        is_whole: the shelves have all targets, so that a reason of their families which applies to nothing there covers
             nothing.
         others: there are families besides, so that what is not of the shelves' families is not looked at.
 
@@ -85,8 +85,8 @@ class Report:
             raise UsageError(
                 f"--against {against} is not a revision of the ledger's repository; give a commit or a tag"
             )
-        where = f"there is no {revision} here" if source.is_in_checkout(self.folder) else "this is no git checkout"
-        self.notes.append(f"{where}: what got worse is read off the ledger's own record of it (`was`) alone")
+        where = f"there is no {revision} here" if source.is_in_checkout(self.folder) else "this is not a git checkout"
+        self.notes.append(f"{where}: what got worse is known only from the ledger's own record (`was`)")
         return ""
 
     def _unused(self) -> list[ledger_reasons.Reason]:
@@ -112,15 +112,15 @@ class Report:
         for _, difference in self.differences:
             totals.update({name: len(names) for name, names in asdict(difference).items()})
         if number := totals["missing"] + totals["changed"]:
-            found.append(f"{number} variants of the tree are not in the ledger, or by another key")
+            found.append(f"{number} variants of the tree are not in the ledger, or have another key there")
         if totals["gone"]:
             found.append(f"the ledger has {totals['gone']} variants that the tree does not make")
         if totals["miscounted"]:
-            found.append(f"{totals['miscounted']} lines have other blocks than targets.yaml's limits make of them")
+            found.append(f"{totals['miscounted']} lines have blocks that do not follow from the limits in targets.yaml")
         if found:
             found = [", ".join(found) + "; run `kiln ledger --update`" + self._toolchain()]
         if self.strangers:
-            found.append(f"no recipe or target makes {', '.join(self.strangers[:_SHOWN])}; remove what is left over")
+            found.append(f"no recipe or target makes {', '.join(self.strangers[:_SHOWN])}; remove these files")
         if self.uncovered:
             found.append(
                 f"{len({one.name for one in self.uncovered})} images are worse than they were; mend them, or give the "
@@ -129,10 +129,10 @@ class Report:
         if self.unused:
             found.append(
                 f"no image needs {plural(len(self.unused), 'reason')} in ledger/reasons.yaml, or one of its measures; "
-                "remove what covers nothing"
+                "remove what applies to nothing"
             )
         if self.wrong:
-            found.append(f"{len(self.wrong)} images of the sample are not as the ledger says")
+            found.append(f"{len(self.wrong)} images of the sample differ from the ledger")
         return found
 
     def _toolchain(self) -> str:
@@ -151,10 +151,10 @@ class Report:
         lines += self.notes
         bare = {id(one) for one in self.uncovered}
         lines += [("worse: " if id(one) in bare else "worse, with a reason: ") + one.sentence for one in self.worse]
-        lines += [f"covers nothing: {reason.images} ({' and '.join(reason.measures)})" for reason in self.unused]
+        lines += [f"applies to nothing: {reason.images} ({' and '.join(reason.measures)})" for reason in self.unused]
         if self.wrong is not None:
             lines.append(
-                f"sample by seed {self.seed}: {self.drawn} images compiled, {len(self.wrong)} not as the ledger says"
+                f"sample by seed {self.seed}: {self.drawn} images compiled, {len(self.wrong)} differ from the ledger"
             )
             lines += self.wrong
         return "\n".join(lines)
@@ -190,7 +190,7 @@ def _said(difference: Difference) -> str:
         "missing": "not in the ledger",
         "changed": "with another key than in the ledger",
         "gone": "in the ledger, but not made",
-        "miscounted": "with blocks that the limits do not give",
+        "miscounted": "with blocks that do not follow from the limits",
     }
     parts = []
     for name, names in asdict(difference).items():

@@ -27,7 +27,7 @@ def find(source: Path, site: Path, triton: str) -> tuple[Adapter, ...]:
     """
     hip = site / _HIP
     if not (hip / "hip/hip_runtime_api.h").is_file():
-        raise ToolchainError(f"{hip} has no headers of HIP (hip/hip_runtime_api.h); Triton's package brings them")
+        raise ToolchainError(f"{hip} has no HIP headers (hip/hip_runtime_api.h); they are in Triton's package")
     return (
         Adapter(
             name="aotriton",

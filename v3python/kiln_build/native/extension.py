@@ -37,7 +37,7 @@ def nanobind_folder() -> Path:
         if (Path(folder) / "src/nb_combined.cpp").is_file():
             return Path(folder)
     raise ToolchainError(
-        "the package nanobind, which the extension is made with, is not in this Python; a build leaves a Python with "
+        "this Python lacks the package nanobind, which building the extension needs; a build leaves a Python with "
         "all packages in <workspace>/venv/bin/python"
     )
 

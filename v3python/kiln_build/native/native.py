@@ -168,12 +168,12 @@ def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
     try:
         data = archive.read_bytes()  # once, so that what is unpacked is what was checked
     except OSError as error:
-        raise ToolchainError(f"{archive} cannot be read ({error.strerror}); `kiln fetch` brings it")
+        raise ToolchainError(f"{archive} cannot be read ({error.strerror}); `kiln fetch` downloads it")
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise ToolchainError(
-            f"{archive} has SHA-256 {found} and the toolchain's lock says {sha256}; "
-            "remove the file, then `kiln fetch` brings the right one"
+            f"{archive} has SHA-256 {found}, but the toolchain's lock says {sha256}; "
+            "remove the file, and `kiln fetch` downloads the right one"
         )
     done = folder / f"zstd-{sha256}"
     for other in (*folder.glob("zstd*"), *folder.glob(".zstd-*")):
@@ -366,7 +366,7 @@ def run(compiler: Compiler, command: list[str], work: Path) -> None:
     try:
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, errors="replace")
     except FileNotFoundError as error:
-        raise NativeBuildError(f"the compiler {command[0]} is not there") from error
+        raise NativeBuildError(f"the compiler {command[0]} does not exist") from error
     if done.returncode:
         raise NativeBuildError(
             f"{' '.join(command)} failed with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"

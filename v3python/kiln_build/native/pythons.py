@@ -86,20 +86,20 @@ def headers_of(python: str) -> Headers:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         facts = None
     if facts is None:
-        raise EnvironmentProblem(f"{python} is no Python that can be run; name one, python3.12 say")
+        raise EnvironmentProblem(f"{python} is not a Python that can be run; name one, for example python3.12")
     name = f"{python} (Python {facts['full']})"
     if facts["implementation"] != "cpython" or tuple(facts["version"]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise EnvironmentProblem(f"{name} is not what Kiln's extension is made for, which is CPython from {oldest} on")
+        raise EnvironmentProblem(f"{name} is not supported by Kiln's extension, which needs CPython {oldest} or later")
     if facts["free_threaded"] or facts["debug"]:
         kind = "free-threaded" if facts["free_threaded"] else "debug"
-        raise EnvironmentProblem(f"{name} is a {kind} build, which Kiln's extension is not made for; name another")
+        raise EnvironmentProblem(f"{name} is a {kind} build, which Kiln's extension does not support; name another")
     if facts["machine"] != "linux-x86_64":
-        raise EnvironmentProblem(f"{name} is for {facts['machine']}; Kiln's extension is made for linux-x86_64")
+        raise EnvironmentProblem(f"{name} is for {facts['machine']}; Kiln's extension supports linux-x86_64")
     include = tuple(Path(folder) for folder in facts["include"])
     if not any((folder / "Python.h").is_file() for folder in include):
         raise EnvironmentProblem(
-            f"{name} has no headers: {include[0]}/Python.h is not there; "
+            f"{name} has no headers: {include[0]}/Python.h does not exist; "
             "install its development package (python3.X-dev, python3.X-devel)"
         )
     beside = (folder.parent / _MULTIARCH / folder.name for folder in include)

@@ -165,9 +165,7 @@ def read_front_door(words: Sequence[str], environment: Mapping[str, str], cwd: P
     )
     if door.engine == "none" and door.only_in_a_container:
         names = " and ".join(door.only_in_a_container)
-        raise UsageError(
-            f"KILN_ENGINE=none builds without a container, which alone obeys {names}; leave one or the other out"
-        )
+        raise UsageError(f"KILN_ENGINE=none builds without a container, but {names} need one; unset either")
     return door
 
 

@@ -49,7 +49,7 @@ def one_of(*allowed: str) -> Reader:
     def read(name: str, text: str) -> str:
         value = text or allowed[0]
         if value not in allowed:
-            raise UsageError(f"{name}={value} is unknown; right are {', '.join(allowed)}")
+            raise UsageError(f"{name}={value} is unknown; expected one of {', '.join(allowed)}")
         return value
 
     return read
@@ -66,7 +66,7 @@ def number(kind: type[int | float], what: str, most: int, default: float | None 
         except ValueError:
             value = 0
         if not 0 < value <= most:
-            raise UsageError(f"{name}={text.strip()} cannot be; right is {what} to {most}")
+            raise UsageError(f"{name}={text.strip()} is invalid; expected {what} to {most}")
         return value
 
     return read
@@ -77,7 +77,7 @@ def _flag(name: str, text: str) -> bool:
         return False
     if text.lower() in _YES:
         return True
-    raise UsageError(f"{name}={text} is neither yes nor no; right are {', '.join(_YES)} and {', '.join(_NO)}")
+    raise UsageError(f"{name}={text} is neither yes nor no; expected one of {', '.join((*_YES, *_NO))}")
 
 
 def _text(_name: str, text: str) -> str | None:
@@ -98,7 +98,7 @@ def _one(_value: object) -> str:
     return "1"
 
 
-_SECONDS = number(float, "seconds, from more than 0", 1_000_000, 300.0)
+_SECONDS = number(float, "a number of seconds above 0 and up", 1_000_000, 300.0)
 
 
 @dataclass(frozen=True)
@@ -138,17 +138,17 @@ class BuildVariables:
 # What `kiln build` and `kiln plan` obey: the fields of BuildVariables.
 BUILD = (
     Variable("KILN_PROFILE", "profile", one_of(*PROFILES),
-             "core (default) or full: how many functionals and how many configurations of each are compiled"),
+             "core (default) or full: which dtypes, head dimensions ... are compiled, and how many configurations"),
     Variable("KILN_SELECT", "selection", lambda name, text: parse_selection(text, name),
-             "only these functionals: 'dtype=bf16;head_dim=64,128'", spell_selection),
+             "compile only these choices: 'dtype=bf16;head_dim=64,128'", spell_selection),
     Variable("KILN_JOBS", "jobs", number(int, "a whole number from 1", 10_000),
-             "how many compile at once; default: what cores and memory allow"),
-    Variable("KILN_TIMEOUT", "job_timeout", _SECONDS, "seconds that one compile may take; default 300"),
+             "number of parallel compiles; default: what cores and memory allow"),
+    Variable("KILN_TIMEOUT", "job_timeout", _SECONDS, "limit of one compile in seconds; default 300"),
     Variable("KILN_NOIMAGE", "no_image", _flag, "1: library, tables and headers only", _one),
-    Variable("KILN_CLEAN", "clean", _flag, "1: begin with an empty workspace", _one),
-    Variable("KILN_PTX", "ptx", _flag, "1: PTX beside each NVIDIA image", _one),
+    Variable("KILN_CLEAN", "clean", _flag, "1: start with an empty workspace", _one),
+    Variable("KILN_PTX", "ptx", _flag, "1: add PTX to each NVIDIA image", _one),
     Variable("KILN_REPLACE", "replace", _flag, "1: replace another build's release of the same name in <output>", _one),
-    Variable("KILN_STORE", "store", _text, "the folder of compiled images; default <workspace>/store"),
+    Variable("KILN_STORE", "store", _text, "the folder for compiled images; default <workspace>/store"),
     Variable("KILN_RECIPES", "recipes", _recipes, "more recipe files, separated by ':'", ":".join),
     Variable("KILN_LOG_JSON", "log_json", _text, "a file, or an open descriptor's number, for progress as JSON lines"),
     Variable("KILN_TRITON", "triton", one_of("wheel", "source"),
@@ -183,13 +183,13 @@ VARIABLES: Mapping[str, str] = {
     "KILN_TEST_VENV": "where test.sh keeps its packages",
     "KILN_TEST_LINT": "0: test.sh without linters",
     "KILN_TEST_TORCH": "1: test.sh installs PyTorch and Transformers too",
-    "KILN_TEST_PROCESSES": "over how many processes test.sh spreads the tests; default: one a core, or 1 for some",
-    "KILN_TEST_TRITON": "all: kiln.jit is tested with every version of Triton in tests/triton.lock",
-    "KILN_TEST_MINUTES": "after so many test.sh begins no more slow tests, and names those that are left",
+    "KILN_TEST_PROCESSES": "number of processes that test.sh uses; default: one per core, or 1 if arguments are given",
+    "KILN_TEST_TRITON": "all: test kiln.jit with every version of Triton in tests/triton.lock",
+    "KILN_TEST_MINUTES": "minutes after which test.sh starts no more slow tests; it lists those that it left out",
     "KILN_TEST_SLOW": "1: test.sh runs those tests too that are too slow for every change, as --slow says",
-    "KILN_TEST_UNTIL": "the same as seconds since 1970, which test.sh sets",
-    "KILN_TEST_ARCHITECTURES": "all: each architecture of Transformers is tested, not a part",
-    "KILN_TEST_REQUIRED": "words: tests that lack one of these fail, and are not skipped; 1: all but those for a GPU",
+    "KILN_TEST_UNTIL": "the same as a time, in seconds since 1970; set by test.sh",
+    "KILN_TEST_ARCHITECTURES": "all: test every architecture of Transformers, not only some",
+    "KILN_TEST_REQUIRED": "names: a test that is skipped because one is missing counts as failed; 1: all but a GPU",
 }
 # fmt: on
 

@@ -39,7 +39,7 @@ def check_version(version: str) -> str:
                 what = f", and {number} has {'a leading 0' if number[0] == '0' else 'more than five digits'}"
         raise UsageError(
             f"version {version!r} is not X.Y or X.Y.Z with an optional suffix of small letters and then digits{what}; "
-            "right are 0.1.0b, 1.2, 1.2.0rc1"
+            "for example 0.1.0b, 1.2 or 1.2.0rc1"
         )
     return version
 
@@ -57,7 +57,9 @@ def check_workspace(word: str, cwd: Path) -> Path | None:
         return None
     path = absolute(word, cwd)
     if os.path.lexists(path) and not path.is_dir():
-        raise EnvironmentProblem(f"workspace {path} is {_kind(path)}; give a folder, a name that is free, or tmpfs")
+        raise EnvironmentProblem(
+            f"workspace {path} is {_kind(path)}; give a folder, a name that does not exist yet, or tmpfs"
+        )
     return path
 
 
@@ -88,10 +90,10 @@ def check_output(word: str, cwd: Path, workspace: Path | None) -> Path:
         EnvironmentProblem: it cannot be made or written to.
     """
     if not word:
-        raise UsageError("the output is empty; give the folder that the tarball shall be put into")
+        raise UsageError("the output is empty; give the folder for the tarball")
     path = absolute(word, cwd)
     if workspace is not None and os.path.realpath(path) == os.path.realpath(workspace):
-        raise UsageError(f"output {path} is the workspace, which is for temporary files alone; give another folder")
+        raise UsageError(f"output {path} is the workspace, which only holds temporary files; give another folder")
     return _possible(path, f"output {path}")
 
 
@@ -113,10 +115,10 @@ def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
             raise EnvironmentProblem(f"{what} {word}: there is no folder {path.parent}; make it, or name another")
     except (OSError, RuntimeError) as error:  # RuntimeError: of links that lead in a circle, before Python 3.13
         reason = getattr(error, "strerror", None) or error
-        raise EnvironmentProblem(f"{what} {word} cannot be written ({reason}); give a name that is free")
+        raise EnvironmentProblem(f"{what} {word} cannot be written ({reason}); give another name")
     else:
         if not stat.S_ISREG(kind):
-            raise EnvironmentProblem(f"{what} {word} is {_kind(path)}; give a file, or a name that is free")
+            raise EnvironmentProblem(f"{what} {word} is {_kind(path)}; give a file, or a name that does not exist yet")
     return path
 
 
@@ -146,7 +148,7 @@ def check_recipe(word: str, cwd: Path) -> Path:
     if path.is_dir():
         inside = f"give the file in it: {os.path.join(word, 'recipe.yaml')}"
         if not (path / "recipe.yaml").is_file():
-            inside = "give paths of recipe.yaml files, and there is none in it"
+            inside = "it contains no recipe.yaml; give paths of recipe.yaml files"
         raise EnvironmentProblem(f"KILN_RECIPES names {word}, which is a folder; {inside}")
     if not path.is_file():
         raise EnvironmentProblem(f"KILN_RECIPES names {word}, which is not a file; give paths of recipe.yaml files")
@@ -156,7 +158,7 @@ def check_recipe(word: str, cwd: Path) -> Path:
 def _possible(path: Path, name: str) -> Path:
     """A folder that can be written to, or made where it is not there; nothing is left of the trial."""
     if os.path.lexists(path) and not path.is_dir():
-        raise EnvironmentProblem(f"{name} is {_kind(path)}; give a folder, or a name that is free")
+        raise EnvironmentProblem(f"{name} is {_kind(path)}; give a folder, or a name that does not exist yet")
     there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -179,4 +181,4 @@ def _kind(path: Path) -> str:
     ):
         if is_such():
             return kind
-    return "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no folder"
+    return "a dangling link" if path.is_symlink() and not path.exists() else "no folder"

@@ -53,7 +53,7 @@ def build(options: Options) -> Path:
             raise
         except BaseException:
             if replacement.is_finished(tarball):
-                progress.message(f"{tarball} is an earlier build's, and stays as it was")
+                progress.message(f"{tarball} is from an earlier build and was not changed")
             raise
 
 
@@ -183,7 +183,7 @@ def _whole_harvest(
         for name, problem in damaged.items():
             progress.message(f"warning: the image of {name} is damaged ({problem}); it is compiled again")
     name, problem = next(iter(damaged.items()))
-    raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after compiling anew, {name}: {problem}")
+    raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after a second compile, {name}: {problem}")
 
 
 def _harvest(

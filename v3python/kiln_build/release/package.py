@@ -32,7 +32,7 @@ def version_numbers(version: str) -> tuple[int, int, int]:
     """(0, 1, 0) of "0.1.0b"; what is not given is 0."""
     numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     if numbers is None:
-        raise ValueError(f"the version {version!r} does not begin with two numbers")
+        raise ValueError(f"the version {version!r} does not start with two numbers")
     major, minor, patch = numbers.groups(default="0")
     return int(major), int(minor), int(patch)
 

@@ -108,7 +108,7 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
             a folder nor a link.
     """
     if not (stage / manifest.PATH).is_file():
-        raise EnvironmentProblem(f"{stage} has no {manifest.PATH}; a release states what is in it")
+        raise EnvironmentProblem(f"{stage} has no {manifest.PATH}; every release has one")
     path = output / tarball_name(version)
     checksum = replacement.checksum_of(path)
     try:

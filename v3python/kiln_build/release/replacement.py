@@ -55,7 +55,7 @@ def check_before(tarball: Path, inputs: Inputs) -> None:
     if not os.path.lexists(tarball):
         return
     if tarball.is_dir():
-        raise InTheWay(f"{tarball} is a folder, which no build replaces; remove it, or give another output folder")
+        raise InTheWay(f"{tarball} is a folder, which builds do not replace; remove it, or give another output folder")
     try:
         artifact = inspect.open_artifact(tarball)
     except (ArtifactError, EnvironmentProblem) as error:
@@ -81,7 +81,7 @@ def is_equal(tarball: Path, digest: str) -> bool:
         return True
     raise InTheWay(
         f"the output has a {tarball.name} with other bytes (sha256 {there[:12]}, this build's would be "
-        f"{digest[:12]}), which stays as it was; {_HOW}. What was compiled is kept, if the workspace is a folder"
+        f"{digest[:12]}), which was not changed; {_HOW}. What was compiled is kept, if the workspace is a folder"
     )
 
 
@@ -105,7 +105,7 @@ def _differences(manifest: Mapping[str, Any], inputs: Inputs) -> list[str]:
     source = manifest.get("source") or {}
     commit = str(source.get("commit"))
     if "unknown" not in (commit, inputs.commit) and commit != inputs.commit:
-        found.append(f"it is of commit {commit[:12]}, this tree is at {inputs.commit[:12]}")
+        found.append(f"it is from commit {commit[:12]}, this tree is at {inputs.commit[:12]}")
     elif bool(source.get("dirty")) != inputs.dirty:
         found.append("its source was changed" if source.get("dirty") else "its source was not changed, this tree's is")
     if str(source.get("patches") or "") != inputs.patches:

@@ -91,8 +91,8 @@ def python_version(version: str) -> str:
         return str(Version(version))
     except InvalidVersion as error:
         raise ArtifactError(
-            f"the release's version {version} is none that a Python package can have; build it as one that is, "
-            "0.1.0, 0.1.0b or 0.1.0rc1 say"
+            f"the release's version {version} cannot be the version of a Python package; build it with "
+            "another, for example 0.1.0, 0.1.0b or 0.1.0rc1"
         ) from error
 
 
@@ -119,7 +119,7 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
     found = dict(_taken(release, set(wanted), folder))
     for path in (*(f"lib/{name}" for name in extension.LIBRARIES), *wanted):
         if path not in found:
-            raise ArtifactError(f"{release.path} has no {path}; the Python package is made of releases that have it")
+            raise ArtifactError(f"{release.path} has no {path}, which the Python package needs")
     libraries = (*extension.LIBRARIES, *((_TORCH_LIBRARY,) if f"lib/{_TORCH_LIBRARY}" in found else ()))
     return Contents(
         version=str(release.manifest["kiln"]),
@@ -314,6 +314,6 @@ def zig() -> str:
         return importlib.metadata.version("ziglang")
     except importlib.metadata.PackageNotFoundError as error:
         raise ToolchainError(
-            "the package ziglang, which the extension is compiled with, is not in this Python; a build leaves a Python "
+            "this Python lacks the package ziglang, which compiles the extension; a build leaves a Python "
             "with all packages in <workspace>/venv/bin/python"
         ) from error

@@ -292,7 +292,7 @@ class StoreFiles:
         try:
             if not remove():
                 return
-            consequence = "removed, it will be compiled anew"
+            consequence = "removed; it will be compiled again"
         except OSError as error:
             consequence = f"it cannot be removed ({error.strerror})"
         if reason:
@@ -310,19 +310,21 @@ class StoreFiles:
             found = b""
         except Unreadable as problem:
             if self.root.is_dir() and problem.status and not stat.S_ISREG(problem.status.st_mode):
-                raise ArtifactError(f"{self.root}/format {problem}; remove it, and the rest of the store is kept")
+                raise ArtifactError(f"{self.root}/format {problem}; remove that file, and the store can be used again")
             raise EnvironmentProblem(f"cannot read {self.root}: format {problem}")
         if found in (_FORMAT, _EARLIER_FORMAT):
             return found != _FORMAT
         if found:
             told = found[:40].decode(errors="replace").strip()
-            raise ArtifactError(f"{self.root}: a store of another format ({told!r} instead of 'kiln-store 2')")
+            raise ArtifactError(f"{self.root} is a store of another format ({told!r} instead of 'kiln-store 2')")
         if self.root.is_dir():
             other = [name for name in os.listdir(self.root) if not name.startswith(".") and name not in _NAMES]
             if other:
-                raise EnvironmentProblem(f"{self.root}: no store, it holds {other[0]!r}; name an empty or a new folder")
+                raise EnvironmentProblem(
+                    f"{self.root} is not a store: it holds {other[0]!r}; name an empty or a new folder"
+                )
             if (self.root / "index").exists():  # each entry is believed by its own digest and name alone
-                self._warn(f"the store {self.root} does not say its format any more: taken for kiln-store 2")
+                self._warn(f"the store {self.root} has lost its format file; it is read as kiln-store 2")
         return True
 
 
@@ -335,7 +337,7 @@ def find_store(folder: Path) -> Path:
     for root in (folder / "store", folder):
         if (root / "format").is_file() or (root / "index").is_dir():
             return root
-    raise EnvironmentProblem(f"{folder}: no store is there; a store is a folder that builds have filled")
+    raise EnvironmentProblem(f"{folder} is not a store; name a folder that builds have filled")
 
 
 def _again_if_missing(look: Callable[[], T]) -> T:

@@ -63,7 +63,7 @@ def verify(files: StoreFiles, contradictions: Contradictions = judge.contradicti
                     contradicted[stated] = _contradiction(files, entry, contradictions)
                 if not contradicted[stated]:
                     continue
-                files.remove_entry(path, f"is wrong, its image {contradicted[stated]}")
+                files.remove_entry(path, f"does not match its image, which {contradicted[stated]}")
             removed_entries.append(f"{kind}/{path.name}")
     return Verified(objects, entries, earlier, tuple(removed_objects), tuple(removed_entries))
 

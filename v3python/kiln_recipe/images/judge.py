@@ -68,7 +68,7 @@ def verdict(info: ImageInfo, target: Target, parameters: int, spill_allowance: i
     if info.spills > spill_allowance:
         reasons.append(f"spills {info.spills} bytes a thread; the recipe allows {spill_allowance}")
     if info.profile_scratch:
-        reasons.append("was compiled with profiling, which needs a buffer that nobody gives")
+        reasons.append("was compiled with profiling, which needs a buffer that no caller provides")
     hidden = info.parameters - parameters
     if not 0 <= hidden <= MAX_HIDDEN_PARAMETERS:
         reasons.append(f"takes {info.parameters} parameters; the dispatch table passes {parameters}")

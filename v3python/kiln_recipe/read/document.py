@@ -108,11 +108,11 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.context, error.problem)))
         hint = _hint(text, mark, problem) if mark else ""
-        raise RecipeError(f"{path}:{mark.line + 1 if mark else 1}: is no YAML: {problem}{hint}") from None
+        raise RecipeError(f"{path}:{mark.line + 1 if mark else 1}: is not valid YAML: {problem}{hint}") from None
     except yaml_limits.Refused as error:
         raise RecipeError(f"{path}:{error.line}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{path}:1: is no YAML: {' '.join(str(error).split())}") from None
+        raise RecipeError(f"{path}:1: is not valid YAML: {' '.join(str(error).split())}") from None
     _Walk(path, lines).check(node, data, inspect.type_info(shape), ())
     try:
         return Document(path, msgspec.convert(data, shape), lines)
@@ -147,7 +147,7 @@ def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
             for key, value in current.value:
                 if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                     if key.value in names:
-                        raise RecipeError(f"{path}:{key.start_mark.line + 1}: {key.value!r} stands here a second time")
+                        raise RecipeError(f"{path}:{key.start_mark.line + 1}: {key.value!r} appears a second time")
                     names.add(key.value)
                 pending += (key, value)
         elif isinstance(current, yaml.SequenceNode):

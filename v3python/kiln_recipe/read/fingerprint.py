@@ -127,9 +127,9 @@ class _Module:
         try:
             tree = ast.parse(text)
         except SyntaxError as error:
-            raise RecipeError(f"{path}:{error.lineno or 1}: is no Python: {error.msg}") from None
+            raise RecipeError(f"{path}:{error.lineno or 1}: is not valid Python: {error.msg}") from None
         except (ValueError, RecursionError, MemoryError) as error:
-            raise RecipeError(f"{path}:1: is no Python: {error}") from None
+            raise RecipeError(f"{path}:1: is not valid Python: {error}") from None
         tree.body = [statement for statement in tree.body if not _is_main_guard(statement)]
         self.binders: dict[str, list[ast.stmt]] = {}
         for statement in tree.body:
@@ -178,7 +178,7 @@ class _Module:
             raise RecipeError(f"{self.shown}:1: has no function {name}; its functions are {listed}")
         if not found[-1].decorator_list:
             raise RecipeError(
-                f"{self.shown}:{found[-1].lineno}: {name} is no Triton function; put @triton.jit or @gluon.jit above it"
+                f"{self.shown}:{found[-1].lineno}: {name} is not a Triton function; add @triton.jit or @gluon.jit"
             )
         for decorator in found[-1].decorator_list:
             called = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)

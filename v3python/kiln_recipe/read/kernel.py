@@ -140,7 +140,7 @@ def _function(
     """The file of the kernel's function, and the function's parameters."""
     source = (document.path.parent / shape.source).resolve()
     if not source.is_file():
-        document.fail((*keys, "source"), f"there is no file {shape.source} (at {source})")
+        document.fail((*keys, "source"), f"the file {shape.source} does not exist (at {source})")
     shown = Path(document.path.parent, shape.source)
     signature = fingerprint.signature(shown, function)
     language = fingerprint.language(shown, function)

@@ -114,7 +114,7 @@ def _files(document: Document, keys: Keys, names: tuple[str, ...]) -> tuple[Path
     paths = tuple((document.path.parent / name).resolve() for name in names)
     for position, path in enumerate(paths):
         if not path.is_file():
-            document.fail((*keys, position), f"there is no file {names[position]} (at {path})")
+            document.fail((*keys, position), f"the file {names[position]} does not exist (at {path})")
     return paths
 
 
