@@ -177,7 +177,7 @@ def test_a_wrong_base_is_one_sentence(stand_in, place):
     with pytest.raises(EnvironmentProblem) as caught:
         choose(door(place, KILN_ENGINE="docker", KILN_BASE_IMAGE="r.example/wrong:1"), said.append)
     assert str(caught.value) == (
-        "KILN_ENGINE=docker does not work here: the base image r.example/wrong:1 cannot be had (no such manifest); "
+        "KILN_ENGINE=docker does not work here: the base image r.example/wrong:1 is not available (no such manifest); "
         "name another with KILN_BASE_IMAGE"
     )
     assert said == ["engine: docker fetches the base r.example/wrong:1"]

@@ -234,7 +234,7 @@ def test_a_full_disk_ends_the_build(build):
 
 def test_logs_that_cannot_be_made(build, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentProblem, match="folder of logs"):
+    with pytest.raises(EnvironmentProblem, match="folder for logs"):
         build(variant("a"), logs=tmp_path / "file" / "logs")
 
 

@@ -28,7 +28,7 @@ HOSTILE = [
     (hostile.strings_without_letters, (INSPECT,), 6, "it has more strings than its rows use"),
     (hostile.images_that_overlap, (INSPECT, VERIFY), 6, "an image lies outside of its group"),
     (hostile.groups_that_expand, (INSPECT, VERIFY), 6, "its images are more than 100 times its size"),
-    (hostile.large_group_of_little, (INSPECT, VERIFY), 6, "stored in more bytes than what it decodes to can need"),
+    (hostile.large_group_of_little, (INSPECT, VERIFY), 6, "takes more bytes than its decoded size can need"),
     (hostile.debugging_without_bytes, (INSPECT, VERIFY), 0, ""),
     (hostile.selectors_alone, (VERIFY,), 6, "cannot be decoded (a frame ends within its planes)"),
     (hostile.many_slots, (INSPECT, LIST, ("list", "--missing"), ("list", "--json"), ("inspect", "--html")), 0, ""),

@@ -119,7 +119,7 @@ def test_an_archive_that_is_not_what_is_locked(tmp_path):
     with pytest.raises(ToolchainError, match=f"zstandard.tar.gz has SHA-256 .* the toolchain's lock says {digest}; "):
         native.extract_zstd(path, digest, tmp_path / "build")
     path.unlink()
-    with pytest.raises(ToolchainError, match="zstandard.tar.gz cannot be read .*; `kiln fetch` brings it"):
+    with pytest.raises(ToolchainError, match="zstandard.tar.gz cannot be read .*; `kiln fetch` downloads it"):
         native.extract_zstd(path, digest, tmp_path / "build")
 
 

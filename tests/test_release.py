@@ -164,7 +164,7 @@ def test_a_tarball_without_its_checksum_is_somebodys_too(stage, tmp_path):
         (lambda path: path.write_text("somebody's"), "cannot be read"),
         (os.mkfifo, "cannot be read"),
         (lambda path: path.symlink_to("nowhere"), "cannot be read"),
-        (Path.mkdir, "is a folder, which no build replaces; remove it, or give another output folder"),
+        (Path.mkdir, "is a folder, which builds do not replace; remove it, or give another output folder"),
     ],
 )
 def test_whatever_stands_in_a_tarballs_place_is_found_before_anything_is_compiled(stage, tmp_path, make, sentence):
@@ -233,7 +233,7 @@ def test_a_path_that_is_too_long(stage, tmp_path):
 
 def test_without_a_manifest(stage, tmp_path):
     (stage / manifest.PATH).unlink()
-    with pytest.raises(EnvironmentProblem, match="a release states what is in it"):
+    with pytest.raises(EnvironmentProblem, match="every release has one"):
         release.make_release(stage, tmp_path, VERSION)
 
 

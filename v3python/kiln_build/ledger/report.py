@@ -123,7 +123,7 @@ class Report:
             found.append(f"no recipe or target makes {', '.join(self.strangers[:_SHOWN])}; remove these files")
         if self.uncovered:
             found.append(
-                f"{len({one.name for one in self.uncovered})} images are worse than they were; mend them, or give the "
+                f"{len({one.name for one in self.uncovered})} images are worse than before; improve them, or give the "
                 "reason in ledger/reasons.yaml"
             )
         if self.unused:
