@@ -256,8 +256,8 @@ def build_linked(built: Path, source: str, folder: Path, flags: list[str] = ()) 
     """A program that is linked with the core, the toy family and the fake driver."""
     program = folder / Path(source).stem
     run(["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags, "-rdynamic", "-I", built / "include",
-         "-I", HERE, HERE / source, "-o", program, "-L", built / "lib", "-lkiln", "-lkiln_toy", "-lkiln_tiles", "-lfake", "-ldl",
-         "-lpthread", f"-Wl,-rpath,{built / 'lib'}"])  # fmt: skip
+         "-I", HERE, HERE / source, "-o", program, "-L", built / "lib", "-lkiln", "-lkiln_toy", "-lkiln_tiles", "-lfake",
+         "-ldl", "-lpthread", f"-Wl,-rpath,{built / 'lib'}"])  # fmt: skip
     return program
 
 
