@@ -10,103 +10,21 @@ namespace kiln_python {
 
 enum class Kind : uint8_t { kTensor, kInteger, kReal, kScale, kFlag, kAddress, kKeys, kText };
 
-// A field of a parameter structure: its name, what it takes, where it lies.
+// A field of a parameter structure: its name, what it takes, where it lies, and where the count of its keys does.
+// `scale` is sm_scale for those who leave it out by None.
 struct Field {
   const char* name;
   Kind kind;
-  size_t offset;
+  uint16_t offset, count;
 };
 
+}  // namespace kiln_python
+
+// A type for each operation, with its Params, kDefaults and kFields, and the list of them.
+#include "arguments.h"
+
+namespace kiln_python {
 namespace {
-
-#define FIELD(kind, name) {#name, Kind::kind, offsetof(Params, name)}
-// clang-format off
-#define SEQUENCES FIELD(kTensor, cu_seqlens_q), FIELD(kTensor, cu_seqlens_k), FIELD(kTensor, seqused_q), \
-                  FIELD(kTensor, seqused_k)
-// `scale` is sm_scale for those who leave it out by None.
-#define SCORES FIELD(kTensor, sinks), FIELD(kTensor, alibi_slopes), FIELD(kInteger, window_left), \
-               FIELD(kInteger, window_right), FIELD(kInteger, max_seqlen_q), FIELD(kInteger, max_seqlen_k), \
-               FIELD(kReal, sm_scale), {"scale", Kind::kScale, offsetof(Params, sm_scale)}, FIELD(kReal, softcap), \
-               FIELD(kFlag, causal)
-#define DROPOUT FIELD(kTensor, seed), FIELD(kTensor, offset), FIELD(kInteger, seed_value), \
-                FIELD(kInteger, offset_value), FIELD(kReal, dropout)
-#define CALL FIELD(kAddress, workspace), FIELD(kInteger, workspace_bytes), FIELD(kKeys, force_keys), \
-             FIELD(kText, force_target)
-// clang-format on
-
-struct Forward {
-  using Params = kiln_attn_fwd_params;
-  static constexpr Params kDefaults = KILN_ATTN_FWD_PARAMS_INIT;
-  static constexpr Field kFields[] = {FIELD(kTensor, q),
-                                      FIELD(kTensor, k),
-                                      FIELD(kTensor, v),
-                                      FIELD(kTensor, out),
-                                      FIELD(kTensor, lse),
-                                      FIELD(kTensor, bias),
-                                      FIELD(kTensor, seed_out),
-                                      FIELD(kTensor, offset_out),
-                                      FIELD(kFlag, bottom_right),
-                                      FIELD(kFlag, padded),
-                                      SEQUENCES,
-                                      SCORES,
-                                      DROPOUT,
-                                      CALL};
-};
-
-struct Backward {
-  using Params = kiln_attn_bwd_params;
-  static constexpr Params kDefaults = KILN_ATTN_BWD_PARAMS_INIT;
-  static constexpr Field kFields[] = {FIELD(kTensor, q),
-                                      FIELD(kTensor, k),
-                                      FIELD(kTensor, v),
-                                      FIELD(kTensor, out),
-                                      FIELD(kTensor, dout),
-                                      FIELD(kTensor, lse),
-                                      FIELD(kTensor, dq),
-                                      FIELD(kTensor, dk),
-                                      FIELD(kTensor, dv),
-                                      FIELD(kTensor, dbias),
-                                      FIELD(kTensor, dsinks),
-                                      FIELD(kTensor, bias),
-                                      FIELD(kFlag, bottom_right),
-                                      FIELD(kFlag, padded),
-                                      FIELD(kFlag, deterministic),
-                                      SEQUENCES,
-                                      SCORES,
-                                      DROPOUT,
-                                      CALL};
-};
-
-struct Decode {
-  using Params = kiln_attn_decode_params;
-  static constexpr Params kDefaults = KILN_ATTN_DECODE_PARAMS_INIT;
-  static constexpr Field kFields[] = {FIELD(kTensor, q),
-                                      FIELD(kTensor, k_cache),
-                                      FIELD(kTensor, v_cache),
-                                      FIELD(kTensor, out),
-                                      FIELD(kTensor, lse),
-                                      FIELD(kTensor, k_new),
-                                      FIELD(kTensor, v_new),
-                                      FIELD(kTensor, seqused_k),
-                                      FIELD(kTensor, cu_seqlens_q),
-                                      FIELD(kTensor, block_table),
-                                      FIELD(kTensor, cache_batch),
-                                      FIELD(kTensor, leftpad),
-                                      FIELD(kTensor, rotary_cos),
-                                      FIELD(kTensor, rotary_sin),
-                                      FIELD(kTensor, k_scale),
-                                      FIELD(kTensor, v_scale),
-                                      FIELD(kInteger, splits),
-                                      FIELD(kFlag, rotary_interleaved),
-                                      SCORES,
-                                      CALL};
-};
-
-struct Mask {
-  using Params = kiln_dropout_mask_params;
-  static constexpr Params kDefaults = KILN_DROPOUT_MASK_PARAMS_INIT;
-  static constexpr Field kFields[] = {FIELD(kTensor, mask), DROPOUT, FIELD(kText, force_target)};
-};
 
 // The C entries take structures of their own; these have one signature.
 template <typename Params, kiln_status (*kFunction)(kiln_t, const kiln_queue*, const Params*)>
@@ -145,16 +63,12 @@ constexpr Row row(Entry entry) {
   return {entry, Operation::kFields, kCount, &Operation::kDefaults, sizeof(typename Operation::Params)};
 }
 
-#define ATTENTION(Operation, name)                                                                                 \
-  row<Operation>({#name, plain<Operation::Params, kiln_##name>, sized<Operation::Params, kiln_##name##_workspace>, \
-                  plain<Operation::Params, kiln_##name##_prepare>, visited<Operation::Params, kiln_##name##_explain>})
+#define LAUNCHED(Type, name) row<Type>({#name, plain<Type::Params, kiln_##name>, nullptr, nullptr, nullptr}),
+#define FULL(Type, name)                                                                            \
+  row<Type>({#name, plain<Type::Params, kiln_##name>, sized<Type::Params, kiln_##name##_workspace>, \
+             plain<Type::Params, kiln_##name##_prepare>, visited<Type::Params, kiln_##name##_explain>}),
 
-const Row kRows[] = {
-    ATTENTION(Forward, attn_fwd),
-    ATTENTION(Backward, attn_bwd),
-    ATTENTION(Decode, attn_decode),
-    row<Mask>({"dropout_mask", plain<Mask::Params, kiln_dropout_mask>, nullptr, nullptr, nullptr}),
-};
+const Row kRows[] = {KILN_OPERATIONS(FULL, LAUNCHED)};
 
 bool flag_of(nb::handle value, const char* name) {
   if (PyBool_Check(value.ptr())) return value.ptr() == Py_True;
@@ -205,8 +119,9 @@ Variant copy(const kiln_variant& v) {
 const Entry& find_entry(const std::string& name) {
   for (const Row& row : kRows)
     if (name == row.entry.name) return row.entry;
-  raise(KILN_E_NOT_FOUND,
-        "there is no operation " + name + "; there are attn_fwd, attn_bwd, attn_decode, dropout_mask");
+  std::string there;
+  for (const Row& row : kRows) there += std::string(there.empty() ? "" : ", ") + row.entry.name;
+  raise(KILN_E_NOT_FOUND, "there is no operation " + name + "; there are " + there);
 }
 
 Parameters::Parameters(const Entry& entry, nb::dict fields) {
@@ -248,7 +163,7 @@ void Parameters::set(const Field& field, nb::handle value) {
       at<uint64_t>(field.offset) = address_of(value, field.name);
       return;
     case Kind::kKeys:
-      return set_keys(field.offset, value);
+      return set_keys(field, value);
     case Kind::kText:
       target_ = text_of(value, field.name);
       at<const char*>(field.offset) = target_.c_str();
@@ -256,8 +171,7 @@ void Parameters::set(const Field& field, nb::handle value) {
   }
 }
 
-// force_keys, and force_count, which lies 16 bytes behind in every structure: force_target is between them.
-void Parameters::set_keys(size_t offset, nb::handle value) {
+void Parameters::set_keys(const Field& field, nb::handle value) {
   if (PyUnicode_Check(value.ptr()) || !PySequence_Check(value.ptr()))
     refuse("force_keys must be a sequence of keys, each 64 hexadecimal digits; " + shown(value) + " is none");
   Py_ssize_t count = PySequence_Size(value.ptr());
@@ -270,14 +184,8 @@ void Parameters::set_keys(size_t offset, nb::handle value) {
     keys_.push_back(text_of(key, "force_keys"));
   }
   for (const std::string& key : keys_) key_pointers_.push_back(key.c_str());
-  at<const char* const*>(offset) = key_pointers_.data();
-  at<int32_t>(offset + 16) = static_cast<int32_t>(key_pointers_.size());
+  at<const char* const*>(field.offset) = key_pointers_.data();
+  at<int32_t>(field.count) = static_cast<int32_t>(key_pointers_.size());
 }
-
-#define SAME_PLACE(Params) \
-  static_assert(offsetof(Params, force_count) == offsetof(Params, force_keys) + 16, "set_keys counts on it")
-SAME_PLACE(kiln_attn_fwd_params);
-SAME_PLACE(kiln_attn_bwd_params);
-SAME_PLACE(kiln_attn_decode_params);
 
 }  // namespace kiln_python

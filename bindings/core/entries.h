@@ -44,7 +44,7 @@ class Parameters {
 
  private:
   void set(const struct Field& field, nb::handle value);
-  void set_keys(size_t offset, nb::handle value);
+  void set_keys(const struct Field& field, nb::handle value);
   template <typename T>
   T& at(size_t offset) {
     return *reinterpret_cast<T*>(bytes_ + offset);

@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "dlpack.h"
+#include "flags.h"
 #include "kiln/flash.h"
+#include "layout.h"
 
 namespace kiln_python {
 namespace {
 
-enum { kCausal = 1, kBottomRight = 2, kRowsFirst = 4, kEqualHeads = 1024 };  // as bindings/torch/call.h has them
+using namespace kiln_flags;
 
 // Null: the type offers none, or one of another version.
 const DlExchange* exchange_of(nb::handle type) {
@@ -55,20 +57,6 @@ bool queue_of(const DlExchange& table, const DlDevice& device, kiln_queue* out) 
   queue.device = device.id;
   *out = queue;
   return true;
-}
-
-// Sizes and strides of the result, in the order of dimensions that the caller has: dense, rows outside of heads if they
-// come first or lie so in q; as describe_like() in bindings/torch/call.cc.
-void lay_out(const kiln_tensor& q, int64_t width, bool rows_first, int64_t (&sizes)[4], int64_t (&strides)[4]) {
-  const int heads = rows_first ? 2 : 1, rows = 3 - heads;  // where they stand in the caller's order
-  const bool rows_outside = rows_first || q.strides[2] > q.strides[1];
-  const int outer = rows_outside ? rows : heads, inner = 3 - outer;
-  sizes[0] = q.sizes[0], sizes[heads] = q.sizes[1], sizes[rows] = q.sizes[2], sizes[3] = width;
-  // Of sizes of 0 PyTorch makes strides as if they were 1.
-  strides[3] = 1;
-  strides[inner] = std::max<int64_t>(width, 1);
-  strides[outer] = strides[inner] * std::max<int64_t>(sizes[inner], 1);
-  strides[0] = strides[outer] * std::max<int64_t>(sizes[outer], 1);
 }
 
 nb::object tuple_of(const int64_t (&numbers)[4]) {
@@ -209,7 +197,9 @@ class Shortcut {
 
     nb::object make_result(nb::handle q, const kiln_tensor& logical, int64_t width, bool rows_first, kiln_tensor* to) {
       int64_t sizes[4], strides[4];
-      lay_out(logical, width, rows_first, sizes, strides);
+      const kiln_tensor wanted = kiln_layout::result_like(logical, width, rows_first);
+      kiln_layout::in_callers_order(wanted.sizes, rows_first, sizes);
+      kiln_layout::in_callers_order(wanted.strides, rows_first, strides);
       bool is_alike = true;
       for (int i = 0; i < 4; ++i) {
         const int from = place_of(i, rows_first);

@@ -2,15 +2,14 @@
 #include <atomic>
 
 #include "call.h"
+#include "layout.h"
 #include "runtime.h"
 
 namespace kiln_torch {
 namespace {
 
-// Optional tensors of forward and backward, in the order of the bits of `which`.
-enum { kBias, kSlopes, kSinks, kCuQ, kCuK, kUsedQ, kUsedK, kRng, kExtras };
-constexpr const char* kNames[kExtras] = {"bias",         "alibi_slopes", "sinks",     "cu_seqlens_q",
-                                         "cu_seqlens_k", "seqused_q",    "seqused_k", "rng"};
+constexpr int kExtras = AttnFwd::kExtras;
+static_assert(static_cast<int>(AttnBwd::kExtras) == kExtras, "forward and backward have the same optional tensors");
 
 // What both have in common: q, k, v and all that shapes scores.
 struct Attention {
@@ -24,13 +23,13 @@ struct Attention {
 
   bool has(int64_t flag) const { return flags & flag; }
   bool rows_first() const { return has(kRowsFirst); }
-  int64_t batch() const { return extras[kCuQ] ? extras[kCuQ]->sizes[0] - 1 : q.sizes[0]; }
+  int64_t batch() const {
+    return extras[AttnFwd::kCuSeqlensQ] ? extras[AttnFwd::kCuSeqlensQ]->sizes[0] - 1 : q.sizes[0];
+  }
   // There may be rows that belong to no sequence.
-  bool loose_q() const { return extras[kCuQ] || extras[kUsedQ]; }
-  bool loose_k() const { return extras[kCuK] || extras[kUsedK]; }
+  bool loose_q() const { return extras[AttnFwd::kCuSeqlensQ] || extras[AttnFwd::kSequsedQ]; }
+  bool loose_k() const { return extras[AttnFwd::kCuSeqlensK] || extras[AttnFwd::kSequsedK]; }
 };
-
-constexpr int kShared = 10;  // how many arguments follow q, k and v
 
 // The four-dimensional tensors, as the kernels count dimensions.
 void reshape(Call* call, kiln_tensor* tensor, const char* name, bool rows_first) {
@@ -44,8 +43,8 @@ void reshape(Call* call, kiln_tensor* tensor, const char* name, bool rows_first)
 
 // Sizes of 1 stand for all; strides of 0 make it so.
 void broadcast_bias(Call* call, Attention* a) {
-  if (!a->extras[kBias] || call->status != KILN_OK) return;
-  kiln_tensor& bias = a->tensors[kBias];
+  if (!a->extras[AttnFwd::kBias] || call->status != KILN_OK) return;
+  kiln_tensor& bias = a->tensors[AttnFwd::kBias];
   if (bias.rank != 4)
     return call->fail(fail(KILN_E_ARGUMENT,
                            "bias must have the shape [batch, heads, rows, keys], of which batch, heads "
@@ -63,8 +62,8 @@ void broadcast_bias(Call* call, Attention* a) {
 
 // Seed and offset lie one behind the other.
 void split_rng(Call* call, Attention* a) {
-  if (!a->extras[kRng] || call->status != KILN_OK) return;
-  const kiln_tensor& rng = a->tensors[kRng];
+  if (!a->extras[AttnFwd::kRng] || call->status != KILN_OK) return;
+  const kiln_tensor& rng = a->tensors[AttnFwd::kRng];
   if (rng.rank != 1 || rng.sizes[0] != 2 || rng.strides[0] != 1 || rng.dtype != KILN_INT64)
     return call->fail(fail(KILN_E_ARGUMENT, "rng must be a contiguous tensor of two int64: seed and offset"));
   a->seed = rng;
@@ -73,13 +72,13 @@ void split_rng(Call* call, Attention* a) {
   a->offset.data = static_cast<int64_t*>(rng.data) + 1;
 }
 
-// Reads q, k and v from `at` on, flags and the rest from `shared` on.
-void read(Call* call, int at, int shared, Attention* a) {
-  a->flags = call->integer(shared + 2);
+// Reads what forward and backward share: q, k and v from `at` on, and what lies behind the list of other tensors.
+void read(Call* call, int at, int list, Attention* a) {
+  a->flags = call->integer(list + AttnFwd::kFlags);
   call->tensor(at, "q", &a->q);
   call->tensor(at + 1, "k", &a->k);
   call->tensor(at + 2, "v", &a->v);
-  call->extras(shared, call->integer(shared + 1), kNames, kExtras, a->tensors, a->extras);
+  call->extras<AttnFwd>(list, a->tensors, a->extras);
   a->rank_q = a->q.rank, a->rank_k = a->k.rank, a->rank_v = a->v.rank;
   if (a->has(kAlike) && (a->rank_q != a->rank_k || a->rank_q != a->rank_v)) call->fail(kRefit);
   reshape(call, &a->q, "q", a->rows_first());
@@ -87,46 +86,32 @@ void read(Call* call, int at, int shared, Attention* a) {
   reshape(call, &a->v, "v", a->rows_first());
   if (a->has(kEqualHeads) && a->q.sizes[1] != a->k.sizes[1]) call->fail(kRefit);
   broadcast_bias(call, a);
-  if (a->extras[kSlopes]) spread_slopes(&a->tensors[kSlopes], a->batch());
+  if (a->extras[AttnFwd::kAlibiSlopes]) spread_slopes(&a->tensors[AttnFwd::kAlibiSlopes], a->batch());
   split_rng(call, a);
 }
 
-template <typename Params>
-void fill(const Call& call, int shared, const Attention& a, Params* to) {
+template <typename Operator, typename Params>
+void fill(const Call& call, int list, const Attention& a, Params* to) {
+  Operator::fill(call, list, a.extras, to);
   to->q = &a.q, to->k = &a.k, to->v = &a.v;
-  to->bias = a.extras[kBias];
-  to->alibi_slopes = a.extras[kSlopes];
-  to->sinks = a.extras[kSinks];
-  to->cu_seqlens_q = a.extras[kCuQ];
-  to->cu_seqlens_k = a.extras[kCuK];
-  to->seqused_q = a.extras[kUsedQ];
-  to->seqused_k = a.extras[kUsedK];
-  if (a.extras[kRng]) to->seed = &a.seed, to->offset = &a.offset;
-  to->sm_scale = call.real(shared + 3);
-  to->softcap = call.real(shared + 4);
-  to->dropout = call.real(shared + 5);
-  to->max_seqlen_q = call.integer(shared + 6);
-  to->max_seqlen_k = call.integer(shared + 7);
-  to->window_left = call.integer(shared + 8);
-  to->window_right = call.integer(shared + 9);
-  to->causal = a.has(kCausal);
-  to->bottom_right = a.has(kBottomRight);
+  if (a.extras[AttnFwd::kRng]) to->seed = &a.seed, to->offset = &a.offset;
 }
 
 // What the forward gives the backward, for the question whether there is one. Only descriptions are looked at; where
 // there is no log-sum-exp, q stands for its memory.
-kiln_status plan_backward(kiln_t kiln, const kiln_queue* queue, const Call& call, int shared, const Attention& a,
+kiln_status plan_backward(kiln_t kiln, const kiln_queue* queue, const Call& call, const Attention& a,
                           const kiln_tensor& out) {
   kiln_attn_bwd_params params = KILN_ATTN_BWD_PARAMS_INIT;
-  fill(call, shared, a, &params);
-  kiln_tensor lse = a.q, dq, dk, dv;
+  fill<AttnBwd>(call, AttnFwd::kExtrasPlace, a, &params);
+  kiln_tensor lse = a.q;
   lse.dtype = KILN_FP32, lse.rank = 3, lse.strides[2] = 1;
-  lse.strides[1] = a.q.sizes[2] > 0 ? a.q.sizes[2] : 1;
-  lse.strides[0] = lse.strides[1] * (a.q.sizes[1] > 0 ? a.q.sizes[1] : 1);
-  describe_like(a.q, a.q.sizes[3], &dq, a.rows_first());
-  describe_like(a.k, a.k.sizes[3], &dk, a.rows_first());
-  describe_like(a.v, a.v.sizes[3], &dv, a.rows_first());
-  params.out = &out, params.dout = &out, params.lse = &lse, params.dq = &dq, params.dk = &dk, params.dv = &dv;
+  lse.strides[1] = kiln_layout::at_least_one(a.q.sizes[2]);
+  lse.strides[0] = lse.strides[1] * kiln_layout::at_least_one(a.q.sizes[1]);
+  const kiln_tensor dq = describe_like(a.q, a.q.sizes[3], a.rows_first());
+  const kiln_tensor dk = describe_like(a.k, a.k.sizes[3], a.rows_first());
+  const kiln_tensor dv = describe_like(a.v, a.v.sizes[3], a.rows_first());
+  params.out = &out, params.dout = &out, params.lse = &lse;
+  params.dq = &dq, params.dk = &dk, params.dv = &dv;
   uint64_t bytes;
   return kiln_attn_bwd_workspace(kiln, queue, &params, &bytes);
 }
@@ -135,13 +120,15 @@ kiln_status plan_backward(kiln_t kiln, const kiln_queue* queue, const Call& call
 // that one launch cannot do are then refused by the backward itself. 0: nothing; a number is never 0.
 class Planned {
  public:
-  static uint64_t number(const Call& call, int shared, const Attention& a) {
+  static uint64_t number(const Call& call, const Attention& a) {
     uint64_t width = static_cast<uint64_t>(a.q.sizes[3]), width_v = static_cast<uint64_t>(a.v.sizes[3]);
     uint64_t extras = 0;
     for (int i = 0; i < kExtras; ++i) extras |= static_cast<uint64_t>(a.extras[i] != nullptr) << i;
-    extras |= static_cast<uint64_t>(call.real(shared + 3) < 0.0f) << 8;
-    extras |= static_cast<uint64_t>(call.real(shared + 4) > 0.0f) << 9;
-    extras |= static_cast<uint64_t>(call.real(shared + 5) > 0.0f) << 10;
+    constexpr int kList = AttnFwd::kExtrasPlace;
+    static_assert(kExtras + 3 <= 12, "below the device's number");
+    extras |= static_cast<uint64_t>(call.real(kList + AttnFwd::kScale) < 0.0f) << kExtras;
+    extras |= static_cast<uint64_t>(call.real(kList + AttnFwd::kSoftcap) > 0.0f) << (kExtras + 1);
+    extras |= static_cast<uint64_t>(call.real(kList + AttnFwd::kDropout) > 0.0f) << (kExtras + 2);
     if (width >= 4096 || width_v >= 4096) return 0;
     return 1 | static_cast<uint64_t>(a.q.dtype) << 1 | width << 8 | width_v << 20 | extras << 32 |
            static_cast<uint64_t>(call.device) << 44;
@@ -156,23 +143,22 @@ class Planned {
 std::atomic<uint64_t> Planned::known_[64];
 
 void forward(Call* call, AtenTensorHandle* results) {
-  constexpr int shared = 3;
   Attention a = {};
-  read(call, 0, shared, &a);
+  read(call, AttnFwd::kQPlace, AttnFwd::kExtrasPlace, &a);
   call->begin();
   if (call->status != KILN_OK) return;
   kiln_tensor out, lse;
   results[0] = make_like(call, a.q, a.v.sizes[3], a.rank_q, a.rows_first(), a.loose_q(), &out);
   if (a.has(kReturnLse)) results[1] = make_lse(call, a.q, a.rank_q, &lse);
   kiln_attn_fwd_params params = KILN_ATTN_FWD_PARAMS_INIT;
-  fill(*call, shared, a, &params);
+  fill<AttnFwd>(*call, AttnFwd::kExtrasPlace, a, &params);
   params.out = &out;
   if (results[1]) params.lse = &lse;
   const Planned planned;
-  const uint64_t number = a.has(kForBackward) ? Planned::number(*call, shared, a) : 0;
+  const uint64_t number = a.has(kForBackward) ? Planned::number(*call, a) : 0;
   const bool plans = a.has(kForBackward) && !planned.has(number);
   call->run([&](kiln_t kiln, const kiln_queue* queue) {
-    kiln_status status = plans ? plan_backward(kiln, queue, *call, shared, a, out) : KILN_OK;
+    kiln_status status = plans ? plan_backward(kiln, queue, *call, a, out) : KILN_OK;
     return status == KILN_OK ? kiln_attn_fwd(kiln, queue, &params) : status;
   });
   if (plans && call->status == KILN_OK && number) planned.add(number);
@@ -183,7 +169,7 @@ AtenTensorHandle make_dbias(Call* call, const Attention& a, kiln_tensor* out) {
   const int64_t* sizes = a.bias_sizes;
   int64_t strides[4] = {0, 0, 0, 1};
   for (int i = 2; i >= 0; --i) strides[i] = strides[i + 1] * (sizes[i + 1] > 0 ? sizes[i + 1] : 1);
-  const kiln_tensor& bias = a.tensors[kBias];
+  const kiln_tensor& bias = a.tensors[AttnFwd::kBias];
   if (sizes[2] != bias.sizes[2]) {
     call->fail(
         fail(KILN_E_ARGUMENT, "the gradient of a bias that all rows share is not there: expand it over rows first"));
@@ -198,13 +184,12 @@ AtenTensorHandle make_dbias(Call* call, const Attention& a, kiln_tensor* out) {
 }
 
 void backward(Call* call, AtenTensorHandle* results) {
-  constexpr int shared = 6;
   Attention a = {};
   kiln_tensor dout, out, lse;
-  call->tensor(0, "dout", &dout);
-  read(call, 1, shared, &a);
-  call->tensor(4, "out", &out);
-  call->tensor(5, "lse", &lse);
+  call->tensor(AttnBwd::kDoutPlace, "dout", &dout);
+  read(call, AttnBwd::kQPlace, AttnBwd::kExtrasPlace, &a);
+  call->tensor(AttnBwd::kOutPlace, "out", &out);
+  call->tensor(AttnBwd::kLsePlace, "lse", &lse);
   reshape(call, &dout, "dout", a.rows_first());
   reshape(call, &out, "out", a.rows_first());
   if (call->status == KILN_OK && lse.rank == 2) {
@@ -219,17 +204,16 @@ void backward(Call* call, AtenTensorHandle* results) {
   results[0] = make_like(call, a.q, a.q.sizes[3], a.rank_q, a.rows_first(), a.loose_q(), &dq);
   results[1] = make_like(call, a.k, a.k.sizes[3], a.rank_k, a.rows_first(), a.loose_k(), &dk);
   results[2] = make_like(call, a.v, a.v.sizes[3], a.rank_v, a.rows_first(), a.loose_k(), &dv);
-  if (a.has(kNeedDbias) && a.extras[kBias]) results[3] = make_dbias(call, a, &dbias);
+  if (a.has(kNeedDbias) && a.extras[AttnFwd::kBias]) results[3] = make_dbias(call, a, &dbias);
   const int64_t one = 1;
-  if (a.has(kNeedDsinks) && a.extras[kSinks])
-    results[4] = call->make(1, a.tensors[kSinks].sizes, &one, KILN_FP32, false, &dsinks);
+  if (a.has(kNeedDsinks) && a.extras[AttnFwd::kSinks])
+    results[4] = call->make(1, a.tensors[AttnFwd::kSinks].sizes, &one, KILN_FP32, false, &dsinks);
   kiln_attn_bwd_params params = KILN_ATTN_BWD_PARAMS_INIT;
-  fill(*call, shared, a, &params);
+  fill<AttnBwd>(*call, AttnBwd::kExtrasPlace, a, &params);
   params.out = &out, params.dout = &dout, params.lse = &lse;
   params.dq = &dq, params.dk = &dk, params.dv = &dv;
   if (results[3]) params.dbias = &dbias;
   if (results[4]) params.dsinks = &dsinks;
-  params.deterministic = a.has(kDeterministic);
   call->run([&](kiln_t kiln, const kiln_queue* queue) {
     kiln_status status = kiln_attn_bwd_workspace(kiln, queue, &params, &params.workspace_bytes);
     if (status != KILN_OK) return status;
@@ -258,9 +242,9 @@ void dropout_mask(StableIValue* stack, uint64_t, uint64_t) {
   Call call(stack);
   Attention a = {};
   kiln_tensor mask;
-  call.tensor(0, "rng", &a.tensors[kRng]);
+  call.tensor(0, "rng", &a.tensors[AttnFwd::kRng]);
   call.tensor(1, "mask", &mask);
-  a.extras[kRng] = &a.tensors[kRng];
+  a.extras[AttnFwd::kRng] = &a.tensors[AttnFwd::kRng];
   split_rng(&call, &a);
   call.begin();
   kiln_dropout_mask_params params = KILN_DROPOUT_MASK_PARAMS_INIT;

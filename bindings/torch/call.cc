@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "layout.h"
 #include "numbers.h"
 #include "runtime.h"
 
@@ -76,17 +77,17 @@ void Call::read(AtenTensorHandle handle, const char* name, kiln_tensor* out) {
   }
 }
 
-void Call::extras(int at, int64_t which, const char* const* names, int count, kiln_tensor* tensors,
+void Call::extras(int at, const char* const* names, int count, AtenTensorHandle* handles, kiln_tensor* tensors,
                   const kiln_tensor** slots) {
+  const int64_t which = integer(at + 1);
   StableListHandle list = reinterpret_cast<StableListHandle>(stack_[at]);
   size_t size = 0;
   torch_list_size(list, &size);
-  AtenTensorHandle handles[kMostExtras];
   int given = 0;
   for (size_t i = 0; i < size; ++i) {
     StableIValue value = 0;
     if (torch_list_get_item(list, i, &value)) continue;
-    if (given < kMostExtras)
+    if (given < count)
       handles[given++] = take(value);
     else
       aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(value));
@@ -190,35 +191,27 @@ void spread_slopes(kiln_tensor* slopes, int64_t batch) {
   slopes->sizes[0] = batch, slopes->strides[0] = 0;
 }
 
-void describe_like(const kiln_tensor& model, int64_t width, kiln_tensor* out, bool rows_first) {
-  bool rows_outside = rows_first || model.strides[2] > model.strides[1];
-  *out = model;
-  int64_t outer = rows_outside ? 2 : 1, inner = 3 - outer;
-  out->sizes[3] = width;
-  out->strides[3] = 1;
-  // Of sizes of 0 PyTorch makes strides as if they were 1.
-  out->strides[inner] = width > 0 ? width : 1;
-  out->strides[outer] = out->strides[inner] * (model.sizes[inner] > 0 ? model.sizes[inner] : 1);
-  out->strides[0] = out->strides[outer] * (model.sizes[outer] > 0 ? model.sizes[outer] : 1);
+kiln_tensor describe_like(const kiln_tensor& model, int64_t width, bool rows_first) {
+  return kiln_layout::result_like(model, width, rows_first);
 }
 
 AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, int32_t rank, bool rows_first,
                            bool zero, kiln_tensor* out) {
-  kiln_tensor wanted;
-  describe_like(model, width, &wanted, rows_first);
-  int first = 4 - rank, a = rows_first ? 2 : 1, b = 3 - a;
-  const int64_t sizes[] = {wanted.sizes[0], wanted.sizes[a], wanted.sizes[b], width};
-  const int64_t strides[] = {wanted.strides[0], wanted.strides[a], wanted.strides[b], 1};
-  kiln_tensor made;
+  *out = describe_like(model, width, rows_first);
+  int64_t sizes[4], strides[4];
+  kiln_layout::in_callers_order(out->sizes, rows_first, sizes);
+  kiln_layout::in_callers_order(out->strides, rows_first, strides);
+  const int first = 4 - rank;
+  kiln_tensor made = {};
   AtenTensorHandle handle = call->make(rank, sizes + first, strides + first, model.dtype, zero, &made);
-  wanted.data = made.data;
-  *out = wanted;
+  out->data = made.data;
   return handle;
 }
 
 AtenTensorHandle make_lse(Call* call, const kiln_tensor& q, int32_t rank, kiln_tensor* out) {
   const int64_t heads = q.sizes[1], rows = q.sizes[2], sizes[] = {q.sizes[0], heads, rows};
-  const int64_t inner = rows > 0 ? rows : 1, strides[] = {inner * (heads > 0 ? heads : 1), inner, 1};
+  const int64_t inner = kiln_layout::at_least_one(rows);
+  const int64_t strides[] = {inner * kiln_layout::at_least_one(heads), inner, 1};
   const int first = 4 - rank;
   AtenTensorHandle handle = call->make(rank - 1, sizes + first, strides + first, KILN_FP32, false, out);
   if (!handle) return nullptr;

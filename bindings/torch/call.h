@@ -4,6 +4,7 @@
 // the other results are undefined tensors, which are None in Python.
 #pragma once
 
+#include "flags.h"
 #include "kiln/flash.h"
 #include "shim.h"
 
@@ -13,24 +14,7 @@ namespace kiln_torch {
 // them fit and calls again. No sentence is left.
 constexpr kiln_status kRefit = -1;
 
-// Bits of `flags`, as native.py spells them.
-enum {
-  kCausal = 1,
-  kBottomRight = 2,
-  kRowsFirst = 4,
-  kReturnLse = 8,
-  kForBackward = 16,  // refuse what has no backward
-  kAlike = 32,        // tensors of several ranks are for the caller to look at: kRefit
-  kNeedDbias = 64,
-  kNeedDsinks = 128,
-  kDeterministic = 256,
-  kInterleaved = 512,
-  kEqualHeads = 1024,  // and heads that are shared
-};
-
-// Optional tensors come in one list, and a number whose bit n says that the n-th of them is there: libtorch passes
-// optional values in cells that it allocates and whose release differs between its versions.
-constexpr int kMostExtras = 13;
+using namespace kiln_flags;
 
 class Call {
  public:
@@ -44,9 +28,14 @@ class Call {
 
   // Reads an argument that is a tensor of up to KILN_MAX_RANK dimensions, and checks that all are on one device.
   void tensor(int at, const char* name, kiln_tensor* out) { read(take(stack_[at]), name, out); }
-  // The same of the list at `at`: entry n of `names` goes to slots[n] if bit n of `which` is set, else that is NULL.
-  void extras(int at, int64_t which, const char* const* names, int count, kiln_tensor* tensors,
-              const kiln_tensor** slots);
+  // The same of the optional tensors of an operator. They come in one list, which lies at `at`, and a number behind it
+  // whose bit n says that the n-th of them is there: libtorch passes optional values in cells that it allocates and
+  // whose release differs between its versions. Tensor n goes to slots[n] if bit n is set, else that is NULL.
+  template <typename Operator>
+  void extras(int at, kiln_tensor* tensors, const kiln_tensor** slots) {
+    AtenTensorHandle handles[Operator::kExtras];
+    extras(at, Operator::kNames, Operator::kExtras, handles, tensors, slots);
+  }
   int64_t integer(int at) const { return static_cast<int64_t>(stack_[at]); }
   // As fp32; what is 0 there alone becomes the smallest of its sign, since a 0 means something else: the usual scale,
   // no softcap, no dropout.
@@ -76,6 +65,8 @@ class Call {
  private:
   static constexpr int kMostOwned = 32;
 
+  void extras(int at, const char* const* names, int count, AtenTensorHandle* handles, kiln_tensor* tensors,
+              const kiln_tensor** slots);
   AtenTensorHandle take(StableIValue value);
   void read(AtenTensorHandle handle, const char* name, kiln_tensor* out);
   kiln_status renew();
@@ -94,12 +85,13 @@ class Call {
 // From what PyTorch has: rows before heads, rank 3 for sequences one after another. False: neither.
 bool to_logical(kiln_tensor* tensor, bool rows_first);
 
-// A fresh tensor of the rows of `model` and of `width` columns. Its memory is dense; rows lie outside of heads if they
-// come first, or do so in `model`. What PyTorch sees has the rank and the order that the caller's tensor had.
+// A fresh tensor of the rows of `model` and of `width` columns, as kiln_layout::result_like has it. What PyTorch sees
+// has the rank and the order that the caller's tensor had.
 AtenTensorHandle make_like(Call* call, const kiln_tensor& model, int64_t width, int32_t rank, bool rows_first,
                            bool zero, kiln_tensor* out);
+
 // Its description alone.
-void describe_like(const kiln_tensor& model, int64_t width, kiln_tensor* out, bool rows_first);
+kiln_tensor describe_like(const kiln_tensor& model, int64_t width, bool rows_first);
 
 // ALiBi's slopes of heads alone are those of each of `batch` sequences.
 void spread_slopes(kiln_tensor* slopes, int64_t batch);
@@ -114,3 +106,7 @@ void attn_decode(StableIValue* stack, uint64_t, uint64_t);
 void dropout_mask(StableIValue* stack, uint64_t, uint64_t);
 
 }  // namespace kiln_torch
+
+// Generated from the table of arguments: a type for each operator, with its schema, its optional tensors and the places
+// of its arguments, and what fills the parameters of its typed entry.
+#include "arguments.h"

@@ -32,27 +32,10 @@ struct Operator {
 // its own, which native.py registers for each key of the dispatcher's under which such a thing runs.
 void is_watched(StableIValue* stack, uint64_t, uint64_t) { stack[0] = 0; }
 
-// What is rarely given stands at the end: Python leaves it out, and libtorch fills it in for next to nothing.
-// native.py explains the arguments.
 constexpr Operator kOperators[] = {
-    {"attn_fwd",
-     "attn_fwd(Tensor q, Tensor k, Tensor v, Tensor[] extras, int which=0, int flags=0, "
-     "float scale=0., float softcap=0., float dropout=0., int max_seqlen_q=0, int max_seqlen_k=0, int window_left=-1, "
-     "int window_right=-1) -> (Tensor out, Tensor lse, int status)",
-     attn_fwd},
-    {"attn_bwd",
-     "attn_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor[] extras, "
-     "int which=0, int flags=0, float scale=0., float softcap=0., float dropout=0., int max_seqlen_q=0, int "
-     "max_seqlen_k=0, "
-     "int window_left=-1, int window_right=-1) -> "
-     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks, int status)",
-     attn_bwd},
-    {"attn_decode",
-     "attn_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor out, Tensor[] extras, "
-     "int which=0, int flags=0, float scale=0., float softcap=0., int max_seqlen_q=0, int max_seqlen_k=0, int "
-     "window_left=-1, "
-     "int window_right=-1, int splits=0) -> (Tensor lse, int status)",
-     attn_decode},
+    {"attn_fwd", AttnFwd::kSchema, attn_fwd},
+    {"attn_bwd", AttnBwd::kSchema, attn_bwd},
+    {"attn_decode", AttnDecode::kSchema, attn_decode},
     {"dropout_mask", "dropout_mask(Tensor rng, Tensor mask, float dropout) -> int status", dropout_mask},
     {"is_watched", "is_watched() -> int", is_watched},
 };

@@ -44,53 +44,13 @@ inline kiln_status find(kiln_t kiln, const char* operation, kiln_operation* out)
   return status == KILN_OK ? kiln_find_operation(kiln, operation, out) : status;
 }
 
-inline double scale_of(float sm_scale, const kiln_tensor* q) {
-  if (sm_scale != 0.0f) return static_cast<double>(sm_scale);
+// What arguments.yaml computes the recipe's arguments with, in C++ as in Python.
+inline int64_t either(bool which, int64_t yes, int64_t no) { return which ? yes : no; }
+inline double either(bool which, double yes, double no) { return which ? yes : no; }
+inline int64_t whole(double value) { return static_cast<int64_t>(value); }
+inline double usual_scale(const kiln_tensor* q) {
   bool known = q && q->rank == 4 && q->sizes[3] > 0;
   return known ? 1.0 / sqrt(static_cast<double>(q->sizes[3])) : 1.0;  // if not, the call fails for q's sake
-}
-
-// The numbers that shape scores.
-template <typename Params>
-kiln_status check_scores(const Params& params) {
-  if (!(params.softcap >= 0.0f && params.softcap <= 1.0e30f))  // times log2(e), and over, in fp32
-    return kiln_set_error(KILN_E_ARGUMENT, "flash: softcap must be at least 0, for none, and at most 1e30");
-  if (!isfinite(params.sm_scale))
-    return kiln_set_error(KILN_E_ARGUMENT, "flash: sm_scale must be a finite number; 0 is 1 / sqrt(head_dim)");
-  return KILN_OK;
-}
-
-inline kiln_status check_dropout(float dropout) {
-  if (dropout >= 0.0f && dropout <= 0.9999f) return KILN_OK;  // what is kept is multiplied: fp16 ends at 65504
-  return kiln_set_error(KILN_E_ARGUMENT, "flash: dropout must be at least 0 and at most 0.9999");
-}
-
-// Weights whose 32-bit number is below this are dropped.
-inline int64_t threshold_of(float dropout) { return static_cast<int64_t>(static_cast<double>(dropout) * 4294967296.0); }
-
-inline void add_softcap(float softcap, Arguments* to) {
-  to->integer(softcap > 0.0f);
-  to->real(softcap > 0.0f ? static_cast<double>(softcap) : 1.0);
-}
-
-// The arguments that forward and backward have in common, in the recipes' order: what shapes scores and weights.
-template <typename Params>
-void add_shared(const Params& params, Arguments* to) {
-  to->tensors({params.sinks, params.bias, params.alibi_slopes, params.seed, params.offset, params.cu_seqlens_q,
-               params.cu_seqlens_k, params.seqused_q, params.seqused_k});
-  to->integer(params.max_seqlen_q);
-  to->integer(params.max_seqlen_k);
-  to->integer(params.window_left);
-  to->integer(params.causal ? 0 : params.window_right);
-  to->integer(params.bottom_right != 0);
-  to->integer(params.padded != 0);
-  to->real(scale_of(params.sm_scale, params.q));
-  to->integer(params.sm_scale < 0.0f);
-  add_softcap(params.softcap, to);
-  to->integer(threshold_of(params.dropout));
-  to->real(1.0 / (1.0 - static_cast<double>(params.dropout)));
-  to->integer(params.seed_value);
-  to->integer(params.offset_value);
 }
 
 // The fields that all but kiln_dropout_mask's parameters end with.
@@ -103,8 +63,9 @@ void fill(const Params& params, kiln_call* call) {
 }
 inline void fill(const kiln_dropout_mask_params&, kiln_call*) {}
 
-// An entry. `Operation` has what is its own: Params, kDefaults, kOperation and kParams (the names of both), check() and
-// add(), which gives the arguments in the recipe's order. `run` gets the call: kiln_launch, or kiln_workspace_size.
+// An entry. `Operation` has what is its own, and is generated: Params, kDefaults, kOperation and kParams (the names of
+// both), check() and add(), which gives the arguments in the recipe's order. `run` gets the call: kiln_launch, or
+// kiln_workspace_size.
 template <typename Operation, typename... Results>
 kiln_status enter(kiln_t kiln, const kiln_queue* queue, const typename Operation::Params* from,
                   kiln_status (*run)(const kiln_call*, Results*...), Results*... results) {

@@ -63,6 +63,8 @@ def make_site(to: Path, python: str = sys.executable, release: Path | None = Non
             (package / name).symlink_to(path)
         elif not (folder := package / name.partition("/")[0]).exists():
             folder.symlink_to(PACKAGE / folder.name)
+    for name, data in wheel.generated_files(ROOT).items():
+        (package / name).write_bytes(data)
     (to / "kiln_recipe").unlink(missing_ok=True)
     (to / "kiln_recipe").symlink_to(ROOT / "v3python/kiln_recipe")
     shutil.copyfile(core, package / headers.file_name)
@@ -87,7 +89,7 @@ def fake_release() -> Path:
     sources = [ROOT / "csrc/flags.txt", *nativebuild.CORE.iterdir(),
                *nativebuild.HERE.glob("fake_*"), *(ROOT / "csrc/flash").iterdir(),
                *(ROOT / "include/kiln").iterdir(), *(ROOT / "v3python").rglob("*.*"),
-               ROOT / "tritonsrc/flash/recipe.yaml", Path(flash_tables.__file__), Path(nativebuild.__file__),
+               *(ROOT / "tritonsrc/flash").glob("*.yaml"), Path(flash_tables.__file__), Path(nativebuild.__file__),
                Path(packs.__file__), Path(__file__)]  # fmt: skip
     return made("release", digest(sources), _fill_fake_release)
 
@@ -113,6 +115,7 @@ def torch_library(prefix: Path) -> Path | None:
     libraries = [prefix / "lib" / name for name in ("libkiln_flash.so", "libkiln.so.0")]
     headers = sorted((prefix / "include/kiln").iterdir())
     compiler, flags = zig(), native.read_flags(ROOT)
+    generated = nativebuild.flash_headers()
 
     def fill(work: Path) -> None:
         names = [n for n in (folder / "libtorch.symbols").read_text().splitlines() if n and not n.startswith("#")]
@@ -121,16 +124,20 @@ def torch_library(prefix: Path) -> Path | None:
         environment = {**os.environ, **dict(compiler.environment)}
         nativebuild.run([*compiler.c, "-shared", "-nostdlib", f"-Wl,-soname,{stub.name}", work / "stub.c", "-o", stub],
                         env=environment)  # fmt: skip
+        for name, text in generated.items():
+            (work / name).parent.mkdir(exist_ok=True)
+            (work / name).write_text(text)
         objects = []
         for source in sources:
             objects.append(work / f"{source.stem}.o")
-            nativebuild.run([*compiler.cxx, *flags.cxx, "-I",
-                             prefix / "include", "-c", source, "-o", objects[-1]], env=environment)  # fmt: skip
+            nativebuild.run([*compiler.cxx, *flags.cxx, "-I", prefix / "include", "-I", ROOT / "bindings",
+                             "-I", work / "torch", "-c", source, "-o", objects[-1]], env=environment)  # fmt: skip
         nativebuild.run([*compiler.c, *flags.library, f"-Wl,--version-script={folder / 'exports.map'}", *objects,
                          "-Wl,-soname,libkiln_torch.so", "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags",
                          *libraries, stub, "-o", work / "libkiln_torch.so"], env=environment)  # fmt: skip
 
-    key = digest([*folder.iterdir(), *headers, *libraries, ROOT / "csrc/flags.txt"], Path(native.__file__).read_text())
+    inputs = [*folder.iterdir(), *headers, *libraries, ROOT / "csrc/flags.txt", ROOT / "bindings/layout.h"]
+    key = digest(inputs, Path(native.__file__).read_text() + "".join(generated.values()))
     return made("torch", key, fill) / "libkiln_torch.so"
 
 

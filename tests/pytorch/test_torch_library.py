@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import nativebuild
 import pytest
-from shim_symbols import SOURCES, listed
+from shim_symbols import listed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -110,30 +109,6 @@ def test_what_it_links(torch_library: Path) -> None:
     assert needed - glibc == {"libtorch_cpu.so", "libkiln_flash.so", "libkiln.so.0"}
     assert re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", dynamic) == ["$ORIGIN"]
     assert "TEXTREL" not in dynamic
-
-
-def bits(text: str) -> dict[str, int]:
-    """kBottomRight = 2 as BOTTOM_RIGHT: 2."""
-    found = re.findall(r"\bk([A-Z]\w*) = (\d+)", text)
-    return {re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper(): int(number) for name, number in found}
-
-
-def test_the_bits_of_flags_are_the_same_everywhere() -> None:
-    """In the library, in the extension that goes past the dispatcher, and in Python."""
-    library = bits((SOURCES / "call.h").read_text().partition("// Bits of `flags`")[2].partition("};")[0])
-    assert len(library) == len(set(library.values())) == 11
-    (line,) = [
-        line for line in (ROOT / "bindings/core/exchange.cc").read_text().splitlines() if "enum { kCausal" in line
-    ]
-    extension = bits(line)
-    assert len(extension) == 4 and extension.items() <= library.items()
-    python = {}
-    for statement in ast.parse((ROOT / "bindings/python/kiln/torch/native.py").read_text()).body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
-            names = [name.id for name in statement.targets[0].elts]
-            if set(names) & set(library):
-                python.update(zip(names, ast.literal_eval(statement.value), strict=True))
-    assert python == library
 
 
 def undefined(library: Path) -> set[str]:

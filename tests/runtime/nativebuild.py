@@ -15,6 +15,8 @@ import flash_tables
 import packs
 
 import shared
+from kiln_build.native import arguments
+from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -159,7 +161,15 @@ def build_tiles(folder: Path, flags: list[str] = ()) -> None:
 def build_flash(folder: Path, flags: list[str] = ()) -> None:
     """The typed entries with flash_tables.py's tables, which stay in `folder` as flash.cc."""
     (folder / "flash.cc").write_text(flash_tables.make(folder / "flash").source)
-    build_family(folder, "flash", [folder / "flash.cc", *FLASH], flags)
+    for name, text in flash_headers().items():
+        (folder / "generated" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "generated" / name).write_text(text)
+    build_family(folder, "flash", [folder / "flash.cc", *FLASH], [*flags, f"-I{folder / 'generated/flash'}"])
+
+
+def flash_headers() -> dict[str, str]:
+    """What a build generates of the table of arguments, by path."""
+    return arguments.family_files(recipe.load(ROOT / "tritonsrc/flash/recipe.yaml"))
 
 
 def build_fake(folder: Path, flags: list[str] = ()) -> None:

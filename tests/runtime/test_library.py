@@ -112,7 +112,11 @@ def test_the_releases_compiler(built):
     compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", version)
     headers = nativebuild.stamp_headers(nativebuild.cache() / "stamped") / "kiln"
     family = native.FamilySources(
-        "flash", (built / "flash.cc").read_text(), tuple(nativebuild.FLASH), (headers / "flash.h",)
+        "flash",
+        (built / "flash.cc").read_text(),
+        tuple(nativebuild.FLASH),
+        (headers / "flash.h",),
+        generated=nativebuild.flash_headers(),
     )
     libraries = native.build_libraries(
         ROOT, nativebuild.zstd_source(), (headers / "version.h").read_text(), [family], [], compiler,
@@ -325,6 +329,7 @@ def installed(built, tmp_path_factory) -> Path:
         (HERE / "toy_family.cc").read_text().replace("#ifdef TOY_DIGESTS\n#include TOY_DIGESTS\n", f"#if 1\n{digests}")
     )
     shutil.copy(built / "flash.cc", generated / "flash.cc")
+    shutil.copytree(built / "generated", generated, dirs_exist_ok=True)
     (generated / "toy.h").write_text("/* as the generator writes one */\n")
     cmake_build(
         folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kiln import _arguments
 from kiln.arrays import shown
 from kiln.calls import Call
 from kiln.errors import ArgumentError
 
 _Q = "[batch, heads, rows, head_dim]"
 _K = "[batch, heads_kv, keys, head_dim]"
-_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_SEEDS = ("seed", "offset")
 
 
 class Gradients(NamedTuple):
@@ -43,14 +44,12 @@ def forward(is_dry: bool, **given: Any) -> Ready:
     """attn_fwd; `is_dry`: it is never launched."""
     seeds = _seeds(given)
     written = ("out", "lse", "seed_out", "offset_out")
-    names = ("bias", "alibi_slopes", "sinks", *_SEQUENCES, *written)
-    call = _call("attn_fwd", is_dry, given, ("q", "k", "v"), names, written, seeds)
+    call = _call("attn_fwd", is_dry, given, ("q", "k", "v"), written, seeds)
     batch, heads, rows, _ = call.shape("q", 4, _Q)
     call.make("out", (batch, heads, rows, call.shape("v", 4, _K)[3]))
     if given["return_lse"]:
         call.make("lse", (batch, heads, rows), "float32")
-    values = _values(given, "max_seqlen_q", "max_seqlen_k", "softcap", "causal", "bottom_right", "padded", "dropout")
-    values |= _scores(given) | _numbers(seeds)
+    values = _values("attn_fwd", given) | _window(given) | _numbers(seeds)
 
     def launch() -> Any:
         results = call.launch(values, given["workspace"])
@@ -66,8 +65,7 @@ def backward(is_dry: bool, **given: Any) -> Ready:
     made = tuple(name for name, value in wanted.items() if value is True)
     given |= {name: None for name, value in wanted.items() if isinstance(value, bool)}
     results = ("dq", "dk", "dv", "dbias", "dsinks")
-    names = ("bias", "alibi_slopes", "sinks", *_SEQUENCES, *results)
-    call = _call("attn_bwd", is_dry, given, ("q", "k", "v", "out", "dout", "lse"), names, results, seeds)
+    call = _call("attn_bwd", is_dry, given, ("q", "k", "v", "out", "dout", "lse"), results, seeds)
     heads = call.shape("q", 4, _Q)[1]
     for name in ("q", "k", "v"):
         call.make(f"d{name}", call.shape(name, 4, _Q if name == "q" else _K))
@@ -77,9 +75,7 @@ def backward(is_dry: bool, **given: Any) -> Ready:
         call.make("dbias", call.shape("bias", 4, "[batch, heads, rows, keys]"))
     if "dsinks" in made:
         call.make("dsinks", (heads,), "float32")
-    values = _values(given, "max_seqlen_q", "max_seqlen_k", "softcap", "causal", "bottom_right", "padded", "dropout",
-                     "deterministic")  # fmt: skip
-    values |= _scores(given) | _numbers(seeds)
+    values = _values("attn_bwd", given) | _window(given) | _numbers(seeds)
 
     def launch() -> Gradients:
         found = call.launch(values, given["workspace"])
@@ -90,16 +86,13 @@ def backward(is_dry: bool, **given: Any) -> Ready:
 
 def decode(is_dry: bool, **given: Any) -> Ready:
     """attn_decode."""
-    names = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_batch", "leftpad", "rotary_cos",
-             "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes", "out", "lse")  # fmt: skip
     written = ("out", "lse", *(("k_cache", "v_cache") if given["k_new"] is not None else ()))
-    call = _call("attn_decode", is_dry, given, ("q", "k_cache", "v_cache"), names, written, {})
+    call = _call("attn_decode", is_dry, given, ("q", "k_cache", "v_cache"), written, {})
     batch, heads, rows, _ = call.shape("q", 4, _Q)
     call.make("out", (batch, heads, rows, call.shape("v_cache", 4, _K)[3]))
     if given["return_lse"]:
         call.make("lse", (batch, heads, rows), "float32")
-    values = _values(given, "max_seqlen_q", "max_seqlen_k", "softcap", "causal", "splits", "rotary_interleaved")
-    values |= _scores(given)
+    values = _values("attn_decode", given) | _window(given)
 
     def launch() -> Any:
         results = call.launch(values, given["workspace"])
@@ -111,27 +104,28 @@ def decode(is_dry: bool, **given: Any) -> Ready:
 def write_mask(**given: Any) -> Any:
     """dropout_mask, done."""
     seeds = _seeds(given)
-    call = _call("dropout_mask", False, given, ("mask",), (), ("mask",), seeds)
-    values = {"dropout": given["dropout"], "force_target": given["force_target"]} | _numbers(seeds)
-    return call.launch(values, None)["mask"]
+    call = _call("dropout_mask", False, given, ("mask",), ("mask",), seeds)
+    return call.launch(_values("dropout_mask", given) | _numbers(seeds), None)["mask"]
 
 
 def _call(
-    operation: str, is_dry: bool, given: dict[str, Any], needed: tuple[str, ...], names: tuple[str, ...],
-    written: tuple[str, ...], seeds: dict[str, Any],
+    operation: str, is_dry: bool, given: dict[str, Any], needed: tuple[str, ...], written: tuple[str, ...],
+    seeds: dict[str, Any],
 ) -> Call:  # fmt: skip
-    arrays = {name: given[name] for name in (*needed, *names)}
+    """`needed`: the arrays that every call has, the leading one first."""
+    others = (name for name in _arguments.ARRAYS[operation] if name not in needed and name not in _SEEDS)
+    arrays = {name: given[name] for name in (*needed, *others)}
     arrays |= {name: array for name, array in seeds.items() if not _is_number(array)}
     lead = needed[0]
     return Call(operation, (lead, given[lead]), arrays, needed, written, given["stream"], given["runtime"], is_dry)
 
 
-def _values(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: given[name] for name in (*names, "force_keys", "force_target")}
+def _values(operation: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that are no arrays and have the functions' names for them. A workspace is the call's concern."""
+    return {name: given[name] for name in _arguments.VALUES[operation] if name in given and name != "workspace"}
 
 
-def _scores(given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that go by other names, or in another form, in the C interface."""
+def _window(given: dict[str, Any]) -> dict[str, Any]:
     window = given["window"]
     try:
         left, right = window
@@ -139,12 +133,12 @@ def _scores(given: dict[str, Any]) -> dict[str, Any]:
         raise ArgumentError(
             f"window must be (left, right), each below 0 for no limit; {shown(window)} is not"
         ) from None
-    return {"window_left": left, "window_right": right, "scale": given["scale"]}
+    return {"window_left": left, "window_right": right}
 
 
 def _seeds(given: dict[str, Any]) -> dict[str, Any]:
     """What dropout is drawn from: integers, and arrays."""
-    return {name: given[name] for name in ("seed", "offset")}
+    return {name: given[name] for name in _SEEDS}
 
 
 def _numbers(seeds: dict[str, Any]) -> dict[str, int]:

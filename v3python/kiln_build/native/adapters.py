@@ -46,6 +46,7 @@ def find(source: Path, site: Path, triton: str) -> tuple[Adapter, ...]:
             over=FAMILY,
             folder=source / "bindings/torch",
             headers={"kiln/torch.h": source / "include/kiln/torch.h"},
+            private={"layout.h": source / "bindings/layout.h"},
             foreign=("libtorch_cpu.so", _names(source / "bindings/torch/libtorch.symbols")),
         ),
     )

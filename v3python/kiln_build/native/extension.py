@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kiln_build.native import native
+from kiln_build.native import arguments, native
 from kiln_build.native.native import Compiler
 from kiln_build.native.pythons import STABLE, Headers
 from kiln_recipe.errors import ToolchainError
@@ -58,7 +58,10 @@ def build_extension(
     Raises:
         NativeBuildError: the compiler rejected something; carries what it said.
     """
+    source = sources.parents[1]
     files = {f"core/{path.name}": path.read_bytes() for path in sorted(sources.iterdir()) if path.is_file()}
+    files["core/layout.h"] = (sources.parent / "layout.h").read_bytes()
+    files |= {f"core/{name}": text.encode() for name, text in arguments.core_files(source).items()}
     files |= {
         f"nanobind/{path.relative_to(nanobind).as_posix()}": path.read_bytes()
         for part in ("include", "src", "ext")
@@ -76,7 +79,7 @@ def build_extension(
     units = ("nanobind/src/nb_combined.cpp", *sorted(name for name in files if name.endswith(".cc")))
     define = ("-DPy_LIMITED_API=0x{:02x}{:02x}0000".format(*STABLE),) if headers.is_stable else ()
     python = hashlib.sha256(b"".join(_header_bytes(headers))).hexdigest()
-    flags = native.read_flags(sources.parents[1])
+    flags = native.read_flags(source)
     settings = (compiler.identity, flags.c, flags.linked, _FLAGS, _OURS, _THEIRS, _LINK, define, python, units)
 
     def make(work: Path) -> None:

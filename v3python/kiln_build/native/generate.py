@@ -33,6 +33,11 @@ _environment = jinja2.Environment(
 )
 
 
+def render(template: str, **values: object) -> str:
+    """The text of a template of templates/; each name that it uses must be there."""
+    return _environment.get_template(template).render(**values)
+
+
 @dataclass(frozen=True)
 class KernelTables:
     """What the tables say of a kernel on one target: its plan there, and the look-up, a configuration a bin."""
@@ -58,7 +63,8 @@ def family_source(
         index_digests: digest of the pack's index by target; empty for a library without images.
     """
     expressions = _Expressions()
-    return _environment.get_template("family.cc.jinja").render(
+    return render(
+        "family.cc.jinja",
         family=recipe.family,
         family_string=c_string(recipe.family),
         version=version,
@@ -85,7 +91,8 @@ def family_source(
 
 def family_header(recipe: Recipe, version: str) -> str:
     """The text of kiln/<family>.h: the declaration of the family's tables, and how its operations are called."""
-    return _environment.get_template("family.h.jinja").render(
+    return render(
+        "family.h.jinja",
         family=recipe.family,
         version=version,
         summary=_comment(recipe.summary),

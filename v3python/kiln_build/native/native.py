@@ -91,6 +91,7 @@ class FamilySources:
         sources: of the entries; they may include what lies beside them (*.h).
         headers: hand-written public headers.
         header: the text of the public header that was generated, kiln/<name>.h; "" where there are hand-written ones.
+        generated: private headers of the entries and of the adapters, texts by "<family's or adapter's name>/<file>".
     """
 
     name: str
@@ -98,12 +99,17 @@ class FamilySources:
     sources: tuple[Path, ...]
     headers: tuple[Path, ...]
     header: str = ""
+    generated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def public(self) -> dict[str, Path | str]:
         """Its public headers by their path below include/."""
         generated = {f"kiln/{self.name}.h": self.header} if self.header else {}
         return generated | {f"kiln/{path.name}": path for path in self.headers}
+
+    def generated_for(self, name: str) -> dict[str, str]:
+        """The private headers of the family's own entries, or of an adapter, by file."""
+        return {path.partition("/")[2]: text for path, text in self.generated.items() if path.partition("/")[0] == name}
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ class Adapter:
         over: the family.
         folder: has its sources (*.cc), what they share (*.h), and exports.map, a linker's version script.
         headers: its public headers, by their path below include/.
+        private: headers that lie elsewhere and are no part of the release, by name.
         system: folders of headers that are another's, and no part of the release.
         foreign: the SONAME of a library that it needs and that no build has, with the names that it takes from there.
         identity: what stands for `system` in keys.
@@ -128,6 +135,7 @@ class Adapter:
     folder: Path
     links: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, Path | str] = field(default_factory=dict)
+    private: Mapping[str, Path] = field(default_factory=dict)
     system: tuple[Path, ...] = ()
     foreign: tuple[str, tuple[str, ...]] | None = None
     identity: str = ""
@@ -141,6 +149,9 @@ def write_generated(families: Sequence[FamilySources], folder: Path) -> None:
         (folder / f"{family.name}.cc").write_text(family.tables)
         if family.header:
             (folder / f"{family.name}.h").write_text(family.header)
+        for name, text in family.generated.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
 
 
 def zig_compiler(python: str, cache: Path, version: str) -> Compiler:
@@ -244,7 +255,11 @@ def build_libraries(
         library = _Library(
             name=f"libkiln_{family.name}.so",
             files=exports | headers | extra | private | sources,
-            texts={"include/kiln/version.h": version_header, "family/tables.cc": family.tables},
+            texts={
+                "include/kiln/version.h": version_header,
+                "family/tables.cc": family.tables,
+                **{f"family/{name}": text for name, text in family.generated_for(family.name).items()},
+            },
             units=("family/tables.cc", *sources),
             link=(f"-Wl,-soname,libkiln_{family.name}.so", *_BESIDE, "lib/libkiln.so.0"),
         )  # fmt: skip
@@ -254,7 +269,8 @@ def build_libraries(
     for adapter in adapters:
         names = ("libkiln.so.0", f"libkiln_{adapter.over}.so")
         if names[1] in libraries:
-            library = _adapter(adapter, headers | _below_include(public), version_header)
+            generated = next(family.generated_for(adapter.name) for family in families if family.name == adapter.over)
+            library = _adapter(adapter, headers | _below_include(public), generated, version_header)
             libraries[adapter.library] = library.build(
                 compiler, flags, folder, jobs, {f"lib/{name}": libraries[name] for name in names}
             )
@@ -265,9 +281,14 @@ def _below_include(headers: Mapping[str, Path | str]) -> dict[str, Path | str]:
     return {f"include/{name}": header for name, header in headers.items()}
 
 
-def _adapter(adapter: Adapter, headers: Mapping[str, Path | str], version_header: str) -> _Library:
+def _adapter(
+    adapter: Adapter, headers: Mapping[str, Path | str], generated: Mapping[str, str], version_header: str
+) -> _Library:
     own = {f"adapter/{path.name}": path for path in sorted(adapter.folder.iterdir()) if path.suffix in (".cc", ".h")}
-    every = {**headers, **_below_include(adapter.headers), **own, "exports.map": adapter.folder / "exports.map"}
+    beside = {f"adapter/{name}": header for name, header in {**adapter.private, **generated}.items()}
+    every = {
+        **headers, **_below_include(adapter.headers), **own, **beside, "exports.map": adapter.folder / "exports.map"
+    }  # fmt: skip
     link = [f"-Wl,-soname,{adapter.library}", *_BESIDE, "lib/libkiln.so.0", f"lib/libkiln_{adapter.over}.so"]
     stubs = {}
     if adapter.foreign:

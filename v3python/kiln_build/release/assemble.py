@@ -15,7 +15,7 @@ from kiln_build.artifacts.pack import KernelSlots, Pack, Slot
 from kiln_build.base import kept
 from kiln_build.base.progress import and_more
 from kiln_build.farm.farm import WAIVABLE, Failure
-from kiln_build.native import generate, native
+from kiln_build.native import arguments, generate, native
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets as target_table
 from kiln_recipe.errors import ArtifactError, BuildFailed
@@ -187,7 +187,9 @@ def family_of(
     digests = {name: index.index_digest for name, index in indexes.items()}
     source = generate.family_source(recipe, tables, the_plan.targets, the_plan.served, digests, version)
     header = "" if recipe.native.headers else generate.family_header(recipe, version)
-    return native.FamilySources(recipe.family, source, recipe.native.sources, recipe.native.headers, header)
+    return native.FamilySources(
+        recipe.family, source, recipe.native.sources, recipe.native.headers, header, arguments.family_files(recipe)
+    )
 
 
 def _slots(kernel: KernelPlan, the_plan: Plan, harvest: Harvest, with_ptx: bool) -> KernelSlots:

@@ -30,7 +30,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from kiln_build.artifacts.reader import IMAGES, Release
-from kiln_build.native import extension, native
+from kiln_build.native import arguments, extension, native
 from kiln_build.native.pythons import OLDEST, STABLE, Headers
 from kiln_build.release import notices, replacement
 from kiln_build.release.release import PLATFORM
@@ -149,6 +149,12 @@ def package_files(source: Path) -> dict[str, Path]:
     return files
 
 
+def generated_files(source: Path) -> dict[str, bytes]:
+    """The modules of the package kiln that are generated, by path below kiln/."""
+    table = arguments.read(source / arguments.TABLE)
+    return {arguments.PYTHON_MODULE: arguments.python_module(table).encode()}
+
+
 def _modules(package: Path) -> dict[str, Path]:
     """What a package in Python consists of, by path below it."""
     return {
@@ -187,7 +193,8 @@ def runtime_wheel(
         source / "bindings/core", extension.nanobind_folder(), contents.headers, contents.libraries, headers, compiler,
         folder, jobs, say,
     )  # fmt: skip
-    files = {f"kiln/{name}": path for name, path in package_files(source).items()}
+    files: dict[str, Path | bytes] = {f"kiln/{name}": path for name, path in package_files(source).items()}
+    files |= {f"kiln/{name}": data for name, data in generated_files(source).items()}
     files |= {f"kiln/lib/{name}": path for name, path in contents.libraries.items()}
     files[f"kiln/{headers.file_name}"] = built
     texts = notices.with_extension(contents.texts, source, site)

@@ -1,26 +1,26 @@
 """The attention family's typed layer on its recipe: what kiln.torch's operators call, run by kiln.jit.
 
-Parameters become the recipe's arguments here as csrc/flash does it for the C interface, and outputs are allocated as
-kiln.torch.native does it. Shapes: torch tensors [batch, heads, rows, d], with rows_first [batch, rows, heads, d];
-packed ones without the batch, or with a batch of 1.
+Parameters become the recipe's arguments here as csrc/flash does it for the C interface, by the same table, and outputs
+are allocated as kiln.torch.native does it. Shapes: torch tensors [batch, heads, rows, d], with rows_first [batch, rows,
+heads, d]; packed ones without the batch, or with a batch of 1.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
+from typing import Any
 
 import torch
 
+from kiln import _arguments, layout
 from kiln.jit import tensors
 from kiln.jit.errors import ArgumentError
 from kiln.jit.recipes import Operation, Recipe
 from kiln_recipe.call.dispatch import Chosen
 from kiln_recipe.call.evaluate import Tensor as Described
-
-_OPERATIONS = ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask")
 
 
 class Engine:
@@ -35,7 +35,7 @@ class Engine:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self._operations: Mapping[str, Operation] = {name: recipe.operation(name) for name in _OPERATIONS}
+        self._operations: Mapping[str, Operation] = {name: recipe.operation(name) for name in _arguments.ARGUMENTS}
 
     @property
     def name(self) -> str:
@@ -47,109 +47,79 @@ class Engine:
         """The types of devices whose tensors it takes."""
         return frozenset({"cpu" if self.recipe.interpret else "cuda"})
 
-    def attn_fwd(
-        self, q, k, v, bias=None, alibi_slopes=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
-        seqused_k=None, rng=None, max_seqlen_q=0, max_seqlen_k=0, scale=0.0, softcap=0.0, dropout=0.0, causal=False,
-        window_left=-1, window_right=-1, bottom_right=False, rows_first=False, return_lse=False, for_backward=False,
-    ):  # fmt: skip
+    def attn_fwd(self, *args, for_backward=False, **named):
         """out, and the log-sum-exp of each row (fp32) if return_lse or for_backward, else None.
 
         Args:
+            args, named: those of torch.ops.kiln.attn_fwd.
             for_backward: refuse what the backward cannot do.
 
         Raises:
             kiln.KilnError: as kiln.torch's own engine, with the same sentences.
         """
-        heads_first = {name: _heads_first(tensor, rows_first) for name, tensor in (("q", q), ("k", k), ("v", v))}
-        shared = _shared(
-            heads_first["q"], bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng,
-            max_seqlen_q, max_seqlen_k, scale, softcap, dropout, causal, window_left, window_right, bottom_right,
-        )  # fmt: skip
-        some_rows = cu_seqlens_q is not None or seqused_q is not None
-        out = _like(heads_first["q"], heads_first["v"].shape[-1], rows_first, some_rows)
-        lse = None
-        if return_lse or for_backward:
-            lse = torch.empty(heads_first["q"].shape[:3], dtype=torch.float32, device=q.device)
+        given = _given("attn_fwd", args, named)
+        q, rows_first = given["q"], given["rows_first"]
+        heads_first = {name: _heads_first(given[name], rows_first) for name in ("q", "k", "v")}
+        shared = _fields("attn_fwd", given, heads_first)
+        out = layout.like(q, given["v"].shape[-1], rows_first, _is_loose(given, "q"))
+        lse = layout.lse_of(q, rows_first, torch.float32) if given["return_lse"] or for_backward else None
+        results = {"out": _heads_first(out, rows_first, written=True), "lse": _with_batch(lse)}
         if for_backward:
-            self._check_backward(heads_first, out, lse, shared, bias is not None, sinks is not None)
-        self._operations["attn_fwd"](**heads_first, out=out, lse=lse, **shared)
-        return _as_given(out, q, rows_first), lse if lse is None or q.dim() == 4 else lse[0]
+            self._check_backward({**_fields("attn_bwd", given, heads_first), **results}, heads_first)
+        self._run("attn_fwd", {**shared, **results})
+        return out, lse
 
-    def attn_bwd(
-        self, dout, q, k, v, out, lse, bias=None, alibi_slopes=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None,
-        seqused_q=None, seqused_k=None, rng=None, max_seqlen_q=0, max_seqlen_k=0, scale=0.0, softcap=0.0, dropout=0.0,
-        causal=False, window_left=-1, window_right=-1, bottom_right=False, rows_first=False, need_dbias=False,
-        need_dsinks=False, deterministic=False,
-    ):  # fmt: skip
+    def attn_bwd(self, *args, **named):
         """dq, dk, dv, and dbias and dsinks (fp32) where they are needed, else None.
 
         Args:
-            deterministic: equal bits from equal calls, which all of its kernels give anyway.
+            args, named: those of torch.ops.kiln.attn_bwd.
         """
-        del deterministic
-        given = {"dout": dout, "q": q, "k": k, "v": v, "out": out}
-        heads_first = {name: _heads_first(tensor, rows_first) for name, tensor in given.items()}
-        shared = _shared(
-            heads_first["q"], bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng,
-            max_seqlen_q, max_seqlen_k, scale, softcap, dropout, causal, window_left, window_right, bottom_right,
-        )  # fmt: skip
-        some_rows = cu_seqlens_q is not None or seqused_q is not None
-        some_keys = cu_seqlens_k is not None or seqused_k is not None
+        given = _given("attn_bwd", args, named)
+        bias, sinks, rows_first = given["bias"], given["sinks"], given["rows_first"]
+        heads_first = {name: _heads_first(given[name], rows_first) for name in ("dout", "q", "k", "v", "out")}
+        fields = _fields("attn_bwd", given, {**heads_first, "lse": _with_batch(given["lse"])})
         grads = {
-            f"d{name}": _like(heads_first[name], heads_first[name].shape[-1], rows_first, partly)
-            for name, partly in (("q", some_rows), ("k", some_keys), ("v", some_keys))
+            f"d{name}": layout.like(given[name], given[name].shape[-1], rows_first, _is_loose(given, side))
+            for name, side in (("q", "q"), ("k", "k"), ("v", "k"))
         }
-        dbias = expanded = None
-        if need_dbias and bias is not None:
-            if bias.shape[2] != shared["bias"].shape[2]:
+        dbias = None
+        if given["need_dbias"] and bias is not None:
+            if bias.shape[2] != fields["bias"].shape[2]:
                 raise ArgumentError(
                     "the gradient of a bias that all rows share is not there: expand it over rows first"
                 )
             # What no row or key of a sequence leads to is not written.
             dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
-            expanded = dbias.expand(*shared["bias"].shape[:2], -1, -1)
-        dsinks = torch.empty_like(sinks, dtype=torch.float32) if need_dsinks and sinks is not None else None
-        self._operations["attn_bwd"](
-            **heads_first, lse=lse if lse.dim() == 3 else lse[None], **grads, dbias=expanded, dsinks=dsinks, **shared
-        )
-        dq, dk, dv = (_as_given(grads[f"d{name}"], given[name], rows_first) for name in "qkv")
-        return dq, dk, dv, dbias, dsinks
+            fields["dbias"] = dbias.expand(*fields["bias"].shape[:2], -1, -1)
+        dsinks = torch.empty_like(sinks, dtype=torch.float32) if given["need_dsinks"] and sinks is not None else None
+        views = {name: _heads_first(grad, rows_first, written=True) for name, grad in grads.items()}
+        self._run("attn_bwd", {**fields, **views, "dsinks": dsinks})
+        return *grads.values(), dbias, dsinks
 
-    def attn_decode(
-        self, q, k_cache, v_cache, out, k_new=None, v_new=None, seqused_k=None, cu_seqlens_q=None, block_table=None,
-        cache_batch=None, leftpad=None, rotary_cos=None, rotary_sin=None, k_scale=None, v_scale=None, sinks=None,
-        alibi_slopes=None, max_seqlen_q=0, max_seqlen_k=0, window_left=-1, window_right=-1, splits=0, scale=0.0,
-        softcap=0.0, causal=False, rotary_interleaved=False, rows_first=False, return_lse=False,
-    ):  # fmt: skip
-        """Writes `out` and, where there are new keys, the caches; the log-sum-exp (fp32) if return_lse, else None."""
-        rows = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out, "k_new": k_new, "v_new": v_new}
+    def attn_decode(self, *args, **named):
+        """Writes `out` and, where there are new keys, the caches; the log-sum-exp (fp32) if return_lse, else None.
+
+        Args:
+            args, named: those of torch.ops.kiln.attn_decode.
+        """
+        given = _given("attn_decode", args, named)
+        q, rows_first = given["q"], given["rows_first"]
         written = ("k_cache", "v_cache", "out")  # no copy can stand for these
-        heads_first = {
-            name: None if tensor is None else _heads_first(tensor, rows_first, name in written)
-            for name, tensor in rows.items()
-        }
-        scores = _scores(heads_first["q"], scale, softcap, causal, window_left, window_right)
-        del scores["is_negative"]
-        if alibi_slopes is not None and alibi_slopes.dim() == 1:
-            alibi_slopes = alibi_slopes.expand(q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1, -1)
-        lse = None
-        if return_lse:
-            lse = torch.empty(heads_first["q"].shape[:3], dtype=torch.float32, device=q.device)
-        self._operations["attn_decode"](
-            **heads_first, lse=lse, seqused_k=seqused_k, cu_seqlens_q=cu_seqlens_q, block_table=block_table,
-            cache_batch=cache_batch, leftpad=leftpad, rotary_cos=rotary_cos, rotary_sin=rotary_sin, k_scale=k_scale,
-            v_scale=v_scale, sinks=sinks, alibi_slopes=alibi_slopes, max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k, wanted_splits=splits, rotary_interleaved=int(rotary_interleaved), **scores,
-        )  # fmt: skip
-        return lse if lse is None or q.dim() == 4 else lse[0]
+        rows = {name: given[name] for name in ("q", "k_new", "v_new", *written) if given[name] is not None}
+        heads_first = {name: _heads_first(tensor, rows_first, name in written) for name, tensor in rows.items()}
+        fields = _fields("attn_decode", given, heads_first)
+        lse = layout.lse_of(q, rows_first, torch.float32) if given["return_lse"] else None
+        self._run("attn_decode", {**fields, "lse": _with_batch(lse)})
+        return lse
 
-    def dropout_mask(self, rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
+    def dropout_mask(self, *args, **named):
         """[batch, heads, rows, keys]: 1 where a weight is kept; where it is not, 0 in uint8, -1 in floating dtypes."""
-        mask = torch.empty((batch, heads, rows, keys), dtype=dtype, device=rng.device)
-        seed, offset = _seed(rng)
-        self._operations["dropout_mask"](
-            mask=mask, seed=seed, offset=offset, threshold=_threshold(dropout), seed_value=0, offset_value=0
-        )
+        given = _given("dropout_mask", args, named)
+        sizes = [given[name] for name in ("batch", "heads", "rows", "keys")]
+        dtype = given["dtype"] or torch.uint8
+        mask = torch.empty(sizes, dtype=dtype, device=given["rng"].device)
+        self._run("dropout_mask", {**_fields("dropout_mask", given, {}), "mask": mask})
         return mask
 
     def explain(self, function: str, *values: object, **named: object) -> tuple[Chosen, ...]:
@@ -166,7 +136,18 @@ class Engine:
         getattr(other, function)(*values, **named)
         return tuple(found)
 
-    def _check_backward(self, heads_first, out, lse, shared, with_bias: bool, with_sinks: bool) -> None:
+    def _run(self, operation: str, fields: Mapping[str, object]) -> None:
+        """Runs an operation of the recipe; what its arguments are follows from the structure's fields."""
+        self._operations[operation](**self._arguments_of(operation, fields))
+
+    def _arguments_of(self, operation: str, fields: Mapping[str, object]) -> dict[str, object]:
+        formulas, found = _arguments.RECIPE, {}
+        for name in self.recipe.operation(operation).arguments:
+            value = formulas[name](fields) if name in formulas else fields[name]
+            found[name] = int(value) if isinstance(value, bool) else value
+        return found
+
+    def _check_backward(self, fields: dict[str, object], heads_first: Mapping[str, torch.Tensor]) -> None:
         """Raises what the backward of a forward call would raise, before anything runs."""
 
         def dense(tensor: torch.Tensor) -> Described:
@@ -175,11 +156,9 @@ class Engine:
                 strides.insert(0, strides[0] * max(size, 1))
             return Described(given.data, given.dtype, given.sizes, tuple(strides))
 
-        grads = {f"d{name}": dense(heads_first[name]) for name in "qkv"}
-        gradients = {"dbias": shared["bias"] if with_bias else None, "dsinks": shared["sinks"] if with_sinks else None}
-        self._operations["attn_bwd"].explain(
-            **heads_first, out=out, dout=dense(out), lse=lse, **grads, **gradients, **shared
-        )
+        fields |= {f"d{name}": dense(heads_first[name]) for name in "qkv"}
+        fields |= {"dout": dense(fields["out"]), "dbias": fields["bias"], "dsinks": fields["sinks"]}
+        self._operations["attn_bwd"].explain(**self._arguments_of("attn_bwd", fields))
 
 
 class _Explained:
@@ -192,63 +171,54 @@ class _Explained:
         self.found += self.explain(**arguments)
 
 
-def _shared(
-    q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q, max_seqlen_k,
-    scale, softcap, dropout, causal, window_left, window_right, bottom_right,
-) -> dict[str, object]:  # fmt: skip
-    """The arguments that forward and backward have in common (add_shared of csrc/flash/call.h)."""
-    dropout = _kept(dropout)
-    threshold = _threshold(dropout)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if alibi_slopes is not None and alibi_slopes.dim() == 1:
-        alibi_slopes = alibi_slopes.expand(batch, -1)
-    seed, offset = (None, None) if rng is None else _seed(rng)
-    return {
-        "sinks": sinks,
-        "bias": None if bias is None else _broadcast(bias, (batch, *q.shape[1:3])),
-        "alibi_slopes": alibi_slopes,
-        "seed": seed,
-        "offset": offset,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "bottom_right": int(bottom_right),
-        "is_padded": 0,
-        "threshold": threshold,
-        "keep_scale": 1.0 / (1.0 - dropout),
-        "seed_value": 0,
-        "offset_value": 0,
-        **_scores(q, scale, softcap, causal, window_left, window_right),
-    }
+def _given(operation: str, args: Sequence[object], named: Mapping[str, object]) -> dict[str, Any]:
+    """All arguments of an operator by name."""
+    every = getattr(_arguments, operation)(*args, **named)
+    return dict(zip(_arguments.ARGUMENTS[operation], every, strict=True))
 
 
-def _scores(q, scale: float, softcap: float, causal: bool, window_left: int, window_right: int) -> dict[str, object]:
-    """What shapes scores, as the typed entries hand it on: fp32 numbers."""
-    scale, softcap = _kept(scale), _kept(softcap)
-    if not 0.0 <= softcap <= _fp32(1.0e30):
-        raise ArgumentError("flash: softcap must be at least 0, for none, and at most 1e30")
-    if not math.isfinite(scale):
-        raise ArgumentError("flash: sm_scale must be a finite number; 0 is 1 / sqrt(head_dim)")
-    width = q.shape[-1]
-    return {
-        "sm_scale": scale if scale else 1.0 / math.sqrt(width) if width else 1.0,
-        "is_negative": int(scale < 0.0),
-        "is_capped": int(softcap > 0.0),
-        "softcap": softcap if softcap > 0.0 else 1.0,
-        "window_left": window_left,
-        "window_right": 0 if causal else window_right,
-    }
+def _fields(operation: str, given: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The fields of an operation's structure, as bindings/torch fills it, by an operator's arguments.
+
+    Args:
+        tensors: fields that are known already.
+    """
+    named = {field: given[name] for name, field in _arguments.FIELDS[operation].items() if name in given}
+    fields = {**_arguments.DEFAULTS[operation], **named, **tensors}
+    for field, least, most, must in _arguments.LIMITS:
+        if field in fields:
+            fields[field] = _within(fields[field], least, most, must)
+    if (rng := given.get("rng")) is not None:
+        fields["seed"], fields["offset"] = _seed(rng)
+    q, sequences = fields.get("q"), given.get("cu_seqlens_q")
+    batch = sequences.shape[0] - 1 if sequences is not None else None if q is None else q.shape[0]
+    slopes, bias = fields.get("alibi_slopes"), fields.get("bias")
+    if slopes is not None and slopes.dim() == 1:
+        fields["alibi_slopes"] = slopes.expand(batch, -1)
+    if bias is not None:
+        fields["bias"] = _broadcast(bias, (batch, *q.shape[1:3]))
+    return fields
 
 
-def _threshold(dropout: float) -> int:
-    """Weights whose 32-bit number is below this are dropped."""
-    dropout = _kept(dropout)
-    if not 0.0 <= dropout <= _fp32(0.9999):
-        raise ArgumentError("flash: dropout must be at least 0 and at most 0.9999")
-    return int(dropout * 4294967296.0)
+def _is_loose(given: Mapping[str, Any], side: str) -> bool:
+    """Whether there may be rows ("q") or keys ("k") that belong to no sequence, and that no kernel writes."""
+    return given[f"cu_seqlens_{side}"] is not None or given[f"seqused_{side}"] is not None
+
+
+def _within(value: float, least: float | None, most: float | None, must: str) -> float:
+    """The number as fp32, if it is within limits.
+
+    Raises:
+        ArgumentError: it is not, or not finite.
+    """
+    number = _kept(value)
+    if (
+        not math.isfinite(number)
+        or (least is not None and number < least)
+        or (most is not None and number > _fp32(most))
+    ):
+        raise ArgumentError(f"flash: {must}")
+    return number
 
 
 def _fp32(value: float) -> float:
@@ -278,44 +248,23 @@ def _broadcast(bias: torch.Tensor, wanted: tuple[int, ...]) -> torch.Tensor:
         raise ArgumentError(
             "bias must have the shape [batch, heads, rows, keys], of which batch, heads and rows may be 1"
         )
-    bias = _fitted(bias)
+    bias = _fitting(bias)
     return bias.expand(*(want if size == 1 else size for size, want in zip(bias.shape, wanted)), -1)
-
-
-def _fitted(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or where its last dimension has a stride, a copy: heads and rows in the order that they had."""
-    if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] < 2:
-        return tensor
-    if tensor.dim() < 3 or tensor.stride(-3) >= tensor.stride(-2):
-        return tensor.contiguous()
-    return tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
 
 
 def _heads_first(tensor: torch.Tensor, rows_first: bool, written: bool = False) -> torch.Tensor:
     """[batch, heads, rows, d]: a view, unless its last dimension has a stride and it is not `written`. What has another
     rank than 3 or 4 stays as it is: the recipe refuses it."""
-    tensor = tensor if written else _fitted(tensor)
+    tensor = tensor if written else _fitting(tensor)
     if tensor.dim() == 3:
         tensor = tensor[None]
     return tensor.transpose(1, 2) if rows_first and tensor.dim() == 4 else tensor
 
 
-def _as_given(tensor: torch.Tensor, like: torch.Tensor, rows_first: bool) -> torch.Tensor:
-    """The view of [batch, heads, rows, d] that has the layout and the rank of `like`."""
-    tensor = tensor.transpose(1, 2) if rows_first else tensor
-    return tensor if like.dim() == 4 else tensor[0]
+def _fitting(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if layout.fits(tensor) else layout.fitted(tensor)
 
 
-def _like(tensor: torch.Tensor, width: int, rows_first: bool, partly: bool) -> torch.Tensor:
-    """A dense tensor [batch, heads, rows, width], rows before heads in memory where they are so in `tensor`.
-
-    Args:
-        partly: kernels do not write all of its rows; those are 0.
-    """
-    make = torch.zeros if partly else torch.empty
-    if tensor.dim() != 4:
-        return make((*tensor.shape[:-1], width), dtype=tensor.dtype, device=tensor.device)
-    batch, heads, rows, _ = tensor.shape
-    if rows_first or tensor.stride(1) < tensor.stride(2):
-        return make((batch, rows, heads, width), dtype=tensor.dtype, device=tensor.device).transpose(1, 2)
-    return make((batch, heads, rows, width), dtype=tensor.dtype, device=tensor.device)
+def _with_batch(lse: torch.Tensor | None) -> torch.Tensor | None:
+    """[batch, heads, rows]."""
+    return lse[None] if lse is not None and lse.dim() == 2 else lse

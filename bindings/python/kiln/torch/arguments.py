@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kiln import _arguments
 from kiln.arrays import shown, shown_type
 from kiln.errors import ArgumentError, KilnError
 
@@ -23,26 +24,50 @@ _MISFITS = (TypeError, AttributeError, RuntimeError, ValueError, KeyError, Overf
 _INTEGERS = frozenset({
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
 })  # fmt: skip
-# The arguments that hold places and lengths, of attention, decode and the functions of flash_attn.
-_PLACES = frozenset({
-    "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "cache_batch", "leftpad",
-    "cache_seqlens", "cache_batch_idx", "cache_leftpad",
-})  # fmt: skip
+# The arguments that hold places and lengths, of attention and decode, and of the functions of flash_attn.
+_PLACES = _arguments.INT32 | {"cu_seqlens", "cache_seqlens", "cache_batch_idx", "cache_leftpad"}
 
 
 def named(function: F) -> F:
     """Has a failed call of a function say which argument is not of its declared kind."""
+    return done_by(function)(function)
 
-    @functools.wraps(function)
-    def call(*args: object, **kwargs: object) -> object:
-        try:
-            return function(*args, **kwargs)
-        except _MISFITS as error:
-            if not is_compiling():
-                _check(error, function, args, kwargs)
-            raise
 
-    return call
+def done_by(run: Callable) -> Callable[[F], F]:
+    """Has another function do what is called, which gets the arguments that are given, and no defaults. The function
+    itself has the signature and says what it means; a failed call says which argument is not of its declared kind."""
+
+    def replace(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> object:
+            try:
+                return run(*args, **kwargs)
+            except _MISFITS as error:
+                if not is_compiling():
+                    _check(error, function, args, kwargs)
+                raise
+
+        return call
+
+    return replace
+
+
+def defaults_of(function: Callable) -> dict[str, object]:
+    """The defaults of a function's arguments by name."""
+    return {name: p.default for name, p in inspect.signature(function).parameters.items() if p.default is not p.empty}
+
+
+def as_of(other: Callable) -> Callable[[F], F]:
+    """Gives a function that hands on the arguments of another the signature of that, and its own behind it."""
+
+    def sign(function: F) -> F:
+        of, own = inspect.signature(other), inspect.signature(function)
+        added = [p for name, p in own.parameters.items() if name not in of.parameters and p.kind is not p.VAR_KEYWORD]
+        function.__signature__ = of.replace(parameters=[*of.parameters.values(), *added],
+                                            return_annotation=own.return_annotation)  # fmt: skip
+        return function
+
+    return sign
 
 
 def _check(error: Exception, function: Callable, args: tuple, kwargs: dict[str, object]) -> None:
@@ -53,15 +78,14 @@ def _check(error: Exception, function: Callable, args: tuple, kwargs: dict[str, 
     """
     if isinstance(error, KilnError) and type(error) is not ArgumentError:
         return
+    signature = inspect.signature(function)
     try:
-        bound = inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:  # what Python itself says of names is a sentence
-        return
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as misnamed:
+        raise TypeError(f"{function.__name__}() {misnamed}") from None
     bound.apply_defaults()
-    for name, kind in function.__annotations__.items():
-        if name == "return":
-            continue
-        value = bound.arguments[name]
+    for name, parameter in signature.parameters.items():
+        value, kind = bound.arguments[name], parameter.annotation
         holds, wanted = _KINDS[kind]
         if not holds(value):
             is_object = kind.startswith("Tensor") or isinstance(value, Tensor)

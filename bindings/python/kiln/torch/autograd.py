@@ -10,14 +10,14 @@ from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.compiler import is_compiling
 
+from kiln import _arguments
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import native, operators
 
 _Tensor, _Parameter = Tensor, torch.nn.Parameter
-_BIAS, _SINKS = 3, 5  # arguments of attn_fwd
-_TENSORS = 11  # q to rng
-_ROWS_FIRST, _RETURN_LSE = 20, 21
-_NOTHING = (None,) * operators.FORWARD_ARGUMENTS
+_FORWARD = _arguments.ARGUMENTS["attn_fwd"]
+_BIAS, _SINKS, _RETURN_LSE = (_FORWARD.index(name) for name in ("bias", "sinks", "return_lse"))
+_NOTHING = (None,) * len(_FORWARD)
 _RECORDED = native.RETURN_LSE + native.FOR_BACKWARD
 _CAUSAL_TO_ROWS_FIRST = (native.CAUSAL, native.BOTTOM_RIGHT, native.ROWS_FIRST)
 
@@ -55,13 +55,14 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, *args: object) -> tuple[Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
-        if _all_real(args[:_TENSORS]):
-            out, lse = operators.engine().attn_fwd(*args[:_RETURN_LSE], True, for_backward=True)
+        tensors, ctx.others = _arguments.split_forward(args)
+        with_lse = (*args[:_RETURN_LSE], True, *args[_RETURN_LSE + 1 :])
+        if _all_real(tensors):
+            out, lse = operators.engine().attn_fwd(*with_lse, for_backward=True)
         else:
             with torch._C._AutoDispatchBelowAutograd():
-                out, lse = operators.attn_fwd(*args[:_RETURN_LSE], True)
-        ctx.save_for_backward(*args[:_TENSORS], out, lse)
-        ctx.rest = args[_TENSORS:_RETURN_LSE]
+                out, lse = operators.attn_fwd(*with_lse)
+        ctx.save_for_backward(*tensors, out, lse)
         if not args[_RETURN_LSE]:
             return out, None
         ctx.mark_non_differentiable(lse)
@@ -72,18 +73,17 @@ class Attention(torch.autograd.Function):
         if dout is None:
             return _NOTHING
         *tensors, out, lse = ctx.saved_tensors
-        q, k, v, *extras = tensors
         needs = ctx.needs_input_grad
-        arguments = (
-            dout, q, k, v, out, lse, *extras, *ctx.rest, needs[_BIAS], needs[_SINKS],
-            torch.are_deterministic_algorithms_enabled(),
+        arguments = _arguments.backward_of(
+            tensors, ctx.others, dout=dout, out=out, lse=lse, need_dbias=needs[_BIAS], need_dsinks=needs[_SINKS],
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         # Recorded, so that differentiating again is refused, where gradients of these are wanted.
         if is_compiling() or torch.is_grad_enabled() or not _all_real((dout, *tensors)):
-            dq, dk, dv, dbias, dsinks = operators.attn_bwd(*arguments)
+            gradients = operators.attn_bwd(*arguments)
         else:
-            dq, dk, dv, dbias, dsinks = operators.engine().attn_bwd(*arguments)
-        return dq, dk, dv, dbias, None, dsinks, *_NOTHING[_SINKS + 1 :]
+            gradients = operators.engine().attn_bwd(*arguments)
+        return _arguments.gradients_of(*gradients)
 
 
 class Plain(torch.autograd.Function):
@@ -159,11 +159,12 @@ def attention(*args: object) -> tuple[Tensor, Tensor | None]:
     for name, tensor in zip("qkv", args):
         if tensor is None:  # which a schema takes for a tensor
             raise ArgumentError(f"{name} must be a tensor, and is None")
+    args = (*args, *operators.FORWARD_DEFAULTS[len(args) :])
     if not is_real():
         _refuse_transforms(args)
     if _wants_gradient(args):
-        return Attention.apply(*args, *operators.FORWARD_DEFAULTS[len(args) :])
-    if _all_real(args[:_TENSORS]):
+        return Attention.apply(*args)
+    if _all_real(_arguments.split_forward(args)[0]):
         return operators.engine().attn_fwd(*args)
     with torch._C._AutoDispatchBelowAutograd():
         return operators.attn_fwd(*args)

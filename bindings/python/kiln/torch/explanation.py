@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kiln import _core
+from kiln import _arguments, _core
 from kiln.errors import ArgumentError, KilnError
 from kiln.information import Variant
 from kiln.torch import arguments, functions, native, operators
@@ -19,14 +20,8 @@ _DTYPES = {
     torch.float8_e4m3fn: "fp8e4m3", torch.float8_e5m2: "fp8e5m2", torch.int8: "int8", torch.int16: "int16",
     torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool",
 }  # fmt: skip
-_TENSORS = (
-    "q", "k", "v", "bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "rng",
-)  # fmt: skip
-_SCALARS = (
-    "max_seqlen_q", "max_seqlen_k", "softcap", "dropout", "causal", "window_left", "window_right", "bottom_right",
-)  # fmt: skip
 _UNKNOWN = 4096  # stands for a size that is not known while something is traced
-_PAGE = 1 << 21  # addresses of tensors that have none: apart, and aligned as PyTorch's allocator would
+_PAGE = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -78,14 +73,8 @@ def _described(kernel: Variant) -> str:
 
 
 @arguments.named
-def explain(
-    q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False, bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
-    max_seqlen_q: int = 0, max_seqlen_k: int = 0, scale: float | None = None, softcap: float = 0.0,
-    dropout: float = 0.0, causal: bool = False, window: tuple[int, int] = (-1, -1), bottom_right: bool = False,
-    rows_first: bool = False, rng: Tensor | None = None, return_lse: bool = False,
-) -> Explanation:  # fmt: skip
+@arguments.as_of(functions.attention)
+def explain(q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False, **others: Any) -> Explanation:
     """Which images `attention` with these arguments would run, and why; none of them is launched.
 
     What `attention` casts or copies for its kernels is cast here too, so that the answer is that of the same tensors.
@@ -102,14 +91,11 @@ def explain(
             now. kiln.jit tells what it would run by `kiln.jit.Recipe(...).operation("attn_fwd").explain(...)`.
     """
     _check_engine()
-    call = _words(q, k, v, rows_first, causal, window, bias, dropout, softcap)
+    call = _words(q, k, v, **others)
     try:
-        normalized = functions.normalized(
-            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
-        )  # fmt: skip
+        normalized = functions.normalized(q, k, v, **others)
         given = dict(zip(operators.FORWARD_NAMES, normalized, strict=True))
-        kernels = _plan(given, return_lse or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
+        kernels = _plan(given, given["return_lse"] or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
     except KilnError as error:
         return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
     return Explanation(call, kernels, None, None, operators.engine().name)
@@ -163,29 +149,31 @@ def _plan(given: Mapping[str, object], with_lse: bool, gradients: Collection[str
         given: arguments of attn_fwd by name; what is missing has its default.
         gradients: of which arguments gradients are wanted; those of q, k and v come together. Empty: no backward.
     """
-    tensors = {name: given[name] for name in _TENSORS if given.get(name) is not None}
+    names = (*_arguments.ARRAYS["attn_fwd"], "rng")
+    tensors = {name: given[name] for name in names if given.get(name) is not None}
     _check_devices(tensors)
     tensors.pop("rng", None)  # what dropout draws decides nothing
     for name in ("q", "k", "v"):
         tensors[name] = _logical(tensors[name], given.get("rows_first", False))
-    views = {name: _view(tensor, place) for place, (name, tensor) in enumerate(tensors.items())}
-    q, k, v = views["q"], views["k"], views["v"]
+    made = _Addresses()
+    views = {name: _view(tensor, made) for name, tensor in tensors.items()}
+    q, v = views["q"], views["v"]
     sequences = views["cu_seqlens_q"][2][0] - 1 if "cu_seqlens_q" in views else q[2][0]
     scores = (sequences, q[2][1], q[2][2])
     summed = {}  # gradients that are sums over what was spread
     if "bias" in views:
         if "bias" in gradients:
-            summed["dbias"] = _spread(_packed(views["bias"], views["bias"][1], 26), scores)
+            summed["dbias"] = _spread(_packed(views["bias"], views["bias"][1], made), scores)
         views["bias"] = _spread(views["bias"], scores)
     if "sinks" in views and "sinks" in gradients:
-        summed["dsinks"] = _packed(views["sinks"], "fp32", 27)
+        summed["dsinks"] = _packed(views["sinks"], "fp32", made)
     if "alibi_slopes" in views and len(views["alibi_slopes"][2]) == 1:
         address, dtype, sizes, strides = views["alibi_slopes"]
         views["alibi_slopes"] = (address, dtype, (sequences, *sizes), (0, *strides))
-    out = _dense(q, v[2][3], 20)
-    lse = (21 * _PAGE, "fp32", q[2][:3], (q[2][1] * q[2][2], q[2][2], 1))
-    seed = {"seed": (22 * _PAGE, "int64", (), ()), "offset": (22 * _PAGE + 8, "int64", (), ())}
-    scalars = {name: given[name] for name in _SCALARS if name in given}
+    out = _dense(q, v[2][3], made)
+    lse = (made.next(), "fp32", q[2][:3], (q[2][1] * q[2][2], q[2][2], 1))
+    seed = {name: (made.next(), "int64", (), ()) for name in ("seed", "offset")}
+    scalars = {name: given[name] for name in _arguments.VALUES["attn_fwd"] if name in given and name != "scale"}
     fields = {
         **views, **scalars, "sm_scale": given["scale"], **(seed if scalars.get("dropout") else {}), "out": out,
     }  # fmt: skip
@@ -193,8 +181,8 @@ def _plan(given: Mapping[str, object], with_lse: bool, gradients: Collection[str
     with _queue(given["q"].device) as queue:
         rows = runtime.explain("attn_fwd", queue, {**fields, "lse": lse if with_lse else None})
         if gradients:
-            made = {"dq": _dense(q, q[2][3], 23), "dk": _dense(k, k[2][3], 24), "dv": _dense(v, v[2][3], 25), **summed}
-            rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **made})
+            own = {f"d{name}": _dense(views[name], views[name][2][3], made) for name in "qkv"}
+            rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **own, **summed})
     return tuple(Variant(**row) for row in rows)
 
 
@@ -215,13 +203,24 @@ def _queue(device: torch.device) -> Iterator[tuple[int, int, int]]:
 _View = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 
 
-def _view(tensor: Tensor, place: int) -> _View:
+class _Addresses:
+    """Addresses for tensors that have none: apart, and aligned as PyTorch's allocator would."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self) -> int:
+        self._last += _PAGE
+        return self._last
+
+
+def _view(tensor: Tensor, made: _Addresses) -> _View:
     """A tensor as kiln._core takes it; one without memory gets an address of its own."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ArgumentError(f"a tensor is of {tensor.dtype}, which no kernel takes")
     real = type(tensor) in functions.PLAIN_TYPES and tensor.device.type == "cuda" and functions.is_real()
-    address = tensor.data_ptr() if real else (place + 1) * _PAGE
+    address = tensor.data_ptr() if real else made.next()
     strides = [_known(stride) for stride in tensor.stride()]
     if tensor.dim() == 4 and strides[-1] != 1:  # what the call would copy
         strides = [_known(stride) for stride in torch.empty(tensor.shape, device="meta").stride()]
@@ -245,17 +244,17 @@ def _logical(tensor: Tensor, rows_first: bool) -> Tensor:
     return tensor.transpose(1, 2) if rows_first else tensor
 
 
-def _dense(like: _View, width: int, place: int) -> _View:
+def _dense(like: _View, width: int, made: _Addresses) -> _View:
     batch, heads, rows, _ = like[2]
-    return (place * _PAGE, like[1], (batch, heads, rows, width), (heads * rows * width, rows * width, width, 1))
+    return (made.next(), like[1], (batch, heads, rows, width), (heads * rows * width, rows * width, width, 1))
 
 
-def _packed(like: _View, dtype: str, place: int) -> _View:
+def _packed(like: _View, dtype: str, made: _Addresses) -> _View:
     """A contiguous tensor of the same sizes."""
     sizes, strides = like[2], [1] * len(like[2])
     for i in reversed(range(len(sizes) - 1)):
         strides[i] = strides[i + 1] * max(sizes[i + 1], 1)
-    return place * _PAGE, dtype, sizes, tuple(strides)
+    return made.next(), dtype, sizes, tuple(strides)
 
 
 def _spread(bias: _View, sizes: tuple[int, ...]) -> _View:
@@ -265,7 +264,9 @@ def _spread(bias: _View, sizes: tuple[int, ...]) -> _View:
     return address, dtype, tuple(spread), tuple(0 if a == 1 and b != 1 else s for a, b, s in zip(own, spread, strides))
 
 
-def _words(q, k, v, rows_first, causal, window, bias, dropout, softcap) -> str:
+def _words(
+    q, k, v, rows_first=False, causal=False, window=(-1, -1), bias=None, dropout=0.0, softcap=0.0, **_others
+) -> str:
     shapes = ", ".join(f"{name} {[*map(_known, tensor.shape)]}" for name, tensor in (("q", q), ("k", k), ("v", v)))
     more = [
         "causal" if causal else "",

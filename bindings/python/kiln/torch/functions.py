@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
+from kiln import _arguments, layout
 from kiln.errors import ArgumentError, KilnError
 from kiln.torch import arguments, autograd, native, operators
-from kiln.torch.autograd import Attention, is_real
+from kiln.torch.autograd import is_real
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST = 2**63 - 1
 # The smallest fp32; products with it are as good as 0.
 TINY = 2.0**-126
-_NO_TENSORS = (None,) * 8
-_EVERYWHERE = (-1, -1)
+_FLAG_NAMES, _NO_FLAGS = ("causal", "bottom_right", "rows_first"), (False, False, False)
+_DIFFERENTIABLE = [operators.FORWARD_NAMES.index(name) for name in _arguments.DIFFERENTIABLE]
+# What a plain call gives to the engine, of all arguments of attn_fwd.
+_plain_of = itemgetter(*map(operators.FORWARD_NAMES.index, ("scale", *_FLAG_NAMES)))
 _ANYTHING = (None,)  # has no functions of PyTorch its own way, so that only a mode can
 
 
@@ -83,7 +88,19 @@ def dropout_mask(
     return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
 
 
-@arguments.named
+def _attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention`, of the arguments that are given."""
+    if not is_compiling() and _is_plain(given, _ATTENTION, "attn_fwd"):
+        flags = native.flags_of(*map(given.get, _FLAG_NAMES, _NO_FLAGS)) if given else 0
+        if (out := native.shortcut.attend(q, k, v, given_scale(given.get("scale")), flags)) is not None:
+            return out
+    if given.get("dropout") and given.get("rng") is None:
+        given["rng"] = draw_rng(q.device)
+    out, lse = call(normalized(q, k, v, **given))
+    return (out, lse) if given.get("return_lse") else out
+
+
+@arguments.done_by(_attention)
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
@@ -127,49 +144,53 @@ def attention(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; the sentence names the nearest that exists.
     """
-    if (
-        bias is None and alibi_slopes is None and sinks is None and cu_seqlens_q is None and cu_seqlens_k is None
-        and seqused_q is None and seqused_k is None and window == _EVERYWHERE
-        and not (is_compiling() or dropout or softcap or max_seqlen_q or max_seqlen_k or return_lse)
-    ):  # fmt: skip
-        flags = native.flags_of(causal, bottom_right, rows_first)
-        if (out := native.shortcut.attend(q, k, v, given_scale(scale), flags)) is not None:
-            return out
-    if dropout and rng is None:
-        rng = draw_rng(q.device)
-    out, lse = call(
-        *normalized(
-            q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-            max_seqlen_k, scale, softcap, dropout, causal, window, bottom_right, rows_first, return_lse,
-        )
-    )  # fmt: skip
-    return (out, lse) if return_lse else out
+    raise NotImplementedError  # _attention does it
+
+
+_ATTENTION = arguments.defaults_of(attention)
+
+
+def _is_plain(given: Mapping[str, Any], defaults: Mapping[str, Any], operation: str) -> bool:
+    """Whether a call gives nothing that the shortest way does not take, but what it could as well leave out."""
+    plain = _arguments.PLAIN[operation]
+    for name, value in given.items():
+        if name not in plain and value is not (default := defaults[name]) and (default is None or value != default):
+            return False
+    return True
 
 
 def normalized(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seqused_q: Tensor | None, seqused_k: Tensor | None,
-    rng: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, scale: float | None, softcap: float, dropout: float,
-    causal: bool, window: tuple[int, int], bottom_right: bool, rows_first: bool, return_lse: bool,
-) -> tuple:  # fmt: skip
-    """The arguments of attn_fwd, in its order, that those of `attention` mean: each in the dtype and form it takes."""
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, rng: Tensor | None = None,
+    scale: float | None = None, softcap: float = 0.0, dropout: float = 0.0, window: tuple[int, int] = (-1, -1),
+    **others: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """All arguments of the operator attn_fwd that those of `attention` mean: each in the dtype and form it takes."""
     left, right = window
-    if bias is not None or alibi_slopes is not None or sinks is not None:
-        if bias is not None and min(q.dim(), k.dim()) > 2:  # else the call is refused for q or k
-            at = -3 if rows_first else -2
-            rows = max_seqlen_q if cu_seqlens_q is not None and max_seqlen_q else q.shape[at]
-            keys = max_seqlen_k if cu_seqlens_k is not None and max_seqlen_k else k.shape[at]
-            bias = spread_bias(bias, q.dtype, rows, keys)
-        alibi_slopes, sinks = _fp32(alibi_slopes), _fp32(sinks)
-    if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        cu_seqlens_q, cu_seqlens_k = _int32("cu_seqlens_q", cu_seqlens_q), _int32("cu_seqlens_k", cu_seqlens_k)
-    if seqused_q is not None or seqused_k is not None:
-        seqused_q, seqused_k = _int32("seqused_q", seqused_q), _int32("seqused_k", seqused_k)
-    return (
-        q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng if dropout else None,
-        max_seqlen_q, max_seqlen_k, given_scale(scale), above_zero(softcap), above_zero(dropout), causal, left,
-        right, bottom_right, rows_first, return_lse,
+    if bias is not None and min(q.dim(), k.dim()) > 2:  # else the call is refused for q or k
+        bias = spread_bias(bias, q.dtype, _length("q", q, others), _length("k", k, others))
+    return _arguments.attn_fwd(
+        q, k, v, bias, rng=rng if dropout else None, scale=given_scale(scale), softcap=above_zero(softcap),
+        dropout=above_zero(dropout), window_left=left, window_right=right, **cast(others),
     )  # fmt: skip
+
+
+def _length(name: str, tensor: Tensor, others: Mapping[str, Any]) -> int | torch.SymInt:
+    """How many rows or keys the longest sequence may have."""
+    longest = others.get(f"max_seqlen_{name}")
+    is_known = longest and others.get(f"cu_seqlens_{name}") is not None
+    return longest if is_known else tensor.shape[-3 if others.get("rows_first") else -2]
+
+
+def cast(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, those tensors in the dtype that operators take, for which any of its kind does."""
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in _arguments.INT32:
+            given[name] = _int32(name, value)
+        elif name in _arguments.FP32:
+            given[name] = value if value.dtype == torch.float32 else value.float()
+    return given
 
 
 def given_scale(scale: float | None) -> float:
@@ -187,34 +208,23 @@ def above_zero(number: float) -> float:
     return TINY if 0.0 < number < TINY else number
 
 
-def call(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seqused_q: Tensor | None, seqused_k: Tensor | None,
-    rng: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, scale: float, softcap: float, dropout: float,
-    causal: bool, left: int, right: int, bottom_right: bool, rows_first: bool, return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def call(given: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
     """attn_fwd with all of its arguments, by the shortest way that is right for these tensors."""
-    arguments = (
-        q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng, max_seqlen_q,
-        max_seqlen_k, scale, softcap, dropout, causal, left, right, bottom_right, rows_first, return_lse,
-    )  # fmt: skip
+    q, k, v = given[:3]
     if (
         type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES or type(v) not in PLAIN_TYPES
         or q.is_meta or is_compiling() or has_torch_function(_ANYTHING) or not is_real() or operators.casts(q)
     ):  # fmt: skip
-        return operators.attn_fwd(*arguments)
-    if not torch.is_grad_enabled() or not (
-        q.requires_grad or k.requires_grad or v.requires_grad
-        or (bias is not None and bias.requires_grad) or (sinks is not None and sinks.requires_grad)
-    ):  # fmt: skip
-        return operators.engine().attn_fwd(*arguments)
-    if arguments[3:11] == _NO_TENSORS and arguments[11:] == (
-        0, 0, scale, 0.0, 0.0, causal, -1, -1, bottom_right, rows_first, False
-    ):  # fmt: skip
-        flags = native.flags_of(causal, bottom_right, rows_first)
-        if (out := recorded(q, k, v, flags, scale)) is not None:
+        return operators.attn_fwd(*given)
+    if not torch.is_grad_enabled() or not any(
+        (tensor := given[place]) is not None and tensor.requires_grad for place in _DIFFERENTIABLE
+    ):
+        return operators.engine().attn_fwd(*given)
+    if _arguments.is_plain(given):
+        scale, *truths = _plain_of(given)
+        if (out := recorded(q, k, v, native.flags_of(*truths), scale)) is not None:
             return out, None
-    return Attention.apply(*arguments)
+    return autograd.Attention.apply(*given)
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -245,7 +255,38 @@ def recorded(q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tenso
     return None
 
 
-@arguments.named
+def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **given: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """`decode`, of the arguments that are given."""
+    if not is_compiling() and _is_plain(given, _DECODE, "attn_decode"):
+        flags = native.flags_of(*map(given.get, _FLAG_NAMES, _NO_FLAGS))
+        arrays = map(given.get, ("k_new", "v_new", "seqused_k", "block_table", "out"))
+        made = native.shortcut.decode(q, k_cache, v_cache, *arrays, given_scale(given.get("scale")), flags)
+        if made is not None:
+            if given.get("k_new") is not None or given.get("out") is not None:
+                autograd.count_changes((k_cache, v_cache, made))
+            return made
+    left, right = given.pop("window", (-1, -1))
+    out = given.pop("out", None)
+    if out is None:
+        if not (q.dim() and v_cache.dim()):
+            raise ArgumentError("q and v_cache must have 4 dimensions, or 3 for sequences one after another, not none")
+        width = v_cache.shape[-1]
+        is_alike = q.shape[-1] == width and q.is_contiguous()
+        out = torch.empty_like(q) if is_alike else layout.like(q, width, given.get("rows_first", False))
+    given["scale"] = given_scale(given.get("scale"))
+    given["softcap"] = above_zero(given.get("softcap", 0.0))
+    every = _arguments.attn_decode(q, k_cache, v_cache, out, window_left=left, window_right=right, **cast(given))
+    if (
+        type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
+        and not q.is_meta and not is_compiling() and not has_torch_function(_ANYTHING) and is_real()
+    ):  # fmt: skip
+        lse = autograd.decode(*every, run=operators.engine().attn_decode)
+    else:
+        lse = operators.attn_decode(*every)
+    return (out, lse) if given.get("return_lse") else out
+
+
+@arguments.done_by(_decode)
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k_new: Tensor | None = None, v_new: Tensor | None = None,
     seqused_k: Tensor | None = None, cu_seqlens_q: Tensor | None = None, block_table: Tensor | None = None,
@@ -288,42 +329,10 @@ def decode(
         ArgumentError: a rank, size, dtype or value that cannot be; tensors on several devices.
         UnsupportedError: no kernel serves this call; or gradients are wanted.
     """
-    if (
-        cu_seqlens_q is None and cache_batch is None and leftpad is None and rotary_cos is None and rotary_sin is None
-        and k_scale is None and v_scale is None and sinks is None and alibi_slopes is None and window == _EVERYWHERE
-        and not (is_compiling() or max_seqlen_q or max_seqlen_k or softcap or splits or rotary_interleaved)
-        and not return_lse
-    ):  # fmt: skip
-        flags = native.flags_of(causal, False, rows_first)
-        made = native.shortcut.decode(
-            q, k_cache, v_cache, k_new, v_new, seqused_k, block_table, out, given_scale(scale), flags
-        )
-        if made is not None:
-            if k_new is not None or out is not None:
-                autograd.count_changes((k_cache, v_cache, made))
-            return made
-    left, right = window
-    if out is None:
-        if not (q.dim() and v_cache.dim()):
-            raise ArgumentError("q and v_cache must have 4 dimensions, or 3 for sequences one after another, not none")
-        width = v_cache.shape[-1]
-        is_plain = q.shape[-1] == width and q.is_contiguous()
-        out = torch.empty_like(q) if is_plain else operators.like(q, width, rows_first)
-    given = (
-        q, k_cache, v_cache, out, k_new, v_new, _int32("seqused_k", seqused_k),
-        _int32("cu_seqlens_q", cu_seqlens_q), _int32("block_table", block_table),
-        _int32("cache_batch", cache_batch), _int32("leftpad", leftpad), rotary_cos, rotary_sin, _fp32(k_scale),
-        _fp32(v_scale), _fp32(sinks), _fp32(alibi_slopes), max_seqlen_q, max_seqlen_k, left, right, splits,
-        given_scale(scale), above_zero(softcap), causal, rotary_interleaved, rows_first, return_lse,
-    )  # fmt: skip
-    if (
-        type(q) in PLAIN_TYPES and type(k_cache) in PLAIN_TYPES and type(v_cache) in PLAIN_TYPES
-        and not q.is_meta and not is_compiling() and not has_torch_function(_ANYTHING) and is_real()
-    ):  # fmt: skip
-        lse = autograd.decode(*given, run=operators.engine().attn_decode)
-    else:
-        lse = operators.attn_decode(*given)
-    return (out, lse) if return_lse else out
+    raise NotImplementedError  # _decode does it
+
+
+_DECODE = arguments.defaults_of(decode)
 
 
 def spread_bias(bias: Tensor, dtype: torch.dtype, rows: int, keys: int) -> Tensor:
@@ -345,19 +354,11 @@ def spread_bias(bias: Tensor, dtype: torch.dtype, rows: int, keys: int) -> Tenso
     return bias.expand(-1, -1, rows, -1) if bias.shape[2] == 1 and rows != 1 else bias
 
 
-def _int32(name: str, tensor: Tensor | None) -> Tensor | None:
-    return tensor if tensor is None or tensor.dtype == torch.int32 else arguments.int32(name, tensor)
-
-
-def _fp32(tensor: Tensor | None) -> Tensor | None:
-    return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()
+def _int32(name: str, tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.int32 else arguments.int32(name, tensor)
 
 
 _packet = torch.ops.kiln.attn_fwd
-
-
-_FLAG_NAMES, _NO_FLAGS = ("causal", "bottom_right", "rows_first"), (False, False, False)
-_PLAIN_NAMES = {"scale", *_FLAG_NAMES}
 
 
 class _Packet(type(_packet)):
@@ -367,7 +368,7 @@ class _Packet(type(_packet)):
         vars(self).update(vars(_packet))
 
     def __call__(self, /, *args, **kwargs):
-        if len(args) == 3 and kwargs.keys() <= _PLAIN_NAMES and not is_compiling():
+        if len(args) == 3 and kwargs.keys() <= _arguments.PLAIN["attn_fwd"] and not is_compiling():
             try:
                 flags = native.flags_of(*map(kwargs.get, _FLAG_NAMES, _NO_FLAGS)) if kwargs else 0
                 if (out := native.shortcut.attend(*args, kwargs.get("scale", 0.0), flags)) is not None:

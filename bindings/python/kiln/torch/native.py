@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,7 +18,17 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
 import kiln
-from kiln import _core, errors
+from kiln import _arguments, _core, errors, layout
+from kiln._arguments import (  # noqa: F401
+    ALIKE,
+    BOTTOM_RIGHT,
+    CAUSAL,
+    EQUAL_HEADS,
+    FOR_BACKWARD,
+    NO_EXTRAS,
+    RETURN_LSE,
+    ROWS_FIRST,
+)
 from kiln.runtime import _log as write_log
 
 name = "native"
@@ -27,9 +37,7 @@ devices = frozenset({"cuda"})
 LIBRARY = Path(kiln.__file__).parent / "lib" / "libkiln_torch.so"
 LOWEST = (2, 10)
 
-# Bits of `flags`, and results that are no kiln_status; as in bindings/torch/call.h.
-CAUSAL, BOTTOM_RIGHT, ROWS_FIRST, RETURN_LSE, FOR_BACKWARD, ALIKE = 1, 2, 4, 8, 16, 32
-NEED_DBIAS, NEED_DSINKS, DETERMINISTIC, INTERLEAVED, EQUAL_HEADS = 64, 128, 256, 512, 1024
+# A result that is no kiln_status, as in bindings/torch/call.h.
 REFIT = -1
 # Refusals that neither another form of the tensors nor a second try can change.
 FINAL = frozenset({2, 3, 5, 6, 7, 15})
@@ -37,9 +45,6 @@ _OUT_OF_MEMORY, _QUEUE, _RANGE = 11, 13, 14
 _MOST_MESSAGES = 3  # KILN_LOG_DEBUG
 
 _BIT = {False: 0, True: 1}  # whatever equals neither is no flag
-NO_EXTRAS: list[Tensor] = []
-# softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right: what the operators have as defaults
-_PLAIN = (0.0, 0.0, 0, 0, -1, -1)
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, torch.OutOfMemoryError):
@@ -133,15 +138,8 @@ def flags_of(causal: bool, bottom_right: bool, rows_first: bool) -> int:
     return CAUSAL * _BIT[causal] + BOTTOM_RIGHT * _BIT[bottom_right] + ROWS_FIRST * _BIT[rows_first]
 
 
-def attn_fwd(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
-    seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, rng: Tensor | None = None,
-    max_seqlen_q: int = 0, max_seqlen_k: int = 0, scale: float = 0.0, softcap: float = 0.0, dropout: float = 0.0,
-    causal: bool = False, window_left: int = -1, window_right: int = -1, bottom_right: bool = False,
-    rows_first: bool = False, return_lse: bool = False, for_backward: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention, as `torch.ops.kiln.attn_fwd`.
+def attn_fwd(*args: Any, for_backward: bool = False, **named: Any) -> tuple[Tensor, Tensor | None]:
+    """Attention, as `torch.ops.kiln.attn_fwd`, whose arguments it takes.
 
     Args:
         for_backward: refuse what attn_bwd has no kernel for.
@@ -152,76 +150,43 @@ def attn_fwd(
     Raises:
         KilnError: what the call lacks; UnsupportedError where no kernel serves it.
     """
-    extras, which = NO_EXTRAS, 0
-    if not (
-        bias is None and alibi_slopes is None and sinks is None and cu_seqlens_q is None and cu_seqlens_k is None
-        and seqused_q is None and seqused_k is None and rng is None
-    ):  # fmt: skip
-        extras, which = _listed(bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng)
-    flags = flags_of(causal, bottom_right, rows_first) + RETURN_LSE * _BIT[return_lse] + FOR_BACKWARD * for_backward
-    rest = (softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right)
-    if rest == _PLAIN:
-        if extras is NO_EXTRAS and flags < RETURN_LSE and (out := shortcut.attend(q, k, v, scale, flags)) is not None:
+    tensors, extras, which, flags, scale, rest = _arguments.native_attn_fwd(*args, **named)
+    if for_backward:
+        flags += FOR_BACKWARD
+    if not which and flags < RETURN_LSE and rest == _arguments.NATIVE_DEFAULTS["attn_fwd"]:
+        out = shortcut.attend(*tensors, scale, flags)
+        if out is not None:
             return out, None
-        out, lse, status = forward_op(q, k, v, extras, which, flags, scale)
-    else:
-        out, lse, status = forward_op(q, k, v, extras, which, flags, scale, *rest)
-    if status:
-        out, lse = _again(forward_op, status, (q, k, v), extras, (which, flags, scale, *rest))
-    return out, lse
+    return _run("attn_fwd", forward_op, tensors, extras, which, flags, scale, rest)
 
 
-def attn_bwd(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None, seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
-    rng: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0, scale: float = 0.0,
-    softcap: float = 0.0, dropout: float = 0.0, causal: bool = False, window_left: int = -1, window_right: int = -1,
-    bottom_right: bool = False, rows_first: bool = False, need_dbias: bool = False, need_dsinks: bool = False,
-    deterministic: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+def attn_bwd(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of attn_fwd, as `torch.ops.kiln.attn_bwd`: dq, dk, dv, dbias, dsinks."""
-    extras, which = NO_EXTRAS, 0
-    if not (
-        bias is None and alibi_slopes is None and sinks is None and cu_seqlens_q is None and cu_seqlens_k is None
-        and seqused_q is None and seqused_k is None and rng is None
-    ):  # fmt: skip
-        extras, which = _listed(bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, rng)
-    flags = (
-        flags_of(causal, bottom_right, rows_first) + NEED_DBIAS * need_dbias + NEED_DSINKS * need_dsinks
-        + DETERMINISTIC * deterministic
-    )  # fmt: skip
-    rest = (softcap, dropout, max_seqlen_q, max_seqlen_k, window_left, window_right)
-    if rest == _PLAIN:
-        *results, status = _backward_op(dout, q, k, v, out, lse, extras, which, flags, scale)
-    else:
-        *results, status = _backward_op(dout, q, k, v, out, lse, extras, which, flags, scale, *rest)
-    if status:
-        results = _again(_backward_op, status, (dout, q, k, v, out, lse), extras, (which, flags, scale, *rest))
-    return tuple(results)
+    return _run("attn_bwd", _backward_op, *_arguments.native_attn_bwd(*args, **named))
 
 
-def attn_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, k_new: Tensor | None = None,
-    v_new: Tensor | None = None, seqused_k: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-    block_table: Tensor | None = None, cache_batch: Tensor | None = None, leftpad: Tensor | None = None,
-    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None, sinks: Tensor | None = None, alibi_slopes: Tensor | None = None,
-    max_seqlen_q: int = 0, max_seqlen_k: int = 0, window_left: int = -1, window_right: int = -1, splits: int = 0,
-    scale: float = 0.0, softcap: float = 0.0, causal: bool = False, rotary_interleaved: bool = False,
-    rows_first: bool = False, return_lse: bool = False,
-) -> Tensor | None:  # fmt: skip
+def attn_decode(*args: Any, **named: Any) -> Tensor | None:
     """Attention over a cache, as `torch.ops.kiln.attn_decode`: writes `out` and the caches; the log-sum-exp or None."""
-    extras, which = _listed(
-        k_new, v_new, seqused_k, cu_seqlens_q, block_table, cache_batch, leftpad, rotary_cos, rotary_sin, k_scale,
-        v_scale, sinks, alibi_slopes,
-    )  # fmt: skip
-    flags = flags_of(causal, False, rows_first) + RETURN_LSE * _BIT[return_lse] + INTERLEAVED * _BIT[rotary_interleaved]
-    rest = (which, flags, scale, softcap, max_seqlen_q, max_seqlen_k, window_left, window_right, splits)
-    lse, status = _decode_op(q, k_cache, v_cache, out, extras, *rest)
-    if status:
-        (lse,) = _again(_decode_op, status, (q, k_cache, v_cache, out), extras, rest, written=3)
+    (lse,) = _run("attn_decode", _decode_op, *_arguments.native_attn_decode(*args, **named), written=3)
     return lse
+
+
+def _run(
+    name: str, op: Callable, tensors: tuple[Tensor, ...], extras: list[Tensor], which: int, flags: int, scale: float,
+    rest: tuple[float | int, ...], written: int = 0,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Calls an operator of the library, which fills in defaults at the end for next to nothing.
+
+    Args:
+        written: how many of `tensors`, the last ones, the call writes.
+    """
+    if rest == _arguments.NATIVE_DEFAULTS[name]:
+        *results, status = op(*tensors, extras, which, flags, scale)
+    else:
+        *results, status = op(*tensors, extras, which, flags, scale, *rest)
+    if status:
+        return _again(op, status, tensors, extras, (which, flags, scale, *rest), written)
+    return tuple(results)
 
 
 def dropout_mask(
@@ -241,26 +206,6 @@ def fail(status: int) -> NoReturn:
     raise errors.of_status(status, _core.last_error())
 
 
-def fitted(tensor: Tensor) -> Tensor:
-    """A copy whose last dimension is contiguous; heads and rows lie in memory in the order that they had."""
-    if not tensor.numel():
-        return tensor.new_empty(tensor.shape)  # contiguous() takes an empty tensor's strides for what they are not
-    if tensor.dim() < 3 or tensor.stride(-3) >= tensor.stride(-2):
-        return tensor.contiguous()
-    return tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
-
-
-def _listed(*tensors: Tensor | None) -> tuple[list[Tensor], int]:
-    """Those that are there, and a number whose bit n says that the n-th is."""
-    given, which, bit = [], 0, 1
-    for tensor in tensors:
-        if tensor is not None:
-            given.append(tensor)
-            which += bit
-        bit += bit
-    return given, which
-
-
 def _again(
     op: Callable, status: int, tensors: Sequence[Tensor], extras: list[Tensor] | None, rest: tuple[object, ...],
     written: int = 0,
@@ -274,7 +219,7 @@ def _again(
         # Of a range, strides that a kernel cannot count may be to blame; a dense copy has smaller ones.
         def fit(tensor: Tensor) -> Tensor:
             loose = tensor.dim() > 0 and tensor.stride(-1) != 1
-            return fitted(tensor) if loose or (status == _RANGE and not tensor.is_contiguous()) else tensor
+            return layout.fitted(tensor) if loose or (status == _RANGE and not tensor.is_contiguous()) else tensor
 
         read = len(tensors) - written
         changed = [*map(fit, tensors[:read]), *tensors[read:]]

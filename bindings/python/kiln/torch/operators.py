@@ -7,7 +7,6 @@ tell shapes; beneath autocast; and for autograd (autograd.py). They are opaque t
 
 from __future__ import annotations
 
-import inspect
 import uuid
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -16,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kiln import _arguments, layout
 from kiln.errors import UnsupportedError
 from kiln.torch import native
 
@@ -61,33 +61,11 @@ def set_engine(new: Engine | None) -> Engine | ModuleType | None:
 
 # ---- schemas --------------------------------------------------------------------------------------------------------
 
-_SHARED = (
-    "Tensor? bias=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "
-    "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? rng=None, "
-    "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, float scale=0., float softcap=0., float dropout=0., "
-    "bool causal=False, SymInt window_left=-1, SymInt window_right=-1, bool bottom_right=False, bool rows_first=False"
-)
-SCHEMAS = {
-    "attn_fwd": f"(Tensor q, Tensor k, Tensor v, {_SHARED}, bool return_lse=False) -> (Tensor out, Tensor lse)",
-    "attn_bwd": f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_SHARED}, "
-    "bool need_dbias=False, bool need_dsinks=False, bool deterministic=False) -> "
-    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
-    "attn_decode": "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) out, Tensor? k_new=None, "
-    "Tensor? v_new=None, Tensor? seqused_k=None, Tensor? cu_seqlens_q=None, Tensor? block_table=None, "
-    "Tensor? cache_batch=None, Tensor? leftpad=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, "
-    "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, Tensor? alibi_slopes=None, "
-    "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, SymInt window_left=-1, SymInt window_right=-1, SymInt splits=0, "
-    "float scale=0., float softcap=0., bool causal=False, bool rotary_interleaved=False, bool rows_first=False, "
-    "bool return_lse=False) -> Tensor",
-    "dropout_mask": "(Tensor rng, SymInt batch, SymInt heads, SymInt rows, SymInt keys, float dropout, "
-    "ScalarType dtype=uint8) -> Tensor",
-}
-
 # Which result has which strides follows from those of the inputs, so a compiler must hand them on as they were.
 _TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 
 library = torch.library.Library("kiln", "DEF")
-for _name, _schema in SCHEMAS.items():
+for _name, _schema in _arguments.SCHEMAS.items():
     library.define(_name + _schema, tags=_TAGS)
 
 attn_fwd = torch.ops.kiln.attn_fwd.default
@@ -95,13 +73,10 @@ attn_bwd = torch.ops.kiln.attn_bwd.default
 attn_decode = torch.ops.kiln.attn_decode.default
 dropout_mask = torch.ops.kiln.dropout_mask.default
 
-
-# Of all arguments of attn_fwd, which an engine's function has besides one of its own. The dispatcher leaves out the
-# last ones that have their default.
-_FORWARD = [p for p in inspect.signature(native.attn_fwd).parameters.values() if p.name != "for_backward"]
-FORWARD_NAMES = tuple(p.name for p in _FORWARD)
-FORWARD_DEFAULTS = tuple(None if p.default is p.empty else p.default for p in _FORWARD)
-FORWARD_ARGUMENTS = len(_FORWARD)
+# Of all arguments of attn_fwd; the dispatcher leaves out those at the end.
+FORWARD_NAMES = _arguments.ARGUMENTS["attn_fwd"]
+FORWARD_DEFAULTS = _arguments.attn_fwd(None, None, None)
+FORWARD_ARGUMENTS = len(FORWARD_NAMES)
 
 # ---- tensors on a device --------------------------------------------------------------------------------------------
 
@@ -116,30 +91,14 @@ for _key in ("CUDA", "CPU"):
 # ---- fake tensors ---------------------------------------------------------------------------------------------------
 
 
-def like(model: Tensor, width: int | torch.SymInt, rows_first: bool) -> Tensor:
-    """An empty tensor of model's rows and `width` columns: dense, rows outside of heads if they come first or lie so.
-
-    The engines make what they return in this form.
-    """
-    if rows_first or model.dim() not in (3, 4) or not model.stride(-3) < model.stride(-2):
-        return model.new_empty((*model.shape[:-1], width))
-    *batch, heads, rows, _ = model.shape
-    return model.new_empty((*batch, rows, heads, width)).transpose(-3, -2)
-
-
-def _lse_of(q: Tensor, rows_first: bool) -> Tensor:
-    *batch, a, b = q.shape[:-1]
-    return q.new_empty((*batch, b, a) if rows_first else (*batch, a, b), dtype=torch.float32)
-
-
 def _fake_fwd(given: dict) -> tuple[Tensor, Tensor | None]:
     q, rows_first = given["q"], given["rows_first"]
-    lse = _lse_of(q, rows_first) if given["return_lse"] else None
-    return like(q, given["v"].shape[-1], rows_first), lse
+    lse = layout.lse_of(q, rows_first, torch.float32) if given["return_lse"] else None
+    return layout.like(q, given["v"].shape[-1], rows_first), lse
 
 
 def _fake_bwd(given: dict) -> tuple[Tensor | None, ...]:
-    gradients = (like(given[name], given[name].shape[-1], given["rows_first"]) for name in "qkv")
+    gradients = (layout.like(given[name], given[name].shape[-1], given["rows_first"]) for name in "qkv")
     bias = given["bias"] if given["need_dbias"] else None
     sinks = given["sinks"] if given["need_dsinks"] else None
     return (
@@ -150,22 +109,20 @@ def _fake_bwd(given: dict) -> tuple[Tensor | None, ...]:
 
 
 def _fake_decode(given: dict) -> Tensor | None:
-    return _lse_of(given["q"], given["rows_first"]) if given["return_lse"] else None
+    return layout.lse_of(given["q"], given["rows_first"], torch.float32) if given["return_lse"] else None
 
 
 def _fake_mask(given: dict) -> Tensor:
     sizes = [given[name] for name in ("batch", "heads", "rows", "keys")]
-    return given["rng"].new_empty(sizes, dtype=given["dtype"])
+    return given["rng"].new_empty(sizes, dtype=given["dtype"] or torch.uint8)
 
 
 def _register_fake(name: str, shapes: Callable[[dict], object]) -> None:
     """Has `shapes` tell an operator's results of its arguments by name."""
-    signature = inspect.signature(getattr(native, name))
+    every, names = getattr(_arguments, name), _arguments.ARGUMENTS[name]
 
     def kernel(*args, **kwargs):
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return shapes(bound.arguments)
+        return shapes(dict(zip(names, every(*args, **kwargs), strict=True)))
 
     torch.library.register_fake(f"kiln::{name}", kernel, lib=library)
 
@@ -208,8 +165,9 @@ def _autocast(op: Callable, device: str, places: Sequence[int]) -> Callable:
     return kernel
 
 
+_CASTS = [FORWARD_NAMES.index(name) for name in ("q", "k", "v", "bias")]
 for _key, _device in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
-    library.impl("attn_fwd", _autocast(attn_fwd, _device, (0, 1, 2, 3)), _key)  # q, k, v, bias
+    library.impl("attn_fwd", _autocast(attn_fwd, _device, _CASTS), _key)
 
 
 # ---- vmap -----------------------------------------------------------------------------------------------------------
@@ -221,5 +179,5 @@ def _refuse_vmap(*_args, **_kwargs):
     )
 
 
-for _name in SCHEMAS:
+for _name in _arguments.SCHEMAS:
     library.impl(_name, _refuse_vmap, "FuncTorchBatched")

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import is_compiling
 
+from kiln import _arguments
 from kiln.arrays import shown
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import explanation, functions, native, operators
@@ -124,10 +125,10 @@ def attend(
     if dropout or not is_real() or type(q) not in functions.PLAIN_TYPES:
         explanation.check(q, k, v, bias, scale, dropout, is_causal, bottom_right)
     with functions.drawn(q.device, dropout) as rng:
-        out, _ = functions.call(
-            q, k, v, bias, None, None, None, None, None, None, rng, 0, 0, scale, 0.0, dropout, is_causal, -1, -1,
-            bottom_right, False, False,
-        )  # fmt: skip
+        given = _arguments.attn_fwd(
+            q, k, v, bias, rng=rng, scale=scale, dropout=dropout, causal=is_causal, bottom_right=bottom_right
+        )
+        out, _ = functions.call(given)
     return out if query.dim() == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 
