@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from reference_engine import ReferenceEngine
 
-from kiln.torch.operators import like
+from kiln.layout import like
 
 
 class Definition(ReferenceEngine):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kiln.torch.operators import like
+from kiln.layout import like
 
 WIDE = torch.float64
 
