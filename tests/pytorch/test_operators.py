@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 import kiln.torch as kt
+from kiln import _arguments
 from kiln.errors import (
     UnsupportedError,
 )
