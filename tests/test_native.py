@@ -208,6 +208,10 @@ def test_generated_sources_are_left_as_cmake_takes_them(tmp_path):
     }  # fmt: skip
     native.write_generated([one], folder)
     assert [path.name for path in folder.iterdir()] == ["one.cc"]
+    headers = {"one/arguments.h": "// the family's", "torch/arguments.h": "// an adapter's"}
+    native.write_generated([native.FamilySources("one", "one's tables", (), (), generated=headers)], folder)
+    assert (folder / "torch/arguments.h").read_text() == "// an adapter's"
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.h")} == {*headers}
 
 
 def test_cmake_takes_the_same_versions():
