@@ -136,8 +136,16 @@ class Operation:
 
     @property
     def numbers(self) -> list[Argument]:
-        """The operator's reals, then its integers, as kiln_native has them."""
-        return [*self.of_kind(*_REALS), *self.of_kind("integer")]
+        """The operator's reals and integers, as kiln_native has them: reals first, but for those that came later, which
+        stand behind rows_first."""
+        names = [row.name for row in self.arguments]
+        behind = names.index("rows_first") if "rows_first" in names else len(names)
+        early, late = self.arguments[:behind], self.arguments[behind:]
+        return [
+            *(row for row in early if row.is_real),
+            *(row for row in early if row.kind == "integer"),
+            *(row for row in late if row.is_real or row.kind == "integer"),
+        ]
 
     def of_kind(self, *kinds: str) -> list[Argument]:
         return [row for row in self.arguments if row.kind in kinds]
