@@ -22,7 +22,8 @@ def optional(operation: str, names: tuple[str, ...]) -> dict[str, Array]:
     """Arrays of the recipe's rank and dtype."""
     sizes = {4: (2, 4, 100, 100), 3: (2, 4, 100), 2: (2, 4), 1: (4,), 0: ()}
     every = fakes.arguments(operation)
-    return {n: Array(sizes[every[n]["rank"]], dtype=dtype_of(every[n]["tensor"])) for n in names}
+    ranks = {n: argument.get("rank", len(argument.get("axes", ""))) for n, argument in every.items()}
+    return {n: Array(sizes[ranks[n]], dtype=dtype_of(every[n]["tensor"])) for n in names}
 
 
 def dtype_of(tensor: str) -> str:
