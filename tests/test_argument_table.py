@@ -150,7 +150,7 @@ NAMES = {
     for name in (row.name, row.field)
     if name and len(name) > 4 and name not in COMMON
 }  # fmt: skip
-WORDS, MOST = 24, 6
+WORDS, MOST = 24, 7  # the shortcut past the dispatcher takes six of decode
 
 
 def lists(text: str) -> set[int]:
