@@ -100,6 +100,7 @@ def builds(tmp_path_factory) -> Path:
         (root / label).mkdir()
         write_wheel(Wheel(wheel.RUNTIME, version, "py3-none-any", "test", metadata, {}), root / label)
         write_wheel(wheel.recipe_wheel(contents, ROOT), root / label)
+        write_wheel(wheel.cli_wheel(contents, ROOT), root / label)
         for target in targets:
             write_wheel(wheel.images_wheel(contents, target), root / label)
     return root
@@ -136,7 +137,7 @@ def test_pip_holds_the_wheels_of_a_build_together(builds, bare):
     code, said = install(("core", "full"), "kiln-runtime[sm-90]==0.1.0b0+full")
     assert code == 0, said
     found = {line.split("==")[0].split(" @")[0]: line for line in installed(bare)}
-    assert set(found) == {"kiln-recipe", "kiln-runtime", "kiln-images-sm-90"} and all(
+    assert set(found) == {"kiln-cli", "kiln-recipe", "kiln-runtime", "kiln-images-sm-90"} and all(
         "0.1.0b0+full" in x for x in found.values()
     )
     assert pip(bare, "check")[0] == 0

@@ -87,7 +87,7 @@ def test_which_are_made(release, wheels, commands):
     tags = {(3, 10): "cp310-cp310", (3, 11): "cp311-cp311", (3, 12): "cp312-abi3"}
     names = {f"{RUNTIME}-{tags[abi]}-manylinux_2_28_x86_64.whl" for abi in commands}
     names |= {f"kiln_images_{target}-{VERSION}-py3-none-any.whl" for target in ("sm_90", "gfx942")}
-    names.add(f"kiln_recipe-{VERSION}-py3-none-any.whl")
+    names |= {f"kiln_{package}-{VERSION}-py3-none-any.whl" for package in ("build", "cli", "recipe")}
     assert {path.name for path in wheels.iterdir()} == names
 
 
@@ -109,7 +109,7 @@ def test_one_python_and_one_target(release, commands, tmp_path):
     done = make(release, tmp_path, "--python", command, "--target", "gfx942", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert len(report["wheels"]) == 3 and len(report["left_out"]) == len(wheel.ABIS) - 1
+    assert len(report["wheels"]) == 5 and len(report["left_out"]) == len(wheel.ABIS) - 1
     assert all(f"kiln: {reason}\n" in done.stderr for reason in report["left_out"])
     assert not any(".".join(map(str, abi)) in reason.partition(":")[0] for reason in report["left_out"])
 

@@ -1,4 +1,4 @@
-"""`kiln wheel`: makes Python wheels from a release: kiln-runtime for each Python, kiln-images for each target."""
+"""`kiln wheel`: makes Python wheels: kiln-runtime and kiln-images of a release, and kiln-build of this source."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import kiln_build
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts import verify
 from kiln_build.artifacts.reader import Release
 from kiln_build.base.spelling import say
+from kiln_build.cli import VERBS
 from kiln_build.front import source, workspace
 from kiln_build.options import words
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from kiln_build.release.wheel import Contents
+    from kiln_build.release.wheel_file import Wheel
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = """\
@@ -73,7 +80,7 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
         if not chosen:
             raise EnvironmentProblem(f"no wheel can be built: {'; '.join(left_out)}")
         compiler = native.zig_compiler(sys.executable, cache, wheel.zig())
-        wheels = [wheel.recipe_wheel(contents, ROOT)]
+        wheels = [wheel.recipe_wheel(contents, ROOT), wheel.cli_wheel(contents, ROOT), build_wheel(contents)]
         wheels += [
             wheel.runtime_wheel(contents, ROOT, site, headers, compiler, kept, machine.usable_cpus(), say)
             for headers in chosen
@@ -81,6 +88,16 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
         wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
         output.mkdir(parents=True, exist_ok=True)
         return wheel.write(wheels, output, arguments.replace), left_out
+
+
+def build_wheel(contents: Contents) -> Wheel:
+    """kiln-build of this source tree."""
+    from kiln_build.release import wheel
+
+    verbs = [verb for verb in VERBS if verb != "ledger"]  # which is about the repository
+    origin = source.encode(source.describe(ROOT))
+    described = (Path(kiln_build.__file__).with_name("README.md")).read_text()
+    return wheel.build_wheel(contents, ROOT, source.tree_files(ROOT), origin, verbs, described)
 
 
 def _choose(commands: Sequence[str] | None) -> tuple[list, list[str]]:

@@ -98,7 +98,7 @@ def export_tag(root: Path, version: str, commit: str, target: Path) -> Path:
 def copy_tree(root: Path, target: Path, origin: Origin) -> Path:
     """A copy of the tree at `root` without what git ignores, at `target`, which is replaced."""
     with appear_folder(target) as fresh:
-        for relative in _tree_files(root):
+        for relative in tree_files(root):
             source, copy = root / relative, fresh / relative
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, copy, follow_symlinks=False)
@@ -135,7 +135,8 @@ def apply_patches(tree: Path, patches: list[Path]) -> Origin:
     return origin
 
 
-def _tree_files(root: Path) -> Iterator[str]:
+def tree_files(root: Path) -> Iterator[str]:
+    """The paths of the files of a tree, without what git ignores, and without downloads."""
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") if _is_checkout(root) else None
     if listed is not None:
         for name in listed.decode().split("\0"):
@@ -152,7 +153,12 @@ def _tree_files(root: Path) -> Iterator[str]:
 
 
 def _record(tree: Path, origin: Origin) -> None:
-    (tree / ORIGIN_NAME).write_text(json.dumps(origin.__dict__, sort_keys=True) + "\n")
+    (tree / ORIGIN_NAME).write_bytes(encode(origin))
+
+
+def encode(origin: Origin) -> bytes:
+    """What `describe` reads in a tree that is no checkout."""
+    return json.dumps(origin.__dict__, sort_keys=True).encode() + b"\n"
 
 
 def file_at(path: Path, revision: str) -> bytes | None:

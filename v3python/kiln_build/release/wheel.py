@@ -1,7 +1,10 @@
-"""Wheels from a release: kiln-runtime, one for each ABI of Python, kiln-images-<target>, one for each pack, and
-kiln-recipe, which they need.
+"""Wheels from a release: kiln-runtime, one for each ABI of Python, kiln-images-<target>, one for each pack, kiln-build,
+and kiln-recipe and kiln-cli, which they need.
 
-    kiln_recipe-<version>-py3-none-any.whl      the package kiln_recipe, and the command kiln
+    kiln_recipe-<version>-py3-none-any.whl      the package kiln_recipe
+    kiln_cli-<version>-py3-none-any.whl         the command kiln
+    kiln_build-<version>-py3-none-any.whl       the package kiln_build
+      kiln_build/project/                       and all else of the source tree that builds need (installed.py)
     kiln_runtime-<version>-cp310-cp310-manylinux_2_28_x86_64.whl   the package kiln with its extension for 3.10,
     kiln_runtime-<version>-cp311-cp311-...                          for 3.11,
     kiln_runtime-<version>-cp312-abi3-...                           and for 3.12 and all later ones
@@ -40,6 +43,15 @@ from kiln_recipe.errors import ArtifactError, ToolchainError
 
 RECIPE = "kiln-recipe"
 RUNTIME = "kiln-runtime"
+CLI = "kiln-cli"
+BUILD = "kiln-build"
+VERBS = "kiln.verbs"  # kiln_cli.GROUP
+RUNTIME_POINTS = {VERBS: {"info": "kiln.__main__:main"}}
+# Of the source tree, what kiln-build takes along: folders and files.
+PROJECT = (
+    "bindings/", "cmake/", "csrc/", "docs/measurements/verified/", "dockerfile/", "include/", "input/", "notices/",
+    "tritonsrc/", "tuning/", "CMakeLists.txt", "LICENSE", "build.sh", "kiln",
+)  # fmt: skip
 _TORCH_LIBRARY = "libkiln_torch.so"  # of a release that has it
 _SHARE = "share/kiln/"
 
@@ -169,9 +181,44 @@ def recipe_wheel(contents: Contents, source: Path) -> Wheel:
     files: dict[str, Path | bytes] = {
         f"{RECIPE.replace('-', '_')}/{name}": path for name, path in _modules(source / "v3python/kiln_recipe").items()
     }
-    described = f"What {RUNTIME} and the build of Kiln share: recipes, plans and calls, and the command `kiln`.\n"
+    described = f"What {RUNTIME} and {BUILD} share: recipes, plans and calls.\n"
     metadata = _metadata(contents, RECIPE, f"{_SUMMARY}: recipes and plans", (), (), contents.texts, described)
     return _wheel(contents, RECIPE, "py3-none-any", metadata, files, contents.texts)
+
+
+def cli_wheel(contents: Contents, source: Path) -> Wheel:
+    """The command `kiln`, which finds its verbs among what is installed."""
+    files: dict[str, Path | bytes] = {
+        f"kiln_cli/{name}": path for name, path in _modules(source / "v3python/kiln_cli").items()
+    }
+    described = f"The command `kiln`; {RUNTIME} and {BUILD} bring what it does.\n"
+    metadata = _metadata(contents, CLI, f"{_SUMMARY}: the command kiln", (), (), contents.texts, described)
+    points = {"console_scripts": {"kiln": "kiln_cli:main"}}
+    return _wheel(contents, CLI, "py3-none-any", metadata, files, contents.texts, points)
+
+
+def build_wheel(
+    contents: Contents, source: Path, tree: Iterable[str], origin: bytes, verbs: Iterable[str], described: str
+) -> Wheel:
+    """What builds releases from recipes, without a checkout.
+
+    Args:
+        source: the source tree.
+        tree: paths of all its files.
+        origin: what says which commit it is of.
+        verbs: those that it brings.
+        described: the text of its README.
+    """
+    files: dict[str, Path | bytes] = {"kiln_build/project/.source.json": origin}
+    for path in tree:
+        if path.startswith("v3python/kiln_build/"):
+            files[path.removeprefix("v3python/")] = source / path
+        elif path.startswith(PROJECT):
+            files[f"kiln_build/project/{path}"] = source / path
+    requires = [exactly(package, contents.version) for package in (CLI, RECIPE)]
+    metadata = _metadata(contents, BUILD, f"{_SUMMARY}: the build", requires, (), contents.texts, described)
+    points = {VERBS: dict.fromkeys(verbs, "kiln_build.installed:main")}
+    return _wheel(contents, BUILD, "py3-none-any", metadata, files, contents.texts, points)
 
 
 def runtime_wheel(
@@ -200,12 +247,12 @@ def runtime_wheel(
     texts = notices.with_extension(contents.texts, source, site)
     described = (source / "bindings/python/README.md").read_text()
     metadata = runtime_metadata(contents, texts, described)
-    return _wheel(contents, RUNTIME, "-".join((*headers.tags, PLATFORM)), metadata, files, texts)
+    return _wheel(contents, RUNTIME, "-".join((*headers.tags, PLATFORM)), metadata, files, texts, RUNTIME_POINTS)
 
 
 def runtime_metadata(contents: Contents, texts: Mapping[str, str], described: str) -> str:
     """The runtime's METADATA; it has an extra for the images of each target, of this very build."""
-    requires = [exactly(RECIPE, contents.version)]
+    requires = [exactly(package, contents.version) for package in (CLI, RECIPE)]
     requires += [f'{what}; extra == "{extra}"' for extra, every in _EXTRAS.items() for what in every]
     # By `==`, since pip before 24 does not read `===` before a marker. Without a label that lets images of other builds
     # pass too, but these ask for another runtime.
@@ -305,10 +352,11 @@ def _metadata(
 
 
 def _wheel(
-    contents: Contents, name: str, tag: str, metadata: str, files: Mapping[str, Path | bytes], texts: Mapping[str, str]
-) -> Wheel:
+    contents: Contents, name: str, tag: str, metadata: str, files: Mapping[str, Path | bytes],
+    texts: Mapping[str, str], entry_points: Mapping[str, Mapping[str, str]] = {},
+) -> Wheel:  # fmt: skip
     generator = f"kiln {contents.version}"
-    return Wheel(name, python_version(contents.version), tag, generator, metadata, files, texts)
+    return Wheel(name, python_version(contents.version), tag, generator, metadata, files, texts, entry_points)
 
 
 def zig() -> str:

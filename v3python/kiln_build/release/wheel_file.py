@@ -36,6 +36,7 @@ class Wheel:
         metadata: the text of METADATA.
         files: by path, "kiln/__init__.py": a file, or its bytes.
         licences: texts by path below the dist-info folder's licenses/.
+        entry_points: by group, objects "module:function" by name.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Wheel:
     metadata: str
     files: Mapping[str, Path | bytes]
     licences: Mapping[str, str] = field(default_factory=dict)
+    entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -62,6 +64,11 @@ class Wheel:
         wheel = f"Wheel-Version: 1.0\nGenerator: {self.generator}\nRoot-Is-Purelib: false\nTag: {self.tag}\n"
         texts = {"METADATA": self.metadata, "WHEEL": wheel}
         texts |= {f"licenses/{path}": text for path, text in self.licences.items()}
+        if self.entry_points:
+            texts["entry_points.txt"] = "".join(
+                f"[{group}]\n" + "".join(f"{name} = {what}\n" for name, what in sorted(points.items()))
+                for group, points in sorted(self.entry_points.items())
+            )
         for path, text in sorted(texts.items()):
             yield f"{info}/{path}", text.encode()
 
