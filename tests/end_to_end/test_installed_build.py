@@ -1,4 +1,4 @@
-"""kiln-build, installed from its wheel: a recipe of one's own becomes a release in any folder, and its kernels are called.
+"""kiln-build, installed from its wheel: a recipe of one's own becomes a release in any folder; its kernels are called.
 
 The workspace and the store are those of the small release, so that nothing is installed or compiled twice.
 """
