@@ -93,8 +93,8 @@ WRONG = {
 @pytest.mark.parametrize("executor", WRONG)
 def test_a_wrong_executor_is_found(executor, tmp_path, monkeypatch):
     name, words = WRONG[executor]
-    if words in ("a killed task does not die", "goes on after the executor was left", "wake does not end a wait"):
-        monkeypatch.setattr("executor_contract.PATIENCE", 4.0)  # which these use up
+    monkeypatch.setattr("executor_contract.SURE", 2.0)  # which some use up
+    monkeypatch.setattr("executor_contract.WATCH", 60.0)  # and these do not
     made = []
 
     def start(*arguments, **more):
