@@ -23,7 +23,7 @@ import worker_tasks as tasks
 from kiln_build.farm.executor import Began, Died, Event, Executor, Raised, Returned, StartExecutor, Task, Waits
 from kiln_recipe.errors import CompileError, EnvironmentProblem, KilnError, ToolchainError
 
-GIB = 1 << 30
+MIB = 1 << 20
 PATIENCE = 60.0  # seconds until what must happen, and takes work, has happened
 SURE = 20.0  # seconds until what must happen at once has happened
 WATCH = 0.3  # seconds in which what must not happen is looked out for
@@ -267,12 +267,14 @@ def kills_a_task_before_it_begins(start: StartExecutor, folder: Path) -> None:
 @check
 def bounds_memory(start: StartExecutor, folder: Path) -> None:
     with start(1) as executor:
-        (refused,) = run(executor, folder, (tasks.allocate, 3 * GIB), data_limit=GIB)
+        (refused,) = run(executor, folder, (tasks.allocate, 1024 * MIB), data_limit=512 * MIB)
         assert isinstance(refused, Raised) and isinstance(refused.error, MemoryError), "memory has no limit"
-        (aborted,) = run(executor, folder, (tasks.allocate_in_small_pieces, 3 * GIB), data_limit=GIB)
+        (aborted,) = run(executor, folder, (tasks.allocate_in_small_pieces, 1024 * MIB), data_limit=512 * MIB)
         assert aborted == Died(0, "killed by SIGABRT", 6) and "out of memory" in (folder / "0.log").read_text()
-        assert run(executor, folder, (tasks.allocate, GIB // 4), data_limit=GIB)[0].value == GIB // 4
-        assert run(executor, folder, (tasks.allocate, GIB // 2))[0].value == GIB // 2, "the limit went with its task"
+        (allowed,) = run(executor, folder, (tasks.allocate, 128 * MIB), data_limit=512 * MIB)
+        assert allowed == Returned(0, 128 * MIB)
+        (unbounded,) = run(executor, folder, (tasks.allocate, 600 * MIB))
+        assert unbounded == Returned(0, 600 * MIB), "the limit went with its task"
 
 
 @check
