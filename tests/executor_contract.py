@@ -134,11 +134,10 @@ def prepares_each_worker_once(start: StartExecutor, folder: Path) -> None:
 
 
 @check
-def runs_in_other_processes_at_most_so_many(start: StartExecutor, folder: Path) -> None:
+def runs_in_other_processes(start: StartExecutor, folder: Path) -> None:
     with start(2) as executor:
         processes = {e.value for e in run(executor, folder, *[(tasks.process_id, n) for n in range(20)])}
         assert os.getpid() not in processes, "a task runs in our process"
-        assert len(processes) <= 2, "more workers than were asked for"
 
 
 @check

@@ -47,6 +47,10 @@ def test_no_more_workers_than_needed(tmp_path):
         assert len(executor._workers) == 1
 
 
+def test_workers_stay_warm(run):
+    assert len({event.value for event in run(*[(tasks.process_id, n) for n in range(30)])}) <= 2
+
+
 def test_a_log_that_cannot_be_written(tmp_path):
     with LocalExecutor(1) as executor:
         executor.submit(Task(0, tasks.add, (1, 1), tmp_path / "missing" / "log"))

@@ -79,7 +79,7 @@ class RunsAllAtOnce(LocalExecutor):
 
 WRONG = {
     LosesDeaths: ("kills_a_task_before_it_begins", "a killed task does not die"),
-    RunsHere: ("runs_in_other_processes_at_most_so_many", "a task runs in our process"),
+    RunsHere: ("runs_in_other_processes", "a task runs in our process"),
     KeepsAllLogs: ("keeps_the_log_of_a_failure_alone", "begins a new log"),
     KillsNothingThatWaits: ("kills_a_task_before_it_begins", "a killed task does not die"),
     ForgetsToPrepare: ("prepares_each_worker_once", "the initializer is called once"),
