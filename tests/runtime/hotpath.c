@@ -27,8 +27,6 @@ int pthread_mutex_lock(pthread_mutex_t* mutex) {
   return real(mutex);
 }
 
-const kiln_family* kiln_tiles_family(void);
-
 static int launched(void) { return 0; }
 static int stream_context(void* stream, void** context) { return *context = (void*)8, stream == NULL; }
 static int current_context(void** context) { return *context = (void*)8, 0; }
@@ -75,20 +73,13 @@ static long long measure(const kiln_call* call, const char* operation, const kil
   return best / CALLS;
 }
 
-static kiln_tensor matrix(uintptr_t address, int64_t rows, int64_t columns) {
-  kiln_tensor made = {(void*)address, KILN_FP16, 2, {rows, columns}, {columns, 1}, {0, 0}};
-  return made;
-}
-
 /* A matrix product: its kernel takes three descriptors, unless k is 1024 or more. */
 static long long measure_product(int64_t k) {
-  kiln_tensor a = matrix(0x100000, 256, k), b = matrix(0x200000, k, 256), c = matrix(0x300000, 256, 256);
-  kiln_argument arguments[3] = {{KILN_ARG_TENSOR, 0, {&a}}, {KILN_ARG_TENSOR, 0, {&b}}, {KILN_ARG_TENSOR, 0, {&c}}};
-  kiln_queue queue = KILN_QUEUE_INIT(KILN_VENDOR_NVIDIA, (void*)16);
-  kiln_call call = KILN_CALL_INIT;
-  call.queue = &queue, call.arguments = arguments, call.argument_count = 3;
-  if (kiln_find_operation(kiln, "tiles.product", &call.operation)) return -1;
-  return measure(&call, "tiles.product", kiln_tiles_family());
+  tiles_call made;
+  kiln_operation operation;
+  if (kiln_find_operation(kiln, "tiles.product", &operation)) return -1;
+  make_tiles_call(&made, operation, (void*)16, 0x100000, 256, k);
+  return measure(&made.call, "tiles.product", kiln_tiles_family());
 }
 
 /* Prints the nanoseconds of a call of the toy family; or, given the folder of the packs of tiles_family.cc and the

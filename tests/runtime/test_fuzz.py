@@ -135,3 +135,50 @@ def test_any_call_is_answered(kiln, fake, change, numbers, sizes, workspace):
     if status != ffi.OK:
         assert kiln.library.error() and fake.c.fake_launches() == before
     fake.c.fake_set_recording(0)
+
+
+TILES = packs.tiles_pack("sm_90")
+TILES_INDEX = packs.index_of(TILES)
+DESCRIBED = st.builds(
+    lambda data, dtype, sizes, strides: tensor_of(data, dtype, sizes, strides, 2),
+    st.sampled_from([0, 8, 0x10000, 0x10010, 2**64 - 16]),
+    st.sampled_from([ffi.FP16, ffi.BF16]),
+    st.tuples(NUMBERS, NUMBERS),
+    st.tuples(NUMBERS, st.sampled_from([1, 1, 1, 0, 2])),
+)
+
+
+def of_tiles(library, fake, tiles, folder, data: bytes, tensors: list) -> int:
+    """The status of a launch with this pack."""
+    (folder / packs.FILES["sm_90"]).write_bytes(data)
+    with ffi.Kiln(library, fake, pack_path=str(folder), trusted_packs=packs.digest_of(data)) as kiln:
+        kiln.register(tiles, "tiles")
+        call = kiln.call(tensors, operation="tiles.product", workspace=WORK, workspace_bytes=1 << 20)
+        status = library.c.kiln_launch(ctypes.byref(call))
+        assert status == ffi.OK or library.error()
+        return status
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=QUIET)
+@given(
+    word=st.integers(0, len(TILES_INDEX) // 4 - 1),
+    value=st.one_of(st.sampled_from(SPECIAL), st.integers(0, 2**32 - 1)),
+    behind=st.integers(1, 40),
+)
+def test_any_index_with_descriptors_is_survived(library, fake, tiles, tmp_path, word, value, behind):
+    """A word anywhere, and one among the descriptors' rows, which end where the strings begin."""
+    index = bytearray(TILES_INDEX)
+    counts = struct.unpack_from("<8I", index)
+    struct.pack_into("<I", index, 4 * word, value)
+    struct.pack_into("<I", index, len(index) - counts[4] - 4 * behind, value)
+    data = packs.seal(bytes(index), 2) + TILES[64 + len(TILES_INDEX) :]
+    view = tensor(0x10000, ffi.FP16, (64, 64))
+    assert of_tiles(library, fake, tiles, tmp_path, data, [view, view, view]) in STATUSES_IF_TRUSTED
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=QUIET)
+@given(tensors=st.tuples(DESCRIBED, DESCRIBED, DESCRIBED))
+def test_any_tensor_is_described_or_not(library, fake, tiles, tmp_path, tensors):
+    """What the runtime takes for describable, the driver encodes."""
+    status = of_tiles(library, fake, tiles, tmp_path, TILES, list(tensors))
+    assert status in {ffi.OK, ffi.ARGUMENT, ffi.UNSUPPORTED, ffi.RANGE}

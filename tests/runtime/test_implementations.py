@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import ffi
 import nativebuild
@@ -121,6 +124,40 @@ def test_a_driver_without_the_entry_point_gets_the_next(tiled, fake):
     )
     kiln.launch(product(kiln))
     assert fake.launches()[0].symbol == b"matmul_general_fp16_generic"
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "passed"),
+    [
+        ((), "13000", None),
+        ((), "12020", "hopper: it needs a driver for CUDA 12.3 or later; this one is for CUDA 12.2"),
+        (("-DFAKE_WITHOUT_MAPS",), "12080",
+         "hopper: it takes tensor descriptors, and this driver has no entry point cuTensorMapEncodeTiled"),
+    ],
+)  # fmt: skip
+def test_the_driver_that_the_process_has(built, tmp_path, flags, version, passed):
+    """Found by its name, not through kiln_options.resolve."""
+    (tmp_path / "lib").mkdir()
+    nativebuild.build_fake(tmp_path, list(flags))
+    folder = built / "packs" / "tiles"
+    script = f"""
+import ctypes, sys
+sys.path.insert(0, {str(nativebuild.HERE)!r})
+import ffi, packs
+from test_implementations import product, taken
+folder = ffi.Path({str(folder)!r})
+digest = packs.digest_of((folder / packs.FILES["sm_90"]).read_bytes())
+with ffi.Kiln(ffi.Library(ffi.Path({str(built / "lib")!r})), None, pack_path=str(folder), trusted_packs=digest) as kiln:
+    kiln.register(ctypes.CDLL({str(built / "lib" / "libkiln_tiles.so")!r}), "tiles")
+    call = product(kiln, device=0)
+    kiln.launch(call)
+    print(*taken(kiln, call)[1][2:], sep="")
+"""
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(nativebuild.driver_folder(tmp_path, "nvidia")), "FAKE_DRIVER_VERSION": version
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout == f"{passed or ''}\n", done.stderr
 
 
 def test_another_target(tiled, fake):

@@ -260,16 +260,21 @@ def build_linked(built: Path, source: str, folder: Path, flags: list[str] = ()) 
     """A program that is linked with the core, the toy family and the fake driver."""
     program = folder / Path(source).stem
     run(["cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags, "-rdynamic", "-I", built / "include",
-         "-I", HERE, HERE / source, "-o", program, "-L", built / "lib", "-lkiln", "-lkiln_toy", "-lkiln_tiles", "-lfake",
-         "-ldl", "-lpthread", f"-Wl,-rpath,{built / 'lib'}"])  # fmt: skip
+         "-I", HERE, HERE / source, "-o", program, "-L", built / "lib", "-lkiln", "-lkiln_toy", "-lkiln_tiles",
+         "-lfake", "-ldl", "-lpthread", f"-Wl,-rpath,{built / 'lib'}"])  # fmt: skip
     return program
+
+
+def tiles_pack(built: Path) -> tuple[Path, str]:
+    """The folder of the packs of the family `tiles`, and the digest of that for sm_90."""
+    folder = built / "packs" / "tiles"
+    return folder, packs.digest_of((folder / packs.FILES["sm_90"]).read_bytes())
 
 
 def test_a_repeated_call_allocates_nothing_and_takes_no_lock(built, tmp_path):
     """With cached descriptors neither."""
-    folder, program = built / "packs" / "tiles", build_linked(built, "hotpath.c", tmp_path)
-    digest = packs.digest_of((folder / packs.FILES["sm_90"]).read_bytes())
-    for words in ([program], [program, folder, digest]):
+    program = build_linked(built, "hotpath.c", tmp_path)
+    for words in ([program], [program, *tiles_pack(built)]):
         allocations, locks, *nanoseconds = map(int, run(words).split())
         assert (allocations, locks) == (0, 0)
         # 0.3 us on an idle machine; what is looked for is a search or a system call that crept in
@@ -285,7 +290,7 @@ def test_thread_sanitizer(tmp_path_factory):
     nativebuild.build_tiles(built, flags)
     nativebuild.build_fake(built, flags)
     program = build_linked(built, "threads.c", built, flags)
-    done = subprocess.run([program], capture_output=True, text=True)
+    done = subprocess.run([program, *tiles_pack(built)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout == "fine\n", done.stdout + done.stderr[-6000:]
 
 
@@ -300,7 +305,10 @@ def test_sanitizers(tmp_path_factory):
         "LD_PRELOAD": " ".join(preload), "ASAN_OPTIONS": "detect_leaks=0", "KILN_TEST_BUILT": str(built),
         "PYTHONMALLOC": "malloc", "UBSAN_OPTIONS": "print_stacktrace=1",
     }  # fmt: skip
-    tests = [HERE / f"test_{name}.py" for name in ("launch", "calls", "packs", "fuzz", "threads", "flash")]
+    tests = [
+        HERE / f"test_{name}.py"
+        for name in ("launch", "calls", "packs", "fuzz", "threads", "flash", "implementations", "descriptors")
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests], env=environment, text=True,
         capture_output=True, cwd=ROOT,

@@ -1,4 +1,5 @@
-/* A call of toy.mix for C programs: 500 rows of 64 bf16, two kernels. */
+/* Calls for C programs: of toy.mix, 500 rows of 64 bf16, two kernels; and of tiles.product, one kernel, which takes
+ * descriptors unless k is 1024 or more. */
 #ifndef TOY_CALL_H
 #define TOY_CALL_H
 
@@ -7,6 +8,7 @@
 #include "kiln/family.h"
 
 const kiln_family* kiln_toy_family(void);
+const kiln_family* kiln_tiles_family(void);
 
 typedef struct toy_call {
   kiln_tensor x;
@@ -40,6 +42,36 @@ static inline void make_toy_call(toy_call* made, kiln_operation operation, int32
   made->call.argument_count = 7;
   made->call.workspace = (void*)0x100000;
   made->call.workspace_bytes = 1 << 20;
+}
+
+typedef struct tiles_call {
+  kiln_tensor tensors[3];
+  kiln_argument arguments[3];
+  kiln_queue queue;
+  kiln_call call;
+} tiles_call;
+
+/* The product of a [m, k] at `address`, and b and c a MiB behind each other. `made` must not be moved. */
+static inline void make_tiles_call(tiles_call* made, kiln_operation operation, void* stream, uintptr_t address,
+                                   int64_t m, int64_t k) {
+  const int64_t sizes[3][2] = {{m, k}, {k, 256}, {m, 256}};
+  memset(made, 0, sizeof *made);
+  for (int i = 0; i < 3; ++i) {
+    kiln_tensor* tensor = &made->tensors[i];
+    tensor->data = (void*)(address + ((uintptr_t)i << 20));
+    tensor->dtype = KILN_FP16;
+    tensor->rank = 2;
+    memcpy(tensor->sizes, sizes[i], sizeof sizes[i]);
+    tensor->strides[0] = sizes[i][1], tensor->strides[1] = 1;
+    made->arguments[i].kind = KILN_ARG_TENSOR;
+    made->arguments[i].value.tensor = tensor;
+  }
+  made->queue = (kiln_queue)KILN_QUEUE_INIT(KILN_VENDOR_NVIDIA, stream);
+  made->call = (kiln_call)KILN_CALL_INIT;
+  made->call.operation = operation;
+  made->call.queue = &made->queue;
+  made->call.arguments = made->arguments;
+  made->call.argument_count = 3;
 }
 
 #endif
