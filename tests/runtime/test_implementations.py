@@ -142,7 +142,7 @@ def test_the_driver_that_the_process_has(built, tmp_path, flags, version, passed
     folder = built / "packs" / "tiles"
     script = f"""
 import ctypes, sys
-sys.path.insert(0, {str(nativebuild.HERE)!r})
+sys.path[:0] = [{str(nativebuild.HERE)!r}, {str(nativebuild.HERE.parent)!r}]
 import ffi, packs
 from test_implementations import product, taken
 folder = ffi.Path({str(folder)!r})
