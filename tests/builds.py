@@ -28,8 +28,12 @@ SELECTION = {
 }
 NAME = "0.1.0b+s021e46ee.with.norm"
 TARBALL = f"kiln-{NAME}-manylinux_2_28_x86_64-shared.tar.gz"
-# Almost all that one dtype and head dimension have: as many images again.
-WIDE_SELECTION = SELECTION | {"KILN_SELECT": "dtype=bf16;head_dim=64;extras=none,bias,dropout,any"}
+# Almost all that one dtype and head dimension have: as many images again; and a kernel with several implementations.
+WIDE_RECIPES = (ROOT / "examples" / "family" / "recipe.yaml", ROOT / "examples" / "matmul" / "recipe.yaml")
+WIDE_SELECTION = SELECTION | {
+    "KILN_SELECT": "dtype=bf16;head_dim=64;extras=none,bias,dropout,any",
+    "KILN_RECIPES": ":".join(map(str, WIDE_RECIPES)),
+}
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,24 @@ def norm_call(rng: random.Random) -> list[Tensor | float | None]:
     return [*map(drawn.fields.get, ("x", "w", "out", "total")), rng.uniform(0.0, 1.0)]
 
 
+def matmul_call(rng: random.Random) -> list[Tensor]:
+    """The arguments of examples/matmul's operation, of which some fit every implementation, and others the last alone:
+    rows or columns that are contiguous, rows apart by multiples of 16 bytes or not, backwards, at odd addresses, depths
+    that an implementation does not serve; one in six may have a mistake."""
+    drawn = Drawn(rng)
+    rows, columns, depth = drawn.length(), drawn.length(), drawn.length() if drawn.chance(3) else rng.choice((64, 128))
+    for name, sizes in (("a", (rows, depth)), ("b", (columns, depth)), ("c", (rows, columns))):
+        tensor = drawn.tensor(name, sizes)
+        pitch = sizes[1] + rng.choice((0, 0, 8, 64, 3)) if drawn.chance(4) else -(-sizes[1] // 8) * 8
+        strides = (pitch, 1)
+        if drawn.chance(8):
+            strides = rng.choice(((1, sizes[0]), (-pitch, 1), (pitch, 2), (2**40, 1), (0, 1)))
+        drawn.fields[name] = dataclasses.replace(tensor, strides=strides)
+    if drawn.chance(6):
+        spoil(rng, drawn.fields)
+    return [*map(drawn.fields.get, "abc")]
+
+
 CALLS: Mapping[str, Callable[[random.Random], Drawn]] = {
     "attn_fwd": attn_fwd, "attn_bwd": attn_bwd, "attn_decode": attn_decode, "dropout_mask": dropout_mask,
 }  # fmt: skip

@@ -11,15 +11,18 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recorded import Launch, Record, Zero
+from recorded import Launch, Record, TensorMap, Zero, read_map
 
-from builds import ROOT, WIDE_SELECTION
+from builds import ROOT, WIDE_RECIPES, WIDE_SELECTION
 from kiln_build.artifacts import pack
 from kiln_recipe import targets
 from kiln_recipe.call import evaluate
 from kiln_recipe.call.dispatch import Tables
-from kiln_recipe.call.evaluate import ALIGNMENT, Given, Refusal
+from kiln_recipe.call.evaluate import ALIGNMENT, DTYPE_NAMES, Given, Refusal
+from kiln_recipe.call.implementations import Described, PassedOver
+from kiln_recipe.expressions import DTYPE_BYTES
 from kiln_recipe.images import elf
+from kiln_recipe.images.image import DescriptorInfo
 from kiln_recipe.model import Operation, Recipe
 from kiln_recipe.plan.model import KernelPlan
 from kiln_recipe.read import recipe
@@ -28,8 +31,12 @@ from kiln_recipe.selection import parse_selection
 if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
 
-# By target its device of the fake driver: (vendor, multiprocessors, threads along the first dimension of a grid).
-DEVICES = {"sm_90": ("NVIDIA", 132, None), "gfx942": ("AMD", 304, 2**32 - 1)}
+# By target its device of the fake driver, and the threads along the first dimension of a grid.
+DEVICES = {
+    "sm_90": (evaluate.Device("NVIDIA", 132, driver=12080), None),
+    "gfx942": (evaluate.Device("AMD", 304, describes=False), 2**32 - 1),
+}
+SMALL_TENSOR = 128 << 10  # bytes: of smaller ones drivers up to 13.1 make a map with a bit too many
 BYTES = {
     "i1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8, "fp64": 8,
 }  # fmt: skip
@@ -54,7 +61,7 @@ class Run:
     block: tuple[int, ...]
     shared: int
     cluster: int
-    arguments: tuple[bytes, ...]
+    arguments: tuple[bytes | TensorMap, ...]
 
 
 @dataclass(frozen=True)
@@ -64,17 +71,19 @@ class Expected:
     Attributes:
         workspace: bytes that it needs.
         keys: of the variants that it runs.
+        passed: of each of them the implementations that were passed over, a line for each.
     """
 
     steps: tuple[Set | Run, ...]
     workspace: int
     keys: tuple[str, ...]
+    passed: tuple[str, ...] = ()
 
 
 @cache
 def families() -> tuple[Recipe, ...]:
     """The recipes of the small release."""
-    return tuple(map(recipe.load, (ROOT / "tritonsrc/flash/recipe.yaml", Path(WIDE_SELECTION["KILN_RECIPES"]))))
+    return tuple(map(recipe.load, (ROOT / "tritonsrc/flash/recipe.yaml", *WIDE_RECIPES)))
 
 
 def operation(name: str) -> Operation:
@@ -99,9 +108,9 @@ class Oracle:
     """
 
     def __init__(self, prefix: Path, target: str) -> None:
-        vendor, multiprocessors, self.grid_threads = DEVICES[target]
-        self.target, self.device = target, evaluate.Device(vendor, multiprocessors)
-        self.path = prefix / "lib" / "kiln.images" / f"{vendor.lower()}-{target}.pack"
+        self.target = target
+        self.device, self.grid_threads = DEVICES[target]
+        self.path = prefix / "lib" / "kiln.images" / f"{self.device.vendor.lower()}-{target}.pack"
         self.data = self.path.read_bytes()
         self.pack = pack.parse_pack(self.data, str(self.path))
         self.tables = {
@@ -170,8 +179,9 @@ class Oracle:
             addresses[part] = end
             end += -(-size // ALIGNMENT) * ALIGNMENT
         steps: list[Set | Run] = []
-        keys = []
-        for launch in self._launches(call, addresses, forced or {}):
+        keys, passed = [], []
+        for launch, over in self._launches(call, addresses, forced or {}):
+            passed.append("\n".join(map(str, over)))
             place = (*name.split("."), launch.kernel.name)
             number = self.plan(place).slot(launch.functional, launch.configuration, launch.specialization)
             slot = self.slots[place].slots[number]
@@ -180,19 +190,21 @@ class Oracle:
             run = self._run(call, launch, slot.image)
             if 0 not in launch.grid:
                 steps.append(run)
-        return Expected(tuple(steps), end - workspace, tuple(keys))
+        return Expected(tuple(steps), end - workspace, tuple(keys), tuple(passed))
 
     def _launches(
         self, call: evaluate.Call, addresses: Mapping[str, int], forced: Mapping[str, int]
-    ) -> Iterator[evaluate.Launch]:
+    ) -> Iterator[tuple[evaluate.Launch, tuple[PassedOver, ...]]]:
         family = call.name.partition(".")[0]
         for chosen in self.tables[family].dispatch(call, addresses):
             kernel = chosen.launch.kernel
             if kernel.name in forced:
                 row = self.plan((family, "", kernel.name)).configuration_rows[forced[kernel.name]]
-                yield evaluate.launch(call, kernel, forced[kernel.name], row, addresses)
+                launch = evaluate.launch(call, kernel, forced[kernel.name], row, addresses)
+                assert isinstance(launch, evaluate.Launch)
+                yield launch, ()
             else:
-                yield chosen.launch
+                yield chosen.launch, chosen.passed
 
     def _run(self, call: evaluate.Call, launch: evaluate.Launch, digest: str) -> Run:
         info = self.images[digest].info
@@ -201,13 +213,35 @@ class Oracle:
             raise Refusal("RANGE", f"{call.name}: grid dimension 0 of kernel {launch.kernel.name} is {launch.grid[0]}")
         assert info.clusters == 1 and not info.scratch and not info.profile_scratch
         types = {parameter.name: parameter.type for parameter in launch.kernel.parameters}
-        arguments = [encoded(types[parameter], value) for parameter, value in launch.arguments]
+        arguments: list[bytes | TensorMap] = []
+        described = iter(info.descriptors)
+        for parameter, value in launch.arguments:
+            if isinstance(value, Described):
+                arguments += [
+                    map_of(value, next(described)),
+                    *(encoded("i32", size) for size in value.sizes),
+                    *(encoded("i64", stride) for stride in value.strides),
+                ]
+            else:
+                arguments.append(encoded(types[parameter], value))
         hidden = len(parameters) - len(arguments)  # Triton's pointers to scratch that the image has no need of
         assert hidden in (0, 1, 2)
         arguments += [bytes(8)] * hidden
-        assert [len(argument) for argument in arguments] == [size for _, size in parameters]
+        sizes = [len(argument) if isinstance(argument, bytes) else elf.TENSOR_MAP_BYTES for argument in arguments]
+        assert sizes == [size for _, size in parameters]
         assert (symbol, len(parameters)) == (info.symbol, info.parameters)
         return Run(digest, symbol, launch.grid, (info.threads, 1, 1), max(0, info.shared - static), 1, tuple(arguments))
+
+
+def map_of(tensor: Described, of_image: DescriptorInfo) -> TensorMap:
+    """What the driver must be asked to encode: the tensor, with the image's box, element type and swizzle."""
+    element = DTYPE_BYTES[DTYPE_NAMES[tensor.dtype]]
+    last = sum((size - 1) * stride * element for size, stride in zip(tensor.sizes, tensor.strides))
+    return TensorMap(
+        tensor.address, of_image.element_type, of_image.swizzle, tensor.sizes,
+        tuple(stride * element for stride in tensor.strides[:-1]), of_image.box,
+        small=last + 1 >= SMALL_TENSOR,
+    )  # fmt: skip
 
 
 def encoded(kind: str, value: float) -> bytes:
@@ -231,9 +265,8 @@ def observed(record: Record, first: int, stream: int | None, device: int) -> tup
 def run_of(launch: Launch, record: Record) -> Run:
     image = record.images[launch.module]
     assert image.symbol == launch.symbol.decode()
-    return Run(
-        digest_of(image.code), image.symbol, launch.grid, launch.block, launch.shared, launch.cluster, launch.arguments
-    )
+    arguments = tuple(read_map(a) if len(a) == elf.TENSOR_MAP_BYTES else a for a in launch.arguments)
+    return Run(digest_of(image.code), image.symbol, launch.grid, launch.block, launch.shared, launch.cluster, arguments)
 
 
 @cache

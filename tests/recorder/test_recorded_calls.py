@@ -7,16 +7,18 @@ import _ctypes
 import ctypes
 import os
 import random
+from collections import Counter
+from collections.abc import Sequence
 
 import entries
 import ffi
 import pytest
-from drawn_calls import drawn_fields, norm_call
-from oracle import Expected, Oracle, digest_of, observed, operation
+from drawn_calls import drawn_fields, matmul_call, norm_call
+from oracle import Expected, Oracle, Run, digest_of, observed, operation
 from running import WORKSPACE, Runner, opened
 from whole_calls import whole_call
 
-from kiln_recipe.call.evaluate import Refusal
+from kiln_recipe.call.evaluate import Given, Refusal
 from kiln_recipe.plan.model import KernelPlan
 
 CALLS = int(os.environ.get("KILN_TEST_CALLS", "200"))  # of each entry on each target
@@ -62,6 +64,59 @@ def test_random_calls_of_a_strangers_family(runner, wide_release):
     runner.kiln.close()
     _ctypes.dlclose(norm._handle)
     assert ran > CALLS / 2, "most calls are to run"
+
+
+LACKS = (
+    "it is not for",
+    "it serves calls with",
+    "is at",
+    "the last stride of",
+    "wants a multiple of 16 bytes below 2^40",
+)
+
+
+def test_random_calls_of_a_kernel_with_several_implementations(runner, fake, wide_release):
+    """Which one runs, what is encoded for its tensor descriptors, and why others were passed over."""
+    matmul = ctypes.CDLL(str(wide_release.prefix / "lib" / "libkiln_matmul.so"))
+    runner.kiln.register(matmul, "matmul")
+    taken: Counter[str] = Counter()
+    lacks: set[str] = set()
+    for number in range(CALLS):
+        rng = random.Random(f"matmul {runner.judge.target} {number}")
+        given = matmul_call(rng)
+        try:
+            runner.check_generic("matmul.matmul", given, rng)
+            wanted = runner.expected("matmul.matmul", given)
+            said = explained(runner, "matmul.matmul", given)
+            if isinstance(wanted, Refusal):
+                assert said == []
+                continue
+            assert said == [*zip(wanted.keys, wanted.passed)]
+        except AssertionError as error:
+            raise AssertionError(f"call {number}: {given}") from error
+        for line in "\n".join(wanted.passed).splitlines():
+            lacks |= {kind for kind in LACKS if kind in line}
+        taken.update(run.symbol for run in wanted.steps if isinstance(run, Run))
+    runner.kiln.close()
+    _ctypes.dlclose(matmul._handle)
+    first, last = {"sm_90": ("matmul_hopper", "matmul"), "gfx942": ("matmul_cdna", "matmul")}[runner.judge.target]
+    assert taken.keys() == {first, last} and min(taken.values()) > CALLS / 10, taken
+    assert lacks == set(LACKS if runner.judge.target == "sm_90" else LACKS[:2])
+
+
+def explained(runner: Runner, name: str, given: Sequence[Given]) -> list[tuple[str, str]]:
+    """Of each variant that a call would run its key, and what kiln_explain says was passed over for it."""
+    found: list[tuple[str, str]] = []
+
+    def visit(variant: object, _: object) -> int:
+        row = variant.contents
+        found.append((row.key.decode(), (row.passed_over or b"").decode()))
+        return 0
+
+    call = entries.call_of(runner.kiln, name, operation(name), given, vendor=runner.vendor, device=-1,
+                           stream=runner.fake.stream(runner.vendor))  # fmt: skip
+    runner.library.c.kiln_explain(ctypes.byref(call), ffi.VariantFn(visit), None)
+    return found
 
 
 @pytest.mark.parametrize("name", [name for name, suffixes in entries.SUFFIXES.items() if suffixes])
