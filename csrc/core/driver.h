@@ -86,7 +86,7 @@ struct Driver {
   const DriverCalls* calls;
   const Options* options;
   int32_t vendor;
-  int32_t version;       // NVIDIA: cuDriverGetVersion(), 12080; AMD: 0
+  int32_t version;       // NVIDIA: cuDriverGetVersion(), 12080; 0: it does not tell; AMD: 0
   bool has_descriptors;  // `encode` can be called
   int32_t device_count;
   Device* devices;

@@ -112,10 +112,12 @@ inline int32_t needed_driver(const Binding& binding, const BoundKernel& bound) {
   return binding.ptx ? bound.target->ptx_driver : bound.target->driver;
 }
 
-// Whether the driver is new enough for a kernel's images, and can make what they take. The kernel is for the target.
+// Whether the driver is new enough for a kernel's images, as far as it tells its version, and can make what they take.
+// The kernel is for the target.
 inline bool drives(const Binding& binding, const kiln_kernel_table& kernel, const BoundKernel& bound) {
   const Driver& driver = *binding.device->driver;
-  return needed_driver(binding, bound) <= driver.version && (kernel.descriptor_count == 0 || driver.has_descriptors);
+  bool is_new_enough = driver.version == 0 || driver.version >= needed_driver(binding, bound);
+  return is_new_enough && (kernel.descriptor_count == 0 || driver.has_descriptors);
 }
 
 // The image in a slot, loaded at first use. The device must be entered.
