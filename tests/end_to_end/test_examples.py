@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from builds import ROOT
+from kiln_build import cli
 
 pytestmark = pytest.mark.slow
 
@@ -72,3 +74,19 @@ def test_a_family_of_ones_own_by_name(release, examples, compiler):
     run(examples / "family/call")
     needed = subprocess.run(["readelf", "-d", examples / "family/call"], capture_output=True, text=True).stdout
     assert "[libkiln_norm.so]" in needed
+
+
+def test_a_kernel_with_several_implementations(wide_release, capsys):
+    """Each on its own targets; what only tensor descriptors need is said of their images alone."""
+    assert cli.main(["inspect", str(wide_release.prefix), "--verify"]) == 0
+    capsys.readouterr()
+    assert cli.main(["list", str(wide_release.prefix), "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out) if row["kernel"].startswith("matmul.")]
+    found = {(row["target"], row["kernel"].rpartition(".")[2]) for row in rows}
+    assert found == {("sm_90", "hopper"), ("sm_90", "general"), ("gfx942", "cdna"), ("gfx942", "general")}
+    for row in rows:
+        is_hopper = row["kernel"].endswith(".hopper")
+        assert (row.get("ptx_version"), len(row.get("descriptors", ()))) == (("8.6", 3) if is_hopper else (None, 0))
+    assert (
+        "KILN_API const kiln_family* kiln_matmul_family" in (wide_release.prefix / "include/kiln/matmul.h").read_text()
+    )
