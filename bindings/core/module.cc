@@ -1,8 +1,8 @@
 // kiln._core: Kiln's C interface for the Python package `kiln`, which documents and checks what users pass.
 #include <nanobind/stl/string.h>
 
-#include "exchange.h"
 #include "runtime.h"
+#include "shortcut.h"
 #include "tensor.h"
 
 NB_MODULE(_core, module) {
@@ -20,5 +20,5 @@ NB_MODULE(_core, module) {
              "Raises the exception of kiln.errors for a status, with last_error(); nothing where it is 0.");
   define_tensor(module);
   define_runtime(module);
-  define_exchange(module);
+  define_shortcut(module);
 }

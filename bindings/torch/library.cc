@@ -73,5 +73,13 @@ __attribute__((constructor)) void load() {
 
 }  // namespace kiln_torch
 
+// Not 0 where something has the operators of this thread: what kiln_native::is_watched says, at less than half of its
+// price from Python. With the GIL.
+extern "C" KILN_API int32_t kiln_torch_is_watched() {
+  StableIValue said = 0;
+  const bool failed = torch_call_dispatcher("kiln_native::is_watched", "", &said, kiln_torch::kBuildVersion);
+  return failed ? 1 : static_cast<int32_t>(said);
+}
+
 // How many of the operators could not be registered: 0, unless this PyTorch has another copy of the library already.
 extern "C" KILN_API int32_t kiln_torch_failed() { return kiln_torch::failed; }

@@ -31,6 +31,10 @@ AOTITorchError aoti_torch_library_def(TorchLibraryHandle library, const char* sc
 AOTITorchError torch_library_impl(TorchLibraryHandle library, const char* name,
                                   void (*kernel)(StableIValue*, uint64_t, uint64_t), uint64_t extension_build_version);
 
+// Calls an operator; its results take the place of its arguments.
+AOTITorchError torch_call_dispatcher(const char* name, const char* overload, StableIValue* stack,
+                                     uint64_t extension_build_version);
+
 // Lists.
 AOTITorchError torch_list_size(StableListHandle list, size_t* size);
 AOTITorchError torch_list_get_item(StableListHandle list, size_t index, StableIValue* element);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import fakes
 import pytest
 from fakes import Array, Exchanged, Older, StandardArray, fp32
@@ -76,6 +78,10 @@ def test_causal(runtime, launched):
     assert (got["window_left"], got["window_right"]) == (7, 0)
 
 
+UNWATCHED = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda: 0)
+WATCHED = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda: 1)
+
+
 @pytest.fixture
 def shortcut(runtime):
     """Makes ways past a framework's dispatcher for the tests' arrays."""
@@ -88,9 +94,13 @@ def shortcut(runtime):
 
     def make(
         alike=alike, runtime=lambda: runtime.handle, kind=Exchanged, strided=strided, watch=lambda: 0,
-        unpack=lambda q: (q, None), records=lambda: False,
+        unpack=lambda q: (q, None), records=lambda: False, casts=lambda: False, wrote=lambda arrays: None,
+        is_watched=UNWATCHED,
     ):  # fmt: skip
-        return kiln._core.Shortcut(kind, alike, strided, records, unpack, (watch,), runtime)
+        address = ctypes.cast(is_watched, ctypes.c_void_p).value
+        return kiln._core.Shortcut(
+            kind, alike, strided, records, unpack, casts, address, (watch,), wrote, runtime
+        )  # fmt: skip
 
     return make
 
@@ -118,6 +128,8 @@ def test_arrays_that_c_leaves_alone(runtime, fake, shortcut):
         (shortcut(lambda q: Array(q.shape)), (q, q, q)),
         (shortcut(lambda q: Exchanged(q.shape, device=(fakes.CUDA, 1))), (q, q, q)),
         (shortcut(watch=lambda: 1), (q, q, q)),
+        (shortcut(is_watched=WATCHED), (q, q, q)),
+        (shortcut(casts=lambda: 1), (q, q, q)),
         (shortcut(unpack=lambda q: (Exchanged(SHAPE), None)), (q, q, q)),
         (shortcut(kind=Array), (Array(SHAPE),) * 3),  # which offers no table
         (shortcut(), (Exchanged(SHAPE, strides=(1, 2, 3, 4)), q, q)),
@@ -165,7 +177,8 @@ def test_memory_that_runs_out_is_left_to_whoever_asked(fake, shortcut):
 
 def test_a_question_that_cannot_be_answered_is_an_error(shortcut):
     q, unanswered = Exchanged(SHAPE), lambda *given: 1 / 0
-    for way in (shortcut(watch=unanswered), shortcut(unpack=unanswered), shortcut(records=unanswered)):
+    for name in ("watch", "unpack", "records", "casts"):
+        way = shortcut(**{name: unanswered})
         with pytest.raises(ZeroDivisionError):
             way.attend(q, q, q)
     with pytest.raises(TypeError):
@@ -181,12 +194,14 @@ def test_a_step_of_decoding(runtime, fake, launched, shortcut):
         given = {name: Exchanged(tuple(shape[i] for i in order)) for name, shape in sizes.items()}
         given |= {"seqused_k": Exchanged((2,), "int32"), "block_table": Exchanged((2, 3), "int32", (4, 1))}
         flags = 1 + ROWS_FIRST * rows_first
-        assert shortcut().decode(**given, scale=0.25, flags=flags) is given["out"]
+        changed = []
+        assert shortcut(wrote=changed.append).decode(**given, scale=0.25, flags=flags) is given["out"]
+        assert changed == [(given["k_cache"], given["v_cache"], given["out"])]
         got, _ = launched("attn_decode")
         expect(got, given)
         assert (got["sm_scale"], got["window_right"]) == (fp32(0.25), 0)
     plain = {name: given[name] for name in ("q", "k_cache", "v_cache", "seqused_k", "block_table")}
-    out = shortcut().decode(**plain, flags=ROWS_FIRST)
+    out = shortcut(wrote=exhausted, unpack=exhausted, casts=exhausted).decode(**plain, flags=ROWS_FIRST)
     got, _ = launched("attn_decode")
     expect(got, {**plain, "out": out})
     assert out.shape == (2, 1, 4, 32) and got["k_new"] == got["v_new"] == 0
@@ -218,6 +233,45 @@ def test_what_c_leaves_alone_goes_to_another_function(launched, shortcut):
     for wrong in (lambda: shortcut().attend_or(None), lambda: kiln._core.Shortcut.attend_or(object(), print)):
         with pytest.raises(TypeError):
             wrong()
+
+
+# q, k, v; what is behind them has names.
+FIELDS = {"q": 0, "k": 1, "v": 2, "scale": -1, "window": -3, "causal": (1 << 16) + 1, "alike": (1 << 16) + EQUAL_HEADS,
+          "bias": -2, "dropout": -2}  # fmt: skip
+
+
+def test_a_plain_call_is_read_as_python_reads_it(fake, launched, shortcut):
+    q, few = Exchanged(SHAPE), Exchanged((2, 2, 100, 64))
+    function = shortcut().attention(FIELDS)
+    calls = [({}, 0.125, UNLIMITED), ({"scale": 0.5, "causal": True}, 0.5, 0), ({"scale": None}, 0.125, UNLIMITED),
+             ({"bias": None, "dropout": 0.0, "window": (-1, -1), "causal": False}, 0.125, UNLIMITED),
+             ({"dropout": 0, "bias": False}, 0.125, UNLIMITED)]  # fmt: skip
+    for named, scale, right in calls:
+        out = function(q, q, v=q, **named)
+        got, _ = launched("attn_fwd")
+        expect(got, {"q": q, "k": q, "v": q, "out": out})
+        assert (got["sm_scale"], got["window_right"]) == (fp32(scale), right)
+    assert function(q, few, few) is not None and function(q, few, few, alike=True) is None
+    inverted = shortcut().attention(FIELDS, EQUAL_HEADS)
+    assert inverted(q, few, few, alike=True) is not None and inverted(q, few, few) is None
+    before = len(fake.launches())
+    others = [{"scale": 0.0}, {"scale": 1e-50}, {"scale": 1}, {"scale": "1"}, {"causal": 1}, {"causal": None},
+              {"bias": q}, {"dropout": 0.5}, {"window": (-1, 0)}, {"window": [-1, -1]}, {"window": (-1,)},
+              {"window": (-1, -1, -1)}, {"window": None}, {"unknown": None}, {"q": q}]  # fmt: skip
+    assert [function(q, q, q, **other) for other in others] == [None] * len(others)
+    assert function(q, q) is None and function() is None and function(q, q, q, q) is None
+    assert len(fake.launches()) == before
+    names = ("q", "k_cache", "v_cache", "k_new", "v_new", "out", "seqused_k", "block_table")
+    decode = shortcut().decoding({**{name: place for place, name in enumerate(names)}, "scale": -1})
+    used = Exchanged((2,), "int32")
+    out = decode(q, q, q, seqused_k=used, k_new=None, scale=0.5)
+    got, _ = launched("attn_decode")
+    expect(got, {"q": q, "seqused_k": used, "out": out})
+    closed = shortcut()
+    function, closed.is_open = closed.attention(FIELDS), False
+    assert function(q, q, q) is None
+    with pytest.raises(KeyboardInterrupt):
+        shortcut(interrupted).attention(FIELDS)(q, q, q)
 
 
 def interrupted(_q: Exchanged) -> Array:

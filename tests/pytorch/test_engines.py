@@ -154,10 +154,9 @@ def test_every_status_is_an_exception(answers, status: int) -> None:
 
 
 def test_what_the_shortcut_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scale and the flags of the plain calls that there are; the operator's three tensors alone go to it in C."""
+    """The scale and the flags of an engine's plain calls; those of functions are read in C."""
     q, out, asked = torch.zeros(2, 3, 4, 8), torch.ones(2, 3, 4, 8), []
     monkeypatch.setattr(native, "shortcut", SimpleNamespace(attend=lambda *args: asked.append(args[3:]) or out))
-    plain = native.ALIKE + native.EQUAL_HEADS
     calls = [
         (lambda: native.attn_fwd(q, q, q)[0], (0.0, 0)),
         (lambda: native.attn_fwd(q, q, q, scale=0.5, causal=True)[0], (0.5, native.CAUSAL)),
@@ -166,13 +165,19 @@ def test_what_the_shortcut_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             (0.0, native.CAUSAL + native.BOTTOM_RIGHT),
         ),
         (lambda: native.attn_fwd(q, q, q, rows_first=True)[0], (0.0, native.ROWS_FIRST)),
-        (lambda: kt.scaled_dot_product_attention(q, q, q), (0.0, plain)),
-        (lambda: kt.scaled_dot_product_attention(q, q, q, is_causal=True, scale=2.0), (2.0, plain + native.CAUSAL)),
-        (lambda: kt.scaled_dot_product_attention(q, q, q, enable_gqa=True), (0.0, native.ALIKE)),
-        (lambda: kt.scaled_dot_product_attention(q, q, q, scale=0.0), (functions.TINY, plain)),
     ]
     for call, expected in calls:
         assert call() is out and asked.pop() == expected and not asked
+
+
+def test_what_each_argument_is_to_a_plain_call() -> None:
+    flag = 1 << 16
+    expected = {"query": 0, "key": 1, "value": 2, "attn_mask": -2, "dropout_p": -2, "is_causal": flag + native.CAUSAL,
+                "scale": -1, "enable_gqa": flag + native.EQUAL_HEADS}  # fmt: skip
+    assert native.plain_fields(kt.scaled_dot_product_attention, ("query", "key", "value")) == expected
+    fields = native.plain_fields(kt.decode, ("q", "k_cache", "v_cache"))
+    assert fields["window"] == -3 and fields["rows_first"] == flag + native.ROWS_FIRST
+    assert fields["splits"] == fields["sinks"] == fields["k_new"] == -2
 
 
 def test_what_the_shortcut_does_not_take_the_operator_does(answers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class Runtime:
 class Shortcut:
     def __init__(
         self, type: type, empty_like: Callable, empty_strided: Callable, records: Callable, unpack_dual: Callable,
-        watchers: tuple, runtime: Callable,
+        casts: Callable, is_watched: int, watchers: tuple, wrote: Callable, runtime: Callable,
     ) -> None: ...  # fmt: skip
     @property
     def is_open(self) -> bool: ...
@@ -72,10 +72,12 @@ class Shortcut:
         v_cache: object,
         k_new: object = None,
         v_new: object = None,
+        out: object = None,
         seqused_k: object = None,
         block_table: object = None,
-        out: object = None,
         scale: float = 0.0,
         flags: int = 0,
     ) -> object: ...
+    def attention(self, fields: dict[str, int], inverted: int = 0) -> Callable: ...
+    def decoding(self, fields: dict[str, int], inverted: int = 0) -> Callable: ...
     def attend_or(self, otherwise: Callable) -> Callable: ...

@@ -16,7 +16,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import kiln.torch as kt
 from kiln.errors import KilnError
-from kiln.torch import native
+from kiln.torch import native, sdpa
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDTHS = ((64, 64), (128, 128), (64, 128), (40, 40), (72, 24), (96, 96), (256, 256))
@@ -207,8 +207,8 @@ def test_modules(is_training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def counted(way: Callable) -> Callable:
-        def call(*args: object) -> object:
-            out = way(*args)
+        def call(*args: object, **kwargs: object) -> object:
+            out = way(*args, **kwargs)
             if out is not None:
                 calls.append(way)
             return out
@@ -218,6 +218,7 @@ def test_modules(is_training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.set_grad_enabled(is_training):
         expected = decoder(x, layer(x))
         # Past the dispatcher, or through it.
+        monkeypatch.setattr(sdpa, "plain", counted(sdpa.plain))
         monkeypatch.setattr(native, "shortcut", SimpleNamespace(attend=counted(native.shortcut.attend)))
         monkeypatch.setattr(native, "forward_op", counted(native.forward_op))
         with kt.use():

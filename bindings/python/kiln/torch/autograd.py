@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -177,12 +177,6 @@ def _backward(*args: object) -> tuple[Tensor | None, ...]:
         return operators.attn_bwd(*args)
 
 
-def count_changes(tensors: Iterable[Tensor]) -> None:
-    """Has PyTorch know that a call has written these: what was recorded with them before is refused its gradients."""
-    if not torch.is_inference_mode_enabled():
-        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
-
-
 def decode(*args: object, run: Callable | None = None) -> Tensor | None:
     """attn_decode of any arguments that its schema allows.
 
@@ -193,7 +187,7 @@ def decode(*args: object, run: Callable | None = None) -> Tensor | None:
         raise UnsupportedError(
             "decode() has no gradients, and an argument requires one; use attention(), or torch.no_grad()"
         )
-    count_changes(args[1:4])
+    native.count_changes(args[1:4])
     if run is not None:
         return run(*args)
     with torch._C._AutoDispatchBelowAutograd():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
@@ -21,7 +21,7 @@ PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST = 2**63 - 1
 # The smallest fp32; products with it are as good as 0.
 TINY = 2.0**-126
-_FLAG_NAMES, _NO_FLAGS = ("causal", "bottom_right", "rows_first"), (False, False, False)
+_FLAG_NAMES = ("causal", "bottom_right", "rows_first")
 _DIFFERENTIABLE = [operators.FORWARD_NAMES.index(name) for name in _arguments.DIFFERENTIABLE]
 # What a plain call gives to the engine, of all arguments of attn_fwd.
 _plain_of = itemgetter(*map(operators.FORWARD_NAMES.index, ("scale", *_FLAG_NAMES)))
@@ -88,19 +88,20 @@ def dropout_mask(
     return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
 
 
+def _plain_calls(take: Callable, arrays: str) -> Callable[[Callable], Callable]:
+    """For arguments.done_by: native.shortcut's function for the plain calls of one that has these arrays."""
+    return lambda function: take(native.plain_fields(function, arrays.split()))
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor | tuple[Tensor, Tensor]:
     """`attention`, of the arguments that are given."""
-    if not is_compiling() and _is_plain(given, _ATTENTION, "attn_fwd"):
-        flags = native.flags_of(*map(given.get, _FLAG_NAMES, _NO_FLAGS)) if given else 0
-        if (out := native.shortcut.attend(q, k, v, given_scale(given.get("scale")), flags)) is not None:
-            return out
     if given.get("dropout") and given.get("rng") is None:
         given["rng"] = draw_rng(q.device)
     out, lse = call(normalized(q, k, v, **given))
     return (out, lse) if given.get("return_lse") else out
 
 
-@arguments.done_by(_attention)
+@arguments.done_by(_attention, _plain_calls(native.shortcut.attention, "q k v"))
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
@@ -145,18 +146,6 @@ def attention(
         UnsupportedError: no kernel serves this call; the sentence names the nearest that exists.
     """
     raise NotImplementedError  # _attention does it
-
-
-_ATTENTION = arguments.defaults_of(attention)
-
-
-def _is_plain(given: Mapping[str, Any], defaults: Mapping[str, Any], operation: str) -> bool:
-    """Whether a call gives nothing that the shortest way does not take, but what it could as well leave out."""
-    plain = _arguments.PLAIN[operation]
-    for name, value in given.items():
-        if name not in plain and value is not (default := defaults[name]) and (default is None or value != default):
-            return False
-    return True
 
 
 def normalized(
@@ -257,14 +246,6 @@ def recorded(q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tenso
 
 def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **given: Any) -> Tensor | tuple[Tensor, Tensor]:
     """`decode`, of the arguments that are given."""
-    if not is_compiling() and _is_plain(given, _DECODE, "attn_decode"):
-        flags = native.flags_of(*map(given.get, _FLAG_NAMES, _NO_FLAGS))
-        arrays = map(given.get, ("k_new", "v_new", "seqused_k", "block_table", "out"))
-        made = native.shortcut.decode(q, k_cache, v_cache, *arrays, given_scale(given.get("scale")), flags)
-        if made is not None:
-            if given.get("k_new") is not None or given.get("out") is not None:
-                autograd.count_changes((k_cache, v_cache, made))
-            return made
     left, right = given.pop("window", (-1, -1))
     out = given.pop("out", None)
     if out is None:
@@ -286,7 +267,10 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **given: Any) -> Tensor
     return (out, lse) if given.get("return_lse") else out
 
 
-@arguments.done_by(_decode)
+_DECODED = "q k_cache v_cache k_new v_new out seqused_k block_table"
+
+
+@arguments.done_by(_decode, _plain_calls(native.shortcut.decoding, _DECODED))
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k_new: Tensor | None = None, v_new: Tensor | None = None,
     seqused_k: Tensor | None = None, cu_seqlens_q: Tensor | None = None, block_table: Tensor | None = None,
@@ -332,9 +316,6 @@ def decode(
     raise NotImplementedError  # _decode does it
 
 
-_DECODE = arguments.defaults_of(decode)
-
-
 def spread_bias(bias: Tensor, dtype: torch.dtype, rows: int, keys: int) -> Tensor:
     """A bias of four dimensions as the operators take it: batch and heads may be 1, rows and keys are all there."""
     if bias.dtype == torch.bool:
@@ -361,20 +342,18 @@ def _int32(name: str, tensor: Tensor) -> Tensor:
 _packet = torch.ops.kiln.attn_fwd
 
 
+_plain = native.shortcut.attention(native.plain_fields(native.attn_fwd, ("q", "k", "v")))
+
+
 class _Packet(type(_packet)):
-    """torch.ops.kiln.attn_fwd: the plainest call by the shortest way, all others as PyTorch's packet has them."""
+    """torch.ops.kiln.attn_fwd: plain calls by the shortest way, all others as PyTorch's packet has them."""
 
     def __init__(self) -> None:
         vars(self).update(vars(_packet))
 
     def __call__(self, /, *args, **kwargs):
-        if len(args) == 3 and kwargs.keys() <= _arguments.PLAIN["attn_fwd"] and not is_compiling():
-            try:
-                flags = native.flags_of(*map(kwargs.get, _FLAG_NAMES, _NO_FLAGS)) if kwargs else 0
-                if (out := native.shortcut.attend(*args, kwargs.get("scale", 0.0), flags)) is not None:
-                    return out, None
-            except (KeyError, TypeError):  # of arguments of a wrong kind, for which PyTorch has words
-                pass
+        if not is_compiling() and (out := _plain(*args, **kwargs)) is not None:
+            return out, None
         return super().__call__(*args, **kwargs)
 
 

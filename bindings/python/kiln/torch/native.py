@@ -7,7 +7,8 @@ swaps strides. What no kernel takes but means something plain, such as a last di
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -112,21 +113,37 @@ def runtime() -> int:
     return handle.value
 
 
-# Who would change a call that goes through the dispatcher, or see and repeat it: casts, modes, tracers, transforms.
-# The profiler does neither; of a call past the dispatcher it shows the kernel alone.
-WATCHERS = (torch.is_autocast_enabled, partial(has_torch_function, (None,)), is_watched)
+def count_changes(tensors: Iterable[Tensor]) -> None:
+    """Has PyTorch know that a call has written these: what was recorded with them before is refused its gradients."""
+    if not torch.is_inference_mode_enabled():
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+# Who would see a call that goes through the dispatcher, besides what is_watched knows. The profiler sees nothing of a
+# call past the dispatcher but its kernel.
+WATCHERS = (partial(has_torch_function, (None,)),)
+_is_watched = ctypes.cast(_library.kiln_torch_is_watched, ctypes.c_void_p).value
 
 
 def make_shortcut(watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
     """attn_fwd and attn_decode of four-dimensional tensors and little else, past PyTorch's dispatcher.
 
     It takes tensors of no subclass, on a device, of which no gradient is wanted, while nobody watches what this thread
-    calls. It gives None for all others, and for what is refused.
+    calls, casts or transforms it. It gives None for all others, and for what is refused.
     """
     return _core.Shortcut(
-        Tensor, torch.empty_like, Tensor.new_empty_strided, torch.is_grad_enabled, forward_ad.unpack_dual, watchers,
-        runtime,
+        Tensor, torch.empty_like, Tensor.new_empty_strided, torch.is_grad_enabled, forward_ad.unpack_dual,
+        torch.is_autocast_enabled, _is_watched, watchers, count_changes, runtime,
     )  # fmt: skip
+
+
+def plain_fields(function: Callable, arrays: Sequence[str]) -> dict[str, int]:
+    """What each argument of a function is to a plain call of `shortcut`'s: these are its arrays, by their numbers."""
+    flag = 1 << 16
+    kinds = {name: place for place, name in enumerate(arrays)}
+    kinds |= {"scale": -1, "window": -3, "causal": flag + CAUSAL, "bottom_right": flag + BOTTOM_RIGHT}
+    kinds |= {"rows_first": flag + ROWS_FIRST, "is_causal": flag + CAUSAL, "enable_gqa": flag + EQUAL_HEADS}
+    return {name: kinds.get(name, -2) for name in inspect.signature(function).parameters}
 
 
 # Open while this engine runs.

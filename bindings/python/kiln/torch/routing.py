@@ -206,6 +206,13 @@ def scaled_dot_product_attention(
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """What stands for PyTorch's function while use() is in force: Kiln's, or where it has no kernel PyTorch's own."""
+    if not is_compiling() and (_here.depth or _everywhere.depth) and not _here.passes_on:
+        out = sdpa.plain(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
+        )  # fmt: skip
+        if out is not None:
+            return out
     if has_torch_function_variadic(query, key, value, attn_mask) and (
         is_compiling() or not sdpa.is_causal_bias(attn_mask)  # whose own way leads past this function
     ):

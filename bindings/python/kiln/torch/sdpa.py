@@ -50,17 +50,28 @@ def scaled_dot_product_attention(
         return torch.ops.kiln.scaled_dot_product_attention.default(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    out = shortest(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    out = plain(
+        query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+        enable_gqa=enable_gqa,
+    )  # fmt: skip
+    if out is None:
+        out = shortest(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if out is not None:
         return out
     return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+plain = native.shortcut.attention(
+    native.plain_fields(scaled_dot_product_attention, ("query", "key", "value")), native.EQUAL_HEADS
+)
+"""The function, of plain calls alone: None of all others."""
 
 
 def shortest(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool,
 ) -> Tensor | None:  # fmt: skip
-    """The plainest call, which models make most often, without a step too many.
+    """The call of training, without a step too many, and of plain tensors that `plain` does not take as they lie.
 
     Returns:
         None: it is not that plain, for attend() to see to.
@@ -85,8 +96,6 @@ def shortest(
         scale = functions.given_scale(scale)
     else:
         return None
-    if (out := native.shortcut.attend(query, key, value, scale, flags)) is not None:
-        return out
     if not functions.is_plain(query, key, value):
         return None
     if functions.wants_gradient(query, key, value):
