@@ -58,7 +58,7 @@ class Shortcut {
     Call call{*this, scale};
     kiln_tensor views[3] = {}, result = {};
     const nb::handle inputs[] = {q, k, v};
-    if (!call.may_take(inputs, 3) || !is_left_alone(q)) return nb::none();
+    if (!call.may_take(inputs, 3, true)) return nb::none();
     for (int i = 0; i < 3; ++i)
       if (!call.look_at(inputs[i], rows_first, &views[i])) return nb::none();
     if ((flags & kEqualHeads) && views[0].sizes[1] != views[1].sizes[1]) return nb::none();
@@ -83,7 +83,7 @@ class Shortcut {
     const nb::handle inputs[kInputs] = {q, k_cache, v_cache, k_new, v_new, given_out, seqused_k, block_table};
     kiln_tensor views[kInputs] = {};
     const kiln_tensor* seen[kInputs] = {};
-    if (!call.may_take(inputs, kInputs)) return nb::none();
+    if (!call.may_take(inputs, kInputs, false)) return nb::none();
     for (int i = 0; i < kInputs; ++i) {
       if (inputs[i].is_none()) continue;
       if (!(i < kUsedK ? call.look_at(inputs[i], rows_first, &views[i])
@@ -118,10 +118,10 @@ class Shortcut {
     bool has_device = false;
     kiln_queue queue = {};
 
-    bool may_take(const nb::handle* inputs, int count) {
+    bool may_take(const nb::handle* inputs, int count, bool is_differentiable) {
       sm_scale = static_cast<float>(scale);
       if (sm_scale == 0 && scale != 0) return false;  // it would be the default
-      return shortcut.is_open && shortcut.table_ && shortcut.is_plain(inputs, count);
+      return shortcut.is_open && shortcut.table_ && shortcut.is_plain(inputs, count, is_differentiable);
     }
 
     bool view(nb::handle array, DlTensor* to) {
@@ -189,17 +189,17 @@ class Shortcut {
   bool is_ours(nb::handle array) const { return reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) == type_.ptr(); }
 
   // None is an input that is not given.
-  bool is_plain(const nb::handle* inputs, int count) const {
+  bool is_plain(const nb::handle* inputs, int count, bool is_differentiable) const {
     for (int i = 0; i < count; ++i)
       if (!is_ours(inputs[i]) && !(i > 2 && inputs[i].is_none())) return false;
     if (is_true(records_()))
       for (int i = 0; i < count; ++i)
         if (!inputs[i].is_none() && wants_gradient(inputs[i])) return false;
+    if (is_differentiable && !is_left_alone(inputs[0])) return false;
+    if (is_watched_()) return PyErr_Clear(), false;
     for (const nb::object& watcher : watchers_)
       if (is_true(watcher())) return false;
-    if (!is_watched_()) return true;
-    PyErr_Clear();
-    return false;
+    return true;
   }
 
   // Neither does autocast cast it, nor does forward mode have a derivative of it.

@@ -46,6 +46,10 @@ def _all_real(tensors: tuple[Tensor | None, ...]) -> bool:
     return is_real() and not tensors[0].is_meta
 
 
+# Within it a call of an operator goes to the dispatcher's next key.
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
 class Attention(torch.autograd.Function):
     """attn_fwd with all of its arguments; differentiable in q, k, v, bias and sinks.
 
@@ -60,8 +64,7 @@ class Attention(torch.autograd.Function):
         if _all_real(tensors):
             out, lse = operators.engine().attn_fwd(*with_lse, for_backward=True)
         else:
-            with torch._C._AutoDispatchBelowAutograd():
-                out, lse = operators.attn_fwd(*with_lse)
+            out, lse = operators.attn_fwd(*with_lse)
         ctx.save_for_backward(*tensors, out, lse)
         if not args[_RETURN_LSE]:
             return out, None
@@ -132,8 +135,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: FunctionCtx, *args: object) -> tuple[Tensor | None, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operators.attn_bwd(*args)
+        return operators.attn_bwd(*args)
 
     @staticmethod
     def backward(_ctx: FunctionCtx, *_gradients: Tensor | None) -> tuple[None, ...]:
@@ -166,14 +168,14 @@ def attention(*args: object) -> tuple[Tensor, Tensor | None]:
         return Attention.apply(*args)
     if _all_real(_arguments.split_forward(args)[0]):
         return operators.engine().attn_fwd(*args)
-    with torch._C._AutoDispatchBelowAutograd():
+    with _below_autograd():
         return operators.attn_fwd(*args)
 
 
 def _backward(*args: object) -> tuple[Tensor | None, ...]:
     if _wants_gradient(args):
         return _Backward.apply(*args)
-    with torch._C._AutoDispatchBelowAutograd():
+    with _below_autograd():
         return operators.attn_bwd(*args)
 
 
@@ -190,19 +192,14 @@ def decode(*args: object, run: Callable | None = None) -> Tensor | None:
     native.count_changes(args[1:4])
     if run is not None:
         return run(*args)
-    with torch._C._AutoDispatchBelowAutograd():
+    with _below_autograd():
         return operators.attn_decode(*args)
-
-
-def _dropout_mask(*args: object) -> Tensor:
-    with torch._C._AutoDispatchBelowAutograd():
-        return operators.dropout_mask(*args)
 
 
 for _name, _kernel in (
     ("attn_fwd", native.shortcut.attend_or(attention)),
     ("attn_bwd", _backward),
     ("attn_decode", decode),
-    ("dropout_mask", _dropout_mask),
+    ("dropout_mask", torch.library.fallthrough_kernel),
 ):
     operators.library.impl(_name, _kernel, "Autograd")

@@ -18,8 +18,7 @@ from kiln.torch.autograd import is_real
 
 _NUMBERS = (float, int)
 # Of what has none of its own, among them the tensors of tracers.
-_NO_FUNCTIONS = (torch._C._disabled_torch_function_impl, Tensor.__torch_function__.__func__)
-_NO_DISPATCH = (torch._C._disabled_torch_dispatch_impl, Tensor.__torch_dispatch__)
+_NO_FUNCTIONS = (torch.nn.Parameter.__torch_function__, Tensor.__torch_function__.__func__)
 _TRACED = (FakeTensor, FunctionalTensor)
 
 
@@ -161,7 +160,7 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             raise ArgumentError(f"{name} must be a tensor, and is a {type(tensor).__name__}")
         if tensor.is_nested or tensor.layout != torch.strided:
             raise UnsupportedError(f"{name} is nested or sparse, which no kernel takes")
-        if type(tensor).__torch_dispatch__ not in _NO_DISPATCH and not isinstance(tensor, _TRACED):
+        if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not isinstance(tensor, _TRACED):
             raise UnsupportedError(f"{name} is a {type(tensor).__name__}, which kernels know nothing of")
         if tensor.dim() < 2:
             raise ArgumentError(f"{name} must have at least 2 dimensions, and has {tensor.dim()}")

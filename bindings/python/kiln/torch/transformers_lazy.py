@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_map_only
 
 __all__ = ["LazyMask", "Pattern", "added", "pattern_of", "seen_by"]
 
@@ -106,7 +105,7 @@ class LazyMask(Tensor):
     spelled: Tensor | None
     """The tensor itself, once something has read it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch.nn.Parameter.__torch_function__  # none of its own
 
     @staticmethod
     def __new__(cls, pattern: Pattern, shape: Any, dtype: torch.dtype, anchor: Tensor) -> LazyMask:  # noqa: PYI034
@@ -181,7 +180,11 @@ _TENSORS = {"seqused_k": "inner_seqused_k", "keys": "inner_keys"}
 
 
 def _spelled(tree: Any) -> Any:
-    return tree_map_only(LazyMask, LazyMask.spell, tree)
+    if isinstance(tree, LazyMask):
+        return tree.spell()
+    if isinstance(tree, dict):
+        return {name: _spelled(value) for name, value in tree.items()}
+    return type(tree)(map(_spelled, tree)) if isinstance(tree, (tuple, list)) else tree
 
 
 def _unchanged(func: Any, mask: LazyMask, args: tuple, kwargs: dict[str, Any]) -> LazyMask | None:
