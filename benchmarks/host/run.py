@@ -1,11 +1,13 @@
 """Host time of a call of attention, from C to F.scaled_dot_product_attention, in one run on one GPU.
 
-    PYTHONPATH=<wheels> python3 benchmarks/host/run.py [--json FILE] [--launch PROGRAM]
+    bash benchmarks/host/run.sh <folder of wheels> <unpacked release> [--json FILE] [--check]
+    PYTHONPATH=<wheels, installed> python3 benchmarks/host/run.py [--json FILE] [--launch PROGRAM] [--check]
 
 Each way computes the same small attention (bf16, 8 heads, 128 rows, head dim 64), and only the host's time of a call is
 measured: batches of calls, the ways in turn, the device waited for between them; the median of the batches. With
-`--launch` (benchmarks/launch/launch.c, compiled) bare cuLaunchKernel and kiln_attn_fwd from C are measured besides, and
-everything is told as a ratio. Prints a table in Markdown, and the images that were run.
+`--launch` (benchmarks/launch/launch.c, compiled) bare cuLaunchKernel and kiln_attn_fwd from C are measured besides.
+Prints a table in Markdown, in which everything is told as a ratio too, and the images that were run. `--check`: fails
+where the operator takes more than 0.6 of F.scaled_dot_product_attention's time, or decode more than 10 microseconds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import kiln.torch as kt
 from kiln.torch import native, routing
 
 BATCH, BATCHES = 200, 40
+MOST_OF_PYTORCHS, MOST_OF_DECODE = 0.6, 10.0  # the operator's share, and microseconds
+OPERATOR, DECODE = "torch.ops.kiln.attn_fwd", "kiln.torch.decode"
 BARE, ENTRY = "cuLaunchKernel, bare, from C", "kiln_attn_fwd, from C"
 PYTORCH = "F.scaled_dot_product_attention"
 
@@ -35,13 +39,19 @@ def ways(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callabl
     """What is measured without gradients, by name."""
     plain, rows_first = native.forward_op, [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     op, cache, query = torch.ops.kiln.attn_fwd, (k, v), q[:, :, :1]
+    lengths = torch.full((1,), 127, dtype=torch.int32, device="cuda")
+    pages = [x.view(1, 8, 8, 16, 64).transpose(1, 2).flatten(0, 1).contiguous() for x in cache]
+    table = torch.arange(8, dtype=torch.int32, device="cuda")[None]
     return {
         "torch.ops.kiln_native.attn_fwd": lambda: plain(q, k, v, native.NO_EXTRAS),
-        "torch.ops.kiln.attn_fwd": lambda: op(q, k, v),
-        "torch.ops.kiln.attn_fwd.default": lambda: op.default(q, k, v),
+        OPERATOR: lambda: op(q, k, v),
+        f"{OPERATOR}, causal": lambda: op(q, k, v, causal=True),
+        f"{OPERATOR}.default": lambda: op.default(q, k, v),
         "kiln.torch.attention": lambda: kt.attention(q, k, v),
         "kiln.torch.attention, rows first, causal": lambda: kt.attention(*rows_first, causal=True, rows_first=True),
-        "kiln.torch.decode": lambda: kt.decode(query, *cache),
+        DECODE: lambda: kt.decode(query, *cache),
+        f"{DECODE}, pages": lambda: kt.decode(query, *pages, seqused_k=lengths, block_table=table),
+        f"{DECODE}, appending": lambda: kt.decode(query, *cache, k_new=query, v_new=query, seqused_k=lengths),
         "kiln.torch.scaled_dot_product_attention": lambda: kt.scaled_dot_product_attention(q, k, v),
         f"{PYTORCH}, routed": lambda: routing.scaled_dot_product_attention(q, k, v),
         PYTORCH: lambda: routing.theirs(q, k, v),
@@ -52,7 +62,7 @@ def ways(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callabl
 def ways_with_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], object]]:
     op = torch.ops.kiln.attn_fwd
     return {
-        "torch.ops.kiln.attn_fwd, recorded": lambda: op(q, k, v),
+        f"{OPERATOR}, recorded": lambda: op(q, k, v),
         "kiln.torch.attention, recorded": lambda: kt.attention(q, k, v),
         "kiln.torch.scaled_dot_product_attention, recorded": lambda: kt.scaled_dot_product_attention(q, k, v),
         f"{PYTORCH}, routed, recorded": lambda: routing.scaled_dot_product_attention(q, k, v),
@@ -123,10 +133,22 @@ def table(times: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def misses(times: dict[str, float]) -> list[str]:
+    """What takes longer than it may."""
+    share = times[OPERATOR] / times[PYTORCH]
+    found = []
+    if share > MOST_OF_PYTORCHS:
+        found.append(f"{OPERATOR} takes {share:.2f} of {PYTORCH}'s time; at most {MOST_OF_PYTORCHS} is right")
+    if times[DECODE] > MOST_OF_DECODE:
+        found.append(f"{DECODE} takes {times[DECODE]:.2f} microseconds; at most {MOST_OF_DECODE:.0f} are right")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="where the numbers go")
     parser.add_argument("--launch", type=Path, help="benchmarks/launch/launch.c, compiled")
+    parser.add_argument("--check", action="store_true", help="fail where the operator or decode takes too long")
     arguments = parser.parse_args()
     shape = (1, 8, 128, 64)
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
@@ -143,7 +165,10 @@ def main() -> int:
     print("<!-- images: listed -->", *ran, "<!-- end -->", sep="\n")
     if arguments.json:
         arguments.json.write_text(json.dumps({**facts, "microseconds": times, "images": ran}, indent=1))
-    return 0
+    missed = misses(times) if arguments.check else []
+    for sentence in missed:
+        print(sentence, file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
