@@ -124,4 +124,5 @@ def test_symbols(torch_library: Path) -> None:
     assert not [name for name in rest if name.startswith(("_Z", "__cxa", "__gxx", "_Unwind"))]
     defined = nativebuild.run(["nm", "-D", "--defined-only", torch_library]).split("\n")
     exported = {line.split()[-1].partition("@")[0] for line in defined if line.strip()}
-    assert exported == {"kiln_torch_failed", "kiln_torch_runtime", "kiln_torch_set_log", "kiln_torch_queue"}
+    names = ("failed", "is_watched", "runtime", "set_log", "queue")
+    assert exported == {f"kiln_torch_{name}" for name in names}
