@@ -89,7 +89,7 @@ def refuse_unreachable(document: Document, keys: Keys, kernels: Sequence[Kernel]
 
 def _read(document: Document, keys: Keys, name: str, shape: KernelShape, own: frozenset[str]) -> Implementation:
     for field in _REQUIRED:
-        if field in ImplementationShape.__struct_fields__ and (*keys, field) not in document.lines:
+        if (*keys, field) not in document.lines:
             document.fail(keys, f"{'.'.join(map(str, keys))} lacks the field {field!r}")
     names = read_targets(document, (*keys, "targets"), shape.targets)
     served = tuple(target for target in targets.load() if any(map(target.is_called, names)))
