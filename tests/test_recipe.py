@@ -17,6 +17,7 @@ from kiln_recipe import targets
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.read import recipe
 
+ROOT = Path(__file__).resolve().parents[1]
 RECIPE, KERNEL = small_recipe.RECIPE, small_recipe.KERNEL
 
 
@@ -261,3 +262,11 @@ def test_the_schema_knows_implementations():
     for field in ("implementations", "language", "targets", "serves", "ptx"):
         assert properties[field]["description"]
     assert {"descriptor", "box"} <= set(recipe.schema()["$defs"]["ParameterShape"]["properties"])
+
+
+@pytest.mark.parametrize(
+    "path", sorted((*ROOT.glob("tritonsrc/*/recipe.yaml"), *ROOT.glob("examples/*/recipe.yaml"))), ids=str
+)
+def test_the_schema_accepts_every_recipe_of_the_tree(path):
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(yaml.safe_load(path.read_text()), recipe.schema())

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import collections
 import itertools
+import sys
 from pathlib import Path
 
 import yaml
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "v3python"))
+
+from kiln_recipe.read import document
+from kiln_recipe.read.file import RecipeShape
+
 
 def edges(recipe: Path, operation: str, kernel: str) -> dict[str, list[int]]:
     """The bins of a kernel's look-up, as its recipe has them."""
-    document = yaml.safe_load(recipe.read_text())
-    lookup = document["operations"][operation]["kernels"][kernel]["lookup"]
-    return {name: entry["edges"] for name, entry in lookup.items()}
+    operations = document.read(recipe, RecipeShape).value.operations
+    return {name: list(entry.edges) for name, entry in operations[operation].kernels[kernel].lookup.items()}
 
 
 def choose(rows: list[dict], tolerance: float) -> dict[tuple, str]:

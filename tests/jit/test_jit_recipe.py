@@ -232,7 +232,7 @@ def test_files_beside_a_kernel_are_its_own(child, family):
         ({"total": 3}, "ArgumentError", "norm.rms_norm: total is an integer; it must be a tensor"),
         ({"total": "empty"}, "ArgumentError", "norm.rms_norm: total must have an element"),
         ({"w": "flat", "out": "wide"}, "ArgumentError", "norm.rms_norm: out must have the shape of x"),
-        ({"x": "wide", "out": "wide", "w": "flat"}, "ArgumentError", "w must have as many elements as x has columns"),
+        ({"x": "wide", "out": "wide", "w": "flat"}, "ArgumentError", "w must have an element for each column of x"),
     ],
 )
 def test_what_is_wrong_with_a_call_is_said(child, changes, kind, sentence):

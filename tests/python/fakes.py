@@ -183,7 +183,7 @@ def fp32(value: float) -> int:
 
 def arguments(operation: str) -> dict[str, dict]:
     """What the recipe says of an operation's arguments, in their order: the kernels of the tests get all of them."""
-    import yaml
+    import flash_arguments
 
-    recipe = yaml.safe_load((Path(kiln.__file__).parent / "flash/recipe.yaml").read_text())
-    return recipe["operations"][operation]["arguments"]
+    recipe = Path(kiln.__file__).parent / "flash/recipe.yaml"
+    return flash_arguments.arguments(flash_arguments.operations(recipe)[operation])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import flash_arguments
 import packs
 import yaml
 
@@ -59,22 +60,13 @@ class Tables:
         return packs.write(TARGET, VERSION, kernels, images)
 
 
-def _with_rank(argument: dict) -> dict:
-    """An argument without names for its sizes, which are the only use of its axes."""
-    if "axes" not in argument:
-        return argument
-    return {"rank": len(argument["axes"]), **{k: v for k, v in argument.items() if k not in ("axes", "alias")}}
-
-
 def make(folder: Path) -> Tables:
     """Writes the recipe and its kernels into `folder`, and reads them as a build does."""
-    real = yaml.safe_load((ROOT / "tritonsrc/flash/recipe.yaml").read_text())["operations"]
     functions, operations = ["import triton\nimport triton.language as tl\n"], {}
-    for name, operation in real.items():
-        arguments = {n: _with_rank(argument) for n, argument in operation["arguments"].items()}
+    for name, operation in flash_arguments.operations(ROOT / "tritonsrc/flash/recipe.yaml").items():
+        arguments = flash_arguments.arguments(operation)
         dtypes = {argument["tensor"] for argument in arguments.values() if "tensor" in argument}
-        choices = {n: {k: choice[k] for k in ("of", "values")} for n, choice in operation.get("choices", {}).items()}
-        choices = {n: choice for n, choice in choices.items() if n in dtypes}
+        choices = {n: {"of": c.of, "values": list(c.values)} for n, c in operation.choices.items() if n in dtypes}
         parameters = {
             n: {"type": f"*{a['tensor']}", "value": f"{n}.data"}
             if "tensor" in a

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nativebuild import CORE, ROOT, run
 
-from kiln_build.artifacts import pack
+from kiln_build.artifacts import pack, pack_writer
 from kiln_build.artifacts import reader as inspect
 from kiln_recipe import expressions
 from kiln_recipe.images import judge
@@ -69,7 +69,10 @@ def test_rows_of_packs(built, tmp_path):
         "kiln::kHiddenParameters": judge.MAX_HIDDEN_PARAMETERS,
     }
     assert values(built, tmp_path, list(copies), ['"pack.h"'], ["-I", CORE]) == copies
-    assert values(built, tmp_path, ["kiln::kLargestGroup"], ['"pack.h"'], ["-I", CORE]).popitem()[1] >= pack.GROUP_BYTES
+    assert (
+        values(built, tmp_path, ["kiln::kLargestGroup"], ['"pack.h"'], ["-I", CORE]).popitem()[1]
+        >= pack_writer.GROUP_BYTES
+    )
 
 
 def test_the_folder_of_packs():

@@ -10,6 +10,7 @@ from msgspec import Meta
 Text = str | int | bool  # an expression: YAML reads some as numbers or truth values
 Value = bool | int | str
 MAX_KERNELS = 32  # KILN_MAX_KERNELS
+MAX_RANK = 8  # KILN_MAX_RANK
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # checkers want `frozen` of each class below, too
@@ -21,10 +22,10 @@ class ArgumentShape(Shape, frozen=True):
 
     tensor: Annotated[str | None, Meta(description="A dtype, or the choice that decides it.")] = None
     rank: Annotated[
-        Annotated[int, Meta(ge=0, le=8)] | None, Meta(description="Of a tensor whose axes have no names.")
+        Annotated[int, Meta(ge=0, le=MAX_RANK)] | None, Meta(description="Of a tensor whose axes have no names.")
     ] = None
     axes: Annotated[
-        str | Annotated[tuple[str, ...], Meta(max_length=8)] | None,
+        str | Annotated[tuple[str, ...], Meta(max_length=MAX_RANK)] | None,
         Meta(
             description="Of a tensor, in place of rank: the names of its axes, a letter for each (bhmd) or a list of "
             "words. A kernel's parameter stride_xm is the stride of x along the axis m."
@@ -67,11 +68,46 @@ class ChoiceShape(Shape, frozen=True):
     ] = None
 
 
-class RequirementShape(Shape, frozen=True):
-    """What must hold of a call's arguments."""
+Names = str | Annotated[tuple[str, ...], Meta(min_length=1)]
 
-    that: Annotated[Text, Meta(description="An expression; 0 refuses the call.")]
-    otherwise: Annotated[str, Meta(description="The sentence for the caller.")]
+
+class RequirementShape(Shape, frozen=True):
+    """What must hold of a call's arguments: one predicate. An optional tensor that is not there fulfils it."""
+
+    that: Annotated[Text | None, Meta(description="An expression; 0 refuses the call. Needs `otherwise`.")] = None
+    contiguous: Annotated[
+        Names | None, Meta(description="Tensors that are contiguous; with axes: whose stride along these is 1.")
+    ] = None
+    not_broadcast: Annotated[
+        Names | None, Meta(description="Tensors, which are written, with no stride of 0; with axes: along these.")
+    ] = None
+    same_shape: Annotated[Names | None, Meta(description="Tensors of one shape; with axes: of one size in each.")] = (
+        None
+    )
+    shape: Annotated[Names | None, Meta(description="Tensors with the sizes that `is` gives.")] = None
+    elements: Annotated[
+        Names | None, Meta(description="Tensors of rank 1 with `count` elements, one for each of what `each` names.")
+    ] = None
+    belong_together: Annotated[Names | None, Meta(description="Optional tensors: a call has all of them or none.")] = (
+        None
+    )
+    one_launch: Annotated[
+        Annotated[tuple[Text, ...], Meta(min_length=1)] | None,
+        Meta(description="Factors, 0 or more, whose product is below 2^31: the blocks of a launch."),
+    ] = None
+    axes: Annotated[
+        str | tuple[str | int, ...] | None, Meta(description="Names of axes: letters (bh) or a list; numbers without.")
+    ] = None
+    sizes: Annotated[
+        tuple[Text, ...] | None,
+        Meta(description="An expression for each dimension; '>= expression' where it may be larger."),
+    ] = msgspec.field(default=None, name="is")
+    count: Annotated[Text | None, Meta(description="An expression.")] = None
+    each: Annotated[str | None, Meta(description="What has an element: head, sequence.")] = None
+    when: Annotated[Text | None, Meta(description="Asked only of calls for which this is not 0.")] = None
+    otherwise: Annotated[
+        str | None, Meta(description="The sentence for the caller; a predicate other than `that` has one of its own.")
+    ] = None
 
 
 class ParameterShape(Shape, frozen=True):
@@ -218,7 +254,10 @@ class ImplementationShape(Shape, frozen=True):
     """A function and how it is compiled, chosen and launched."""
 
     source: Annotated[str, Meta(description="The file, relative to the recipe.")] = ""
-    grid: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=3, description="Blocks in each dimension.")] = ()
+    grid: Annotated[
+        tuple[Text, ...],
+        Meta(min_length=1, max_length=3, description="Blocks in each dimension; may read the parameters."),
+    ] = ()
     parameters: Annotated[
         dict[str, ParameterShape | bool | int | float | str],
         Meta(
@@ -304,6 +343,10 @@ class RecipeShape(Shape, frozen=True):
     family: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$", description="The library is libkiln_<family>.so.")]
     operations: Annotated[dict[str, OperationShape], Meta(min_length=1)]
     summary: str = ""
+    axes: Annotated[
+        dict[str, str],
+        Meta(description="What sizes along an axis are called in sentences for callers: {b: batch size}."),
+    ] = {}
     native: NativeShape = NativeShape()
     shared: Annotated[
         dict[str, dict[str, Any] | tuple[Any, ...]],

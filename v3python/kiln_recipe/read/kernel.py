@@ -33,6 +33,7 @@ from kiln_recipe.read.document import Document, Keys
 from kiln_recipe.read.file import KernelShape, SpillShape
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.parameters import Nameable, check_parameters, read_parameters
+from kiln_recipe.read.requirements import contiguous
 from kiln_recipe.read.rules import Vocabulary, read_rules, read_when
 from kiln_recipe.read.scope import Scope, check_name, read_expression
 from kiln_recipe.read.space import read_space
@@ -93,7 +94,11 @@ def read_kernel(
     words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
     zeros, requirements = _zeros(document, keys, shape, arguments, workspaces, inner)
     _refuse_too_many(document, keys, zeros, bins, specializations)
-    grid = [read_expression(document, (*keys, "grid", i), text, inner) for i, text in enumerate(shape.grid)]
+    of_grid = inner
+    for parameter in parameters:
+        if parameter.descriptor is None and not parameter.type.startswith(("*", "fp")):
+            of_grid = of_grid.with_word(parameter.name, f"({parameter.value.text})")
+    grid = [read_expression(document, (*keys, "grid", i), text, of_grid) for i, text in enumerate(shape.grid)]
     x, y, z = (*grid, *(parse("1"),) * (3 - len(grid)))
     on_host = (*grid, *(p.value for p in parameters), *(e for zero in zeros for e in (zero.address, zero.bytes)))
     _refuse_overrides(document, keys, specializations, on_host)
@@ -388,22 +393,9 @@ def _zeros(
                     read_expression(document, here, text, scope),
                 )
             )
-            requirements += _contiguous(document, here, tensors[entry], scope)
+            requirement = read_expression(document, here, contiguous(tensors[entry]), scope)
+            requirements.append(Requirement(requirement, f"{entry} must be contiguous, since it is set to zero"))
         else:
             known = [*by_name, *tensors]
             document.fail(here, f"unknown {entry!r}; {nearest(entry, known, 'workspaces and tensors')}")
     return tuple(zeros), tuple(requirements)
-
-
-def _contiguous(document: Document, keys: Keys, tensor: Argument, scope: Scope) -> list[Requirement]:
-    if tensor.rank == 0:
-        return []
-    name, terms, inner = tensor.name, [], "1"
-    for axis in reversed(range(tensor.rank)):
-        terms.append(f"({name}.size[{axis}] == 1 or {name}.stride[{axis}] == {inner})")
-        inner = f"{name}.size[{axis}] * {inner}" if axis < tensor.rank - 1 else f"{name}.size[{axis}]"
-    empty = " or ".join(f"{name}.size[{axis}] == 0" for axis in range(tensor.rank))
-    text = f"{empty} or ({' and '.join(terms)})"
-    return [
-        Requirement(read_expression(document, keys, text, scope), f"{name} must be contiguous, since it is set to zero")
-    ]

@@ -22,7 +22,7 @@ from kiln_recipe.expressions import DTYPES, Expression, parse
 from kiln_recipe.model import Argument, Choice, Parameter, Scalar
 from kiln_recipe.read.descriptors import MAX_DESCRIPTORS, read_descriptor, scope_of_tiles
 from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import ArgumentShape, OperationShape, ParameterShape, WorkspaceShape
+from kiln_recipe.read.file import MAX_RANK, ArgumentShape, OperationShape, ParameterShape, WorkspaceShape
 from kiln_recipe.read.fingerprint import FunctionParameter
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.scope import Scope, check_name, read_expression
@@ -82,6 +82,8 @@ def rank_of(document: Document, keys: Keys, name: str, shape: ArgumentShape) -> 
             document.fail(
                 (*keys, "axes"), f"{axis!r} cannot name an axis of {name}: each has a word or letter of its own"
             )
+    if len(axes) > MAX_RANK:
+        document.fail((*keys, "axes"), f"{name} has {len(axes)} axes; a tensor can have {MAX_RANK}")
     if shape.axes is not None and shape.rank is not None:
         document.fail((*keys, "rank"), f"{name} has {len(axes)} axes, which say its rank; leave rank out")
     if shape.axes is None and shape.rank is None:

@@ -37,6 +37,7 @@ from kiln_recipe.read.file import (
 from kiln_recipe.read.implementations import read_implementations, refuse_unreachable
 from kiln_recipe.read.kernel import read_kernel
 from kiln_recipe.read.parameters import nameable, rank_of
+from kiln_recipe.read.requirements import read_requirements
 from kiln_recipe.read.scope import Scope, check_name, read_expression
 from kiln_recipe.suggest import nearest
 
@@ -132,13 +133,9 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
             document.fail(here, f"{definition!r} is an argument already; give the definition another name")
         definitions.append(Definition(definition, read_expression(document, here, text, call)))
         call = call.with_names([definition], "definition")
-    requirements = tuple(
-        Requirement(
-            read_expression(document, (*keys, "require", position, "that"), requirement.that, call),
-            requirement.otherwise,
-        )
-        for position, requirement in enumerate(shape.require)
-    )
+    names = nameable(document, keys, shape, arguments)
+    titles = document.value.axes
+    requirements = read_requirements(document, (*keys, "require"), shape.require, names, titles, call)
     chosen = call
     choices: tuple[Choice, ...] = ()
     for choice, choice_shape in shape.choices.items():
@@ -156,7 +153,6 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
             document.fail(here, f"{workspace!r} is {chosen.kind(workspace)} already; give the workspace another name")
         workspaces.append(Workspace(workspace, _bytes(document, here, entry, choices, chosen)))
     everything = chosen.with_names(list(shape.workspace), "workspace")
-    names = nameable(document, keys, shape, arguments)
     kernels = []
     contiguous: list[Requirement] = []
     for kernel, kernel_shape in shape.kernels.items():
