@@ -188,14 +188,14 @@ def of_import(error: ImportError) -> ImportError:
         return error
     import ctypes
 
-    def version(library: str | Path, mode: int) -> str:
+    def version_of(library: str | Path, mode: int) -> str:
         ask = ctypes.CDLL(str(library), mode).kiln_version
         ask.restype = ctypes.c_char_p
         return ask().decode()
 
     own = Path(__file__).parent / "lib/libkiln.so.0"
     try:
-        there, here = version(own.name, os.RTLD_NOW | os.RTLD_NOLOAD), version(own, os.RTLD_NOW)
+        there, here = version_of(own.name, os.RTLD_NOW | os.RTLD_NOLOAD), version_of(own, os.RTLD_NOW)
     except (OSError, AttributeError):  # nobody had loaded one before; or they are no libraries of Kiln's
         return error
     return ImportError(

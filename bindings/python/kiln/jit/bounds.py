@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import numpy
 
@@ -20,7 +21,7 @@ class Bounds:
         self._begins = numpy.array([begin for (begin, _), _ in regions], dtype=numpy.uint64)
         self._ends = numpy.array([end for (_, end), _ in regions], dtype=numpy.uint64)
 
-    def install(self, stack: ExitStack, builder: object) -> None:
+    def install(self, stack: ExitStack, builder: Any) -> None:
         """Checks what the interpreter's builder loads and stores, until the stack is left."""
         wanted = {
             "create_masked_load": ("reads", self._load),
@@ -34,34 +35,34 @@ class Bounds:
             setattr(builder, name, wrapped(method, verb))
 
     def _load(self, method: Callable, verb: str) -> Callable:
-        def load(pointers: object, mask: object, *rest: object) -> object:
+        def load(pointers: Any, mask: Any, *rest: Any) -> Any:
             self._check(pointers, mask, verb)
             return method(pointers, mask, *rest)
 
         return load
 
     def _store(self, method: Callable, verb: str) -> Callable:
-        def store(pointers: object, value: object, mask: object, *rest: object) -> object:
+        def store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
             self._check(pointers, mask, verb)
             return method(pointers, value, mask, *rest)
 
         return store
 
     def _update(self, method: Callable, verb: str) -> Callable:
-        def update(operation: object, pointers: object, value: object, mask: object, *rest: object) -> object:
+        def update(operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
             self._check(pointers, mask, verb)
             return method(operation, pointers, value, mask, *rest)
 
         return update
 
     def _exchange(self, method: Callable, verb: str) -> Callable:
-        def exchange(pointers: object, *rest: object) -> object:
+        def exchange(pointers: Any, *rest: Any) -> Any:
             self._check(pointers, None, verb)
             return method(pointers, *rest)
 
         return exchange
 
-    def _check(self, pointers: object, mask: object, verb: str) -> None:
+    def _check(self, pointers: Any, mask: Any, verb: str) -> None:
         addresses = pointers.data
         if mask is not None:
             addresses = addresses[numpy.broadcast_to(mask.data.astype(bool), addresses.shape)]
@@ -84,7 +85,7 @@ class Bounds:
         return f"{verb} {size} bytes outside of the call's tensors, {where}"
 
 
-def _restore(owner: object, name: str, before: object) -> None:
+def _restore(owner: Any, name: str, before: Any) -> None:
     """Puts back what an object had of its own, or takes away what it had not."""
     if before is None:
         delattr(owner, name)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ from kiln.jit.compiled import Images, not_compiled
 from kiln.jit.errors import ArgumentError, KilnError, UnsupportedError, of_refusal
 from kiln.jit.functions import Functions
 from kiln.jit.interpreted import Interpreter, not_interpreted
+from kiln.jit.tensors import Memory
 from kiln_recipe import suggest, targets
 from kiln_recipe.call import evaluate
 from kiln_recipe.call.dispatch import Chosen, Tables
@@ -106,7 +107,9 @@ class Run:
         device = tensors.one_device(full, used)
         target = _target(full, device, loaded.settings.target, interpreted)
         count = loaded.settings.multiprocessors or _multiprocessors(device)
-        plain = [tensors.describe(full, name, value) if name in used else value for name, value in given.items()]
+        plain: list[Any] = [
+            tensors.describe(full, name, value) if name in used else value for name, value in given.items()
+        ]
         try:
             call = loaded.tables(target, interpreted).begin(model, full, plain, Device(_VENDORS[target.vendor], count))
         except Refusal as refusal:
@@ -144,7 +147,7 @@ class Run:
         # The interpreter's are filled with NaN, so that what is read before it is written is seen.
         made = tensors.allocate(self.workspaces(), self.device, poisoned=self.interpreted)
         chosen = self.dispatch({name: address for name, (address, _) in made.items()})
-        memory = tensors.Memory.of({**self.tensors, **{name: block for name, (_, block) in made.items()}})
+        memory = Memory.of({**self.tensors, **{name: block for name, (_, block) in made.items()}})
         ready = [self.loaded.functions.get(one.variant.spec, self.interpreted) for one in chosen]
         if self.interpreted:
             for function in ready:
@@ -160,7 +163,7 @@ class Run:
                 self._zero(one, memory)
                 image.launch(one)
 
-    def _zero(self, chosen: Chosen, memory: tensors.Memory) -> None:
+    def _zero(self, chosen: Chosen, memory: Memory) -> None:
         for number, (address, size) in enumerate(chosen.launch.zeros):
             if not memory.zero(address, size):
                 raise KilnError(

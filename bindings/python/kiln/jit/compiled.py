@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,10 +37,10 @@ _UNWANTED = "TRITON_DUMP_PTXAS_LOG"
 def this_toolchain() -> Toolchain:
     """The Triton of this process, without its digests."""
     triton = need("triton")
-    return Toolchain(str(Path(triton.__file__).parents[1]), triton.__version__, ())
+    return Toolchain(str(Path(str(triton.__file__)).parents[1]), triton.__version__, ())
 
 
-def compile_spec(spec: CompileSpec, target: Target, function: object) -> object:
+def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
     """The kernel of a spec, compiled, or taken from Triton's own cache.
 
     Args:
@@ -53,7 +54,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: object) -> object:
     source = triton_source(function, spec)
     make_ir = source.make_ir
 
-    def make_or_tell(*values: object) -> object:
+    def make_or_tell(*values: Any) -> Any:
         """Says where a mistake lies while that is known: Triton takes its own frames out of tracebacks."""
         try:
             return make_ir(*values)
@@ -99,7 +100,7 @@ class _Descriptor:
     round_f32_to_tf32: bool = False
 
     @staticmethod
-    def of(value: object) -> object:
+    def of(value: Any) -> Any:
         """The descriptor of what is given as one; all else as it is."""
         if not isinstance(value, Described):
             return value
@@ -110,7 +111,7 @@ class _Descriptor:
 class Image:
     """A kernel that Triton has compiled for a device."""
 
-    kernel: object
+    kernel: Any
 
     def launch(self, chosen: Chosen) -> None:
         """Enqueues it on the current stream of the current device; nothing where its grid is empty.
@@ -120,7 +121,7 @@ class Image:
         """
         if 0 in chosen.launch.grid:
             return
-        given: Mapping[str, object] = {**dict(chosen.variant.spec.constants), **dict(chosen.launch.arguments)}
+        given: Mapping[str, Any] = {**dict(chosen.variant.spec.constants), **dict(chosen.launch.arguments)}
         values = [_Descriptor.of(given[name]) for name, _ in chosen.variant.spec.signature]
         errors = need("triton", "triton.runtime.errors")
         try:
@@ -129,7 +130,7 @@ class Image:
         except errors.OutOfResources as error:
             raise ResourcesError(f"{chosen.variant.name}: {error}") from error
 
-    def _launch(self, grid: tuple[int, int, int], values: Sequence[object]) -> None:
+    def _launch(self, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
         if getattr(self.kernel.metadata, "global_scratch_size", 0):
             need("triton").set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device="cuda"))
         self.kernel[grid](*values)
@@ -142,7 +143,7 @@ class Images:
         self._made: dict[tuple[CompileSpec, int], Image] = {}
         self._lock = threading.Lock()
 
-    def get(self, chosen: Chosen, function: object, target: Target, device: torch.device) -> Image:
+    def get(self, chosen: Chosen, function: Any, target: Target, device: torch.device) -> Image:
         """The kernel that a call launches, compiled at its first use on the device.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kiln.errors import ArgumentError, KilnError, RangeError, ResourcesError, UnsupportedError
+from kiln_recipe.call.evaluate import Refusal
 
 __all__ = [
     "ArgumentError",
@@ -35,6 +36,6 @@ class MissingPackageError(KilnError, ImportError):
     """A package that kiln.jit needs is not there."""
 
 
-def of_refusal(refusal: Exception) -> KilnError:
+def of_refusal(refusal: Refusal) -> KilnError:
     """The runtime's exception for what kiln_recipe.call.evaluate refused."""
     return _BY_STATUS[refusal.status](str(refusal))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -35,7 +35,9 @@ class Engine:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self._operations: Mapping[str, Operation] = {name: recipe.operation(name) for name in _arguments.ARGUMENTS}
+        self._operations: Mapping[str, Operation | _Explained] = {
+            name: recipe.operation(name) for name in _arguments.ARGUMENTS
+        }
 
     @property
     def name(self) -> str:
@@ -164,8 +166,9 @@ class Engine:
 class _Explained:
     """An operation whose calls tell what they would run."""
 
-    def __init__(self, operation: Operation, found: list[Chosen]) -> None:
-        self.explain, self.found = operation.explain, found
+    def __init__(self, operation: Operation | _Explained, found: list[Chosen]) -> None:
+        self.explain: Callable[..., tuple[Chosen, ...]] = operation.explain
+        self.found = found
 
     def __call__(self, **arguments: object) -> None:
         self.found += self.explain(**arguments)
@@ -190,8 +193,9 @@ def _fields(operation: str, given: Mapping[str, Any], tensors: Mapping[str, torc
             fields[field] = _within(fields[field], least, most, must)
     if (rng := given.get("rng")) is not None:
         fields["seed"], fields["offset"] = _seed(rng)
-    q, sequences = fields.get("q"), given.get("cu_seqlens_q")
-    batch = sequences.shape[0] - 1 if sequences is not None else None if q is None else q.shape[0]
+    q: Any = fields.get("q")
+    sequences = given.get("cu_seqlens_q")
+    batch: Any = sequences.shape[0] - 1 if sequences is not None else None if q is None else q.shape[0]
     slopes, bias = fields.get("alibi_slopes"), fields.get("bias")
     if slopes is not None and slopes.dim() == 1:
         fields["alibi_slopes"] = slopes.expand(batch, -1)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import numpy
 
@@ -33,9 +34,9 @@ class Interpreter:
 
     def __init__(self) -> None:
         self._rewritten: dict[Callable, Callable] = {}
-        self._copies: dict[int, tuple[object, object]] = {}  # with what it is the copy of, which keeps the id
+        self._copies: dict[int, tuple[Any, Any]] = {}  # with what it is the copy of, which keeps the id
 
-    def prepare(self, function: object) -> None:
+    def prepare(self, function: Any) -> None:
         """Rewrites a function and all that it can call as the interpreter wants them: now, while their files are what
         was executed."""
         waiting = [function]
@@ -80,7 +81,7 @@ class Interpreter:
                 Bounds(memory).install(stack, builder)
             yield
 
-    def run(self, chosen: Chosen, function: object) -> None:
+    def run(self, chosen: Chosen, function: Any) -> None:
         """Runs all programs of a kernel, one after another; within `running`.
 
         Args:
@@ -105,7 +106,7 @@ class Interpreter:
     def _stand_in(self) -> Callable:
         """What calls Triton's own functions meanwhile: copies of them, so that theirs stay as they are."""
 
-        def call(function: object, *values: object, **named: object) -> object:
+        def call(function: Any, *values: Any, **named: Any) -> Any:
             if id(function) not in self._copies:
                 self._copies[id(function)] = (function, _interpreted_copy(function.fn))
             return self._copies[id(function)][1](*values, **named)
@@ -118,7 +119,7 @@ def _telling_truth(method: Callable) -> Callable:
     would be integers, which Triton 3.9 refuses as a mask."""
     interpreter, language = need("triton.runtime.interpreter"), need("triton.language")
 
-    def compute(*operands: object) -> object:
+    def compute(*operands: Any) -> Any:
         result = method(*operands)
         is_truth = result.data.dtype == bool and result.dtype != language.int1
         return interpreter.TensorHandle(result.data, language.int1) if is_truth else result
@@ -126,7 +127,7 @@ def _telling_truth(method: Callable) -> Callable:
     return compute
 
 
-def _interpreted_copy(own: Callable) -> object:
+def _interpreted_copy(own: Callable) -> Any:
     copy = FunctionType(own.__code__, dict(own.__globals__), own.__name__, own.__defaults__, own.__closure__)
     copy.__kwdefaults__, copy.__annotations__ = own.__kwdefaults__, own.__annotations__
     return need("triton.runtime.interpreter").InterpretedFunction(copy)
@@ -138,7 +139,7 @@ def _forget_new(owner: type, before: set[str]) -> None:
         delattr(owner, name)
 
 
-def _set(stack: ExitStack, owner: object, name: str, value: object) -> None:
+def _set(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     """Sets an attribute until the stack is left."""
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
@@ -151,12 +152,13 @@ def not_interpreted(kernel: Kernel) -> str | None:
     return "it takes tensor descriptors, and the interpreter is given none" if kernel.descriptors else None
 
 
-def _arguments(chosen: Chosen) -> Mapping[str, object]:
+def _arguments(chosen: Chosen) -> Mapping[str, Any]:
     """By parameter a constant, or a number of the recipe's own type: the interpreter would go by its size."""
     language = need("triton", "triton.language")
     interpreter = need("triton.runtime.interpreter")
-    given: dict[str, object] = dict(chosen.variant.spec.constants)
+    given: dict[str, Any] = dict(chosen.variant.spec.constants)
     types = dict(chosen.variant.spec.signature)
+    value: Any
     for name, value in chosen.launch.arguments:
         pointed = types[name].startswith("*")
         kind = _types(language)[types[name].removeprefix("*")]
@@ -168,16 +170,17 @@ def _arguments(chosen: Chosen) -> Mapping[str, object]:
     return given
 
 
-def _types(language: object) -> Mapping[str, object]:
+def _types(language: Any) -> Mapping[str, Any]:
     names = ("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
              "float32", "float64", "float8e4nv", "float8e5")  # fmt: skip
     short = ((getattr(language, name), name) for name in names)
     return {kind.name.replace("uint", "u").replace("int", "i"): kind for kind, _ in short}
 
 
-def _of(error: Exception, chosen: Chosen) -> KernelError:
+def _of(raised: Exception, chosen: Chosen) -> KernelError:
     """What the kernel raised, at the innermost of its own lines."""
     spec, causes = chosen.variant.spec, []
+    error: BaseException | None = raised
     while error is not None:
         causes.append(error)
         error = error.__cause__

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import numpy
 import torch
@@ -46,16 +47,16 @@ class Narrow:
         put(stack, builder, "create_fp_to_fp", self._casting(builder.create_fp_to_fp))
         put(stack, operations, "apply", self._reducing(operations.apply))
 
-    def _is_narrow(self, value: object) -> bool:
+    def _is_narrow(self, value: Any) -> bool:
         return isinstance(value, self._interpreter.TensorHandle) and value.dtype.scalar.name in self._types
 
-    def _widened(self, handle: object) -> object:
+    def _widened(self, handle: Any) -> Any:
         """The same numbers in fp32."""
         kind, _ = self._types[handle.dtype.scalar.name]
         bits = torch.from_numpy(numpy.ascontiguousarray(handle.data))
         return self._interpreter.TensorHandle(bits.view(kind).float().numpy(), self._language.float32)
 
-    def _narrowed(self, handle: object, to: object) -> object:
+    def _narrowed(self, handle: Any, to: Any) -> Any:
         """The nearest numbers of a narrow type, ties to even."""
         kind, largest = self._types[to.name]
         wide = torch.from_numpy(numpy.ascontiguousarray(handle.data, dtype=numpy.float32))
@@ -64,12 +65,12 @@ class Narrow:
         bits = wide.to(kind).view(torch.uint16 if kind is torch.bfloat16 else torch.uint8)
         return self._interpreter.TensorHandle(bits.numpy(), to)
 
-    def _constant(self, value: float, name: str) -> object:
+    def _constant(self, value: float, name: str) -> Any:
         wide = self._interpreter.TensorHandle(numpy.array([value], dtype=numpy.float32), self._language.float32)
         return self._narrowed(wide, self._language.dtype(name))
 
     def _computing(self, method: Callable) -> Callable:
-        def compute(*operands: object, **named: object) -> object:
+        def compute(*operands: Any, **named: Any) -> Any:
             narrow = [operand.dtype.scalar for operand in operands if self._is_narrow(operand)]
             if not narrow:
                 return method(*operands, **named)
@@ -80,11 +81,11 @@ class Narrow:
 
         return compute
 
-    def _is_float(self, value: object) -> bool:
+    def _is_float(self, value: Any) -> bool:
         return isinstance(value, self._interpreter.TensorHandle) and value.dtype.scalar.is_floating()
 
     def _casting(self, method: Callable) -> Callable:
-        def cast(source: object, to: object, *rest: object) -> object:
+        def cast(source: Any, to: Any, *rest: Any) -> Any:
             if not self._is_narrow(source) and to.scalar.name not in self._types:
                 return method(source, to, *rest)
             if to.scalar.name in self._types and self._toward_zero in rest:
@@ -99,7 +100,7 @@ class Narrow:
         return cast
 
     def _refusing(self, method: Callable) -> Callable:
-        def refuse(*operands: object, **named: object) -> object:
+        def refuse(*operands: Any, **named: Any) -> Any:
             for operand in operands:
                 if self._is_narrow(operand):
                     raise NotImplementedError(f"Triton's interpreter has no atomic operations of {operand.dtype}")
@@ -110,7 +111,7 @@ class Narrow:
     def _reducing(self, method: Callable) -> Callable:
         """`apply` of tl.reduce and tl.associative_scan: sums in fp32 are rounded once."""
 
-        def reduce(operation: object, tensors: object) -> object:
+        def reduce(operation: Any, tensors: Any) -> Any:
             if not isinstance(tensors, tuple):
                 return operation.apply((tensors,))[0]
             kinds = [tensor.handle.dtype.scalar if self._is_narrow(tensor.handle) else None for tensor in tensors]
@@ -126,13 +127,13 @@ class Narrow:
 
         return reduce
 
-    def _tensor(self, handle: object, like: object, kind: object = None) -> object:
+    def _tensor(self, handle: Any, like: Any, kind: Any = None) -> Any:
         kind = kind or self._language.float32
         made = self._language.block_type(kind, list(like.shape)) if like.is_block() else kind
         return self._language.tensor(handle, made)
 
 
-def put(stack: ExitStack, owner: object, name: str, value: object) -> None:
+def put(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     """Sets an attribute of the owner's own until the stack is left."""
     if name in vars(owner):
         stack.callback(setattr, owner, name, vars(owner)[name])

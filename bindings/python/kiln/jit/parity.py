@@ -103,6 +103,7 @@ def _compared(
     one: Chosen | None, other: Mapping[str, object] | None, here: Toolchain, release: Toolchain | None
 ) -> Comparison:
     if one is None:
+        assert other is not None  # one of the two is there
         return Comparison(str(other["kernel"]), ("runs ahead alone",), "", str(other["key"]))
     key = one.variant.spec.key(here.identity)
     if other is None:

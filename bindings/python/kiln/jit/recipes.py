@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kiln.errors import NotFoundError, UsageError
 from kiln.jit import functions
@@ -167,7 +168,7 @@ class Operation:
         return Run.begin(self.recipe._loaded, self.name, values, named, self.recipe.interpret)
 
 
-def _check(tuning: object, interpret: object, multiprocessors: object) -> None:
+def _check(tuning: Any, interpret: object, multiprocessors: object) -> None:
     """Refuses settings that no call could be run with."""
     if tuning is not None and not Path(tuning).is_dir():
         raise UsageError(f"tuning={str(tuning)!r} is no folder; it must hold <family>/<target>.yaml")

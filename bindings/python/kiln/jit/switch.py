@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from kiln.jit.flash import Engine
 from kiln.jit.packages import need
@@ -71,7 +72,7 @@ def use(recipe: Recipe | str | Path | None = None, **settings: object) -> Iterat
             _operators().set_engine(_open[-1] if _open else _before)
 
 
-def _engine(recipe: Recipe | str | Path | None, settings: dict[str, object]) -> Engine:
+def _engine(recipe: Recipe | str | Path | None, settings: dict[str, Any]) -> Engine:
     need("triton")
     if not isinstance(recipe, Recipe):
         return Engine(Recipe(recipe, **settings))

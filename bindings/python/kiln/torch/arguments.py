@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def done_by(run: Callable, shortest: Callable[[Callable], Callable] | None = Non
                     _check(error, function, args, kwargs)
                 raise
 
-        return call
+        return cast(F, call)
 
     return replace
 
@@ -71,8 +71,9 @@ def as_of(other: Callable) -> Callable[[F], F]:
     def sign(function: F) -> F:
         of, own = inspect.signature(other), inspect.signature(function)
         added = [p for name, p in own.parameters.items() if name not in of.parameters and p.kind is not p.VAR_KEYWORD]
-        function.__signature__ = of.replace(parameters=[*of.parameters.values(), *added],
-                                            return_annotation=own.return_annotation)  # fmt: skip
+        signed: Any = function
+        signed.__signature__ = of.replace(parameters=[*of.parameters.values(), *added],
+                                          return_annotation=own.return_annotation)  # fmt: skip
         return function
 
     return sign
@@ -145,7 +146,7 @@ def _is_flag(value: object) -> bool:
     return isinstance(value, torch.SymBool) or type(value).__name__ in ("bool", "bool_")
 
 
-def _is_pair(value: object) -> bool:
+def _is_pair(value: Any) -> bool:
     try:
         left, right = value
     except (TypeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def _wants_gradient(args: tuple[object, ...]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
 
 
-def _all_real(tensors: tuple[Tensor | None, ...]) -> bool:
+def _all_real(tensors: tuple[Any, ...]) -> bool:
     for tensor in tensors:
         if tensor is not None and type(tensor) is not _Tensor and type(tensor) is not _Parameter:
             return False
@@ -110,7 +111,7 @@ class Plain(torch.autograd.Function):
         causal, bottom_right, rows_first = (bool(flags & bit) for bit in _CAUSAL_TO_ROWS_FIRST)
         deterministic = torch.are_deterministic_algorithms_enabled()
         recorded = is_compiling() or torch.is_grad_enabled() or not _all_real((dout,))
-        run = operators.attn_bwd if recorded else native.attn_bwd
+        run: Callable = operators.attn_bwd if recorded else native.attn_bwd
         dq, dk, dv, _, _ = run(
             dout, *ctx.saved_tensors, scale=scale, causal=causal, bottom_right=bottom_right, rows_first=rows_first,
             deterministic=deterministic,

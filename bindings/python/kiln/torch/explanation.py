@@ -110,11 +110,11 @@ def check(
     """
     if operators.engine() is not native:
         return
-    given = {
+    given: dict[str, Any] = {
         "q": q, "k": k, "v": v, "bias": bias, "scale": scale, "dropout": dropout, "causal": causal,
         "bottom_right": bottom_right,
     }  # fmt: skip
-    wanted = ()
+    wanted: tuple[str, ...] = ()
     if torch.is_grad_enabled():
         wanted = tuple(
             name for name in ("q", "k", "v", "bias") if given[name] is not None and given[name].requires_grad
@@ -142,7 +142,7 @@ def _check_devices(tensors: Mapping[str, Tensor]) -> None:
             raise ArgumentError(f"{name} is on {device} and q on {q}; all tensors must be on one device")
 
 
-def _plan(given: Mapping[str, object], with_lse: bool, gradients: Collection[str]) -> tuple[Variant, ...]:
+def _plan(given: Mapping[str, Any], with_lse: bool, gradients: Collection[str]) -> tuple[Variant, ...]:
     """The kernels of a forward call, and of its backward.
 
     Args:

@@ -30,7 +30,7 @@ A call that Kiln has no kernel for raises `kiln.errors.UnsupportedError`, one wh
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 Window = tuple[int, int]
-Results = Tensor | tuple[Tensor, Tensor, Tensor]
+Results: TypeAlias = Tensor | tuple[Tensor, Tensor, Tensor]
 
 
 @arguments.named

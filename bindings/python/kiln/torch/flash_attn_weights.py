@@ -15,7 +15,7 @@ __all__ = ["signed_weights"]
 def signed_weights(q: Tensor, k: Tensor, rng: Tensor, call: dict[str, Any]) -> Tensor:
     """The softmax's weights; a dropped one is negative, also where it rounds to 0."""
     packed = "cu_seqlens_q" in call
-    bounds = [call[f"cu_seqlens_{x}"].tolist() for x in "qk"] if packed else None
+    bounds = [call[f"cu_seqlens_{x}"].tolist() for x in "qk"] if packed else []
     batch = len(bounds[0]) - 1 if packed else q.shape[0]
     longest = (call["max_seqlen_q"], call["max_seqlen_k"]) if packed else (q.shape[1], k.shape[1])
     signs = dropout_mask(rng, batch, q.shape[-2], *longest, call["dropout"], dtype=q.dtype)

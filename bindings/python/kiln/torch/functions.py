@@ -339,17 +339,18 @@ def _int32(name: str, tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.int32 else arguments.int32(name, tensor)
 
 
-_packet = torch.ops.kiln.attn_fwd
+_packet: Any = torch.ops.kiln.attn_fwd
+_PacketOfPyTorch: Any = type(_packet)
 
 
 _plain = native.shortcut.attention(native.plain_fields(native.attn_fwd, ("q", "k", "v")))
 
 
-class _Packet(type(_packet)):
+class _Packet(_PacketOfPyTorch):
     """torch.ops.kiln.attn_fwd: plain calls by the shortest way, all others as PyTorch's packet has them."""
 
     def __init__(self) -> None:
-        vars(self).update(vars(_packet))
+        self.__dict__.update(_packet.__dict__)
 
     def __call__(self, /, *args, **kwargs):
         if not is_compiling() and (out := _plain(*args, **kwargs)) is not None:

@@ -110,7 +110,7 @@ def runtime() -> int:
     handle = ctypes.c_void_p()
     if status := _library.kiln_torch_runtime(ctypes.byref(handle)):
         fail(status)
-    return handle.value
+    return handle.value or 0
 
 
 def count_changes(tensors: Iterable[Tensor]) -> None:
@@ -122,7 +122,7 @@ def count_changes(tensors: Iterable[Tensor]) -> None:
 # Who would see a call that goes through the dispatcher, besides what is_watched knows. The profiler sees nothing of a
 # call past the dispatcher but its kernel.
 WATCHERS = (partial(has_torch_function, (None,)),)
-_is_watched = ctypes.cast(_library.kiln_torch_is_watched, ctypes.c_void_p).value
+_is_watched = ctypes.cast(_library.kiln_torch_is_watched, ctypes.c_void_p).value or 0
 
 
 def make_shortcut(watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
@@ -171,7 +171,8 @@ def attn_fwd(*args: Any, for_backward: bool = False, **named: Any) -> tuple[Tens
     if for_backward:
         flags += FOR_BACKWARD
     if not which and flags < RETURN_LSE and rest == _arguments.NATIVE_DEFAULTS["attn_fwd"]:
-        out = shortcut.attend(*tensors, scale, flags)
+        q, k, v = tensors
+        out = shortcut.attend(q, k, v, scale, flags)
         if out is not None:
             return out, None
     return _run("attn_fwd", forward_op, tensors, extras, which, flags, scale, rest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from kiln.torch import operators, sdpa
 from kiln.torch.autograd import is_real
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing_extensions import Self
 
 theirs = torch.nn.functional.scaled_dot_product_attention
 """PyTorch's own function, which runs what falls through."""
@@ -276,9 +276,10 @@ def _pass_on(
         return theirs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     before, _here.passes_on = _here.passes_on, True
     try:
-        return type(attn_mask).__torch_function__(
+        kind: Any = type(attn_mask)
+        return kind.__torch_function__(
             torch.nn.functional.scaled_dot_product_attention,
-            (type(attn_mask),),
+            (kind,),
             (query, key, value, attn_mask, dropout_p, is_causal),
             {"scale": scale, "enable_gqa": enable_gqa},
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -148,12 +149,12 @@ def has_own_way(tensor: object) -> bool:
     return getattr(function, "__func__", function) not in _NO_FUNCTIONS
 
 
-def is_causal_bias(mask: object) -> bool:
+def is_causal_bias(mask: object) -> TypeGuard[Any]:
     """Whether it is a torch.nn.attention.bias.CausalBias. Who has one has imported that module, which takes seconds."""
     return type(mask).__name__ == "CausalBias" and type(mask).__module__ == "torch.nn.attention.bias"
 
 
-def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> None:
+def _check(query, key, value, attn_mask: Any, dropout_p: Any, is_causal, scale, enable_gqa) -> None:
     """Refuses what the function's own words do not allow."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
@@ -166,9 +167,10 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             raise ArgumentError(f"{name} must have at least 2 dimensions, and has {tensor.dim()}")
     if not (attn_mask is None or isinstance(attn_mask, Tensor)):
         raise ArgumentError(f"attn_mask must be a tensor or None, and is a {type(attn_mask).__name__}")
-    if not isinstance(dropout_p, Real) or not 0.0 <= dropout_p <= 1.0:
+    probability: Any = dropout_p
+    if not isinstance(dropout_p, Real) or not 0.0 <= probability <= 1.0:
         raise ArgumentError(f"dropout_p must be a probability, and is {shown(dropout_p)}")
-    if dropout_p > 0.9999:
+    if probability > 0.9999:
         raise UnsupportedError(f"dropout_p is {dropout_p!r}; kernels drop at most 0.9999 of the weights")
     if not (scale is None or isinstance(scale, Real)):
         raise ArgumentError(f"scale must be a number or None, and is {shown(scale)}")

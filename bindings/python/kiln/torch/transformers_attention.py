@@ -71,7 +71,7 @@ def attend(
             raise UnsupportedError(
                 f'the model gives its attention {name}, which Kiln does not know; attn_implementation="eager" may'
             )
-    call = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
+    call: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     lengths = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     if indices is not None:
         attention_mask = _chosen(attention_mask, indices, key.shape[2], is_causal)
@@ -88,7 +88,8 @@ def attend(
     if position_bias is None and _can_decode(query, key, value, s_aux, dropout):
         seen = _cached(pattern)
         if seen is not None:
-            return _rows_first(decode(*_cast_together(query, key, value), **seen, **call)), None
+            q, k, v = _cast_together(query, key, value)
+            return _rows_first(decode(q, k, v, **seen, **call)), None
 
     bias = _bias(attention_mask, pattern, query.dtype, keys)
     if position_bias is not None:
@@ -118,7 +119,7 @@ def attend_or_sdpa(
     """
     if options.get("output_attentions"):
         raise UnsupportedError(_NO_WEIGHTS)
-    plain = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+    plain: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
     try:
         # PyTorch's attention is to draw what it would have drawn.
         draws = dropout and not torch.compiler.is_compiling()
@@ -204,7 +205,7 @@ def _packed(
     """Attention of sequences that lie one after another in all rows of all batches; [batch, rows, heads, d]."""
     begins_q, begins_k, longest_q, longest_k = lengths
     rows = [x[0].transpose(0, 1) if x.shape[0] == 1 else x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
-    out = attention(
+    out: Any = attention(
         *rows, cu_seqlens_q=begins_q.to(torch.int32), cu_seqlens_k=begins_k.to(torch.int32),
         max_seqlen_q=int(longest_q), max_seqlen_k=int(longest_k), causal=pattern.causal, window=pattern.window,
         bottom_right=True, rows_first=True, dropout=dropout, **call,

@@ -68,7 +68,9 @@ def _get_correct_attn_implementation(self: PreTrainedModel, *args, **kwargs) -> 
 
 def _replace_tables(module: ModuleType | None) -> None:
     """Has a module's tables say what they lack."""
-    for table, value in [*vars(module).items()] if module is not None else []:
+    if module is None:
+        return
+    for table, value in [*vars(module).items()]:
         if type(value) is dict and "eager" in value and all(_is_layer(x) for x in value.values()):
             setattr(module, table, _Table(value, module.__name__.rpartition(".")[2].removeprefix("modeling_")))
 

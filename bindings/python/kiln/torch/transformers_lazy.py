@@ -120,7 +120,7 @@ class LazyMask(Tensor):
         """The tensor, which is one and the same each time: views of it may be written to."""
         base = self.base
         if base.spelled is None:
-            seen = seen_by(self.kiln, *self.shape[2:], self.device)
+            seen = seen_by(self.kiln, self.shape[2], self.shape[3], self.device)
             base.spelled = added(seen, self.dtype).expand(self.shape).contiguous()
         return base.spelled
 
@@ -160,7 +160,8 @@ class LazyMask(Tensor):
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], context: tuple, size: Any, stride: Any) -> LazyMask:
         dtype, causal, window, bottom_right, is_whole = context
-        pattern = Pattern(causal, window, bottom_right, *map(inner.get, _TENSORS.values()), is_whole=is_whole)
+        tensors: dict[str, Any] = {name: inner.get(known) for name, known in _TENSORS.items()}
+        pattern = Pattern(causal, window, bottom_right, **tensors, is_whole=is_whole)
         mask = LazyMask(pattern, size, dtype, inner["anchor" if is_whole else "spelled"])
         mask.spelled = inner.get("spelled")
         return mask
@@ -192,7 +193,8 @@ def _unchanged(func: Any, mask: LazyMask, args: tuple, kwargs: dict[str, Any]) -
     if func in (aten.detach.default, aten.alias.default):
         return mask.alias()
     if func is aten.slice.Tensor:
-        dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        given: tuple[Any, ...] = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        dim, start, end, step = given
         is_all = not start and (end is None or end >= mask.shape[dim]) and step == 1
         return mask.alias() if is_all else None
     is_move = func is aten._to_copy.default and not {*kwargs} - {"dtype", "device", "non_blocking"}

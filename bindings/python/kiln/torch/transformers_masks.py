@@ -113,7 +113,7 @@ def _causal(
     q_length: int, kv_length: int, shift: int | Tensor, window: int | None, batch: int, device: torch.device | str
 ) -> Pattern | None:
     """Row i sees the keys up to i + shift, and of those no more than `window`."""
-    reach = shift + q_length
+    reach: Any = shift + q_length
     pattern = Pattern(causal=True)
     if isinstance(shift, Tensor):
         pattern.seqused_k = reach.to(device=device, dtype=torch.int32).reshape(1).repeat(batch)
@@ -188,7 +188,7 @@ def _maybe_packed(window: int | None, q_length: int, kv_length: int, use_vmap: b
     return Pattern(causal=True, window=(left, -1), packed=True, is_whole=False)
 
 
-def _parts(mask_function: Callable) -> tuple[Callable | None, Callable | None]:
+def _parts(mask_function: Any) -> tuple[Any, Any]:
     """The two masks that one consists of by `and_masks`."""
     if getattr(mask_function, "__code__", None) is not _AND_CODE:
         return None, None
@@ -196,7 +196,7 @@ def _parts(mask_function: Callable) -> tuple[Callable | None, Callable | None]:
     return parts if len(parts) == 2 else (None, None)
 
 
-def _held(function: Callable, of: str | None = None) -> Any:
+def _held(function: Any, of: str | None = None) -> Any:
     """What the only variable that a function closes over holds, or the one of a name; None: there is none."""
     cells = [cell for name, cell in zip(function.__code__.co_freevars, function.__closure__) if of in (None, name)]
     return cells[0].cell_contents if len(cells) == 1 else None
