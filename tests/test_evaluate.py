@@ -145,7 +145,7 @@ def test_workspaces_have_a_sensible_size(operation):
     assert evaluate.workspaces(call) == {"total": 28}
     many = matrix(2**61, 0)
     call = evaluate.begin(operation, "small.rms_norm", given_of(x=many, out=many), DEVICE)
-    with pytest.raises(Refusal, match="the workspace total of this call has no sensible size"):
+    with pytest.raises(Refusal, match="the workspace total of this call has an invalid size"):
         evaluate.workspaces(call)
 
 
@@ -153,7 +153,7 @@ def test_nothing_near(operation):
     call = evaluate.begin(operation, "small.rms_norm", given_of(5, 300), DEVICE)
     assert call.missing
     refusal = nearest.unsupported(call, (), "sm_90", None, lambda kernel, functional: False)
-    assert str(refusal).endswith("on sm_90, nor for anything near")
+    assert str(refusal).endswith("on sm_90, nor for anything similar")
 
 
 def test_what_the_compiler_may_reject_counts_as_not_there(small, operation):
@@ -216,18 +216,18 @@ def test_the_first_implementation_that_fits_runs(tiles):
          [f"{name}: it takes tensor descriptors, and this driver has no entry point cuTensorMapEncodeTiled"
           for name in ("tiles", "described")]),
         ({"x": Tensor(0x1008, FP16, (100, 64), (64, 1))}, "plain",
-         [f"{name}: x is at 0x1008; its descriptor wants a multiple of 16" for name in ("tiles", "described")]),
+         [f"{name}: x is at 0x1008; its descriptor needs a multiple of 16" for name in ("tiles", "described")]),
         ({"x": Tensor(0x1000, FP16, (100, 64), (68, 1))}, "plain",
-         [f"{name}: stride 0 of x is 68 elements; its descriptor wants a multiple of 16 bytes below 2^40"
+         [f"{name}: stride 0 of x is 68 elements; its descriptor needs a multiple of 16 bytes below 2^40"
           for name in ("tiles", "described")]),
         ({"x": Tensor(0x1000, FP16, (100, 64), (-64, 1))}, "plain",
-         [f"{name}: stride 0 of x is -64 elements; its descriptor wants a multiple of 16 bytes below 2^40"
+         [f"{name}: stride 0 of x is -64 elements; its descriptor needs a multiple of 16 bytes below 2^40"
           for name in ("tiles", "described")]),
         ({"x": Tensor(0x1000, FP16, (100, 64), (2**39, 1))}, "plain",
-         [f"{name}: stride 0 of x is 549755813888 elements; its descriptor wants a multiple of 16 bytes below 2^40"
+         [f"{name}: stride 0 of x is 549755813888 elements; its descriptor needs a multiple of 16 bytes below 2^40"
           for name in ("tiles", "described")]),
         ({"x": Tensor(0x1000, FP16, (100, 64), (1, 104))}, "plain",
-         [f"{name}: the last stride of x is 104; its descriptor wants 1" for name in ("tiles", "described")]),
+         [f"{name}: the last stride of x is 104; its descriptor needs 1" for name in ("tiles", "described")]),
         ({"select": (("copy", ("plain",)),)}, "plain",
          [f"{name}: this build was made for copy=plain alone" for name in ("tiles", "described")]),
         ({"unfit": lambda kernel: "odd" if kernel.language == "gluon" else None}, "described", ["tiles: odd"]),

@@ -80,7 +80,7 @@ float real_of(nb::handle value, const char* name) {
   double number = PyUnicode_Check(value.ptr()) ? -1 : PyFloat_AsDouble(value.ptr());
   if (PyUnicode_Check(value.ptr()) || PyErr_Occurred()) {
     PyErr_Clear();
-    refuse(std::string(name) + " must be a number; " + shown(value) + " is none");
+    refuse(std::string(name) + " must be a number; " + shown(value) + " is not");
   }
   float result = static_cast<float>(number);
   // A number that would become 0 is refused too: 0 stands for the default, or for none.
@@ -135,7 +135,7 @@ Parameters::Parameters(const Entry& entry, nb::dict fields) {
     size_t i = 0;
     while (i < row->count && name != row->fields[i].name) ++i;
     if (i == row->count) refuse(std::string(entry.name) + " has no parameter " + name);
-    if (seen >> i & 1) refuse(std::string(entry.name) + " is given its parameter " + name + " twice");
+    if (seen >> i & 1) refuse(std::string(entry.name) + " has its parameter " + name + " twice");
     seen |= uint64_t{1} << i;
     if (!value.is_none()) set(row->fields[i], value);
   }
@@ -173,7 +173,7 @@ void Parameters::set(const Field& field, nb::handle value) {
 
 void Parameters::set_keys(const Field& field, nb::handle value) {
   if (PyUnicode_Check(value.ptr()) || !PySequence_Check(value.ptr()))
-    refuse("force_keys must be a sequence of keys, each 64 hexadecimal digits; " + shown(value) + " is none");
+    refuse("force_keys must be a sequence of keys, each 64 hexadecimal digits; " + shown(value) + " is not");
   Py_ssize_t count = PySequence_Size(value.ptr());
   constexpr Py_ssize_t kMost = 1024;
   if (count < 0) throw nb::python_error();

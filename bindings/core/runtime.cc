@@ -118,7 +118,7 @@ class Runtime {
     options.pack_path = folders.c_str();
     options.trusted_packs = digests.c_str();
     if (!log.is_none() && !PyCallable_Check(log.ptr()))
-      refuse("log must be a function of a level and a message; " + shown(log) + " is none");
+      refuse("log must be a function of a level and a message; " + shown(log) + " is not");
     options.log_level = log_level;
     options.resolve = reinterpret_cast<kiln_resolve_fn>(address_of(resolve, "resolve"));
     options.resolve_user = reinterpret_cast<void*>(address_of(resolve_user, "resolve_user"));
@@ -325,7 +325,7 @@ void define_runtime(nb::module_& module) {
           "handle", [](const Runtime& r) { return reinterpret_cast<uintptr_t>(r.get()->kiln); },
           "The kiln_t, for other libraries of this process; valid until close().")
       .def("devices", &devices, nb::sig("def devices(self) -> tuple[list[dict[str, typing.Any]], int, str]"),
-           "What kiln_devices visits; its status; and its sentence, '' where that is 0.")
+           "What kiln_devices visits; its status; and its sentence, '' if that is 0.")
       .def("operations", &operations, "Names: 'flash.attn_fwd' ...")
       .def(
           "targets", &targets, nb::sig("def targets(self) -> tuple[list[tuple[str, int, int]], int, str]"),

@@ -106,7 +106,7 @@ nb::tuple numbers(const int64_t* values, int32_t count) {
 // A list of at most KILN_MAX_RANK whole numbers.
 int32_t read_numbers(nb::handle from, const char* what, int64_t* to) {
   if (!PyTuple_Check(from.ptr()) && !PyList_Check(from.ptr()))
-    refuse(std::string(what) + " must have its sizes and strides as tuples of integers; " + shown(from) + " is none");
+    refuse(std::string(what) + " must have its sizes and strides as tuples of integers; " + shown(from) + " is not");
   Py_ssize_t count = PySequence_Size(from.ptr());
   if (count > KILN_MAX_RANK)
     refuse(std::string(what) + " has " + std::to_string(count) + " dimensions; a tensor has at most 8");
@@ -123,11 +123,11 @@ kiln_dtype read_dtype(nb::handle from, const char* what) {
     std::string name = text_of(from, what);
     for (const Dtype& row : kDtypes)
       if (name == row.name) return row.number;
-    refuse(std::string(what) + " has the dtype " + shown(from) + "; right is for example 'bf16'");
+    refuse(std::string(what) + " has the dtype " + shown(from) + "; for example 'bf16'");
   }
   int64_t number = integer_of(from, what);
   if (number < INT32_MIN || number > INT32_MAX || !find(static_cast<kiln_dtype>(number)))
-    refuse(std::string(what) + " has dtype " + shown(from) + ", which is none of kiln_dtype's numbers");
+    refuse(std::string(what) + " has dtype " + shown(from) + ", which is not a kiln_dtype");
   return static_cast<kiln_dtype>(number);
 }
 
@@ -156,7 +156,7 @@ Tensor::Tensor(nb::capsule capsule) {
     managed_ = managed;
   } else {
     refuse(std::string("a capsule of DLPack is named dltensor or dltensor_versioned; this one is named ") +
-           (name ? name : "nothing") + ", so it holds something else or was used before");
+           (name ? name : "nothing") + "; it holds something else, or was used before");
   }
 }
 
@@ -173,7 +173,7 @@ void Tensor::describe(const DlTensor& from) {
   if (!view_.dtype)
     refuse("an array has elements of DLPack's type code " + std::to_string(from.dtype.code) + " with " +
            std::to_string(from.dtype.bits) + " bits and " + std::to_string(from.dtype.lanes) +
-           " lanes, which Kiln has no dtype for");
+           " lanes, for which Kiln has no dtype");
   // Not computed on a null pointer, which arrays without elements may have.
   view_.data = from.data ? static_cast<char*>(from.data) + from.byte_offset : nullptr;
   view_.rank = from.rank;
@@ -196,7 +196,7 @@ int64_t integer_of(nb::handle value, const char* what) {
     }
     PyErr_Clear();
   }
-  refuse(std::string(what) + " must be an integer of 64 bits; " + shown(value) + " is none");
+  refuse(std::string(what) + " must be an integer of 64 bits; " + shown(value) + " is not");
 }
 
 uint64_t address_of(nb::handle value, const char* what) {
@@ -210,7 +210,7 @@ std::string text_of(nb::handle value, const char* what) {
   const char* utf8 = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;
   if (utf8 && strlen(utf8) == static_cast<size_t>(size)) return std::string(utf8, static_cast<size_t>(size));
   PyErr_Clear();
-  refuse(std::string(what) + " must be text without zero bytes; " + shown(value) + " is none");
+  refuse(std::string(what) + " must be text without zero bytes; " + shown(value) + " is not");
 }
 
 kiln_tensor view_of(nb::handle value, const char* what) {
@@ -227,7 +227,7 @@ kiln_tensor view_of(nb::handle value, const char* what) {
     address = number.is_valid() ? PyLong_AsUnsignedLongLong(number.ptr()) : 0;
     if (PyErr_Occurred()) {
       PyErr_Clear();
-      refuse(std::string(what) + " has the address " + shown(first) + ", which no 64-bit machine has");
+      refuse(std::string(what) + " has the address " + shown(first) + ", which 64-bit machines do not have");
     }
   } else {
     refuse(std::string(what) + " has the address " + shown(first) + "; it must be an integer");
@@ -236,7 +236,7 @@ kiln_tensor view_of(nb::handle value, const char* what) {
   view.dtype = read_dtype(PyTuple_GetItem(value.ptr(), 1), what);
   view.rank = read_numbers(PyTuple_GetItem(value.ptr(), 2), what, view.sizes);
   if (read_numbers(PyTuple_GetItem(value.ptr(), 3), what, view.strides) != view.rank)
-    refuse(std::string(what) + " has not as many strides as sizes");
+    refuse(std::string(what) + " must have as many strides as sizes");
   return view;
 }
 
@@ -270,7 +270,7 @@ void define_tensor(nb::module_& module) {
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
           nb::sig("def __dlpack__(self, *, stream: object = None, max_version: object = None, "
                   "dl_device: object = None, copy: object = None) -> object"),
-          "A capsule of the same memory. Work on it must be ordered by whoever launched it: `stream` is not read.");
+          "A capsule of the same memory. Whoever launches work on it must order it: `stream` is ignored.");
 }
 
 }  // namespace kiln_python

@@ -118,7 +118,7 @@ int fill(const Driver& driver, const Pieces& pieces, void* stream) {
 hipError_t fill_with_nan(const Driver& driver, const kiln_tensor& view, void* stream) {
   Pieces pieces;
   if (!find_pieces(view, &pieces))
-    return refuse(KILN_E_ARGUMENT, "aotriton: the log-sum-exp has sizes or strides that cannot be");
+    return refuse(KILN_E_ARGUMENT, "aotriton: the log-sum-exp has invalid sizes or strides");
   int result = fill(driver, pieces, stream);
   return result ? failure(driver, "setting memory", result) : hipSuccess;
 }

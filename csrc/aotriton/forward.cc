@@ -34,7 +34,7 @@ hipError_t write_mask(const Session& session, const kiln_queue& queue, const T4&
 
 hipError_t prepare_and_run(const attn_fwd_params& in, void* stream) {
   if (in.A.data_ptr())
-    return refuse(KILN_E_UNSUPPORTED, "aotriton: ALiBi slopes (A) are not taken: no backward has them");
+    return refuse(KILN_E_UNSUPPORTED, "aotriton: ALiBi slopes (A) are not supported: no backward has them");
   Layout layout;
   hipError_t error = find_layout(in, &layout);
   if (error) return error;

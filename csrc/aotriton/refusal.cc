@@ -47,19 +47,19 @@ void fill_all(void* stream, const kiln_tensor* const* outputs, int count, char (
   Session session;
   why[0] = 0;
   if (enter(&session) != hipSuccess) {
-    snprintf(why, sizeof why, "there is no driver to do it by");
+    snprintf(why, sizeof why, "no driver is loaded");
     return;
   }
   const Driver& driver = session.machine->driver;
   if (device_of(driver, stream) < 0) {
-    snprintf(why, sizeof why, "the stream's device cannot be told");
+    snprintf(why, sizeof why, "the stream's device is unknown");
     return;
   }
   for (int i = 0; i < count; ++i) {  // the others are filled all the same
     Pieces pieces;
     if (!outputs[i]) continue;
     if (!find_pieces(*outputs[i], &pieces))
-      snprintf(why, sizeof why, "one has a dtype, sizes or strides that cannot be");
+      snprintf(why, sizeof why, "one has an invalid dtype, sizes or strides");
     else if (int result = fill(driver, pieces, stream))
       snprintf(why, sizeof why, "the %s returned %d", driver.vendor == KILN_VENDOR_AMD ? "HIP runtime" : "CUDA driver",
                result);
@@ -69,7 +69,7 @@ void fill_all(void* stream, const kiln_tensor* const* outputs, int count, char (
 }  // namespace
 
 hipError_t give_up(const char* function, hipError_t error, void* stream, const kiln_tensor* const* outputs, int count) {
-  char sentence[kSentenceBytes], line[kSentenceBytes + 256], why[160] = "what it was given cannot be read";
+  char sentence[kSentenceBytes], line[kSentenceBytes + 256], why[160] = "its arguments cannot be read";
   snprintf(sentence, sizeof sentence, "%s", kiln_error());
   if (count) fill_all(stream, outputs, count, why);
   if (why[0]) {

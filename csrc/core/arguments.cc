@@ -51,7 +51,8 @@ kiln_status read_tensor(const char* operation, const kiln_argument_table& wanted
                 wanted.rank);
   int32_t element = dtype_bytes(tensor->dtype);
   if (element == 0)
-    return fail(KILN_E_ARGUMENT, "%s: %s has dtype %d, which is no kiln_dtype", operation, wanted.name, tensor->dtype);
+    return fail(KILN_E_ARGUMENT, "%s: %s has dtype %d, which is not a kiln_dtype", operation, wanted.name,
+                tensor->dtype);
   if (wanted.dtype >= 0 && tensor->dtype != wanted.dtype)
     return fail(KILN_E_ARGUMENT, "%s: %s is %s; it must be %s", operation, wanted.name, dtype_name(tensor->dtype),
                 dtype_name(wanted.dtype));

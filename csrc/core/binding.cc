@@ -46,7 +46,7 @@ kiln_status bind_kernel(const Pack& pack, const char* target, const kiln_operati
            row->specializations != specializations || row->slots != functionals * configurations * specializations)
     wrong = "the pack numbers its variants in another way";
   if (wrong)
-    return fail(KILN_E_PACK_MISMATCH, "%s does not go with the library of release %s: kernel %s of %s: %s", pack.path,
+    return fail(KILN_E_PACK_MISMATCH, "%s does not match the library of release %s: kernel %s of %s: %s", pack.path,
                 operation.family->table->version, FullName(kernel).c_str(), operation.name, wrong);
   out->first_slot = row->first_slot;
   return KILN_OK;

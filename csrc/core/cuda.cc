@@ -133,14 +133,14 @@ kiln_status find_device(Cuda& cuda, CUdevice handle, Device** out) {
     return ask(**out);
   }
   if (failure) return driver_error(cuda, failure, "cuDeviceGet");
-  return fail(KILN_E_QUEUE, "the queue's stream belongs to device %d, which is none of those that were found", handle);
+  return fail(KILN_E_QUEUE, "the queue's stream belongs to device %d, which was not found", handle);
 }
 
 // The primary context of a device, held until the driver is closed: whose null stream a caller means that names the
 // device, where the thread has no context of it.
 kiln_status primary_context(Cuda& cuda, int32_t ordinal, CUcontext* context) {
   if (ordinal >= cuda.device_count)
-    return fail(KILN_E_QUEUE, "the queue names device %d, which is none of those that were found", ordinal);
+    return fail(KILN_E_QUEUE, "the queue names device %d, which was not found", ordinal);
   Device& device = cuda.devices[ordinal];
   kiln_status status = ask(device);
   if (status != KILN_OK) return status;

@@ -64,7 +64,7 @@ kiln_status place_workspaces(Plan& plan, uint64_t at) {
     int32_t broken = 0;
     int64_t bytes = op.workspaces[i].bytes(plan.v, &broken);
     if (broken || bytes < 0 || bytes > INT64_MAX / KILN_MAX_VALUES)
-      return fail(KILN_E_RANGE, "%s: the workspace %s of this call has no sensible size", plan.operation->name,
+      return fail(KILN_E_RANGE, "%s: the workspace %s of this call has an invalid size", plan.operation->name,
                   op.workspaces[i].name);
     plan.v[op.workspaces[i].index] = static_cast<int64_t>(at + used);
     used += (static_cast<uint64_t>(bytes) + kAlignment - 1) & ~(kAlignment - 1);
@@ -102,9 +102,9 @@ kiln_status read_keys(const Plan& plan, Keys& keys) {
   for (int32_t i = 0; i < call.force_count; ++i) {
     const char* key = call.force_keys[i];
     if (!key || !from_hex(key, strnlen(key, 65), keys.keys[i]))
-      return fail(KILN_E_ARGUMENT, "%s: force_keys[%d] is no key of 64 hexadecimal digits", plan.operation->name, i);
+      return fail(KILN_E_ARGUMENT, "%s: force_keys[%d] is not a key of 64 hexadecimal digits", plan.operation->name, i);
     if (!memcmp(keys.keys[i], kNoKey, sizeof kNoKey))
-      return fail(KILN_E_ARGUMENT, "%s: force_keys[%d] is 0, which is no variant's key", plan.operation->name, i);
+      return fail(KILN_E_ARGUMENT, "%s: force_keys[%d] is 0, which is not a variant's key", plan.operation->name, i);
   }
   return KILN_OK;
 }
@@ -112,7 +112,7 @@ kiln_status read_keys(const Plan& plan, Keys& keys) {
 kiln_status check_used(const Plan& plan, const Keys& keys) {
   for (int32_t i = 0; i < plan.call->force_count; ++i)
     if (!(keys.used >> i & 1))
-      return fail(KILN_E_UNSUPPORTED, "%s: the forced key %s is no variant of this call's functional on %s",
+      return fail(KILN_E_UNSUPPORTED, "%s: the forced key %s is not a variant of this call's functional on %s",
                   plan.operation->name, plan.call->force_keys[i],
                   plan.binding->family->table->packs[plan.binding->pack_number].target);
   return KILN_OK;

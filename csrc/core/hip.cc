@@ -115,8 +115,7 @@ kiln_status enter(Driver& driver, const kiln_queue& queue, Scope* scope) {
     return fail(KILN_E_QUEUE, "the queue's stream cannot be used: the HIP runtime returned %s (%d)",
                 error_name(hip, result), result);
   if (device < 0 || device >= hip.device_count)
-    return fail(KILN_E_QUEUE, "the queue's stream belongs to device %d, which is none of those that were found",
-                device);
+    return fail(KILN_E_QUEUE, "the queue's stream belongs to device %d, which was not found", device);
   if (queue.device >= 0 && queue.device != device)
     return fail(KILN_E_QUEUE, "the queue names device %d, but its stream belongs to device %d", queue.device, device);
   scope->device = &hip.devices[device];
@@ -238,7 +237,7 @@ kiln_status find_entries(Hip& hip) {
   hipError_t result = take_back(hip, hip.hipRuntimeGetVersion(&version));
   if (result) return driver_error(hip, result, "hipRuntimeGetVersion");
   if (version < kLowestRuntime)
-    return fail(KILN_E_NO_DEVICE, "the HIP runtime is of ROCm %d.%d; Kiln needs 5.6 or later", version / 10000000,
+    return fail(KILN_E_NO_DEVICE, "the HIP runtime is from ROCm %d.%d; Kiln needs 5.6 or later", version / 10000000,
                 version / 100000 % 100);
   return KILN_OK;
 }
@@ -267,7 +266,7 @@ kiln_status find_architecture(Hip& hip, Device& device) {
   if (length)
     snprintf(device.target, sizeof device.target, "%.*s", static_cast<int>(length), properties + at);
   else
-    snprintf(device.refusal, sizeof device.refusal, "the HIP runtime does not tell the architecture of device %d",
+    snprintf(device.refusal, sizeof device.refusal, "the HIP runtime does not report the architecture of device %d",
              device.ordinal);
   free(properties);
   return result ? driver_error(hip, result, "hipGetDeviceProperties") : KILN_OK;
@@ -298,7 +297,7 @@ kiln_status describe(Driver& driver, Device& device) {
   for (int i = 0; i < 3; ++i) device.max_grid[i] = facts[4 + i].value;
   device.max_grid_threads = 0xFFFFFFFF;  // a dispatch packet counts work-items in 32 bits
   if ((device.warp_size != 32 && device.warp_size != 64) || device.multiprocessors <= 0)
-    snprintf(device.refusal, sizeof device.refusal, "the HIP runtime tells no sensible attributes of device %d",
+    snprintf(device.refusal, sizeof device.refusal, "the HIP runtime reports invalid attributes of device %d",
              device.ordinal);
   return find_architecture(hip, device);
 }

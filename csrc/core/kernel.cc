@@ -139,7 +139,7 @@ kiln_status place_parameters(const Plan& plan, const int64_t* values, KernelPlan
     return fail(KILN_E_PACK_CORRUPT, "%s: %s takes %u parameters, the tables of kernel %s give %u and up to two hidden",
                 pack.path, pack.string(image.symbol), image.parameters, FullName(kernel).c_str(), visible);
   if (image.scratch && image.parameters == visible)
-    return fail(KILN_E_PACK_CORRUPT, "%s: %s wants scratch but takes no pointer to it", pack.path,
+    return fail(KILN_E_PACK_CORRUPT, "%s: %s needs scratch but takes no pointer to it", pack.path,
                 pack.string(image.symbol));
   out.hidden_count = static_cast<int32_t>(image.parameters - visible);
   return KILN_OK;
@@ -173,7 +173,7 @@ kiln_status evaluate_zeros(const Plan& plan, KernelPlan& out) {
     int64_t address = kernel.zeros[i].address(plan.v, &broken);
     int64_t bytes = kernel.zeros[i].bytes(plan.v, &broken);
     if (broken || bytes < 0 || (bytes > 0 && address == 0))
-      return fail(KILN_E_RANGE, "%s: range %d that kernel %s wants zeroed has no sensible size or address",
+      return fail(KILN_E_RANGE, "%s: range %d that kernel %s needs zeroed has an invalid size or address",
                   plan.operation->name, i, FullName(kernel).c_str());
     if (bytes == 0) continue;
     out.zero_address[out.zero_count] = static_cast<uint64_t>(address);
@@ -239,7 +239,7 @@ kiln_status match_keys(const Plan& plan, const KernelPlan& out, Keys& keys, Forc
         return fail(KILN_E_ARGUMENT, "%s: two variants are forced for kernel %s; give at most one",
                     plan.operation->name, out.table->name);
       if (plan.binding->image_of(slots[i]) == kNone)
-        return fail(KILN_E_UNSUPPORTED, "%s: the variant %s forced for kernel %s is not there: %s",
+        return fail(KILN_E_UNSUPPORTED, "%s: the variant %s forced for kernel %s is not available: %s",
                     plan.operation->name, plan.call->force_keys[k], FullName(*out.table).c_str(),
                     reason_of(plan, slots[i]));
       keys.used |= 1ull << k;

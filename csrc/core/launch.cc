@@ -66,7 +66,7 @@ kiln_status check_workspace(const Plan& plan) {
     return fail(KILN_E_WORKSPACE, "%s: this call needs %llu bytes of workspace and its workspace is NULL",
                 plan.operation->name, needed);
   if (reinterpret_cast<uint64_t>(call.workspace) % kAlignment)
-    return fail(KILN_E_WORKSPACE, "%s: the workspace is at %p, which is no multiple of %d", plan.operation->name,
+    return fail(KILN_E_WORKSPACE, "%s: the workspace is at %p, which is not a multiple of %d", plan.operation->name,
                 call.workspace, KILN_WORKSPACE_ALIGNMENT);
   if (given < needed)
     return fail(KILN_E_WORKSPACE, "%s: this call needs %llu bytes of workspace and is given %llu", plan.operation->name,

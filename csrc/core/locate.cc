@@ -42,7 +42,8 @@ bool look_in(Search& search, const char* folder, size_t length, const char* belo
   if (status == KILN_E_PACK_NOT_FOUND) {
     path[length] = '\0';
     // Who named it may have mistyped it; the one beside the library nobody named.
-    if (!*below && access(path, F_OK) != 0) log(options, KILN_LOG_WARNING, "passed over: there is no folder %s", path);
+    if (!*below && access(path, F_OK) != 0)
+      log(options, KILN_LOG_WARNING, "passed over: the folder %s does not exist", path);
     return false;
   }
   // Going on is no fallback: a pack of the right digest is the same pack wherever it lies.

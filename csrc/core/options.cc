@@ -20,7 +20,7 @@ kiln_status read_trusted(const char* text, Options& options) {
     if (!from_hex(text, length, options.trusted[options.trusted_count]))
       return fail(
           KILN_E_ARGUMENT,
-          "kiln_options.trusted_packs: \"%.*s\" is no digest; it must be 64 hexadecimal digits, several of them "
+          "kiln_options.trusted_packs: \"%.*s\" is not a digest; it must be 64 hexadecimal digits, several of them "
           "separated by ','",
           static_cast<int>(length < 80 ? length : 80), text);
     ++options.trusted_count;

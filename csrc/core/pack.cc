@@ -68,7 +68,7 @@ const char* check_groups(const Pack& pack, uint64_t index_size, uint64_t file_si
     const GroupRow& group = pack.groups[i];
     if (group.decoded == 0 || group.decoded > kLargestGroup) return "a group is empty or larger than 256 MiB";
     if (group.stored > ZSTD_COMPRESSBOUND(largest_frame(group.decoded)))
-      return "a group is stored in more bytes than what it decodes to can need";
+      return "a group takes more bytes than its decoded size can need";
     if (group.offset != expected || group.stored == 0 || group.stored > file_size - expected)
       return "a group does not lie where its index says; the file may be truncated";
     expected += group.stored;
@@ -95,7 +95,7 @@ const char* check_descriptors(const Pack& pack) {
       if (d < row.rank ? row.box[d] < 1 || row.box[d] > 256 : row.box[d] != 1)
         return "a side of a descriptor's box is not 1 to 256, or is not 1 behind its rank";
     uint32_t inner = row.box[row.rank - 1] * bytes;
-    if (inner % 16) return "the rows of a descriptor's box are no multiple of 16 bytes";
+    if (inner % 16) return "the rows of a descriptor's box are not a multiple of 16 bytes";
     if (row.swizzle && inner > kSpan[row.swizzle]) return "the rows of a descriptor's box are longer than its swizzle";
     if (row.fill || row.zero) return "a descriptor's row does not have zeros where it must";
   }
@@ -105,7 +105,7 @@ const char* check_descriptors(const Pack& pack) {
 const char* check_images(const Pack& pack) {
   for (uint32_t i = 0; i < pack.counts->images; ++i) {
     const ImageRow& image = pack.images[i];
-    if (image.group >= pack.counts->groups) return "an image names a group that is not there";
+    if (image.group >= pack.counts->groups) return "an image names a group that does not exist";
     uint32_t decoded = pack.groups[image.group].decoded;
     if (image.bytes == 0 || image.offset > decoded || image.bytes > decoded - image.offset)
       return "an image reaches beyond its group";
@@ -115,8 +115,8 @@ const char* check_images(const Pack& pack) {
     if (image.clusters == 0 || image.clusters > kLargestCluster) return "an image has an impossible cluster size";
     if (image.scratch && !is_power_of_two(image.scratch_align)) return "an image's scratch has an impossible alignment";
     if (image.scratch_align > (1u << 20)) return "an image's scratch has an impossible alignment";
-    if (image.profile_scratch) return "an image wants profile scratch, which no release has";
-    if (!has_descriptors(pack, image)) return "an image names descriptors that are not there";
+    if (image.profile_scratch) return "an image uses profile scratch, which releases do not";
+    if (!has_descriptors(pack, image)) return "an image names descriptors that do not exist";
   }
   return nullptr;
 }
@@ -129,17 +129,18 @@ const char* check_kernels(const Pack& pack) {
         !is_string(pack, kernel.names))
       return "a kernel has no name";
     if (kernel.first_slot > counts.slots || kernel.slots > counts.slots - kernel.first_slot)
-      return "a kernel names slots that are not there";
+      return "a kernel names slots that do not exist";
     uint64_t per_functional = uint64_t{kernel.configurations} * kernel.specializations;
-    if (per_functional == 0 || kernel.slots % per_functional) return "a kernel's slots do not come out even";
+    if (per_functional == 0 || kernel.slots % per_functional)
+      return "a kernel's number of slots is not the product of its dimensions";
   }
   for (uint32_t i = 0; i < counts.slots; ++i) {
     const SlotRow& slot = pack.slots[i];
     if (slot.image != kNone && (slot.image >= counts.images || pack.images[slot.image].kind == kPtx))
-      return "a slot's image is not there";
+      return "a slot's image does not exist";
     if (slot.ptx != kNone && (slot.ptx >= counts.images || pack.images[slot.ptx].kind != kPtx))
-      return "a slot's PTX is not there";
-    if (slot.reason != kNone && !is_string(pack, slot.reason)) return "a slot's reason is not there";
+      return "a slot's PTX does not exist";
+    if (slot.reason != kNone && !is_string(pack, slot.reason)) return "a slot's reason does not exist";
     if (slot.zero) return "a slot's row does not end in zeros";
   }
   return nullptr;
@@ -192,7 +193,7 @@ kiln_status check_strings(const Pack& pack) {
     begin += static_cast<uint32_t>(size) + 1;
   }
   free(lists);
-  return sound ? KILN_OK : corrupt(pack, "its strings are no text");
+  return sound ? KILN_OK : corrupt(pack, "its strings are not text");
 }
 
 bool trusted(const uint8_t digest[32], const Trust& trust) {
@@ -207,7 +208,7 @@ kiln_status mismatch(const Pack& pack, const Trust& trust) {
   const char* release = pack.string(pack.counts->release);
   if (trust.count == 0)
     return fail(KILN_E_PACK_MISMATCH,
-                "%s (release %s, index digest %s) is named by nobody: this library was built without images; give the "
+                "%s (release %s, index digest %s) is not trusted: this library was built without images; give the "
                 "digest in kiln_options.trusted_packs to accept the pack",
                 pack.path, release, found);
   char wanted[65];
@@ -221,7 +222,7 @@ kiln_status mismatch(const Pack& pack, const Trust& trust) {
 kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
   struct stat facts;
   if (fstat(pack.file, &facts) != 0 || !S_ISREG(facts.st_mode))
-    return fail(KILN_E_PACK_NOT_FOUND, "%s is no file", pack.path);
+    return fail(KILN_E_PACK_NOT_FOUND, "%s is not a file", pack.path);
   uint64_t file_size = static_cast<uint64_t>(facts.st_size);
   PackHeader header;
   if (file_size < sizeof header || !read_at(pack.file, &header, sizeof header, 0))

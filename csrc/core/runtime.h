@@ -84,7 +84,7 @@ class FullName : public FixedText<256> {
 };
 
 constexpr char kNoFamily[] =
-    "no family is registered; kiln_register_family(kiln, kiln_<family>_family()) registers one";
+    "no family is registered; register one with kiln_register_family(kiln, kiln_<family>_family())";
 
 // KILN_E_ARGUMENT for NULL, KILN_E_FORKED in a child of the process that opened it.
 kiln_status check_runtime(const kiln_runtime* runtime);

@@ -147,7 +147,7 @@ kiln_status unsupported(Plan& plan, Group failed, const char* why) {
   const char* target = plan.binding->family->table->packs[plan.binding->pack_number].target;
   int32_t best[KILN_MAX_VALUES];
   if (!nearest(plan, failed, best))
-    return fail(KILN_E_UNSUPPORTED, "%s has no image for %s on %s%s%s, nor for anything near", plan.operation->name,
+    return fail(KILN_E_UNSUPPORTED, "%s has no image for %s on %s%s%s, nor for anything similar", plan.operation->name,
                 wanted.c_str(), target, why ? ": " : "", why ? why : "");
   for (int32_t i = 0; i < op.choice_count; ++i)
     other.add("%s%s=%s", i ? " " : "", op.choices[i].name, op.choices[i].spellings[best[i]]);
@@ -169,21 +169,22 @@ void word_lack(const Plan& plan, const PassedOver& passed, Text& text) {
       return text.add("it needs a driver for CUDA %lld.%lld or later; this one is for CUDA %d.%d", value / 1000,
                       value % 1000 / 10, version / 1000, version % 1000 / 10);
     case Lack::kDescriptors:
-      if (plan.device->vendor == KILN_VENDOR_AMD) return text.add("it takes tensor descriptors, which AMD has none of");
+      if (plan.device->vendor == KILN_VENDOR_AMD)
+        return text.add("it takes tensor descriptors, which AMD GPUs do not have");
       return text.add("it takes tensor descriptors, and this driver has no entry point cuTensorMapEncodeTiled");
     case Lack::kServes:
       return text.add("it serves calls with %s", kernel.serves_text);
     case Lack::kImage:
       return text.add("%s", passed.reason ? passed.reason : "it has no image for this call");
     case Lack::kAddress:
-      return text.add("%s is at 0x%llx; its descriptor wants a multiple of 16", argument,
+      return text.add("%s is at 0x%llx; its descriptor needs a multiple of 16", argument,
                       static_cast<unsigned long long>(value));
     case Lack::kSize:
       return text.add("size %d of %s is %lld; its descriptor takes 1 to 2147483647", passed.dimension, argument, value);
     case Lack::kInnerStride:
-      return text.add("the last stride of %s is %lld; its descriptor wants 1", argument, value);
+      return text.add("the last stride of %s is %lld; its descriptor needs 1", argument, value);
     case Lack::kStride:
-      return text.add("stride %d of %s is %lld elements; its descriptor wants a multiple of 16 bytes below 2^40",
+      return text.add("stride %d of %s is %lld elements; its descriptor needs a multiple of 16 bytes below 2^40",
                       passed.dimension, argument, value);
   }
 }

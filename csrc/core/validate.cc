@@ -56,12 +56,13 @@ const char* check_choices(const kiln_operation_table& op) {
     const kiln_choice_table& choice = op.choices[i];
     if (!is_name(choice.name) || !choice.value) return "a choice has no name or no expression";
     if (choice.match != KILN_MATCH_EXACT && choice.match != KILN_MATCH_NEXT_LARGER)
-      return "a choice matches in an unknown way";
+      return "a choice has an unknown way to match";
     if (choice.count <= 0 || !choice.values || !choice.spellings || !choice.served) return "a choice has no values";
     if (!fits(op, choice.index, 1)) return "a choice lies outside of the values";
     for (int32_t j = 0; j < choice.count; ++j) {
       if (!choice.spellings[j]) return "a choice's value has no spelling";
-      if (choice.served[j] < 0 || choice.served[j] >= choice.count) return "what serves a choice's value is not there";
+      if (choice.served[j] < 0 || choice.served[j] >= choice.count)
+        return "the value that serves another of a choice does not exist";
       if (j && choice.match == KILN_MATCH_NEXT_LARGER && choice.values[j] <= choice.values[j - 1])
         return "a choice's values do not ascend";
     }
@@ -126,7 +127,7 @@ const char* check_parameters(const kiln_kernel_table& kernel) {
     if (!is_name(specialization.name)) return "a specialization has no name";
     uint64_t named = specialization.divisible_by_16 | specialization.divisible_by_8 | specialization.equal_to_one;
     if (named & ~(real & integral))
-      return "a specialization speaks of a parameter that is none of its integers or pointers";
+      return "a specialization names a parameter that is not one of its integers or pointers";
     if (i == kernel.specialization_count - 1 && named) return "its last specialization does not always hold";
   }
   return nullptr;
@@ -144,7 +145,7 @@ const char* check_target(const kiln_kernel_table& kernel, const kiln_kernel_targ
   if (functionals * count * kernel.specialization_count > kMostSlots) return "it has too many variants";
   for (int64_t i = 0; i < functionals * bins; ++i)
     if (target.lookup[i] != KILN_NO_CONFIGURATION && target.lookup[i] >= count)
-      return "a look-up leads to a configuration that is not there";
+      return "a look-up leads to a configuration that does not exist";
   return nullptr;
 }
 
@@ -165,7 +166,7 @@ const char* check_kernel(const kiln_operation_table& op, const kiln_kernel_table
   int64_t functionals = 1, bins = 1;
   for (int32_t i = 0; i < kernel.choice_count; ++i) {
     if (kernel.choices[i] < 0 || kernel.choices[i] >= op.choice_count)
-      return "it depends on a choice that is not there";
+      return "it depends on a choice that does not exist";
     functionals *= op.choices[kernel.choices[i]].count;
     if (functionals > kMostSlots) return "it has too many functionals";
   }

@@ -118,7 +118,7 @@ def test_what_cannot_lie_anywhere_is_not_filled(worker, sizes, strides):
     call = SCALED | {"out": (STEP * 4, BF16, sizes, strides)}
     error, sentence = worker.call("v3.attn_fwd", worker.stream(), backend=1, **call)
     assert error == NOT_SUPPORTED and "force_backend_index" in sentence
-    assert sentence.endswith("; its outputs are not filled with NaN: one has a dtype, sizes or strides that cannot be")
+    assert sentence.endswith("; its outputs are not filled with NaN: one has an invalid dtype, sizes or strides")
     assert filled(worker.events()) == extents([call["lse"]])
 
 
@@ -159,11 +159,11 @@ def test_no_driver_and_no_stream(start):
     worker = start(ffi.AMD, "none")
     error, sentence = worker.call("v2.attn_fwd", None, **SCALED)
     assert error == NO_DEVICE and "there is no AMD driver" in sentence
-    assert sentence.endswith("; its outputs are not filled with NaN: there is no driver to do it by")
+    assert sentence.endswith("; its outputs are not filled with NaN: no driver is loaded")
     worker = start(ffi.NVIDIA)
     other = worker.fake("fake_stream", ffi.AMD, 0, 0)
     error, sentence = worker.call("v2.attn_fwd", other, **SCALED)
-    assert error == INVALID_HANDLE and sentence.endswith("the stream's device cannot be told")
+    assert error == INVALID_HANDLE and sentence.endswith("the stream's device is unknown")
     assert not worker.events().fills
 
 
@@ -171,7 +171,7 @@ def test_parameters_that_cannot_be_read_are_not_looked_at(start):
     worker = start(ffi.AMD)
     error, sentence = worker.call("v3.attn_bwd", worker.stream(), version=2, **BACK)
     assert error == INVALID_SYMBOL and not worker.events().fills
-    assert sentence.endswith("; its outputs are not filled with NaN: what it was given cannot be read")
+    assert sentence.endswith("; its outputs are not filled with NaN: its arguments cannot be read")
 
 
 def test_a_sentence_is_told_once(start):

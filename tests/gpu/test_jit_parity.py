@@ -60,5 +60,5 @@ def test_a_strangers_family(child):
 def test_what_is_refused(child):
     wide, cpu, gpu = child(jit_parity.refusals)
     assert wide.startswith("UnsupportedError: flash.attn_fwd has no image for dtype=bf16 head_dim=600")
-    assert cpu.startswith("ArgumentError: flash.attn_fwd: compiled kernels run on GPUs, and these tensors are on cpu")
-    assert gpu == "ArgumentError: flash.attn_fwd: the interpreter takes tensors of the CPU, and these are on cuda:0"
+    assert cpu.startswith("ArgumentError: flash.attn_fwd: compiled kernels run on GPUs, but these tensors are on cpu")
+    assert gpu == "ArgumentError: flash.attn_fwd: the interpreter takes tensors of the CPU, but these are on cuda:0"

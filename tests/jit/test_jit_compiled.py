@@ -314,5 +314,5 @@ def test_what_differs_from_what_was_made_ahead_is_said(child, tmp_path):
         (False, ("configuration: num_warps=4 num_stages=1 here, num_warps=8 ahead",)),
         (False, ("runs ahead alone",)),
         (False, ("runs here alone",)),
-        (False, (f"{tmp_path}/no.json is no manifest of a release; give its share/kiln/manifest.json",)),
+        (False, (f"{tmp_path}/no.json is not the manifest of a release; give its share/kiln/manifest.json",)),
     ]

@@ -330,7 +330,7 @@ def test_what_is_not_there_is_named(child):
     assert target.startswith("UsageError: unknown target 'sm_91'; the nearest is sm_90")
     assert file.startswith("EnvironmentProblem: ") and "no.yaml" in file
     assert cpu == (
-        "ArgumentError: norm.rms_norm: compiled kernels run on GPUs, and these tensors are on cpu; "
+        "ArgumentError: norm.rms_norm: compiled kernels run on GPUs, but these tensors are on cpu; "
         "interpret=True runs them there"
     )
     assert name == "AttributeError: module 'kiln.jit' has no attribute 'nothing'"
@@ -362,7 +362,7 @@ def test_the_interpreter_passes_over_what_it_cannot_run(child, transposed):
     error, ran, said = child(multiplied, "sm_90", transposed)
     assert error < 0.05 and ran == "matmul.general"
     assert said.splitlines()[1:] == [
-        "  passed over: hopper: its source is Gluon's, and the interpreter runs Triton's own language alone",
+        "  passed over: hopper: its source is in Gluon, but the interpreter only runs Triton",
         "  passed over: cdna: it is not for sm_90",
     ]
 

@@ -110,7 +110,7 @@ def test_what_cannot_be_switched_on_leaves_what_was(child):
     family, file, settings, target = child(what_fails)
     assert family.startswith("NotFoundError: ") and "has no operation 'attn_fwd'" in family
     assert file.startswith("EnvironmentProblem: ") and "no.yaml" in file
-    assert settings == "TypeError: a Recipe is given, which has its settings already: say target where it is made"
+    assert settings == "TypeError: a Recipe is given, which has its settings already: give target where it is made"
     assert target.startswith("UsageError: unknown target 'sm_1'")
 
 
@@ -151,7 +151,7 @@ SENTENCES = [
     "ArgumentError: flash: softcap must be at least 0, for none, and at most 1e30",
     "ArgumentError: flash: sm_scale must be a finite number; 0 is 1 / sqrt(head_dim)",
     "ArgumentError: bias must have the shape [batch, heads, rows, keys], of which batch, heads and rows may be 1",
-    "ArgumentError: the gradient of a bias that all rows share is not there: expand it over rows first",
+    "ArgumentError: the gradient of a bias that all rows share is not available: expand it over rows first",
     "UnsupportedError: flash.attn_fwd has no image for dtype=fp32 head_dim=600 padded=true extras=none on sm_90; "
     "the nearest that exists is dtype=fp32 head_dim=512 padded=true extras=none",
     "ArgumentError: flash.attn_decode: the last dimension of out must be contiguous (stride 1)",

@@ -70,7 +70,7 @@ for operation in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
         try:
             runtime.launch(operation, (1, -1, 0), {Alike(name): view for _ in range(count)})
         except Exception as error:
-            assert str(error) == f"{operation} is given its parameter {name} twice", error
+            assert str(error) == f"{operation} has its parameter {name} twice", error
             print("refused")
 """
 
@@ -87,7 +87,7 @@ def test_a_parameter_that_is_given_twice_in_a_process_of_its_own():
     [("q", VIEW), ("causal", True), ("softcap", 1.0), ("force_keys", ["0" * 64]), ("force_target", "x"), ("q", None)],
 )
 def test_a_parameter_that_is_given_twice(runtime, how, name, value):
-    with pytest.raises(kiln.ArgumentError, match=f"attn_fwd is given its parameter {name} twice"):
+    with pytest.raises(kiln.ArgumentError, match=f"attn_fwd has its parameter {name} twice"):
         getattr(runtime.core, how)("attn_fwd", QUEUE, {Alike(name): value, Alike(name): value})
 
 
@@ -133,9 +133,9 @@ def test_a_missing_pack_names_the_package_that_brings_it():
 
 
 WHERE = [
-    (CPU, "q lies in the CPU's memory; Kiln's kernels take arrays in the memory of a GPU"),
-    (3, "q lies in pinned memory of the CPU"),
-    (77, "q lies in memory of DLPack's kind 77"),
+    (CPU, "q is in the CPU's memory; Kiln's kernels take arrays in the memory of a GPU"),
+    (3, "q is in pinned memory of the CPU"),
+    (77, "q is in memory of DLPack's kind 77"),
 ]
 
 
@@ -149,7 +149,9 @@ def test_memory_that_no_kernel_reaches(runtime, kind, sentence):
 def test_arrays_of_several_devices(runtime):
     q = Array(SHAPE)
     for place, name in (((CUDA, 1), "CUDA device 1"), ((ROCM, 0), "ROCm device 0")):
-        with pytest.raises(kiln.ArgumentError, match=f"v lies on {name}, and the call's other arrays on CUDA device 0"):
+        with pytest.raises(
+            kiln.ArgumentError, match=f"v is on {name}, but the call's other arrays are on CUDA device 0"
+        ):
             kiln.attn_fwd(q, q, Array(SHAPE, device=place), stream=0, runtime=runtime)
 
 
@@ -179,12 +181,12 @@ class Wrong(Array):
 
 
 SENTENCES = [
-    (lambda: {"q": Broken(SHAPE)}, "q is not given by its library: BufferError: a reason"),
-    (lambda: {"q": Lost(SHAPE)}, "q cannot tell where it lies: RuntimeError: where?"),
-    (lambda: {"q": Wrong(SHAPE)}, "q is not given by its library: TypeError"),
+    (lambda: {"q": Broken(SHAPE)}, "q is not exported by its library: BufferError: a reason"),
+    (lambda: {"q": Lost(SHAPE)}, "q cannot tell on which device it is: RuntimeError: where?"),
+    (lambda: {"q": Wrong(SHAPE)}, "q is not exported by its library: TypeError"),
     (
         lambda: {"q": 3},
-        "q must be an array of PyTorch, CuPy, JAX or another library that has DLPack's __dlpack__(); an int is none",
+        "q must be an array of PyTorch, CuPy, JAX or another library that has DLPack's __dlpack__(); an int is not",
     ),
     (lambda: {"v": None}, "v must be an array of PyTorch"),
     (lambda: {"k": Array}, "k must be an array of PyTorch"),
@@ -193,12 +195,12 @@ SENTENCES = [
     (lambda: {"q": Array((1,) * 9)}, "q: an array has 9 dimensions; a tensor has at most 8"),
     (lambda: {"window": 3}, "window must be (left, right), each below 0 for no limit; 3 is not"),
     (lambda: {"window": (1, 2, 3)}, "window must be (left, right)"),
-    (lambda: {"window": ("a", 2)}, "window_left must be an integer of 64 bits; 'a' is none"),
-    (lambda: {"window": (1 << 63, 2)}, "window_left must be an integer of 64 bits; 9223372036854775808 is none"),
+    (lambda: {"window": ("a", 2)}, "window_left must be an integer of 64 bits; 'a' is not"),
+    (lambda: {"window": (1 << 63, 2)}, "window_left must be an integer of 64 bits; 9223372036854775808 is not"),
     (lambda: {"scale": 0}, "scale is 0; None is 1 / sqrt(head_dim)"),
     (lambda: {"scale": Fraction(0)}, "scale is 0; None is 1 / sqrt(head_dim)"),
     (lambda: {"scale": -0.0}, "scale is 0; None is 1 / sqrt(head_dim)"),
-    (lambda: {"scale": "a"}, "scale must be a number; 'a' is none"),
+    (lambda: {"scale": "a"}, "scale must be a number; 'a' is not"),
     (lambda: {"scale": 1e300}, "scale is 1e+300, which fp32 cannot hold"),
     (lambda: {"scale": 1e-50}, "scale is 1e-50, which fp32 cannot hold"),
     (lambda: {"scale": -1e-50}, "scale is -1e-50, which fp32 cannot hold"),
@@ -211,9 +213,9 @@ SENTENCES = [
     (lambda: {"causal": 1.0}, "causal must be True or False; 1.0 is neither"),
     (lambda: {"seed": 1 << 70}, "seed_value must be an integer of 64 bits"),
     (lambda: {"seed": "x"}, "seed must be an array of PyTorch"),
-    (lambda: {"runtime": 3}, "runtime must be a kiln.Runtime; an int is none"),
+    (lambda: {"runtime": 3}, "runtime must be a kiln.Runtime; an int is not"),
     (lambda: {"force_keys": "abc"}, "force_keys must be a sequence of keys"),
-    (lambda: {"force_keys": [3]}, "force_keys must be text without zero bytes; 3 is none"),
+    (lambda: {"force_keys": [3]}, "force_keys must be text without zero bytes; 3 is not"),
     (lambda: {"force_target": "a\0b"}, "force_target must be text without zero bytes"),
     (lambda: {"out": None}, "results cannot be made beside a fakes.Array, which has no __array_namespace__()"),
 ]
@@ -232,7 +234,7 @@ def test_sentences(runtime, number):
 def test_what_else_is_refused(runtime, fake):
     q = StandardArray(SHAPE)
     lse = Array(SHAPE[:3], "fp32")
-    with pytest.raises(kiln.ArgumentError, match="dbias is wanted, and there is no bias; give bias="):
+    with pytest.raises(kiln.ArgumentError, match="dbias is requested without a bias; give bias="):
         kiln.attn_bwd(q, q, q, q, q, lse, dbias=True, stream=0, runtime=runtime)
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         kiln.attn_fwd(q, q, q, casual=True)
@@ -253,16 +255,16 @@ def test_what_else_is_refused(runtime, fake):
 
 
 WRONG_TYPES = [
-    (lambda: kiln.variants(5), "operation must be text without zero bytes; 5 is none"),
-    (lambda: kiln.variants(target=b"sm_90"), "target must be text without zero bytes; b'sm_90' is none"),
-    (lambda: kiln.devices(5), "runtime must be a kiln.Runtime; an int is none"),
-    (lambda: kiln.Runtime(5), "pack_path must be text without zero bytes; 5 is none"),
-    (lambda: kiln.Runtime(pack_path=b"x"), "pack_path must be text without zero bytes; b'x' is none"),
+    (lambda: kiln.variants(5), "operation must be text without zero bytes; 5 is not"),
+    (lambda: kiln.variants(target=b"sm_90"), "target must be text without zero bytes; b'sm_90' is not"),
+    (lambda: kiln.devices(5), "runtime must be a kiln.Runtime; an int is not"),
+    (lambda: kiln.Runtime(5), "pack_path must be text without zero bytes; 5 is not"),
+    (lambda: kiln.Runtime(pack_path=b"x"), "pack_path must be text without zero bytes; b'x' is not"),
     (lambda: kiln.Runtime(pack_path="a\0b"), "pack_path must be text without zero bytes"),
-    (lambda: kiln.Runtime(trusted_packs=["x"]), "trusted_packs must be text without zero bytes; ['x'] is none"),
+    (lambda: kiln.Runtime(trusted_packs=["x"]), "trusted_packs must be text without zero bytes; ['x'] is not"),
     (lambda: kiln.Runtime(resolve=-1), "resolve must be at least 0; -1 is less"),
-    (lambda: kiln.Runtime(resolve=1.5), "resolve must be an integer of 64 bits; 1.5 is none"),
-    (lambda: kiln.Runtime(resolve=None), "resolve must be an integer of 64 bits; None is none"),
+    (lambda: kiln.Runtime(resolve=1.5), "resolve must be an integer of 64 bits; 1.5 is not"),
+    (lambda: kiln.Runtime(resolve=None), "resolve must be an integer of 64 bits; None is not"),
 ]
 
 
@@ -303,18 +305,18 @@ def test_tensors_of_pytorch_on_the_cpu():
     torch = pytest.importorskip("torch")
     q = torch.zeros(SHAPE)
     with pytest.raises(
-        kiln.ArgumentError, match="q lies in the CPU's memory; Kiln's kernels take arrays in the memory of"
+        kiln.ArgumentError, match="q is in the CPU's memory; Kiln's kernels take arrays in the memory of"
     ):
         kiln.attn_fwd(q, q, q)
     with pytest.raises(
-        kiln.ArgumentError, match="q cannot tell where it lies|q is not given by its library|q lies in "
+        kiln.ArgumentError, match="q cannot tell on which device it is|q is not exported by its library|q is in "
     ):
         kiln.attn_fwd(*[torch.zeros(SHAPE, device="meta")] * 3)
 
 
 def test_arrays_of_numpy():
     numpy = pytest.importorskip("numpy")
-    with pytest.raises(kiln.ArgumentError, match="k lies in the CPU's memory"):
+    with pytest.raises(kiln.ArgumentError, match="k is in the CPU's memory"):
         kiln.attn_fwd(Array(SHAPE), numpy.zeros(SHAPE), Array(SHAPE), stream=0)
 
 

@@ -35,7 +35,7 @@ def test_strides_that_are_left_out():
 
 
 def test_lanes():
-    with pytest.raises(kiln.ArgumentError, match="type code 2 with 16 bits and 4 lanes, which Kiln has no dtype for"):
+    with pytest.raises(kiln.ArgumentError, match="type code 2 with 16 bits and 4 lanes, for which Kiln has no dtype"):
         _core.Tensor(fakes.capsule(8, "fp16", (4,), None, (CUDA, 0), lanes=4))
 
 

@@ -32,7 +32,7 @@ BAD_ARGUMENTS = [
     (0, 5, ffi.ARGUMENT, "toy.mix: x is an integer; it must be a tensor"),
     (0, view(rank=3), ffi.ARGUMENT, "toy.mix: x has rank 3; it must be 2"),
     (0, view(rank=-1), ffi.ARGUMENT, "x has rank -1; it must be 2"),
-    (0, view(dtype=99), ffi.ARGUMENT, "x has dtype 99, which is no kiln_dtype"),
+    (0, view(dtype=99), ffi.ARGUMENT, "x has dtype 99, which is not a kiln_dtype"),
     (0, view(data=0), ffi.ARGUMENT, "the data of x is NULL although it has elements"),
     (0, tensor(X, FP16, (-1, 64)), ffi.ARGUMENT, "size 0 of x is -1; a size must not be negative"),
     (0, tensor(X, FP16, (100, -(1 << 63))), ffi.ARGUMENT, "size 1 of x is -9223372036854775808"),
@@ -128,7 +128,7 @@ def test_rows_beyond_the_parameter(kiln, fake):
         ),
         (
             {"dtype": 40, "cols": 64},
-            "x has dtype 40, which is no kiln_dtype",
+            "x has dtype 40, which is not a kiln_dtype",
         ),
     ],
 )

@@ -51,19 +51,19 @@ def refusal(kiln, call) -> str:
         ({"k": 1024}, "deep", [NOT_BLACKWELL]),
         ({"k": 1024, "dtype": BF16}, "hopper", [NOT_BLACKWELL, f"deep: {packs.WAIVED}"]),
         ({"a": A + 8}, "general",
-         [NOT_BLACKWELL, NOT_DEEP, "hopper: a is at 0x100008; its descriptor wants a multiple of 16"]),
+         [NOT_BLACKWELL, NOT_DEEP, "hopper: a is at 0x100008; its descriptor needs a multiple of 16"]),
         ({"c": C + 2}, "general",
-         [NOT_BLACKWELL, NOT_DEEP, "hopper: c is at 0x300002; its descriptor wants a multiple of 16"]),
+         [NOT_BLACKWELL, NOT_DEEP, "hopper: c is at 0x300002; its descriptor needs a multiple of 16"]),
         ({"strides": (68, 1)}, "general", [NOT_BLACKWELL, NOT_DEEP,
-         "hopper: stride 0 of a is 68 elements; its descriptor wants a multiple of 16 bytes below 2^40"]),
+         "hopper: stride 0 of a is 68 elements; its descriptor needs a multiple of 16 bytes below 2^40"]),
         ({"strides": (-64, 1)}, "general", [NOT_BLACKWELL, NOT_DEEP,
-         "hopper: stride 0 of a is -64 elements; its descriptor wants a multiple of 16 bytes below 2^40"]),
+         "hopper: stride 0 of a is -64 elements; its descriptor needs a multiple of 16 bytes below 2^40"]),
         ({"strides": (2**39, 1)}, "general", [NOT_BLACKWELL, NOT_DEEP,
-         "hopper: stride 0 of a is 549755813888 elements; its descriptor wants a multiple of 16 bytes below 2^40"]),
+         "hopper: stride 0 of a is 549755813888 elements; its descriptor needs a multiple of 16 bytes below 2^40"]),
         ({"strides": (2**39 - 8, 1)}, "hopper", [NOT_BLACKWELL, NOT_DEEP]),
         ({"strides": (0, 1)}, "hopper", [NOT_BLACKWELL, NOT_DEEP]),
         ({"strides": (64, 2)}, "general",
-         [NOT_BLACKWELL, NOT_DEEP, "hopper: the last stride of a is 2; its descriptor wants 1"]),
+         [NOT_BLACKWELL, NOT_DEEP, "hopper: the last stride of a is 2; its descriptor needs 1"]),
         ({"k": 0}, "general",
          [NOT_BLACKWELL, NOT_DEEP, "hopper: size 1 of a is 0; its descriptor takes 1 to 2147483647"]),
     ],
@@ -180,7 +180,8 @@ def test_hip(tiled, fake):
     copying = kiln.call([tensor(A, FP16, (2, 4, 64)), tensor(B, ffi.FP32, (64,))], operation="tiles.copy", vendor=AMD,
                         stream=fake.stream(AMD))  # fmt: skip
     assert refusal(kiln, copying) == (
-        "tiles.copy: kernel copy does not take this call on gfx942: it takes tensor descriptors, which AMD has none of"
+        "tiles.copy: kernel copy does not take this call on gfx942: "
+        "it takes tensor descriptors, which AMD GPUs do not have"
     )
 
 
@@ -188,7 +189,7 @@ def test_none_fits(tiled):
     kiln = tiled()
     assert refusal(kiln, product(kiln, m=65, a=A + 8)) == (
         f"tiles.product: kernel matmul does not take this call on sm_90: {NOT_BLACKWELL}; {NOT_DEEP}; "
-        "hopper: a is at 0x100008; its descriptor wants a multiple of 16; general: it serves calls with m % 2 == 0"
+        "hopper: a is at 0x100008; its descriptor needs a multiple of 16; general: it serves calls with m % 2 == 0"
     )
 
 
@@ -231,7 +232,7 @@ def test_one_implementation_alone(tiled, fake):
     )
     kiln = tiled()
     assert refusal(kiln, kiln.call(fine, operation="tiles.copy", stream=fake.stream(device=1))) == (
-        "tiles.copy has no image for dtype=fp16 on sm_80: its target has no such kernel, nor for anything near"
+        "tiles.copy has no image for dtype=fp16 on sm_80: its target has no such kernel, nor for anything similar"
     )
 
 
@@ -264,13 +265,13 @@ def test_a_forced_variant_decides_the_implementation(tiled, fake):
         ((key("matmul.deep"),), {}, ffi.UNSUPPORTED, "tiles.product: the variant forced for kernel matmul does not "
          "take this call on sm_90: deep: it serves calls with k >= 1024"),
         ((key("matmul.hopper"),), {"a": A + 8}, ffi.UNSUPPORTED, "tiles.product: the variant forced for kernel matmul "
-         "does not take this call on sm_90: hopper: a is at 0x100008; its descriptor wants a multiple of 16"),
+         "does not take this call on sm_90: hopper: a is at 0x100008; its descriptor needs a multiple of 16"),
         ((key("matmul.hopper"), key("matmul.general")), {}, ffi.ARGUMENT,
          "tiles.product: two variants are forced for kernel matmul; give at most one"),
         ((key("matmul.deep", "bf16"),), {"dtype": BF16}, ffi.UNSUPPORTED, "tiles.product: the variant "
          f"{key('matmul.deep', 'bf16')} forced for kernel matmul.deep is not there: {packs.WAIVED}"),
         ((key("copy"),), {}, ffi.UNSUPPORTED,
-         f"tiles.product: the forced key {key('copy')} is no variant of this call's functional on sm_90"),
+         f"tiles.product: the forced key {key('copy')} is not a variant of this call's functional on sm_90"),
     ],
 )  # fmt: skip
 def test_forced_variants_that_do_not_fit(tiled, keys, change, status, sentence):

@@ -238,7 +238,7 @@ def test_null_stream_of_the_device_that_is_named(kiln, fake, stream):
     assert fake.launches()[-1].device == 0 and fake.count("cuDevicePrimaryCtxRetain") == 2
     kiln.launch(work(kiln, arguments(), device=1, stream=stream))
     assert fake.launches()[-1].device == 1 and fake.current() == fake.context(0, 1)
-    with pytest.raises(ffi.Failure, match="names device 9, which is none of those that were found") as failure:
+    with pytest.raises(ffi.Failure, match="names device 9, which was not found") as failure:
         kiln.launch(work(kiln, arguments(), device=9, stream=stream))
     assert failure.value.status == ffi.QUEUE
     fake.fail("cuDevicePrimaryCtxRetain", 2)
@@ -267,7 +267,7 @@ def test_null_stream_of_the_device_that_is_named_where_no_context_can_be_had(kil
 def test_null_stream_of_the_device_that_is_named_on_hip(kiln, fake):
     kiln.launch(work(kiln, arguments(), vendor=AMD, device=4))
     assert fake.launches()[-1].device == 4 and (fake.current(AMD) or 0) == 0
-    with pytest.raises(ffi.Failure, match="belongs to device 9, which is none of those that were found"):
+    with pytest.raises(ffi.Failure, match="belongs to device 9, which was not found"):
         kiln.launch(work(kiln, arguments(), vendor=AMD, device=9))
 
 
@@ -320,8 +320,8 @@ def test_forced_variants_are_checked(kiln, fake):
         ((other,), {}, ffi.UNSUPPORTED, "no variant of this call's functional on sm_90"),
         ((waived,), {"cols": 128}, ffi.UNSUPPORTED, "forced for kernel main is not there: functional 2 is waived"),
         (("f" * 64,), {}, ffi.UNSUPPORTED, "ffff is no variant"),
-        (("0" * 64,), {}, ffi.ARGUMENT, r"force_keys\[0\] is 0, which is no variant's key"),
-        (("xyz",), {}, ffi.ARGUMENT, r"force_keys\[0\] is no key of 64 hexadecimal digits"),
+        (("0" * 64,), {}, ffi.ARGUMENT, r"force_keys\[0\] is 0, which is not a variant's key"),
+        (("xyz",), {}, ffi.ARGUMENT, r"force_keys\[0\] is not a key of 64 hexadecimal digits"),
         ((aligned, generic), {}, ffi.ARGUMENT, "two variants are forced for kernel main"),
     ]
     for keys, change, status, sentence in cases:

@@ -121,7 +121,7 @@ def test_another_release_is_passed_over_for_the_right_one(opened, away, tmp_path
 def test_without_images_nothing_is_trusted_until_named(opened, tmp_path):
     data = good()
     folder = put(tmp_path / "p", data)
-    with pytest.raises(ffi.Failure, match="is named by nobody: this library was built without images") as failure:
+    with pytest.raises(ffi.Failure, match="is not trusted: this library was built without images") as failure:
         run(opened("bare", pack_path=folder), "bare")
     assert failure.value.status == ffi.PACK_MISMATCH and packs.digest_of(data) in failure.value.sentence
     run(opened("bare", pack_path=folder, trusted_packs=f"{'0' * 64},{packs.digest_of(data).upper()}"), "bare")
@@ -251,18 +251,18 @@ def image_row(data: bytes, number: int) -> int:
 @pytest.mark.parametrize(
     "field, value, sentence",
     [
-        (0, 99, "an image names a group that is not there"),
+        (0, 99, "an image names a group that does not exist"),
         (1, 1 << 30, "an image reaches beyond its group"),
         (2, 0, "an image reaches beyond its group"),
         (2, 0xFFFFFFFF, "an image reaches beyond its group"),
         (3, 1 << 30, "an image has no symbol"),
         (4, 0, "an image is of an unknown kind"),
-        (4, 3, "a slot's image is not there"),
+        (4, 3, "a slot's image does not exist"),
         (5, 0, "an impossible number of threads"),
         (5, 1025, "an impossible number of threads"),
         (13, 8, "profile scratch"),
         (14, 0, "an impossible cluster size"),
-        (15, 1, "an image names descriptors that are not there"),
+        (15, 1, "an image names descriptors that do not exist"),
         (16, 0, "an image does not have the digest that its index states"),
         (10, 9, "takes 9 parameters, the tables of kernel main give 10 and up to two hidden"),
         (10, 13, "takes 13 parameters, the tables of kernel main give 10"),
@@ -394,7 +394,7 @@ def test_strings_are_text(opened, tmp_path, text):
 )  # fmt: skip
 def test_strings_that_a_terminal_would_obey(opened, tmp_path, text):
     """A reason ends up in a sentence: no controls of ASCII nor of Latin-1, no line of its own, nothing but UTF-8."""
-    with pytest.raises(ffi.Failure, match="is corrupt: its strings are no text") as failure:
+    with pytest.raises(ffi.Failure, match="is corrupt: its strings are not text") as failure:
         opens(opened, tmp_path, named(text))
     assert failure.value.status == ffi.PACK_CORRUPT
 
@@ -411,7 +411,7 @@ def test_only_names_are_lists(opened, tmp_path):
     (reason,) = struct.unpack_from("<I", index, slot + 8)
     tail = data[64 + len(index) :]
     assert opens(opened, tmp_path, data)
-    for offset, sentence in ((names, "its strings are no text"), (reason + 1, "a slot's reason is not there")):
+    for offset, sentence in ((names, "its strings are not text"), (reason + 1, "a slot's reason does not exist")):
         struct.pack_into("<I", index, slot + 8, offset)
         with pytest.raises(ffi.Failure, match=f"is corrupt: {sentence}") as failure:
             opens(opened, tmp_path, packs.seal(bytes(index)) + tail)
@@ -439,7 +439,7 @@ def test_a_group_is_not_stored_in_more_than_it_can_need(opened, tmp_path):
         if sound:
             assert opens(opened, tmp_path, forged)
             continue
-        with pytest.raises(ffi.Failure, match="stored in more bytes than what it decodes to can need") as failure:
+        with pytest.raises(ffi.Failure, match="takes more bytes than its decoded size can need") as failure:
             opens(opened, tmp_path, forged)
         assert failure.value.status == ffi.PACK_CORRUPT
 

@@ -64,18 +64,18 @@ def place_of(array: Any, name: str) -> Place:
     if not callable(ask) or not callable(getattr(array, "__dlpack__", None)) or isinstance(array, type):
         raise ArgumentError(
             f"{name} must be an array of PyTorch, CuPy, JAX or another library that has DLPack's __dlpack__(); "
-            f"{shown_type(array)} is none"
+            f"{shown_type(array)} is not"
         )
     try:
         kind, device = (int(number) for number in ask())
     except KilnError:
         raise
     except Exception as error:
-        raise ArgumentError(f"{name} cannot tell where it lies: {_first_line(error)}") from error
+        raise ArgumentError(f"{name} cannot tell on which device it is: {_first_line(error)}") from error
     vendor = _KINDS.get(kind)
     if vendor is None:
         where = _NAMES.get(kind, f"memory of DLPack's kind {kind}")
-        raise ArgumentError(f"{name} lies in {where}; Kiln's kernels take arrays in the memory of a GPU")
+        raise ArgumentError(f"{name} is in {where}; Kiln's kernels take arrays in the memory of a GPU")
     return Place(vendor, device)
 
 
@@ -90,7 +90,7 @@ def take(array: Any, name: str, place: Place, stream: int, is_foreign: bool = Fa
     """
     found = place_of(array, name)
     if found != place:
-        raise ArgumentError(f"{name} lies on {found}, and the call's other arrays on {place}; move it there")
+        raise ArgumentError(f"{name} is on {found}, but the call's other arrays are on {place}; move it there")
     library = library_of(array)
     if library.wants_gradient(array):
         raise ArgumentError(
@@ -104,7 +104,7 @@ def take(array: Any, name: str, place: Place, stream: int, is_foreign: bool = Fa
     except ArgumentError as error:
         raise ArgumentError(f"{name}: {error}") from error
     except Exception as error:
-        raise ArgumentError(f"{name} is not given by its library: {_first_line(error)}") from error
+        raise ArgumentError(f"{name} is not exported by its library: {_first_line(error)}") from error
 
 
 def stream_of(stream: Any) -> int:
@@ -115,7 +115,7 @@ def stream_of(stream: Any) -> int:
             `cuda_stream` (PyTorch) or `ptr` (CuPy).
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: it is not of these.
     """
     value = stream
     try:
@@ -136,7 +136,7 @@ def stream_of(stream: Any) -> int:
 
 def _no_stream(stream: Any) -> ArgumentError:
     return ArgumentError(
-        f"stream must be a stream of PyTorch, CuPy or another library, or its address; {shown_type(stream)} is none"
+        f"stream must be a stream of PyTorch, CuPy or another library, or its address; {shown_type(stream)} is not"
     )
 
 
@@ -158,7 +158,7 @@ class Library:
             ArgumentError: it has no such thing.
         """
         raise ArgumentError(
-            f"arrays as {shown_type(array)} tell no current stream; give stream=, 0 for the default stream"
+            f"arrays as {shown_type(array)} have no current stream; give stream=, 0 for the default stream"
         )
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str | None, stream: int, place: Place) -> Any:

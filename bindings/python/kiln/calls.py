@@ -43,7 +43,7 @@ class Call:
         if stream is None:
             self._stream = self.library.stream(self._like, self._place)
         elif not self.library.is_mutable:
-            raise ArgumentError(f"{self.library.name} orders work by streams of its own; leave stream= out")
+            raise ArgumentError(f"{self.library.name} orders work by its own streams; leave stream= out")
         else:
             self._stream = stream_of(stream)
         self.tensors: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Call:
             if name in written:
                 self._given[name] = array
                 if tensor.read_only or not library.is_mutable:
-                    raise ArgumentError(f"{name} is written by this call, and its library says that it may not be")
+                    raise ArgumentError(f"{name} is written by this call, but its library says that it is read-only")
 
     def shape(self, name: str, rank: int, meaning: str) -> tuple[int, ...]:
         """The shape of an array that results are made after.

@@ -199,6 +199,6 @@ def of_import(error: ImportError) -> ImportError:
     except (OSError, AttributeError):  # nobody had loaded one before; or they are no libraries of Kiln's
         return error
     return ImportError(
-        f"this process has loaded libkiln.so.0 of Kiln {there} before, which does not go with the package kiln of "
-        f"{here} in {own.parents[1]}; let both be of one release: {error}"
+        f"this process has loaded libkiln.so.0 of Kiln {there} before, which does not match the package kiln of "
+        f"{here} in {own.parents[1]}; use both from one release: {error}"
     )

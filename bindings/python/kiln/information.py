@@ -143,7 +143,7 @@ class Info:
 
     def __str__(self) -> str:
         targets = ", ".join(f"{t.name} ({t.images} images)" for t in self.targets)
-        without = "none" if self.pack_problem else "none; the packages kiln-images-<target> bring them"
+        without = "none" if self.pack_problem else "none; install packages kiln-images-<target>"
         lines = [
             f"Kiln {self.version} in {self.location}",
             f"families: {', '.join(self.families)}",

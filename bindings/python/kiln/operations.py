@@ -71,7 +71,7 @@ def backward(is_dry: bool, **given: Any) -> Ready:
         call.make(f"d{name}", call.shape(name, 4, _Q if name == "q" else _K))
     if "dbias" in made:
         if given["bias"] is None:
-            raise ArgumentError("dbias is wanted, and there is no bias; give bias=")
+            raise ArgumentError("dbias is requested without a bias; give bias=")
         call.make("dbias", call.shape("bias", 4, "[batch, heads, rows, keys]"))
     if "dsinks" in made:
         call.make("dsinks", (heads,), "float32")

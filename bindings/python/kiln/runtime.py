@@ -106,4 +106,4 @@ def core_of(runtime: Any) -> _core.Runtime:
         return default_runtime().core
     if isinstance(runtime, Runtime):
         return runtime.core
-    raise ArgumentError(f"runtime must be a kiln.Runtime; {shown_type(runtime)} is none")
+    raise ArgumentError(f"runtime must be a kiln.Runtime; {shown_type(runtime)} is not")

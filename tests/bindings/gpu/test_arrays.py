@@ -134,7 +134,7 @@ def test_jax_arrays_are_not_written():
     library = Jax()
     arrays, _ = inputs(library, "float16", SHAPES[1])
     with pytest.raises(
-        kiln.ArgumentError, match="out is written by this call, and its library says that it may not be"
+        kiln.ArgumentError, match="out is written by this call, but its library says that it is read-only"
     ):
         kiln.attn_fwd(*arrays, out=arrays[0])
 

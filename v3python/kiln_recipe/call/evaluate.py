@@ -221,7 +221,7 @@ def workspaces(call: Call) -> Mapping[str, int]:
         except Fault:
             sizes[workspace.name] = -1
         if not 0 <= sizes[workspace.name] <= MOST_BYTES:
-            raise Refusal("RANGE", f"{call.name}: the workspace {workspace.name} of this call has no sensible size")
+            raise Refusal("RANGE", f"{call.name}: the workspace {workspace.name} of this call has an invalid size")
     return sizes
 
 

@@ -98,11 +98,11 @@ def lack_of_description(kernel: Kernel, tensor: Described) -> PassedOver | None:
         if not 1 <= size <= LARGEST_SIZE:
             return lacks(f"size {axis} of {argument} is {size}; its descriptor takes 1 to {LARGEST_SIZE}")
     if tensor.strides[inner] != 1:
-        return lacks(f"the last stride of {argument} is {tensor.strides[inner]}; its descriptor wants 1")
+        return lacks(f"the last stride of {argument} is {tensor.strides[inner]}; its descriptor needs 1")
     for axis, stride in enumerate(tensor.strides[:inner]):
         if not 0 <= stride < STRIDE_LIMIT // element or stride * element % ADDRESS_MULTIPLE:
             return lacks(
-                f"stride {axis} of {argument} is {stride} elements; its descriptor wants a multiple of 16 bytes "
+                f"stride {axis} of {argument} is {stride} elements; its descriptor needs a multiple of 16 bytes "
                 "below 2^40"
             )
     return None

@@ -27,7 +27,7 @@ def unsupported(call: Call, failed: Sequence[Kernel], target: str, why: str | No
     sentence = f"{call.name} has no image for {asked} on {target}" + (f": {why}" if why else "")
     places = _nearest(call, failed, exists)
     if places is None:
-        return Refusal("UNSUPPORTED", f"{sentence}, nor for anything near")
+        return Refusal("UNSUPPORTED", f"{sentence}, nor for anything similar")
     found = " ".join(f"{c.name}={c.spellings[places[c.name]]}" for c in call.operation.choices)
     return Refusal("UNSUPPORTED", f"{sentence}; the nearest that exists is {found}")
 

@@ -168,7 +168,7 @@ class Run:
             if not memory.zero(address, size):
                 raise KilnError(
                     f"{self.call.name}: range {number} that kernel {chosen.launch.kernel.name} wants zeroed, "
-                    f"{size} bytes, lies in none of the call's tensors and workspaces"
+                    f"{size} bytes, is outside of the call's tensors and workspaces"
                 )
 
 
@@ -205,11 +205,11 @@ def _target(full: str, device: torch.device, wanted: Target | None, interpreted:
     """
     if interpreted:
         if device.type != "cpu":
-            raise ArgumentError(f"{full}: the interpreter takes tensors of the CPU, and these are on {device}")
+            raise ArgumentError(f"{full}: the interpreter takes tensors of the CPU, but these are on {device}")
         return wanted or targets.by_name(INTERPRETED_TARGET)
     if device.type != "cuda":
         raise ArgumentError(
-            f"{full}: compiled kernels run on GPUs, and these tensors are on {device}; interpret=True runs them there"
+            f"{full}: compiled kernels run on GPUs, but these tensors are on {device}; interpret=True runs them there"
         )
     return wanted or _target_of(full, device)
 

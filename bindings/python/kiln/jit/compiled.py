@@ -75,7 +75,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
 def not_compiled(kernel: Kernel) -> str | None:
     """Why the installed Triton cannot compile an implementation, or None."""
     if kernel.language == "gluon" and importlib.util.find_spec("triton.experimental.gluon") is None:
-        return f"its source is Gluon's, which Triton {need('triton').__version__} lacks"
+        return f"its source is in Gluon, which Triton {need('triton').__version__} lacks"
     return None
 
 

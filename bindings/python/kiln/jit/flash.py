@@ -89,7 +89,7 @@ class Engine:
         if given["need_dbias"] and bias is not None:
             if bias.shape[2] != fields["bias"].shape[2]:
                 raise ArgumentError(
-                    "the gradient of a bias that all rows share is not there: expand it over rows first"
+                    "the gradient of a bias that all rows share is not available: expand it over rows first"
                 )
             # What no row or key of a sequence leads to is not written.
             dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)

@@ -148,8 +148,8 @@ def _set(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 def not_interpreted(kernel: Kernel) -> str | None:
     """Why the interpreter cannot run an implementation, or None."""
     if kernel.language != "triton":
-        return f"its source is {kernel.language.capitalize()}'s, and the interpreter runs Triton's own language alone"
-    return "it takes tensor descriptors, and the interpreter is given none" if kernel.descriptors else None
+        return f"its source is in {kernel.language.capitalize()}, but the interpreter only runs Triton"
+    return "it takes tensor descriptors, which the interpreter does not support" if kernel.descriptors else None
 
 
 def _arguments(chosen: Chosen) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ def check_triton() -> None:
     if numbers is None or not oldest <= tuple(map(int, numbers.groups())) <= newest:
         tested = " to ".join(".".join(map(str, one)) for one in JIT_VERSIONS)
         warnings.warn(
-            f"kiln.jit is tested with Triton {tested}, and Triton {version} is installed: it is used as it is, and may "
-            "fail or give other results; if it does, install one of those",
+            f"kiln.jit is tested with Triton {tested}, but Triton {version} is installed; it is used, but may "
+            "fail or give other results: if so, install one of those",
             stacklevel=2,
         )

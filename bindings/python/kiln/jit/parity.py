@@ -90,10 +90,10 @@ def release_toolchain(manifest: str | Path) -> Toolchain:
     try:
         tools = json.loads(Path(manifest).read_bytes())["tools"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise NotFoundError(f"{manifest} is no manifest of a release; give its share/kiln/manifest.json") from None
+        raise NotFoundError(f"{manifest} is not the manifest of a release; give its share/kiln/manifest.json") from None
     versions = {tool["version"] for tool in tools if tool["name"] == "triton"}
     if len(versions) != 1:
-        raise NotFoundError(f"{manifest} names {len(versions)} Tritons; parity is of a release that one made")
+        raise NotFoundError(f"{manifest} names {len(versions)} versions of Triton; parity needs a release made by one")
     names = {tool["name"].removeprefix("triton's "): tool["sha256"] for tool in tools if "triton's " in tool["name"]}
     ordered = [name for name in _FILES if name in names] + sorted(set(names) - set(_FILES))
     return Toolchain("", versions.pop(), tuple((name, names[name]) for name in ordered))

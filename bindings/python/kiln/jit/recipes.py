@@ -171,12 +171,12 @@ class Operation:
 def _check(tuning: Any, interpret: object, multiprocessors: object) -> None:
     """Refuses settings that no call could be run with."""
     if tuning is not None and not Path(tuning).is_dir():
-        raise UsageError(f"tuning={str(tuning)!r} is no folder; it must hold <family>/<target>.yaml")
+        raise UsageError(f"tuning={str(tuning)!r} is not a folder; it must hold <family>/<target>.yaml")
     if interpret is not None and not isinstance(interpret, bool):
         raise UsageError(f"interpret={interpret!r} must be True, False or None")
     is_count = isinstance(multiprocessors, int) and not isinstance(multiprocessors, bool) and multiprocessors > 0
     if multiprocessors is not None and not is_count:
-        raise UsageError(f"multiprocessors={multiprocessors!r} must be a number from 1 on, or None")
+        raise UsageError(f"multiprocessors={multiprocessors!r} must be 1 or more, or None")
 
 
 def _one_target(text: str) -> targets.Target:

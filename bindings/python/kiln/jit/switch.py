@@ -78,7 +78,7 @@ def _engine(recipe: Recipe | str | Path | None, settings: dict[str, Any]) -> Eng
         return Engine(Recipe(recipe, **settings))
     if settings:
         raise TypeError(
-            f"a Recipe is given, which has its settings already: say {', '.join(settings)} where it is made"
+            f"a Recipe is given, which has its settings already: give {', '.join(settings)} where it is made"
         )
     return Engine(recipe)
 
