@@ -213,7 +213,8 @@ def test_a_forced_variant_without_an_image_says_why(forged, fake):
                 kiln.launch(work(kiln, arguments(**change), operation="bare.mix", keys=(key,)))
             assert failure.value.status == ffi.UNSUPPORTED
             assert (
-                failure.value.sentence == f"bare.mix: the variant {key} forced for kernel main is not there: {reason}"
+                failure.value.sentence
+                == f"bare.mix: the variant {key} forced for kernel main is not available: {reason}"
             )
     assert not fake.launches()
 
@@ -327,7 +328,10 @@ def test_find_operation(kiln, library, fake):
     register = r"kiln_register_family\(kiln, kiln_%s_family\(\)\)"
     with pytest.raises(ffi.Failure, match="no family norm is registered.*" + register % "norm" + ".*there are toy.mix"):
         kiln.operation("norm.rms_norm")
-    with ffi.Kiln(library, fake) as empty, pytest.raises(ffi.Failure, match="no family.*; " + register % "<family>"):
+    with (
+        ffi.Kiln(library, fake) as empty,
+        pytest.raises(ffi.Failure, match="no family.*; register one with " + register % "<family>"),
+    ):
         empty.operation("toy.mix")
 
 

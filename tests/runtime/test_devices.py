@@ -32,7 +32,8 @@ def test_devices_of_both_vendors(kiln):
 def test_refusal_without_family_and_without_packs(library, fake, bare):
     with ffi.Kiln(library, fake) as kiln:
         assert all(
-            device["refusal"].startswith(b"no family is registered; kiln_register_family(") for device in kiln.devices()
+            device["refusal"].startswith(b"no family is registered; register one with kiln_register_family(")
+            for device in kiln.devices()
         )
         kiln.register(bare, "bare")
         assert b"is not trusted" in kiln.devices()[0]["refusal"]
@@ -77,7 +78,7 @@ def test_old_drivers(kiln, fake):
         ffi.Failure, match=r"the NVIDIA driver is for CUDA 11.8; Kiln needs a driver for CUDA 12.0 or later"
     ):
         kiln.launch(work(kiln, arguments()))
-    with pytest.raises(ffi.Failure, match=r"the HIP runtime is of ROCm 5.5; Kiln needs 5.6 or later") as failure:
+    with pytest.raises(ffi.Failure, match=r"the HIP runtime is from ROCm 5.5; Kiln needs 5.6 or later") as failure:
         kiln.launch(work(kiln, arguments(), vendor=AMD))
     assert failure.value.status == ffi.NO_DEVICE
     with pytest.raises(ffi.Failure, match=r"CUDA 11.8.*; .*ROCm 5.5") as failure:
@@ -187,7 +188,7 @@ def test_architecture_of_amd_devices(kiln, fake, mode, target):
     assert device["target"] == target
     if mode == 2:
         assert device["refusal"] == b"the HIP runtime does not report the architecture of device 1"
-        with pytest.raises(ffi.Failure, match="does not tell the architecture") as failure:
+        with pytest.raises(ffi.Failure, match="does not report the architecture") as failure:
             kiln.launch(work(kiln, arguments(), vendor=AMD, stream=fake.stream(AMD, 1)))
         assert failure.value.status == ffi.NO_DEVICE
 
@@ -226,13 +227,13 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
         ("0, 0, 0, N, 32}", "0, 0, 0, N, 33}", "neither 1, 32 nor 64 bits"),
         ("0, 0, 0, N, 32}", "0, 0, 0, -1, 32}", "an argument lies outside"),
         ("kWidths[] = {64, 128}", "kWidths[] = {128, 64}", "do not ascend"),
-        ("KILN_MATCH_NEXT_LARGER, 2", "5, 2", "matches in an unknown way"),
+        ("KILN_MATCH_NEXT_LARGER, 2", "5, 2", "unknown way to match"),
         ("kItself[] = {0, 1}", "kItself[] = {0, 2}", "the value that serves another of a choice does not exist"),
         ("kDtypeNames, kItself", "kDtypeNames, nullptr", "a choice has no values"),
         ('{"rows", rows, D_ROWS', '{"", rows, D_ROWS', "a definition has no name"),
         ("{{same_rows,", "{{nullptr,", "a requirement has no expression"),
         ('{{"partial", partial_bytes, WS', '{{"partial", nullptr, WS', "a workspace has no name"),
-        ("kMainChoices[] = {0, 1, 2}", "kMainChoices[] = {0, 1, 3}", "a choice that is not there"),
+        ("kMainChoices[] = {0, 1, 2}", "kMainChoices[] = {0, 1, 3}", "a choice that does not exist"),
         ('{"scale", KILN_PARAMETER_FP32', '{"scale", 13', "a parameter is of an unknown type"),
         ('"pointers", 1 << 0 | 1 << 1,', '"pointers", 1 << 10,', "names a parameter that is not one"),
         ('"pointers", 1 << 0 | 1 << 1,', '"pointers", 1 << 4,', "names a parameter that is not one"),
@@ -240,7 +241,7 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
          '{"generic", 1, 0, 0}};\nconstexpr kiln_specialization_table kReduce', "does not always hold"),
         ("{grid_x, big, one}", "{grid_x, nullptr, one}", "kernel main: it has no grid"),
         ("{{partial, partial_bytes}}", "{{partial, nullptr}}", "to zero has no expression"),
-        ("make_lookup(1, -1)", "make_lookup(2, -1)", "leads to a configuration that is not there"),
+        ("make_lookup(1, -1)", "make_lookup(2, -1)", "leads to a configuration that does not exist"),
         ('{"sm_80", 1, 0, kConfigurationsOne', '{"sm_80", 255, 0, kConfigurationsOne', "1 to 254 configurations"),
         ('{"sm_80", 1, 0, kConfigurationsOne', '{"sm_80", 1, 0, nullptr', "a target has no configurations"),
         ('{"nvidia-sm_80.pack"', '{"../nvidia-sm_80.pack"', "not a plain name"),

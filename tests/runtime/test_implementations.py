@@ -219,7 +219,7 @@ def test_one_implementation_alone(tiled, fake):
     views = tensor(A + 4, FP16, (2, 4, 64)), tensor(B, ffi.FP32, (64,))
     kiln = tiled()
     assert refusal(kiln, kiln.call([*views], operation="tiles.copy")) == (
-        "tiles.copy: kernel copy does not take this call on sm_90: x is at 0x100004; its descriptor wants a multiple "
+        "tiles.copy: kernel copy does not take this call on sm_90: x is at 0x100004; its descriptor needs a multiple "
         "of 16"
     )
     fine = [tensor(A, FP16, (2, 4, 64)), views[1]]
@@ -269,7 +269,7 @@ def test_a_forced_variant_decides_the_implementation(tiled, fake):
         ((key("matmul.hopper"), key("matmul.general")), {}, ffi.ARGUMENT,
          "tiles.product: two variants are forced for kernel matmul; give at most one"),
         ((key("matmul.deep", "bf16"),), {"dtype": BF16}, ffi.UNSUPPORTED, "tiles.product: the variant "
-         f"{key('matmul.deep', 'bf16')} forced for kernel matmul.deep is not there: {packs.WAIVED}"),
+         f"{key('matmul.deep', 'bf16')} forced for kernel matmul.deep is not available: {packs.WAIVED}"),
         ((key("copy"),), {}, ffi.UNSUPPORTED,
          f"tiles.product: the forced key {key('copy')} is not a variant of this call's functional on sm_90"),
     ],
@@ -345,7 +345,7 @@ def test_tables_are_validated(library, fake, built, tmp_path):
         ('{"a", 2, -1, {', '{nullptr, 2, -1, {', "a descriptor names no argument"),
         ("{m, k}, {a_stride0,", "{m}, {a_stride0,", "a descriptor has no sizes or no strides"),
         ("{m, k}, {a_stride0,", "{m, k}, {nullptr,", "a descriptor has no sizes or no strides"),
-        ('"constant", 0, 0, 1 << 5', '"constant", 1 << 1, 0, 0', "speaks of a parameter that is none of its integers"),
+        ('"constant", 0, 0, 1 << 5', '"constant", 1 << 1, 0, 0', "names a parameter that is not one of its integers"),
     ]  # fmt: skip
     parts = []
     for number, (old, new, _) in enumerate(cases):

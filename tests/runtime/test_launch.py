@@ -144,7 +144,7 @@ def test_a_stream_is_waited_for(kiln, fake, vendor, entry):
     [
         (None, 1 << 20, "needs 512 bytes of workspace and its workspace is NULL"),
         (WORK, 511, "needs 512 bytes of workspace and is given 511"),
-        (WORK + 128, 1 << 20, "at 0x400080, which is no multiple of 256"),
+        (WORK + 128, 1 << 20, "at 0x400080, which is not a multiple of 256"),
     ],
 )
 def test_workspace_is_checked(kiln, fake, workspace, size, sentence):
@@ -317,8 +317,8 @@ def test_forced_variants_are_checked(kiln, fake):
     generic = packs.key_of("toy", "sm_90", "main", ("fp16", 64, "false"), 0, "generic").hex()
     cases = [
         ((aligned,), {"n": 2}, ffi.UNSUPPORTED, r"specialised \(aligned\) for arguments that this call does not have"),
-        ((other,), {}, ffi.UNSUPPORTED, "no variant of this call's functional on sm_90"),
-        ((waived,), {"cols": 128}, ffi.UNSUPPORTED, "forced for kernel main is not there: functional 2 is waived"),
+        ((other,), {}, ffi.UNSUPPORTED, "not a variant of this call's functional on sm_90"),
+        ((waived,), {"cols": 128}, ffi.UNSUPPORTED, "forced for kernel main is not available: functional 2 is waived"),
         (("f" * 64,), {}, ffi.UNSUPPORTED, "ffff is no variant"),
         (("0" * 64,), {}, ffi.ARGUMENT, r"force_keys\[0\] is 0, which is not a variant's key"),
         (("xyz",), {}, ffi.ARGUMENT, r"force_keys\[0\] is not a key of 64 hexadecimal digits"),

@@ -69,7 +69,7 @@ def test_not_found_says_where_it_looked(opened, away, tmp_path, monkeypatch):
         in failure.value.sentence
     )
     for folder in (tmp_path / "a", tmp_path / "b", "/nowhere", "/never"):
-        assert (1, f"passed over: there is no folder {folder}") in kiln.messages
+        assert (1, f"passed over: the folder {folder} does not exist") in kiln.messages
     assert not any("kiln.images" in message for level, message in kiln.messages if level == 1)
     # nothing is remembered of a search that failed
     put(tmp_path / "b", good())
@@ -131,7 +131,7 @@ def test_without_images_nothing_is_trusted_until_named(opened, tmp_path):
 
 @pytest.mark.parametrize("text", ["x", "0" * 63, "0" * 65, "g" * 64, f"{'0' * 64} "])
 def test_trusted_packs_must_be_digests(library, fake, text):
-    with pytest.raises(ffi.Failure, match="is no digest; it must be 64 hexadecimal digits") as failure:
+    with pytest.raises(ffi.Failure, match="is not a digest; it must be 64 hexadecimal digits") as failure:
         ffi.Kiln(library, fake, trusted_packs=text)
     assert failure.value.status == ffi.ARGUMENT
 
@@ -310,7 +310,7 @@ DESCRIPTOR = packs.Descriptor((64, 64))
         (packs.Descriptor((64, 64), swizzle=4), "a descriptor's swizzle is unknown"),
         (packs.Descriptor((257, 64)), "a side of a descriptor's box is not 1 to 256"),
         (packs.Descriptor((0, 64)), "a side of a descriptor's box is not 1 to 256"),
-        (packs.Descriptor((64, 4)), "are no multiple of 16 bytes"),
+        (packs.Descriptor((64, 4)), "are not a multiple of 16 bytes"),
         (packs.Descriptor((64, 128)), "are longer than its swizzle"),
         (packs.Descriptor((64, 32), swizzle=1), "are longer than its swizzle"),
         (packs.Descriptor(()), "a descriptor's rank is not 1 to 5"),
@@ -356,11 +356,11 @@ def with_word(offset: int, value: int):
     ("change", "sentence"),
     [
         (lambda index, image, at: 1, "it is of format 1 and has descriptors"),
-        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 1 << 4 | 1), "that are not there"),
-        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 1 << 4), "that are not there"),
-        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 2), "that are not there"),
-        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 0xFFFFFFF1), "that are not there"),
-        (lambda index, image, at: struct.pack_into("<I", index, image + 16, 2), "that are not there"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 1 << 4 | 1), "that do not exist"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 1 << 4), "that do not exist"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 2), "that do not exist"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 60, 0xFFFFFFF1), "that do not exist"),
+        (lambda index, image, at: struct.pack_into("<I", index, image + 16, 2), "that do not exist"),
         (lambda index, image, at: struct.pack_into("<I", index, 28, 2), "does not have the size that its counts give"),
         (lambda index, image, at: struct.pack_into("<I", index, 28, 0), "does not have the size that its counts give"),
         (with_word(0, 6), "a descriptor's rank is not 1 to 5"),
