@@ -319,7 +319,7 @@ def test_forced_variants_are_checked(kiln, fake):
         ((aligned,), {"n": 2}, ffi.UNSUPPORTED, r"specialised \(aligned\) for arguments that this call does not have"),
         ((other,), {}, ffi.UNSUPPORTED, "not a variant of this call's functional on sm_90"),
         ((waived,), {"cols": 128}, ffi.UNSUPPORTED, "forced for kernel main is not available: functional 2 is waived"),
-        (("f" * 64,), {}, ffi.UNSUPPORTED, "ffff is no variant"),
+        (("f" * 64,), {}, ffi.UNSUPPORTED, "ffff is not a variant"),
         (("0" * 64,), {}, ffi.ARGUMENT, r"force_keys\[0\] is 0, which is not a variant's key"),
         (("xyz",), {}, ffi.ARGUMENT, r"force_keys\[0\] is not a key of 64 hexadecimal digits"),
         ((aligned, generic), {}, ffi.ARGUMENT, "two variants are forced for kernel main"),
