@@ -35,7 +35,7 @@ def lacking(*packages: str) -> list[str]:
 def site_module():
     """bindings/python_site.py; skips the test where what it needs is missing."""
     if absent := lacking("nanobind", "ziglang"):
-        pytest.skip(f"needs {' and '.join(absent)}", allow_module_level=True)
+        pytest.skip(f"needs {' and '.join(absent)}")
     sys.path += [str(TESTS / name) for name in ("bindings", "runtime") if str(TESTS / name) not in sys.path]
     import python_site
 
@@ -52,7 +52,7 @@ def site() -> Path:
     try:
         pythons.headers_of(sys.executable)
     except EnvironmentProblem as error:
-        pytest.skip(f"needs headers: {error}", allow_module_level=True)
+        pytest.skip(f"needs headers: {error}")
     return shared.once("site", python_site.make_site)
 
 
@@ -65,26 +65,26 @@ def put_on_path() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # small arrays: threads would cost more than they save
 
 
-class Lacking(pytest.Module):
-    """A module that is not imported, for want of what it names."""
+class Module(pytest.Module):
+    """A module of tests, for whose import `kiln` is put on the path."""
 
-    reason = ""
+    packages: tuple[str, ...] = ()
 
     def collect(self):
-        pytest.skip(self.reason)
-
-
-def module(path: Path, parent: pytest.Collector, *packages: str) -> pytest.Module | None:
-    """What a conftest.py answers to pytest_pycollect_makemodule: None, after `kiln` has been put on the path."""
-    try:
         put_on_path()
-        if not (absent := lacking(*packages)):
-            return None
-        reason = f"needs {' and '.join(absent)}"
-    except pytest.skip.Exception as skipped:
-        reason = str(skipped)
-    made = Lacking.from_parent(parent, path=path)
-    made.reason = reason
+        if absent := lacking(*self.packages):
+            pytest.skip(f"needs {' and '.join(absent)}")
+        return super().collect()
+
+
+def module(path: Path, parent: pytest.Collector, *packages: str) -> Module:
+    """What a conftest.py answers to pytest_pycollect_makemodule.
+
+    Args:
+        packages: without which the module is skipped.
+    """
+    made = Module.from_parent(parent, path=path)
+    made.packages = packages
     return made
 
 

@@ -1,5 +1,5 @@
-"""The family compiled without a GPU: every functional of the full profile to Triton's IR, and of each kernel an image
-for each target, held against what it was asked to be."""
+"""The family compiled without a GPU: functionals of the full profile to Triton's IR, and of each kernel an image for
+each target, held against what it was asked to be."""
 
 from __future__ import annotations
 
@@ -47,25 +47,32 @@ LOWER = """
 def stop(digest):
     yield Image(b"", None)  # as if an image of this IR were there already: nothing is compiled
 
-done, part, parts = {}, int(sys.argv[1]), int(sys.argv[2])
+done, part, parts, all_of_them = {}, *map(int, sys.argv[1:])
 # Block sizes and options are another matter: one variant of each functional and specialization.
 chosen = {}
 for variant in variants("sm_90", "full"):
     chosen.setdefault((variant.kernel, variant.functional, variant.specialization), variant)
 distinct = {(v.spec.function, v.spec.signature, v.spec.constants, v.spec.divisible): v for v in chosen.values()}
-for number, variant in enumerate(distinct.values()):
+seen, taken = set(), []
+for variant in distinct.values():
+    values = {(variant.kernel, value) for value in variant.functional.split()}
+    if all_of_them or values - seen or variant.kernel not in {other.kernel for other in taken}:
+        seen |= values
+        taken.append(variant)
+for number, variant in enumerate(taken):
     if number % parts == part:
         assert len(compile.compile_variant(variant.spec, chain, stop).ir) == 64
         done[variant.kernel] = done.get(variant.kernel, 0) + 1
-print(json.dumps({"functionals": len(chosen), "kernels": done}))
+print(json.dumps({"functionals": len(chosen), "distinct": len(distinct), "kernels": done}))
 """
 
 SAMPLE = """
 found = {}
 for variant in variants(sys.argv[1], "core"):
     words = dict(word.split("=") for word in variant.functional.split())
-    # The heaviest of each kernel: everything at once, and the largest head of the core profile.
-    weight = (words.get("extras") == "any", int(words.get("head_dim", 0)), words.get("dtype") == "bf16")
+    # Everything at once, and the smallest or largest head of the core profile.
+    size = int(words.get("head_dim", 0)) * (1 if sys.argv[2] == "largest" else -1)
+    weight = (words.get("extras") == "any", size, words.get("dtype") == "bf16")
     if variant.specialization != "generic" or variant.kernel not in found:
         if variant.kernel not in found or weight > found[variant.kernel][0]:
             found[variant.kernel] = (weight, variant)
@@ -98,23 +105,31 @@ def answer(process: subprocess.Popen) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
-def test_every_functional_of_the_full_profile_has_an_ir():
-    answers = [answer(process) for process in [start(LOWER, part, PROCESSORS) for part in range(PROCESSORS)]]
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.heavy)], ids=["some", "all"])
+def test_functionals_of_the_full_profile_have_an_ir(every):
+    """Of each kernel those in which a value of a choice is for the first time; with --slow all."""
+    answers = [
+        answer(process) for process in [start(LOWER, part, PROCESSORS, int(every)) for part in range(PROCESSORS)]
+    ]
     counts: dict[str, int] = {}
     for one in answers:
         for kernel, count in one["kernels"].items():
             counts[kernel] = counts.get(kernel, 0) + count
     assert set(counts) == set(KERNELS)
     assert answers[0]["functionals"] > 2000
-    # Three dtypes, twelve head sizes, five kinds of extras, two specializations, and two paddings for 64 and 128.
-    assert counts["attn_bwd_dq"] >= 3 * 12 * 5 * 2
+    if every:
+        assert sum(counts.values()) == answers[0]["distinct"]
+        # Three dtypes, twelve head sizes, five kinds of extras, two specializations, and two paddings for 64 and 128.
+        assert counts["attn_bwd_dq"] >= 3 * 12 * 5 * 2
+    else:
+        assert counts["attn_bwd_dq"] >= 12 + 2, "each head size, and other dtypes"
 
 
-@pytest.fixture(scope="module")
-def samples():
+@pytest.fixture(scope="module", params=["smallest", pytest.param("largest", marks=pytest.mark.heavy)])
+def samples(request):
     """What SAMPLE answers, by target: as many of them at a time as there are processors."""
     pool = ThreadPoolExecutor(PROCESSORS)
-    yield {target: pool.submit(lambda target: answer(start(SAMPLE, target)), target) for target in TARGETS}
+    yield {t: pool.submit(lambda target: answer(start(SAMPLE, target, request.param)), t) for t in TARGETS}
     pool.shutdown(cancel_futures=True)
 
 

@@ -1,6 +1,7 @@
 """Every architecture that the installed Transformers builds from a tiny configuration: none is wrong.
 
-Every eighth here, and those whose attention once went wrong; all with KILN_TEST_ARCHITECTURES=all, which takes minutes.
+Every sixteenth here, and those whose attention once went wrong; all with KILN_TEST_ARCHITECTURES=all, which takes
+minutes.
 As a program of its own, for other versions or on a GPU: see every_architecture.py.
 """
 
@@ -15,7 +16,7 @@ pytest.importorskip("transformers", minversion="5.4", reason="needs transformers
 import every_architecture as every
 import torch
 
-PARTS = 8
+PARTS = 16
 # Written out, or by a function of their own: once wrong in silence or a KeyError, now served or refused.
 ONCE_WRONG = """
 bloom codegen xglm mpt mpnet rembert megatron-bert roformer ibert convbert squeezebert falcon gptj gpt_neo
