@@ -142,7 +142,7 @@ SEEN_BY_USERS = {
     "bindings/python/kiln/torch/flash_attn.py",
 }  # fmt: skip
 # The shortcut past the dispatcher, which takes what the table calls plain and nothing else.
-SHORTCUT = {"bindings/core/exchange.cc", "bindings/python/kiln/_core.pyi"}
+SHORTCUT = {"bindings/core/shortcut.cc", "bindings/core/shortcut.h", "bindings/python/kiln/_core.pyi"}
 # Names that mean other things elsewhere too.
 COMMON = {"batch", "causal", "dropout", "dtype", "heads", "scale", "splits", "workspace"}
 NAMES = {

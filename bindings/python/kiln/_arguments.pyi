@@ -20,7 +20,6 @@ EQUAL_HEADS: int
 # By operation.
 SCHEMAS: dict[str, str]  # of the operator, behind its name
 ARGUMENTS: dict[str, tuple[str, ...]]  # of the operator, in its order
-PLAIN: dict[str, frozenset[str]]  # the arguments of calls that kiln._core.Shortcut takes
 ARRAYS: dict[str, tuple[str, ...]]  # the fields that are tensors
 VALUES: dict[str, tuple[str, ...]]  # the others, by the names that kiln._core takes
 FIELDS: dict[str, dict[str, str]]  # the field of an argument
@@ -44,7 +43,7 @@ def dropout_mask(
     rng: Any, batch: Any, heads: Any, rows: Any, keys: Any, dropout: Any, dtype: Any = ...
 ) -> tuple[Any, ...]: ...
 
-# Whether all arguments of attn_fwd but those in PLAIN have their defaults.
+# Whether all arguments of attn_fwd but those that the table calls plain have their defaults.
 def is_plain(forward: Sequence[Any]) -> bool: ...
 
 # What the operator of kiln_native takes of an operator's arguments: the tensors that every call has, those that are

@@ -343,7 +343,7 @@ _packet: Any = torch.ops.kiln.attn_fwd
 _PacketOfPyTorch: Any = type(_packet)
 
 
-_plain = native.shortcut.attention(native.plain_fields(native.attn_fwd, ("q", "k", "v")))
+_plain = native.shortcut.attention(native.plain_fields(_arguments.attn_fwd, ("q", "k", "v")))
 
 
 class _Packet(_PacketOfPyTorch):
