@@ -8,13 +8,10 @@
  *   cc -O2 -I kiln/include benchmarks/launch/launch.c -o launch -ldl && ./launch kiln/lib
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kiln/flash.h"
+#include "timing.h"
 
 enum { BATCH = 200, BATCHES = 60, PARAMETERS = 80 };
 
@@ -53,35 +50,6 @@ static void* recording_resolve(int32_t vendor, const char* symbol, void* user) {
   if (vendor != KILN_VENDOR_NVIDIA) return NULL;
   if (strcmp(symbol, "cuLaunchKernel") == 0) return (void*)record;
   return dlsym(cuda, symbol);
-}
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static int compare(const void* a, const void* b) {
-  double x = *(const double*)a, y = *(const double*)b;
-  return (x > y) - (x < y);
-}
-
-static void* get(void* library, const char* name) {
-  void* address = library ? dlsym(library, name) : NULL;
-  if (!address) fprintf(stderr, "%s: %s\n", name, dlerror()), exit(1);
-  return address;
-}
-
-static void check(int result, const char* what) {
-  if (result) fprintf(stderr, "%s: %d\n", what, result), exit(1);
-}
-
-static void* open_library(const char* folder, const char* name) {
-  char path[4096];
-  snprintf(path, sizeof path, "%s/%s", folder, name);
-  void* library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-  if (!library) fprintf(stderr, "%s\n", dlerror()), exit(1);
-  return library;
 }
 
 static kiln_tensor view(unsigned long long data, int64_t heads, int64_t rows, int64_t width) {
@@ -184,12 +152,10 @@ int main(int count, char** words) {
     theirs[batch] = (now() - begin) / BATCH;
     check(synchronize(), "cuCtxSynchronize");
   }
-  qsort(ours, BATCHES, sizeof *ours, compare);
-  qsort(theirs, BATCHES, sizeof *theirs, compare);
-  double median = ours[BATCHES / 2], reference = theirs[BATCHES / 2];
-  printf("repeated call      %9.3f us   median of %d batches of %d\n", median, BATCHES, BATCH);
+  double repeated = median(ours, BATCHES), reference = median(theirs, BATCHES);
+  printf("repeated call      %9.3f us   median of %d batches of %d\n", repeated, BATCHES, BATCH);
   printf("bare cuLaunchKernel%9.3f us   the same kernel and parameters\n", reference);
-  printf("difference         %9.3f us\n", median - reference);
+  printf("difference         %9.3f us\n", repeated - reference);
   check(explain(kiln, &queue, &params, print_image, NULL), "kiln_attn_fwd_explain");
   check(close(recorder), "kiln_close");
   check(close(kiln), "kiln_close");

@@ -4,15 +4,16 @@
 # cost of a call. Needs a GPU, python3 with PyTorch, Triton, PyYAML, msgspec and pytest, a C compiler; no network.
 #   bash tests/gpu/run_all.sh <tarball> <output folder>
 # The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX; one made with
-# KILN_RECIPES=examples/family/recipe.yaml the family norm. The feature table wants KILN_PROFILE=full. Leaves report.md,
-# facts.json, rows.jsonl (what verified.py reads) and log.txt in the output folder; fails if anything did.
+# KILN_RECIPES=examples/family/recipe.yaml:examples/matmul/recipe.yaml the families norm and matmul. The feature table
+# wants KILN_PROFILE=full. Leaves report.md, facts.json, rows.jsonl (what verified.py reads) and log.txt in the output
+# folder; fails if anything did.
 # KILN_RANDOM_SEED, KILN_RANDOM_CASES, KILN_RANDOM_DECODE, KILN_RANDOM_AOTRITON and KILN_PROCESSES change what their
 # names say.
 # shellcheck disable=SC2329  # functions run by name, as steps
 set -uo pipefail
 unset CDPATH
 if (($# != 2)); then
-    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    sed -n '2,11s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -56,6 +57,11 @@ launch_cost() {
     done
 }
 
+descriptor_cost() {
+    cc -O2 -I "$prefix/include" "$here/benchmarks/launch/descriptors.c" -o "$work/descriptors" -ldl &&
+        "$work/descriptors" "$prefix/lib"
+}
+
 # sanitize <tool> <dtypes>: its last line is the tool's verdict. What it reports goes to the output folder besides.
 sanitize() {
     timeout 420 compute-sanitizer --tool "$1" --error-exitcode 3 --launch-timeout 120 --log-file "$output/$1.txt" \
@@ -88,6 +94,7 @@ if ((${#beside[@]})); then
     step "racecheck" finished "${beside[1]}" "$work/racecheck.out"
 fi
 step "foreign family" tests tests/gpu/test_foreign_family.py
+step "implementations" tests tests/gpu/test_implementations.py
 step "AOTriton's functions" tests tests/gpu/test_aotriton.py
 step "runtime" tests tests/gpu/test_runtime.py
 step "kiln.jit and the release" tests tests/gpu/test_jit_parity.py
@@ -96,5 +103,6 @@ if [[ -e $prefix/lib/libkiln_norm.so ]]; then step "example, own family" call_ow
 if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
 if command -v pkg-config >/dev/null; then step "example, pkg-config" build_with_pkg_config; fi
 step "launch cost" launch_cost
+if [[ -e $prefix/lib/libkiln_matmul.so ]]; then step "descriptor cost" descriptor_cost; fi
 python3 "$here/tests/gpu/report.py" "$tarball" "$KILN_RESULTS" "$output" || failed=1
 exit $failed

@@ -38,6 +38,10 @@ class Sample:
         self.kiln = ffi.Kiln(self.library, None)
         self.kiln.register(self.flash, "flash")
         self.ran: list[str] = []
+        matmul = prefix / "lib/libkiln_matmul.so"  # of examples/matmul, where the release was made with it
+        self.has_products = matmul.is_file()
+        if self.has_products:
+            self.kiln.register(ctypes.CDLL(str(matmul)), "matmul")
 
     def put(self, array: np.ndarray, code: int) -> ffi.Tensor:
         array = np.ascontiguousarray(array)
@@ -131,6 +135,17 @@ class Sample:
         for tensor in tensors.values():
             tensor.memory.free()
 
+    def product(self, dtype: str, rows: int, columns: int, depth: int) -> None:
+        """Of dense matrices: by descriptors where rows are a multiple of 16 bytes."""
+        a, b, c = (self.normal(dtype, *shape) for shape in ((rows, depth), (columns, depth), (rows, columns)))
+        call = self.kiln.call([a, b, c], operation="matmul.matmul", device=0)
+        (variant,) = self.kiln.explain(call)
+        self.kiln.launch(call)
+        cudadriver.call("cuCtxSynchronize")
+        self.ran.append(f"{variant['kernel']}: {dtype}, {rows} x {columns} x {depth}")
+        for tensor in (a, b, c):
+            tensor.memory.free()
+
     def mask(self) -> None:
         mask = self.put(np.zeros((BATCH, HEADS, ROWS, KEYS), np.uint8), ffi.UINT8)
         params = ffi.DropoutMask(size=ctypes.sizeof(ffi.DropoutMask), dropout=0.3, seed_value=5)
@@ -149,6 +164,9 @@ def main() -> None:
             sample.decode(dtype, 64, paged=paged, fp8=False, append=append)
         if dtype != "fp32":
             sample.decode(dtype, 64, paged=True, fp8=True, append=True)
+            if sample.has_products:
+                for shape in ((130, 264, 264), (128, 256, 64), (33, 70, 50)):
+                    sample.product(dtype, *shape)
     sample.mask()
     sample.kiln.close()
     print(json.dumps(sample.ran, indent=0))
