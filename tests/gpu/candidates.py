@@ -87,7 +87,7 @@ def _expected(call: Call, device: str, kiln, target: str | None) -> Expected:
 def is_of_another(failure: ffi.Failure) -> bool:
     """Whether a forced image was refused since the call is of another functional, or not aligned as the image wants."""
     return failure.status == ffi.UNSUPPORTED and (
-        "no variant of this call's functional" in failure.sentence or "is specialised" in failure.sentence
+        "not a variant of this call's functional" in failure.sentence or "is specialised" in failure.sentence
     )
 
 

@@ -19,11 +19,16 @@ BATCH, HEADS, HEADS_KV, ROWS, KEYS, WIDTH = 2, 8, 2, 700, 900, 64
 def begin(prefix: Path) -> None:
     """Makes this process ready; `prefix`: the unpacked release."""
     global _prefix
-    # No compiler makes the package's extension here, and kiln.jit needs none.
+    # No compiler makes the package's extension here, and kiln.jit needs none; its table of arguments is generated.
+    sys.path += [str(ROOT / folder) for folder in ("v3python", "tests/gpu", "tests/runtime")]
+    from kiln_build.native import arguments
+
     kiln = types.ModuleType("kiln")
     kiln.__path__ = [str(ROOT / "bindings/python/kiln")]
     sys.modules["kiln"] = kiln
-    sys.path += [str(ROOT / folder) for folder in ("v3python", "tests/gpu", "tests/runtime")]
+    generated = types.ModuleType("kiln._arguments")
+    exec(arguments.python_module(arguments.read(ROOT / arguments.TABLE)), generated.__dict__)
+    sys.modules["kiln._arguments"] = kiln._arguments = generated
     _prefix = prefix
 
 

@@ -62,14 +62,15 @@ descriptor_cost() {
         "$work/descriptors" "$prefix/lib"
 }
 
-# sanitize <tool> <dtypes>: its last line is the tool's verdict. What it reports goes to the output folder besides.
+# sanitize <tool> <words of sample.py> <name>: its last line is the tool's verdict. What it reports goes to the output
+# folder besides, as <name>.txt.
 sanitize() {
-    timeout 420 compute-sanitizer --tool "$1" --error-exitcode 3 --launch-timeout 120 --log-file "$output/$1.txt" \
+    timeout 420 compute-sanitizer --tool "$1" --error-exitcode 3 --launch-timeout 120 --log-file "$output/$3.txt" \
         python3 "$here/tests/gpu/scripts/sample.py" "$prefix" "$2"
     local status=$?
-    tail -n 40 "$output/$1.txt"
+    tail -n 40 "$output/$3.txt"
     local reports
-    reports=$(tail -n 1 "$output/$1.txt" | tr -d '="')
+    reports=$(tail -n 1 "$output/$3.txt" | tr -d '="')
     printf '{"kind": "sanitizer", "tool": "%s", "status": %d, "verdict": "%s"}\n' "$1" "$status" "$reports" \
         >>"$KILN_RESULTS/steps.jsonl"
     return "$status"
@@ -77,9 +78,11 @@ sanitize() {
 
 beside=()
 if command -v compute-sanitizer >/dev/null; then
-    sanitize memcheck bf16,fp16,fp32 >"$work/memcheck.out" 2>&1 &
+    sanitize memcheck bf16,fp16,fp32,products memcheck >"$work/memcheck.out" 2>&1 &
     beside+=($!)
-    sanitize racecheck bf16,fp32 >"$work/racecheck.out" 2>&1 &
+    sanitize racecheck bf16,fp32 racecheck >"$work/racecheck.out" 2>&1 &
+    beside+=($!)
+    sanitize racecheck products products-racecheck >"$work/products.out" 2>&1 &
     beside+=($!)
 fi
 step "images" tests tests/gpu/test_images.py
@@ -92,6 +95,7 @@ step "sample of all kernels" python3 "$here/tests/gpu/scripts/sample.py" "$prefi
 if ((${#beside[@]})); then
     step "memcheck" finished "${beside[0]}" "$work/memcheck.out"
     step "racecheck" finished "${beside[1]}" "$work/racecheck.out"
+    step "racecheck, products" finished "${beside[2]}" "$work/products.out"
 fi
 step "foreign family" tests tests/gpu/test_foreign_family.py
 step "implementations" tests tests/gpu/test_implementations.py

@@ -30,7 +30,6 @@ class Product:
     def __init__(self, prefix: Path, **options: object) -> None:
         self.kiln = ffi.Kiln(ffi.Library(prefix / "lib"), None, **options)
         self.kiln.register(c.CDLL(str(prefix / "lib/libkiln_matmul.so")), "matmul")
-        self.keys: dict[tuple[str, str], list[str]] = {}
 
     def call(self, a, b, out, code: int, keys: tuple[str, ...] = ()) -> ffi.Call:
         import torch
@@ -39,12 +38,12 @@ class Product:
         stream = torch.cuda.current_stream().cuda_stream or None
         return self.kiln.call(arguments, operation="matmul.matmul", stream=stream, keys=keys)
 
-    def run(self, a, b, out, code: int, keys: tuple[str, ...] = ()) -> dict:
-        """Launches it; what ran, by explain."""
+    def run(self, a, b, out, code: int, keys: tuple[str, ...] = ()) -> dict[str, str]:
+        """Launches it; which implementation ran, and why not an earlier one, by explain."""
         call = self.call(a, b, out, code, keys)
         (variant,) = self.kiln.explain(call)
         self.kiln.launch(call)
-        return variant
+        return {name: (variant[name] or b"").decode() for name in ("kernel", "passed_over")}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def matrix(rows: int, columns: int, dtype, layout: str):
     return torch.randn(columns, rows, device="cuda").to(dtype).t()
 
 
-def check(product, a, b, dtype: str, expected: str, keys: tuple[str, ...] = ()) -> dict:
+def check(product, a, b, dtype: str, expected: str, keys: tuple[str, ...] = ()) -> dict[str, str]:
     """One call against float64; nothing beside the result is written."""
     import torch
 

@@ -1,6 +1,8 @@
 """One small call of every kernel in every dtype, for compute-sanitizer: without PyTorch, which is slow under it.
 
-    compute-sanitizer --tool memcheck python3 sample.py PREFIX [bf16,fp16,fp32]
+    compute-sanitizer --tool memcheck python3 sample.py PREFIX [bf16,fp16,fp32,products]
+
+"products" are those of examples/matmul, if the release was made with it.
 
 Whether results are right is what other tests are for. Prints what it ran.
 """
@@ -38,7 +40,7 @@ class Sample:
         self.kiln = ffi.Kiln(self.library, None)
         self.kiln.register(self.flash, "flash")
         self.ran: list[str] = []
-        matmul = prefix / "lib/libkiln_matmul.so"  # of examples/matmul, where the release was made with it
+        matmul = prefix / "lib/libkiln_matmul.so"
         self.has_products = matmul.is_file()
         if self.has_products:
             self.kiln.register(ctypes.CDLL(str(matmul)), "matmul")
@@ -142,7 +144,7 @@ class Sample:
         (variant,) = self.kiln.explain(call)
         self.kiln.launch(call)
         cudadriver.call("cuCtxSynchronize")
-        self.ran.append(f"{variant['kernel']}: {dtype}, {rows} x {columns} x {depth}")
+        self.ran.append(f"{variant['kernel'].decode()}: {dtype}, {rows} x {columns} x {depth}")
         for tensor in (a, b, c):
             tensor.memory.free()
 
@@ -153,7 +155,8 @@ class Sample:
 
 
 def main() -> None:
-    dtypes = sys.argv[2].split(",") if len(sys.argv) > 2 else list(CODES)
+    words = sys.argv[2].split(",") if len(sys.argv) > 2 else [*CODES, "products"]
+    dtypes = [word for word in words if word in CODES]
     make_context()
     sample = Sample(Path(sys.argv[1]))
     for dtype in dtypes:
@@ -164,10 +167,11 @@ def main() -> None:
             sample.decode(dtype, 64, paged=paged, fp8=False, append=append)
         if dtype != "fp32":
             sample.decode(dtype, 64, paged=True, fp8=True, append=True)
-            if sample.has_products:
-                for shape in ((130, 264, 264), (128, 256, 64), (33, 70, 50)):
-                    sample.product(dtype, *shape)
-    sample.mask()
+    if sample.has_products and "products" in words:
+        for dtype, shape in itertools.product(("bf16", "fp16"), ((130, 264, 264), (128, 256, 64), (33, 70, 50))):
+            sample.product(dtype, *shape)
+    if dtypes:
+        sample.mask()
     sample.kiln.close()
     print(json.dumps(sample.ran, indent=0))
     print(f"{len(sample.ran)} calls")
