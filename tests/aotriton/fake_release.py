@@ -65,9 +65,8 @@ def _fill(folder: Path, the_recipe: Recipe, the_plan: Plan) -> None:
         generate.KernelTables(kernel, plan.lookup(kernel, {v.slot for v in the_plan.variants_of(kernel)}))
         for kernel in the_plan.kernels
     ]
-    source = folder / "flash.cc"
-    source.write_text(generate.family_source(the_recipe, tables, the_plan.targets, the_plan.served, digests, VERSION))
-    nativebuild.build_family(folder, "flash", [source, *nativebuild.FLASH], ["-Wl,-soname,libkiln_flash.so"])
+    source = generate.family_source(the_recipe, tables, the_plan.targets, the_plan.served, digests, VERSION)
+    nativebuild.build_flash(folder, tables=source)
     build_library(folder)
     amd, nvidia = "libamdhip64.so.6", "libcuda.so.1"
     for kind, names in {"amd": [amd], "nvidia": [nvidia], "both": [amd, nvidia], "none": []}.items():

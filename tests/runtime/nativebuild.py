@@ -158,9 +158,9 @@ def build_tiles(folder: Path, flags: list[str] = ()) -> None:
     build_family(folder, "tiles", [HERE / "tiles_family.cc"], flags)
 
 
-def build_flash(folder: Path, flags: list[str] = ()) -> None:
-    """The typed entries with flash_tables.py's tables, which stay in `folder` as flash.cc."""
-    (folder / "flash.cc").write_text(flash_tables.make(folder / "flash").source)
+def build_flash(folder: Path, flags: list[str] = (), tables: str | None = None) -> None:
+    """The typed entries with tables, if not others then flash_tables.py's, which stay in `folder` as flash.cc."""
+    (folder / "flash.cc").write_text(tables or flash_tables.make(folder / "flash").source)
     for name, text in flash_headers().items():
         (folder / "generated" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "generated" / name).write_text(text)
