@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from kiln_recipe.documents.document import read
 from kiln_recipe.errors import EnvironmentProblem, RecipeError
-from kiln_recipe.read.document import read
 from kiln_recipe.suggest import nearest
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from kiln_recipe.documents import document
+from kiln_recipe.documents.file import RecipeShape
 from kiln_recipe.errors import RecipeError
-from kiln_recipe.read import document, recipe
-from kiln_recipe.read.file import RecipeShape
+from kiln_recipe.read import recipe
 from small_recipe import RECIPE
 
 SHARED = """family: f

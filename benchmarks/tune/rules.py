@@ -11,8 +11,8 @@ import yaml
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "v3python"))
 
-from kiln_recipe.read import document
-from kiln_recipe.read.file import RecipeShape
+from kiln_recipe.documents import document
+from kiln_recipe.documents.file import RecipeShape
 
 
 def edges(recipe: Path, operation: str, kernel: str) -> dict[str, list[int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kiln_recipe.read import document
-from kiln_recipe.read.file import OperationShape, RecipeShape
+from kiln_recipe.documents import document
+from kiln_recipe.documents.file import OperationShape, RecipeShape
 
 
 def operations(recipe: Path) -> dict[str, OperationShape]:

@@ -10,9 +10,10 @@ from nativebuild import CORE, ROOT, run
 from kiln_build.artifacts import pack, pack_writer
 from kiln_build.artifacts import reader as inspect
 from kiln_recipe import expressions
+from kiln_recipe.documents import file
 from kiln_recipe.images import judge
 from kiln_recipe.read import configurations as recipe_configurations
-from kiln_recipe.read import descriptors, file, parameters, recipe, tuning
+from kiln_recipe.read import descriptors, parameters, recipe, tuning
 from kiln_recipe.read import kernel as recipe_kernel
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from kiln_build.ledger.file import Facts, Ledger, Line, Was, former, measures
-from kiln_recipe.read import document
+from kiln_recipe.documents import document
 
 FILE = "reasons.yaml"
 

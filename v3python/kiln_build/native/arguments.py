@@ -15,9 +15,9 @@ from typing import Literal, NoReturn
 import msgspec
 
 from kiln_build.native import generate
+from kiln_recipe.documents import document
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.model import Recipe
-from kiln_recipe.read import document
 
 FILE = "arguments.yaml"  # beside the recipe
 TABLE = f"tritonsrc/flash/{FILE}"  # in a source tree

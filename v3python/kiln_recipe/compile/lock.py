@@ -245,7 +245,7 @@ def parse_draft(text: bytes, name: str) -> Lock:
         import msgspec
         import yaml
 
-        from kiln_recipe.read import yaml_limits
+        from kiln_recipe.documents import yaml_limits
     except ImportError as error:
         raise ToolchainError(
             f"{name} is not as `kiln fetch --relock` writes it, and to read it this Python lacks {error.name}; "

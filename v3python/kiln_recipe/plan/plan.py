@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_recipe.documents import document
+from kiln_recipe.documents.file import RecipeShape
 from kiln_recipe.errors import RecipeError, UsageError
 from kiln_recipe.model import Choice, Kernel, Operation, Recipe
 from kiln_recipe.plan.model import KernelPlan, Plan, Variant
 from kiln_recipe.plan.slots import Planner, left_out
-from kiln_recipe.read import document, tuning
-from kiln_recipe.read.file import RecipeShape
+from kiln_recipe.read import tuning
 from kiln_recipe.read.fingerprint import fingerprint
 from kiln_recipe.selection import PROFILES, spell_selection
 from kiln_recipe.suggest import nearest

@@ -1,6 +1,6 @@
 """Reads what authors write: recipes, the kernels' sources that they name, tuned rules.
 
-`document` reads YAML with the line of each value, `recipe` a whole file; `kernel`, `parameters`, `configurations`,
-`rules`, `scope` have each a part of its grammar; `fingerprint` digests what a kernel's source means. Needs msgspec and
-PyYAML. Nothing here runs what it reads, and nothing imports Triton.
+`recipe` reads a whole file; `kernel`, `implementations`, `parameters`, `descriptors`, `requirements`, `configurations`,
+`space`, `rules` and `scope` have each a part of its grammar; `tuning` makes a look-up of tuned rules; `fingerprint`
+digests what a kernel's source means. Nothing here runs what it reads, and nothing imports Triton.
 """

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kiln_recipe import targets
+from kiln_recipe.documents.document import Document, Keys
+from kiln_recipe.documents.file import ConfigurationsShape, KernelShape, SpecializationShape
 from kiln_recipe.model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest
-from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import ConfigurationsShape, KernelShape, SpecializationShape
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.rules import read_targets
 from kiln_recipe.read.scope import Scope, read_expression

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+from kiln_recipe.documents.document import Document, Keys
+from kiln_recipe.documents.file import ParameterShape
 from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, Expression, Fault
 from kiln_recipe.model import (
     DESCRIPTOR,
@@ -18,8 +20,6 @@ from kiln_recipe.model import (
     Scalar,
     Value,
 )
-from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import ParameterShape
 from kiln_recipe.read.scope import Scope, read_expression
 from kiln_recipe.suggest import nearest
 from kiln_recipe.targets import Target

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from kiln_recipe import targets
+from kiln_recipe.documents.document import Document, Keys
+from kiln_recipe.documents.file import ImplementationShape, KernelShape
 from kiln_recipe.model import Kernel
-from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import ImplementationShape, KernelShape
 from kiln_recipe.read.rules import read_targets
 from kiln_recipe.read.scope import check_name
 from kiln_recipe.targets import Target

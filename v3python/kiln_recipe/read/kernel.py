@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln_recipe.documents.document import Document, Keys
+from kiln_recipe.documents.file import KernelShape, SpillShape
 from kiln_recipe.expressions import Expression, parse
 from kiln_recipe.model import (
     DESCRIPTOR,
@@ -29,8 +31,6 @@ from kiln_recipe.model import (
 from kiln_recipe.read import fingerprint
 from kiln_recipe.read.configurations import distinct, read_configurations, read_overrides, switched, with_configurations
 from kiln_recipe.read.descriptors import check_tiles
-from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import KernelShape, SpillShape
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.parameters import Nameable, check_parameters, read_parameters
 from kiln_recipe.read.requirements import contiguous

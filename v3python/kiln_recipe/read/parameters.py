@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn
 
+from kiln_recipe.documents.document import Document, Keys
+from kiln_recipe.documents.file import MAX_RANK, ArgumentShape, OperationShape, ParameterShape, WorkspaceShape
 from kiln_recipe.expressions import DTYPES, Expression, parse
 from kiln_recipe.model import Argument, Choice, Parameter, Scalar
 from kiln_recipe.read.descriptors import MAX_DESCRIPTORS, read_descriptor, scope_of_tiles
-from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import MAX_RANK, ArgumentShape, OperationShape, ParameterShape, WorkspaceShape
 from kiln_recipe.read.fingerprint import FunctionParameter
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.scope import Scope, check_name, read_expression

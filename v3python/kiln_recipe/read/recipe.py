@@ -1,8 +1,8 @@
 """Reads a recipe from YAML, checks it, and gives it meaning.
 
 What `load` gives is complete: every expression is parsed, every name is known to exist, kernel functions have the
-parameters that the recipe says; what follows (plan, generate) checks nothing again. file.py has the shape of the
-YAML, model.py that of the result, kernel.py reads the part about one kernel.
+parameters that the recipe says; what follows (plan, generate) checks nothing again. documents/file.py has the shape
+of the YAML, model.py that of the result, kernel.py reads the part about one kernel.
 """
 
 from __future__ import annotations
@@ -12,6 +12,17 @@ from pathlib import Path
 
 import msgspec
 
+from kiln_recipe.documents import include
+from kiln_recipe.documents.document import Document, Keys, read
+from kiln_recipe.documents.file import (
+    MAX_KERNELS,
+    ArgumentShape,
+    ChoiceShape,
+    OperationShape,
+    RecipeShape,
+    Text,
+    WorkspaceShape,
+)
 from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, Expression
 from kiln_recipe.model import (
     Argument,
@@ -23,17 +34,7 @@ from kiln_recipe.model import (
     Requirement,
     Workspace,
 )
-from kiln_recipe.read import include, space
-from kiln_recipe.read.document import Document, Keys, read
-from kiln_recipe.read.file import (
-    MAX_KERNELS,
-    ArgumentShape,
-    ChoiceShape,
-    OperationShape,
-    RecipeShape,
-    Text,
-    WorkspaceShape,
-)
+from kiln_recipe.read import space
 from kiln_recipe.read.implementations import read_implementations, refuse_unreachable
 from kiln_recipe.read.kernel import read_kernel
 from kiln_recipe.read.parameters import nameable, rank_of

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kiln_recipe.documents.document import Document, Keys
+from kiln_recipe.documents.file import RequirementShape
 from kiln_recipe.model import Argument, Requirement
-from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import RequirementShape
 from kiln_recipe.read.parameters import Nameable
 from kiln_recipe.read.scope import Scope, read_expression
 from kiln_recipe.suggest import nearest

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln_recipe import targets
+from kiln_recipe.documents.document import Document, Keys
+from kiln_recipe.documents.file import RuleShape
 from kiln_recipe.model import Bin, Choice, Configuration, Rule, Value, When, spelled
-from kiln_recipe.read.document import Document, Keys
-from kiln_recipe.read.file import RuleShape
 from kiln_recipe.suggest import nearest
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.expressions import CONSTANTS, FUNCTIONS, Expression, ExpressionError, parse
 from kiln_recipe.model import MULTIPROCESSORS, Argument, Choice
-from kiln_recipe.read.document import Document, Keys
 from kiln_recipe.suggest import nearest
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln_recipe.documents.document import Document, Keys, read
+from kiln_recipe.documents.file import ConfigurationsShape, SpaceShape, SpillShape
 from kiln_recipe.errors import RecipeError
-from kiln_recipe.read.document import Document, Keys, read
-from kiln_recipe.read.file import ConfigurationsShape, SpaceShape, SpillShape
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.scope import Scope, check_name, read_expression
 from kiln_recipe.suggest import nearest

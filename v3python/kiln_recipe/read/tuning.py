@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kiln_recipe import targets
+from kiln_recipe.documents.document import read
+from kiln_recipe.documents.file import TuningShape
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.model import Configuration, Kernel, Operation, Recipe, Rule, Value, When
-from kiln_recipe.read.document import read
-from kiln_recipe.read.file import TuningShape
 from kiln_recipe.read.rules import Vocabulary, is_one_of, matches_use, read_rules
 from kiln_recipe.suggest import nearest
 from kiln_recipe.targets import Target

@@ -16,8 +16,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from kiln_recipe.documents import include, yaml_limits
 from kiln_recipe.errors import EnvironmentProblem, RecipeError
-from kiln_recipe.read import include, yaml_limits
 from kiln_recipe.suggest import nearest
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What a recipe's YAML may say: the shape alone, from which the JSON schema is made. recipe.py gives it meaning."""
+"""What a recipe's YAML may say: the shape alone, from which the JSON schema is made. `read` gives it meaning."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from kiln_recipe.documents.yaml_limits import MOST_NODES
 from kiln_recipe.errors import RecipeError
-from kiln_recipe.read.yaml_limits import MOST_NODES
 from kiln_recipe.suggest import nearest
 
 KEY, SHARED = "include", "shared"
