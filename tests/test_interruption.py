@@ -131,7 +131,7 @@ except KeyboardInterrupt:
         (
             PermissionError(13, "Permission denied", "/w/container/x"),
             7,
-            "kiln: /w/container/x cannot be used (Permission denied); name another, or make it readable\n",
+            "kiln: /w/container/x cannot be used (Permission denied); name another path, or make this one readable\n",
         ),
         (
             OSError(28, "No space left on device", "/tree/a", None, "/w/source/a"),

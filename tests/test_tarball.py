@@ -170,13 +170,13 @@ FOLDER = tar.Member("kiln", "folder")
     ("members", "sentence"),
     [
         ([], "is not a release of Kiln's: it is empty"),
-        ([tar.Member("other", "folder")], "it must begin with the folder kiln, and has other"),
-        ([FOLDER, FOLDER], "it must begin with the folder kiln"),
+        ([tar.Member("other", "folder")], "it must start with the folder kiln, not with other"),
+        ([FOLDER, FOLDER], "the top folder kiln appears twice"),
         ([FOLDER, tar.Member("elsewhere", "file")], "elsewhere lies outside of the top folder kiln/"),
         ([FOLDER, tar.Member("kiln/b", "file"), tar.Member("kiln/a", "file")], "a is not in order"),
-        ([FOLDER, tar.Member("kiln/a", "file"), tar.Member("kiln/a", "file")], "a is there twice"),
-        ([FOLDER, tar.Member("kiln/lib/a", "file")], "lib/a is there without its folder"),
-        ([FOLDER, tar.Member("kiln/a", "file"), tar.Member("kiln/a/b", "file")], "a/b is there without its folder"),
+        ([FOLDER, tar.Member("kiln/a", "file"), tar.Member("kiln/a", "file")], "a appears twice"),
+        ([FOLDER, tar.Member("kiln/lib/a", "file")], "lib/a appears without its folder"),
+        ([FOLDER, tar.Member("kiln/a", "file"), tar.Member("kiln/a/b", "file")], "a/b appears without its folder"),
     ],
 )
 def test_members_that_no_release_has(tmp_path, members, sentence):
@@ -282,5 +282,5 @@ def test_a_folder_with_what_no_release_has(tmp_path):
         "'lib/\\x1b[2J' exists, but is not in the manifest",
         "lib/dangling.so exists, but is not in the manifest",
         "lib/pipe exists, but is not in the manifest",
-        "the folder include/empty is there, but the manifest names nothing in it",
+        "the folder include/empty exists, but the manifest names nothing in it",
     ]

@@ -129,7 +129,8 @@ def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
         order, is_first = Order(), True
         for member in reader:
             if is_first != (member.name == TOP and member.kind == "folder"):
-                raise ArtifactError(f"{path} is corrupt: it must start with the folder {TOP}, not with {member.name}")
+                what = f"it must start with the folder {TOP}, not with {member.name}"
+                raise ArtifactError(f"{path} is corrupt: {what if is_first else f'the top folder {TOP} appears twice'}")
             is_first = False
             below = member.name[len(TOP) + 1 :]
             if member.name.partition("/")[0] != TOP:

@@ -45,7 +45,10 @@ def members_of(name: str, url: str, registry: Registry) -> Mapping[str, str]:
         # RequestException is an OSError too, and means something else.
         if type(error).__module__.startswith("requests"):
             raise
-        raise ToolchainError(f"{name}: its contents cannot be read ({error}); the index must have a whole wheel")
+        remedy = "give the folder with the wheel as find-links"
+        if not isinstance(error, _NoRangesError):
+            remedy = "the index must have a whole wheel"
+        raise ToolchainError(f"{name}: its contents cannot be read ({error}); {remedy}")
 
 
 def local_path(url: str) -> Path | None:
@@ -65,6 +68,10 @@ def _record(wheel: zipfile.ZipFile) -> dict[str, str]:
 
 def _hexadecimal(text: str) -> str:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
+
+
+class _NoRangesError(OSError):
+    """A server that serves files only as a whole."""
 
 
 class _Remote(io.RawIOBase):
@@ -104,7 +111,7 @@ class _Remote(io.RawIOBase):
             response.raise_for_status()
             served = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
             if response.status_code != 206 or not served or int(served[1]) != start or int(served[3]) > _LARGEST:
-                raise OSError("its server does not support ranges; give the folder with the wheel as find-links")
+                raise _NoRangesError("its server does not support ranges")
             self._size = int(served[3])
             data = response.raw.read(count)
         if not data:
