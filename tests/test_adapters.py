@@ -28,5 +28,5 @@ def test_what_they_are_made_of(site):
 
 
 def test_a_triton_without_headers_of_hip(tmp_path):
-    with pytest.raises(ToolchainError, match="has no headers of HIP .*; Triton's package brings them"):
+    with pytest.raises(ToolchainError, match="has no HIP headers .*; they are in Triton's package"):
         adapters.find(ROOT, tmp_path, "triton 1")

@@ -67,7 +67,7 @@ def test_a_failed_build_leaves_the_earlier_tarball_and_says_so(tmp_path, monkeyp
     with pytest.raises(error, match=said):
         build.build(asked)
     assert contents(asked.output) == before
-    assert f"{tarball_of(asked)} is an earlier build's, and stays as it was" in capsys.readouterr().err
+    assert f"{tarball_of(asked)} is from an earlier build and was not changed" in capsys.readouterr().err
 
 
 def test_where_there_was_none_nothing_is_said_of_it(tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_all_that_is_temporary_lies_in_the_workspace(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"commit": "2" * 40}, f"it is of commit {'1' * 12}, this tree is at {'2' * 12}"),
+        ({"commit": "2" * 40}, f"it is from commit {'1' * 12}, this tree is at {'2' * 12}"),
         ({"dirty": True}, "its source was not changed, this tree's is"),
         ({"patches": "3" * 64}, "its source had other patches"),
         ({"targets": ("sm_90", "gfx942")}, "it is for sm_90, this build is for gfx942, sm_90"),

@@ -163,7 +163,7 @@ def test_a_build_takes_the_words_of_build_sh(bin, tmp_path):
         return f"{done.returncode} {done.stderr.splitlines()[-1]}"
 
     assert call(bin, "build", "--help").stdout.startswith("usage: kiln build [-h] [--replace]")
-    assert said("a", "b").startswith("2 kiln: `kiln build` lacks output, version, targets; right is for example")
+    assert said("a", "b").startswith("2 kiln: `kiln build` lacks output, version, targets; for example: `kiln build in")
     assert not (tmp_path / "a").exists()
     five = ("in", "work", "out", "0.1.0b", "sm_90")
     assert "2 kiln: KILN_PROFILE=big is unknown" in said(*five, KILN_PROFILE="big")

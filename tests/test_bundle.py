@@ -119,7 +119,7 @@ def test_a_flipped_byte_is_found(packed, tmp_path):
 def test_a_bundle_of_another_lock(packed, tmp_path):
     target = fresh(packed, tmp_path)
     (target / LOCK_NAME).write_text("# changed since\n" + (packed[1] / LOCK_NAME).read_text())
-    with pytest.raises(ArtifactError, match="is of another lock"):
+    with pytest.raises(ArtifactError, match="was made for another lock .*; make a new one for that lock"):
         read_bundle(packed[0], target, Progress())
 
 

@@ -74,7 +74,7 @@ def test_help_names_every_variable():
 def test_a_wrong_number_of_words(count):
     done = door(*"abcdef"[:count])
     assert done.returncode == 2
-    assert f"takes five arguments and got {count}; quote the targets" in done.stderr
+    assert f"takes five arguments, but got {count}; quote the targets" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_bad_targets(place, targets, said):
         ({"KILN_PROFILE": "big"}, 2, "KILN_PROFILE=big is unknown"),
         ({"KILN_ENGINE": "lxc"}, 2, "KILN_ENGINE=lxc is unknown"),
         ({"KILN_RECIPES": "gone.yaml"}, 7, "KILN_RECIPES names"),
-        ({"KILN_PYTHON": "/usr/bin/false"}, 7, "KILN_PYTHON=/usr/bin/false is no CPython 3.10 to 3.14"),
+        ({"KILN_PYTHON": "/usr/bin/false"}, 7, "KILN_PYTHON=/usr/bin/false is not a CPython 3.10 to 3.14"),
         ({"KILN_CA_BUNDLE": "gone.pem"}, 7, "KILN_CA_BUNDLE=gone.pem is not a file"),
         ({"KILN_BASE_IMAGE": "b"}, 2, "KILN_ENGINE=none builds without a container, but KILN_BASE_IMAGE"),
         (
@@ -150,7 +150,7 @@ def test_no_python(tmp_path):
 
 def test_a_python_that_says_nothing_is_none(tmp_path):
     done = door("i", "w", "o", "1.0", "sm_90", KILN_PYTHON="/bin/true")
-    assert done.returncode == 7 and "KILN_PYTHON=/bin/true is no CPython 3.10 to 3.14" in done.stderr
+    assert done.returncode == 7 and "KILN_PYTHON=/bin/true is not a CPython 3.10 to 3.14" in done.stderr
 
 
 def test_without_a_path_python_is_known_by_its_folder():

@@ -315,7 +315,7 @@ def test_nothing_waits_for_a_pipe(store, warned):
         store_upkeep.info(store.files)
     (store.root / "format").unlink()
     os.mkfifo(store.root / "format")
-    with pytest.raises(ArtifactError, match="format is a pipe instead of a file; remove it"):
+    with pytest.raises(ArtifactError, match="format is a pipe instead of a file; remove that file"):
         LocalStore(store.root)
 
 

@@ -158,7 +158,7 @@ def test_what_must_be_in_the_input(folder):
     assert "needs one triton-<ref>.tar.gz in" in said() and "there is none" in said()
     source(folder)
     (folder / "llvm-86b69c31-almalinux-x64.tar.gz").unlink()
-    assert "is built with llvm-86b69c31-almalinux-x64.tar.gz, which is not in" in said()
+    assert "needs llvm-86b69c31-almalinux-x64.tar.gz, which is not in" in said()
     source(folder, **{"cmake/llvm-hash.txt": "main"})
     assert "cmake/llvm-hash.txt says 'main', which is not a commit" in said()
     archive(folder / "triton-main.tar.gz", {"triton-main/setup.py": ""})

@@ -180,12 +180,12 @@ def test_a_killed_build_leaves_no_lock(tmp_path):
 def test_a_folder_with_something_in_it_becomes_no_workspace(tmp_path):
     (tmp_path / "letters").mkdir()
     with (
-        pytest.raises(EnvironmentProblem, match="holds 'letters', which no build made"),
+        pytest.raises(EnvironmentProblem, match="holds 'letters', which no build makes"),
         own_workspace(tmp_path, print, True),
     ):
         raise AssertionError("it must not be held")
     assert [path.name for path in tmp_path.iterdir()] == ["letters"]
-    with pytest.raises(EnvironmentProblem, match="which no build made"), own_workspace(Path("/"), print, True):
+    with pytest.raises(EnvironmentProblem, match="which no build makes"), own_workspace(Path("/"), print, True):
         raise AssertionError("it must not be held")
 
 
