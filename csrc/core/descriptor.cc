@@ -41,6 +41,8 @@ kiln_status judge(const DescriptorKey& key, const int64_t* sizes, uint32_t eleme
     if (sizes[d] < 1 || sizes[d] > INT32_MAX) return lacks(Lack::kSize, d, sizes[d]);
   int32_t inner = key.rank - 1;
   if (key.strides[inner] != 1) return lacks(Lack::kInnerStride, inner, key.strides[inner]);
+  // The copy engine writes 16 bytes at a time: of a row that ends within them it overwrites what is behind its end.
+  if (sizes[inner] * element % kAddressMultiple) return lacks(Lack::kInnerSize, inner, sizes[inner]);
   for (int32_t d = 0; d < inner; ++d) {
     int64_t stride = key.strides[d];
     // The first two bound the product.

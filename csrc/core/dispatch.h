@@ -19,6 +19,7 @@ enum class Lack {
   kAddress,
   kSize,
   kInnerStride,
+  kInnerSize,
   kStride,
 };
 

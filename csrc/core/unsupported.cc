@@ -183,6 +183,9 @@ void word_lack(const Plan& plan, const PassedOver& passed, Text& text) {
       return text.add("size %d of %s is %lld; its descriptor takes 1 to 2147483647", passed.dimension, argument, value);
     case Lack::kInnerStride:
       return text.add("the last stride of %s is %lld; its descriptor needs 1", argument, value);
+    case Lack::kInnerSize:
+      return text.add("the last size of %s is %lld elements; its descriptor needs a multiple of 16 bytes", argument,
+                      value);
     case Lack::kStride:
       return text.add("stride %d of %s is %lld elements; its descriptor needs a multiple of 16 bytes below 2^40",
                       passed.dimension, argument, value);

@@ -64,6 +64,8 @@ def refusal(kiln, call) -> str:
         ({"strides": (0, 1)}, "hopper", [NOT_BLACKWELL, NOT_DEEP]),
         ({"strides": (64, 2)}, "general",
          [NOT_BLACKWELL, NOT_DEEP, "hopper: the last stride of a is 2; its descriptor needs 1"]),
+        ({"k": 68}, "general", [NOT_BLACKWELL, NOT_DEEP,
+         "hopper: the last size of a is 68 elements; its descriptor needs a multiple of 16 bytes"]),
         ({"k": 0}, "general",
          [NOT_BLACKWELL, NOT_DEEP, "hopper: size 1 of a is 0; its descriptor takes 1 to 2147483647"]),
     ],

@@ -92,13 +92,17 @@ def lack_of_description(kernel: Kernel, tensor: Described) -> PassedOver | None:
 
     if tensor.address % ADDRESS_MULTIPLE:
         return lacks(
-            f"{argument} is at {tensor.address % 2**64:#x}; its descriptor wants a multiple of {ADDRESS_MULTIPLE}"
+            f"{argument} is at {tensor.address % 2**64:#x}; its descriptor needs a multiple of {ADDRESS_MULTIPLE}"
         )
     for axis, size in enumerate(tensor.sizes):
         if not 1 <= size <= LARGEST_SIZE:
             return lacks(f"size {axis} of {argument} is {size}; its descriptor takes 1 to {LARGEST_SIZE}")
     if tensor.strides[inner] != 1:
         return lacks(f"the last stride of {argument} is {tensor.strides[inner]}; its descriptor needs 1")
+    # The copy engine writes 16 bytes at a time: of a row that ends within them it overwrites what is behind its end.
+    if tensor.sizes[inner] * element % ADDRESS_MULTIPLE:
+        size = tensor.sizes[inner]
+        return lacks(f"the last size of {argument} is {size} elements; its descriptor needs a multiple of 16 bytes")
     for axis, stride in enumerate(tensor.strides[:inner]):
         if not 0 <= stride < STRIDE_LIMIT // element or stride * element % ADDRESS_MULTIPLE:
             return lacks(
