@@ -8,7 +8,7 @@ import ctypes
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import entries
 import ffi
@@ -30,6 +30,21 @@ def runner(libraries, fake, judge):
         yield runner
 
 
+@pytest.fixture
+def register(runner, wide_release) -> Iterator[Callable[[str], None]]:
+    """Registers another family of the release; after the test, failed or not, its library is mapped no more."""
+    libraries: list[ctypes.CDLL] = []
+
+    def register(family: str) -> None:
+        libraries.append(ctypes.CDLL(str(wide_release.prefix / "lib" / f"libkiln_{family}.so")))
+        runner.kiln.register(libraries[-1], family)
+
+    yield register
+    runner.kiln.close()
+    for library in libraries:
+        _ctypes.dlclose(library._handle)
+
+
 def expected(runner: Runner, name: str, fields: dict[str, object], **more: object) -> Expected | Refusal:
     """What a call of an entry must do."""
     return runner.expected(f"flash.{name}", entries.arguments(operation(f"flash.{name}"), fields), **more)
@@ -48,11 +63,10 @@ def test_random_calls(runner, name):
     assert ran > CALLS / 2, "most calls are to run"
 
 
-def test_random_calls_of_a_strangers_family(runner, wide_release):
+def test_random_calls_of_a_strangers_family(runner, register):
     """The second family of the release, which has no entries of its own: a workspace, memory that is set to zero,
     parameters that images do not take."""
-    norm = ctypes.CDLL(str(wide_release.prefix / "lib" / "libkiln_norm.so"))
-    runner.kiln.register(norm, "norm")
+    register("norm")
     ran = 0
     for number in range(CALLS):
         rng = random.Random(f"norm {runner.judge.target} {number}")
@@ -61,8 +75,6 @@ def test_random_calls_of_a_strangers_family(runner, wide_release):
             ran += runner.check_generic("norm.rms_norm", given, rng)
         except AssertionError as error:
             raise AssertionError(f"call {number}: {given}") from error
-    runner.kiln.close()
-    _ctypes.dlclose(norm._handle)
     assert ran > CALLS / 2, "most calls are to run"
 
 
@@ -71,14 +83,13 @@ LACKS = (
     "it serves calls with",
     "is at",
     "the last stride of",
-    "wants a multiple of 16 bytes below 2^40",
+    "needs a multiple of 16 bytes below 2^40",
 )
 
 
-def test_random_calls_of_a_kernel_with_several_implementations(runner, fake, wide_release):
+def test_random_calls_of_a_kernel_with_several_implementations(runner, fake, register):
     """Which one runs, what is encoded for its tensor descriptors, and why others were passed over."""
-    matmul = ctypes.CDLL(str(wide_release.prefix / "lib" / "libkiln_matmul.so"))
-    runner.kiln.register(matmul, "matmul")
+    register("matmul")
     taken: Counter[str] = Counter()
     lacks: set[str] = set()
     for number in range(CALLS):
@@ -97,8 +108,6 @@ def test_random_calls_of_a_kernel_with_several_implementations(runner, fake, wid
         for line in "\n".join(wanted.passed).splitlines():
             lacks |= {kind for kind in LACKS if kind in line}
         taken.update(run.symbol for run in wanted.steps if isinstance(run, Run))
-    runner.kiln.close()
-    _ctypes.dlclose(matmul._handle)
     first, last = {"sm_90": ("matmul_hopper", "matmul"), "gfx942": ("matmul_cdna", "matmul")}[runner.judge.target]
     assert taken.keys() == {first, last} and min(taken.values()) > CALLS / 10, taken
     assert lacks == set(LACKS if runner.judge.target == "sm_90" else LACKS[:2])
