@@ -280,7 +280,7 @@ def bounds_memory(start: StartExecutor, folder: Path) -> None:
 def says_why_workers_cannot_be_made_ready(start: StartExecutor, folder: Path) -> None:
     cases: tuple[tuple[Callable, type[KilnError], str], ...] = (
         (tasks.prepare_badly, ToolchainError, "no Triton is installed in /nowhere"),
-        (tasks.prepare_with_a_defect, EnvironmentProblem, "cannot be made ready: KeyError: 'oops'"),
+        (tasks.prepare_with_a_defect, EnvironmentProblem, "workers cannot start: KeyError: 'oops'"),
         (tasks.die_at_once, EnvironmentProblem, "exited with code 127.*\n  the loader said no"),
     )
     for initializer, error, words in cases:

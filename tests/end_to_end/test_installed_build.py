@@ -5,17 +5,16 @@ The workspace and the store are those of the small release, so that nothing is i
 
 from __future__ import annotations
 
-import _ctypes
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
-import ffi
 import nativebuild
 import pytest
 
-from builds import NAME, ROOT, SELECTION, TARGETS, VERSION, loaded, unpack
+from builds import NAME, ROOT, SELECTION, TARGETS, VERSION, unpack
 from kiln_build.cli import wheel as verb
 from kiln_build.release import wheel
 from kiln_build.release.wheel_file import write_wheel
@@ -86,28 +85,12 @@ def test_its_example_compiles_and_runs(built):
     assert done.returncode in (0, 77) and said in done.stdout, done.stdout + done.stderr
 
 
-def test_its_kernels_are_launched(built, tmp_path):
+def test_its_kernels_are_launched(built):
     """On the recording driver."""
-    (tmp_path / "lib").mkdir()
-    nativebuild.build_fake(tmp_path)
-    fake = ffi.Fake(tmp_path / "lib/libfake.so")
-    fake.set_current(fake.context(0))
-    views = [
-        ffi.tensor(0x10000, ffi.BF16, (5, 1000)),
-        ffi.tensor(0x20000, ffi.BF16, (1000,)),
-        ffi.tensor(0x30000, ffi.BF16, (5, 1000)),
-        ffi.tensor(0x50000, ffi.FP32, (1,)),
-        1e-6,
-    ]
-    with loaded(built / "kiln", "norm") as (_, norm):
-        library = ffi.Library(built / "kiln/lib")
-        with ffi.Kiln(library, fake) as kiln:
-            kiln.register(norm, "norm")
-            kiln.launch(kiln.call(views, operation="norm.rms_norm", workspace=0x100000, workspace_bytes=4096))
-            first, second = fake.launches()
-            assert (first.symbol, list(first.grid)) == (b"rms_norm", [5, 1, 1])
-            assert (second.symbol, second.parameters()[:3]) == (b"total", [0x100000, 0x50000, 5])
-        _ctypes.dlclose(library.c._handle)
+    script = ROOT / "tests/end_to_end/built_calls.py"
+    words = [sys.executable, script, built / "kiln/lib", nativebuild.fake_alone() / "lib"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_its_other_verbs(built, kiln_command):
