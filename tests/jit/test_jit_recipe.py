@@ -314,8 +314,8 @@ def settings() -> list[str]:
 def test_settings_are_checked_at_once(child):
     words = [
         "unknown profile 'fat'; ", "the selection names the unknown choice 'foo'; ", "dtype has no value 'bf17'; ",
-        "tuning='/no/folder' is no folder; ", "multiprocessors=0 must be a number from 1 on",
-        "multiprocessors='x' must be a number", "interpret='yes' must be True, False or None",
+        "tuning='/no/folder' is not a folder; ", "multiprocessors=0 must be 1 or more, or None",
+        "multiprocessors='x' must be 1 or more, or None", "interpret='yes' must be True, False or None",
     ]  # fmt: skip
     told = child(settings)
     assert len(told) == len(words)
