@@ -237,10 +237,11 @@ def norm_call(rng: random.Random) -> list[Tensor | float | None]:
 
 def matmul_call(rng: random.Random) -> list[Tensor]:
     """The arguments of examples/matmul's operation, of which some fit every implementation, and others the last alone:
-    rows or columns that are contiguous, rows apart by multiples of 16 bytes or not, backwards, at odd addresses, depths
-    that an implementation does not serve; one in six may have a mistake."""
+    rows or columns that are contiguous, rows of and apart by multiples of 16 bytes or not, backwards, at odd addresses,
+    depths that an implementation does not serve; one in six may have a mistake."""
     drawn = Drawn(rng)
     rows, columns, depth = drawn.length(), drawn.length(), drawn.length() if drawn.chance(3) else rng.choice((64, 128))
+    columns = columns if drawn.chance(4) else -(-columns // 8) * 8
     for name, sizes in (("a", (rows, depth)), ("b", (columns, depth)), ("c", (rows, columns))):
         tensor = drawn.tensor(name, sizes)
         pitch = sizes[1] + rng.choice((0, 0, 8, 64, 3)) if drawn.chance(4) else -(-sizes[1] // 8) * 8

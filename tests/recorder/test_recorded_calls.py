@@ -83,6 +83,7 @@ LACKS = (
     "it serves calls with",
     "is at",
     "the last stride of",
+    "the last size of",
     "needs a multiple of 16 bytes below 2^40",
 )
 
