@@ -262,6 +262,7 @@ def test_the_image_gets_the_drivers_own_bytes(prefix, dtype, rows):
 
     def calls() -> None:
         """In a thread of its own, which remembers no descriptor of an earlier test."""
+        torch.zeros(1, device="cuda")  # makes the device's context current here
         for _ in range(3):
             ran.append(made.run(a, b, out, code)["kernel"])
 
