@@ -48,7 +48,7 @@ def gluon(target: str) -> list:
     return [next(variant.spec for variant in made.variants if variant.spec.language == "gluon")]
 
 
-def compiled_here(target: str, folder: str) -> list:
+def compiled_here(target: str, folder: str, languages: tuple[str, ...] = ("triton", "gluon")) -> list:
     """By spec the image that kiln.jit compiles, and whether anything was printed or left in the environment."""
     os.environ["TRITON_CACHE_DIR"] = folder
     import contextlib
@@ -60,6 +60,8 @@ def compiled_here(target: str, folder: str) -> list:
 
     made, functions = [], Functions()
     for spec in variants(target):
+        if spec.language not in languages:
+            continue
         before, printed = dict(os.environ), io.StringIO()
         with contextlib.redirect_stdout(printed):
             kernel = compile_spec(spec, targets.by_name(target), functions.get(spec, False))

@@ -48,17 +48,20 @@ def test_the_mask_of_dropout(other, dtype):
     other(mask_of_dropout, dtype)
 
 
-def compiled(target: str, folder: str) -> list[tuple[str, bytes, bool]]:
+def compiled(target: str, folder: str, languages: tuple[str, ...]) -> list[tuple[str, bytes, bool]]:
     """By function the first bytes of its image, and whether it left all as it was; nothing is warned of."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return [(spec.function, image[:4], clean) for spec, image, clean in compiled_here(target, folder)]
+        return [(spec.function, image[:4], clean) for spec, image, clean in compiled_here(target, folder, languages)]
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-def test_kernels_are_compiled(other, target, tmp_path):
-    made = other(compiled, target, str(tmp_path))
-    assert {name for name, _, _ in made} == {"rms_norm", "total", "dropout_mask", "attn_fwd"}
+def test_kernels_are_compiled(other, target, tmp_path, request):
+    # Gluon changes with each version. The sources here are written for the toolchain's, which 3.9 takes too.
+    has_gluon = request.node.callspec.params["other"] != "3.6.0"
+    made = other(compiled, target, str(tmp_path), ("triton", "gluon") if has_gluon else ("triton",))
+    products = {{"sm_90": "matmul_hopper", "gfx942": "matmul_cdna"}[target]} if has_gluon else set()
+    assert {name for name, _, _ in made} == {"rms_norm", "total", "dropout_mask", "attn_fwd"} | products
     assert all(first == b"\x7fELF" and clean for _, first, clean in made), made
 
 
@@ -86,4 +89,4 @@ def warned_of(version: str) -> list[str]:
 def test_a_version_that_was_not_tested_is_told_of_once(fresh, version, count):
     told = fresh(warned_of, version)
     assert len(told) == count
-    assert all(f"tested with Triton 3.6 to 3.9, and Triton {version} is installed" in one for one in told)
+    assert all(f"tested with Triton 3.6 to 3.9, but Triton {version} is installed" in one for one in told)

@@ -159,7 +159,8 @@ def operation():
 def test_the_recipe_divides_by_pages(operation, page_size):
     known = {"block_table.data": int(page_size != 2**30), "page_size": page_size}
     defined = {d.name: d.value for d in operation.definitions}
-    known |= {name: defined[name].evaluate(known) for name in ("page_power", "page_shift")}
+    for name in ("page_power", "page_shift"):
+        known[name] = defined[name].evaluate(known)
     factors = {p.value for kernel in operation.kernels for p in kernel.parameters if p.name == "page_factor"}
     assert [(factor.evaluate(known), known["page_shift"]) for factor in factors] == [divisor(page_size)]
 

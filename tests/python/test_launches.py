@@ -440,7 +440,7 @@ def test_explain_and_prepare_launch_nothing(runtime, fake):
     assert fake.count("cuLibraryLoadData") == 1 and not fake.launches() and not fakes.Namespace.made
     key = variant.key
     kiln.attn_fwd(q, q, q, force_keys=[key], force_target="sm_90", stream=0, runtime=runtime)
-    with pytest.raises(kiln.ArgumentError, match="no key of 64 hexadecimal digits"):
+    with pytest.raises(kiln.ArgumentError, match="not a key of 64 hexadecimal digits"):
         kiln.attn_fwd(q, q, q, force_keys=(key[:-1],), stream=0, runtime=runtime)
     with pytest.raises(kiln.UnsupportedError, match="dropout_mask cannot be explained"):
         kiln.explain(kiln.dropout_mask, q, 0.5)

@@ -220,7 +220,7 @@ def test_a_libkiln_in_the_process_that_lacks_a_function(tmp_path, missing):
     assert done.returncode == 1 and done.stderr.count("Error: ") == 1
     sentence = done.stderr.splitlines()[-1]
     assert sentence.startswith("ImportError: this process has loaded libkiln.so.0 of Kiln 0.0.9 before, which does not")
-    assert f"the package kiln of {kiln.__version__} in {PACKAGE}; let both be of one" in sentence
+    assert f"the package kiln of {kiln.__version__} in {PACKAGE}; use both from one release" in sentence
     assert f"undefined symbol: {missing}" in sentence
 
 

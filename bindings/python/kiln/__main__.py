@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         _drop_output()
-        room = "; it needs room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        room = "; make room on its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         _say(f"kiln: the output cannot be written ({error.strerror}){room}")
         return 7
     return 0
