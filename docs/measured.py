@@ -80,7 +80,7 @@ def filled(text: str, tree: frozenset[str], folder: Path = PAGES) -> str:
 
 
 def tree_keys() -> frozenset[str]:
-    """The shortened keys of all images that the tree makes for the ledger's targets."""
+    """The shortened keys of all images that the tree makes for the ledger's targets, of its examples too."""
     try:
         from kiln_build.ledger import file as ledger_file
         from kiln_build.ledger import ledger
@@ -88,7 +88,7 @@ def tree_keys() -> frozenset[str]:
         from kiln_recipe.read import recipe
     except ModuleNotFoundError as error:
         sys.exit(f"measured.py: {error.name} is not on the path; it wants PYTHONPATH=v3python and the tests' packages")
-    recipes = [recipe.load(path) for path in recipe.find(ROOT)]
+    recipes = [recipe.load(path) for path in (*recipe.find(ROOT), *sorted(ROOT.glob("examples/*/recipe.yaml")))]
     identity = ledger.toolchain_of(ROOT).identity
     variants = plan.make_plan(recipes, ledger.kept_targets(), ledger.PROFILE).variants
     return frozenset(ledger_file.short(variant.spec.key(identity)) for variant in variants)
