@@ -98,7 +98,7 @@ if ((${#beside[@]})); then
     step "racecheck, products" finished "${beside[2]}" "$work/products.out"
 fi
 step "foreign family" tests tests/gpu/test_foreign_family.py
-step "implementations" tests tests/gpu/test_implementations.py
+step "implementations" tests tests/gpu/test_products.py
 step "AOTriton's functions" tests tests/gpu/test_aotriton.py
 step "runtime" tests tests/gpu/test_runtime.py
 step "kiln.jit and the release" tests tests/gpu/test_jit_parity.py
