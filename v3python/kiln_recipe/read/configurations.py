@@ -34,9 +34,10 @@ def read_configurations(
         ConfigurationSet(read_targets(document, entry.targets_keys, entry.shape.targets), (), (), None)
         for entry in space.entries
     ]
+    serving = [(target, narrowest(named, target)) for target in targets.load()]
     sets = []
     for i, (entry, here) in enumerate((entry.shape, entry.keys) for entry in space.entries):
-        served = [t for t in targets.load() if any(n is named[i] for n in narrowest(named, t))]
+        served = [target for target, found in serving if any(one is named[i] for one in found)]
         if not served:
             document.fail(here, "serves no target: narrower names of other entries take all of them")
         backends = sorted({target.backend for target in served if target in implementation.served})

@@ -12,6 +12,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from kiln_recipe.errors import RecipeError
@@ -68,7 +69,7 @@ def language(path: Path, function: str) -> str:
     first, dot, rest = called.partition(".")
     origins = [
         f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
-        for node in module.binders.get(first, ())
+        for node in (statement.node for statement in module.binders.get(first, ()))
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
         if first == (alias.asname or alias.name.partition(".")[0])
@@ -109,8 +110,57 @@ def _collect(path: Path, function: str) -> _Collector:
     return collector
 
 
+class _Statement:
+    """A statement of a module, and what is worked out of it when it is first asked for."""
+
+    def __init__(self, node: ast.stmt) -> None:
+        self.node = node
+
+    @cached_property
+    def text(self) -> str:
+        return dump(self.node)
+
+    @cached_property
+    def uses(self) -> tuple[ast.Name | ast.Import | ast.ImportFrom, ...]:
+        """The names that it reads or binds, and the imports within it."""
+        return tuple(node for node in ast.walk(self.node) if isinstance(node, (ast.Name, ast.Import, ast.ImportFrom)))
+
+    @cached_property
+    def functions(self) -> tuple[ast.FunctionDef, ...]:
+        """It, and those within it."""
+        return tuple(node for node in ast.walk(self.node) if isinstance(node, ast.FunctionDef))
+
+
+class _Parsed:
+    """What a file's text says, wherever the file is: which of its statements bind a name at module level.
+
+    Attributes:
+        effects: statements that bind nothing; they may still change what others bound (a call, an assignment to an
+            attribute).
+        imports: all, also those within functions, the outer ones first.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        tree = ast.parse(text)
+        tree.body = [statement for statement in tree.body if not _is_main_guard(statement)]
+        self.imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        self.binders: dict[str, list[_Statement]] = {}
+        self.effects: list[_Statement] = []
+        for node in tree.body:
+            statement = _Statement(node)
+            names = list(_bound(node))
+            for name in names:
+                self.binders.setdefault(name, []).append(statement)
+            if not names and not _is_docstring(node):
+                self.effects.append(statement)
+
+
+# The kernels of a recipe share files: each text is parsed once.
+_parse = lru_cache(64)(_Parsed)
+
+
 class _Module:
-    """A parsed file: which of its statements bind a name at module level.
+    """A file, parsed.
 
     Attributes:
         name: how parts are told apart: "" for the kernel's own file, else the name that it is imported by.
@@ -125,21 +175,14 @@ class _Module:
         except OSError as error:
             raise RecipeError(f"{path}:1: cannot be read: {error.strerror}") from error
         try:
-            tree = ast.parse(text)
+            parsed = _parse(text)
         except SyntaxError as error:
             raise RecipeError(f"{path}:{error.lineno or 1}: is not valid Python: {error.msg}") from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise RecipeError(f"{path}:1: is not valid Python: {error}") from None
-        tree.body = [statement for statement in tree.body if not _is_main_guard(statement)]
-        self.binders: dict[str, list[ast.stmt]] = {}
-        for statement in tree.body:
-            for name in _bound(statement):
-                self.binders.setdefault(name, []).append(statement)
-        # A statement that binds nothing may still change what others bound (a call, an assignment to an attribute).
-        self.effects = [s for s in tree.body if not any(True for _ in _bound(s)) and not _is_docstring(s)]
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                self.check_import(node)
+        self.binders, self.effects = parsed.binders, parsed.effects
+        for node in parsed.imports:
+            self.check_import(node)
 
     def beside(self, node: ast.ImportFrom) -> Path | None:
         """The file of the same folder that is imported from, or None for an allowed module's names."""
@@ -166,14 +209,11 @@ class _Module:
             raise RecipeError(f"{self.shown}:{node.lineno}: imports from {origin}; {may}")
 
     def function(self, name: str) -> ast.FunctionDef:
-        found = [
-            node
-            for statement in self.binders.get(name, ())
-            for node in ast.walk(statement)
-            if isinstance(node, ast.FunctionDef) and node.name == name
-        ]
+        found = [node for statement in self.binders.get(name, ()) for node in statement.functions if node.name == name]
         if not found:
-            functions = sorted(n for n, s in self.binders.items() if any(isinstance(x, ast.FunctionDef) for x in s))
+            functions = sorted(
+                n for n, s in self.binders.items() if any(isinstance(x.node, ast.FunctionDef) for x in s)
+            )
             listed = ", ".join(functions) or "none"
             raise RecipeError(f"{self.shown}:1: has no function {name}; its functions are {listed}")
         if not found[-1].decorator_list:
@@ -205,23 +245,23 @@ class _Collector:
             if module.path not in self.begun:
                 self.begun.add(module.path)
                 for position, statement in enumerate(module.effects):
-                    self.parts.add(f"{module.name}#{position:06}:{dump(statement)}")
+                    self.parts.add(f"{module.name}#{position:06}:{statement.text}")
                     pending += self.uses(module, statement)
             if (module.path, name) in self.seen:
                 continue
             self.seen.add((module.path, name))
             for position, statement in enumerate(module.binders.get(name, ())):
-                if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                    pending += self.follow(module, statement, name)
+                if isinstance(statement.node, (ast.Import, ast.ImportFrom)):
+                    pending += self.follow(module, statement.node, name)
                 else:
-                    self.parts.add(f"{module.name}.{name}#{position:06}:{dump(statement)}")
+                    self.parts.add(f"{module.name}.{name}#{position:06}:{statement.text}")
                     pending += self.uses(module, statement)
 
-    def uses(self, module: _Module, statement: ast.stmt) -> Iterator[tuple[_Module, str]]:
-        for node in ast.walk(statement):
+    def uses(self, module: _Module, statement: _Statement) -> Iterator[tuple[_Module, str]]:
+        for node in statement.uses:
             if isinstance(node, ast.Name):
                 yield module, node.id
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):  # within a function, an if or a try
+            else:  # within a function, an if or a try
                 for alias in node.names:
                     yield from self.follow(module, node, alias.asname or alias.name.partition(".")[0])
 
