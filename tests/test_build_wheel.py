@@ -19,7 +19,7 @@ from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_recipe.errors import EnvironmentProblem
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = [name for name in cli.VERBS if name != "ledger"]
+VERBS = [name for name, verb in cli.VERBS.items() if verb.is_packaged]
 CONTENTS = wheel.Contents("0.1.0b+full", ("sm_90",), {}, {}, {}, {"LICENSE": "L\n", "NOTICES.txt": "N\n"})
 VERSION = "0.1.0b0+full"
 RUNS_INFO = "kiln.__main__:main"  # `python -m kiln`

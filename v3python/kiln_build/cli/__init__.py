@@ -1,4 +1,4 @@
-"""The command line: one module a verb, loaded only when it is asked for.
+"""The command line: one module a verb, loaded only when it is asked for. `base/verbs.py` lists the verbs.
 
 Each `cli/<verb>.py` has `add_arguments(parser)`, `run(arguments) -> int`, and may have EXAMPLE, lines for its help.
 What it does stands behind the colon of its docstring's first line: '`kiln targets`: the GPUs that Kiln compiles for.'
@@ -16,16 +16,10 @@ from pathlib import Path
 import kiln_build
 from kiln_build.base.spelling import say
 from kiln_build.base.usage import Parser
+from kiln_build.base.verbs import VERBS
 from kiln_recipe import errors
 from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 from kiln_recipe.suggest import nearest
-
-# The lowest Python that a command runs in, --help aside; what only looks runs in older ones than a build.
-_LOWEST = (3, 10)
-_LOWEST_OF = {"inspect": (3, 9), "list": (3, 9)}
-VERBS = (
-    "targets", "recipes", "plan", "build", "list", "inspect", "wheel", "store", "ledger", "clean", "doctor", "fetch"
-)  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -95,7 +89,7 @@ def _run(words: list[str]) -> int:
 
 
 def _check_python(verb: str) -> None:
-    lowest = _LOWEST_OF.get(verb, _LOWEST)
+    lowest = VERBS[verb].python
     if sys.version_info < lowest:
         raise EnvironmentProblem(
             "`kiln {}` needs Python {}.{} or later; this is {}.{}".format(verb, *lowest, *sys.version_info[:2])

@@ -94,7 +94,7 @@ def build_wheel(contents: Contents) -> Wheel:
     """kiln-build of this source tree."""
     from kiln_build.release import wheel
 
-    verbs = [verb for verb in VERBS if verb != "ledger"]  # which is about the repository
+    verbs = [name for name, verb in VERBS.items() if verb.is_packaged]
     origin = source.encode(source.describe(ROOT))
     described = (Path(kiln_build.__file__).with_name("README.md")).read_text()
     return wheel.build_wheel(contents, ROOT, source.tree_files(ROOT), origin, verbs, described)

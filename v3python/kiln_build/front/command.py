@@ -1,9 +1,7 @@
 """`./kiln`: the command in a checkout. What a verb needs is installed into `.kiln/` at its first call; then it runs.
 
-    nothing         --help, --version, clean, fetch --verify, fetch --unbundle
-    FRONT           the packages of input/front.lock: targets, recipes, plan, doctor, fetch
-    READING         with those that read a release or a store: list, inspect, store; plan, where it is given a store
-    everything      build, wheel, ledger: as a build's workspace, Triton and compilers too
+`base/verbs.py` says what each verb needs. --help, --version, `fetch --verify` and `fetch --unbundle` need nothing;
+`plan` with a store also needs what reads one.
 
 `.kiln/` is a workspace as a build's is, with its own lock and virtual environment. Standard library only, but for
 `provide`, which runs in that environment. Run by path, isolated (`python -I`).
@@ -22,6 +20,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "v3python"))
 
 from kiln_build.base.spelling import say  # noqa: E402
+from kiln_build.base.verbs import VERBS  # noqa: E402
 from kiln_build.front import packages, workspace  # noqa: E402
 from kiln_build.front.interruption import guarded  # noqa: E402
 from kiln_build.options.options import read_ca_bundle  # noqa: E402
@@ -30,9 +29,7 @@ from kiln_recipe.compile.lock import LOCK_NAME  # noqa: E402
 
 PLACE = ROOT / ".kiln"
 _INPUT = ROOT / "input"
-_BARE = ("clean", "-h", "--help", "help", "-V", "--version", "version")
-_READING = ("list", "inspect", "store")
-_EVERYTHING = ("build", "wheel", "ledger")
+_BARE = {"-h", "--help", "help", "-V", "--version", "version"}
 _READERS = ("zstandard", "pyelftools")
 # Not `-m`, which would look for modules in the caller's folder first.
 _RUN = "import sys; sys.path.insert(0, {path!r}); from {module} import {name}; sys.exit({name}(sys.argv[1:]))"
@@ -45,31 +42,35 @@ def main(words: Sequence[str]) -> int:
 
 def _become(words: Sequence[str]) -> int:
     group = group_of(words)
-    python = Path(sys.executable) if group is None else packages.environment_python(PLACE)
-    if group is not None and not _is_there(group):
+    is_bare = group == "nothing"
+    python = Path(sys.executable) if is_bare else packages.environment_python(PLACE)
+    if not is_bare and not _is_there(group):
         with workspace.locked(PLACE, say):
             code = _prepare(group)
         if code:
             return code
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PYTHONPATH": str(ROOT / "v3python"), "PYTHONNOUSERSITE": "1"}  # for the processes that it starts
-    return os.execve(python, _command(python, "kiln_build.cli", "main", words, keeps=group is not None), environment)
+    return os.execve(python, _command(python, "kiln_build.cli", "main", words, keeps=not is_bare), environment)
 
 
-def group_of(words: Sequence[str]) -> str | None:
-    """What a call needs: None: nothing, "" what is in front.lock, "reading" or "everything"."""
+def group_of(words: Sequence[str]) -> str:
+    """What a call needs, as `Verb.needs` says it."""
     verb = words[0] if words else ""
     is_offline = verb == "fetch" and not {"--verify", "--unbundle"}.isdisjoint(w.partition("=")[0] for w in words)
     if not words or verb in _BARE or is_offline or {"-h", "--help"} & {*words}:
-        return None
-    has_store = verb == "plan" and ("KILN_STORE" in os.environ or any(word.startswith("--store") for word in words))
-    return "everything" if verb in _EVERYTHING else "reading" if verb in _READING or has_store else ""
+        return "nothing"
+    if verb == "plan" and ("KILN_STORE" in os.environ or any(word.startswith("--store") for word in words)):
+        return "reading"
+    return VERBS[verb].needs if verb in VERBS else "front"
 
 
 def _is_there(group: str) -> bool:
     """Whether a group is installed, in the versions that the locks have now."""
     has_front = packages.has_front(PLACE, _INPUT)
-    return has_front and (not group or packages.read_stamp(PLACE).get(group) == digests.of_file(_INPUT / LOCK_NAME))
+    return has_front and (
+        group == "front" or packages.read_stamp(PLACE).get(group) == digests.of_file(_INPUT / LOCK_NAME)
+    )
 
 
 def _prepare(group: str) -> int:

@@ -1,0 +1,41 @@
+"""The verbs of the command line, in the order of its help. What a verb does is in `cli/<verb>.py`; what it needs is
+here, since `./kiln` must know that before anything is installed.
+
+Standard library only, and read by any Python from 3.8 on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What a verb needs.
+
+    Attributes:
+        needs: what `./kiln` installs before it runs: "nothing"; "front", the packages of input/front.lock; "reading",
+            also those that read a release or a store; "everything", also Triton and compilers, as a build.
+        python: the lowest Python that it runs in, --help aside; what only looks runs in older ones than a build.
+        is_packaged: whether the wheel kiln-build brings it; not if it is about the repository.
+    """
+
+    needs: str = "front"
+    python: tuple[int, int] = (3, 10)
+    is_packaged: bool = True
+
+
+VERBS = {
+    "targets": Verb(),
+    "recipes": Verb(),
+    "plan": Verb(),
+    "build": Verb("everything"),
+    "list": Verb("reading", python=(3, 9)),
+    "inspect": Verb("reading", python=(3, 9)),
+    "wheel": Verb("everything"),
+    "store": Verb("reading"),
+    "ledger": Verb("everything", is_packaged=False),
+    "clean": Verb("nothing"),
+    "doctor": Verb(),
+    "fetch": Verb(),
+}
