@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from kiln_recipe import targets
 from kiln_recipe.errors import ArtifactError, ToolchainError
 from kiln_recipe.images import elf
 
@@ -201,6 +202,10 @@ def test_header_against_metadata(images):
     code[48] = 0x3F
     with pytest.raises(ArtifactError, match="for gfx90a by its header and for gfx942 by its metadata"):
         elf.amd_facts(bytes(code))
+
+
+def test_the_header_of_every_target_is_known():
+    assert {t.name for t in targets.load() if t.vendor == "amd"} <= {*elf.AMD_MACHINES.values()}
 
 
 REPORT = """ptxas info    : 0 bytes gmem

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kiln_recipe import targets
+
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = {"gfx90a", "gfx942", "gfx1100", "sm_80", "sm_90"}
+TARGETS = {target.name for target in targets.load() if target.residency}
 
 
 def kiln_ledger(*words: str) -> subprocess.CompletedProcess:

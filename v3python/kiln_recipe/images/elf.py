@@ -27,11 +27,13 @@ from kiln_recipe.shape import is_line
 _AMDGPU_MACHINE = 224
 _CUDA_MACHINE = 190
 
-# e_flags & 0xff of a code object (EF_AMDGPU_MACH), to hold against the target that the metadata names.
-_AMD_MACH = {
+# e_flags & 0xff of a code object (EF_AMDGPU_MACH), to hold against the target that the metadata names: all that Triton
+# compiles for, so that a new target needs nothing here. Not in targets.yaml, which needs a reader of YAML.
+AMD_MACHINES = {
     0x30: "gfx908", 0x3F: "gfx90a", 0x4C: "gfx942", 0x4F: "gfx950", 0x36: "gfx1030", 0x41: "gfx1100", 0x46: "gfx1101",
-    0x47: "gfx1102", 0x44: "gfx1103", 0x43: "gfx1150", 0x4A: "gfx1151", 0x48: "gfx1200", 0x4E: "gfx1201",
-    0x49: "gfx1250",
+    0x47: "gfx1102", 0x44: "gfx1103", 0x43: "gfx1150", 0x4A: "gfx1151", 0x55: "gfx1152", 0x58: "gfx1153",
+    0x5D: "gfx1170", 0x5E: "gfx1171", 0x5C: "gfx1172", 0x48: "gfx1200", 0x4E: "gfx1201", 0x49: "gfx1250",
+    0x5A: "gfx1251",
 }  # fmt: skip
 _NT_AMDGPU_METADATA = 32
 
@@ -148,7 +150,7 @@ def amd_facts(code: bytes) -> AmdFacts:
             raise ArtifactError(f"the code object has {len(kernels)} kernels; Kiln's images have one")
         (kernel,) = kernels
         target = _name(metadata["amdhsa.target"]).rpartition("--")[2]
-        mach = _AMD_MACH.get(elf["e_flags"] & 0xFF)
+        mach = AMD_MACHINES.get(elf["e_flags"] & 0xFF)
         if mach not in (None, target.split(":")[0]):
             raise ArtifactError(f"the code object is for {mach} by its header and for {target} by its metadata")
         return AmdFacts(
