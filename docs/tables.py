@@ -1,4 +1,5 @@
-"""Fills the tables of docs/reference.md from the code: `PYTHONPATH=v3python python3 docs/tables.py`.
+"""Fills the tables of docs/reference.md from the code: `PYTHONPATH=v3python .kiln/venv/bin/python docs/tables.py`, with
+the packages that `./kiln` installs, or any Python that has them.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; tests/test_readme.py fails if one is out of date.
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kiln_build.base.usage import Parser
 from kiln_build.native import adapters, generate
 from kiln_build.release import package
 from kiln_recipe.read import recipe
@@ -29,7 +32,7 @@ import tables  # noqa: E402
 
 
 def test_tables_are_those_of_the_code():
-    assert tables.filled(REFERENCE) == REFERENCE, "run: PYTHONPATH=v3python python3 docs/tables.py"
+    assert tables.filled(REFERENCE) == REFERENCE, "run: PYTHONPATH=v3python .kiln/venv/bin/python docs/tables.py"
     assert REFERENCE.count("<!-- table: ") == len(tables.tables())
     assert all(len(table.splitlines()) > 3 for table in tables.tables().values())
 
@@ -48,6 +51,24 @@ def test_links_lead_somewhere(page):
         path = (ROOT / page).parent / link if link else ROOT / page
         assert path.exists(), link
         assert not anchor or anchor in anchors(path), (link, anchor)
+
+
+def parser(verb: str) -> Parser:
+    made = Parser(f"kiln {verb}", "", "kiln")
+    importlib.import_module(f"kiln_build.cli.{verb}").add_arguments(made)
+    return made
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_as_they_are_read(page):
+    """In blocks a command is whole; in sentences it may name an option alone."""
+    parts = re.split(r"^```.*\n", (ROOT / page).read_text(), flags=re.M)
+    for words in re.findall(r"^(?:\./)?kiln (.*)$", "\n".join(parts[1::2]), re.M):
+        verb, *rest = shlex.split(words, comments=True)
+        parser(verb).read(rest)
+    for verb, rest in re.findall(r"`(?:\./)?kiln ([a-z]+)([^`\n]*)`", "\n".join(parts[::2])):
+        if options := set(re.findall(r"(?<!\S)--[a-z-]+", rest)):
+            assert options <= {*parser(verb)._option_string_actions}, (verb, rest)
 
 
 def test_the_readme_names_the_commands_that_scripts_rely_on():
