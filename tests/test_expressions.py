@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kiln_recipe import expressions
 from kiln_recipe.expressions import CPP_PROLOGUE, INT64_MAX, INT64_MIN, ExpressionError, Fault, parse
 
 ENV = {
@@ -214,12 +213,3 @@ def test_python_and_cpp_agree(tmp_path):
             expected, faults = (1, 0), faults + 1
         assert tuple(map(int, line.split())) == expected, (text, environment)
     assert 20 < faults < len(texts) - 100
-
-
-def test_dtypes_are_those_of_the_header():
-    import re
-    from pathlib import Path
-
-    header = (Path(__file__).parents[1] / "include/kiln/kiln.h").read_text()
-    declared = dict(re.findall(r"KILN_((?:FP|BF|INT|UINT|BOOL)[0-9EM]*) = (\d+)", header))
-    assert {name.lower(): int(code) for name, code in declared.items()} == dict(expressions.DTYPES)

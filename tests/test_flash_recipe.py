@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kiln_recipe import targets
 from kiln_recipe.call.dispatch import Chosen, Tables
 from kiln_recipe.call.evaluate import Device, Refusal, Tensor
-from kiln_recipe.expressions import DTYPES
+from kiln_recipe.dtypes import DTYPES
 from kiln_recipe.model import Operation
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe

@@ -5,6 +5,8 @@
 
 #include <new>
 
+#include "dtypes.h"
+
 namespace kiln_python {
 namespace {
 
@@ -13,16 +15,9 @@ struct Dtype {
   const char* name;
   uint8_t code, bits;  // DLPack's
 };
-constexpr Dtype kDtypes[] = {
-    {KILN_FP32, "fp32", kDlFloat, 32},       {KILN_FP16, "fp16", kDlFloat, 16},
-    {KILN_BF16, "bf16", kDlBfloat, 16},      {KILN_FP64, "fp64", kDlFloat, 64},
-    {KILN_FP8E4M3, "fp8e4m3", kDlE4m3fn, 8}, {KILN_FP8E5M2, "fp8e5m2", kDlE5m2, 8},
-    {KILN_INT8, "int8", kDlInt, 8},          {KILN_INT16, "int16", kDlInt, 16},
-    {KILN_INT32, "int32", kDlInt, 32},       {KILN_INT64, "int64", kDlInt, 64},
-    {KILN_UINT8, "uint8", kDlUint, 8},       {KILN_UINT16, "uint16", kDlUint, 16},
-    {KILN_UINT32, "uint32", kDlUint, 32},    {KILN_UINT64, "uint64", kDlUint, 64},
-    {KILN_BOOL, "bool", kDlBool, 8},
-};
+#define ROW(number, name, code, bits, torch) {number, name, code, bits},
+constexpr Dtype kDtypes[] = {KILN_DTYPES(ROW)};
+#undef ROW
 
 const Dtype* find(kiln_dtype number) {
   for (const Dtype& row : kDtypes)

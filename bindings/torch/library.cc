@@ -13,10 +13,9 @@ void ask_numbers() {
   numbers.cpu = aoti_torch_device_type_cpu();
   numbers.cuda = aoti_torch_device_type_cuda();
   numbers.strided = aoti_torch_layout_strided();
-  int32_t (*const kAsk[kDtypes])() = {
-      aoti_torch_dtype_bfloat16, aoti_torch_dtype_float16,       aoti_torch_dtype_float32,     aoti_torch_dtype_int32,
-      aoti_torch_dtype_int64,    aoti_torch_dtype_float8_e4m3fn, aoti_torch_dtype_uint8,       aoti_torch_dtype_float64,
-      aoti_torch_dtype_int8,     aoti_torch_dtype_int16,         aoti_torch_dtype_float8_e5m2, aoti_torch_dtype_bool};
+#define ASK(number, name, code, bits, torch) aoti_torch_dtype_##torch,
+  int32_t (*const kAsk[kDtypes])() = {KILN_DTYPES(ASK)};
+#undef ASK
   for (int i = 0; i < kDtypes; ++i) numbers.torch_dtypes[i] = kAsk[i]();
 }
 

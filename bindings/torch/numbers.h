@@ -1,19 +1,21 @@
 // libtorch's numbers for devices, layouts and dtypes, asked for once, when the library is loaded.
 #pragma once
 
+#include "dtypes.h"
 #include "kiln/kiln.h"
 
 namespace kiln_torch {
 
-constexpr int kDtypes = 12;
+#define NUMBER(number, name, code, bits, torch) number,
+constexpr kiln_dtype kKilnDtypes[] = {KILN_DTYPES(NUMBER)};
+#undef NUMBER
+constexpr int kDtypes = sizeof kKilnDtypes / sizeof *kKilnDtypes;
 
 struct Numbers {
   int32_t cpu, cuda, strided;
   int32_t torch_dtypes[kDtypes];  // in the order of kKilnDtypes
 };
 extern Numbers numbers;
-constexpr kiln_dtype kKilnDtypes[kDtypes] = {KILN_BF16,  KILN_FP16, KILN_FP32, KILN_INT32, KILN_INT64,   KILN_FP8E4M3,
-                                             KILN_UINT8, KILN_FP64, KILN_INT8, KILN_INT16, KILN_FP8E5M2, KILN_BOOL};
 
 void ask_numbers();
 

@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "dtypes.h"
+
 extern "C" {
 
 struct AtenTensorOpaque;
@@ -65,18 +67,9 @@ AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle guard);
 int32_t aoti_torch_layout_strided();
 int32_t aoti_torch_device_type_cpu();
 int32_t aoti_torch_device_type_cuda();
-int32_t aoti_torch_dtype_bool();
-int32_t aoti_torch_dtype_uint8();
-int32_t aoti_torch_dtype_int8();
-int32_t aoti_torch_dtype_int16();
-int32_t aoti_torch_dtype_int32();
-int32_t aoti_torch_dtype_int64();
-int32_t aoti_torch_dtype_float16();
-int32_t aoti_torch_dtype_bfloat16();
-int32_t aoti_torch_dtype_float32();
-int32_t aoti_torch_dtype_float64();
-int32_t aoti_torch_dtype_float8_e4m3fn();
-int32_t aoti_torch_dtype_float8_e5m2();
+#define DECLARE(number, name, code, bits, torch) int32_t aoti_torch_dtype_##torch();
+KILN_DTYPES(DECLARE)
+#undef DECLARE
 
 }  // extern "C"
 

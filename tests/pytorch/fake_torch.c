@@ -194,3 +194,6 @@ int32_t aoti_torch_dtype_float32(void) { return 108; }
 int32_t aoti_torch_dtype_float64(void) { return 109; }
 int32_t aoti_torch_dtype_float8_e4m3fn(void) { return 110; }
 int32_t aoti_torch_dtype_float8_e5m2(void) { return 111; }
+int32_t aoti_torch_dtype_uint16(void) { return 112; }
+int32_t aoti_torch_dtype_uint32(void) { return 113; }
+int32_t aoti_torch_dtype_uint64(void) { return 114; }

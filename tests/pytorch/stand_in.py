@@ -22,9 +22,8 @@ import shared
 HERE = Path(__file__).resolve().parent
 DENSE, CPU, CUDA = 70, 40, 41
 DTYPES = {"bool": 100, "uint8": 101, "int8": 102, "int16": 103, "int32": 104, "int64": 105, "fp16": 106, "bf16": 107,
-          "fp32": 108, "fp64": 109, "fp8e4m3": 110, "fp8e5m2": 111}  # fmt: skip
-KILN = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4, "fp8e4m3": 5, "fp8e5m2": 6, "int8": 10, "int16": 11, "int32": 12,
-        "int64": 13, "uint8": 20, "bool": 30}  # fmt: skip
+          "fp32": 108, "fp64": 109, "fp8e4m3": 110, "fp8e5m2": 111, "uint16": 112, "uint32": 113,
+          "uint64": 114}  # fmt: skip
 FORWARD = ("bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "rng")
 DECODE = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_batch", "leftpad", "rotary_cos",
           "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes")  # fmt: skip

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_in import DECODE, FORWARD, KILN, Remote, Tensor, dense
+from stand_in import DECODE, FORWARD, Remote, Tensor, dense
+
+from kiln_recipe.dtypes import DTYPES
 
 CAUSAL, BOTTOM_RIGHT, ROWS_FIRST, RETURN_LSE, FOR_BACKWARD, ALIKE = 1, 2, 4, 8, 16, 32
 NEED_DBIAS, NEED_DSINKS, DETERMINISTIC, INTERLEAVED, EQUAL_HEADS = 64, 128, 256, 512, 1024
@@ -46,11 +48,11 @@ def logical(tensor: Tensor, rows_first: bool = False) -> tuple:
         sizes[1:3], strides[1:3] = sizes[2:0:-1], strides[2:0:-1]
     if sizes[3] == 1:
         strides[3] = 1
-    return tensor.data, KILN[tensor.dtype], tuple(sizes), tuple(strides)
+    return tensor.data, DTYPES[tensor.dtype], tuple(sizes), tuple(strides)
 
 
 def view(tensor: Tensor) -> tuple:
-    return tensor.data, KILN[tensor.dtype], tensor.sizes, tensor.strides
+    return tensor.data, DTYPES[tensor.dtype], tensor.sizes, tensor.strides
 
 
 def check_like(made: Tensor, seen: tuple, model: Tensor, width: int, rows_first: bool) -> None:
@@ -64,7 +66,7 @@ def check_like(made: Tensor, seen: tuple, model: Tensor, width: int, rows_first:
         expected = (max(rows, 1) * max(heads, 1) * one, one, max(heads, 1) * one, 1)
     else:
         expected = (max(heads, 1) * max(rows, 1) * one, max(rows, 1) * one, one, 1)
-    assert seen == (made.data, KILN[model.dtype], (batch, heads, rows, width), expected)
+    assert seen == (made.data, DTYPES[model.dtype], (batch, heads, rows, width), expected)
     back = [expected[i] for i in ((0, 2, 1, 3) if rows_first else (0, 1, 2, 3))]
     assert list(made.strides) == back[4 - len(model.sizes) :]
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from kiln_recipe.call.evaluate import Tensor
-from kiln_recipe.expressions import DTYPES
+from kiln_recipe.dtypes import DTYPES
 
 BF16, FP16, FP32, INT32, INT64 = (DTYPES[name] for name in ("bf16", "fp16", "fp32", "int32", "int64"))
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 511, 512, 513, 1024, 1025, 4096, 4097, 20000)

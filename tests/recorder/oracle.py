@@ -20,7 +20,7 @@ from kiln_recipe.call import evaluate
 from kiln_recipe.call.dispatch import Tables
 from kiln_recipe.call.evaluate import ALIGNMENT, DTYPE_NAMES, Given, Refusal
 from kiln_recipe.call.implementations import Described, PassedOver
-from kiln_recipe.expressions import DTYPE_BYTES
+from kiln_recipe.dtypes import DTYPE_BYTES
 from kiln_recipe.images import elf
 from kiln_recipe.images.image import DescriptorInfo
 from kiln_recipe.model import Operation, Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiln_recipe.call.evaluate import Tensor
-from kiln_recipe.expressions import DTYPE_BYTES, DTYPES
+from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "none": (), "bias": ("bias",), "softcap": ("softcap",), "dropout": ("dropout",),

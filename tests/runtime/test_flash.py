@@ -13,7 +13,7 @@ import packs
 import pytest
 from ffi import BF16, FP16, FP32, tensor
 
-from kiln_recipe.expressions import DTYPES
+from kiln_recipe.dtypes import DTYPES
 
 PARAMS = {
     "attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode, "dropout_mask": ffi.DropoutMask,

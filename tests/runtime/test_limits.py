@@ -9,7 +9,7 @@ from nativebuild import CORE, ROOT, run
 
 from kiln_build.artifacts import pack, pack_writer
 from kiln_build.artifacts import reader as inspect
-from kiln_recipe import expressions
+from kiln_recipe import dtypes
 from kiln_recipe.documents import file
 from kiln_recipe.images import judge
 from kiln_recipe.read import configurations as recipe_configurations
@@ -48,8 +48,17 @@ def test_limits_of_a_family(built, tmp_path):
 
 
 def test_dtypes(built, tmp_path):
-    found = values(built, tmp_path, [f"KILN_{name.upper()}" for name in expressions.DTYPES], ['"kiln/kiln.h"'])
-    assert found == {f"KILN_{name.upper()}": number for name, number in expressions.DTYPES.items()}
+    found = values(built, tmp_path, [f"KILN_{name.upper()}" for name in dtypes.DTYPES], ['"kiln/kiln.h"'])
+    assert found == {f"KILN_{name.upper()}": number for name, number in dtypes.DTYPES.items()}
+    declared = re.findall(r"KILN_((?:FP|BF|INT|UINT|BOOL)[0-9EM]*) = \d+", (ROOT / "include/kiln/kiln.h").read_text())
+    assert {name.lower() for name in declared} == dtypes.DTYPES.keys()
+
+
+def test_the_core_names_and_measures_dtypes(built, tmp_path):
+    known = {f"kiln::dtype_bytes({row.number})": row.bytes for row in dtypes.TABLE}
+    known |= {f'std::string("{row.name}") == kiln::dtype_name({row.number})': 1 for row in dtypes.TABLE}
+    source = [f'"{ROOT / "csrc/core/error.cc"}"', "<string>"]
+    assert values(built, tmp_path, list(known), source) == known
 
 
 def test_rows_of_packs(built, tmp_path):

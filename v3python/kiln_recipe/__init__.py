@@ -10,6 +10,6 @@ only from those after it, and from the modules beside them:
     images    what a compiled image is, states and needs
 
 Modules: errors (every way to fail, with its exit code), expressions (a recipe's), model (a recipe, once read),
-selection (which of its variants), targets (the table of GPUs), digests, shape (of data from outside), suggest (the
-nearest name).
+selection (which of its variants), targets (the table of GPUs), dtypes (the table of them), digests, shape (of data from
+outside), suggest (the nearest name).
 """

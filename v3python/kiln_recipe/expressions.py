@@ -33,19 +33,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
+
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_LENGTH = 2000
 MAX_DEPTH = 100
 
-# kiln_dtype of include/kiln/kiln.h, and bytes.
-DTYPES: Mapping[str, int] = {
-    "fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4, "fp8e4m3": 5, "fp8e5m2": 6, "int8": 10, "int16": 11, "int32": 12,
-    "int64": 13, "uint8": 20, "uint16": 21, "uint32": 22, "uint64": 23, "bool": 30,
-}  # fmt: skip
-DTYPE_BYTES: Mapping[str, int] = {
-    "fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8, "fp8e4m3": 1, "fp8e5m2": 1, "int8": 1, "int16": 2, "int32": 4,
-    "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
-}  # fmt: skip
 _BYTES_BY_CODE = {DTYPES[name]: size for name, size in DTYPE_BYTES.items()}
 CONSTANTS: Mapping[str, int] = {"true": 1, "false": 0, **DTYPES}
 FUNCTIONS = ("min", "max", "cdiv", "align", "log2", "next_power_of_2", "sizeof", "given")

@@ -6,12 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-# What others call a dtype.
-_SYNONYMS = {
-    "half": "fp16", "float16": "fp16", "f16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32",
-    "f32": "fp32", "double": "fp64", "float64": "fp64", "f64": "fp64", "int": "int32", "long": "int64",
-    "float8_e4m3fn": "fp8e4m3", "float8_e5m2": "fp8e5m2", "i1": "bool",
-}  # fmt: skip
+from kiln_recipe.dtypes import SYNONYMS
 
 
 def nearest(word: str, known: Iterable[str], what: str = "fields") -> str:
@@ -29,7 +24,7 @@ def guess(word: str, known: Iterable[str]) -> str:
 
 
 def _close(word: str, known: Sequence[str]) -> list[str]:
-    same = _SYNONYMS.get(word.removeprefix("torch.").removeprefix("tl.").lower())
+    same = SYNONYMS.get(word.removeprefix("torch.").removeprefix("tl.").lower())
     if same is not None and same in known:
         return [same]
     if _is_number(word):

@@ -15,6 +15,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from kiln_build.native import generate
+from kiln_recipe import dtypes
 from kiln_recipe.documents import document
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.model import Recipe
@@ -246,13 +247,19 @@ def family_files(recipe: Recipe) -> dict[str, str]:
         f"{recipe.family}/arguments.h": entries_header(recipe, table),
         "torch/arguments.h": torch_header(table),
         "torch/flags.h": flags_header(table),
+        "torch/dtypes.h": dtypes_header(),
     }
 
 
 def core_files(source: Path) -> dict[str, str]:
     """What bindings/core of a source tree includes."""
     table = read(source / TABLE)
-    return {"arguments.h": core_header(table), "flags.h": flags_header(table)}
+    return {"arguments.h": core_header(table), "flags.h": flags_header(table), "dtypes.h": dtypes_header()}
+
+
+def dtypes_header() -> str:
+    """The table of dtypes, for bindings/core and bindings/torch."""
+    return generate.render("dtypes.h.jinja", dtypes=dtypes.TABLE)
 
 
 def flags_header(table: Table) -> str:

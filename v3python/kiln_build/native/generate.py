@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import jinja2
 
 from kiln_recipe.call.layout import Layout, layout
-from kiln_recipe.expressions import CPP_PROLOGUE, DTYPES, Expression
+from kiln_recipe.dtypes import DTYPES
+from kiln_recipe.expressions import CPP_PROLOGUE, Expression
 from kiln_recipe.model import Argument, Kernel, Operation, Parameter, Recipe
 from kiln_recipe.plan.model import KernelPlan
 from kiln_recipe.targets import PTX_DRIVERS, Target

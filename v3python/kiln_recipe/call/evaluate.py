@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln_recipe.call.implementations import Described, PassedOver, describe, lack_of_description
-from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, INT64_MAX, Expression, Fault
+from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
+from kiln_recipe.expressions import INT64_MAX, Expression, Fault
 from kiln_recipe.model import MULTIPROCESSORS, Argument, Choice, Kernel, Operation, Specialization
 
 ALIGNMENT = 256  # KILN_WORKSPACE_ALIGNMENT

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kiln_recipe.expressions import DTYPE_BYTES, DTYPES
+from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
 from kiln_recipe.model import Kernel, Parameter
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kiln_recipe.dtypes import TRITON_DTYPES
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.expressions import Expression, Fault, Name
 from kiln_recipe.model import (
@@ -28,7 +29,6 @@ from kiln_recipe.plan.model import CompileSpec, Functional, KernelPlan, Variant,
 from kiln_recipe.read import tuning
 from kiln_recipe.read.configurations import MAX_CONFIGURATIONS
 from kiln_recipe.read.descriptors import tile
-from kiln_recipe.read.parameters import triton_dtype
 from kiln_recipe.read.rules import is_one_of
 from kiln_recipe.selection import spell_selection
 from kiln_recipe.targets import Target
@@ -231,10 +231,10 @@ class Planner:
     def type(self, parameter: Parameter, functional: Functional, configuration: Configuration) -> str:
         """A parameter's type, as Triton spells it; of a descriptor without the layout of its tile in shared memory."""
         choice = parameter.dtype_choice
-        dtype = triton_dtype(str(functional.values[choice])) if choice else ""
+        dtype = TRITON_DTYPES[str(functional.values[choice])] if choice else ""
         if parameter.descriptor is None:
             return f"*{dtype}" if choice else parameter.type
-        dtype = dtype or triton_dtype(str(parameter.descriptor.dtype))
+        dtype = dtype or TRITON_DTYPES[str(parameter.descriptor.dtype)]
         sides = tile(parameter.descriptor, self.kernel.constants, functional.numbers, configuration)
         return f"tensordesc<{dtype}[{','.join(map(str, sides))}]>"
 

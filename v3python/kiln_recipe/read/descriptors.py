@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import ParameterShape
-from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, Expression, Fault
+from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
+from kiln_recipe.expressions import Expression, Fault
 from kiln_recipe.model import (
     DESCRIPTOR,
     Argument,

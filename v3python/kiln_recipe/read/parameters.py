@@ -20,7 +20,8 @@ from typing import NoReturn
 
 from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import MAX_RANK, ArgumentShape, OperationShape, ParameterShape, WorkspaceShape
-from kiln_recipe.expressions import DTYPES, Expression, parse
+from kiln_recipe.dtypes import DTYPES, TRITON_DTYPES
+from kiln_recipe.expressions import Expression, parse
 from kiln_recipe.model import Argument, Choice, Parameter, Scalar
 from kiln_recipe.read.descriptors import MAX_DESCRIPTORS, read_descriptor, scope_of_tiles
 from kiln_recipe.read.fingerprint import FunctionParameter
@@ -30,18 +31,8 @@ from kiln_recipe.suggest import guess, nearest
 
 MAX_PARAMETERS = 64  # KILN_MAX_PARAMETERS
 
-_TRITON_DTYPES: Mapping[str, str] = {
-    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp64": "fp64", "fp8e4m3": "fp8e4nv", "fp8e5m2": "fp8e5",
-    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8", "uint16": "u16", "uint32": "u32",
-    "uint64": "u64", "bool": "i1",
-}  # fmt: skip
 _SCALARS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp32", "fp64")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf")
-
-
-def triton_dtype(dtype: str) -> str:
-    """Triton's name of a dtype: "fp8e4nv" for "fp8e4m3"."""
-    return _TRITON_DTYPES[dtype]
 
 
 @dataclass(frozen=True)
@@ -263,12 +254,12 @@ class _Reader:
                         self.document.fail(keys, f"the values of the choice {pointed} are not dtypes")
                     return f"*{pointed}", pointed
             if pointed in DTYPES:
-                return f"*{_TRITON_DTYPES[pointed]}", None
-            if pointed in _TRITON_DTYPES.values():
+                return f"*{TRITON_DTYPES[pointed]}", None
+            if pointed in TRITON_DTYPES.values():
                 return f"*{pointed}", None
             known = [*(f"*{c.name}" for c in self.own if c.kind == "dtype"), *(f"*{dtype}" for dtype in DTYPES)]
             self.document.fail(keys, f"{name} has the unknown type {text!r}; {nearest(text, known, 'pointers')}")
-        scalar = {**_TRITON_DTYPES, "fp16": "", "bf16": ""}.get(text, text)
+        scalar = {**TRITON_DTYPES, "fp16": "", "bf16": ""}.get(text, text)
         if scalar not in _SCALARS:
             known = list(_SCALARS)
             self.document.fail(

@@ -23,7 +23,8 @@ from kiln_recipe.documents.file import (
     Text,
     WorkspaceShape,
 )
-from kiln_recipe.expressions import DTYPE_BYTES, DTYPES, Expression
+from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
+from kiln_recipe.expressions import Expression
 from kiln_recipe.model import (
     Argument,
     Choice,

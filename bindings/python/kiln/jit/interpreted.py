@@ -24,6 +24,7 @@ from kiln.jit.locks import TRITON
 from kiln.jit.narrow import Narrow, put
 from kiln.jit.packages import need
 from kiln.jit.tensors import Memory
+from kiln_recipe import dtypes
 from kiln_recipe.call.dispatch import Chosen
 from kiln_recipe.compile import mistakes
 from kiln_recipe.model import Kernel
@@ -171,10 +172,8 @@ def _arguments(chosen: Chosen) -> Mapping[str, Any]:
 
 
 def _types(language: Any) -> Mapping[str, Any]:
-    names = ("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
-             "float32", "float64", "float8e4nv", "float8e5")  # fmt: skip
-    short = ((getattr(language, name), name) for name in names)
-    return {kind.name.replace("uint", "u").replace("int", "i"): kind for kind, _ in short}
+    """Triton's types by their names in signatures."""
+    return {row.triton: getattr(language, row.language) for row in dtypes.TABLE}
 
 
 def _of(raised: Exception, chosen: Chosen) -> KernelError:

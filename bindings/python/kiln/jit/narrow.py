@@ -12,14 +12,9 @@ import numpy
 import torch
 
 from kiln.jit.packages import need
+from kiln_recipe import dtypes
 
-# Triton's name, PyTorch's name, the largest value where what is beyond it becomes that (as NVIDIA's and AMD's
-# conversions do that Triton emits).
-_NARROW = (
-    ("bfloat16", torch.bfloat16, None),
-    ("float8e4nv", torch.float8_e4m3fn, 448.0),
-    ("float8e5", torch.float8_e5m2, 57344.0),
-)
+_NARROW = tuple(row for row in dtypes.TABLE if row.is_narrow)
 # Methods of the builder that compute with all of their operands.
 _COMPUTING = ("binary_op", "unary_op", "ternary_op", "create_fma", "create_rsqrt", "create_erf", "create_dot")
 
@@ -31,8 +26,10 @@ class Narrow:
         self._interpreter = need("triton.runtime.interpreter")
         self._language = need("triton.language")
         self._toward_zero = need("triton._C.libtriton").ir.ROUNDING_MODE.RTZ
-        kinds = ((getattr(self._language, name), kind, largest) for name, kind, largest in _NARROW)
-        self._types = {made.name: (kind, largest) for made, kind, largest in kinds}  # types themselves have no hash
+        # By name, since types themselves have no hash.
+        self._types = {
+            getattr(self._language, row.language).name: (getattr(torch, row.torch), row.largest) for row in _NARROW
+        }
 
     def install(self, stack: ExitStack) -> None:
         """Gives the interpreter's builder these operations until the stack is left."""

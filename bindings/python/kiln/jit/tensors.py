@@ -8,17 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from kiln.jit.errors import ArgumentError
+from kiln_recipe import dtypes
 from kiln_recipe.call.evaluate import ALIGNMENT, Tensor
-from kiln_recipe.expressions import DTYPES
 
-_TORCH_NAMES: Mapping[str, str] = {
-    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64", "fp8e4m3": "float8_e4m3fn",
-    "fp8e5m2": "float8_e5m2",
-}  # fmt: skip
 # kiln_dtype by PyTorch's dtype.
-_CODES: Mapping[torch.dtype, int] = {
-    getattr(torch, _TORCH_NAMES.get(name, name)): code for name, code in DTYPES.items()
-}
+_CODES: Mapping[torch.dtype, int] = {getattr(torch, row.torch): row.number for row in dtypes.TABLE}
 
 
 def describe(operation: str, name: str, tensor: torch.Tensor) -> Tensor:

@@ -14,12 +14,9 @@ from kiln import _arguments, _core
 from kiln.errors import ArgumentError, KilnError
 from kiln.information import Variant
 from kiln.torch import arguments, functions, native, operators
+from kiln_recipe import dtypes
 
-_DTYPES = {
-    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
-    torch.float8_e4m3fn: "fp8e4m3", torch.float8_e5m2: "fp8e5m2", torch.int8: "int8", torch.int16: "int16",
-    torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8", torch.bool: "bool",
-}  # fmt: skip
+_DTYPES = {getattr(torch, row.torch): row.name for row in dtypes.TABLE}
 _UNKNOWN = 4096  # stands for a size that is not known while something is traced
 _PAGE = 1 << 21
 
