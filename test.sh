@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up and runs the whole test suite: linters, then pytest, which gets the words given.
-#   bash test.sh               all that can run here
+#   bash test.sh               all that can run here; at the end of each session, its 20 slowest tests
 #   bash test.sh -k fetch      the tests that have to do with fetch
 #   bash test.sh --slow        those too that are too slow for every change (KILN_TEST_SLOW=1)
 #   bash test.sh --coverage    also which lines and branches of the Python packages ran
@@ -28,12 +28,17 @@ place=${KILN_TEST_VENV:-$here/.venv}
 base=$(bash build.sh --python-path)
 python=$("$base" -I -B tests/environment.py "$place")
 export PYTHONPATH=$here/v3python PYTHONPYCACHEPREFIX=$place/pycache PYTHONNOUSERSITE=1
+# Tests start hundreds of Pythons: without bytecode each would compile all that it imports, PyTorch for one, anew.
+# It goes to a folder of its own; what belonged to the last run's temporary files is of no use to this one.
+unset PYTHONDONTWRITEBYTECODE
+rm -rf "$PYTHONPYCACHEPREFIX${TMPDIR:-/tmp}"
 
 if [[ ${KILN_TEST_LINT:-1} != 0 ]]; then
     KILN_TEST_VENV=$place bash tests/lint.sh
     echo "linters: no complaints"
 fi
 words=(-p no:cacheprovider)
+(($#)) || words+=(--durations=20)
 processes=${KILN_TEST_PROCESSES:-$(if (($#)); then echo 1; else nproc; fi)}
 # Without a limit of restarts a process that crashes leaves the others waiting for ever.
 ((processes < 2)) || words+=(-n "$processes" --dist loadfile --no-loadscope-reorder --max-worker-restart 0)
