@@ -9,14 +9,15 @@ namespace {
 kiln_status define(Plan& plan) {
   const kiln_operation_table& op = *plan.operation->table;
   int32_t broken = 0;
-  for (int32_t i = 0; i < op.definition_count; ++i) {
-    plan.v[op.definitions[i].index] = op.definitions[i].value(plan.v, &broken);
-    if (broken) return fault(plan, "the value", op.definitions[i].name);
+  if (op.definition_count) {
+    const int32_t defined = op.define(plan.v, &broken);
+    if (broken) return fault(plan, "the value", op.definitions[defined]);
   }
-  for (int32_t i = 0; i < op.requirement_count; ++i) {
-    bool holds = op.requirements[i].holds(plan.v, &broken) != 0;
-    if (broken) return fault(plan, "what decides that", op.requirements[i].otherwise);
-    if (!holds) return fail(KILN_E_ARGUMENT, "%s: %s", plan.operation->name, op.requirements[i].otherwise);
+  if (op.requirement_count) {
+    const int32_t fulfilled = op.check(plan.v, &broken);
+    if (broken) return fault(plan, "what decides that", op.requirements[fulfilled]);
+    if (fulfilled < op.requirement_count)
+      return fail(KILN_E_ARGUMENT, "%s: %s", plan.operation->name, op.requirements[fulfilled]);
   }
   return KILN_OK;
 }

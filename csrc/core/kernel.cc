@@ -32,10 +32,26 @@ kiln_status look_up(const Plan& plan, KernelPlan& out) {
   return KILN_OK;
 }
 
+// What a parameter's type can hold, by KILN_PARAMETER_*. Floating numbers come as the bits of a double.
+constexpr struct {
+  const char* name;
+  int64_t least, most;
+} kTypes[] = {{"pointer", INT64_MIN, INT64_MAX},
+              {"i1", 0, 1},
+              {"i8", INT8_MIN, INT8_MAX},
+              {"i16", INT16_MIN, INT16_MAX},
+              {"i32", INT32_MIN, INT32_MAX},
+              {"i64", INT64_MIN, INT64_MAX},
+              {"u8", 0, UINT8_MAX},
+              {"u16", 0, UINT16_MAX},
+              {"u32", 0, UINT32_MAX},
+              {"u64", 0, INT64_MAX},
+              {"fp32", INT64_MIN, INT64_MAX},
+              {"fp64", INT64_MIN, INT64_MAX},
+              {"descriptor", INT64_MIN, INT64_MAX}};
+
 kiln_status out_of_range(const Plan& plan, const kiln_kernel_table& kernel, const kiln_parameter_table& parameter,
                          int64_t value) {
-  static const char* const kTypes[] = {"pointer", "i1",  "i8",  "i16", "i32",  "i64",
-                                       "u8",      "u16", "u32", "u64", "fp32", "fp64"};
   if (parameter.type == KILN_PARAMETER_FP32) {
     double real;
     memcpy(&real, &value, sizeof real);
@@ -43,64 +59,51 @@ kiln_status out_of_range(const Plan& plan, const kiln_kernel_table& kernel, cons
                 parameter.name, FullName(kernel).c_str(), real);
   }
   return fail(KILN_E_RANGE, "%s: the parameter %s of kernel %s is %lld, which does not fit %s", plan.operation->name,
-              parameter.name, FullName(kernel).c_str(), static_cast<long long>(value), kTypes[parameter.type]);
+              parameter.name, FullName(kernel).c_str(), static_cast<long long>(value), kTypes[parameter.type].name);
+}
+
+// The bits of a double become those of a float; false if it does not fit.
+bool narrow(int64_t value, uint64_t* out) {
+  double real;
+  memcpy(&real, &value, sizeof real);
+  const float narrowed = static_cast<float>(real);
+  *out = 0;
+  memcpy(out, &narrowed, sizeof narrowed);
+  const bool finite = real >= -DBL_MAX && real <= DBL_MAX;
+  return !finite || (narrowed >= -FLT_MAX && narrowed <= FLT_MAX);
 }
 
 // Turns a value into the bytes that the kernel takes; false if it does not fit.
 bool encode(int32_t type, int64_t value, uint64_t* out) {
+  if (type == KILN_PARAMETER_FP32) return narrow(value, out);
   *out = static_cast<uint64_t>(value);  // little-endian: a narrower parameter is the first bytes
-  switch (type) {
-    case KILN_PARAMETER_I1:
-      return value == 0 || value == 1;
-    case KILN_PARAMETER_I8:
-      return value == static_cast<int8_t>(value);
-    case KILN_PARAMETER_I16:
-      return value == static_cast<int16_t>(value);
-    case KILN_PARAMETER_I32:
-      return value == static_cast<int32_t>(value);
-    case KILN_PARAMETER_U8:
-      return value == static_cast<uint8_t>(value);
-    case KILN_PARAMETER_U16:
-      return value == static_cast<uint16_t>(value);
-    case KILN_PARAMETER_U32:
-      return value == static_cast<uint32_t>(value);
-    case KILN_PARAMETER_U64:
-      return value >= 0;
-    case KILN_PARAMETER_FP32: {
-      double real;
-      memcpy(&real, &value, sizeof real);
-      float narrow = static_cast<float>(real);
-      *out = 0;
-      memcpy(out, &narrow, sizeof narrow);
-      bool finite = real >= -DBL_MAX && real <= DBL_MAX;
-      return !finite || (narrow >= -FLT_MAX && narrow <= FLT_MAX);
-    }
-    default:
-      return true;
-  }
+  return value >= kTypes[type].least && value <= kTypes[type].most;
 }
-
-// What specializations ask of parameters; bit i: parameter i.
-struct Properties {
-  uint64_t divisible_by_16 = 0, divisible_by_8 = 0, equal_to_one = 0;
-};
 
 // Evaluates all parameters into `values`.
-kiln_status evaluate_parameters(const Plan& plan, const kiln_kernel_table& kernel, int64_t* values, Properties* of) {
-  for (int32_t i = 0; i < kernel.parameter_count; ++i) {
-    int32_t broken = 0;
-    values[i] = kernel.parameters[i].value(plan.v, &broken);
-    if (broken) return fault(plan, "the parameter", kernel.parameters[i].name);
-    of->divisible_by_16 |= static_cast<uint64_t>((values[i] & 15) == 0) << i;
-    of->divisible_by_8 |= static_cast<uint64_t>((values[i] & 7) == 0) << i;
-    of->equal_to_one |= static_cast<uint64_t>(values[i] == 1) << i;
-  }
-  return KILN_OK;
+kiln_status evaluate_parameters(const Plan& plan, const kiln_kernel_table& kernel, int64_t* values) {
+  if (!kernel.parameter_count) return KILN_OK;
+  int32_t broken = 0;
+  const int32_t evaluated = kernel.evaluate(plan.v, values, &broken);
+  return broken ? fault(plan, "the parameter", kernel.parameters[evaluated].name) : KILN_OK;
 }
 
-bool holds(const kiln_specialization_table& specialization, const Properties& of) {
-  return !(specialization.divisible_by_16 & ~of.divisible_by_16) &&
-         !(specialization.divisible_by_8 & ~of.divisible_by_8) && !(specialization.equal_to_one & ~of.equal_to_one);
+// Whether each value in `which` (bit i: values[i]) is a multiple of `factor`, a power of two.
+bool all_divisible(const int64_t* values, uint64_t which, int64_t factor) {
+  int64_t ones = 0;
+  for (; which; which &= which - 1) ones |= values[__builtin_ctzll(which)];
+  return (ones & (factor - 1)) == 0;
+}
+
+bool all_one(const int64_t* values, uint64_t which) {
+  for (; which; which &= which - 1)
+    if (values[__builtin_ctzll(which)] != 1) return false;
+  return true;
+}
+
+bool holds(const kiln_specialization_table& specialization, const int64_t* values) {
+  return all_divisible(values, specialization.divisible_by_16, 16) &&
+         all_divisible(values, specialization.divisible_by_8, 8) && all_one(values, specialization.equal_to_one);
 }
 
 // Marks the descriptors among the visible parameters; `constant` are none of these. How many more parameters they are
@@ -297,12 +300,12 @@ kiln_status configure(Plan& plan, const Forced& forced, KernelPlan& out, PassedO
   return KILN_OK;
 }
 
-kiln_status specialize(const Plan& plan, const Forced& forced, const Properties& properties, KernelPlan& out) {
+kiln_status specialize(const Plan& plan, const Forced& forced, const int64_t* values, KernelPlan& out) {
   const kiln_kernel_table& kernel = *out.table;
   out.specialization = forced.specialization;
   if (!forced.table) {
-    while (!holds(kernel.specializations[out.specialization], properties)) ++out.specialization;
-  } else if (!holds(kernel.specializations[out.specialization], properties)) {
+    while (!holds(kernel.specializations[out.specialization], values)) ++out.specialization;
+  } else if (!holds(kernel.specializations[out.specialization], values)) {
     return fail(KILN_E_UNSUPPORTED,
                 "%s: the variant forced for kernel %s is specialised (%s) for arguments that this "
                 "call does not have",
@@ -329,9 +332,8 @@ kiln_status plan_implementation(Plan& plan, const Forced& forced, KernelPlan& ou
   if (status != KILN_OK) return status;
   if ((status = configure(plan, forced, out, why)) != KILN_OK) return status;
   int64_t values[KILN_MAX_PARAMETERS];
-  Properties properties;
-  if ((status = evaluate_parameters(plan, *out.table, values, &properties)) != KILN_OK) return status;
-  if ((status = specialize(plan, forced, properties, out)) != KILN_OK) return status;
+  if ((status = evaluate_parameters(plan, *out.table, values)) != KILN_OK) return status;
+  if ((status = specialize(plan, forced, values, out)) != KILN_OK) return status;
   if ((status = choose_image(plan, out, why)) != KILN_OK) return status;
   out.first_descriptor = plan.descriptor_count;
   if (out.table->descriptor_count || out.image->descriptors)

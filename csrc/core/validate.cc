@@ -82,12 +82,12 @@ const char* check_operation(const kiln_operation_table& op) {
   if (!fits(op, op.multiprocessors_index, 1)) return "the multiprocessors lie outside of the values";
   if (const char* wrong = check_arguments(op)) return wrong;
   if (const char* wrong = check_choices(op)) return wrong;
+  if ((op.definition_count && !op.define) || (op.requirement_count && !op.check))
+    return "its definitions or its requirements have no function";
   for (int32_t i = 0; i < op.definition_count; ++i)
-    if (!is_name(op.definitions[i].name) || !op.definitions[i].value || !fits(op, op.definitions[i].index, 1))
-      return "a definition has no name, no expression or no place in the values";
+    if (!is_name(op.definitions[i])) return "a definition has no name";
   for (int32_t i = 0; i < op.requirement_count; ++i)
-    if (!op.requirements[i].holds || !op.requirements[i].otherwise)
-      return "a requirement has no expression or sentence";
+    if (!op.requirements[i]) return "a requirement has no sentence";
   for (int32_t i = 0; i < op.workspace_count; ++i)
     if (!is_name(op.workspaces[i].name) || !op.workspaces[i].bytes || !fits(op, op.workspaces[i].index, 1))
       return "a workspace has no name, no expression or no place in the values";
@@ -108,12 +108,13 @@ const char* check_descriptors(const kiln_operation_table& op, const kiln_kernel_
 }
 
 const char* check_parameters(const kiln_kernel_table& kernel) {
+  if (kernel.parameter_count && !kernel.evaluate) return "its parameters have no function";
   int32_t descriptors = 0;
   for (int32_t i = 0; i < kernel.parameter_count; ++i) {
     const kiln_parameter_table& parameter = kernel.parameters[i];
     if (parameter.type < KILN_PARAMETER_POINTER || parameter.type > KILN_PARAMETER_DESCRIPTOR)
       return "a parameter is of an unknown type";
-    if (!is_name(parameter.name) || !parameter.value) return "a parameter has no name or no expression";
+    if (!is_name(parameter.name)) return "a parameter has no name";
     if (parameter.type == KILN_PARAMETER_DESCRIPTOR && parameter.descriptor != descriptors++)
       return "its descriptors are not in its parameters' order";
   }

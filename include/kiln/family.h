@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define KILN_FAMILY_ABI 4
+#define KILN_FAMILY_ABI 5
 #define KILN_MAX_VALUES 512     /* length of `v` */
 #define KILN_MAX_KERNELS 32     /* of an operation, each implementation of a kernel counted */
 #define KILN_MAX_PARAMETERS 64  /* of a kernel */
@@ -39,6 +39,12 @@ extern "C" {
 
 /* An expression of the recipe. Sets *fault to 1 and returns 0 where a step overflows int64_t or divides by zero. */
 typedef int64_t (*kiln_expression)(const int64_t* v, int32_t* fault);
+
+/* Those that every call evaluates are one function, which is faster than one for each. It returns how many it got
+ * through: all of them, or the number of the first that faults (and sets *fault) or, of requirements, does not hold. */
+typedef int32_t (*kiln_definitions)(int64_t* v, int32_t* fault);         /* puts each value into v */
+typedef int32_t (*kiln_requirements)(const int64_t* v, int32_t* fault);
+typedef int32_t (*kiln_parameters)(const int64_t* v, int64_t* values, int32_t* fault); /* values[0], [1], ... */
 
 typedef struct kiln_argument_table {
     const char* name;
@@ -64,18 +70,6 @@ typedef struct kiln_choice_table {
     int32_t reserved;
 } kiln_choice_table;
 
-typedef struct kiln_requirement_table {
-    kiln_expression holds;  /* non-zero: fulfilled */
-    const char* otherwise;  /* the sentence for the caller */
-} kiln_requirement_table;
-
-typedef struct kiln_definition_table {
-    const char* name;
-    kiln_expression value;
-    int32_t index;  /* in v */
-    int32_t reserved;
-} kiln_definition_table;
-
 typedef struct kiln_workspace_table {
     const char* name;
     kiln_expression bytes;
@@ -91,9 +85,9 @@ enum {
 };
 typedef struct kiln_parameter_table {
     const char* name;
-    int32_t type;           /* KILN_PARAMETER_* */
-    int32_t descriptor;     /* of a DESCRIPTOR: its number in the kernel's descriptors; else 0 */
-    kiln_expression value;  /* for FP32 and FP64: gives the bits of a double; for DESCRIPTOR: the tensor's address */
+    int32_t type;        /* KILN_PARAMETER_*; the value of FP32 and FP64 is the bits of a double, that of a DESCRIPTOR the
+                            tensor's address */
+    int32_t descriptor;  /* of a DESCRIPTOR: its number in the kernel's descriptors; else 0 */
 } kiln_parameter_table;
 
 /* A tensor descriptor. The runtime has the driver encode it, from the tensor that these expressions give and the box,
@@ -164,6 +158,7 @@ typedef struct kiln_kernel_table {
     const char* serves_text;        /* what `serves` says, for sentences: "k >= 64"; NULL with it */
     const int32_t* choices;         /* indices of the operation's choices that this kernel depends on */
     const kiln_parameter_table* parameters;
+    kiln_parameters evaluate;       /* NULL: no parameters */
     const kiln_specialization_table* specializations; /* tried in order; the last always holds */
     const kiln_bin_table* bins;
     const kiln_zero_table* zeros;   /* set to zero on the stream before the kernel */
@@ -187,8 +182,10 @@ typedef struct kiln_operation_table {
     kiln_expression skip_when;      /* NULL: never; non-zero: nothing to do, the call succeeds and launches nothing */
     const kiln_argument_table* arguments;
     const kiln_choice_table* choices;
-    const kiln_definition_table* definitions;  /* in order: a later may read an earlier */
-    const kiln_requirement_table* requirements; /* checked after the definitions, before the choices */
+    const char* const* definitions;  /* their names */
+    kiln_definitions define;         /* NULL: none */
+    const char* const* requirements; /* of each the sentence for a caller who does not fulfil it */
+    kiln_requirements check;         /* after the definitions, before the choices; NULL: none */
     const kiln_workspace_table* workspaces;    /* one after another, each aligned to KILN_WORKSPACE_ALIGNMENT */
     const kiln_kernel_table* kernels;          /* launched in this order, of each kernel one implementation */
     int32_t argument_count;

@@ -213,7 +213,7 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
     source = tmp_path / "broken.cc"
     toy_source = (nativebuild.HERE / "toy_family.cc").read_text()
     cases = [
-        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 5; Kiln 1.2.3 reads ABI 4"),
+        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 6; Kiln 1.2.3 reads ABI 5"),
         ("{sizeof(kiln_family),", "{sizeof(kiln_family) - 8,", "its size is less"),
         ('"1.2.3"', '""', "it has no version"),
         ("7, 3, 3, 1, 1, 2, MP, VALUES}", "7, 3, 3, 1, 1, 2, MP, 513}", "more values than KILN_MAX_VALUES"),
@@ -230,8 +230,11 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
         ("KILN_MATCH_NEXT_LARGER, 2", "5, 2", "unknown way to match"),
         ("kItself[] = {0, 1}", "kItself[] = {0, 2}", "the value that serves another of a choice does not exist"),
         ("kDtypeNames, kItself", "kDtypeNames, nullptr", "a choice has no values"),
-        ('{"rows", rows, D_ROWS', '{"", rows, D_ROWS', "a definition has no name"),
-        ("{{same_rows,", "{{nullptr,", "a requirement has no expression"),
+        ('kDefinitions[] = {"rows"', 'kDefinitions[] = {""', "a definition has no name"),
+        ("kDefinitions, define,", "kDefinitions, nullptr,", "its definitions or its requirements have no function"),
+        ("kRequirements, check,", "kRequirements, nullptr,", "its definitions or its requirements have no function"),
+        ('{"x and y must have the same number of rows"}', "{nullptr}", "a requirement has no sentence"),
+        ("kMainParameters, kMainValues,", "kMainParameters, nullptr,", "kernel main: its parameters have no function"),
         ('{{"partial", partial_bytes, WS', '{{"partial", nullptr, WS', "a workspace has no name"),
         ("kMainChoices[] = {0, 1, 2}", "kMainChoices[] = {0, 1, 3}", "a choice that does not exist"),
         ('{"scale", KILN_PARAMETER_FP32', '{"scale", 13', "a parameter is of an unknown type"),

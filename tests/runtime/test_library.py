@@ -152,11 +152,11 @@ def test_layout_of_the_interface(built, tmp_path):
         "kiln_dropout_mask_params": (64, {"mask": 8, "seed_value": 32, "dropout": 48, "force_target": 56}),
         "kiln_family": (56, {"abi": 8, "name": 24, "packs": 48}),
         "kiln_kernel_target_table": (80, {"driver": 12, "configurations": 16, "layout": 40, "ptx_driver": 72}),
-        "kiln_kernel_table": (160, {"when": 16, "choices": 40, "grid": 96, "kernel": 120, "target_count": 148}),
+        "kiln_kernel_table": (168, {"when": 16, "choices": 40, "grid": 104, "kernel": 128, "target_count": 156}),
         "kiln_descriptor_table": (96, {"rank": 8, "dtype": 12, "sizes": 16, "strides": 56}),
-        "kiln_operation_table": (96, {"skip_when": 8, "kernels": 56, "value_count": 92}),
+        "kiln_operation_table": (112, {"skip_when": 8, "kernels": 72, "value_count": 108}),
         "kiln_pack_table": (64, {"vendor": 16, "runs_on": 24, "index_digest": 32}),
-        "kiln_parameter_table": (24, {"type": 8, "value": 16}),
+        "kiln_parameter_table": (16, {"type": 8, "descriptor": 12}),
     }
     lines = ['#include "kiln/family.h"', '#include "kiln/flash.h"']
     for name, (size, fields) in golden.items():

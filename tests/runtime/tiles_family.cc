@@ -29,6 +29,19 @@ E(no_rows, v[A + 2] == 0) E(deep_enough, v[A + 3] >= 1024) E(even, 0 * cdiv(1, v
 E(x0, v[X + 2]) E(x1, v[X + 3]) E(x2, v[X + 4]) E(xs0, v[X + 5]) E(xs1, v[X + 6]) E(xs2, v[X + 7])
 E(y_data, v[Y]) E(y0, v[Y + 2]) E(ys0, v[Y + 3]) E(x_dtype, v[X + 1])
 
+// The parameters of a kernel, whose values these expressions give.
+template <kiln_expression... kValues>
+int32_t evaluate(const int64_t* v, int64_t* values, int32_t* fault) {
+  static constexpr kiln_expression kAll[] = {kValues...};
+  int32_t count = 0;
+  for (kiln_expression value : kAll) {
+    values[count] = value(v, fault);
+    if (*fault) break;
+    ++count;
+  }
+  return count;
+}
+
 constexpr int64_t kDtypes[] = {KILN_FP16, KILN_BF16};
 constexpr const char* const kDtypeNames[] = {"fp16", "bf16"};
 constexpr int32_t kItself[] = {0, 1};
@@ -43,16 +56,19 @@ constexpr kiln_descriptor_table kDescriptors[] = {
     {"b", 2, -1, {b_rows, n}, {b_stride0, b_stride1}},
     {"c", 2, -1, {m, n}, {c_stride0, c_stride1}}};
 constexpr kiln_parameter_table kHopperParameters[] = {
-    {"m", KILN_PARAMETER_I32, 0, m},                    {"a_desc", KILN_PARAMETER_DESCRIPTOR, 0, a_data},
-    {"b_desc", KILN_PARAMETER_DESCRIPTOR, 1, b_data},  {"k", KILN_PARAMETER_I32, 0, k},
-    {"c_desc", KILN_PARAMETER_DESCRIPTOR, 2, c_data},  {"flag", KILN_PARAMETER_I32, 0, one}};
+    {"m", KILN_PARAMETER_I32, 0},              {"a_desc", KILN_PARAMETER_DESCRIPTOR, 0},
+    {"b_desc", KILN_PARAMETER_DESCRIPTOR, 1},  {"k", KILN_PARAMETER_I32, 0},
+    {"c_desc", KILN_PARAMETER_DESCRIPTOR, 2},  {"flag", KILN_PARAMETER_I32, 0}};
+constexpr kiln_parameters kHopperValues = evaluate<m, a_data, b_data, k, c_data, one>;
 constexpr kiln_parameter_table kGeneralParameters[] = {
-    {"a_ptr", KILN_PARAMETER_POINTER, 0, a_data},  {"b_ptr", KILN_PARAMETER_POINTER, 0, b_data},
-    {"c_ptr", KILN_PARAMETER_POINTER, 0, c_data},  {"m", KILN_PARAMETER_I64, 0, m},
-    {"n", KILN_PARAMETER_I32, 0, n},               {"k", KILN_PARAMETER_I32, 0, k},
-    {"stride_am", KILN_PARAMETER_I64, 0, a_stride0}, {"stride_ak", KILN_PARAMETER_I64, 0, a_stride1},
-    {"stride_bk", KILN_PARAMETER_I64, 0, b_stride0}, {"stride_bn", KILN_PARAMETER_I64, 0, b_stride1},
-    {"stride_cm", KILN_PARAMETER_I64, 0, c_stride0}, {"stride_cn", KILN_PARAMETER_I64, 0, c_stride1}};
+    {"a_ptr", KILN_PARAMETER_POINTER, 0},    {"b_ptr", KILN_PARAMETER_POINTER, 0},
+    {"c_ptr", KILN_PARAMETER_POINTER, 0},    {"m", KILN_PARAMETER_I64, 0},
+    {"n", KILN_PARAMETER_I32, 0},            {"k", KILN_PARAMETER_I32, 0},
+    {"stride_am", KILN_PARAMETER_I64, 0}, {"stride_ak", KILN_PARAMETER_I64, 0},
+    {"stride_bk", KILN_PARAMETER_I64, 0}, {"stride_bn", KILN_PARAMETER_I64, 0},
+    {"stride_cm", KILN_PARAMETER_I64, 0}, {"stride_cn", KILN_PARAMETER_I64, 0}};
+constexpr kiln_parameters kGeneralValues = evaluate<a_data, b_data, c_data, m, n, k, a_stride0, a_stride1, b_stride0,
+                                                    b_stride1, c_stride0, c_stride1>;
 constexpr kiln_specialization_table kHopperSpecializations[] = {{"constant", 0, 0, 1 << 5}, {"generic", 0, 0, 0}};
 constexpr kiln_specialization_table kGeneric[] = {{"generic", 0, 0, 0}};
 constexpr uint8_t kFirst[] = {0, 0};
@@ -66,13 +82,13 @@ constexpr kiln_kernel_target_table kGeneralTargets[] = {{"sm_80", 1, 0, kBlocks,
                                                         {"sm_90", 1, 0, kBlocks, kNames, kFirst, {4}, 0, 0},
                                                         {"gfx942", 1, 0, kBlocks, kNames, kFirst, {4}, 0, 0}};
 constexpr kiln_kernel_table kProductKernels[] = {
-    {"matmul", "blackwell", nullptr, nullptr, nullptr, kDtypeChoice, kGeneralParameters, kGeneric, nullptr, nullptr, nullptr,
+    {"matmul", "blackwell", nullptr, nullptr, nullptr, kDtypeChoice, kGeneralParameters, kGeneralValues, kGeneric, nullptr, nullptr, nullptr,
      kBlackwellTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 1, CONFIG, 2},
-    {"matmul", "deep", nullptr, deep_enough, "k >= 1024", kDtypeChoice, kGeneralParameters, kGeneric, nullptr, nullptr, nullptr,
+    {"matmul", "deep", nullptr, deep_enough, "k >= 1024", kDtypeChoice, kGeneralParameters, kGeneralValues, kGeneric, nullptr, nullptr, nullptr,
      kDeepTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 1, CONFIG, 2},
-    {"matmul", "hopper", nullptr, nullptr, nullptr, kDtypeChoice, kHopperParameters, kHopperSpecializations, nullptr, nullptr,
+    {"matmul", "hopper", nullptr, nullptr, nullptr, kDtypeChoice, kHopperParameters, kHopperValues, kHopperSpecializations, nullptr, nullptr,
      kDescriptors, kHopperTargets, {grid_m, grid_n, one}, 0, 1, 6, 2, 0, 0, 3, 1, CONFIG, 2},
-    {"matmul", "general", nullptr, even, "m % 2 == 0", kDtypeChoice, kGeneralParameters, kGeneric, nullptr, nullptr, nullptr,
+    {"matmul", "general", nullptr, even, "m % 2 == 0", kDtypeChoice, kGeneralParameters, kGeneralValues, kGeneric, nullptr, nullptr, nullptr,
      kGeneralTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 3, CONFIG, 2}};
 
 constexpr kiln_argument_table kCopyArguments[] = {{"x", KILN_ARG_TENSOR, 3, -1, 0, X, 0},
@@ -80,17 +96,20 @@ constexpr kiln_argument_table kCopyArguments[] = {{"x", KILN_ARG_TENSOR, 3, -1, 
 constexpr kiln_choice_table kCopyChoices[] = {{"dtype", x_dtype, KILN_MATCH_EXACT, 2, kDtypes, kDtypeNames, kItself, C_DTYPE, 0}};
 constexpr kiln_descriptor_table kCopyDescriptors[] = {
     {"x", 3, -1, {x0, x1, x2}, {xs0, xs1, xs2}}, {"y", 1, KILN_FP32, {y0}, {ys0}}};
-constexpr kiln_parameter_table kCopyParameters[] = {{"x_desc", KILN_PARAMETER_DESCRIPTOR, 0, a_data},
-                                                    {"y_desc", KILN_PARAMETER_DESCRIPTOR, 1, y_data}};
+constexpr kiln_parameter_table kCopyParameters[] = {{"x_desc", KILN_PARAMETER_DESCRIPTOR, 0},
+                                                    {"y_desc", KILN_PARAMETER_DESCRIPTOR, 1}};
+constexpr kiln_parameters kCopyValues = evaluate<a_data, y_data>;
 constexpr kiln_kernel_target_table kCopyTargets[] = {{"sm_90", 1, 12000, nullptr, kNames, kFirst, {5}, 12060, 0},
                                                      {"gfx942", 1, 0, nullptr, kNames, kFirst, {5}, 0, 0}};
 constexpr kiln_kernel_table kCopyKernels[] = {
-    {"copy", nullptr, nullptr, nullptr, nullptr, kDtypeChoice, kCopyParameters, kGeneric, nullptr, nullptr, kCopyDescriptors,
+    {"copy", nullptr, nullptr, nullptr, nullptr, kDtypeChoice, kCopyParameters, kCopyValues, kGeneric, nullptr, nullptr, kCopyDescriptors,
      kCopyTargets, {x0, one, one}, 0, 1, 2, 1, 0, 0, 2, 2, CONFIG, 0}};
 
 constexpr kiln_operation_table kOperations[] = {
-    {"product", no_rows, kProductArguments, kChoices, nullptr, nullptr, nullptr, kProductKernels, 3, 1, 0, 0, 0, 4, MP, VALUES},
-    {"copy", nullptr, kCopyArguments, kCopyChoices, nullptr, nullptr, nullptr, kCopyKernels, 2, 1, 0, 0, 0, 1, MP, VALUES}};
+    {"product", no_rows, kProductArguments, kChoices, nullptr, nullptr, nullptr, nullptr, nullptr,
+     kProductKernels, 3, 1, 0, 0, 0, 4, MP, VALUES},
+    {"copy", nullptr, kCopyArguments, kCopyChoices, nullptr, nullptr, nullptr, nullptr, nullptr,
+     kCopyKernels, 2, 1, 0, 0, 0, 1, MP, VALUES}};
 
 constexpr const char* const kOn80[] = {"sm_80", "sm_86", nullptr};
 constexpr const char* const kOn90[] = {"sm_90", nullptr};

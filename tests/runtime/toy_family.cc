@@ -57,6 +57,19 @@ E(same_rows, v[X + 2] == v[Y + 2]) E(no_rows, v[D_ROWS] == 0) E(partial, v[WS_PA
 E(partial_bytes, mul(v[D_ROWS], 4, fault)) E(occupancy, floordiv(v[D_ROWS], v[MP], fault))
 E(grid_x, cdiv(v[D_ROWS], v[CONFIG], fault)) E(one, 1) E(many_rows, v[D_ROWS] > 128)
 
+// The parameters of a kernel, whose values these expressions give.
+template <kiln_expression... kValues>
+int32_t evaluate(const int64_t* v, int64_t* values, int32_t* fault) {
+  static constexpr kiln_expression kAll[] = {kValues...};
+  int32_t count = 0;
+  for (kiln_expression value : kAll) {
+    values[count] = value(v, fault);
+    if (*fault) break;
+    ++count;
+  }
+  return count;
+}
+
 constexpr kiln_argument_table kArguments[] = {
     {"x", KILN_ARG_TENSOR, 2, -1, 0, X, 0},          {"y", KILN_ARG_TENSOR, 2, -1, 0, Y, 0},
     {"w", KILN_ARG_TENSOR, 1, KILN_FP32, 1, W, 0},   {"n", KILN_ARG_INT, 0, 0, 0, N, 32},
@@ -71,21 +84,30 @@ constexpr const char* const kFlagNames[] = {"false", "true"};
 constexpr kiln_choice_table kChoices[] = {{"dtype", dtype, KILN_MATCH_EXACT, 2, kDtypes, kDtypeNames, kItself, C_DTYPE, 0},
                                           {"width", cols, KILN_MATCH_NEXT_LARGER, 2, kWidths, kWidthNames, kItself, C_WIDTH, 0},
                                           {"flag", flag, KILN_MATCH_EXACT, 2, kFlags, kFlagNames, kItself, C_FLAG, 0}};
-constexpr kiln_definition_table kDefinitions[] = {
-    {"rows", rows, D_ROWS, 0}, {"area", area, D_AREA, 0}, {"ratio", ratio, D_RATIO, 0}};
-constexpr kiln_requirement_table kRequirements[] = {{same_rows, "x and y must have the same number of rows"}};
+constexpr const char* const kDefinitions[] = {"rows", "area", "ratio"};
+int32_t define(int64_t* v, int32_t* fault) {
+  v[D_ROWS] = rows(v, fault);
+  v[D_AREA] = area(v, fault);
+  if (*fault) return 1;
+  v[D_RATIO] = ratio(v, fault);
+  return *fault ? 2 : 3;
+}
+constexpr const char* const kRequirements[] = {"x and y must have the same number of rows"};
+int32_t check(const int64_t* v, int32_t* fault) { return same_rows(v, fault) ? 1 : 0; }
 constexpr kiln_workspace_table kWorkspaces[] = {{"partial", partial_bytes, WS_PARTIAL, 0}};
 
 constexpr int32_t kMainChoices[] = {0, 1, 2}, kReduceChoices[] = {0};
 constexpr kiln_parameter_table kMainParameters[] = {
-    {"x_ptr", KILN_PARAMETER_POINTER, 0, x_data},   {"y_ptr", KILN_PARAMETER_POINTER, 0, y_data},
-    {"w_ptr", KILN_PARAMETER_POINTER, 0, w_data},   {"partial_ptr", KILN_PARAMETER_POINTER, 0, partial},
-    {"scale", KILN_PARAMETER_FP32, 0, scale},       {"rows", KILN_PARAMETER_I32, 0, d_rows},
-    {"stride", KILN_PARAMETER_I64, 0, stride},      {"step", KILN_PARAMETER_I32, 0, n},
-    {"flag", KILN_PARAMETER_I1, 0, flag},           {"exact", KILN_PARAMETER_FP64, 0, scale}};
-constexpr kiln_parameter_table kReduceParameters[] = {{"partial_ptr", KILN_PARAMETER_POINTER, 0, partial},
-                                                      {"y_ptr", KILN_PARAMETER_POINTER, 0, y_data},
-                                                      {"rows", KILN_PARAMETER_U32, 0, d_rows}};
+    {"x_ptr", KILN_PARAMETER_POINTER, 0},  {"y_ptr", KILN_PARAMETER_POINTER, 0},
+    {"w_ptr", KILN_PARAMETER_POINTER, 0},  {"partial_ptr", KILN_PARAMETER_POINTER, 0},
+    {"scale", KILN_PARAMETER_FP32, 0},     {"rows", KILN_PARAMETER_I32, 0},
+    {"stride", KILN_PARAMETER_I64, 0},     {"step", KILN_PARAMETER_I32, 0},
+    {"flag", KILN_PARAMETER_I1, 0},        {"exact", KILN_PARAMETER_FP64, 0}};
+constexpr kiln_parameters kMainValues = evaluate<x_data, y_data, w_data, partial, scale, d_rows, stride, n, flag, scale>;
+constexpr kiln_parameter_table kReduceParameters[] = {{"partial_ptr", KILN_PARAMETER_POINTER, 0},
+                                                      {"y_ptr", KILN_PARAMETER_POINTER, 0},
+                                                      {"rows", KILN_PARAMETER_U32, 0}};
+constexpr kiln_parameters kReduceValues = evaluate<partial, y_data, d_rows>;
 constexpr kiln_specialization_table kMainSpecializations[] = {
     {"aligned", 1 << 0 | 1 << 1 | 1 << 6, 1 << 3, 1 << 7}, {"pointers", 1 << 0 | 1 << 1, 0, 0}, {"generic", 0, 0, 0}};
 constexpr kiln_specialization_table kReduceSpecializations[] = {{"generic", 0, 0, 0}};
@@ -125,12 +147,12 @@ constexpr kiln_kernel_target_table kReduceTargets[] = {
     {"gfx1100", 1, 0, kReduceConfigurations, kReduceNames, kReduceLookup, LAYOUT_REDUCE, 0, 0}};
 
 constexpr kiln_kernel_table kKernels[] = {
-    {"main", nullptr, nullptr, nullptr, nullptr, kMainChoices, kMainParameters, kMainSpecializations, kBins, kZeros, nullptr,
-     kMainTargets, {grid_x, big, one}, 0, 3, 10, 3, 2, 1, 0, 3, CONFIG, 2},
-    {"reduce", nullptr, many_rows, nullptr, nullptr, kReduceChoices, kReduceParameters, kReduceSpecializations, nullptr,
-     nullptr, nullptr, kReduceTargets, {grid_x, one, one}, 1, 1, 3, 1, 0, 0, 0, 4, CONFIG, 1}};
-constexpr kiln_operation_table kOperations[] = {{"mix", no_rows, kArguments, kChoices, kDefinitions, kRequirements,
-                                                 kWorkspaces, kKernels, 7, 3, 3, 1, 1, 2, MP, VALUES}};
+    {"main", nullptr, nullptr, nullptr, nullptr, kMainChoices, kMainParameters, kMainValues, kMainSpecializations, kBins,
+     kZeros, nullptr, kMainTargets, {grid_x, big, one}, 0, 3, 10, 3, 2, 1, 0, 3, CONFIG, 2},
+    {"reduce", nullptr, many_rows, nullptr, nullptr, kReduceChoices, kReduceParameters, kReduceValues,
+     kReduceSpecializations, nullptr, nullptr, nullptr, kReduceTargets, {grid_x, one, one}, 1, 1, 3, 1, 0, 0, 0, 4, CONFIG, 1}};
+constexpr kiln_operation_table kOperations[] = {{"mix", no_rows, kArguments, kChoices, kDefinitions, define,
+                                                 kRequirements, check, kWorkspaces, kKernels, 7, 3, 3, 1, 1, 2, MP, VALUES}};
 
 constexpr const char* const kOn80[] = {"sm_80", "sm_86", nullptr};
 constexpr const char* const kOn90[] = {"sm_90", nullptr};

@@ -196,18 +196,26 @@ def _operation(
         for number, step in enumerate(operation.steps)
         for kernel in step
     ]
-    tables = {name: f"{identifier}_{name}" if rows[f"{name[:-1]}_rows"] else "nullptr"
-              for name in ("arguments", "choices", "definitions", "requirements", "workspaces")}  # fmt: skip
+    tables = [f"{identifier}_{name}" if getattr(operation, of) else "nullptr" for name, of in (
+        ("arguments", "arguments"), ("choices", "choices"), ("definitions", "definitions"), ("define", "definitions"),
+        ("requirements", "requirements"), ("check", "requirements"), ("workspaces", "workspaces"),
+    )]  # fmt: skip
     return {
         "name": operation.name,
         "id": identifier,
         "choices": choices,
+        "definitions": [c_string(definition.name) for definition in operation.definitions],
+        "definition_codes": [
+            (places.definitions[d.name], d.value.to_cpp(places.call)) for d in operation.definitions
+        ],
+        "requirements": [c_string(requirement.otherwise) for requirement in operation.requirements],
+        "requirement_codes": [requirement.that.to_cpp(places.call) for requirement in operation.requirements],
         "kernels": kernel_tables,
         **rows,
         "row": (
             c_string(operation.name),
             expressions.add(operation.skip_when, places.operation),
-            *tables.values(),
+            *tables,
             f"{identifier}_kernels",
             len(operation.arguments),
             len(operation.choices),
@@ -253,13 +261,6 @@ def _operation_rows(
             )
             for choice, names in zip(operation.choices, choices)
         ],
-        "definition_rows": [
-            (c_string(d.name), expressions.add(d.value, places.call), places.definitions[d.name], 0)
-            for d in operation.definitions
-        ],
-        "requirement_rows": [
-            (expressions.add(r.that, places.call), c_string(r.otherwise)) for r in operation.requirements
-        ],
         "workspace_rows": [
             (c_string(w.name), expressions.add(w.bytes, places.operation), places.workspaces[w.name], 0)
             for w in operation.workspaces
@@ -289,7 +290,6 @@ def _kernel(
                 c_string(p.name),
                 _parameter_type(p.type),
                 kernel.descriptors.index(p) if p.descriptor else 0,
-                expressions.add(p.value, index),
             )
             for p in kernel.parameters
         ],
@@ -316,6 +316,7 @@ def _kernel(
         "id": identifier,
         "choices": [choice_numbers[name] for name in kernel.choices],
         "bins": bins,
+        "parameter_codes": [parameter.value.to_cpp(index) for parameter in kernel.parameters],
         **rows,
         "targets": [_kernel_target(identifier, entry) for entry in tables],
         "row": (
@@ -326,6 +327,7 @@ def _kernel(
             c_string(" ".join(kernel.serves.text.split())) if kernel.serves else "nullptr",
             table("choices", kernel.choices),
             table("parameters", kernel.parameters),
+            table("evaluate", kernel.parameters),
             table("specializations", kernel.specializations),
             table("bins", kernel.bins),
             table("zeros", kernel.zeros),
