@@ -26,7 +26,7 @@ for linter; do
                 { cat "$place/imports.log" && exit 1; }
             ;;
         clang-format)
-            find csrc bindings tests examples \( -name '*.c' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print0 |
+            find csrc bindings tests examples -regextype egrep -regex '.*\.(c|cc|cu|h|hpp)' -print0 |
                 xargs -r -0 "$bin/clang-format" --dry-run -Werror
             ;;
         shellcheck)

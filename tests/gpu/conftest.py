@@ -18,6 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 
+WITHOUT_A_GPU = ("test_harness.py", "test_racecheck.py")
 FOLDER = Path(__file__).parent
 MOST_PROCESSES = 14
 
@@ -48,7 +49,7 @@ def why_not(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if FOLDER in item.path.parents and item.path.name != "test_harness.py"]
+    ours = [item for item in items if FOLDER in item.path.parents and item.path.name not in WITHOUT_A_GPU]
     if not ours:
         return
     reason = why_not(config)

@@ -62,27 +62,61 @@ descriptor_cost() {
         "$work/descriptors" "$prefix/lib"
 }
 
-# sanitize <tool> <words of sample.py> <name>: its last line is the tool's verdict. What it reports goes to the output
-# folder besides, as <name>.txt.
+# sanitize <tool> <words of sample.py> <name>: what the tool reports goes to the output folder, as <name>.txt.
 sanitize() {
-    timeout 420 compute-sanitizer --tool "$1" --error-exitcode 3 --launch-timeout 120 --log-file "$output/$3.txt" \
-        python3 "$here/tests/gpu/scripts/sample.py" "$prefix" "$2"
-    local status=$?
+    local how=() status
+    [[ $1 == racecheck ]] && how=(--racecheck-report all)
+    timeout 420 compute-sanitizer --tool "$1" "${how[@]}" --error-exitcode 3 --launch-timeout 120 \
+        --log-file "$output/$3.txt" python3 "$here/tests/gpu/scripts/sample.py" "$prefix" "$2"
+    status=$?
     tail -n 40 "$output/$3.txt"
-    local reports
-    reports=$(tail -n 1 "$output/$3.txt" | tr -d '="')
-    printf '{"kind": "sanitizer", "tool": "%s", "status": %d, "verdict": "%s"}\n' "$1" "$status" "$reports" \
-        >>"$KILN_RESULTS/steps.jsonl"
     return "$status"
+}
+
+# sanitized <tool> <status> <verdict>: for the report.
+sanitized() {
+    printf '{"kind": "sanitizer", "tool": "%s", "status": %d, "verdict": "%s"}\n' "$@" >>"$KILN_RESULTS/steps.jsonl"
+    return "$2"
+}
+
+# Its last line is the tool's verdict.
+check_memory() {
+    local status
+    sanitize memcheck bf16,fp16,fp32,products memcheck
+    status=$?
+    sanitized memcheck "$status" "$(tail -n 1 "$output/memcheck.txt" | tr -d '="')"
+}
+
+check_races() {
+    local status
+    sanitize racecheck bf16,fp32 racecheck
+    status=$?
+    sanitized racecheck "$status" "$(tail -n 1 "$output/racecheck.txt" | tr -d '="')"
+}
+
+# What the tool reports of a program without a race too is none: racecheck.py says which.
+check_races_of_products() {
+    local status program
+    sanitize racecheck products products-racecheck
+    nvcc -arch=sm_90 "$here/tests/gpu/scripts/barrier.cu" -o "$work/barrier" || return
+    for program in whole part; do
+        compute-sanitizer --tool racecheck --racecheck-report all --log-file "$output/barrier-$program.txt" \
+            "$work/barrier" "$program" || return
+    done
+    python3 "$here/tests/gpu/racecheck.py" "$output/products-racecheck.txt" "$output"/barrier-{whole,part}.txt \
+        >"$work/races"
+    status=$?
+    cat "$work/races"
+    sanitized "racecheck, products" "$status" "$(tail -n 1 "$work/races" | tr -d '"')"
 }
 
 beside=()
 if command -v compute-sanitizer >/dev/null; then
-    sanitize memcheck bf16,fp16,fp32,products memcheck >"$work/memcheck.out" 2>&1 &
+    check_memory >"$work/memcheck.out" 2>&1 &
     beside+=($!)
-    sanitize racecheck bf16,fp32 racecheck >"$work/racecheck.out" 2>&1 &
+    check_races >"$work/racecheck.out" 2>&1 &
     beside+=($!)
-    sanitize racecheck products products-racecheck >"$work/products.out" 2>&1 &
+    check_races_of_products >"$work/products.out" 2>&1 &
     beside+=($!)
 fi
 step "images" tests tests/gpu/test_images.py

@@ -205,9 +205,7 @@ def _operation(
         "id": identifier,
         "choices": choices,
         "definitions": [c_string(definition.name) for definition in operation.definitions],
-        "definition_codes": [
-            (places.definitions[d.name], d.value.to_cpp(places.call)) for d in operation.definitions
-        ],
+        "definition_codes": [(places.definitions[d.name], d.value.to_cpp(places.call)) for d in operation.definitions],
         "requirements": [c_string(requirement.otherwise) for requirement in operation.requirements],
         "requirement_codes": [requirement.that.to_cpp(places.call) for requirement in operation.requirements],
         "kernels": kernel_tables,
