@@ -7,10 +7,10 @@ import os
 import sysconfig
 from pathlib import Path
 
+from kiln_build.base import ROOT
 from kiln_build.base.spelling import say
 from kiln_recipe.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = """\
 kiln build input workspace output 0.1.0b "MI300X;sm_90"
 KILN_SELECT='dtype=bf16;head_dim=64' kiln build input workspace output 0.1.0b sm_90

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kiln_build.base import ROOT
 from kiln_build.base.spelling import spell_size
 from kiln_recipe.errors import EnvironmentProblem, KilnError
 
-ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = """
 kiln doctor                       exit code 7 if a build would not work
 kiln doctor --input input --json

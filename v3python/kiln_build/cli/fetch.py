@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_build.base import ROOT
 from kiln_build.base.usage import count
 from kiln_recipe.errors import ToolchainError, UsageError
 
@@ -27,11 +28,11 @@ kiln fetch --unbundle toolchain.tar     the other way round, on another machine
 kiln fetch --relock                     look up the lock's packages again, after a change of version
 """
 
-_INPUT = Path(__file__).resolve().parents[3] / "input"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", type=Path, default=_INPUT, metavar="FOLDER", help="with the lock; default: input/")
+    parser.add_argument(
+        "--input", type=Path, default=ROOT / "input", metavar="FOLDER", help="with the lock; default: input/"
+    )
     parser.add_argument(
         "--python", action="append", metavar="X.Y", help="fetch for this Python, or for `all`; may be given repeatedly"
     )

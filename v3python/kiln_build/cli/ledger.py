@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_build.base import ROOT
 from kiln_build.base.usage import count
 from kiln_build.options import options, words
 from kiln_recipe.errors import LedgerError, UsageError
@@ -28,8 +29,6 @@ kiln ledger --update --store workspace --targets sm_90 --select "kernel=attn_fwd
 kiln ledger --sample 40                         also compile 40 images again and compare
 kiln ledger --against v0.1 --json               what is worse than in that revision
 """
-
-_TREE = Path(__file__).resolve().parents[3]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=count("--jobs"), metavar="N", help="number of parallel compiles; default: KILN_JOBS"
     )
-    parser.add_argument("--ledger", type=Path, default=_TREE / "ledger", metavar="FOLDER", help="default: ledger/")
+    parser.add_argument("--ledger", type=Path, default=ROOT / "ledger", metavar="FOLDER", help="default: ledger/")
     parser.add_argument(
         "--recipe", action="append", type=Path, metavar="FILE",
         help="only of this recipe; may be repeated; default: tritonsrc/*/recipe.yaml",
@@ -79,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option) and not any(getattr(arguments, action) for action in what):
             raise UsageError(f"--{option} is for {' and '.join(f'--{action}' for action in what)} alone")
     wanted = ledger.kept_targets(targets.parse(arguments.targets) if arguments.targets else None)
-    recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(_TREE)]
-    chain = ledger.toolchain_of(_TREE)
+    recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(ROOT)]
+    chain = ledger.toolchain_of(ROOT)
     folder = arguments.ledger.absolute()
     choices = dict(parse_selection(arguments.select, "--select"))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.base import machine
+from kiln_build.base import ROOT, machine
 from kiln_build.base.spelling import say, spell_estimate
 from kiln_build.base.usage import count, one_of
 from kiln_build.options import options, words
@@ -29,8 +29,6 @@ kiln plan sm_90 --explain                            which rule chose which conf
 kiln plan all --profile full --json
 """
 
-_TREE = Path(__file__).resolve().parents[3]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("targets", nargs="*", default=["all"], help="as build.sh takes them; default: all")
@@ -43,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan only this recipe; may be repeated; default: tritonsrc/*/recipe.yaml and KILN_RECIPES",
     )  # fmt: skip
     parser.add_argument(
-        "--tuning", type=Path, default=_TREE / "tuning", metavar="FOLDER", help="with tuned rules; default: tuning/"
+        "--tuning", type=Path, default=ROOT / "tuning", metavar="FOLDER", help="with tuned rules; default: tuning/"
     )
     parser.add_argument(
         "--store", metavar="FOLDER",
@@ -77,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.tuning.is_dir():
         raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
     paths = arguments.recipe or [
-        *recipe.find(_TREE),
+        *recipe.find(ROOT),
         *(words.check_recipe(word, Path.cwd()) for word in asked.recipes),
     ]
     the_plan = plan.make_plan(

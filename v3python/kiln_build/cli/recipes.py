@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_build.base import ROOT
 from kiln_recipe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ kiln recipes                            the families of this tree: their operati
 kiln recipes my/recipe.yaml             check one, anywhere
 kiln recipes --schema > recipe.json     for editors that complete YAML
 """
-
-_TREE = Path(__file__).resolve().parents[3]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--schema is the same for all recipes; leave the files out")
         print(json.dumps(recipe.schema(), indent=2))
         return 0
-    recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(_TREE)]
+    recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(ROOT)]
     if arguments.json:
         print(json.dumps([_recipe(one) for one in recipes], indent=2))
         return 0

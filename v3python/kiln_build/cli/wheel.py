@@ -17,6 +17,7 @@ import kiln_build
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts import verify
 from kiln_build.artifacts.reader import Release
+from kiln_build.base import ROOT
 from kiln_build.base.spelling import say
 from kiln_build.cli import VERBS
 from kiln_build.front import source, workspace
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kiln_build.release.wheel import Contents
     from kiln_build.release.wheel_file import Wheel
 
-ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = """\
 kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels
 kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --python python3.12 --target sm_90"""

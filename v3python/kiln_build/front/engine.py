@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kiln_build.base import ROOT
 from kiln_build.front import cache, source
 from kiln_build.options.options import FrontDoor, spell
 from kiln_build.options.variables import CONTAINER_ENGINES
@@ -74,7 +75,7 @@ def choose(door: FrontDoor, say: Say, probe: Callable[[str, str, bool], Engine |
     probe = probe or (lambda name, base, patient: probe_engine(name, base, patient, say))
     if door.engine == "none":
         return None
-    base = door.base_image or default_base(Path(__file__).resolve().parents[3] / DOCKERFILE)
+    base = door.base_image or default_base(ROOT / DOCKERFILE)
     if door.engine != "auto":
         found = probe(door.engine, base, True)
         if isinstance(found, str):

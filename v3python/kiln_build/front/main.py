@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kiln_build.base import progress
+from kiln_build.base import ROOT, progress
 from kiln_build.base.spelling import say
 from kiln_build.front import cache, engine, packages, source, triton
 from kiln_build.front.interruption import Interruption, guarded
@@ -18,8 +18,6 @@ from kiln_build.options import options
 from kiln_build.options.options import FrontDoor
 from kiln_recipe import targets
 from kiln_recipe.compile import lock
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def main(words: Sequence[str]) -> int:
