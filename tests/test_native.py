@@ -89,6 +89,31 @@ def test_what_is_kept_is_made_again_if_it_is_damaged(tmp_path):
     assert build() == path and len(made) == 6 and build() == path and len(made) == 6
 
 
+def test_only_what_changed_is_compiled_again(tmp_path, monkeypatch):
+    compiled: list[str] = []
+
+    def run(_compiler: native.Compiler, command: list[str], work: Path) -> None:
+        if "-c" in command:
+            compiled.append(command[command.index("-c") + 1])
+        (work / command[command.index("-o") + 1]).write_bytes(b"made")
+
+    def build(tables: str, version: str) -> set[str]:
+        """What is compiled."""
+        compiled.clear()
+        family = native.FamilySources("one", tables, (ROOT / "csrc/flash/entries.cc",), ())
+        native.build_libraries(ROOT, tmp_path, version, [family], [], compiler, tmp_path / "lib", 1)
+        return set(compiled)
+
+    monkeypatch.setattr(native, "run", run)
+    compiler = native.Compiler(("cc",), ("c++",), (), "a compiler")
+    (tmp_path / "zstd.c").write_text("/* zstd */")
+    every = build("// tables", "/* 1 */")
+    assert {"zstd/zstd.c", "csrc/core/pack.cc", "family/tables.cc", "family/entries.cc"} < every
+    assert build("// tables", "/* 1 */") == set()
+    assert build("// other tables", "/* 1 */") == {"family/tables.cc"}
+    assert build("// other tables", "/* 2 */") == every - {"zstd/zstd.c"}, "the header of the version changed"
+
+
 def test_an_extraction_that_was_killed_is_begun_anew(tmp_path, monkeypatch):
     path = tmp_path / "zstandard.tar.gz"
     digest = archive(path, {"zstd/zstd.c": "source", "zstd/zstd.h": "header"})

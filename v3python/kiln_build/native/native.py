@@ -328,7 +328,7 @@ class _Library:
 
         def make(work: Path) -> None:
             with ThreadPoolExecutor(max(1, jobs)) as pool:
-                objects = list(pool.map(lambda unit: self._compile(compiler, flags, work, unit), self.units))
+                objects = list(pool.map(lambda unit: self._object(compiler, flags, folder, work, unit), self.units))
             for soname, source in self.stubs.items():
                 (work / "stub.c").write_text(source)
                 stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
@@ -338,12 +338,26 @@ class _Library:
 
         return build_once(folder, self.name, settings, contents, make)
 
-    def _compile(self, compiler: Compiler, flags: Flags, work: Path, unit: str) -> str:
+    def _object(self, compiler: Compiler, flags: Flags, folder: Path, work: Path, unit: str) -> str:
+        """Compiles a unit, or takes what was compiled of it before: a build with other images has other tables, and all
+        else is as it was."""
         output = unit.replace("/", "_") + ".o"
         include = ["-Iinclude", "-Icsrc", "-Izstd", *(word for path in self.system for word in ("-isystem", str(path)))]
         command = [*compiler.c, *flags.zstd] if unit.endswith(".c") else [*compiler.cxx, *flags.cxx]
-        run(compiler, [*command, *include, "-c", unit, "-o", output], work)
+        contents = {name: (work / name).read_bytes() for name in self._read_by(unit)}
+
+        def make(place: Path) -> None:
+            run(compiler, [*command, *include, "-c", unit, "-o", output], place)
+
+        settings = (compiler.identity, flags, unit, self.identity)
+        shutil.copyfile(build_once(folder / "objects", output, settings, contents, make), work / output)
         return output
+
+    def _read_by(self, unit: str) -> tuple[str, ...]:
+        """A unit and all that it may include: of zstd its own files, else whatever is no unit."""
+        within = "zstd/" if unit.startswith("zstd/") else ""
+        others = (name for name in (*self.files, *self.texts) if name not in self.units and name.startswith(within))
+        return (unit, *others)
 
 
 def build_once(
