@@ -95,7 +95,7 @@ def test_an_interruption_before_the_build_is_ready_is_held_back(asked, tmp_path)
 def test_compilers_on_threads_end_with_the_build(tmp_path):
     """As while libraries are linked: a pool would wait for those that run, and begin those that wait."""
     script = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from kiln_build.front import main
 from kiln_build.front.interruption import Interruption
@@ -108,6 +108,7 @@ try:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda number: subprocess.run(["sleep", "60"], check=True), range(20)))
 except KeyboardInterrupt:
+    time.sleep(0.5)  # helpers are told every 0.1 s, and this process with them: it must end as it says
     sys.exit(interruption.exit_code)
 """
     process = subprocess.Popen(

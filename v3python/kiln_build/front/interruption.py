@@ -66,7 +66,10 @@ class Interruption:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in zip(SIGNALS, self._before):
-            signal.signal(number, handler)
+            if (
+                signal.getsignal(number) != signal.SIG_IGN
+            ):  # our processes are still told to end, and we are one of them
+                signal.signal(number, handler)
 
     @property
     def exit_code(self) -> int:
