@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -100,8 +101,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         heavy = [item for item in items if item.get_closest_marker("heavy")]
         config.hook.pytest_deselected(items=heavy)
         items[:] = [item for item in items if item not in heavy]
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path in slow)  # of equals the order stays
+    items.sort(key=slowness(items))  # of equals the order stays
+
+
+def slowness(items: list[pytest.Item]) -> Callable[[pytest.Item], int]:
+    """Files that are slow come last, since these may be left out; the longest of them first, so that processes end
+    together."""
+    seconds: dict[Path, int] = {}
+    for item in items:
+        if mark := item.get_closest_marker("slow"):
+            seconds[item.path] = max([seconds.get(item.path, 0), *mark.args])
+    longest = max(seconds.values(), default=0)
+    return lambda item: 1 + longest - seconds[item.path] if item.path in seconds else 0
 
 
 def leave_samples(items: list[pytest.Item]) -> None:

@@ -95,20 +95,22 @@ def sow(store: Path, keys: Collection[str]) -> Iterator[tuple[str, str]]:
     images = {path: rows_of(path)["image"] for path in sorted(store.glob("index/*/*"))}
     uses = Counter(image["digest"] for image in images.values())
     irs = Counter(image["ir"] for image in images.values())
-    entries = sorted(images, key=lambda path: images[path]["info"]["kind"] != "cubin")
-    alone = (p for p in entries if p.name in keys and uses[images[p]["digest"]] == irs[images[p]["ir"]] == 1)
 
     def code(entry: Path) -> Path:
-        digest = rows_of(entry)["image"]["digest"]
+        digest = images[entry]["digest"]
         return store / "objects" / digest[:2] / f"{digest}.zst"
+
+    entries = sorted(images, key=lambda path: code(path).stat().st_size)  # small ones are soon compiled again
+    single = [p for p in entries if p.name in keys and uses[images[p]["digest"]] == irs[images[p]["ir"]] == 1]
+    cubin = next(path for path in single if images[path]["info"]["kind"] == "cubin")
+    alone = (path for path in single if path != cubin)
 
     def ir(entry: Path) -> Path:
         digest = rows_of(entry)["image"]["ir"]
         return store / "ir" / digest[:2] / digest
 
-    one = next(alone)
-    flip_shared(one)
-    yield "entry: one bit of its shared memory", one.name
+    flip_shared(cubin)
+    yield "entry: one bit of its shared memory", cubin.name
     for name, (damage, _) in DAMAGES.items():
         one = next(alone)
         damage(one)

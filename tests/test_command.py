@@ -12,7 +12,7 @@ import pytest
 from kiln_build.front import command
 from kiln_recipe.errors import ToolchainError
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(20)
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTING_UP = "kiln: packages: setting up"

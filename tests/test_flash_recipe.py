@@ -16,7 +16,7 @@ from kiln_recipe import targets
 from kiln_recipe.call.dispatch import Chosen, Tables
 from kiln_recipe.call.evaluate import Device, Refusal, Tensor
 from kiln_recipe.dtypes import DTYPES
-from kiln_recipe.model import Operation
+from kiln_recipe.model import Operation, Recipe
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
 from kiln_recipe.selection import parse_selection
@@ -44,6 +44,11 @@ UNREAD = {
 }  # fmt: skip
 
 
+@cache
+def flash() -> Recipe:
+    return recipe.load(FLASH / "recipe.yaml")
+
+
 def constants() -> dict[str, int]:
     """The numbers of flags.py, which is not imported: it needs Triton."""
     tree = ast.parse((FLASH / "flags.py").read_text())
@@ -67,7 +72,7 @@ def flags_of(operation: Operation, asked: dict[str, int]) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("operation", recipe.load(FLASH / "recipe.yaml").operations, ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", flash().operations, ids=lambda o: o.name)
 def test_each_flag_has_the_number_that_kernels_know(operation):
     numbers, values = constants(), {name for argument in operation.arguments for name in argument.values}
     assert set(numbers) == set(ASKED)
@@ -81,7 +86,7 @@ def test_each_flag_has_the_number_that_kernels_know(operation):
 
 def test_each_flag_is_set_by_a_kernel():
     every = set()
-    for operation in recipe.load(FLASH / "recipe.yaml").operations:
+    for operation in flash().operations:
         values = {name for argument in operation.arguments for name in argument.values}
         for asked in ASKED.values():
             if set(asked) <= values:
@@ -91,9 +96,7 @@ def test_each_flag_is_set_by_a_kernel():
 
 def test_what_a_target_cannot_hold_is_the_reason_of_all_configurations():
     """Not that a configuration is for other functionals: the first reason is what a refused call is told."""
-    made = plan.make_plan(
-        [recipe.load(FLASH / "recipe.yaml")], (targets.by_name("sm_80"),), "full", (), ROOT / "tuning"
-    )
+    made = plan.make_plan([flash()], (targets.by_name("sm_80"),), "full", (), ROOT / "tuning")
     (kernel,) = (kernel for kernel in made.kernels if kernel.kernel.name == "attn_decode")
     number = [f.name for f in kernel.functionals].index("dtype=bf16 cache_dtype=fp8e4m3 head_dim=64 extras=none")
     slots = range(kernel.slot(number, 0, 0), kernel.slot(number + 1, 0, 0))
@@ -105,13 +108,12 @@ def test_what_a_target_cannot_hold_is_the_reason_of_all_configurations():
 @cache
 def tables_of(select: str) -> Tables:
     """Of the core profile, for sm_90."""
-    flash = recipe.load(FLASH / "recipe.yaml")
-    return Tables(flash, targets.by_name("sm_90"), "core", parse_selection(select), ROOT / "tuning")
+    return Tables(flash(), targets.by_name("sm_90"), "core", parse_selection(select), ROOT / "tuning")
 
 
 @cache
 def attn_fwd() -> Operation:
-    return next(o for o in recipe.load(FLASH / "recipe.yaml").operations if o.name == "attn_fwd")
+    return next(o for o in flash().operations if o.name == "attn_fwd")
 
 
 def forward(tables: Tables, width: int, width_v: int, wanted: frozenset[str]) -> Chosen:

@@ -120,7 +120,7 @@ def commit(tiny) -> None:
 # ---- from the command line, with real compiles ----
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_a_live_value_more_fails_until_a_reason_stands_beside_it(tiny):
     assert tiny("--check").code == 9
     first = tiny("--update")

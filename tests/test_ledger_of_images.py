@@ -29,8 +29,8 @@ def test_every_image_is_in_the_ledger_and_what_is_worse_has_a_reason():
     assert set(images) == TARGETS and min(images.values()) > 500
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_images_drawn_from_it_are_as_it_says():
-    done = kiln_ledger("--sample", "8", "--jobs", "2")
+    done = kiln_ledger("--sample", "4", "--jobs", "2")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert "8 images compiled, 0 differ from the ledger" in done.stdout
+    assert "4 images compiled, 0 differ from the ledger" in done.stdout

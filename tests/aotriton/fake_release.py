@@ -86,8 +86,9 @@ def build_library(folder: Path) -> None:
     exports = [f"-Wl,--version-script={sources / 'exports.map'}"]
     flags = [flag for flag in nativebuild.LINK_FLAGS if "version-script" not in flag]
     lib = folder / "lib"
-    run(["c++", *nativebuild.CXX_FLAGS, "-I", folder / "include", "-isystem", hip_headers(),
-         *sorted(sources.glob("*.cc")), *flags, *exports, "-Wl,-soname,libaotriton_v2.so.0",
+    command = ["c++", *nativebuild.CXX_FLAGS, "-I", folder / "include", "-isystem", hip_headers()]
+    run(["c++", *nativebuild.objects(folder / "objects/aotriton", command, sorted(sources.glob("*.cc"))),
+         *flags, *exports, "-Wl,-soname,libaotriton_v2.so.0",
          "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN",
          lib / "libkiln.so.0", lib / "libkiln_flash.so", "-ldl", "-o", lib / "libaotriton_v2.so.0"])  # fmt: skip
     (lib / "libaotriton_v2.so").symlink_to("libaotriton_v2.so.0")

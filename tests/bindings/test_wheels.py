@@ -20,7 +20,7 @@ from kiln_build.native import pythons
 from kiln_build.release import wheel
 from kiln_recipe.errors import EnvironmentProblem
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(80)
 VERSION = wheel.python_version(NAME)
 RUNTIME = f"kiln_runtime-{VERSION}"
 BIN = Path(sys.executable).parent

@@ -24,10 +24,10 @@ from kiln_recipe.compile import lock
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/kiln-standin:bookworm"
-# Enough of a build to be one.
-VERSION, TARGETS, SELECTION = "0.0.1test", "sm_90", "dtype=bf16;head_dim=64;padded=false;extras=none"
+# Enough of a build to be one, of small images.
+VERSION, TARGETS, SELECTION = "0.0.1test", "sm_90", "dtype=bf16;head_dim=16;extras=none"
 
-pytestmark = [pytest.mark.container, pytest.mark.slow]
+pytestmark = [pytest.mark.container, pytest.mark.slow(150)]
 
 
 @pytest.fixture(scope="module")

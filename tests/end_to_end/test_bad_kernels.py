@@ -10,7 +10,7 @@ import pytest
 
 from builds import TARBALL
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(40)
 
 KERNEL = """
 import triton

@@ -12,7 +12,7 @@ from damages import sow
 from kiln_build.artifacts import manifest_model
 from test_store_damage import copy_anything
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(30)
 
 
 def test_a_damaged_store_makes_the_same_release(release, builder, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from builds import ROOT
 from kiln_build import cli
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(10)
 
 NO_GPU = 77
 

@@ -19,7 +19,7 @@ from kiln_build.cli import wheel as verb
 from kiln_build.release import wheel
 from kiln_build.release.wheel_file import write_wheel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(40)
 
 
 @pytest.fixture(scope="module")

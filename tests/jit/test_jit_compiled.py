@@ -10,7 +10,7 @@ import pytest
 
 import users_package
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(40)
 
 FAMILY = Path(__file__).resolve().parents[2] / "examples" / "family" / "recipe.yaml"
 

@@ -15,7 +15,7 @@ import users_package
 from kiln_recipe.compile import toolchain
 
 DTYPES = ("float16", "bfloat16", "float32")
-pytestmark = [pytest.mark.slow, pytest.mark.sample(3)]
+pytestmark = [pytest.mark.slow(50), pytest.mark.sample(3)]
 
 
 @pytest.fixture(scope="module", params=tritons.chosen())

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSORS = len(os.sched_getaffinity(0))
 TARGETS = tuple(target.name for target in targets.load() if target.residency)
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(60)
 
 PRELUDE = """
 import contextlib, dataclasses, importlib.util, json, sys

@@ -301,7 +301,7 @@ def test_autocast(name, calls):
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
 @pytest.mark.parametrize("use_cache", [False, True])
 def test_compiled(name, use_cache):
-    eager, ours = models.pair(name)
+    eager, ours = models.pair(name, num_hidden_layers=2)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     for mask in (None, models.padded()):
         given = {"input_ids": models.tokens(), "attention_mask": mask, "use_cache": use_cache}

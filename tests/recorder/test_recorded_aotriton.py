@@ -27,7 +27,7 @@ from test_aotriton_program import FLAGS
 from builds import ROOT
 from kiln_recipe.call.evaluate import Refusal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(30)
 
 CALLS = int(os.environ.get("KILN_TEST_CALLS", "200")) // 2  # of each function on each target
 ERRORS = {"ARGUMENT": INVALID_VALUE, "UNSUPPORTED": NOT_SUPPORTED, "RANGE": INVALID_VALUE}

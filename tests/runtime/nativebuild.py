@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import flash_tables
@@ -107,16 +109,21 @@ def stamp_headers(folder: Path, version: str = "1.2.3") -> Path:
     return folder / "include"
 
 
+def objects(folder: Path, compile_command: list, sources: Iterable[Path]) -> list[Path]:
+    """The sources compiled into `folder`, as many at once as there are processors: other processes may wait for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {source: folder / f"{source.name}.o" for source in sources}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(lambda source: run([*compile_command, "-c", source, "-o", made[source]]), made))
+    return list(made.values())
+
+
 def build_core(folder: Path, flags: list[str] = (), cc: str = "cc", cxx: str = "c++") -> None:
     """lib/libkiln.so.0 and include/ in `folder`."""
     include = stamp_headers(folder)
-    objects = folder / "objects"
-    objects.mkdir(parents=True, exist_ok=True)
     (folder / "lib").mkdir(exist_ok=True)
-    made = []
-    for name in (CORE / "sources.txt").read_text().split():
-        made.append(objects / f"{name}.o")
-        run([cxx, *CXX_FLAGS, *flags, "-I", include, "-I", zstd_source(), "-c", CORE / name, "-o", made[-1]])
+    command = [cxx, *CXX_FLAGS, *flags, "-I", include, "-I", zstd_source()]
+    made = objects(folder / "objects", command, [CORE / name for name in (CORE / "sources.txt").read_text().split()])
     made.append(zstd_object(cc, ZSTD_FLAGS))
     run([cc, *flags, *LINK_FLAGS, "-Wl,-soname,libkiln.so.0", *made, "-o", folder / "lib" / "libkiln.so.0", "-ldl"])
     link = folder / "lib" / "libkiln.so"
@@ -127,9 +134,9 @@ def build_core(folder: Path, flags: list[str] = (), cc: str = "cc", cxx: str = "
 def build_family(folder: Path, name: str, sources: list[Path], flags: list[str] = (), cxx: str = "c++") -> Path:
     """lib/libkiln_<name>.so in `folder`, which has the core."""
     target = folder / "lib" / f"libkiln_{name}.so"
-    run([cxx, *CXX_FLAGS, *flags, "-I", folder / "include", *sources, *LINK_FLAGS,
-         f"-Wl,-soname,{target.name}", "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN", folder / "lib" / "libkiln.so.0",
-         "-o", target])  # fmt: skip
+    made = objects(folder / "objects" / name, [cxx, *CXX_FLAGS, *flags, "-I", folder / "include"], sources)
+    run([cxx, *flags, *made, *LINK_FLAGS, f"-Wl,-soname,{target.name}", "-Wl,--enable-new-dtags",
+         "-Wl,-rpath,$ORIGIN", folder / "lib" / "libkiln.so.0", "-o", target])  # fmt: skip
     return target
 
 

@@ -294,7 +294,7 @@ def test_thread_sanitizer(tmp_path_factory):
     assert done.returncode == 0 and done.stdout == "fine\n", done.stdout + done.stderr[-6000:]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(110)
 def test_sanitizers(tmp_path_factory):
     """The program and these tests once more, with address and undefined-behaviour sanitizers; leaks by the program."""
     built = nativebuild.build_all(tmp_path_factory.mktemp("sanitized"), nativebuild.SANITIZE)
