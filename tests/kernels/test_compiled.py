@@ -143,7 +143,7 @@ def test_a_sample_of_each_kernel_is_what_it_was_asked_to_be(samples, target):
         assert info["symbol"] == known[kernel]
         if target.startswith("gfx"):
             assert facts["target"].split(":")[0] == target
-            assert facts["wavefront_size"] == (32 if target == "gfx1100" else 64)
+            assert facts["wavefront_size"] == targets.by_name(target).warp_size
             assert facts["max_flat_workgroup_size"] == row["warps"] * facts["wavefront_size"]
         else:
             assert facts["sm"] == int(target.removeprefix("sm_"))
