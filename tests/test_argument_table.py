@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln_build.native import arguments
+from kiln_build.native import argument_files, arguments
 from kiln_build.release import package
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.read import recipe
@@ -61,7 +61,7 @@ def test_the_table_is_the_structure_of_the_header(tmp_path, operation):
 
 def test_each_argument_of_the_recipe_is_one_of_the_table():
     loaded = recipe.load(RECIPE)
-    header = arguments.entries_header(loaded, TABLE)
+    header = argument_files.entries_header(loaded, TABLE)
     assert {operation.name for operation in loaded.operations} == {row.name for row in TABLE.operations}
     for operation in loaded.operations:
         body = header.partition(f"struct {TABLE.operation(operation.name).type} {{")[2].partition("static void add")[2]
@@ -72,7 +72,7 @@ def test_each_argument_of_the_recipe_is_one_of_the_table():
 
 def test_gradients_are_results_of_the_backward():
     (forward, backward) = (TABLE.operation("attn_fwd"), TABLE.operation("attn_bwd"))
-    assert {row.gradient for row in forward.arguments if row.gradient} == {*backward.results}
+    assert {row.gradient for row in forward.arguments if row.gradient} == {result.field for result in backward.results}
 
 
 def test_the_bits_of_flags_do_not_move():
@@ -94,6 +94,17 @@ MISTAKES = {
     ),
     "a flag without a bit": ("  - return_lse\n", "", "'return_lse' is a flag without a bit"),
     "a gradient that nothing gives": ("gradient: dv", "gradient: dw", "'v' has the gradient 'dw'"),
+    "a result that is no field": ("results: {lse: {}}", "results: {lze: {}}", "the result 'lze' is no field of kiln_"),
+    "a shape without a dtype": (", dtype: dtype}}", "}}", "'mask': all results of an operation have `shape` and"),
+    "some shapes": ("{out: {}, lse", "{out: {shape: [1], dtype: q}, lse", "'out': all results of an operation have"),
+    "a shape of no argument": ("[batch, heads, rows, keys]", "[batch, head]", "is by 'head', which is no argument"),
+    "an unknown dtype": ("dtype: dtype}}", "dtype: half}}", "the dtype of 'mask' is 'half'; it must be one of Kiln's"),
+    "too few parts": ("parts: [seed, offset]", "parts: [seed]", "'rng' has 1 parts; they are two"),
+    "a part that is no field": ("parts: [seed, offset]", "parts: [seed, place]", "the part 'place', which is no field"),
+    "a simple operation that writes": (
+        "dtype: {kind: dtype, field: none}", "dtype: {kind: dtype, field: none, written: true}",
+        "an argument of dropout_mask is written",
+    ),
     "keys without a count": ("{kind: keys, count: force_count}", "{kind: keys}", "'force_keys': `count`"),
     "an unknown kind": ("softcap: {kind: real}", "softcap: {kind: reel}", "is 'reel'; it must be"),
     "an unknown word": ("{kind: flag, field: none}", "{kind: flag, feild: none}", "'feild'"),
@@ -131,7 +142,7 @@ def test_what_the_recipe_has_and_the_table_lacks(tmp_path, mistake):
     path = tmp_path / "arguments.yaml"
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(RecipeError, match=sentence):
-        arguments.entries_header(recipe.load(RECIPE), arguments.read(path))
+        argument_files.entries_header(recipe.load(RECIPE), arguments.read(path))
 
 
 # ---- no second list -------------------------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ void define_runtime(nb::module_& module) {
   nb::class_<Runtime>(module, "Runtime",
                       "A kiln_t with the flash family. It stays open until close(), whether it is still known or not.\n"
                       "\n"
-                      "Operations are attn_fwd, attn_bwd, attn_decode and dropout_mask; a queue is (vendor, device,\n"
+                      "Operations are named as their entries in kiln/flash.h, 'attn_fwd'; a queue is (vendor, device,\n"
                       "stream): 1 for NVIDIA or 2 for AMD, an ordinal or -1 for the stream's own, an address; fields\n"
                       "are those of the operation's parameters in kiln/flash.h by name, None for those left out;\n"
                       "`scale` is sm_scale, where 0 is refused instead of being the default.\n"

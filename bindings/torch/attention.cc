@@ -1,4 +1,4 @@
-// kiln_native::attn_fwd, attn_bwd and dropout_mask.
+// kiln_native::attn_fwd and attn_bwd.
 #include <atomic>
 
 #include "call.h"
@@ -60,18 +60,6 @@ void broadcast_bias(Call* call, Attention* a) {
   }
 }
 
-// Seed and offset lie one behind the other.
-void split_rng(Call* call, Attention* a) {
-  if (!a->extras[AttnFwd::kRng] || call->status != KILN_OK) return;
-  const kiln_tensor& rng = a->tensors[AttnFwd::kRng];
-  if (rng.rank != 1 || rng.sizes[0] != 2 || rng.strides[0] != 1 || rng.dtype != KILN_INT64)
-    return call->fail(fail(KILN_E_ARGUMENT, "rng must be a contiguous tensor of two int64: seed and offset"));
-  a->seed = rng;
-  a->seed.rank = 0;
-  a->offset = a->seed;
-  a->offset.data = static_cast<int64_t*>(rng.data) + 1;
-}
-
 // Reads what forward and backward share: q, k and v from `at` on, and what lies behind the list of other tensors.
 void read(Call* call, int at, int list, Attention* a) {
   a->flags = call->integer(list + AttnFwd::kFlags);
@@ -87,7 +75,7 @@ void read(Call* call, int at, int list, Attention* a) {
   if (a->has(kEqualHeads) && a->q.sizes[1] != a->k.sizes[1]) call->fail(kRefit);
   broadcast_bias(call, a);
   if (a->extras[AttnFwd::kAlibiSlopes]) spread_slopes(&a->tensors[AttnFwd::kAlibiSlopes], a->batch());
-  split_rng(call, a);
+  if (a->extras[AttnFwd::kRng]) call->split(a->tensors[AttnFwd::kRng], "rng", &a->seed, &a->offset);
 }
 
 template <typename Operator, typename Params>
@@ -214,12 +202,7 @@ void backward(Call* call, AtenTensorHandle* results) {
   params.dq = &dq, params.dk = &dk, params.dv = &dv;
   if (results[3]) params.dbias = &dbias;
   if (results[4]) params.dsinks = &dsinks;
-  call->run([&](kiln_t kiln, const kiln_queue* queue) {
-    kiln_status status = kiln_attn_bwd_workspace(kiln, queue, &params, &params.workspace_bytes);
-    if (status != KILN_OK) return status;
-    params.workspace = call->workspace(params.workspace_bytes);
-    return call->status == KILN_OK ? kiln_attn_bwd(kiln, queue, &params) : call->status;
-  });
+  call->enqueue(kiln_attn_bwd_workspace, kiln_attn_bwd, &params);
 }
 
 }  // namespace
@@ -236,21 +219,6 @@ void attn_bwd(StableIValue* stack, uint64_t, uint64_t) {
   AtenTensorHandle results[5] = {};
   backward(&call, results);
   call.finish(results, 5);
-}
-
-void dropout_mask(StableIValue* stack, uint64_t, uint64_t) {
-  Call call(stack);
-  Attention a = {};
-  kiln_tensor mask;
-  call.tensor(0, "rng", &a.tensors[AttnFwd::kRng]);
-  call.tensor(1, "mask", &mask);
-  a.extras[AttnFwd::kRng] = &a.tensors[AttnFwd::kRng];
-  split_rng(&call, &a);
-  call.begin();
-  kiln_dropout_mask_params params = KILN_DROPOUT_MASK_PARAMS_INIT;
-  params.mask = &mask, params.seed = &a.seed, params.offset = &a.offset, params.dropout = call.real(2);
-  call.run([&](kiln_t kiln, const kiln_queue* queue) { return kiln_dropout_mask(kiln, queue, &params); });
-  call.finish(nullptr, 0);
 }
 
 }  // namespace kiln_torch

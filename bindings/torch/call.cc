@@ -108,6 +108,17 @@ void Call::extras(int at, const char* const* names, int count, AtenTensorHandle*
                           static_cast<int>(size), next));
 }
 
+void Call::split(const kiln_tensor& pair, const char* name, kiln_tensor* first, kiln_tensor* second) {
+  if (status != KILN_OK) return;
+  if (pair.rank != 1 || pair.sizes[0] != 2 || pair.strides[0] != 1 || pair.dtype != KILN_INT64)
+    return fail(
+        kiln_torch::fail(KILN_E_ARGUMENT, "%s must be a contiguous tensor of two int64: seed and offset", name));
+  *first = pair;
+  first->rank = 0;
+  *second = *first;
+  second->data = static_cast<int64_t*>(pair.data) + 1;
+}
+
 void Call::begin() {
   if (status != KILN_OK) return;
   int32_t current = -1;

@@ -36,6 +36,8 @@ class Call {
     AtenTensorHandle handles[Operator::kExtras];
     extras(at, Operator::kNames, Operator::kExtras, handles, tensors, slots);
   }
+  // Two tensors of rank 0, of a pair of integers that lie one behind the other.
+  void split(const kiln_tensor& pair, const char* name, kiln_tensor* first, kiln_tensor* second);
   int64_t integer(int at) const { return static_cast<int64_t>(stack_[at]); }
   // As fp32; what is 0 there alone becomes the smallest of its sign, since a 0 means something else: the usual scale,
   // no softcap, no dropout.
@@ -55,6 +57,17 @@ class Call {
     status = enter(kiln_, &queue_);
     if (status != KILN_E_FORKED || (status = renew()) != KILN_OK) return;
     status = enter(kiln_, &queue_);
+  }
+  // The same of a typed entry, with the workspace that `size` says it needs.
+  template <typename Params>
+  void enqueue(kiln_status (*size)(kiln_t, const kiln_queue*, const Params*, uint64_t*),
+               kiln_status (*entry)(kiln_t, const kiln_queue*, const Params*), Params* params) {
+    run([&](kiln_t kiln, const kiln_queue* queue) {
+      kiln_status sized = size(kiln, queue, params, &params->workspace_bytes);
+      if (sized != KILN_OK) return sized;
+      params->workspace = workspace(params->workspace_bytes);
+      return status == KILN_OK ? entry(kiln, queue, params) : status;
+    });
   }
   void fail(kiln_status why) {
     if (status == KILN_OK) status = why;
@@ -99,11 +112,10 @@ void spread_slopes(kiln_tensor* slopes, int64_t batch);
 // rows] is what PyTorch sees. NULL if it failed.
 AtenTensorHandle make_lse(Call* call, const kiln_tensor& q, int32_t rank, kiln_tensor* out);
 
-// The kernels, for library.cc.
+// The kernels that are written by hand, for library.cc; arguments.h has the others.
 void attn_fwd(StableIValue* stack, uint64_t, uint64_t);
 void attn_bwd(StableIValue* stack, uint64_t, uint64_t);
 void attn_decode(StableIValue* stack, uint64_t, uint64_t);
-void dropout_mask(StableIValue* stack, uint64_t, uint64_t);
 
 }  // namespace kiln_torch
 

@@ -46,12 +46,7 @@ void decode(Call* call, AtenTensorHandle* results) {
   if (flags & kReturnLse) results[0] = make_lse(call, q, rank, &lse);
   if (results[0]) params.lse = &lse;
   params.q = &q, params.k_cache = &k_cache, params.v_cache = &v_cache, params.out = &out;
-  call->run([&](kiln_t kiln, const kiln_queue* queue) {
-    kiln_status status = kiln_attn_decode_workspace(kiln, queue, &params, &params.workspace_bytes);
-    if (status != KILN_OK) return status;
-    params.workspace = call->workspace(params.workspace_bytes);
-    return call->status == KILN_OK ? kiln_attn_decode(kiln, queue, &params) : call->status;
-  });
+  call->enqueue(kiln_attn_decode_workspace, kiln_attn_decode, &params);
 }
 
 }  // namespace

@@ -32,11 +32,10 @@ struct Operator {
 void is_watched(StableIValue* stack, uint64_t, uint64_t) { stack[0] = 0; }
 
 constexpr Operator kOperators[] = {
-    {"attn_fwd", AttnFwd::kSchema, attn_fwd},
-    {"attn_bwd", AttnBwd::kSchema, attn_bwd},
-    {"attn_decode", AttnDecode::kSchema, attn_decode},
-    {"dropout_mask", "dropout_mask(Tensor rng, Tensor mask, float dropout) -> int status", dropout_mask},
-    {"is_watched", "is_watched() -> int", is_watched},
+#define OPERATOR(Type, name) {#name, Type::kSchema, name},
+    KILN_NATIVE_OPERATORS(OPERATOR)
+#undef OPERATOR
+        {"is_watched", "is_watched() -> int", is_watched},
 };
 
 // Tensors of every kind and device come here, those that no kernel takes to be refused in our words.

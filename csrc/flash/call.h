@@ -53,19 +53,9 @@ inline double usual_scale(const kiln_tensor* q) {
   return known ? 1.0 / sqrt(static_cast<double>(q->sizes[3])) : 1.0;  // if not, the call fails for q's sake
 }
 
-// The fields that all but kiln_dropout_mask's parameters end with.
-template <typename Params>
-void fill(const Params& params, kiln_call* call) {
-  call->force_count = params.force_count;
-  call->force_keys = params.force_keys;
-  call->workspace = params.workspace;
-  call->workspace_bytes = params.workspace_bytes;
-}
-inline void fill(const kiln_dropout_mask_params&, kiln_call*) {}
-
 // An entry. `Operation` has what is its own, and is generated: Params, kDefaults, kOperation and kParams (the names of
-// both), check() and add(), which gives the arguments in the recipe's order. `run` gets the call: kiln_launch, or
-// kiln_workspace_size.
+// both), check(), add(), which gives the arguments in the recipe's order, and fill(), which gives what structures have
+// of kiln_call. `run` gets the call: kiln_launch, or kiln_workspace_size.
 template <typename Operation, typename... Results>
 kiln_status enter(kiln_t kiln, const kiln_queue* queue, const typename Operation::Params* from,
                   kiln_status (*run)(const kiln_call*, Results*...), Results*... results) {
@@ -77,11 +67,10 @@ kiln_status enter(kiln_t kiln, const kiln_queue* queue, const typename Operation
   if ((status = Operation::check(params)) != KILN_OK) return status;
   if ((status = find(kiln, Operation::kOperation, &call.operation)) != KILN_OK) return status;
   Operation::add(params, &arguments);
-  fill(params, &call);
+  Operation::fill(params, &call);
   call.queue = queue;
   call.arguments = arguments.data();
   call.argument_count = arguments.count();
-  call.force_target = params.force_target;
   return run(&call, results...);
 }
 

@@ -21,13 +21,13 @@ def begin(prefix: Path) -> None:
     global _prefix
     # No compiler makes the package's extension here, and kiln.jit needs none; its table of arguments is generated.
     sys.path += [str(ROOT / folder) for folder in ("v3python", "tests/gpu", "tests/runtime")]
-    from kiln_build.native import arguments
+    from kiln_build.native import argument_files, arguments
 
     kiln = types.ModuleType("kiln")
     kiln.__path__ = [str(ROOT / "bindings/python/kiln")]
     sys.modules["kiln"] = kiln
     generated = types.ModuleType("kiln._arguments")
-    exec(arguments.python_module(arguments.read(ROOT / arguments.TABLE)), generated.__dict__)
+    exec(argument_files.python_module(arguments.read(ROOT / arguments.TABLE)), generated.__dict__)
     sys.modules["kiln._arguments"] = kiln._arguments = generated
     _prefix = prefix
 

@@ -193,7 +193,7 @@ def mask_of_dropout(dtype_name: str) -> None:
     from attention import kept
 
     dtype, seed, offset = getattr(torch, dtype_name), 0x123456789ABCDEF, 0x3_0000_0007
-    got = engine().dropout_mask(torch.tensor([seed, offset]), 1, 2, 40, 50, 0.3, dtype)
+    got = engine().run("dropout_mask", torch.tensor([seed, offset]), 1, 2, 40, 50, 0.3, dtype)
     dropout = float(np.float32(0.3))
     call = Call(*[np.zeros((1, 2, 40, 16))] * 3, 1.0, dropout=dropout, seed=seed, offset=offset)
     for head in range(2):

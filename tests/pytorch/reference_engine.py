@@ -132,7 +132,8 @@ class ReferenceEngine:
             lse[place, :, begin : begin + rows] = log.float()
         return (lse[0] if q.dim() == 3 else lse) if return_lse else None
 
-    def dropout_mask(self, rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
+    def run(self, operation, rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
+        assert operation == "dropout_mask"
         kept = _kept(rng, batch, heads, rows, keys, dropout)
         return kept.to(dtype) if dtype == torch.uint8 else kept.to(dtype) * 2 - 1
 

@@ -10,7 +10,7 @@ import nativebuild
 import pytest
 from shim_symbols import SOURCES, listed
 
-from kiln_build.native import arguments
+from kiln_build.native import argument_files
 from kiln_recipe import dtypes
 
 
@@ -39,7 +39,7 @@ def test_the_declarations_are_libtorchs(pytorch: Path, tmp_path: Path) -> None:
     include = pytorch / "include"
     if not (include / "torch/csrc/stable/c/shim.h").is_file():
         pytest.skip("needs torch's headers")
-    (tmp_path / "dtypes.h").write_text(arguments.dtypes_header())
+    (tmp_path / "dtypes.h").write_text(argument_files.dtypes_header())
     source = tmp_path / "both.cc"
     source.write_text(
         '#include <torch/csrc/stable/c/shim.h>\n#include "shim.h"\n#include <type_traits>\n'

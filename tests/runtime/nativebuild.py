@@ -17,7 +17,7 @@ import flash_tables
 import packs
 
 import shared
-from kiln_build.native import arguments
+from kiln_build.native import argument_files
 from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +176,7 @@ def build_flash(folder: Path, flags: list[str] = (), tables: str | None = None) 
 
 def flash_headers() -> dict[str, str]:
     """What a build generates of the table of arguments, by path."""
-    return arguments.family_files(recipe.load(ROOT / "tritonsrc/flash/recipe.yaml"))
+    return argument_files.family_files(recipe.load(ROOT / "tritonsrc/flash/recipe.yaml"))
 
 
 def build_fake(folder: Path, flags: list[str] = ()) -> None:

@@ -42,7 +42,7 @@ except ImportError as _error:
     raise errors.of_import(_error) from None
 
 from kiln import attention
-from kiln.attention import Gradients, attn_bwd, attn_decode, attn_fwd, dropout_mask, explain, prepare
+from kiln.attention import *  # noqa: F403
 from kiln.errors import (
     ArgumentError,
     DriverError,
@@ -74,7 +74,6 @@ __all__ = [
     "DriverError",
     "FamilyError",
     "ForkedError",
-    "Gradients",
     "Info",
     "KilnError",
     "NoDeviceError",
@@ -93,14 +92,9 @@ __all__ = [
     "Variant",
     "WorkspaceError",
     "attention",
-    "attn_bwd",
-    "attn_decode",
-    "attn_fwd",
     "devices",
-    "dropout_mask",
     "errors",
-    "explain",
     "info",
-    "prepare",
     "variants",
+    *attention.__all__,
 ]

@@ -1,8 +1,7 @@
-# What the build generates of tritonsrc/flash/arguments.yaml (kiln_build.native.arguments). Operations are "attn_fwd",
-# "attn_bwd", "attn_decode" and "dropout_mask"; arguments are those of torch.ops.kiln's operators, fields those of the
-# structures in kiln/flash.h.
+# What the build generates of tritonsrc/flash/arguments.yaml (kiln_build.native.argument_files). Operations are spelled
+# "attn_fwd"; arguments are those of torch.ops.kiln's operators, fields those of the structures in kiln/flash.h.
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 # Bits of the argument `flags` of torch.ops.kiln_native's operators.
 CAUSAL: int
@@ -24,7 +23,11 @@ ARRAYS: dict[str, tuple[str, ...]]  # the fields that are tensors
 VALUES: dict[str, tuple[str, ...]]  # the others, by the names that kiln._core takes
 FIELDS: dict[str, dict[str, str]]  # the field of an argument
 DEFAULTS: dict[str, dict[str, Any]]  # of fields
+KINDS: dict[str, dict[str, str]]  # of an argument: "tensor", "optional" ...
 NATIVE_DEFAULTS: dict[str, tuple[float | int, ...]]  # of the last result of native_...()
+
+# Arguments of any operator that are a pair of integers: the fields that get these.
+PARTS: dict[str, tuple[str, str]]
 
 # Arguments of any operator that are tensors of these dtypes.
 INT32: frozenset[str]
@@ -39,9 +42,20 @@ RECIPE: dict[str, Callable[[Mapping[str, Any]], float | int]]
 def attn_fwd(q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> tuple[Any, ...]: ...
 def attn_bwd(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **named: Any) -> tuple[Any, ...]: ...
 def attn_decode(q: Any, k_cache: Any, v_cache: Any, out: Any, *rest: Any, **named: Any) -> tuple[Any, ...]: ...
-def dropout_mask(
-    rng: Any, batch: Any, heads: Any, rows: Any, keys: Any, dropout: Any, dtype: Any = ...
-) -> tuple[Any, ...]: ...
+
+# The same of any operation, by name.
+def by_name(operation: str, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]: ...
+
+# Operations of which the table tells all results: each with its shape, of arguments by name, in words and as a function
+# that raises IndexError where an array lacks dimensions; and its dtype, by PyTorch's name, or the argument that has it.
+class Result(NamedTuple):
+    field: str
+    text: str
+    shape: Callable[[Mapping[str, Any]], tuple[int, ...]]
+    like: str | None
+    dtype: str | None
+
+RESULTS: dict[str, tuple[Result, ...]]
 
 # Whether all arguments of attn_fwd but those that the table calls plain have their defaults.
 def is_plain(forward: Sequence[Any]) -> bool: ...

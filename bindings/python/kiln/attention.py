@@ -24,12 +24,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kiln import operations
+from kiln import _arguments, operations
 from kiln.arrays import Array
 from kiln.calls import unsupported
 from kiln.errors import ArgumentError
 from kiln.operations import Gradients
 from kiln.runtime import Runtime
+
+__all__ = ["Gradients", "attn_bwd", "attn_decode", "attn_fwd", "dropout_mask", "explain", "prepare"]
 
 
 def attn_fwd(
@@ -293,7 +295,7 @@ def dropout_mask(
         ArgumentError: an argument cannot be.
         KilnError: another class of `kiln.errors`.
     """
-    return operations.write_mask(**locals())
+    return operations.simple("dropout_mask", False, **locals()).launch()
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -303,7 +305,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any
             print(variant)
 
     Args:
-        function: kiln.attn_fwd, kiln.attn_bwd or kiln.attn_decode.
+        function: kiln.attn_fwd, kiln.attn_bwd or kiln.attn_decode; dropout_mask has one kernel, for all calls.
         args, kwargs: as they would be given to it. Results that are not given are taken to be contiguous.
 
     Returns:
@@ -335,12 +337,17 @@ def prepare(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 def _dry(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> operations.Ready:
     import inspect
 
-    makers = {attn_fwd: operations.forward, attn_bwd: operations.backward, attn_decode: operations.decode}
-    make = makers.get(function) if callable(function) else None
-    if make is None:
-        if function is dropout_mask:
-            raise unsupported("dropout_mask")
-        raise ArgumentError("function must be kiln.attn_fwd, kiln.attn_bwd or kiln.attn_decode")
+    name = next((name for name in _arguments.ARGUMENTS if function is globals()[name]), None)
+    if name is None:
+        names = [f"kiln.{name}" for name in _arguments.ARGUMENTS if _is_explained(name)]
+        raise ArgumentError(f"function must be {', '.join(names[:-1])} or {names[-1]}")
+    if not _is_explained(name):
+        raise unsupported(name)
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    return make(True, **bound.arguments)
+    return operations.dry(name, **bound.arguments)
+
+
+def _is_explained(name: str) -> bool:
+    """Whether an operation has the entries _workspace, _prepare and _explain."""
+    return "workspace" in _arguments.VALUES[name]

@@ -5,7 +5,11 @@ Tensors are PyTorch's, [batch, heads, rows, d] or rows first, or without the bat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from kiln import _arguments
+from kiln.errors import ArgumentError
 
 
 def like(model: Any, width: Any, rows_first: bool, zero: bool = False) -> Any:
@@ -25,6 +29,42 @@ def lse_of(q: Any, rows_first: bool, dtype: Any) -> Any:
     """An empty log-sum-exp of q's rows: [batch, heads, rows] whatever q's layout, or [heads, rows]."""
     *batch, a, b = q.shape[:-1]
     return q.new_empty((*batch, b, a) if rows_first else (*batch, a, b), dtype=dtype)
+
+
+def sizes_of(result: _arguments.Result, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a result that the table of arguments tells.
+
+    Args:
+        given: arguments by name; arrays of any library.
+
+    Raises:
+        ArgumentError: an array has fewer dimensions than that takes.
+    """
+    try:
+        return result.shape(given)
+    except IndexError:
+        raise ArgumentError(
+            f"{result.field} has the shape {result.text}, and an array has fewer dimensions than that takes"
+        ) from None
+
+
+def results_of(torch: Any, operation: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Empty tensors for the results of an operation of which the table tells all, on the first argument's device."""
+    first, made = next(iter(given.values())), {}
+    for result in _arguments.RESULTS[operation]:
+        if result.like is None:
+            dtype = getattr(torch, str(result.dtype))
+        else:
+            like = given[result.like]
+            dtype = getattr(like, "dtype", like) or torch.uint8  # which an operator's schema has as the default
+        made[result.field] = first.new_empty(sizes_of(result, given), dtype=dtype)
+    return made
+
+
+def returned(results: Mapping[str, Any]) -> Any:
+    """What an operator returns: one result, or a tuple."""
+    values = tuple(results.values())
+    return values[0] if len(values) == 1 else values
 
 
 def fits(tensor: Any) -> bool:

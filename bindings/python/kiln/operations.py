@@ -4,9 +4,10 @@ the C interface's parameters are set. The arguments, by their names, are the fun
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from kiln import _arguments
+from kiln import _arguments, layout
 from kiln.arrays import shown
 from kiln.calls import Call
 from kiln.errors import ArgumentError
@@ -101,11 +102,31 @@ def decode(is_dry: bool, **given: Any) -> Ready:
     return Ready(launch, call, values)
 
 
-def write_mask(**given: Any) -> Any:
-    """dropout_mask, done."""
+def simple(operation: str, is_dry: bool, **given: Any) -> Ready:
+    """Any other operation: the table of arguments tells its results."""
     seeds = _seeds(given)
-    call = _call("dropout_mask", False, given, ("mask",), ("mask",), seeds)
-    return call.launch(_values("dropout_mask", given) | _numbers(seeds), None)["mask"]
+    every, results = _arguments.ARRAYS[operation], _arguments.RESULTS[operation]
+    written = tuple(result.field for result in results)
+    read = tuple(name for name, kind in _arguments.KINDS[operation].items() if kind == "tensor" and name in every)
+    call = _call(operation, is_dry, given, read or written, written, seeds)
+    for result in results:
+        if result.field not in call.tensors:
+            call.make(result.field, layout.sizes_of(result, {**given, **call.tensors}), result.dtype)
+    values = _values(operation, given) | _numbers(seeds)
+
+    def launch() -> Any:
+        found = call.launch(values, given.get("workspace"))
+        return layout.returned({name: found[name] for name in written})
+
+    return Ready(launch, call, values)
+
+
+_MAKERS: dict[str, Callable[..., Ready]] = {"attn_fwd": forward, "attn_bwd": backward, "attn_decode": decode}
+
+
+def dry(operation: str, **given: Any) -> Ready:
+    """A call of any operation that is never launched."""
+    return _MAKERS.get(operation, partial(simple, operation))(True, **given)
 
 
 def _call(
@@ -138,7 +159,7 @@ def _window(given: dict[str, Any]) -> dict[str, Any]:
 
 def _seeds(given: dict[str, Any]) -> dict[str, Any]:
     """What dropout is drawn from: integers, and arrays."""
-    return {name: given[name] for name in _SEEDS}
+    return {name: given[name] for name in _SEEDS if name in given}
 
 
 def _numbers(seeds: dict[str, Any]) -> dict[str, int]:

@@ -1,12 +1,9 @@
-"""A family's table of arguments (tritonsrc/flash/arguments.yaml, which explains itself), and what is generated from it.
-
-The table says what an argument is; templates/arguments_*.jinja say how each consumer spells it.
-"""
+"""A family's table of arguments (tritonsrc/flash/arguments.yaml, which explains itself): its model, and its reading.
+argument_files.py generates what is made of it."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +11,16 @@ from typing import Literal, NoReturn
 
 import msgspec
 
-from kiln_build.native import generate
-from kiln_recipe import dtypes
 from kiln_recipe.documents import document
+from kiln_recipe.dtypes import DTYPES
 from kiln_recipe.errors import RecipeError
-from kiln_recipe.model import Recipe
 
 FILE = "arguments.yaml"  # beside the recipe
 TABLE = f"tritonsrc/flash/{FILE}"  # in a source tree
 NO_FIELD = "none"
 _TENSORS = ("tensor", "optional")
 _REALS = ("real", "scale")
-_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # a word of a formula
 
 
 class RowShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -37,11 +32,17 @@ class RowShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     gradient: str | None = None
     written: bool = False
     count: str | None = None
+    parts: tuple[str, ...] = ()
+
+
+class ResultShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    shape: tuple[int | str, ...] | None = None
+    dtype: str | None = None
 
 
 class OperationShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     arguments: tuple[dict[str, RowShape], ...]
-    results: tuple[str, ...]
+    results: dict[str, ResultShape]
     fields: tuple[dict[str, RowShape], ...]
     plain: tuple[str, ...] = ()
     reserved: tuple[str, ...] = ()
@@ -74,6 +75,7 @@ class Argument:
     gradient: str | None
     written: bool
     count: str | None
+    parts: tuple[str, ...]
 
     @property
     def is_tensor(self) -> bool:
@@ -82,6 +84,16 @@ class Argument:
     @property
     def is_real(self) -> bool:
         return self.kind in _REALS
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result of an operator. `shape` has a formula for each size, of arguments; `dtype` is one, or the argument whose
+    dtype it has. None: they are no more than code can say."""
+
+    field: str
+    shape: tuple[str, ...] | None
+    dtype: str | None
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ class Operation:
     """Attributes:
     arguments: the operator's, in its order.
     others: what has a field and is no argument of the operator.
-    results: of the operator, by field.
+    results: of the operator, in its order.
     plain: arguments that the shortest way past PyTorch's dispatcher takes; it takes no call that has others.
     reserved: fields that must be 0.
     """
@@ -107,9 +119,14 @@ class Operation:
     name: str
     arguments: tuple[Argument, ...]
     others: tuple[Argument, ...]
-    results: tuple[str, ...]
+    results: tuple[Result, ...]
     plain: tuple[str, ...]
     reserved: tuple[str, ...]
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether the table tells all of its results, so that no code is written for it between flash.h and users."""
+        return all(result.shape is not None for result in self.results)
 
     @property
     def params(self) -> str:
@@ -139,9 +156,10 @@ class Operation:
     def numbers(self) -> list[Argument]:
         """The operator's reals and integers, as kiln_native has them: reals first, but for those that came later, which
         stand behind rows_first."""
-        names = [row.name for row in self.arguments]
+        rows = [row for row in self.arguments if row.field or row.name == "rows_first"]
+        names = [row.name for row in rows]
         behind = names.index("rows_first") if "rows_first" in names else len(names)
-        early, late = self.arguments[:behind], self.arguments[behind:]
+        early, late = rows[:behind], rows[behind:]
         return [
             *(row for row in early if row.is_real),
             *(row for row in early if row.kind == "integer"),
@@ -190,7 +208,8 @@ def read(path: Path) -> Table:
         {name: 1 << bit for bit, name in enumerate(shape.flags)},
         tuple(
             Operation(
-                name, tuple(_rows(row.arguments)), tuple(_rows(row.fields)), row.results, row.plain, row.reserved
+                name, tuple(_rows(row.arguments)), tuple(_rows(row.fields)), tuple(_results(row.results)), row.plain,
+                row.reserved,
             )
             for name, row in shape.operations.items()
         ),
@@ -204,8 +223,14 @@ def _rows(groups: Sequence[Mapping[str, RowShape]]) -> Iterator[Argument]:
         for name, row in group.items():
             field = None if row.field == NO_FIELD else row.field or name
             yield Argument(
-                name, row.kind, field, row.default, row.required, row.dtype, row.gradient, row.written, row.count
-            )
+                name, row.kind, field, row.default, row.required, row.dtype, row.gradient, row.written, row.count,
+                row.parts,
+            )  # fmt: skip
+
+
+def _results(rows: Mapping[str, ResultShape]) -> Iterator[Result]:
+    for name, row in rows.items():
+        yield Result(name, None if row.shape is None else tuple(map(str, row.shape)), row.dtype)
 
 
 def _check(table: Table, source: document.Document[TableShape]) -> None:
@@ -213,7 +238,7 @@ def _check(table: Table, source: document.Document[TableShape]) -> None:
     for limit in table.limits:
         if limit.field not in fields:
             source.fail(("limits", limit.field), f"{limit.field!r} is a field of no operation")
-    gradients = {name for operation in table.operations for name in operation.results}
+    gradients = {result.field for operation in table.operations for result in operation.results}
     for operation in table.operations:
 
         def fail(sentence: str, operation: Operation = operation) -> NoReturn:
@@ -231,221 +256,27 @@ def _check(table: Table, source: document.Document[TableShape]) -> None:
         for name in operation.plain:
             if name not in names:
                 fail(f"{name!r} is plain, and no argument of {operation.name}")
+        if operation.is_simple and any(row.written for row in operation.arguments):
+            fail(f"an argument of {operation.name} is written, which the table cannot tell all of; leave `shape` out")
+        known = {row.name: row for row in operation.arguments}
+        for result in operation.results:
+            if result.field not in {row.field for row in operation.fields}:
+                fail(f"the result {result.field!r} is no field of {operation.params}; add it to `fields`")
+            if (result.shape is None) != (result.dtype is None) or (result.shape is None) == operation.is_simple:
+                fail(f"{result.field!r}: all results of an operation have `shape` and `dtype`, or none has")
+            for word in (word for size in result.shape or () for word in NAME.findall(size)):
+                if word not in known:
+                    fail(f"the shape of {result.field!r} is by {word!r}, which is no argument of {operation.name}")
+            leads = next(iter(known)), *(row.name for row in operation.of_kind("dtype"))
+            if result.dtype is not None and result.dtype not in (*leads, *DTYPES):
+                fail(f"the dtype of {result.field!r} is {result.dtype!r}; it must be one of Kiln's, or that of the "
+                     f"first argument: {leads[0]}")  # fmt: skip
+        for row in operation.arguments:
+            if len(row.parts) not in (0, 2):
+                fail(f"{row.name!r} has {len(row.parts)} parts; they are two, the fields that get its two integers")
+            missing = [part for part in row.parts if part not in {other.field for other in operation.others}]
+            if missing:
+                fail(f"{row.name!r} has the part {missing[0]!r}, which is no field of {operation.params}")
         for row in operation.others:
             if (row.kind == "keys") != (row.count is not None):
                 fail(f"{row.name!r}: `count` is of keys, and of them alone")
-
-
-def family_files(recipe: Recipe) -> dict[str, str]:
-    """What a family's library and its adapters include, by path below a folder of generated sources; none without a
-    table."""
-    path = recipe.path.parent / FILE
-    if not path.is_file():
-        return {}
-    table = read(path)
-    return {
-        f"{recipe.family}/arguments.h": entries_header(recipe, table),
-        "torch/arguments.h": torch_header(table),
-        "torch/flags.h": flags_header(table),
-        "torch/dtypes.h": dtypes_header(),
-    }
-
-
-def core_files(source: Path) -> dict[str, str]:
-    """What bindings/core of a source tree includes."""
-    table = read(source / TABLE)
-    return {"arguments.h": core_header(table), "flags.h": flags_header(table), "dtypes.h": dtypes_header()}
-
-
-def dtypes_header() -> str:
-    """The table of dtypes, for bindings/core and bindings/torch."""
-    return generate.render("dtypes.h.jinja", dtypes=dtypes.TABLE)
-
-
-def flags_header(table: Table) -> str:
-    """The bits of flags."""
-    return generate.render("arguments_flags.h.jinja", flags=[(_constant(n), bit) for n, bit in table.flags.items()])
-
-
-# ---- csrc/flash -----------------------------------------------------------------------------------------------------
-
-
-def entries_header(recipe: Recipe, table: Table) -> str:
-    """What csrc/flash includes as arguments.h: how parameters become the arguments of the recipe's operations.
-
-    Raises:
-        RecipeError: the recipe has an operation or an argument that the table does not know.
-    """
-    operations = []
-    for operation in recipe.operations:
-        row = table.operation(operation.name)
-        operations.append({
-            "row": row,
-            "limits": table.limits_of(row),
-            "lines": [*_pushes(table, row, [(a.name, a.kind, a.optional) for a in operation.arguments])],
-        })  # fmt: skip
-    return generate.render("arguments_entries.h.jinja", family=recipe.family, operations=operations, bounds=_bounds)
-
-
-def _pushes(table: Table, operation: Operation, arguments: Sequence[tuple[str, str, bool]]) -> Iterator[str]:
-    """C++ that hands on the recipe's arguments, each a name, "tensor", "int" or "float", and whether it is optional."""
-    fields = {row.field: row for row in operation.fields if row.field}
-    run: list[str] = []
-    for name, kind, optional in arguments:
-        row = fields.get(name)
-        if kind == "tensor":
-            if row is None or row.kind != ("optional" if optional else "tensor"):
-                wanted = "optional" if optional else "tensor"
-                raise RecipeError(f"{table.path}: the recipe's {operation.name} has the {wanted} tensor {name}; the "
-                                  f"table must have it as a row of the kind {wanted!r}")  # fmt: skip
-            run.append(f"params.{name}")
-            continue
-        if run:
-            yield f"to->tensors({{{', '.join(run)}}});"
-            run = []
-        if name not in table.recipe and row is None:
-            raise RecipeError(f"{table.path}: the recipe's {operation.name} has the argument {name}, which is no field "
-                              "of its structure; say under `recipe` how it follows from fields")  # fmt: skip
-        formula = _NAME.sub(lambda word: _in_cpp(word[0], fields), table.recipe.get(name, name))
-        yield f"to->{'integer' if kind == 'int' else 'real'}({formula});"
-    if run:
-        yield f"to->tensors({{{', '.join(run)}}});"
-
-
-def _in_cpp(word: str, fields: Mapping[str, Argument]) -> str:
-    """A word of a formula in C++: a field as an integer, a truth value or a double, and else itself."""
-    row = fields.get(word)
-    if row is None:
-        return word
-    if row.kind == "flag":
-        return f"bool(params.{word})"
-    return f"double{{params.{word}}}" if row.is_real else f"params.{word}"
-
-
-def _bounds(limit: Limit) -> str:
-    """C++ that says that a field's value is within its limits, after what says that it is finite."""
-    sides = ((">=", limit.least), ("<=", limit.most))
-    return "".join(f" && params.{limit.field} {sign} {float(end)!r}f" for sign, end in sides if end is not None)
-
-
-# ---- bindings/core --------------------------------------------------------------------------------------------------
-
-_CORE_KINDS = {
-    "tensor": "kTensor", "optional": "kTensor", "integer": "kInteger", "real": "kReal", "flag": "kFlag",
-    "address": "kAddress", "keys": "kKeys", "text": "kText",
-}  # fmt: skip
-
-
-def core_header(table: Table) -> str:
-    """What bindings/core includes as arguments.h: the fields of each structure."""
-    operations = [{"row": operation, "fields": [*_core_fields(operation)]} for operation in table.operations]
-    return generate.render("arguments_core.h.jinja", operations=operations)
-
-
-def _core_fields(operation: Operation) -> Iterator[tuple[str, str, str, str]]:
-    """For each name that Python may give: the name, its kind, its field, and the field that has the count of its
-    keys."""
-    for row in operation.fields:
-        field = str(row.field)
-        if row.kind == "scale":
-            yield row.name, "kScale", field, field
-        yield field, _CORE_KINDS["real" if row.kind == "scale" else row.kind], field, row.count or field
-
-
-def _constant(name: str) -> str:
-    return "k" + name.title().replace("_", "")
-
-
-# ---- bindings/torch -------------------------------------------------------------------------------------------------
-
-
-def torch_header(table: Table) -> str:
-    """What bindings/torch includes as arguments.h: the operators of kiln_native that have tensors which may be left
-    out."""
-    operations = [
-        {
-            "row": operation,
-            "schema": textwrap.wrap(_native_schema(operation), 100, drop_whitespace=False),
-            "extras": operation.of_kind("optional"),
-        }
-        for operation in table.operations
-        if operation.of_kind("optional")
-    ]  # fmt: skip
-    forward, backward = table.operation("attn_fwd"), table.operation("attn_bwd")
-    behind = {row.name for row in (*forward.of_kind("optional"), *forward.numbers)}
-    shared = [row.name for row in (*backward.of_kind("optional"), *backward.numbers) if row.name in behind]
-    return generate.render("arguments_torch.h.jinja", operations=operations, shared=shared, constant=_constant)
-
-
-def _native_schema(operation: Operation) -> str:
-    """What is rarely given stands at the end: Python leaves it out, and libtorch fills it in for next to nothing."""
-    arguments = [f"Tensor {row.name}" for row in operation.of_kind("tensor")]
-    arguments += ["Tensor[] extras", "int which=0", "int flags=0"]
-    for row in operation.numbers:
-        arguments.append(f"float {row.name}={row.default}." if row.is_real else f"int {row.name}={row.default}")
-    results = [f"Tensor {name}" for name in operation.results]
-    return f"{operation.name}({', '.join(arguments)}) -> ({', '.join([*results, 'int status'])})"
-
-
-# ---- bindings/python ------------------------------------------------------------------------------------------------
-
-PYTHON_MODULE = "_arguments.py"  # of the package kiln, whose stub is in the tree
-
-
-def python_module(table: Table) -> str:
-    """The text of the package's module kiln._arguments."""
-    forward = table.operation("attn_fwd")
-    return generate.render(
-        "arguments.py.jinja",
-        flags=table.flags,
-        operations=table.operations,
-        limits=table.limits,
-        recipe={name: _NAME.sub(lambda word: _in_python(word[0], table), text) for name, text in table.recipe.items()},
-        forward=forward,
-        place=forward.arguments.index,
-        backward=table.operation("attn_bwd"),
-        schema=_schema,
-        parameters=_parameters,
-        of_dtype=lambda dtype: sorted({r.name for o in table.operations for r in o.arguments if r.dtype == dtype}),
-        python_default=_python_default,
-    )
-
-
-def _in_python(word: str, table: Table) -> str:
-    """A word of a formula in Python: a field of the call, or itself."""
-    is_field = any(row.field == word for operation in table.operations for row in operation.fields)
-    return f'of["{word}"]' if is_field else word
-
-
-def _python_default(row: Argument) -> str:
-    if row.is_tensor:
-        return "None"
-    if row.is_real:
-        return repr(float(row.default))
-    return repr(bool(row.default)) if row.kind == "flag" else repr(row.default)
-
-
-def _parameters(operation: Operation) -> str:
-    """Those of a function in Python that takes what the operator takes."""
-    return ", ".join(
-        row.name if row.kind == "tensor" or row.required else f"{row.name}={_python_default(row)}"
-        for row in operation.arguments
-    )
-
-
-_SCHEMA_TYPES = {
-    "tensor": "Tensor", "optional": "Tensor?", "integer": "SymInt", "real": "float", "scale": "float", "flag": "bool",
-    "dtype": "ScalarType",
-}  # fmt: skip
-
-
-def _schema(operation: Operation) -> str:
-    """Of the operator of torch.ops.kiln, behind its name."""
-    arguments, written = [], iter("abcdefgh")
-    for row in operation.arguments:
-        kind = f"Tensor({next(written)}!)" if row.written else _SCHEMA_TYPES[row.kind]
-        default = "uint8" if row.kind == "dtype" else _python_default(row).removesuffix("0") if row.is_real else ""
-        default = default or _python_default(row)
-        arguments.append(f"{kind} {row.name}" + ("" if row.kind == "tensor" or row.required else f"={default}"))
-    results = [f"Tensor {name}" for name in operation.results]
-    return f"({', '.join(arguments)}) -> " + (f"({', '.join(results)})" if len(results) > 1 else "Tensor")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kiln_build.native import arguments, native
+from kiln_build.native import argument_files, native
 from kiln_build.native.native import Compiler
 from kiln_build.native.pythons import STABLE, Headers
 from kiln_recipe.errors import ToolchainError
@@ -61,7 +61,7 @@ def build_extension(
     source = sources.parents[1]
     files = {f"core/{path.name}": path.read_bytes() for path in sorted(sources.iterdir()) if path.is_file()}
     files["core/layout.h"] = (sources.parent / "layout.h").read_bytes()
-    files |= {f"core/{name}": text.encode() for name, text in arguments.core_files(source).items()}
+    files |= {f"core/{name}": text.encode() for name, text in argument_files.core_files(source).items()}
     files |= {
         f"nanobind/{path.relative_to(nanobind).as_posix()}": path.read_bytes()
         for part in ("include", "src", "ext")

@@ -33,7 +33,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from kiln_build.artifacts.reader import IMAGES, Release
-from kiln_build.native import arguments, extension, native
+from kiln_build.native import argument_files, arguments, extension, native
 from kiln_build.native.pythons import OLDEST, STABLE, Headers
 from kiln_build.release import notices, replacement
 from kiln_build.release.release import PLATFORM
@@ -164,7 +164,7 @@ def package_files(source: Path) -> dict[str, Path]:
 def generated_files(source: Path) -> dict[str, bytes]:
     """The modules of the package kiln that are generated, by path below kiln/."""
     table = arguments.read(source / arguments.TABLE)
-    return {arguments.PYTHON_MODULE: arguments.python_module(table).encode()}
+    return {argument_files.PYTHON_MODULE: argument_files.python_module(table).encode()}
 
 
 def _modules(package: Path) -> dict[str, Path]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Engine:
         Raises:
             kiln.KilnError: as kiln.torch's own engine, with the same sentences.
         """
-        given = _given("attn_fwd", args, named)
+        given = _arguments.by_name("attn_fwd", args, named)
         q, rows_first = given["q"], given["rows_first"]
         heads_first = {name: _heads_first(given[name], rows_first) for name in ("q", "k", "v")}
         shared = _fields("attn_fwd", given, heads_first)
@@ -77,7 +78,7 @@ class Engine:
         Args:
             args, named: those of torch.ops.kiln.attn_bwd.
         """
-        given = _given("attn_bwd", args, named)
+        given = _arguments.by_name("attn_bwd", args, named)
         bias, sinks, rows_first = given["bias"], given["sinks"], given["rows_first"]
         heads_first = {name: _heads_first(given[name], rows_first) for name in ("dout", "q", "k", "v", "out")}
         fields = _fields("attn_bwd", given, {**heads_first, "lse": _with_batch(given["lse"])})
@@ -105,7 +106,7 @@ class Engine:
         Args:
             args, named: those of torch.ops.kiln.attn_decode.
         """
-        given = _given("attn_decode", args, named)
+        given = _arguments.by_name("attn_decode", args, named)
         q, rows_first = given["q"], given["rows_first"]
         written = ("k_cache", "v_cache", "out")  # no copy can stand for these
         rows = {name: given[name] for name in ("q", "k_new", "v_new", *written) if given[name] is not None}
@@ -115,14 +116,13 @@ class Engine:
         self._run("attn_decode", {**fields, "lse": _with_batch(lse)})
         return lse
 
-    def dropout_mask(self, *args, **named):
-        """[batch, heads, rows, keys]: 1 where a weight is kept; where it is not, 0 in uint8, -1 in floating dtypes."""
-        given = _given("dropout_mask", args, named)
-        sizes = [given[name] for name in ("batch", "heads", "rows", "keys")]
-        dtype = given["dtype"] or torch.uint8
-        mask = torch.empty(sizes, dtype=dtype, device=given["rng"].device)
-        self._run("dropout_mask", {**_fields("dropout_mask", given, {}), "mask": mask})
-        return mask
+    def run(self, operation: str, *args: object, **named: object) -> Any:
+        """Any other operation, with the arguments of the operator of torch.ops.kiln that has its name; the table of
+        arguments tells its results."""
+        given = _arguments.by_name(operation, args, named)
+        results = layout.results_of(torch, operation, given)
+        self._run(operation, {**_fields(operation, given, {}), **results})
+        return layout.returned(results)
 
     def explain(self, function: str, *values: object, **named: object) -> tuple[Chosen, ...]:
         """The kernels that a call of one of the functions above would run, in their order; nothing runs.
@@ -130,12 +130,13 @@ class Engine:
             engine.explain("attn_fwd", q, k, v, causal=True)
 
         Args:
-            function: its name; what follows is given to it.
+            function: its name, or that of an operation that run() takes; what follows is given to it.
         """
         found: list[Chosen] = []
         other = copy(self)
         other._operations = {name: _Explained(operation, found) for name, operation in self._operations.items()}
-        getattr(other, function)(*values, **named)
+        call = partial(other.run, function) if function in _arguments.RESULTS else getattr(other, function)
+        call(*values, **named)
         return tuple(found)
 
     def _run(self, operation: str, fields: Mapping[str, object]) -> None:
@@ -174,12 +175,6 @@ class _Explained:
         self.found += self.explain(**arguments)
 
 
-def _given(operation: str, args: Sequence[object], named: Mapping[str, object]) -> dict[str, Any]:
-    """All arguments of an operator by name."""
-    every = getattr(_arguments, operation)(*args, **named)
-    return dict(zip(_arguments.ARGUMENTS[operation], every, strict=True))
-
-
 def _fields(operation: str, given: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """The fields of an operation's structure, as bindings/torch fills it, by an operator's arguments.
 
@@ -191,8 +186,9 @@ def _fields(operation: str, given: Mapping[str, Any], tensors: Mapping[str, torc
     for field, least, most, must in _arguments.LIMITS:
         if field in fields:
             fields[field] = _within(fields[field], least, most, must)
-    if (rng := given.get("rng")) is not None:
-        fields["seed"], fields["offset"] = _seed(rng)
+    for name, parts in _arguments.PARTS.items():
+        if (pair := given.get(name)) is not None:
+            fields.update(zip(parts, _split(name, pair)))
     q: Any = fields.get("q")
     sequences = given.get("cu_seqlens_q")
     batch: Any = sequences.shape[0] - 1 if sequences is not None else None if q is None else q.shape[0]
@@ -239,11 +235,11 @@ def _kept(value: float) -> float:
     return number if number or not value else math.copysign(2.0**-126, value)
 
 
-def _seed(rng: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Seed and offset, which lie one behind the other."""
-    if rng.dtype != torch.int64 or rng.shape != (2,) or rng.stride(0) != 1:
-        raise ArgumentError("rng must be a contiguous tensor of two int64: seed and offset")
-    return rng[0], rng[1]
+def _split(name: str, pair: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two integers that lie one behind the other: a seed and an offset."""
+    if pair.dtype != torch.int64 or pair.shape != (2,) or pair.stride(0) != 1:
+        raise ArgumentError(f"{name} must be a contiguous tensor of two int64: seed and offset")
+    return pair[0], pair[1]
 
 
 def _broadcast(bias: torch.Tensor, wanted: tuple[int, ...]) -> torch.Tensor:

@@ -26,8 +26,9 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
+from kiln.torch import functions as _functions
 from kiln.torch.explanation import Explanation, explain
-from kiln.torch.functions import attention, decode, draw_rng, dropout_mask
+from kiln.torch.functions import *  # noqa: F403
 from kiln.torch.routing import (
     fallthroughs,
     is_routed,
@@ -41,10 +42,6 @@ from kiln.torch.transformers import register_transformers
 
 __all__ = [
     "Explanation",
-    "attention",
-    "decode",
-    "draw_rng",
-    "dropout_mask",
     "explain",
     "fallthroughs",
     "is_routed",
@@ -54,4 +51,5 @@ __all__ = [
     "reset_fallthroughs",
     "scaled_dot_product_attention",
     "use",
+    *_functions.__all__,
 ]

@@ -197,10 +197,28 @@ def decode(*args: object, run: Callable | None = None) -> Tensor | None:
         return operators.attn_decode(*args)
 
 
+def _without_gradients(name: str) -> Callable:
+    """The kernel of an operator that has no gradients; what would come out as nothing is refused."""
+    op = getattr(torch.ops.kiln, name).default
+
+    def kernel(*args: object) -> object:
+        if any(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args):
+            if not is_real():
+                _refuse_transforms(args)
+            if _wants_gradient(args):
+                raise UnsupportedError(
+                    f"{name} has no gradients, and an argument requires one; call it under torch.no_grad()"
+                )
+        with _below_autograd():
+            return op(*args)
+
+    return kernel
+
+
 for _name, _kernel in (
     ("attn_fwd", native.shortcut.attend_or(attention)),
     ("attn_bwd", _backward),
     ("attn_decode", decode),
-    ("dropout_mask", torch.library.fallthrough_kernel),
+    *((name, _without_gradients(name)) for name in operators.SIMPLE),
 ):
     operators.library.impl(_name, _kernel, "Autograd")

@@ -17,6 +17,8 @@ from kiln.errors import ArgumentError, KilnError
 from kiln.torch import arguments, autograd, native, operators
 from kiln.torch.autograd import is_real
 
+__all__ = ["attention", "decode", "draw_rng", "dropout_mask"]
+
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LARGEST = 2**63 - 1
 # The smallest fp32; products with it are as good as 0.
@@ -85,7 +87,7 @@ def dropout_mask(
     for name, size in (("batch", batch), ("heads", heads), ("rows", rows), ("keys", keys)):
         if size < 0:
             raise ArgumentError(f"{name} must not be below 0, and is {size}")
-    return operators.dropout_mask(rng, batch, heads, rows, keys, dropout, dtype)
+    return torch.ops.kiln.dropout_mask.default(rng, batch, heads, rows, keys, dropout, dtype)
 
 
 def _plain_calls(take: Callable, arrays: str) -> Callable[[Callable], Callable]:

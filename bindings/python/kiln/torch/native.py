@@ -71,14 +71,13 @@ def _load() -> ctypes.CDLL:
 _library = _load()
 # These operators have no gradients of their own (autograd.py has): a call with tensors that want some is not looked at.
 _registrations = torch.library.Library("kiln_native", "IMPL")
-for _name in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
+for _name in _arguments.SCHEMAS:
     _registrations.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 # Called as packets, whose own frame of Python's costs less than that of an overload.
 forward_op: Callable = torch.ops.kiln_native.attn_fwd
 _backward_op: Callable = torch.ops.kiln_native.attn_bwd
 _decode_op: Callable = torch.ops.kiln_native.attn_decode
-_mask_op: Callable = torch.ops.kiln_native.dropout_mask
 is_watched: Callable[[], int] = torch.ops.kiln_native.is_watched
 """Whether a mode or a tracer (SEEN) or a transform of torch.func's (TRANSFORMED) gets the operators that this
 thread calls here; 0: none does.
@@ -207,14 +206,15 @@ def _run(
     return tuple(results)
 
 
-def dropout_mask(
-    rng: Tensor, batch: int, heads: int, rows: int, keys: int, dropout: float, dtype: torch.dtype = torch.uint8
-) -> Tensor:
-    """What dropout with `rng` keeps, as `torch.ops.kiln.dropout_mask`: [batch, heads, rows, keys]."""
-    mask = torch.empty((batch, heads, rows, keys), dtype=dtype, device=rng.device)
-    if status := _mask_op(rng, mask, dropout):
-        _again(_mask_op, status, (rng, mask), None, (dropout,), written=1)
-    return mask
+def run(operation: str, *args: Any, **named: Any) -> Any:
+    """Any other operation, as the operator of torch.ops.kiln that has its name; the table of arguments tells its
+    results."""
+    read, extras, rest = getattr(_arguments, f"native_{operation}")(*args, **named)
+    results = layout.results_of(torch, operation, _arguments.by_name(operation, args, named))
+    op, tensors = getattr(torch.ops.kiln_native, operation), (*read, *results.values())
+    if status := op(*tensors, *(() if extras is None else (extras,)), *rest):
+        _again(op, status, tensors, extras, rest, written=len(results))
+    return layout.returned(results)
 
 
 def fail(status: int) -> NoReturn:

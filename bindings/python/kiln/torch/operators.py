@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Engine(Protocol):
     def attn_fwd(self, *args, **kwargs) -> tuple[Tensor, Tensor | None]: ...
     def attn_bwd(self, *args, **kwargs) -> tuple[Tensor | None, ...]: ...
     def attn_decode(self, *args, **kwargs) -> Tensor | None: ...
-    def dropout_mask(self, *args, **kwargs) -> Tensor: ...
+    def run(self, operation: str, *args, **kwargs) -> Any: ...
 
 
 _engine: Engine | ModuleType = native
@@ -71,7 +72,8 @@ for _name, _schema in _arguments.SCHEMAS.items():
 attn_fwd = torch.ops.kiln.attn_fwd.default
 attn_bwd = torch.ops.kiln.attn_bwd.default
 attn_decode = torch.ops.kiln.attn_decode.default
-dropout_mask = torch.ops.kiln.dropout_mask.default
+SIMPLE: tuple[str, ...] = tuple(_arguments.RESULTS)
+"""Operators of which the table of arguments tells all; `run` of an engine runs them."""
 
 # Of all arguments of attn_fwd; the dispatcher leaves out those at the end.
 FORWARD_NAMES = _arguments.ARGUMENTS["attn_fwd"]
@@ -85,7 +87,8 @@ for _key in ("CUDA", "CPU"):
     library.impl("attn_fwd", native.shortcut.attend_or(lambda *args: _engine.attn_fwd(*args)), _key)
     library.impl("attn_bwd", lambda *args: _engine.attn_bwd(*args), _key)
     library.impl("attn_decode", lambda *args: _engine.attn_decode(*args), _key)
-    library.impl("dropout_mask", lambda *args: _engine.dropout_mask(*args), _key)
+    for _name in SIMPLE:
+        library.impl(_name, lambda *args, name=_name: _engine.run(name, *args), _key)
 
 
 # ---- fake tensors ---------------------------------------------------------------------------------------------------
@@ -112,25 +115,23 @@ def _fake_decode(given: dict) -> Tensor | None:
     return layout.lse_of(given["q"], given["rows_first"], torch.float32) if given["return_lse"] else None
 
 
-def _fake_mask(given: dict) -> Tensor:
-    sizes = [given[name] for name in ("batch", "heads", "rows", "keys")]
-    return given["rng"].new_empty(sizes, dtype=given["dtype"] or torch.uint8)
+def _fake_simple(name: str, given: dict) -> Tensor | tuple[Tensor, ...]:
+    return layout.returned(layout.results_of(torch, name, given))
 
 
 def _register_fake(name: str, shapes: Callable[[dict], object]) -> None:
     """Has `shapes` tell an operator's results of its arguments by name."""
-    every, names = getattr(_arguments, name), _arguments.ARGUMENTS[name]
 
     def kernel(*args, **kwargs):
-        return shapes(dict(zip(names, every(*args, **kwargs), strict=True)))
+        return shapes(_arguments.by_name(name, args, kwargs))
 
     torch.library.register_fake(f"kiln::{name}", kernel, lib=library)
 
 
-for _name, _shapes in (
-    ("attn_fwd", _fake_fwd), ("attn_bwd", _fake_bwd), ("attn_decode", _fake_decode), ("dropout_mask", _fake_mask),
-):  # fmt: skip
+for _name, _shapes in (("attn_fwd", _fake_fwd), ("attn_bwd", _fake_bwd), ("attn_decode", _fake_decode)):
     _register_fake(_name, _shapes)
+for _name in SIMPLE:
+    _register_fake(_name, partial(_fake_simple, _name))
 
 
 # ---- autocast -------------------------------------------------------------------------------------------------------
