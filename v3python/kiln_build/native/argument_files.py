@@ -151,6 +151,7 @@ def torch_header(table: Table) -> str:
             "row": operation,
             "schema": textwrap.wrap(_native_schema(operation), 100, drop_whitespace=False),
             "extras": operation.of_kind("optional"),
+            "tensors": _native_tensors(operation),
             "places": _places(operation),
         }
         for operation in table.operations
@@ -161,14 +162,18 @@ def torch_header(table: Table) -> str:
     return generate.render("arguments_torch.h.jinja", operations=operations, shared=shared, constant=_constant)
 
 
+def _native_tensors(operation: Operation) -> list[Argument]:
+    """Those that every call of the operator of kiln_native has. A simple one takes its results too."""
+    results = {result.field for result in operation.results if operation.is_simple}
+    return [*operation.of_kind("tensor"), *(row for row in operation.others if row.field in results)]
+
+
 def _native_arguments(operation: Operation) -> list[tuple[str, str]]:
-    """Each argument of the operator of kiln_native, and how its schema has it. A simple one takes its results too.
+    """Each argument of the operator of kiln_native, and how its schema has it.
 
     What is rarely given stands at the end: Python leaves it out, and libtorch fills it in for next to nothing.
     """
-    results = [result.field for result in operation.results if operation.is_simple]
-    tensors = [row.name for row in operation.of_kind("tensor")] + results
-    arguments = [(name, f"Tensor {name}") for name in tensors]
+    arguments = [(row.name, f"Tensor {row.name}") for row in _native_tensors(operation)]
     if operation.of_kind("optional") or not operation.is_simple:
         arguments += [("extras", "Tensor[] extras"), ("which", "int which=0")]
     if operation.of_kind("flag") or not operation.is_simple:
@@ -226,7 +231,7 @@ def _in_python(word: str, table: Table) -> str:
 
 def _in_python_size(formula: str) -> str:
     """A size of a result: the recipe's spelling, x.size[0], of arguments by name."""
-    return NAME.sub(lambda word: f'of["{word[0]}"]', formula).replace(".size[", ".shape[")
+    return NAME.sub(lambda word: f'of["{word[0]}"]', formula).replace(".size", ".shape")
 
 
 def _python_default(row: Argument) -> str:

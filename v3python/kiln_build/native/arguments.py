@@ -36,7 +36,7 @@ class RowShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class ResultShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    shape: tuple[int | str, ...] | None = None
+    shape: str | tuple[int | str, ...] | None = None
     dtype: str | None = None
 
 
@@ -88,7 +88,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Result:
-    """A result of an operator. `shape` has a formula for each size, of arguments; `dtype` is one, or the argument whose
+    """A result of an operator. `shape` has formulas for its sizes, of arguments; `dtype` is one, or the argument whose
     dtype it has. None: they are no more than code can say."""
 
     field: str
@@ -230,7 +230,8 @@ def _rows(groups: Sequence[Mapping[str, RowShape]]) -> Iterator[Argument]:
 
 def _results(rows: Mapping[str, ResultShape]) -> Iterator[Result]:
     for name, row in rows.items():
-        yield Result(name, None if row.shape is None else tuple(map(str, row.shape)), row.dtype)
+        whole = (f"*{row.shape}.size",) if isinstance(row.shape, str) else None
+        yield Result(name, whole or (None if row.shape is None else tuple(map(str, row.shape))), row.dtype)
 
 
 def _check(table: Table, source: document.Document[TableShape]) -> None:
