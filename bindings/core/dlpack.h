@@ -8,7 +8,7 @@
 namespace kiln_python {
 
 enum : int32_t { kDlCpu = 1, kDlCuda = 2, kDlRocm = 10, kDlCudaManaged = 13 };
-enum : uint8_t { kDlInt = 0, kDlUint = 1, kDlFloat = 2, kDlBfloat = 4, kDlBool = 6, kDlE4m3fn = 10, kDlE5m2 = 12 };
+enum : uint8_t { kDlInt = 0, kDlFloat = 2, kDlBfloat = 4 };  // those that are named; dtypes.h has all
 constexpr uint64_t kDlReadOnly = 1;
 constexpr uint32_t kDlMajor = 1;
 
