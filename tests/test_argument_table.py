@@ -105,6 +105,10 @@ MISTAKES = {
         "dtype: {kind: dtype, field: none}", "dtype: {kind: dtype, field: none, written: true}",
         "an argument of dropout_mask is written",
     ),
+    "no default behind defaults": (
+        "        return_lse: {kind: flag, field: none}\n", "        last: {kind: tensor}\n",
+        "'last' has no default and stands behind arguments that have one",
+    ),
     "keys without a count": ("{kind: keys, count: force_count}", "{kind: keys}", "'force_keys': `count`"),
     "an unknown kind": ("softcap: {kind: real}", "softcap: {kind: reel}", "is 'reel'; it must be"),
     "an unknown word": ("{kind: flag, field: none}", "{kind: flag, feild: none}", "'feild'"),
@@ -123,12 +127,69 @@ def test_mistakes(tmp_path, mistake):
     assert re.match(rf"{re.escape(str(path))}:\d+: ", str(refused.value)) and sentence in str(refused.value)
 
 
+SIMPLE = """
+  merge:
+    arguments:
+      - x: {kind: tensor}
+        y: {kind: tensor}
+        rows: {kind: integer, field: none, required: true}
+        sinks: {kind: optional, dtype: fp32}
+        pair: {kind: optional, field: none, parts: [seed, offset]}
+        count: {kind: integer, default: -1}
+        softcap: {kind: real}
+        causal: {kind: flag}
+    results:
+      out: {shape: x, dtype: x}
+      sums: {shape: [rows, "2 * y.size[1]"], dtype: fp32}
+    fields:
+      - {out: {kind: tensor}, sums: {kind: tensor}, seed: {kind: optional}, offset: {kind: optional}}
+"""
+
+
+def test_an_operation_of_which_the_table_tells_all(tmp_path):
+    """Its operators, and what packs a call of them; bindings/torch and the recipe's engines run it by these."""
+    path = tmp_path / "arguments.yaml"
+    path.write_text((ROOT / arguments.TABLE).read_text() + SIMPLE)
+    table = arguments.read(path)
+    made = {}
+    exec(argument_files.python_module(table), made)
+    assert made["SCHEMAS"]["merge"] == (
+        "(Tensor x, Tensor y, SymInt rows, Tensor? sinks=None, Tensor? pair=None, SymInt count=-1, float softcap=0., "
+        "bool causal=False) -> (Tensor out, Tensor sums)"
+    )
+    header = " ".join(re.sub(r'"\n\s*"', "", argument_files.torch_header(table)).split())
+    assert (
+        '"merge(Tensor x, Tensor y, Tensor out, Tensor sums, Tensor[] extras, int which=0, int flags=0, '
+        'float softcap=0., int count=-1) -> int status"'
+    ) in header
+    for line in (
+        'call.tensor(3, "sums", &sums);', "call.extras<Merge>(4, tensors, extras);", "params.sinks = extras[kSinks];",
+        'call.split(*extras[kPair], "pair", &seed, &offset);', "params.softcap = call.real(7);",
+        "params.count = call.integer(8);", "params.causal = (call.integer(6) & kCausal) != 0;",
+    ):  # fmt: skip
+        assert line in header
+
+    class Array(tuple):
+        @property
+        def shape(self):
+            return tuple(self)
+
+    x, y = Array((2, 3)), Array((4, 5))
+    assert made["native_merge"](x, y, 7, None, "pair", causal=True) == ((x, y), ["pair"], (2, 1, 0.0, -1))
+    given = made["by_name"]("merge", (x, y), {"rows": 7})
+    assert [(r.field, r.shape(given), r.like, r.dtype) for r in made["RESULTS"]["merge"]] == [
+        ("out", (2, 3), "x", None), ("sums", (7, 10), None, "float32"),
+    ]  # fmt: skip
+    with pytest.raises(IndexError):
+        made["RESULTS"]["merge"][1].shape({**given, "y": Array((4,))})
+
+
 BEYOND = {
     "no row": ("  dropout_mask:\n", "  dropout_masks:\n", "the recipe's operation dropout_mask has no row"),
     "a tensor of another kind": (
-        "alibi_slopes: {kind: optional, dtype",
-        "alibi_slopes: {kind: tensor, dtype",
-        "the optional tensor alibi_slopes",
+        "        lse: {kind: optional}",
+        "        lse: {kind: tensor}",
+        "the optional tensor lse",
     ),
     "no field": ('  wanted_splits: "splits"\n', "", "has the argument wanted_splits, which is no field"),
 }

@@ -249,6 +249,10 @@ def _check(table: Table, source: document.Document[TableShape]) -> None:
         for name in names:
             if names.count(name) > 1:
                 fail(f"{name!r} stands in {operation.name} twice")
+        needed = [row.kind == "tensor" or row.required for row in operation.arguments]
+        if needed != sorted(needed, reverse=True):
+            name = operation.arguments[len(needed) - 1 - needed[::-1].index(True)].name
+            fail(f"{name!r} has no default and stands behind arguments that have one; move it before these")
         for row in operation.arguments:
             if row.kind == "flag" and row.name not in table.flags:
                 fail(f"{row.name!r} is a flag without a bit; add it to the end of `flags`")
