@@ -44,19 +44,19 @@ class Dtype(NamedTuple):
         return self.dlpack not in (INT, UINT, FLOAT, BOOL)
 
 
-# Those that most tensors have come first, for look-ups from the front.
+# What most tensors of a call have comes first: bindings look from the front.
 TABLE = (
     Dtype("bf16", 3, 2, BFLOAT, "bfloat16", "bf16", "bfloat16"),
     Dtype("fp16", 2, 2, FLOAT, "float16", "fp16", "float16", synonyms=("half", "f16")),
     Dtype("fp32", 1, 4, FLOAT, "float32", "fp32", "float32", synonyms=("float", "f32")),
-    Dtype("fp64", 4, 8, FLOAT, "float64", "fp64", "float64", synonyms=("double", "f64")),
-    Dtype("fp8e4m3", 5, 1, E4M3FN, "float8_e4m3fn", "fp8e4nv", "float8e4nv", largest=448.0),
-    Dtype("fp8e5m2", 6, 1, E5M2, "float8_e5m2", "fp8e5", "float8e5", largest=57344.0),
     Dtype("int32", 12, 4, INT, "int32", "i32", "int32", synonyms=("int",)),
     Dtype("int64", 13, 8, INT, "int64", "i64", "int64", synonyms=("long",)),
+    Dtype("fp8e4m3", 5, 1, E4M3FN, "float8_e4m3fn", "fp8e4nv", "float8e4nv", largest=448.0),
+    Dtype("uint8", 20, 1, UINT, "uint8", "u8", "uint8"),
+    Dtype("fp64", 4, 8, FLOAT, "float64", "fp64", "float64", synonyms=("double", "f64")),
+    Dtype("fp8e5m2", 6, 1, E5M2, "float8_e5m2", "fp8e5", "float8e5", largest=57344.0),
     Dtype("int8", 10, 1, INT, "int8", "i8", "int8"),
     Dtype("int16", 11, 2, INT, "int16", "i16", "int16"),
-    Dtype("uint8", 20, 1, UINT, "uint8", "u8", "uint8"),
     Dtype("uint16", 21, 2, UINT, "uint16", "u16", "uint16"),
     Dtype("uint32", 22, 4, UINT, "uint32", "u32", "uint32"),
     Dtype("uint64", 23, 8, UINT, "uint64", "u64", "uint64"),
