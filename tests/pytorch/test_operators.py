@@ -18,13 +18,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 import kiln.torch as kt
-from kiln import _arguments
-from kiln.errors import (
-    UnsupportedError,
-)
-from kiln.torch import functions, native
+from kiln import _arguments, layout
+from kiln.errors import ArgumentError, UnsupportedError
+from kiln.torch import autograd, functions, native
 
-NAMES = ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask")
+NAMES = tuple(_arguments.SCHEMAS)
 
 
 def qkv(device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -48,6 +46,29 @@ def test_every_key_has_a_kernel(name: str) -> None:
     for key in ("CUDA", "CPU", "AutogradCUDA", "AutogradCPU", "Meta", "FuncTorchBatched"):
         assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"kiln::{name}", key), key
     assert torch.Tag.pt2_compliant_tag in getattr(torch.ops.kiln, name).default.tags
+
+
+def test_an_operation_of_which_the_table_tells_all_has_no_gradients() -> None:
+    kernel = autograd._without_gradients("dropout_mask")
+    with pytest.raises(UnsupportedError, match="dropout_mask has no gradients, and an argument requires one"):
+        kernel(torch.ones(2, requires_grad=True))
+
+
+def test_results_that_the_table_tells() -> None:
+    x = torch.empty(2, 3, dtype=torch.bfloat16)
+    results = (
+        _arguments.Result("a", "[*x.size]", lambda of: (*of["x"].shape,), "x", None),
+        _arguments.Result("b", "[x.size[1], 7]", lambda of: (of["x"].shape[1], 7), None, "float32"),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_arguments.RESULTS, "made", results)
+        made = layout.results_of(torch, "made", {"x": x})
+        assert {name: (*tensor.shape, tensor.dtype) for name, tensor in made.items()} == {
+            "a": (2, 3, torch.bfloat16), "b": (3, 7, torch.float32),
+        }  # fmt: skip
+        with pytest.raises(ArgumentError, match=r"b has the shape \[x.size\[1\], 7\], and an array has fewer"):
+            layout.results_of(torch, "made", {"x": x[0]})
+    assert isinstance(layout.returned(made), tuple) and layout.returned({"a": x}) is x
 
 
 def test_importing_again_registers_nothing_again() -> None:

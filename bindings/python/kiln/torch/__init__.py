@@ -11,7 +11,7 @@
 `decode` is attention over a cache. `kiln.torch.flash_attn` has the functions of the flash-attention package, and
 `register_transformers()` makes "kiln" an attn_implementation of Hugging Face Transformers.
 
-The operators are torch.ops.kiln.attn_fwd, attn_bwd, attn_decode and dropout_mask: differentiable, known to
+The operators beneath are those of torch.ops.kiln, such as attn_fwd: attention is differentiable, and all are known to
 torch.compile, autocast and CUDA graphs. What Kiln has no kernel for is refused in one sentence; nothing falls back in
 silence. Importing needs no GPU.
 """
