@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ _Tensor, _Parameter = Tensor, torch.nn.Parameter
 _FORWARD = _arguments.ARGUMENTS["attn_fwd"]
 _BIAS, _SINKS, _RETURN_LSE = (_FORWARD.index(name) for name in ("bias", "sinks", "return_lse"))
 _NOTHING = (None,) * len(_FORWARD)
+# What `Plain` takes besides q, k and v.
+_plain_of = itemgetter(*map(_FORWARD.index, ("scale", "causal", "bottom_right", "rows_first")))
 _RECORDED = native.RETURN_LSE + native.FOR_BACKWARD
 _CAUSAL_TO_ROWS_FIRST = (native.CAUSAL, native.BOTTOM_RIGHT, native.ROWS_FIRST)
 
@@ -40,11 +43,16 @@ def _wants_gradient(args: tuple[object, ...]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
 
 
-def _all_real(tensors: tuple[Any, ...]) -> bool:
+def _are_ours(tensors: tuple[Any, ...]) -> bool:
+    """Whether all are PyTorch's own, none of a subclass, and have memory. The first is there."""
     for tensor in tensors:
         if tensor is not None and type(tensor) is not _Tensor and type(tensor) is not _Parameter:
             return False
-    return is_real() and not tensors[0].is_meta
+    return not tensors[0].is_meta
+
+
+def _all_real(tensors: tuple[Any, ...]) -> bool:
+    return _are_ours(tensors) and is_real()
 
 
 # Within it a call of an operator goes to the dispatcher's next key.
@@ -131,6 +139,31 @@ class Refused(Exception):
 plain = super(torch.autograd.Function, Plain).apply
 
 
+def recorded_plain(q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tensor | None:
+    """The plainest call whose gradients are wanted, of real tensors. None: it is not that plain; nothing was done.
+
+    Raises:
+        KilnError: no kernel serves it.
+    """
+    if operators.engine() is not native or not q.is_cuda:
+        return None
+    try:
+        return plain(q, k, v, flags, scale)
+    except Refused as refused:
+        if refused.status in native.FINAL:
+            native.fail(refused.status)
+    return None
+
+
+def recorded(args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+    """attn_fwd whose gradients are wanted, of real tensors and with all of its arguments, by the shortest way."""
+    if _arguments.is_plain(args):
+        (q, k, v, *_), (scale, *truths) = args, _plain_of(args)
+        if (out := recorded_plain(q, k, v, native.flags_of(*truths), scale)) is not None:
+            return out, None
+    return Attention.apply(*args)
+
+
 class _Backward(torch.autograd.Function):
     """attn_bwd, whose own gradients are refused when they are asked for."""
 
@@ -163,11 +196,13 @@ def attention(*args: object) -> tuple[Tensor, Tensor | None]:
         if tensor is None:  # which a schema takes for a tensor
             raise ArgumentError(f"{name} must be a tensor, and is None")
     args = (*args, *operators.FORWARD_DEFAULTS[len(args) :])
-    if not is_real():
+    is_traced = not is_real()
+    if is_traced:
         _refuse_transforms(args)
+    is_ours = not is_traced and _are_ours(_arguments.split_forward(args)[0])
     if _wants_gradient(args):
-        return Attention.apply(*args)
-    if _all_real(_arguments.split_forward(args)[0]):
+        return recorded(args) if is_ours else Attention.apply(*args)
+    if is_ours:
         return operators.engine().attn_fwd(*args)
     with _below_autograd():
         return operators.attn_fwd(*args)

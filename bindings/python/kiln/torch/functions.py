@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -25,8 +24,6 @@ _LARGEST = 2**63 - 1
 TINY = 2.0**-126
 _FLAG_NAMES = ("causal", "bottom_right", "rows_first")
 _DIFFERENTIABLE = [operators.FORWARD_NAMES.index(name) for name in _arguments.DIFFERENTIABLE]
-# What a plain call gives to the engine, of all arguments of attn_fwd.
-_plain_of = itemgetter(*map(operators.FORWARD_NAMES.index, ("scale", *_FLAG_NAMES)))
 _ANYTHING = (None,)  # has no functions of PyTorch its own way, so that only a mode can
 
 
@@ -211,11 +208,7 @@ def call(given: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
         (tensor := given[place]) is not None and tensor.requires_grad for place in _DIFFERENTIABLE
     ):
         return operators.engine().attn_fwd(*given)
-    if _arguments.is_plain(given):
-        scale, *truths = _plain_of(given)
-        if (out := recorded(q, k, v, native.flags_of(*truths), scale)) is not None:
-            return out, None
-    return autograd.Attention.apply(*given)
+    return autograd.recorded(given)
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -228,22 +221,6 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def wants_gradient(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-
-
-def recorded(q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tensor | None:
-    """The plainest call whose gradients are wanted; real tensors. None: it is not so plain, nothing was done.
-
-    Raises:
-        KilnError: no kernel serves it.
-    """
-    if operators.engine() is not native or not q.is_cuda:
-        return None
-    try:
-        return autograd.plain(q, k, v, flags, scale)
-    except autograd.Refused as refused:
-        if refused.status in native.FINAL:
-            native.fail(refused.status)
-    return None
 
 
 def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **given: Any) -> Tensor | tuple[Tensor, Tensor]:

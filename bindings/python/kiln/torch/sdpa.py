@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from kiln import _arguments
 from kiln.arrays import shown
 from kiln.errors import ArgumentError, UnsupportedError
-from kiln.torch import explanation, functions, native, operators
+from kiln.torch import autograd, explanation, functions, native, operators
 from kiln.torch.autograd import is_real
 
 _NUMBERS = (float, int)
@@ -99,7 +99,7 @@ def shortest(
     if not functions.is_plain(query, key, value):
         return None
     if functions.wants_gradient(query, key, value):
-        return functions.recorded(query, key, value, flags, scale)
+        return autograd.recorded_plain(query, key, value, flags, scale)
     try:
         out, _, status = native.forward_op(query, key, value, native.NO_EXTRAS, 0, flags, scale)
     except NotImplementedError:  # nested tensors
