@@ -9,7 +9,7 @@
 # KILN_TEST_TRITON=all tests kiln.jit with every Triton of tests/triton.lock, not with the oldest and newest alone;
 # KILN_TEST_PROCESSES=4 spreads the tests over so many; by default all of them over the cores, some over one.
 # KILN_TEST_MINUTES=60: after so long no more slow test begins; which, is told at the end.
-# KILN_TEST_REQUIRED="cmake clang" lets tests fail that are skipped for want of these; 1: all but those for a GPU.
+# KILN_TEST_REQUIRED="cmake clang": a test skipped because one of these is missing fails; 1: all but those for a GPU.
 set -euo pipefail
 unset CDPATH
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)

@@ -17,7 +17,7 @@ mkdir -p "$work/source" "$work/llvm" "$work/home" "$wheels"
 tar -xzf "$archive" -C "$work/source" --strip-components 1
 tar -xzf "$llvm" -C "$work/llvm" --strip-components 1
 
-# Whatever the source would fetch by itself is refused, by an address that answers nobody.
+# Whatever the source would fetch by itself fails, by an address that never answers.
 export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
 export LLVM_SYSPATH=$work/llvm
 export LLVM_INCLUDE_DIRS=$work/llvm/include LLVM_LIBRARY_DIR=$work/llvm/lib

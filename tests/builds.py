@@ -179,7 +179,7 @@ def kill(process: subprocess.Popen) -> None:
 
 @contextmanager
 def loaded(prefix: Path, *families: str) -> Iterator[tuple[ctypes.CDLL, ...]]:
-    """A release's libkiln and family libraries within this process, and out of it again: the loader gives whoever asks
+    """A release's libkiln and family libraries within this process, and out of it again: the loader gives all that ask
     for libkiln.so.0 the first that was loaded, so a library left behind would take the place of every later test's."""
     libraries: list[ctypes.CDLL] = []
     try:

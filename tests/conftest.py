@@ -1,5 +1,5 @@
-"""KILN_TEST_REQUIRED="cmake clang": a test that is skipped for want of one of these counts as failed. Continuous
-integration names what it has, so that no test is skipped for want of what is there. "1": every skip fails, unless for
+"""KILN_TEST_REQUIRED="cmake clang": a test skipped because one of these is missing counts as failed. Continuous
+integration names what it has, so that no test is skipped although its tool is there. "1": every skip fails, unless for
 want of a GPU."""
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def number_in(path: Path) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; one that nobody has reaped does not."""
+    """Whether it runs; one that was not reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

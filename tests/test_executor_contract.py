@@ -56,7 +56,7 @@ class ForgetsToPrepare(LocalExecutor):
 
 
 class LeavesAllRunning(LocalExecutor):
-    """What was begun is nobody's any more: its children go on."""
+    """What was started is not waited for: its children go on."""
 
     def __exit__(self, *_):
         pass

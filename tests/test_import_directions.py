@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = Path(__file__).resolve().parents[1] / "v3python"
-# A worker that compiles gives itself an environment of a few names, whoever started it.
+# A worker that compiles gives itself an environment of a few names, whatever started it.
 WORKER = "kiln_recipe/compile/compile.py"
 MOST = 12  # modules, what one can hold in mind
 

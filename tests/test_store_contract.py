@@ -46,7 +46,7 @@ def test_contract(store, name, tmp_path):
 
 
 class Remembers(LocalStore):
-    """Keeps what was put in this object, and tells nobody."""
+    """Keeps what was put in this object, unseen by others."""
 
     def __init__(self, *words):
         super().__init__(*words)

@@ -323,7 +323,7 @@ def test_nothing_waits_for_a_pipe(store, warned):
 
 
 def test_entries_of_format_1_are_no_noise(store, warned):
-    """Their keys are asked for no more: nobody is told of them; gc takes them, in time."""
+    """Their keys are no longer asked for: no warning names them; gc takes them, in time."""
     (store.root / "format").write_text("kiln-store 1\n")
     for number in (1, 2):
         for kind in ("index", "ir"):

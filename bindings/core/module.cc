@@ -12,7 +12,7 @@ NB_MODULE(_core, module) {
   module.attr("NVIDIA") = static_cast<int>(KILN_VENDOR_NVIDIA);
   module.attr("AMD") = static_cast<int>(KILN_VENDOR_AMD);
   module.def("version", [] { return KILN_VERSION; }, "The version of this package.");
-  // The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies.
+  // The loader answers every request for libkiln.so.0 with the first that a process has loaded, from any folder.
   module.def("library_version", &kiln_version, "The version of the process's libkiln.so.0; may be another.");
   module.def("last_error", &kiln_error, "The sentence that a call left on this thread last; '' if none.");
   module.def("status_name", &kiln_status_name, nb::arg("status"), "'KILN_E_ARGUMENT' ...; 'KILN_E_?' if unknown.");

@@ -20,7 +20,7 @@ struct Handle {
   nb::object log;
 };
 
-// One that nobody closes stays open, and its log with it: kernels of its images may be running, others may know the
+// One that is never closed stays open, and its log with it: kernels of its images may be running, others may know the
 // handle, and at the process's end a driver may be gone before we are.
 void let_go(Handle* handle) {
   if (handle->owned && !handle->is_closed) return;

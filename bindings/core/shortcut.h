@@ -1,6 +1,6 @@
 // A call of plain attention costs a few microseconds of the host, most of it the driver's. Through a framework's
 // dispatcher it would cost that twice; here arrays are looked at where they lie. It takes the calls that need nothing
-// else, and leaves all others to whoever asked.
+// else, and leaves all others to the caller.
 #ifndef KILN_BINDINGS_SHORTCUT_H
 #define KILN_BINDINGS_SHORTCUT_H
 
@@ -109,7 +109,7 @@ class Shortcut {
   }
 
  private:
-  // One call. Whatever is false, or null, leaves it to whoever asked.
+  // One call. Whatever is false, or null, leaves it to the caller.
   struct Call {
     Shortcut& shortcut;
     const double scale;

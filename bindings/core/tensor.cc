@@ -39,7 +39,7 @@ struct Lent {
 template <typename Managed>
 void give_back(Managed* managed) {
   auto* lent = static_cast<Lent<Managed>*>(managed->context);
-  if (Py_IsInitialized()) {  // whoever held it may outlive the interpreter
+  if (Py_IsInitialized()) {  // its holder may outlive the interpreter
     PyGILState_STATE state = PyGILState_Ensure();
     Py_DECREF(lent->owner);
     PyGILState_Release(state);
@@ -47,7 +47,7 @@ void give_back(Managed* managed) {
   free(lent);
 }
 
-// A capsule that nobody has taken.
+// A capsule that was not taken.
 template <typename Managed>
 void forget(PyObject* capsule, const char* name) {
   if (!PyCapsule_IsValid(capsule, name)) return;
@@ -73,8 +73,8 @@ Lent<Managed>* lend(const Tensor& tensor, nb::handle owner) {
   return lent;
 }
 
-// Tensor.__dlpack__: the same memory again. The producer's stream is the business of whoever has launched work on it,
-// so `stream` is not read.
+// Tensor.__dlpack__: the same memory again. The producer's stream is the business of those that have launched work on
+// it, so `stream` is not read.
 nb::object export_capsule(nb::handle self, nb::handle max_version) {
   const Tensor& tensor = nb::cast<const Tensor&>(self);
   bool versioned = PyTuple_Check(max_version.ptr()) && PyTuple_Size(max_version.ptr()) == 2 &&
@@ -265,7 +265,7 @@ void define_tensor(nb::module_& module) {
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
           nb::sig("def __dlpack__(self, *, stream: object = None, max_version: object = None, "
                   "dl_device: object = None, copy: object = None) -> object"),
-          "A capsule of the same memory. Whoever launches work on it must order it: `stream` is ignored.");
+          "A capsule of the same memory. Order your work on it yourself: `stream` is ignored.");
 }
 
 }  // namespace kiln_python

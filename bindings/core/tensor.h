@@ -1,4 +1,4 @@
-// kiln._core.Tensor: an array of another library, taken by DLPack and held until nobody needs it.
+// kiln._core.Tensor: an array of another library, taken by DLPack and held until it is no longer needed.
 #ifndef KILN_BINDINGS_TENSOR_H
 #define KILN_BINDINGS_TENSOR_H
 

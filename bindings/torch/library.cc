@@ -56,7 +56,7 @@ void register_all() {
   }
 }
 
-// libtorch keeps the kernels' addresses, so nobody may unload the library.
+// libtorch keeps the kernels' addresses, so the library must not be unloaded.
 void stay() {
   Dl_info info;
   if (dladdr(reinterpret_cast<void*>(&stay), &info)) dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);

@@ -12,7 +12,7 @@
 extern "C" {
 
 struct AtenTensorOpaque;
-using AtenTensorHandle = AtenTensorOpaque*;  // owned by whoever got it from a call, or from a kernel's stack
+using AtenTensorHandle = AtenTensorOpaque*;  // owned by the code that got it from a call, or from a kernel's stack
 class TorchLibraryOpaque;
 using TorchLibraryHandle = TorchLibraryOpaque*;
 struct StableListOpaque;

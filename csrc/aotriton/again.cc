@@ -34,7 +34,7 @@ kiln_tensor all_lse(const kiln_tensor& q, void* anywhere) {
 hipError_t find_lse(const Session& session, const kiln_queue& queue, const kiln_attn_bwd_params& of, kiln_tensor* lse,
                     void** memory) {
   constexpr int64_t kMost = int64_t{1} << 56;  // elements; no device has so much memory
-  kiln_tensor result;                          // which nobody needs
+  kiln_tensor result;                          // not needed
   int64_t elements;
   if (!lay_out(*of.q, of.v->sizes[3], &result, &elements) || elements > kMost || lse->strides[0] > kMost)
     return refuse(KILN_E_RANGE, "aotriton: q has more rows than a backward can work out log-sum-exps of");

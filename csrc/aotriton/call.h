@@ -19,7 +19,7 @@ struct Layout {
   bool packed;  // one after another
   bool padded;  // each at the begin of its batch, its length from cu_seqlens
   int64_t batch, heads;
-  int64_t most_rows, most_keys;  // of padded ones: what lies behind is nobody's; else -1
+  int64_t most_rows, most_keys;  // of padded ones: rows behind them belong to no sequence; else -1
 };
 
 // Leaves a sentence on a caller of other headers, whose parameters cannot be read.

@@ -1,5 +1,5 @@
-// A runtime is opened without a lock, by whoever comes first, and never closed: at the process's end nothing must call
-// a driver, and before it nobody knows of the last call. So the library is never unloaded either.
+// A runtime is opened without a lock, by the first caller, and never closed: at the process's end nothing must call
+// a driver, and before it the last call is not known. So the library is never unloaded either.
 #include "open.h"
 
 #include <dlfcn.h>

@@ -76,7 +76,7 @@ hipError_t give_up(const char* function, hipError_t error, void* stream, const k
     size_t length = strlen(sentence);
     snprintf(sentence + length, sizeof sentence - length, "; its outputs are not filled with NaN: %s", why);
   }
-  kiln_set_error(KILN_E_ARGUMENT, sentence);  // for its text; the status is what it returns, which nobody reads here
+  kiln_set_error(KILN_E_ARGUMENT, sentence);  // for its text; the status is what it returns, which is not needed here
   snprintf(line, sizeof line, "kiln: AOTriton's %s failed%s: %s", function,
            why[0] ? "" : ", and its outputs are filled with NaN", sentence);
   say_once(line);

@@ -128,7 +128,7 @@ kiln_status kiln_set_error(kiln_status status, const char* sentence) {
 }
 
 kiln_status kiln_read_struct(void* to, uint64_t known, const void* from, const char* name) {
-  // A structure larger than this is a `size` that nobody set; reading that far could fault.
+  // A structure larger than this is a `size` that was never set; reading that far could fault.
   constexpr uint64_t kLargest = 4096;
   if (!from) return fail(KILN_E_ARGUMENT, "%s is NULL", name);
   uint64_t size;

@@ -41,7 +41,7 @@ bool look_in(Search& search, const char* folder, size_t length, const char* belo
   }
   if (status == KILN_E_PACK_NOT_FOUND) {
     path[length] = '\0';
-    // Who named it may have mistyped it; the one beside the library nobody named.
+    // A path that was given may be mistyped; the one beside the library was not given.
     if (!*below && access(path, F_OK) != 0)
       log(options, KILN_LOG_WARNING, "passed over: the folder %s does not exist", path);
     return false;

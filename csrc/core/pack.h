@@ -24,7 +24,7 @@
 //   NONE    = 0xFFFFFFFF
 //
 // The structures below are those rows as they lie in the index. Everything that they say is checked when the pack is
-// opened, once: whoever holds a Pack may follow its offsets.
+// opened, once: the holder of a Pack may follow its offsets.
 #pragma once
 
 #include <stdint.h>

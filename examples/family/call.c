@@ -113,7 +113,7 @@ int main(void) {
   kiln_operation operation;
   if (kiln_find_operation(kiln, "norm.rms_norm", &operation)) fail("kiln_find_operation", kiln_error());
 
-  /* In the order of kiln/norm.h: x, w, out, total, eps. Nobody wants the total here. */
+  /* In the order of kiln/norm.h: x, w, out, total, eps. The total is not wanted here. */
   kiln_argument arguments[5];
   memset(arguments, 0, sizeof arguments);
   arguments[0].kind = arguments[1].kind = arguments[2].kind = KILN_ARG_TENSOR;

@@ -1,7 +1,7 @@
 /* Kiln: the tables of a kernel family.
  *
  * The generator writes one constexpr kiln_family for each family; a family's library exports it by a function
- * `const kiln_family* kiln_<family>_family(void)` and gives it to kiln_register_family(). Nobody writes these by hand.
+ * `const kiln_family* kiln_<family>_family(void)` and gives it to kiln_register_family(). They are not written by hand.
  *
  * All of it is plain constant data; every pointer in it is to static storage of the family's library and must outlive
  * the kiln_t that it was registered with. The layout belongs to KILN_FAMILY_ABI: the number rises with each change.

@@ -253,7 +253,7 @@ KILN_API kiln_status kiln_attn_decode_explain(kiln_t kiln, const kiln_queue* que
 
 /* ---- what dropout keeps ----------------------------------------------------------------------------------------- */
 
-/* Writes the mask that the calls above draw: for tests, and for whoever must apply it elsewhere. */
+/* Writes the mask that the calls above draw: for tests, and to apply it elsewhere. */
 typedef struct kiln_dropout_mask_params {
     uint64_t size;
     const kiln_tensor* mask;         /* [batch, heads, rows, keys]: 1 where a weight is kept; where it is not, 0 in

@@ -53,7 +53,7 @@ enum {
     KILN_E_NO_DEVICE = 3,     /* no driver, no device, or a device that no pack serves */
     KILN_E_DRIVER = 4,        /* the driver returned an error; the sentence has its name and number */
     KILN_E_PACK_NOT_FOUND = 5,
-    KILN_E_PACK_MISMATCH = 6, /* a pack of another release than the library, or one that nobody named */
+    KILN_E_PACK_MISMATCH = 6, /* a pack of another release than the library, or one that was not named */
     KILN_E_PACK_CORRUPT = 7,  /* a pack that is truncated, malformed, or whose bytes have another digest */
     KILN_E_WORKSPACE = 8,     /* workspace missing, too small or not aligned to KILN_WORKSPACE_ALIGNMENT */
     KILN_E_NEWER_CALLER = 9,  /* a structure has a non-zero field that this library does not know */

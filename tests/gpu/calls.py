@@ -250,7 +250,7 @@ class Inputs:
                 values = values[:, :1].expand(shape)
             return Storage(shape, dtype, device, layout).put(values.to(dtype), self.keys if of_keys else self.rows)
 
-        # Nothing may be written through a stride of 0, and heads that are one would be summed over by nobody.
+        # Nothing may be written through a stride of 0, and heads that are one would not be summed.
         of_q = "contiguous" if call.layout == "broadcast" else call.layout
         self.q = tensor(False, call.heads, call.width, of_q, "normal" if call.inputs == "hot row" else call.inputs)
         # What backward is not held to: it takes rowsum(dout * out) of an output that was rounded, which outliers and

@@ -57,7 +57,7 @@ def test_info(runtime, fake):
 
 
 def test_info_of_damaged_packs(fake, tmp_path):
-    """They are named, and nobody is told to install what is there."""
+    """They are named; the sentence does not ask to install what is there."""
     (tmp_path / "nvidia-sm_90.pack").write_bytes(b"x" * 4096)
     with kiln.Runtime(tmp_path, resolve=fake.resolve) as damaged:  # which trusts no other
         info = kiln.info(damaged)
@@ -329,7 +329,7 @@ def test_threads(runtime, fake):
 
 
 def test_others_run_during_a_call(runtime, fake):
-    """An entry of the driver sleeps: without the lock of the interpreter, or nobody would move."""
+    """An entry of the driver sleeps: without the lock of the interpreter, or every thread would wait."""
     ticks, done = [], threading.Event()
 
     def tick() -> None:

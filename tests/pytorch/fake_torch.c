@@ -1,6 +1,6 @@
 /* Stands for libtorch_cpu.so and libtorch_cuda.so: the functions of bindings/torch/shim.h over tensors that are plain
  * structures, so that the boxed kernels of libkiln_torch.so run without PyTorch and without a GPU. Tensors say that
- * they are on a device; nobody looks at what they hold. Everything counts, and everything can fail. */
+ * they are on a device; what they hold is never read. Everything counts, and everything can fail. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

@@ -88,7 +88,7 @@ def check_failure(runner: Runner, call: Call, status: int, steps: tuple) -> None
     """What an entry says when one call of the driver failed, and how far it went."""
     sentence = runner.library.error()
     done = len(runner.fake.record().steps)
-    # Of devices that are not the stream's own, which have numbers below its own, it matters to nobody what they are.
+    # Of devices that are not the stream's own, which have numbers below its own, it does not matter what they are.
     if call.entry in DISPENSABLE or (call.entry == "cuDeviceGet" and call.nth <= DEVICES[-1]):
         assert status == ffi.OK, call
     elif call.restores:

@@ -1,5 +1,5 @@
 /* What images say of their kernel, as the vendors' drivers read it: its name, its static shared memory, and where each
- * parameter lies. Images are trusted to be whole: whoever hands one to a driver has checked its digest. */
+ * parameter lies. Images are trusted to be whole: their digests are checked before a driver gets them. */
 #include "fake_internal.h"
 
 #include <elf.h>
@@ -134,7 +134,7 @@ static int is_text(const Item* item, const char* text) {
   return item->kind == 's' && item->value == strlen(text) && memcmp(item->text, text, item->value) == 0;
 }
 
-/* One of a kernel's .args. What the runtime itself fills in is none of its parameters. */
+/* One of a kernel's .args. What the runtime itself fills in is not one of its parameters. */
 static void read_argument(const uint8_t** at, Image* image) {
   Parameter parameter = {0, 0};
   int hidden = 0;

@@ -1,5 +1,5 @@
 /* Tensor maps: what cuTensorMapEncodeTiled accepts, and what it makes of it. The 128 bytes are fake_driver.h's Map, not
- * the device's: whoever has them reads all that was encoded. */
+ * the device's: all that was encoded can be read from them. */
 #include "fake_internal.h"
 
 enum { INVALID_VALUE = 1, TYPES = 13, SWIZZLES = 4, PROMOTIONS = 4 };

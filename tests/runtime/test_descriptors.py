@@ -84,7 +84,7 @@ def test_a_repeated_call_encodes_nothing(tiled, fake):
         assert encoded == 0, change
     again, encoded = launched(kiln, fake, product(kiln, **at))
     assert again.arguments == first.arguments
-    # another runtime on the thread: a map is the same whoever asked for it
+    # another runtime on the thread: a map is the same for every runtime
     _, encoded = launched(tiled(), fake, product(kiln, **at))
     assert encoded == 0
 
@@ -194,7 +194,7 @@ def test_the_fake_driver_refuses_what_a_driver_does(fake, change):
 
 
 def test_the_fake_driver_checks_what_is_launched(fake):
-    """A launch whose map nobody encoded, or is followed by another tensor's sizes or strides, fails."""
+    """A launch whose map was never encoded, or is followed by another tensor's sizes or strides, fails."""
     room = ctypes.create_string_buffer(512)
     at = (ctypes.addressof(room) + 63) // 64 * 64
     two = ctypes.c_uint64 * 2

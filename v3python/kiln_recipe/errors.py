@@ -109,7 +109,7 @@ class Interrupted(KilnError):
 
 
 def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem | None:
-    """The sentence for an error of the operating system that nobody has given a better one; None if it tells of no
+    """The sentence for an error of the operating system that has no better one; None if it tells of no
     file and no full disk: then it may be a defect of ours.
 
     Args:
@@ -126,7 +126,7 @@ def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem |
 
 
 def forget_output() -> None:
-    """What nobody takes must not make the interpreter complain when it ends."""
+    """Output that cannot be written must not make the interpreter complain when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

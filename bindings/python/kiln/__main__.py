@@ -14,7 +14,7 @@ _USAGE = "usage: python -m kiln info [--json]"
 
 def main(words: Sequence[str]) -> int:
     """Runs a command; returns the exit code: 2 for a word that cannot be, 7 where what it prints cannot be written, 141
-    where nobody reads it."""
+    where it is not read."""
     code, text = _answer(words)
     if code:
         _say(text)
@@ -39,12 +39,12 @@ def _say(text: str) -> None:
         return
     try:
         print(text, file=sys.stderr, flush=True)
-    except OSError:  # nobody reads that either; the exit code still says it
+    except OSError:  # that cannot be written either; the exit code still says it
         _drop_output()
 
 
 def _drop_output() -> None:
-    """What nobody takes must not make the interpreter complain when it ends."""
+    """Output that cannot be written must not make the interpreter complain when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:

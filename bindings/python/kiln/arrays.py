@@ -149,7 +149,7 @@ class Library:
     knows_streams = True
     """Whether what it does with results is ordered behind the work that makes them; else that is waited for."""
     makes_for_streams = False
-    """Whether what `empty` makes is the stream's memory, which work may still use once nobody holds the array."""
+    """Whether what `empty` makes is the stream's memory, which work may still use once the array is released."""
 
     def stream(self, array: Any, place: Place) -> int:
         """The library's current stream on the array's device.

@@ -276,7 +276,7 @@ def dropout_mask(
     force_target: str | None = None,
     runtime: Runtime | None = None,
 ) -> Any:
-    """Writes which weights `attn_fwd` and `attn_bwd` keep: for tests, and for whoever must drop the same elsewhere.
+    """Writes which weights `attn_fwd` and `attn_bwd` keep: for tests, and to drop the same weights elsewhere.
 
         mask = kiln.dropout_mask(torch.empty(2, 8, 100, 100, dtype=torch.uint8, device="cuda"), 0.1, seed=7)
 

@@ -80,7 +80,7 @@ class PackNotFoundError(PackError):
 
 
 class PackMismatchError(PackError):
-    """The pack is of another release than the library, or one that nobody named."""
+    """The pack is of another release than the library, or was not named."""
 
     status, status_name = 6, "KILN_E_PACK_MISMATCH"
 
@@ -173,7 +173,7 @@ def with_package(sentence: str) -> str:
 def of_import(error: ImportError) -> ImportError:
     """Why the extension cannot be loaded, where this Python or another release's libraries are why; else `error`.
 
-    The loader gives whoever asks for libkiln.so.0 the first that a process has loaded, wherever that lies. That may be
+    The loader answers every request for libkiln.so.0 with the first that the process has loaded. That may be
     of another release, as long as it has every function that the extension calls.
     """
     made = sorted(path.name for path in Path(__file__).parent.glob("_core.*.so"))
@@ -196,7 +196,7 @@ def of_import(error: ImportError) -> ImportError:
     own = Path(__file__).parent / "lib/libkiln.so.0"
     try:
         there, here = version_of(own.name, os.RTLD_NOW | os.RTLD_NOLOAD), version_of(own, os.RTLD_NOW)
-    except (OSError, AttributeError):  # nobody had loaded one before; or they are no libraries of Kiln's
+    except (OSError, AttributeError):  # none was loaded before; or they are not Kiln's libraries
         return error
     return ImportError(
         f"this process has loaded libkiln.so.0 of Kiln {there} before, which does not match the package kiln of "

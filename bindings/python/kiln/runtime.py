@@ -14,7 +14,7 @@ from kiln.errors import ArgumentError
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)  # by kiln_log_fn's
 _MOST = len(_LEVELS) - 1
 _logger = logging.getLogger("kiln")
-_logger.addHandler(logging.NullHandler())  # a library prints nothing where nobody has asked for its log
+_logger.addHandler(logging.NullHandler())  # a library prints nothing unless its log was asked for
 
 
 class Runtime:

@@ -97,7 +97,7 @@ def open_artifact(path: Path, right: str = _WHAT) -> Release | PackFile | ImageF
 
     Raises:
         EnvironmentProblem: it cannot be read.
-        ArtifactError: it is none of those, or malformed.
+        ArtifactError: it is not one of these, or is malformed.
     """
     try:
         if path.is_dir():

@@ -51,7 +51,7 @@ def is_same_file(descriptor: int, path: Path) -> bool:
 
 
 class SharedFolder:
-    """The files of `root`, which the first write creates. Names that begin with a dot are nobody's business.
+    """The files of `root`, which the first write creates. Names that begin with a dot are ignored.
 
     Raises:
         EnvironmentProblem: from any method: the disk is full, or the folder cannot be read or written.
@@ -144,7 +144,7 @@ class SharedFolder:
                 os.close(descriptor)
 
     def is_locked(self, path: Path) -> bool:
-        """Whether somebody holds the lock file, or may hold it where there are no locks; one that nobody holds is
+        """Whether a process holds the lock file, or may hold it where there are no locks; one that is not held is
         removed."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -187,7 +187,7 @@ class SharedFolder:
         """Removes a file unless it was marked or written after `last_use_ns`; exact, whatever others do meanwhile."""
         aside = path.with_name(f".gone-{uuid.uuid4().hex}")
         try:
-            os.rename(path, aside)  # from here on `touch` fails: whoever comes now sees no file
+            os.rename(path, aside)  # from here on `touch` fails: other processes see no file
             if os.stat(aside).st_mtime_ns <= last_use_ns:
                 os.unlink(aside)
                 return True
@@ -282,7 +282,7 @@ class SharedFolder:
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Whether both are of one file that nobody wrote in between. A number of a removed file is soon another's, so that
+    """Whether both are of one file, not written in between. A number of a removed file is soon another's, so that
     `samestat` alone would take that for it."""
 
     def told(status: os.stat_result) -> tuple[int, ...]:

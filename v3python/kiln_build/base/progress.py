@@ -1,7 +1,7 @@
 """What a user sees of work that takes long: a bar on a terminal, plain lines elsewhere, JSON lines on request.
 
 Nothing else in Kiln prints progress. All three speak one interface, `Progress`, whose methods may be called from any
-thread, and never fail because nobody reads them. The bar alone needs more than the standard library.
+thread, and never fail because they are not read. The bar alone needs more than the standard library.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Progress:
     """Told of work by those who do it. This one shows nothing.
 
     A phase is `start`, any number of `advance`, `done` and `message`, and `close`; phases may follow one another.
-    Whoever made it leaves it (`with`) after the last one.
+    Its maker leaves it (`with`) after the last one.
     """
 
     def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:

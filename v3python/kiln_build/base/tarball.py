@@ -143,7 +143,7 @@ def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Opens a file; a pipe, which nobody may ever write to, or a device, which may never end, is refused.
+    """Opens a file; a pipe, which may never be written to, or a device, which may never end, is refused.
 
     Raises:
         ArtifactError: it is not a file.

@@ -132,7 +132,7 @@ def run(
     """The images of all variants, compiled where the store has none.
 
     All are tried; those that fail are in the result. The caller holds `store.in_use()` until it has read the images,
-    unless nobody can empty the store meanwhile.
+    unless the store cannot be emptied meanwhile.
 
     Args:
         compile_variant, prepare_worker: as in compile.py; a stand-in for tests must be importable by workers.

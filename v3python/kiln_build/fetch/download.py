@@ -1,8 +1,8 @@
 """One file of the download cache: resumed, retried, and checked before it takes its name.
 
 A file on its way is `<name>.part`, with what its server said of it in `<name>.part.json`; both outlive a kill, and the
-next run goes on where the last one stopped. Two processes may fill one cache: whoever holds the lock of a part works
-on it, the other waits and finds the file.
+next run goes on where the last one stopped. Two processes may fill one cache: the one that holds the lock of a part
+works on it, the other waits and finds the file.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def fetch_files(
     """Downloads what is missing of `files`; returns the names of what was downloaded.
 
     Args:
-        registry: made only if something is missing: a full cache asks nobody.
+        registry: made only if something is missing: a full cache needs no network.
         parallel: how many files at once.
         patience: with a place that does not answer; None: the usual.
 

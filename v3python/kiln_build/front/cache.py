@@ -18,7 +18,7 @@ def fill(
     lock: Lock, python: str, cache: Path, ca_bundle: Path | None, triton: str = "wheel",
     only: Collection[str] | None = None,
 ) -> None:  # fmt: skip
-    """Fetches what builds on `python` read and the cache lacks; asks nobody if it is full.
+    """Fetches what builds on `python` read and the cache lacks; needs no network if it is full.
 
     Args:
         python: "3.12".

@@ -61,7 +61,7 @@ class Interruption:
         for number, before in zip(SIGNALS, self._before):
             if number != signal.SIGHUP or before != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # whoever started us may have held them back until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the parent process may have held them back until now
         return self
 
     def __exit__(self, *_: object) -> None:

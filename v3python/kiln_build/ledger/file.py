@@ -118,7 +118,7 @@ def former(place: Place, lines: Mapping[Place, object], now: Container[Place]) -
 
     Args:
         lines: of the ledger.
-        now: the places that there are today; what has one of its own is nobody's former place.
+        now: today's places; one that still exists cannot be another's former place.
     """
     if place in lines:
         return place

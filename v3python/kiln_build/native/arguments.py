@@ -184,7 +184,7 @@ class Table:
 
     def operation(self, name: str) -> Operation:
         """Raises:
-        RecipeError: there is none of that name.
+        RecipeError: no operation has that name.
         """
         for operation in self.operations:
             if operation.name == name:

@@ -16,7 +16,7 @@ Every file but `durations` and the locks appears by rename, complete, and never 
 file under a temporary name, and an image that is written twice is the same file. Nothing is synced to disk: what a
 power cut truncates, or anything else damages or exchanges, is found by its size, digest or name, removed, and compiled
 again. An entry's mtime is its last use, and that is all that `gc` needs to know. Entries of format 1, which had neither
-digest nor name, are of keys that nobody asks for any more; `gc` removes them.
+digest nor name, are of keys that are no longer asked for; `gc` removes them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kiln_recipe.images.image import ImageInfo
 
 Contradictions = Callable[[ImageInfo, bytes], Sequence[str]]
 KINDS = ("index", "ir", "objects")
-_ABANDONED_NS = 3600 * 10**9  # a temporary file of that age belongs to nobody
+_ABANDONED_NS = 3600 * 10**9  # a temporary file of that age is abandoned
 
 
 def info(files: StoreFiles) -> StoreInfo:
@@ -152,7 +152,7 @@ def _clear_abandoned(files: StoreFiles, now: int) -> None:
                     shutil.rmtree(file.path) if file.is_dir(follow_symlinks=False) else os.unlink(file.path)
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(files.root / "locks"):
-            files.folder.is_locked(files.root / "locks" / name)  # removes those that nobody holds
+            files.folder.is_locked(files.root / "locks" / name)  # removes those that no process holds
 
 
 def _running_builds(files: StoreFiles) -> list[int]:

@@ -92,7 +92,7 @@ class Tables:
         """A call up to its choices, as `evaluate.begin`, served by what there is.
 
         Raises:
-            evaluate.Refusal: an argument is none of the operation's, or a requirement does not hold.
+            evaluate.Refusal: the operation has no such argument, or a requirement does not hold.
         """
         return evaluate.begin(operation, name, given, device, self._served[operation.name])
 

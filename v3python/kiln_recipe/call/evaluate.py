@@ -154,7 +154,7 @@ def begin(
             None: its own.
 
     Raises:
-        Refusal: an argument is none of the operation's, or a requirement does not hold.
+        Refusal: the operation has no such argument, or a requirement does not hold.
     """
     values = arguments(operation, name, given)
     values |= dict.fromkeys(MULTIPROCESSORS, device.multiprocessors)

@@ -112,7 +112,7 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
 
 class _Pipeline:
     """Triton's stages, one by one. `triton.compile` would do, but it hashes its own 500 MB library in each process
-    and writes every stage to a cache that nobody reads."""
+    and writes every stage to a cache that is never read."""
 
     def __init__(self, spec: CompileSpec, target: Target, toolchain: Toolchain) -> None:
         from triton._C.libtriton import ir

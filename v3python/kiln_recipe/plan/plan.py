@@ -115,7 +115,7 @@ def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[
     """By choice the selected values, as they are spelled; by kernel the selected implementations.
 
     Raises:
-        UsageError: a choice or a value, a kernel or an implementation, is none of any recipe's.
+        UsageError: no recipe has such a choice or value, kernel or implementation.
     """
     spellings: dict[str, dict[str, None]] = {}
     for recipe in recipes:

@@ -99,7 +99,7 @@ class Run:
             values, named: its arguments, in the recipe's order and by name.
 
         Raises:
-            ArgumentError, RangeError: an argument is none of the operation's, or a requirement does not hold.
+            ArgumentError, RangeError: the operation has no such argument, or a requirement does not hold.
         """
         model, full = loaded.operation(operation), f"{loaded.recipe.family}.{operation}"
         given = _bind(full, model.arguments, values, named)

@@ -54,7 +54,7 @@ class Interpreter:
         """Triton's language computes, and builds no IR, until this is left.
 
         Args:
-            memory: what may be read and written meanwhile; None: nobody looks.
+            memory: what may be read and written meanwhile; None: it is not checked.
         """
         interpreter, jit, knobs = (
             need("triton", f"triton.{name}") for name in ("runtime.interpreter", "runtime.jit", "knobs")

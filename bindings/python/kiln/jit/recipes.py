@@ -111,7 +111,7 @@ class Recipe:
         """One of them, by its name with or without the family's.
 
         Raises:
-            NotFoundError: there is none of that name; names the nearest.
+            NotFoundError: no operation has that name; names the nearest.
         """
         short = name.removeprefix(f"{self.family}.")
         known = [operation.name for operation in self._loaded.recipe.operations]

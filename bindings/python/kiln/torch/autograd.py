@@ -135,7 +135,7 @@ class Refused(Exception):
         self.status = status
 
 
-# As Function.apply does it, which looks for functorch's transforms first; whoever calls this has done so.
+# As Function.apply does it, which looks for functorch's transforms first; callers of this have done so.
 plain = super(torch.autograd.Function, Plain).apply
 
 

@@ -127,7 +127,7 @@ _is_watched = ctypes.cast(_library.kiln_torch_is_watched, ctypes.c_void_p).value
 def make_shortcut(watchers: tuple[Callable[[], object], ...] = WATCHERS) -> _core.Shortcut:
     """attn_fwd and attn_decode of four-dimensional tensors and little else, past PyTorch's dispatcher.
 
-    It takes tensors of no subclass, on a device, of which no gradient is wanted, while nobody watches what this thread
+    It takes tensors of no subclass, on a device, that need no gradient, while nothing watches what this thread
     calls, casts or transforms it. It gives None for all others, and for what is refused.
     """
     return _core.Shortcut(
