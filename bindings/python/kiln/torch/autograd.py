@@ -183,11 +183,11 @@ def _refuse_transforms(args: tuple[object, ...]) -> None:
     """Refuses those whose derivatives would come out as nothing."""
     if native.is_watched() == native.TRANSFORMED:
         raise UnsupportedError(
-            "Kiln's attention does not work beneath torch.func's transforms; torch.autograd has gradients of it"
+            "Kiln's attention does not support torch.func's transforms; take its gradients by torch.autograd"
         )
     tensors = (arg for arg in args if isinstance(arg, Tensor))
     if has_forward_level() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        raise UnsupportedError("Kiln's attention has no forward-mode derivatives; it has those of backward mode")
+        raise UnsupportedError("Kiln's attention has no forward-mode derivatives; use backward mode")
 
 
 def attention(*args: object) -> tuple[Tensor, Tensor | None]:

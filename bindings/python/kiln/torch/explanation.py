@@ -122,8 +122,8 @@ def check(
 def _check_engine() -> None:
     if operators.engine() is not native:
         raise ArgumentError(
-            f"explain tells of what was compiled ahead, and the engine {operators.engine().name} runs calls now; what "
-            'kiln.jit runs is told by kiln.jit.Recipe(...).operation("attn_fwd").explain(...)'
+            f"explain covers kernels compiled ahead only, and the engine {operators.engine().name} is active; for "
+            'kiln.jit use kiln.jit.Recipe(...).operation("attn_fwd").explain(...)'
         )
 
 

@@ -175,9 +175,7 @@ for _key, _device in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
 
 
 def _refuse_vmap(*_args, **_kwargs):
-    raise UnsupportedError(
-        "torch.vmap of Kiln's attention is not there; attention takes a batch: make the mapped dimension part of it"
-    )
+    raise UnsupportedError("Kiln's attention does not support torch.vmap; make the mapped dimension part of the batch")
 
 
 for _name in _arguments.SCHEMAS:

@@ -162,7 +162,7 @@ def _check(query, key, value, attn_mask: Any, dropout_p: Any, is_causal, scale, 
         if tensor.is_nested or tensor.layout != torch.strided:
             raise UnsupportedError(f"{name} is nested or sparse, which no kernel takes")
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not isinstance(tensor, _TRACED):
-            raise UnsupportedError(f"{name} is a {type(tensor).__name__}, which kernels know nothing of")
+            raise UnsupportedError(f"{name} is a {type(tensor).__name__}, a subclass that no kernel takes")
         if tensor.dim() < 2:
             raise ArgumentError(f"{name} must have at least 2 dimensions, and has {tensor.dim()}")
     if not (attn_mask is None or isinstance(attn_mask, Tensor)):
