@@ -136,8 +136,8 @@ def test_a_live_value_more_fails_until_a_reason_stands_beside_it(tiny):
     changed = tiny()
     assert changed.code == 9 and "4 with another key than in the ledger: tiny.spread/spread[factor=1]" in changed.out
     assert (
-        "8 variants of the tree are not in the ledger, or have another key there; run `kiln ledger --update`"
-        in changed.err
+        "8 variants of the tree (tiny.spread/spread) are not in the ledger, or have another key there; "
+        "run `kiln ledger --update --store FOLDER`" in changed.err
     )
     assert tiny("--update").code == 0
     commit(tiny)
@@ -167,7 +167,7 @@ def test_a_live_value_more_fails_until_a_reason_stands_beside_it(tiny):
         f'reasons:\n  - {{images: "tiny.spread/*", blocks: {{from: 16, to: {after.blocks}}}, reason: sixteen rows}}\n'
     )
     said = tiny()
-    assert "worse, with a reason: " in said.out and f"worse: {NAME}: blocks" not in said.out
+    assert "worse, with a reason in ledger/reasons.yaml: " in said.out and f"worse: {NAME}: blocks" not in said.out
     document = json.loads(tiny("--json").out)
     assert {entry["measure"]: entry["has_reason"] for entry in document["worse"] if entry["name"] == NAME}["blocks"]
 

@@ -112,13 +112,15 @@ class Report:
         for _, difference in self.differences:
             totals.update({name: len(names) for name, names in asdict(difference).items()})
         if number := totals["missing"] + totals["changed"]:
-            found.append(f"{number} variants of the tree are not in the ledger, or have another key there")
+            found.append(
+                f"{number} variants of the tree ({self._kernels()}) are not in the ledger, or have another key there"
+            )
         if totals["gone"]:
             found.append(f"the ledger has {totals['gone']} variants that the tree does not make")
         if totals["miscounted"]:
             found.append(f"{totals['miscounted']} lines have blocks that do not follow from the limits in targets.yaml")
         if found:
-            found = [", ".join(found) + "; run `kiln ledger --update`" + self._toolchain()]
+            found = [", ".join(found) + "; run `kiln ledger --update --store FOLDER`" + self._toolchain()]
         if self.strangers:
             found.append(f"no recipe or target makes {', '.join(self.strangers[:_SHOWN])}; remove these files")
         if self.uncovered:
@@ -135,6 +137,11 @@ class Report:
             found.append(f"{len(self.wrong)} images of the sample differ from the ledger")
         return found
 
+    def _kernels(self) -> str:
+        """Those whose images are to be compiled."""
+        found = {name.partition("[")[0] for _, one in self.differences for name in (*one.missing, *one.changed)}
+        return ", ".join(sorted(found))
+
     def _toolchain(self) -> str:
         others = {s.kept.triton for s in self.shelves if s.kept and s.kept.toolchain != short(self.chain.identity)}
         if not others:
@@ -150,7 +157,11 @@ class Report:
             lines.append(line if difference.is_empty else f"{line}; {_said(difference)}")
         lines += self.notes
         bare = {id(one) for one in self.uncovered}
-        lines += [("worse: " if id(one) in bare else "worse, with a reason: ") + one.sentence for one in self.worse]
+        lines += [f"worse: {one.sentence}" for one in self.worse if id(one) in bare]
+        if reasoned := len(self.worse) - len(bare):
+            lines.append(
+                f"worse, with a reason in ledger/reasons.yaml: {plural(reasoned, 'measure')}; --json lists them"
+            )
         lines += [f"applies to nothing: {reason.images} ({' and '.join(reason.measures)})" for reason in self.unused]
         if self.wrong is not None:
             lines.append(

@@ -234,12 +234,30 @@ def _results(rows: Mapping[str, ResultShape]) -> Iterator[Result]:
         yield Result(name, whole or (None if row.shape is None else tuple(map(str, row.shape))), row.dtype)
 
 
+def _check_backward(table: Table, source: document.Document[TableShape]) -> None:
+    """Backward must get all that shapes the results of forward, or its gradients would be those of another call."""
+    for forward in table.operations:
+        gradients = {row.gradient for row in forward.arguments if row.gradient}
+        for backward in table.operations if gradients else ():
+            if not gradients <= {result.field for result in backward.results}:
+                continue
+            known = {row.name for row in backward.arguments}
+            for row in forward.arguments:
+                if row.field and row.name not in known:
+                    source.fail(
+                        ("operations", forward.name),
+                        f"{row.name!r} is an argument of {forward.name} and not of {backward.name}, whose gradients "
+                        "would ignore it; add it there too",
+                    )
+
+
 def _check(table: Table, source: document.Document[TableShape]) -> None:
     fields = {row.field for operation in table.operations for row in operation.fields}
     for limit in table.limits:
         if limit.field not in fields:
             source.fail(("limits", limit.field), f"{limit.field!r} is a field of no operation")
     gradients = {result.field for operation in table.operations for result in operation.results}
+    _check_backward(table, source)
     for operation in table.operations:
 
         def fail(sentence: str, operation: Operation = operation) -> NoReturn:
