@@ -75,7 +75,7 @@ def flags_of(operation: Operation, asked: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize("operation", flash().operations, ids=lambda o: o.name)
 def test_each_flag_has_the_number_that_kernels_know(operation):
     numbers, values = constants(), {name for argument in operation.arguments for name in argument.values}
-    assert set(numbers) == set(ASKED)
+    assert set(numbers) == set(ASKED), "ASKED, above, has for each flag what sets it"
     assert set(flags_of(operation, {}).values()) == {0}
     for name, asked in ASKED.items():
         if set(asked) <= values and (operation.name, name) not in UNREAD:

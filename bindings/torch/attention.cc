@@ -113,7 +113,7 @@ class Planned {
     uint64_t extras = 0;
     for (int i = 0; i < kExtras; ++i) extras |= static_cast<uint64_t>(a.extras[i] != nullptr) << i;
     constexpr int kList = AttnFwd::kExtrasPlace;
-    static_assert(kExtras + 3 <= 12, "below the device's number");
+    static_assert(kExtras + 3 <= 12, "the bits of extras reach the device's: shift call.device by more than 44");
     extras |= static_cast<uint64_t>(call.real(kList + AttnFwd::kScale) < 0.0f) << kExtras;
     extras |= static_cast<uint64_t>(call.real(kList + AttnFwd::kSoftcap) > 0.0f) << (kExtras + 1);
     extras |= static_cast<uint64_t>(call.real(kList + AttnFwd::kDropout) > 0.0f) << (kExtras + 2);

@@ -13,7 +13,10 @@ import packs
 import pytest
 from ffi import BF16, FP16, FP32, tensor
 
+from kiln_build.native import arguments
 from kiln_recipe.dtypes import DTYPES
+
+TABLE = arguments.read(flash_tables.ROOT / arguments.TABLE)
 
 PARAMS = {
     "attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode, "dropout_mask": ffi.DropoutMask,
@@ -91,6 +94,13 @@ def flash(request, built, library, fake, tables, tmp_path):
     (tmp_path / packs.FILES["sm_90"]).write_bytes(data)
     with ffi.Kiln(library, fake, pack_path=str(tmp_path), trusted_packs=packs.digest_of(data)) as kiln:
         yield Entries(kiln, ctypes.CDLL(str(built / "lib" / "libkiln_flash.so")), tables)
+
+
+@pytest.mark.parametrize("operation", TABLE.operations, ids=lambda operation: operation.name)
+def test_the_structures_of_these_tests_are_the_table_s(operation):
+    fields = [name for row in operation.fields for name in (row.field, row.count) if name]
+    has = {name for name, _ in PARAMS[operation.name]._fields_} - {"size"}
+    assert has == {*fields, *operation.reserved}, f"bring {operation.type} in tests/runtime/ffi.py up to date"
 
 
 def test_every_operation_of_the_recipe_has_an_entry(tables):

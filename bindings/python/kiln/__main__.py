@@ -59,7 +59,7 @@ def _answer(words: Sequence[str]) -> tuple[int, str]:
         return 0, f"{_USAGE}\n\nPrints version, targets with packs, drivers and devices; with --json, for programs."
     if not words or words[0] != "info" or any(word != "--json" for word in words[1:]):
         wrong = next((w for i, w in enumerate(words) if w != ("--json" if i else "info")), "")
-        return 2, f"kiln: {f'unknown word {wrong!r}' if wrong else 'which command?'}; {_USAGE}"
+        return 2, f"kiln: {f'unknown argument {wrong!r}' if wrong else 'a command is missing'}; {_USAGE}"
     from kiln import info
 
     found = info()

@@ -58,7 +58,7 @@ def place_of(array: Any, name: str) -> Place:
         name: of the argument, for the sentence.
 
     Raises:
-        ArgumentError: it is no array, or lies where no kernel can reach it.
+        ArgumentError: it is not an array, or is in memory that no kernel can reach.
     """
     ask = getattr(array, "__dlpack_device__", None)
     if not callable(ask) or not callable(getattr(array, "__dlpack__", None)) or isinstance(array, type):
@@ -155,7 +155,7 @@ class Library:
         """The library's current stream on the array's device.
 
         Raises:
-            ArgumentError: it has no such thing.
+            ArgumentError: its library has no current stream.
         """
         raise ArgumentError(
             f"arrays as {shown_type(array)} have no current stream; give stream=, 0 for the default stream"
@@ -184,7 +184,7 @@ class Library:
         """An array's memory by DLPack; `stream` as DLPack numbers it."""
         try:
             return array.__dlpack__(stream=stream, max_version=_MAX_VERSION)
-        except TypeError:  # of a library that knows DLPack 0 alone
+        except TypeError:  # the library supports DLPack 0 only
             return array.__dlpack__(stream=stream)
 
     def hold(self, array: Any, stream: int, place: Place) -> None:

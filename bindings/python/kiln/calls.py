@@ -95,7 +95,7 @@ class Call:
         give its memory to work on another stream as soon as it is let go.
 
         Args:
-            values: the parameters that are no arrays, by the C interface's names.
+            values: the parameters that are not arrays, by the C interface's names.
             workspace: what the caller gave.
         """
         fields = {**self.tensors, **values}

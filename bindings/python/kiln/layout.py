@@ -49,7 +49,7 @@ def sizes_of(result: _arguments.Result, given: Mapping[str, Any]) -> tuple[int, 
 
 
 def results_of(torch: Any, operation: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Empty tensors for the results of an operation of which the table tells all, on the first argument's device."""
+    """Empty tensors, on the first argument's device, for the results of an operation that the table tells."""
     first, made = next(iter(given.values())), {}
     for result in _arguments.RESULTS[operation]:
         if result.like is None:

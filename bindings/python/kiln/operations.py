@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A call, the parameters that are no arrays, and what launches it and gives its results."""
+    """A call, the parameters that are not arrays, and what launches it and gives its results."""
 
     launch: Callable[[], Any]
     call: Call
@@ -142,7 +142,7 @@ def _call(
 
 
 def _values(operation: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that are no arrays and have the functions' names for them. A workspace is the call's concern."""
+    """The parameters that are not arrays and have the functions' names for them. A workspace is the call's concern."""
     return {name: given[name] for name in _arguments.VALUES[operation] if name in given and name != "workspace"}
 
 

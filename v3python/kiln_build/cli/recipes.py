@@ -52,7 +52,7 @@ def _print_operation(one: Recipe, operation: Operation) -> None:
     for choice in operation.choices:
         serves = ", the smallest that is large enough" if choice.match == "next_larger" else ""
         if choice.general is not None:
-            serves = f"; {choice.spellings[choice.general]} also also also serves what a build leaves out"
+            serves = f"; {choice.spellings[choice.general]} also serves what a build leaves out"
         print(f"    choice     {choice.name} = {', '.join(choice.spellings)}{serves}")
     for kernel in operation.kernels:
         core = sum(len(entry.core) for entry in kernel.configurations)

@@ -79,7 +79,7 @@ class Bounds:
         near = [
             (abs(address - edge), f"{abs(address - edge)} bytes {where} of {name}")
             for name, begin, end in zip(self._names, map(int, self._begins), map(int, self._ends))
-            for edge, where in ((begin, "from the begin"), (end, "from the end"))
+            for edge, where in ((begin, "from the start"), (end, "from the end"))
         ]
         where = min(near)[1] if near else "where no tensor is"
         return f"{verb} {size} bytes outside of the call's tensors, {where}"

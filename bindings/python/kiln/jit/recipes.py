@@ -84,8 +84,8 @@ class Recipe:
         were taken from this recipe follow.
 
         Raises:
-            RecipeError: it does not hold any more; what was loaded stays.
-            UsageError: it has not what is selected; what was loaded stays.
+            RecipeError: the recipe is wrong now; what was loaded stays.
+            UsageError: nothing in it matches the selection; what was loaded stays.
         """
         loaded = recipe.load(self.path, native=False)
         plan.check_profile(self._settings.profile)
@@ -148,7 +148,7 @@ class Operation:
 
     def explain(self, *values: object, **named: object) -> tuple[Chosen, ...]:
         """The kernels that the same call would run, in their order; nothing runs. Of each `variant` says its names and
-        what is compiled, `launch` its grid and arguments; workspaces lie at made-up addresses. Some tensors may be
+        what is compiled, `launch` its grid and arguments; workspaces get made-up addresses. Some tensors may be
         described (kiln_recipe.call.evaluate.Tensor) instead of given."""
         run = self._run(values, named)
         address, addresses = 1 << 40, {}

@@ -111,7 +111,7 @@ def int32(name: str, tensor: Tensor) -> Tensor:
     """Places or lengths of a dtype other than int32, in int32.
 
     Raises:
-        ArgumentError: they are no integers, of which a cast would make some.
+        ArgumentError: they are not integers, and a cast would round them in silence.
     """
     if tensor.dtype not in _INTEGERS:
         raise _not_integers(name, tensor)

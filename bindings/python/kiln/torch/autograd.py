@@ -99,7 +99,7 @@ class Attention(torch.autograd.Function):
 
 
 class Plain(torch.autograd.Function):
-    """attn_fwd of q, k and v alone, by the native engine: what training calls most often, with no step too many."""
+    """attn_fwd of q, k and v alone, by the native engine: what training calls most often, in few steps."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, flags: int, scale: float) -> Tensor:

@@ -24,7 +24,7 @@ from transformers.utils.import_utils import is_tracing
 from kiln.torch.transformers_lazy import LazyMask, Pattern, added
 
 if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
-    raise ImportError(f"this one, {transformers.__version__}, tells masks no lengths")
+    raise ImportError(f"{transformers.__version__} is installed, which does not tell masks their lengths")
 
 __all__ = ["make_mask"]
 
