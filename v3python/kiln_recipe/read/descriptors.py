@@ -29,6 +29,7 @@ MAX_DESCRIPTORS = 8  # KILN_MAX_DESCRIPTORS
 MAX_RANK = 5  # KILN_MAX_DESCRIPTOR_RANK
 LONGEST_SIDE = 256  # of a box
 GRANULE = 16  # bytes: the innermost side is a multiple
+LEAST_PTX = 86  # the first with cp.async.bulk.tensor to the shared memory of one block, as Triton writes it
 
 Constants = Sequence[tuple[str, Expression | Scalar]]
 
@@ -41,6 +42,7 @@ def read_descriptor(
     arguments: Sequence[Argument],
     choices: Sequence[str],
     served: Sequence[Target],
+    ptx: int,
     scope: Scope,
     tile_scope: Scope,
 ) -> Parameter:
@@ -49,12 +51,13 @@ def read_descriptor(
     Args:
         choices: names of those that the kernel lists.
         served: the targets that it is compiled for.
+        ptx: the PTX version that it states; 0: that of each target.
         scope: of the kernel's parameters.
         tile_scope: of boxes: `scope_of_tiles`.
 
     Raises:
         RecipeError: it is of no tensor, its box has another rank or reads what no image knows, or a target has no
-            tensor descriptors.
+            tensor descriptors, or a PTX version without their instructions.
     """
     for field in ("type", "value"):
         if getattr(shape, field) is not None:
@@ -89,6 +92,13 @@ def read_descriptor(
                 keys,
                 f"{name} is a tensor descriptor, and {what} ({target.name}) have none; say for which `targets` the "
                 "implementation is, such as [hopper]",
+            )
+        if (ptx or target.ptx_version) < LEAST_PTX:
+            stated = f"{(ptx or target.ptx_version) // 10}.{(ptx or target.ptx_version) % 10}"
+            document.fail(
+                keys,
+                f"{name} is a tensor descriptor, whose copies need PTX 8.6, and images for {target.name} are assembled "
+                f'from PTX {stated}; say ptx: "8.6" beside `parameters`',
             )
 
     def axes(what: str) -> tuple[Expression, ...]:

@@ -158,8 +158,10 @@ def read_parameters(
     for name in (parameter.name for parameter in signature if not parameter.constexpr):
         given, here = shape.parameters.get(name), (*keys, name)
         if isinstance(given, ParameterShape) and given.descriptor is not None:
-            served = implementation.served
-            result.append(read_descriptor(document, here, name, given, arguments, shape.choices, served, scope, tiles))
+            served, ptx = implementation.served, implementation.ptx
+            result.append(
+                read_descriptor(document, here, name, given, arguments, shape.choices, served, ptx, scope, tiles)
+            )
             if sum(entry.descriptor is not None for entry in result) > MAX_DESCRIPTORS:
                 document.fail(here, f"a kernel can have {MAX_DESCRIPTORS} tensor descriptors")
             continue

@@ -239,6 +239,9 @@ def _bytes(
     return read_expression(document, (*keys, "elements"), f"({entry.elements}) * {size}", scope)
 
 
+_TRUTHS = frozenset({"yes", "no", "on", "off", "true", "false"})  # as older versions of YAML spell them
+
+
 def _choice(
     document: Document, keys: Keys, name: str, shape: ChoiceShape, call: Scope, operation: OperationShape
 ) -> Choice:
@@ -249,6 +252,12 @@ def _choice(
     if len(kinds) > 1:
         document.fail((*keys, "values"), f"the values of {name} are of several kinds: {', '.join(sorted(kinds))}")
     (kind,) = kinds
+    if kind == "word" and all(str(value).lower() in _TRUTHS for value in values):
+        document.fail(
+            (*keys, "values"),
+            f"the values of {name} are the words {' and '.join(map(str, values))}, which are all true in a kernel; for "
+            "truth values say [false, true]",
+        )
     if kind == "word":
         for position, value in enumerate(values):
             call = call.with_word(str(value), str(position))
