@@ -333,6 +333,10 @@ class Expression:
         return f"kiln_result({self.root.to_cpp(index_of)}, fault)"
 
 
+# What other languages have for words of this one.
+_WORDS = {"||": "or", "&&": "and", "!": "not", "?": "a if b else c"}
+
+
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Expression:
     """Parses an expression.
@@ -350,7 +354,8 @@ def parse(text: str) -> Expression:
             tree = ast.parse(text.strip().replace("\n", " "), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "too deeply nested"
-        raise ExpressionError(f"cannot be read ({reason})") from None
+        words = [f"{word!r} for {sign!r}" for sign, word in _WORDS.items() if sign in text.replace("!=", "")]
+        raise ExpressionError(f"cannot be read ({reason}{'; say ' + ', '.join(words) if words else ''})") from None
     names: set[str] = set()
     root = _convert(tree.body, names, 0)
     return Expression(text, root, frozenset(names))

@@ -84,7 +84,7 @@ def _expand(
             _check_axis(document, (*here, name), name, values, tunable, shape, backends, known)
         for name in tunable:
             if name not in axes and name not in shape.constants:
-                document.fail(here, f"lacks {name}, a constexpr parameter that `constants` does not give either")
+                document.fail(here, f"{name} has no value: give it in each configuration, or under `constants`")
         ordered = [name for name in known if name in axes]
         lists = [axes[name] if isinstance(axes[name], tuple) else (axes[name],) for name in ordered]
         configurations += (Configuration(tuple(zip(ordered, values))) for values in itertools.product(*lists))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln_recipe import targets
@@ -77,7 +77,7 @@ def read_when(document: Document, keys: Keys, raw: Mapping[str, object], words: 
             values = tuple(_listed(value))
             for item in values:
                 if not any(_same(item, known) for known in configured[name]):
-                    document.fail(here, f"no configuration has {name}={_shown(item)}")
+                    document.fail(here, _unknown_value(name, item, configured[name]))
             configuration.append((name, values))
         else:
             names = [*by_choice, *by_bin, *configured, *([] if tuned else ["specialization"]), "targets"]
@@ -117,7 +117,7 @@ def read_rules(document: Document, keys: Keys, raw: Sequence[RuleShape], words: 
             if name not in configured:
                 document.fail((*here, "use", name), f"unknown value {name!r}; {nearest(name, configured, 'values')}")
             if not any(_same(value, known) for known in configured[name]):
-                document.fail((*here, "use", name), f"no configuration has {name}={_shown(value)}")
+                document.fail((*here, "use", name), _unknown_value(name, value, configured[name]))
         if not any(matches_use(configuration, use) for configuration in words.configurations):
             shown = " ".join(f"{name}={spelled(value)}" for name, value in use)
             document.fail((*here, "use"), f"no configuration has {shown} together")
@@ -159,6 +159,11 @@ def _same(a: object, b: object) -> bool:
 
 def _listed(value: object) -> Sequence:
     return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _unknown_value(name: str, value: object, known: Iterable[Value]) -> str:
+    values = ", ".join(map(_shown, known))
+    return f"no configuration has {name}={_shown(value)}; those that there are have {values}"
 
 
 def _shown(value: object) -> str:
