@@ -97,6 +97,12 @@ MISTAKES = {
         "      - return_lse: {kind: flag, field: none}\n        score_offset: {kind: real}\n",
         "'score_offset' is an argument of attn_fwd and not of attn_bwd, whose gradients would ignore it",
     ),
+    "a pair that backward ignores": (
+        "      - return_lse: {kind: flag, field: none}\n",
+        "      - return_lse: {kind: flag, field: none}\n"
+        "        pair: {kind: optional, field: none, parts: [seed, offset]}\n",
+        "'pair' is an argument of attn_fwd and not of attn_bwd, whose gradients would ignore it",
+    ),
     "a flag without a bit": ("  - return_lse\n", "", "'return_lse' is a flag without a bit"),
     "a gradient that nothing gives": ("gradient: dv", "gradient: dw", "'v' has the gradient 'dw'"),
     "a result that is no field": ("results: {lse: {}}", "results: {lze: {}}", "the result 'lze' is no field of kiln_"),

@@ -66,9 +66,8 @@ class Interruption:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in zip(SIGNALS, self._before):
-            if (
-                signal.getsignal(number) != signal.SIG_IGN
-            ):  # our processes are still told to end, and we are one of them
+            # Ignored since our own processes were told to end: this one is among them, and the signal may still come.
+            if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, handler)
 
     @property

@@ -243,7 +243,7 @@ def _check_backward(table: Table, source: document.Document[TableShape]) -> None
                 continue
             known = {row.name for row in backward.arguments}
             for row in forward.arguments:
-                if row.field and row.name not in known:
+                if (row.field or row.parts) and row.name not in known:
                     source.fail(
                         ("operations", forward.name),
                         f"{row.name!r} is an argument of {forward.name} and not of {backward.name}, whose gradients "
