@@ -118,27 +118,34 @@ def rotate(x: np.ndarray, positions: np.ndarray, call: CacheCall) -> np.ndarray:
     return result
 
 
-def with_cache(call: CacheCall) -> CacheResult:
-    """The definition, sequence by sequence."""
+def appended(call: CacheCall) -> tuple[np.ndarray, np.ndarray]:
+    """k_cache and v_cache as a call leaves them. What is quantized is rounded twice: as a quotient of fp32, and as it
+    is cached."""
     k_cache, v_cache = call.k_cache.copy(), call.v_cache.copy()
+    if call.k_new is None:
+        return k_cache, v_cache
+    for sequence in range(call.sequences):
+        cached = call.cached(sequence)
+        new = np.arange(cached, min(cached + call.new_rows, call.room))
+        pages, places = call.places(sequence, new)
+        rows = rotate(call.k_new[sequence, :, : len(new)], new, call), call.v_new[sequence, :, : len(new)]
+        for cache, row, scale in zip((k_cache, v_cache), rows, (call.k_scale, call.v_scale)):
+            if scale is not None:
+                row = row.astype(np.float32) / scale.astype(np.float32)[:, None, None]
+                row = np.clip(row, -LARGEST_FP8, LARGEST_FP8)
+            cache[pages, :, places] = row.transpose(1, 0, 2).astype(cache.dtype)
+    return k_cache, v_cache
+
+
+def with_cache(call: CacheCall, k_cache: np.ndarray, v_cache: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The definition, sequence by sequence: out and lse of a call that left these caches."""
     out = np.full((*call.q.shape[:3], v_cache.shape[3]), np.nan)
     lse = np.full(call.q.shape[:3], np.nan)
     ones = np.ones(k_cache.shape[1])
-    scales = [ones if scale is None else scale.astype(np.float64) for scale in (call.k_scale, call.v_scale)]
+    scales = [ones if s is None else s.astype(np.float32).astype(np.float64) for s in (call.k_scale, call.v_scale)]
     for sequence in range(call.sequences):
         cached = call.cached(sequence)
         total = min(cached + call.new_rows, call.room)
-        if call.k_new is not None:
-            new = np.arange(cached, total)
-            pages, places = call.places(sequence, new)
-            rows = (
-                rotate(call.k_new[sequence, :, : len(new)], new, call),
-                call.v_new[sequence, :, : len(new)].astype(np.float64),
-            )
-            for cache, row, scale in zip((k_cache, v_cache), rows, scales):
-                if call.k_scale is not None:
-                    row = np.clip(row / scale[:, None, None], -LARGEST_FP8, LARGEST_FP8)
-                cache[pages, :, places] = row.transpose(1, 0, 2).astype(cache.dtype)
         begin = 0 if call.leftpad is None else int(call.leftpad[sequence])
         pages, places = call.places(sequence, np.arange(begin, max(total, begin)))
         k, v = (
@@ -158,7 +165,7 @@ def with_cache(call: CacheCall) -> CacheResult:
             )
         )  # fmt: skip
         out[batch, :, rows], lse[batch, :, rows] = one.out[0], one.lse[0]
-    return CacheResult(out, lse, k_cache, v_cache)
+    return out, lse
 
 
 def divisor(page_size: int) -> tuple[int, int]:
