@@ -646,6 +646,44 @@ def test_outputs_stand_where_links_lead_and_replace_no_node(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["fifo", "link.html", "page.html", "real"]
 
 
+@pytest.mark.parametrize("over", ["itself", "its pack", "a link to it", "another name of it", "a file of it", "a note"])
+def test_a_page_takes_no_other_files_place(tmp_path, capsys, over):
+    release, note = tmp_path / "r.tar.gz", tmp_path / "note.html"
+    shutil.copyfile(small_release().tarball, release)
+    unpacked = tmp_path / "unpacked/kiln"
+    run_tar(release, tmp_path / "unpacked")
+    pack = next((unpacked / "lib/kiln.images").iterdir())
+    (tmp_path / "link.html").symlink_to("r.tar.gz")
+    os.link(release, tmp_path / "twin.html")
+    note.write_text("<!doctype html>\n<html>mine</html>\n")
+    artifact, page = {
+        "itself": (release, release), "its pack": (pack, pack), "a link to it": (release, tmp_path / "link.html"),
+        "another name of it": (release, tmp_path / "twin.html"),
+        "a file of it": (unpacked, unpacked / "share/kiln/manifest.json"), "a note": (release, note),
+    }[over]  # fmt: skip
+    before = page.read_bytes()
+    assert main(["inspect", str(artifact), "--html", str(page)]) == 2
+    assert (
+        f"--html {page} exists and is not a page made by kiln, so it stays; give a name that does not exist yet"
+        in capsys.readouterr().err
+    )
+    assert page.read_bytes() == before
+
+
+def test_a_page_is_no_file_of_the_release_that_it_shows(tmp_path, capsys):
+    run_tar(small_release().tarball, tmp_path)
+    assert main(["inspect", str(tmp_path / "kiln"), "--html", str(tmp_path / "kiln/page.html")]) == 2
+    assert "lies inside of" in capsys.readouterr().err
+    assert not (tmp_path / "kiln/page.html").exists()
+    assert main(["inspect", str(tmp_path / "kiln"), "--html", ""]) == 2
+    assert "--html is empty; give a file" in capsys.readouterr().err
+
+
+def run_tar(tarball, folder):
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["tar", "-xzf", str(tarball), "-C", str(folder)], check=True)
+
+
 def test_a_pack_cut_within_its_header(tmp_path):
     (tmp_path / "cut.pack").write_bytes(small_release().packs["sm_90"].read_bytes()[:10])
     with pytest.raises(ArtifactError, match="is truncated: its header has [0-9]+ bytes, the file 10 in all"):

@@ -160,11 +160,17 @@ def test_bad_variables(place, name, value, said):
             "999",
             "KILN_LOG_JSON=999 is not an open descriptor; give a file, or open it: 999>progress.jsonl",
         ),
+        (
+            "KILN_LOG_JSON",
+            "note",
+            "KILN_LOG_JSON=note exists and is not a log of JSON lines, so it stays; name another",
+        ),
     ],
 )
 def test_variables_that_name_what_cannot_be_used(place, name, value, said):
     (place / "norm").mkdir()
     (place / "norm" / "recipe.yaml").touch()
+    (place / "note").write_text("mine")
     with pytest.raises(EnvironmentProblem) as caught:
         door(place, environment={name: value})
     assert said in str(caught.value)

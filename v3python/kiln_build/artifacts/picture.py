@@ -39,6 +39,10 @@ code { font-size: .92em } svg text { font: 11px ui-monospace, monospace; fill: #
 """
 
 
+# By which a page is known as one of ours.
+BEGIN = '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="generator" content="kiln inspect">\n'
+
+
 def page(artifact: Release | PackFile) -> Iterator[str]:
     """The page, as HTML, in pieces."""
     rows, rules = inspect.variants_of(artifact), inspect.rules_of(artifact)
@@ -60,7 +64,7 @@ def page(artifact: Release | PackFile) -> Iterator[str]:
     lacking: Counter[tuple[str, str]] = Counter()
     for rule in rules:
         lacking[rule["target"], rule["kernel"]] += rule["variants"]
-    yield f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+    yield f"{BEGIN}<title>{escape(title)}</title>\n"
     yield f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n{head}\n<h2>Size</h2>\n{_bars(packs, rows)}\n"
     for target in packs:
         yield f'<h2 id="{escape(target)}">{escape(target)}</h2>{about.get(target, "")}\n'

@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, what) and (arguments.python or arguments.triton_source):
             ignored = "--python" if arguments.python else "--triton-source"
             raise UsageError(f"--{what} is for every Python and use of the lock; leave {ignored} out")
-    made = words.check_new_file(arguments.bundle, Path.cwd(), "--bundle") if arguments.bundle else None
+    made = None
+    if arguments.bundle is not None:
+        made = words.check_new_file(arguments.bundle, Path.cwd(), "--bundle", bundle.BEGIN, "bundle")
     options.check_environment()
     certificates = options.read_ca_bundle(os.environ, Path.cwd())
     shown = progress.make_progress()

@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to inspect; give a tarball, an unpacked release, a pack or an image")
     artifact = inspect.open_artifact(Path(arguments.artifact))
     report = verify.verify(artifact) if arguments.verify else None
-    if arguments.html:
-        _write_page(artifact, check_new_file(arguments.html, Path.cwd(), "--html"))
+    if arguments.html is not None:
+        _write_page(artifact, _page_file(artifact, arguments.html))
     if arguments.json:
         document = _document(artifact)
         if report:
@@ -181,6 +181,16 @@ def _document(artifact: Release | PackFile | ImageFile) -> dict[str, Any]:
 def _counts(report: verify.Report) -> str:
     parts = [(report.files, "file"), (report.groups, "group"), (report.images, "image")]
     return ", ".join(plural(count, name) for count, name in parts if count)
+
+
+def _page_file(artifact: Release | PackFile | ImageFile, word: str) -> Path:
+    """Where the page is to be written; nothing of what it shows is replaced, or gets another file among its own."""
+    from kiln_build.artifacts.picture import BEGIN
+
+    path = check_new_file(word, Path.cwd(), "--html", BEGIN.encode(), "page")
+    if artifact.path.is_dir() and path.is_relative_to(artifact.path.resolve()):
+        raise UsageError(f"--html {word} lies inside of {artifact.path}; give a name outside of it")
+    return path
 
 
 def _write_page(artifact: Release | PackFile | ImageFile, path: Path) -> None:

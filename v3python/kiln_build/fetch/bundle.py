@@ -36,6 +36,7 @@ from kiln_recipe.errors import ArtifactError, EnvironmentProblem, ToolchainError
 if TYPE_CHECKING:
     from kiln_build.base.progress import Progress
 
+BEGIN = LOCK_NAME.encode() + b"\0"  # of every bundle: the name of its first member
 _PREFIX = "cache/"
 _DIALECT = tar.Dialect(time=0, owner="root", mode=lambda _: 0o644, gnu=True)
 

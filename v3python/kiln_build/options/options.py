@@ -25,6 +25,7 @@ from kiln_build.options.words import (
     check_store,
     check_version,
     check_workspace,
+    is_of_kind,
 )
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
@@ -288,6 +289,10 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
             raise EnvironmentProblem(
                 f"KILN_LOG_JSON={log} is not an open descriptor; give a file, or open it: {log}>progress.jsonl"
             )
+    elif log and not is_of_kind(absolute(log, cwd), b"{"):
+        raise EnvironmentProblem(
+            f"KILN_LOG_JSON={log} exists and is not a log of JSON lines, so it stays; name another"
+        )
     return replace(
         build,
         store=check_store(build.store, cwd) if build.store else None,

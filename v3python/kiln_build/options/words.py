@@ -97,15 +97,22 @@ def check_output(word: str, cwd: Path, workspace: Path | None) -> Path:
     return _possible(path, f"output {path}")
 
 
-def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
+def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_of_file: str) -> Path:
     """Where a file that the user names is to be written: at the end of its links, so that these stay.
+
+    A file that is there is replaced only if it is of the same kind: a slip of the keyboard must not cost a release.
 
     Args:
         what: the sentence's first word, "--html".
+        begins: what all files of this kind begin with.
+        kind_of_file: "page".
 
     Raises:
+        UsageError: the name is empty, or a file of another kind is there.
         EnvironmentProblem: something is there that is no file, or there is no such folder.
     """
+    if not str(word):
+        raise UsageError(f"{what} is empty; give a file, or a name that does not exist yet")
     path = absolute(word, cwd)
     try:
         path = path.resolve()
@@ -119,7 +126,24 @@ def check_new_file(word: str | Path, cwd: Path, what: str) -> Path:
     else:
         if not stat.S_ISREG(kind):
             raise EnvironmentProblem(f"{what} {word} is {_kind(path)}; give a file, or a name that does not exist yet")
+        if not is_of_kind(path, begins):
+            raise UsageError(
+                f"{what} {word} exists and is not a {kind_of_file} made by kiln, so it stays; "
+                "give a name that does not exist yet"
+            )
     return path
+
+
+def is_of_kind(path: Path, begins: bytes) -> bool:
+    """Whether what is there may be written to: a file that begins so or is empty, no file, or nothing at all."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return True
+        with path.open("rb") as file:
+            found = file.read(len(begins))
+    except OSError:
+        return not path.is_file()
+    return found == begins or not found
 
 
 def scheme_of(address: str) -> str:
