@@ -112,6 +112,17 @@ operations:
 """
 
 
+# The same, where one implementation alone depends on whether rows are counted: of others the images are equal.
+TRITON_COUNTED = TRITON.replace(
+    "rows, WIDTH: tl.constexpr, BLOCK: tl", "rows, COUNTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl"
+)
+COUNTED = (
+    RECIPE.replace("    define:\n", "      counted: {of: limit > 0, values: [false, true]}\n    define:\n")
+    .replace("choices: [dtype, width]", "choices: [dtype, width, counted]")
+    .replace("          plain:\n", "          plain:\n            constants: {WIDTH: width, COUNTED: counted}\n")
+)
+
+
 def write(folder: Path, recipe: str = RECIPE, gluon: str = GLUON, triton: str = TRITON) -> Path:
     """Writes the files; gives the recipe's path."""
     (folder / "gluon_kernel.py").write_text(gluon)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -79,10 +80,17 @@ def test_merged_mappings_keep_their_own_lines(tmp_path):
         (
             "leaves: *b\n",
             1,
-            'is not valid YAML: found undefined alias; a text that begins with * stands in quotes: "*b"',
+            'is not valid YAML: found undefined alias in column 9; a text that begins with * stands in quotes: "*b"',
         ),
         ("leaves:\n\ta: {size: 1}\n", 2, "; the line begins with a tab, and YAML indents with spaces alone"),
         ("leaves: {a: {size: 1, name: @x}}\n", 1, "; a text that begins with @ stands in quotes"),
+        (
+            "order: [x.size[0], 1]\n",
+            1,
+            'in a list or mapping on one line an expression with brackets stands in quotes: "x.size[0]"',
+        ),
+        ("leaves:\n  a:\n    size: 1\n   name: x\n", 4, "does the line begin under the one that it belongs to?"),
+        ("leaves:\n  a: {size: 1, name: \0}\n", 2, "is not valid YAML: the character U+0000 cannot stand in YAML"),
         ("leaves: {a: {size: 1, few: 9}}\n", 1, "leaves.a.few is 9; it must be an integer from 0 to 8"),
         (
             "leaves: !!python/object:os.system {}\n",
@@ -135,6 +143,16 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path):
 def test_no_file(tmp_path):
     with pytest.raises(EnvironmentProblem, match=r"tree.yaml cannot be read \(No such file"):
         read(tmp_path / "tree.yaml", Tree)
+
+
+def test_what_is_not_a_file_is_refused_unopened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
+    with pytest.raises(EnvironmentProblem, match=r"pipe is a pipe; give a YAML file that is there$"):
+        read(tmp_path / "pipe", Tree)
+    with pytest.raises(EnvironmentProblem, match=r"^/dev/null is a device; give a YAML file that is there$"):
+        read(Path("/dev/null"), Tree)
+    with pytest.raises(EnvironmentProblem, match=r"cannot be read \(Is a directory\); give a YAML file"):
+        read(tmp_path, Tree)
 
 
 @settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=150)

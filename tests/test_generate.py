@@ -80,6 +80,7 @@ HEADER = """/* Kiln: the family norm, release 0.1.0b. Generated from its recipe.
  *   2: out    KILN_ARG_TENSOR of rank 2, dtype (fp16, bf16, fp32)
  *   3: total  KILN_ARG_TENSOR of rank 1, fp32, or KILN_ARG_ABSENT
  *   4: eps    KILN_ARG_FLOAT
+ *   choice columns_up_to: 1024, 4096; the smallest that is not below x.size[1]
  *   required: out must have the shape of x
 """
 

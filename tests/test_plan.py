@@ -302,7 +302,9 @@ def test_other_mistakes(small, tmp_path):
     )
     amd = recipe.load(small_recipe.write(tmp_path, text))
     assert planned(amd, "gfx942").variants
-    with pytest.raises(RecipeError, match=r"recipe.yaml:67: count has no configurations for sm_90; add an entry"):
+    with pytest.raises(
+        RecipeError, match=r"recipe.yaml:67: count has no configurations for sm_90; add an entry .* \[hopper\]\)"
+    ):
         planned(amd, "sm_90")
     text = small_recipe.RECIPE.replace("where: BLOCK >= columns_most", "where: 1 // (columns_most - 128)")
     with pytest.raises(RecipeError, match="ends in division by zero for dtype=fp16 columns_most=128"):
@@ -495,6 +497,19 @@ def test_a_selection_may_name_implementations(tiles):
     ):
         with pytest.raises(UsageError, match=sentence):
             planned(tiles, "sm_90", "core", selection)
+
+
+def test_images_of_a_choice_that_an_implementation_does_not_depend_on_are_equal(tmp_path):
+    path = small_implementations.write(
+        tmp_path, small_implementations.COUNTED, triton=small_implementations.TRITON_COUNTED
+    )
+    the_plan = planned(recipe.load(path), "sm_90")
+    keys = {
+        name: [(v.functional, v.spec.key("toolchain")) for v in the_plan.variants if v.kernel == name]
+        for name in ("copy.tiles", "copy.plain")
+    }
+    for name, distinct in (("copy.tiles", 0.5), ("copy.plain", 1)):
+        assert len(dict(keys[name])) == 8 and len({key for _, key in keys[name]}) == distinct * len(keys[name])
 
 
 def test_a_target_that_no_implementation_is_for(tmp_path):

@@ -257,6 +257,23 @@ def test_what_implementations_share_is_shown_where_it_stands(tmp_path):
         recipe.load(small_implementations.write(tmp_path, text))
 
 
+def test_one_implementation_may_not_depend_on_a_choice_of_the_kernel_but_one_must(tmp_path):
+    path = small_implementations.write(
+        tmp_path, small_implementations.COUNTED, triton=small_implementations.TRITON_COUNTED
+    )
+    (operation,) = recipe.load(path).operations
+    assert {kernel.choices for kernel in operation.kernels} == {("dtype", "width", "counted")}
+    text = small_implementations.COUNTED.replace("COUNTED: counted}", "COUNTED: false}")
+    line = 1 + text.splitlines().index("        choices: [dtype, width, counted]")
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(small_implementations.write(tmp_path, text, triton=small_implementations.TRITON_COUNTED))
+    assert str(caught.value) == (
+        f"{path}:{line}: the kernel copy lists the choice counted, and no constant and no parameter's type of any "
+        "implementation depends on it: its images would all be equal; take it out of `choices`, or pass it on under "
+        "`constants`"
+    )
+
+
 def test_the_schema_knows_implementations():
     properties = recipe.schema()["$defs"]["KernelShape"]["properties"]
     for field in ("implementations", "language", "targets", "serves", "ptx"):

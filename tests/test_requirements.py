@@ -105,7 +105,7 @@ def refusal(operation, **tensors) -> str:
         (
             "{one_launch: [n, rows, rows + 1]}",
             {"n": 178956971},
-            "the call is too large for one launch: n * rows * (rows + 1) must be below 2^31",
+            "n * rows * (rows + 1) must be below 2^31, or the call is too large for one launch",
         ),
         ("{one_launch: [n, rows - 3]}", {"n": 2**62}, ""),
         ("{contiguous: y, axes: d, when: n > 7}", {"y": ((2, 3, 4), (12, 4, 2))}, ""),

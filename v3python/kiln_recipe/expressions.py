@@ -29,7 +29,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -331,6 +331,21 @@ class Expression:
             index_of: for each name its index in `v`.
         """
         return f"kiln_result({self.root.to_cpp(index_of)}, fault)"
+
+
+def steps(node: Node) -> Iterator[Node]:
+    """A node and all below it."""
+    yield node
+    if isinstance(node, (Call, All, Any)):
+        below = node.operands
+    elif isinstance(node, Compare):
+        below = (node.left, node.right)
+    elif isinstance(node, If):
+        below = (node.condition, node.then, node.otherwise)
+    else:
+        below = (node.operand,) if isinstance(node, Not) else ()
+    for child in below:
+        yield from steps(child)
 
 
 # What other languages have for words of this one.

@@ -17,6 +17,15 @@ def nearest(word: str, known: Iterable[str], what: str = "fields") -> str:
     return f"did you mean {close[0]!r}? {listed}" if close else listed
 
 
+def nearest_of_many(word: str, known: Iterable[str], what: str, most: int = 8) -> str:
+    """As `nearest`, with those alone that are most like the word where there are many."""
+    known = list(known)
+    if len(known) <= most:
+        return nearest(word, known, what)
+    alike = difflib.get_close_matches(word, known, most, 0.0)
+    return f"{nearest(word, alike, f'nearest {what}')}, and there are {len(known) - len(alike)} more"
+
+
 def guess(word: str, known: Iterable[str]) -> str:
     """ " (did you mean 'x'?)", or "" if nothing is near: where the known ones are too many to list."""
     close = _close(word, list(known))

@@ -204,6 +204,11 @@ def parse(text: str) -> tuple[Target, ...]:
     return tuple(target for target in load() if target.name in chosen)
 
 
+def meant_by(spelling: str) -> tuple[str, ...]:
+    """The names of the targets that one spelling means to `parse`; none: it is unknown."""
+    return _spellings().get(_plain(spelling), ())
+
+
 @functools.cache
 def _spellings() -> dict[str, tuple[str, ...]]:
     """Every accepted spelling, as `_plain` makes it, with the names of the targets that it means."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
+from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,8 +62,14 @@ def _print_operation(one: Recipe, operation: Operation) -> None:
         print(
             f"    kernel     {kernel.name}: {_restrictions(kernel)}"
             f"depends on {', '.join(kernel.choices) or 'no choice'}; "
-            f"{core} core and {full} more configurations over all targets; {specializations}"
+            f"{core} core and {full} more configurations over all targets{_unserved(kernel)}; {specializations}"
         )
+
+
+def _unserved(kernel: Kernel) -> str:
+    """ ", none for gfx1100": the targets that a build of the kernel would refuse."""
+    names = [target.name for target in targets.load() if kernel.is_for(target) and not kernel.sets_for(target)]
+    return f", none for {', '.join(names)}" if names else ""
 
 
 def _restrictions(kernel: Kernel) -> str:

@@ -17,13 +17,15 @@ import jinja2
 from kiln_recipe.call.layout import Layout, layout
 from kiln_recipe.dtypes import DTYPES
 from kiln_recipe.expressions import CPP_PROLOGUE, Expression
-from kiln_recipe.model import Argument, Kernel, Operation, Parameter, Recipe
+from kiln_recipe.model import Argument, Choice, Kernel, Operation, Parameter, Recipe
 from kiln_recipe.plan.model import KernelPlan
 from kiln_recipe.targets import PTX_DRIVERS, Target
 
 _ARGUMENT_KINDS = {"tensor": "KILN_ARG_TENSOR", "int": "KILN_ARG_INT", "float": "KILN_ARG_FLOAT"}
 _MATCHES = {"exact": "KILN_MATCH_EXACT", "next_larger": "KILN_MATCH_NEXT_LARGER"}
 _VENDORS = {"nvidia": "KILN_VENDOR_NVIDIA", "amd": "KILN_VENDOR_AMD"}
+
+_LONGEST_SHOWN = 60  # characters of an expression that a reader takes in
 
 _environment = jinja2.Environment(
     loader=jinja2.PackageLoader("kiln_build.native"),
@@ -102,6 +104,7 @@ def family_header(recipe: Recipe, version: str) -> str:
                 "name": f"{recipe.family}.{operation.name}",
                 "summary": _comment(operation.summary),
                 "arguments": [line for argument in _argument_comments(operation) for line in argument],
+                "choices": [line for choice in operation.choices for line in _choice_comment(operation, choice)],
                 "requirements": [line for r in operation.requirements for line in _comment(f"required: {r.otherwise}")],
                 "workspace": operation.workspaces,
             }
@@ -127,6 +130,17 @@ def _argument_comments(operation: Operation) -> list[list[str]]:
         text = f"{number}: {argument.name.ljust(width)}  {what}{optional}"
         comments.append(_comment(text, indent=" " * (len(str(number)) + width + 4)))
     return comments
+
+
+def _choice_comment(operation: Operation, choice: Choice) -> list[str]:
+    """The lines that say what a call may ask for of a choice; none where an argument's line lists its dtypes."""
+    if any(argument.dtype_choice == choice.name for argument in operation.arguments):
+        return []
+    definitions = {definition.name: definition.value.text for definition in operation.definitions}
+    of = " ".join(definitions.get(choice.of.text, choice.of.text).split())  # a caller knows arguments alone
+    which = f"the smallest that is not below {of}" if choice.match == "next_larger" else f"{of} decides"
+    what = f"; {which}" if len(of) <= _LONGEST_SHOWN else ""
+    return _comment(f"choice {choice.name}: {', '.join(choice.spellings)}{what}", indent="  ")
 
 
 def _comment(text: str, indent: str = "") -> list[str]:

@@ -7,6 +7,7 @@ struct's type finds the first mistake and where it stands, and remembers the lin
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from kiln_recipe.suggest import nearest
 T = TypeVar("T")
 Key = str | int
 Keys = tuple[Key, ...]
+MEANS = "means"  # of a text's Meta.extra: what its pattern allows, in words
 
 
 if TYPE_CHECKING:
@@ -83,11 +85,7 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         EnvironmentProblem: it cannot be read.
         RecipeError: it is no YAML, or lacks the shape.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(yaml_limits.LARGEST + 1)
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give a YAML file that is there") from error
+    text = _bytes_of(path)
     lines: dict[Keys, int] = {}
     try:
         yaml_limits.check(text, _Loader)
@@ -108,9 +106,15 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.context, error.problem)))
         hint = _hint(text, mark, problem) if mark else ""
-        raise RecipeError(f"{path}:{mark.line + 1 if mark else 1}: is not valid YAML: {problem}{hint}") from None
+        where = f" in column {mark.column + 1}" if mark else ""
+        raise RecipeError(f"{path}:{mark.line + 1 if mark else 1}: is not valid YAML: {problem}{where}{hint}") from None
     except yaml_limits.Refused as error:
         raise RecipeError(f"{path}:{error.line}: {error}") from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count(b"\n") + 1
+        what = f"the character U+{error.character:04X}" if isinstance(error.character, int) else "a byte"
+        reason = f"{what} cannot stand in YAML ({error.reason}); is it a text file?"
+        raise RecipeError(f"{path}:{line}: is not valid YAML: {reason}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{path}:1: is not valid YAML: {' '.join(str(error).split())}") from None
     _Walk(path, lines).check(node, data, inspect.type_info(shape), ())
@@ -118,6 +122,19 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         return Document(path, msgspec.convert(data, shape), lines)
     except msgspec.ValidationError as error:
         raise RecipeError(f"{path}:1: {error}") from error
+
+
+def _bytes_of(path: Path) -> bytes:
+    """What a file holds, up to what is too much. A pipe has no end that one could wait for, and is not opened."""
+    wanted = "give a YAML file that is there"
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a folder the system's own words tell
+            raise EnvironmentProblem(f"{path} is a {'pipe' if stat.S_ISFIFO(mode) else 'device'}; {wanted}")
+        with path.open("rb") as file:
+            return file.read(yaml_limits.LARGEST + 1)
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {wanted}") from error
 
 
 def _hint(text: bytes, mark: yaml.Mark, problem: str) -> str:
@@ -130,6 +147,10 @@ def _hint(text: bytes, mark: yaml.Mark, problem: str) -> str:
         return "; the line begins with a tab, and YAML indents with spaces alone"
     if rest[:1] in ("@", "`", "%"):
         return f"; a text that begins with {rest[0]} stands in quotes"
+    if "flow" in problem and (word := re.search(r"[\w.]+\[\d*\]?", line[0] if line else "")):
+        return f'; in a list or mapping on one line an expression with brackets stands in quotes: "{word[0]}"'
+    if "block" in problem:
+        return "; does the line begin under the one that it belongs to?"
     return ""
 
 
@@ -162,7 +183,11 @@ class _Walk:
     def check(self, node: yaml.Node, data: Any, shape: inspect.Type, keys: Keys) -> None:
         line = node.start_mark.line + 1
         self.lines.setdefault(keys, line)
+        meant = None
+        if isinstance(data, str):
+            self.characters(line, keys, data)
         if isinstance(shape, inspect.Metadata):
+            meant = (shape.extra or {}).get(MEANS)
             shape = shape.type
         options = shape.types if isinstance(shape, inspect.UnionType) else (shape,)
         for option in options:
@@ -179,7 +204,7 @@ class _Walk:
                 return None
             if _is_scalar(data, option):
                 if isinstance(option, inspect.StrType) and option.pattern and not re.search(option.pattern, data):
-                    self.fail(line, keys, f"is {data!r}, which does not match {option.pattern}")
+                    self.fail(line, keys, f"is {data!r}; it must be {meant or f'text that matches {option.pattern}'}")
                 return None
         self.fail(line, keys, f"is {_shown(data)}; it must be {' or '.join(dict.fromkeys(map(_expected, options)))}")
         return None
@@ -192,6 +217,7 @@ class _Walk:
                 line = node.start_mark.line + 1
                 self.fail(line, keys, f"has the key {key!r}; a key must be text, so put it in quotes")
             line, child = children[key]
+            self.characters(line, keys, key)
             here = (*keys, key)
             self.lines[here] = line
             self.check(child, value, shape.value_type, here)
@@ -209,6 +235,12 @@ class _Walk:
         for name, field in fields.items():
             if field.required and name not in data:
                 self.fail(node.start_mark.line + 1, keys, f"lacks the field {name!r}")
+
+    def characters(self, line: int, keys: Keys, text: str) -> None:
+        """Refuses what no file could be written with: half of a pair of UTF-16, as "\\ud800" gives."""
+        half = next((c for c in text if "\ud800" <= c <= "\udfff"), None)
+        if half:
+            self.fail(line, keys, f"has \\u{ord(half):04x}, which is half a character; write the character itself")
 
     def length(self, line: int, keys: Keys, length: int, shape: Any) -> None:
         if shape.min_length is not None and length < shape.min_length:

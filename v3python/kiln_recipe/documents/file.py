@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from kiln_recipe.documents.document import MEANS
+
 Text = str | int | bool  # an expression: YAML reads some as numbers or truth values
 Value = bool | int | str
 MAX_KERNELS = 32  # KILN_MAX_KERNELS
@@ -340,7 +342,14 @@ class NativeShape(Shape, frozen=True):
 class RecipeShape(Shape, frozen=True):
     """A family of kernels."""
 
-    family: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$", description="The library is libkiln_<family>.so.")]
+    family: Annotated[
+        str,
+        Meta(
+            pattern="^[a-z][a-z0-9_]*$",
+            description="The library is libkiln_<family>.so.",
+            extra={MEANS: "small letters, digits and _, and begin with a letter"},
+        ),
+    ]
     operations: Annotated[dict[str, OperationShape], Meta(min_length=1)]
     summary: str = ""
     axes: Annotated[

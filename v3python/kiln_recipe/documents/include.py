@@ -109,10 +109,14 @@ class _Expander:
 
     def names(self, node: yaml.Node) -> list[str]:
         names = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        found: list[str] = []
         for name in names:
             if not isinstance(name, yaml.ScalarNode):
                 self.fail(name, f"{KEY} takes the name of a shared block, or a list of names")
-        return [name.value for name in names]
+            if name.value in found:
+                self.fail(name, f"{KEY} names the shared block {name.value!r} twice")
+            found.append(name.value)
+        return found
 
     def block(self, place: yaml.Node, name: str, kind: type[yaml.Node], called: str) -> yaml.Node:
         """A shared block, itself expanded."""

@@ -70,9 +70,11 @@ class Planner:
             dict.fromkeys(configuration for entry in self.sets for configuration in self.listed(entry))
         )
         if not self.configurations:
+            narrow, *others = (self.target.name, *self.target.groups[1:2])
+            wide = "".join(f" (or [{group}])" for group in others)
             raise RecipeError(
                 f"{self.kernel.place}: {self.kernel.name} has no configurations for {self.target.name}; "
-                "add an entry for it, or one for default"
+                f"add an entry with `targets: [{narrow}]`{wide}, or one without `targets`, which is for all others"
             )
         if len(self.configurations) > MAX_CONFIGURATIONS:
             raise RecipeError(

@@ -10,13 +10,16 @@ from dataclasses import replace
 from kiln_recipe import targets
 from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import ConfigurationsShape, KernelShape, SpecializationShape
-from kiln_recipe.model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest
+from kiln_recipe.model import OPTION_ORDER, OPTIONS, Configuration, ConfigurationSet, Value, narrowest, spelled
 from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.rules import read_targets
-from kiln_recipe.read.scope import Scope, read_expression
+from kiln_recipe.read.scope import Scope, constant, read_expression
 from kiln_recipe.read.space import Space
 from kiln_recipe.suggest import nearest
+from kiln_recipe.targets import Target
 
+# Of compile options: beyond these no kernel fits into shared memory, and no cluster has so many blocks.
+_LARGEST = {"num_stages": 128, "num_ctas": 16}
 MAX_CONFIGURATIONS = 254  # the look-up's byte, less KILN_NO_CONFIGURATION
 
 
@@ -40,12 +43,12 @@ def read_configurations(
         served = [target for target, found in serving if any(one is named[i] for one in found)]
         if not served:
             document.fail(here, "serves no target: narrower names of other entries take all of them")
-        backends = sorted({target.backend for target in served if target in implementation.served})
-        if not backends and space.is_own:
+        compiled = [target for target in served if target in implementation.served]
+        if not compiled and space.is_own:
             document.fail(here, "serves none of the implementation's targets")
-        if not backends:
+        if not compiled:
             continue
-        core, full = (_expand(document, here, profile, entry, tunable, shape, backends) for profile in ("core", "full"))
+        core, full = (_expand(document, here, profile, entry, tunable, shape, compiled) for profile in ("core", "full"))
         if not core:
             document.fail(here, "has no core configurations; every profile needs one")
         full = tuple(configuration for configuration in full if configuration not in core)
@@ -57,6 +60,10 @@ def read_configurations(
             configured = [name for name in inner.names if name not in scope.names]
             only = space.scope(inner.only_choices(shape.choices, configured, "which only a call knows"))
             where = read_expression(document, (*here, "where"), entry.where, only)
+            if constant(where) == 0:
+                document.fail(
+                    (*here, "where"), f"where is always 0 ({spelled(entry.where)}), which leaves every combination out"
+                )
         sets.append(ConfigurationSet(named[i].targets, core, full, where))
     if not sets:
         document.fail(space.keys, "has no entry that serves one of the implementation's targets")
@@ -70,18 +77,18 @@ def _expand(
     entry: ConfigurationsShape,
     tunable: Sequence[str],
     shape: KernelShape,
-    backends: Sequence[str],
+    served: Sequence[Target],
 ) -> tuple[Configuration, ...]:
     """Every combination of the lists in the entries of one profile."""
     configurations: list[Configuration] = []
-    known = [*tunable, *_shared_options(backends)]
+    known = [*tunable, *_shared_options(served)]
     for position, axes in enumerate(getattr(entry, profile)):
         here = (*keys, profile, position)
         for name, value in axes.items():
             values = value if isinstance(value, tuple) else (value,)
             if not values:
                 document.fail((*here, name), f"{name} has no value")
-            _check_axis(document, (*here, name), name, values, tunable, shape, backends, known)
+            _check_axis(document, (*here, name), name, values, tunable, shape, served, known)
         for name in tunable:
             if name not in axes and name not in shape.constants:
                 document.fail(here, f"{name} has no value: give it in each configuration, or under `constants`")
@@ -100,16 +107,17 @@ def read_overrides(
 ) -> tuple[tuple[str, Value], ...]:
     """What a specialization sets in place of the configurations' values, for every target: no option of one backend."""
     document, shape = implementation.document, implementation.shape
-    backends = sorted({target.backend for target in implementation.served if narrowest(sets, target)})
-    known = [*tunable, *shape.constants, *_shared_options(backends)]
+    served = [target for target in implementation.served if narrowest(sets, target)]
+    known = [*tunable, *shape.constants, *_shared_options(served)]
     for name, value in entry.overrides.items():
         if name not in shape.constants:
-            _check_axis(document, (*keys, name), name, (value,), tunable, shape, backends, known)
+            _check_axis(document, (*keys, name), name, (value,), tunable, shape, served, known)
     return tuple(entry.overrides.items())
 
 
-def _shared_options(backends: Iterable[str]) -> list[str]:
-    """The compile options that each of these backends has."""
+def _shared_options(served: Iterable[Target]) -> list[str]:
+    """The compile options that the backend of each of these targets has."""
+    backends = {target.backend for target in served}
     return [name for name in OPTION_ORDER if all(name in OPTIONS[backend] for backend in backends)]
 
 
@@ -120,9 +128,10 @@ def _check_axis(
     values: Sequence[Value],
     tunable: Sequence[str],
     shape: KernelShape,
-    backends: Sequence[str],
+    served: Sequence[Target],
     known: Sequence[str],
 ) -> None:
+    backends = sorted({target.backend for target in served})
     for value in values:
         if isinstance(value, str) and not re.fullmatch(r"[^\s\[\]@]+", value):
             document.fail(keys, f"{name} is {value!r}; the names of variants cannot hold spaces, brackets or @")
@@ -151,6 +160,14 @@ def _check_axis(
             document.fail(keys, f"num_warps is {value}; it must be a power of two")
         if kind is int and value < (1 if name in ("num_ctas", "maxnreg", "kpack") else 0):
             document.fail(keys, f"{name} is {value}, which is too small")
+        # What one of several targets cannot have, a build of that target tells: it may never be built.
+        roomy = max(served, key=lambda target: target.threads_per_block // target.warp_size)
+        if name == "num_warps" and value * roomy.warp_size > roomy.threads_per_block:
+            most = roomy.threads_per_block // roomy.warp_size
+            threads = f"{roomy.threads_per_block} threads, {most} warps"
+            document.fail(keys, f"num_warps is {value}; a block has {threads} at most on {roomy.name}")
+        if kind is int and value > (limit := _LARGEST.get(name, 2**31 - 1)):
+            document.fail(keys, f"{name} is {value}; it can be {limit} at most")
 
 
 def switched(space: Space, shape: KernelShape) -> tuple[str, ...]:

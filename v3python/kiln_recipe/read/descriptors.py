@@ -20,6 +20,7 @@ from kiln_recipe.model import (
     Parameter,
     Scalar,
     Value,
+    spelled,
 )
 from kiln_recipe.read.scope import Scope, read_expression
 from kiln_recipe.suggest import nearest
@@ -73,11 +74,14 @@ def read_descriptor(
         document.fail(
             (*keys, "descriptor"), f"{given} has rank {tensor.rank}; a tensor descriptor has from 1 to {MAX_RANK}"
         )
+    if not shape.box:
+        count = "a side" if tensor.rank == 1 else f"the {tensor.rank} sides"
+        document.fail(keys, f"{name} lacks its box: {count} of the tile of {given} that one copy moves")
     if len(shape.box) != tensor.rank:
         document.fail(
-            (*keys, "box") if shape.box else keys,
-            f"the box of {name} has {len(shape.box)} sides, and {given} has rank {tensor.rank}; give a side for each "
-            "dimension",
+            (*keys, "box"),
+            f"the box of {name} has {len(shape.box)} side{'s' * (len(shape.box) > 1)}, and {given} has rank "
+            f"{tensor.rank}; give a side for each dimension",
         )
     if tensor.dtype_choice is not None and tensor.dtype_choice not in choices:
         document.fail(
@@ -87,12 +91,7 @@ def read_descriptor(
         )
     for target in served:
         if not target.tensor_descriptors:
-            what = "AMD's GPUs" if target.vendor == "amd" else "NVIDIA's GPUs before Hopper"
-            document.fail(
-                keys,
-                f"{name} is a tensor descriptor, and {what} ({target.name}) have none; say for which `targets` the "
-                "implementation is, such as [hopper]",
-            )
+            document.fail(keys, without_descriptors(name, target))
         if (ptx or target.ptx_version) < LEAST_PTX:
             stated = f"{(ptx or target.ptx_version) // 10}.{(ptx or target.ptx_version) % 10}"
             document.fail(
@@ -109,6 +108,15 @@ def read_descriptor(
     descriptor = Descriptor(given, tensor.dtype, axes("size"), axes("stride"), box)
     address = read_expression(document, keys, f"{given}.data", scope)
     return Parameter(name, DESCRIPTOR, tensor.dtype_choice, address, descriptor)
+
+
+def without_descriptors(name: str, target: Target) -> str:
+    """The sentence for a parameter that a target cannot have."""
+    what = "AMD's GPUs" if target.vendor == "amd" else "NVIDIA's GPUs before Hopper"
+    return (
+        f"{name} is a tensor descriptor, and {what} ({target.name}) have none; say for which `targets` the "
+        "implementation is: of sm_90 and later ones, such as [hopper]"
+    )
 
 
 def scope_of_tiles(scope: Scope, choices: Sequence[str], constants: Constants) -> Scope:
@@ -188,7 +196,7 @@ def _check_tile(
     configuration: Configuration,
 ) -> None:
     assert parameter.descriptor is not None
-    setting = " ".join((*(f"{n}={v}" for n, v in values.items()), configuration.name))
+    setting = " ".join((*(f"{n}={spelled(v)}" for n, v in values.items()), configuration.name))
     try:
         sides = tile(parameter.descriptor, kernel.constants, numbers, configuration)
     except Fault as fault:

@@ -10,8 +10,10 @@ import msgspec
 
 from kiln_recipe import targets
 from kiln_recipe.documents.document import Document, Keys
-from kiln_recipe.documents.file import ImplementationShape, KernelShape
+from kiln_recipe.documents.file import ImplementationShape, KernelShape, ParameterShape
+from kiln_recipe.expressions import Expression
 from kiln_recipe.model import Kernel
+from kiln_recipe.read.descriptors import without_descriptors
 from kiln_recipe.read.rules import read_targets
 from kiln_recipe.read.scope import check_name
 from kiln_recipe.targets import Target
@@ -87,6 +89,30 @@ def refuse_unreachable(document: Document, keys: Keys, kernels: Sequence[Kernel]
             taken |= {target.name: kernel.name for target in own if target.name not in taken}
 
 
+def refuse_unused_choices(document: Document, keys: Keys, choices: Sequence[str], kernels: Sequence[Kernel]) -> None:
+    """Refuses a choice of a kernel that changes no image of any implementation. Of one that does not depend on it, the
+    images for its values are equal, and are compiled and stored once.
+
+    Args:
+        choices: as the kernel lists them.
+        kernels: its implementations.
+    """
+    for position, choice in enumerate(choices):
+        if not any(_depends(kernel, choice) for kernel in kernels):
+            whose = " of any implementation" if len(kernels) > 1 else ""
+            document.fail(
+                (*keys, "choices", position),
+                f"the kernel {kernels[0].kernel} lists the choice {choice}, and no constant and no parameter's type"
+                f"{whose} depends on it: its images would all be equal; take it out of `choices`, or pass it on under "
+                "`constants`",
+            )
+
+
+def _depends(kernel: Kernel, choice: str) -> bool:
+    read = (value.names for _, value in kernel.constants if isinstance(value, Expression))
+    return any(parameter.dtype_choice == choice for parameter in kernel.parameters) or any(choice in n for n in read)
+
+
 def _read(document: Document, keys: Keys, name: str, shape: KernelShape, own: frozenset[str]) -> Implementation:
     for field in _REQUIRED:
         if (*keys, field) not in document.lines:
@@ -105,6 +131,9 @@ def _ptx(document: Document, keys: Keys, shape: KernelShape, served: Sequence[Ta
         document.fail(keys, f"ptx is {shape.ptx!r}; it must be a version such as '8.6'")
     version = int(shape.ptx.replace(".", ""))
     for target in served:
+        described = [n for n, p in shape.parameters.items() if isinstance(p, ParameterShape) and p.descriptor]
+        if not target.tensor_descriptors and described:  # which ptx is there for
+            document.fail((*keys[:-1], "parameters", described[0]), without_descriptors(described[0], target))
         if not target.ptx_version:
             document.fail(
                 keys,

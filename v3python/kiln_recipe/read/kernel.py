@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import KernelShape, SpillShape
-from kiln_recipe.expressions import Expression, parse
+from kiln_recipe.expressions import Expression, Name, parse
 from kiln_recipe.model import (
     DESCRIPTOR,
     OPTION_ORDER,
@@ -27,6 +27,7 @@ from kiln_recipe.model import (
     Unavailable,
     Workspace,
     Zero,
+    spelled,
 )
 from kiln_recipe.read import fingerprint
 from kiln_recipe.read.configurations import distinct, read_configurations, read_overrides, switched, with_configurations
@@ -35,7 +36,7 @@ from kiln_recipe.read.implementations import Implementation
 from kiln_recipe.read.parameters import Nameable, check_parameters, read_parameters
 from kiln_recipe.read.requirements import contiguous
 from kiln_recipe.read.rules import Vocabulary, read_rules, read_when
-from kiln_recipe.read.scope import Scope, check_name, read_expression
+from kiln_recipe.read.scope import Scope, check_name, constant, read_expression
 from kiln_recipe.read.space import read_space
 from kiln_recipe.suggest import nearest
 
@@ -75,7 +76,7 @@ def read_kernel(
         RecipeError: something in it does not hold.
     """
     document, keys, shape = implementation.document, implementation.keys, implementation.shape
-    function = shape.function or name
+    function = name if shape.function is None else shape.function
     source, signature = _function(document, keys, shape, function)
     own = _choices(document, keys, shape, choices)
     constexprs = [parameter.name for parameter in signature if parameter.constexpr]
@@ -88,7 +89,6 @@ def read_kernel(
     inner = with_configurations(scope, columns, all_configurations, switches)
     constants = _constants(document, keys, shape, constexprs, inner)
     parameters = read_parameters(implementation, signature, function, own, arguments, constants, names, inner)
-    _refuse_unused_choices(document, keys, own, parameters, constants)
     specializations = _specializations(implementation, parameters, tunable, sets)
     bins = _bins(document, keys, shape, own, columns, scope)
     words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
@@ -98,7 +98,7 @@ def read_kernel(
     for parameter in parameters:
         if parameter.descriptor is None and not parameter.type.startswith(("*", "fp")):
             of_grid = of_grid.with_word(parameter.name, f"({parameter.value.text})")
-    grid = [read_expression(document, (*keys, "grid", i), text, of_grid) for i, text in enumerate(shape.grid)]
+    grid = [_side_of_grid(document, (*keys, "grid", i), text, of_grid) for i, text in enumerate(shape.grid)]
     x, y, z = (*grid, *(parse("1"),) * (3 - len(grid)))
     on_host = (*grid, *(p.value for p in parameters), *(e for zero in zeros for e in (zero.address, zero.bytes)))
     _refuse_overrides(document, keys, specializations, on_host)
@@ -106,6 +106,9 @@ def read_kernel(
         None if text is None else read_expression(document, (*keys, key), text, scope)
         for key, text in (("when", shape.when), ("serves", shape.serves))
     )
+    for key, read, text in (("when", when, shape.when), ("serves", serves, shape.serves)):
+        if text is not None and read is not None and constant(read) == 0:
+            document.fail((*keys, key), f"{key} is always 0 ({spelled(text)}), so no call would run {name}")
     kernel = Kernel(
         name=f"{name}.{implementation.name}" if implementation.name else name,
         summary=shape.summary,
@@ -143,9 +146,14 @@ def _function(
     document: Document, keys: Keys, shape: KernelShape, function: str
 ) -> tuple[Path, Sequence[fingerprint.FunctionParameter]]:
     """The file of the kernel's function, and the function's parameters."""
+    if not shape.source:
+        document.fail((*keys, "source"), "source is empty; name the kernel's file, relative to the recipe")
     source = (document.path.parent / shape.source).resolve()
     if not source.is_file():
-        document.fail((*keys, "source"), f"the file {shape.source} does not exist (at {source})")
+        wrong = "is not a file" if source.exists() else "does not exist"
+        document.fail((*keys, "source"), f"the file {shape.source} {wrong} (at {source})")
+    if shape.function == "":
+        document.fail((*keys, "function"), "function is empty; leave it out where it is named like the kernel")
     shown = Path(document.path.parent, shape.source)
     signature = fingerprint.signature(shown, function)
     language = fingerprint.language(shown, function)
@@ -260,22 +268,14 @@ def _constants(
     return tuple((name, result[name]) for name in constexprs if name in result)
 
 
-def _refuse_unused_choices(
-    document: Document,
-    keys: Keys,
-    own: Sequence[Choice],
-    parameters: Sequence[Parameter],
-    constants: Sequence[tuple[str, Expression | Scalar]],
-) -> None:
-    for position, choice in enumerate(own):
-        if any(parameter.dtype_choice == choice.name for parameter in parameters):
-            continue
-        if any(isinstance(value, Expression) and choice.name in value.names for _, value in constants):
-            continue
-        document.fail(
-            (*keys, "choices", position),
-            f"no constant and no parameter's type depends on the choice {choice.name}: its images would all be equal",
-        )
+def _side_of_grid(document: Document, keys: Keys, text: str | int | bool, scope: Scope) -> Expression:
+    side = read_expression(document, keys, text, scope)
+    if (blocks := constant(side)) is not None and blocks < 1:
+        document.fail(keys, f"the grid has {blocks} blocks here; a launch has 1 or more in each dimension")
+    address = isinstance(side.root, Name) and (side.text.endswith(".data") or scope.kind(side.text) == "a workspace")
+    if address:
+        document.fail(keys, f"{text} is an address, and the grid is a number of blocks")
+    return side
 
 
 def _specializations(

@@ -34,14 +34,15 @@ from kiln_recipe.model import (
     Recipe,
     Requirement,
     Workspace,
+    spelled,
 )
 from kiln_recipe.read import space
-from kiln_recipe.read.implementations import read_implementations, refuse_unreachable
+from kiln_recipe.read.implementations import read_implementations, refuse_unreachable, refuse_unused_choices
 from kiln_recipe.read.kernel import read_kernel
 from kiln_recipe.read.parameters import nameable, rank_of
 from kiln_recipe.read.requirements import read_requirements
-from kiln_recipe.read.scope import Scope, check_name, read_expression
-from kiln_recipe.suggest import nearest
+from kiln_recipe.read.scope import Scope, check_name, constant, read_expression
+from kiln_recipe.suggest import guess, nearest
 
 __all__ = ["Recipe", "find", "load", "schema"]
 
@@ -147,6 +148,10 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
     skip_when = None
     if shape.skip_when is not None:
         skip_when = read_expression(document, (*keys, "skip_when"), shape.skip_when, chosen)
+        if constant(skip_when):
+            document.fail(
+                (*keys, "skip_when"), f"skip_when is always true ({spelled(shape.skip_when)}), which skips every call"
+            )
     workspaces = []
     for workspace, entry in shape.workspace.items():
         here = (*keys, "workspace", workspace)
@@ -169,6 +174,7 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
             )
             kernels.append(read_one.kernel)
             contiguous += [r for r in read_one.requirements if r not in contiguous]
+        refuse_unused_choices(document, here, kernel_shape.choices, kernels[-len(implementations) :])
         refuse_unreachable(document, here, kernels[-len(implementations) :])
     if len(kernels) > MAX_KERNELS:
         document.fail(
@@ -214,6 +220,13 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
     if shape.tensor in operation.choices:
         values = operation.choices[shape.tensor].values
         if not any(value in DTYPES for value in values if isinstance(value, str)):
+            for position, value in enumerate(values):
+                if guess(str(value), DTYPES):  # a misspelled dtype, rather than a choice that decides no dtype
+                    document.fail(
+                        (*keys[:2], "choices", shape.tensor, "values", position),
+                        f"the choice {shape.tensor} decides the dtype of {name}, and {value!r} is not a dtype; "
+                        f"{nearest(str(value), DTYPES, 'dtypes')}",
+                    )
             document.fail((*keys, "tensor"), f"the values of the choice {shape.tensor} are not dtypes")
         return Argument(name, "tensor", rank, None, shape.tensor, shape.optional, 0)
     if shape.tensor not in DTYPES:
@@ -229,14 +242,22 @@ def _bytes(
 ) -> Expression:
     """How many bytes a workspace has."""
     if not isinstance(entry, WorkspaceShape):
-        return read_expression(document, keys, entry, scope)
+        return _size(document, keys, entry, "bytes", scope)
     dtypes = [choice.name for choice in choices if choice.kind == "dtype"]
     if entry.dtype not in DTYPES and entry.dtype not in dtypes:
         known = nearest(entry.dtype, [*dtypes, *DTYPES], "choices and dtypes")
         document.fail((*keys, "dtype"), f"unknown dtype {entry.dtype!r}; {known}")
-    read_expression(document, (*keys, "elements"), entry.elements, scope)
+    _size(document, (*keys, "elements"), entry.elements, "elements", scope)
     size = DTYPE_BYTES.get(entry.dtype) or f"sizeof({entry.dtype})"
     return read_expression(document, (*keys, "elements"), f"({entry.elements}) * {size}", scope)
+
+
+def _size(document: Document, keys: Keys, text: Text, what: str, scope: Scope) -> Expression:
+    expression = read_expression(document, keys, text, scope)
+    value = constant(expression)
+    if value is not None and value < 0:
+        document.fail(keys, f"the workspace {keys[3]} has {value} {what}; it must have 0 or more")
+    return expression
 
 
 _TRUTHS = frozenset({"yes", "no", "on", "off", "true", "false"})  # as older versions of YAML spell them
@@ -248,9 +269,11 @@ def _choice(
     check_name(document, keys, name, "a choice")
     values = shape.values
     text = "dtype" if any(isinstance(v, str) and v in DTYPES for v in values) else "word"
-    kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else text for v in values}
+    kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else text: v for v in values}
     if len(kinds) > 1:
-        document.fail((*keys, "values"), f"the values of {name} are of several kinds: {', '.join(sorted(kinds))}")
+        kind_of = {"bool": "a truth value", "int": "an integer", "dtype": "a dtype", "word": "a word"}
+        shown = (f"{spelled(value)} is {kind_of[kind]}" for kind, value in kinds.items())
+        document.fail((*keys, "values"), f"the values of {name} must all be of one kind, and {' and '.join(shown)}")
     (kind,) = kinds
     if kind == "word" and all(str(value).lower() in _TRUTHS for value in values):
         document.fail(

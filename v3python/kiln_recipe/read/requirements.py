@@ -14,7 +14,7 @@ from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import RequirementShape
 from kiln_recipe.model import Argument, Requirement
 from kiln_recipe.read.parameters import Nameable
-from kiln_recipe.read.scope import Scope, read_expression
+from kiln_recipe.read.scope import Scope, constant, read_expression
 from kiln_recipe.suggest import nearest
 
 MOST_BLOCKS = 2**31 - 1  # of a launch
@@ -54,14 +54,17 @@ def read_requirements(
     """
     found: list[Requirement] = []
     for position, shape in enumerate(shapes):
-        reader = _Reader(document, (*keys, position), shape, names, titles)
+        reader = _Reader(document, (*keys, position), shape, names, titles, scope)
+        if shape.when is not None:
+            read_expression(document, (*keys, position, "when"), shape.when, scope)
         for text, sentence in reader.conditions():
             if shape.when is not None:
-                read_expression(document, (*keys, position, "when"), shape.when, scope)
                 text = f"not ({shape.when}) or ({text})"
             that = read_expression(
                 document, (*keys, position, *(("that",) if shape.that is not None else ())), text, scope
             )
+            if constant(that) == 0:
+                document.fail((*keys, position), f"the requirement refuses every call: {text} is always 0")
             requirement = Requirement(that, shape.otherwise or sentence)
             if requirement not in found:
                 found.append(requirement)
@@ -93,6 +96,7 @@ class _Reader:
     shape: RequirementShape
     names: Nameable
     titles: Mapping[str, str]
+    scope: Scope
 
     def conditions(self) -> Iterator[Condition]:
         said = [word for word in _PREDICATES if getattr(self.shape, word) is not None]
@@ -107,6 +111,10 @@ class _Reader:
                 self.document.fail(self.keys, f"the requirement lacks the field {field!r}, which {said[0]} needs")
         if said[0] == "that" and self.shape.otherwise is None:
             self.document.fail(self.keys, "the requirement lacks the field 'otherwise', the sentence for the caller")
+        if self.shape.otherwise is not None and not self.shape.otherwise.strip():
+            self.document.fail((*self.keys, "otherwise"), "otherwise is empty; it is the sentence that a caller gets")
+        if self.shape.axes is not None and not self.shape.axes:
+            self.document.fail((*self.keys, "axes"), f"axes names none; leave it out, or say which of {said[0]}")
         predicates: dict[str, Callable[[], Iterator[Condition]]] = {
             "that": self.that, "contiguous": self.contiguous, "not_broadcast": self.not_broadcast,
             "same_shape": self.same_shape, "shape": self.shape_is, "elements": self.elements,
@@ -115,6 +123,7 @@ class _Reader:
         return predicates[said[0]]()
 
     def that(self) -> Iterator[Condition]:
+        self.check(self.shape.that, "that")
         yield str(self.shape.that), ""
 
     def contiguous(self) -> Iterator[Condition]:
@@ -161,6 +170,11 @@ class _Reader:
 
     def shape_is(self) -> Iterator[Condition]:
         sizes = [str(size).strip() for size in self.shape.sizes or ()]
+        for place, size in enumerate(sizes):
+            if re.match(r"<|>(?!=)|=|!=", size) or size == ">=":
+                wanted = "an expression, which the size equals, or '>=' and one, which it is not below"
+                self.document.fail((*self.keys, "is", place), f"the size {size!r} must be {wanted}")
+            self.check(size.removeprefix(">="), "is", place)
         for tensor in self.tensors("shape"):
             if len(sizes) != tensor.rank:
                 self.document.fail(
@@ -176,6 +190,7 @@ class _Reader:
             yield self.optional(" and ".join(terms), tensor), f"{tensor.name} must have the shape [{shown}]"
 
     def elements(self) -> Iterator[Condition]:
+        self.check(self.shape.count, "count")
         for tensor in self.tensors("elements"):
             if tensor.rank != 1:
                 self.document.fail(
@@ -193,11 +208,17 @@ class _Reader:
         yield text, f"{_listed([tensor.name for tensor in tensors])} belong together"
 
     def one_launch(self) -> Iterator[Condition]:
+        for place, factor in enumerate(self.shape.one_launch or ()):
+            self.check(factor, "one_launch", place)
         first, *others = (f"({factor})" for factor in self.shape.one_launch or ())
         shown = (str(factor).strip() for factor in self.shape.one_launch or ())
         product = " * ".join(f"({factor})" if re.search(r" [-+] |^-", factor) else factor for factor in shown)
         text = " or ".join([*(f"{o} == 0" for o in others), f"{first} <= {' // '.join([str(MOST_BLOCKS), *others])}"])
-        yield text, f"the call is too large for one launch: {product} must be below 2^31"
+        yield text, f"{product} must be below 2^31, or the call is too large for one launch"
+
+    def check(self, text: str | int | bool | None, *keys: str | int) -> None:
+        """Checks an expression by itself, so that a mistake shows what was written, not a predicate of it."""
+        read_expression(self.document, (*self.keys, *keys), str(text).strip(), self.scope)
 
     def tensors(self, field: str) -> list[Argument]:
         given = getattr(self.shape, field)
@@ -210,6 +231,8 @@ class _Reader:
                     else f"is no tensor; {nearest(name, tensors, 'tensors')}"
                 )
                 self.document.fail((*self.keys, field), f"{name!r} {why}")
+            if not isinstance(given, str) and given.count(name) > 1:
+                self.document.fail((*self.keys, field), f"{field} names {name} twice")
         return [tensors[name] for name in ((given,) if isinstance(given, str) else given)]
 
     def axes(self, tensor: Argument) -> list[int]:

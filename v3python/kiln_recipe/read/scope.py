@@ -8,9 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kiln_recipe.documents.document import Document, Keys
-from kiln_recipe.expressions import CONSTANTS, FUNCTIONS, Expression, ExpressionError, parse
+from kiln_recipe.expressions import (
+    CONSTANTS,
+    FUNCTIONS,
+    Call,
+    Expression,
+    ExpressionError,
+    Fault,
+    Name,
+    Node,
+    parse,
+    steps,
+)
 from kiln_recipe.model import MULTIPROCESSORS, Argument, Choice
-from kiln_recipe.suggest import nearest
+from kiln_recipe.suggest import nearest, nearest_of_many
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({*CONSTANTS, *FUNCTIONS, "device", "multiprocessors", "targets", "specialization"})
@@ -102,11 +113,33 @@ def read_expression(document: Document, keys: Keys, text: str | int | bool, scop
         expression = parse(scope.expanded(text))
     except ExpressionError as error:
         document.fail(keys, f"the expression {text!r} {error}")
+    if fault := _certain_fault(expression.root):
+        document.fail(keys, f"the expression {text!r} {fault}")
     for name in sorted(expression.names):
         if name not in scope.names:
             document.fail(keys, f"the expression {text!r} reads {name!r}, {_why_not(name, scope)}")
     scope.used.update(expression.names)
     return expression
+
+
+def constant(expression: Expression) -> int | None:
+    """The value of an expression that reads nothing."""
+    return None if expression.names else expression.evaluate({})
+
+
+def _certain_fault(root: Node) -> str | None:
+    """What is wrong with a step that no call can take."""
+    for node in reversed(list(steps(root))):  # what stands below it first
+        if isinstance(node, Call) and not any(isinstance(step, Name) for step in steps(node)):
+            try:
+                node.evaluate({})
+            except Fault as fault:
+                return f"ends in {fault}"
+        if isinstance(node, Call) and node.operation in ("//", "%", "cdiv", "align"):
+            divisor = node.operands[1]
+            if not any(isinstance(step, Name) for step in steps(divisor)) and divisor.evaluate({}) == 0:
+                return "ends in division by zero"
+    return None
 
 
 def _why_not(name: str, scope: Scope) -> str:
@@ -118,4 +151,4 @@ def _why_not(name: str, scope: Scope) -> str:
     own = [known for known in scope.names if known.startswith(f"{owner}.")]
     if own:
         return f"which it does not have: {nearest(name, own, 'values')}"
-    return f"which is unknown; {nearest(name, scope.names, 'names')}"
+    return f"which is unknown; {nearest_of_many(name, scope.names, 'names')}"

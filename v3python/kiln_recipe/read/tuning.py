@@ -58,10 +58,12 @@ def tuned_rules(root: Path | None, recipe: Recipe, target: Target) -> Mapping[st
     document = read(files[max(named, key=target.specificity)], TuningShape)
     kernels = {kernel.name: (operation, kernel) for operation in recipe.operations for kernel in operation.kernels}
     rules = {}
+    other = "" if kernels.keys() & document.value.kernels else f"; is the family of {recipe.path} another of this name?"
     for name, raw in document.value.kernels.items():
         if name not in kernels:
             document.fail(
-                ("kernels", name), f"{recipe.family} has no kernel {name!r}; {nearest(name, kernels, 'kernels')}"
+                ("kernels", name),
+                f"{recipe.family} has no kernel {name!r}; {nearest(name, kernels, 'kernels')}{other}",
             )
         rules[name] = read_rules(document, ("kernels", name), raw, vocabulary(*kernels[name]))
     return rules
