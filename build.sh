@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Builds a release: see the usage below, and README.md. All but finding a Python is v3python/kiln_build/front/door.py.
 set -euo pipefail
+if [[ ${1-} != --python-path ]]; then # else ./kiln says it
+    trap 'echo "kiln: interrupted by SIGINT" >&2; exit 130' INT
+fi
 unset CDPATH
 
 usage() {
@@ -46,12 +49,16 @@ if (($# == 0)); then
     usage >&2
     exit 2
 fi
+if [[ ! -e /dev/fd/1 ]]; then
+    echo "kiln: standard output is closed; leave it open, or send it to a file or /dev/null" >&2
+    exit 7
+fi
 if ! pwd -P >/dev/null 2>&1; then
     echo "kiln: the current folder no longer exists; change to another" >&2
     exit 7
 fi
 if [[ $1 == -h || $1 == --help ]]; then
-    usage
+    usage || exit 7
     python=$(find_python)
     exec "$python" -I -B "$(dirname -- "${BASH_SOURCE[0]}")/v3python/kiln_build/front/door.py" --variables
 fi
@@ -72,4 +79,5 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # A Ctrl-C while Python itself starts would end in a traceback: where env can hold it back, door.py gets it.
 hold=()
 if env --block-signal=INT true 2>/dev/null; then hold=(env --block-signal=INT); fi
+trap - INT # bash itself may crash of one that comes while it becomes another program
 exec ${hold[@]+"${hold[@]}"} "$python" -I -B "$here/v3python/kiln_build/front/door.py" "$@"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kiln_build import __version__, cli
+from kiln_build.base.usage import Parser
 from kiln_build.store.local import LocalStore
 from kiln_recipe.errors import ToolchainError
 from test_cli_store import INFO, Image
@@ -82,8 +85,8 @@ def test_every_mistake_in_the_words_is_one_sentence(verb, capsys):
             "`kiln inspect` has no option '--verfy'; did you mean '--verify'? the options are",
         ),
         (["fetch", "--verify", "--relock"], "`kiln fetch`: --relock not allowed with argument --verify; for example"),
-        (["fetch", "--parallel", "many"], "--parallel many is invalid; expected a whole number, 1 or more"),
-        (["plan", "--jobs", "0"], "--jobs 0 is invalid; expected a whole number, 1 or more"),
+        (["fetch", "--parallel", "many"], "--parallel many is invalid; expected a whole number from 1 to 1000"),
+        (["plan", "--jobs", "0"], "--jobs 0 is invalid; expected a whole number from 1 to 10000"),
         (["plan", "--profile", "ful"], "unknown profile 'ful'; did you mean 'full'? the profiles are core, full"),
         (["plan", "--select", "x"], "--select: 'x' is not choice=value,value; expected for example"),
         (["clean", ".", "--keep", "ven"], "unknown part 'ven'; did you mean 'venv'? the parts are venv, "),
@@ -93,6 +96,29 @@ def test_mistakes_name_what_is_wrong_and_what_is_right(words, sentence, capsys):
     assert cli.main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"kiln: {sentence}") and said.count("\n") == 1
+
+
+def empty_words() -> Iterator[list[str]]:
+    """Each verb with each of its options, and each of its positional arguments, empty."""
+    for verb in cli.VERBS:
+        parser = Parser(verb, "", "x")
+        importlib.import_module(f"kiln_build.cli.{verb}").add_arguments(parser)
+        taking = [action for action in parser._actions if action.nargs != 0]
+        positionals = [action for action in taking if not action.option_strings]
+        required = ["x"] * sum(action.required for action in positionals)
+        yield from ([verb, *required, f"{action.option_strings[0]}="] for action in taking if action.option_strings)
+        for number in range(len(positionals)):
+            yield [verb, *required[:number], "", *required[number + 1 :]]
+
+
+@pytest.mark.parametrize("words", [*empty_words()], ids=" ".join)
+def test_an_empty_word_is_refused_by_its_name(words, capsys):
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    if words[-1].startswith("--") and "is empty" in said:
+        assert words[-1].rstrip("=") in said
+    assert re.search("is empty; give |empty target|unknown (part|profile|action) ''|is invalid; expected", said)
 
 
 @pytest.mark.parametrize(
@@ -192,16 +218,16 @@ def test_a_reader_that_goes_away_is_no_error():
     "words", ["--help", "plan --help", "--version", "targets --json", "recipes", "inspect --schema"]
 )
 def test_output_that_nobody_takes(words):
-    for shell, code in (("| true; exit ${PIPESTATUS[0]}", (0, 141)), (">/dev/full", (0, 7)), (">&-", (0,))):
+    for shell, code in (("| true; exit ${PIPESTATUS[0]}", (0, 141)), (">/dev/full", (0, 7)), (">&-", (7,))):
         done = subprocess.run(
             ["bash", "-c", f"{shlex.quote(sys.executable)} -m kiln_build {words} {shell}"],
             capture_output=True, text=True, cwd=SOURCE, check=False,
         )  # fmt: skip
         assert done.returncode in code and "Traceback" not in done.stderr and "ignored" not in done.stderr
         if done.returncode == 7:
-            assert (
-                done.stderr == "kiln: the output cannot be written (No space left on device); make room on its disk\n"
-            )
+            full = "the output cannot be written (No space left on device); make room on its disk"
+            closed = "standard output is closed; leave it open, or send it to a file or /dev/null"
+            assert done.stderr == f"kiln: {closed if shell == '>&-' else full}\n"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +292,7 @@ def test_build_holds_its_workspace_and_cleans_all_of_it(build_words, tmp_path, c
     from kiln_recipe.errors import EnvironmentProblem
 
     def held(options):
-        with pytest.raises(EnvironmentProblem, match="is in use by a build"):
+        with pytest.raises(EnvironmentProblem, match="is in use by another Kiln process"):
             with workspace.locked(options.workspace, print, wait=False):
                 pass
         return "a tarball"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,49 @@ def test_what_needs_nothing_installs_nothing(checkout, tmp_path):
     assert not [*(checkout / "v3python").rglob("__pycache__")]
 
 
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "said"),
+    [
+        (["wheel"], {}, 2, "`kiln wheel` lacks artifact, output"),
+        (["wheel", "r.tar.gz"], {}, 2, "`kiln wheel` lacks output"),
+        (["wheel", "r.tar.gz", ""], {}, 2, "the output is empty; give the folder for the wheels"),
+        (["wheel", "/nowhere", "out"], {}, 7, "/nowhere cannot be read (No such file or directory); give a release"),
+        (["wheel", "input", "out", "--target", "sm_91"], {}, 2, "unknown target 'sm_91'; the nearest is sm_90, "),
+        (["list"], {}, 2, "`kiln list` lacks artifact"),
+        (["list", "/nowhere"], {}, 7, "/nowhere cannot be read"),
+        (["inspect"], {}, 2, "nothing to inspect"),
+        (["plan", "sm_91"], {}, 2, "unknown target 'sm_91'"),
+        (["plan", "--tuning", ""], {}, 2, "--tuning is empty; give a folder with tuned rules"),
+        (["plan"], {"KILN_SOURCE": "foo"}, 2, "KILN_SOURCE=foo is unknown; expected one of tag, tree"),
+        (["plan"], {"KILN_STORE": "build.sh"}, 7, "KILN_STORE=build.sh is a file; give a folder"),
+        (["plan"], {"KILN_STORE": "/proc/store"}, 7, "KILN_STORE=/proc/store cannot be written"),
+        (["targets"], {"KILN_CA_BUNDLE": "/nowhere"}, 7, "KILN_CA_BUNDLE=/nowhere is not a file"),
+        (["targets", "nope"], {}, 2, "unknown target 'nope'; the nearest is the group hopper, the targets are gfx908"),
+        (["recipes", "--schema", "recipe.yaml"], {}, 2, "--schema is the same for all recipes"),
+        (["ledger", "--seed", "1"], {}, 2, "--seed is for --sample alone"),
+        (["store", "gc"], {}, 2, "`kiln store gc` needs the size"),
+        (["build", "input", "w", "o", "0.1", "sm_91"], {}, 2, "unknown target 'sm_91'"),
+        (["fetch"], {"KILN_JOBS": "none"}, 2, "KILN_JOBS=none is invalid"),
+        (["doctor", "--input", ""], {}, 2, "--input is empty"),
+        (["no such verb"], {}, 2, "unknown command 'no such verb'"),
+    ],
+)
+def test_what_is_refused_installs_nothing(checkout, words, variables, code, said):
+    done = call(checkout, *words, **variables)
+    assert done.returncode == code and done.stdout == ""
+    assert done.stderr.startswith(f"kiln: {said}") and done.stderr.count("\n") == 1
+    assert not (checkout / ".kiln").exists()
+
+
+def test_output_that_is_closed_is_refused(checkout):
+    done = subprocess.run(["bash", "-c", "./kiln plan sm_90 >&-"], cwd=checkout, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        7,
+        "kiln: standard output is closed; leave it open, or send it to a file or /dev/null\n",
+    )
+    assert not (checkout / ".kiln").exists()
+
+
 def test_a_damaged_lock_ends_in_a_sentence(checkout):
     lock = checkout / "input/front.lock"
     text = lock.read_text()
@@ -120,3 +165,60 @@ def test_another_lock_is_installed_anew(checkout):
     said = call(checkout, "targets")
     assert said.returncode == 0 and SETTING_UP in said.stderr
     assert SETTING_UP not in call(checkout, "targets").stderr
+
+
+def can_hold_back() -> bool:
+    return subprocess.run(["env", "--block-signal=INT", "true"], capture_output=True, check=False).returncode == 0
+
+
+def interrupting(path: Path, where: str, python: str) -> None:
+    """A Python that gets an interruption while it starts, if `where` is among its words."""
+    path.write_text(f'#!/bin/bash\nif [[ $* == *{where}* ]]; then kill -INT $$; fi\nexec "{python}" "$@"\n')
+    path.chmod(0o755)
+
+
+def test_an_interruption_while_either_python_starts_is_no_traceback(checkout, tmp_path):
+    if not can_hold_back():
+        pytest.skip("env cannot hold signals back here")
+    assert call(checkout, "targets").returncode == 0
+    interrupting(tmp_path / "python", "command.py", shutil.which("python3"))
+    said = call(checkout, "targets", KILN_PYTHON=str(tmp_path / "python"))
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "kiln: interrupted by SIGINT\n")
+
+    second = checkout / ".kiln/venv/bin/python"
+    real = second.readlink()
+    second.unlink()
+    interrupting(second, "kiln_build.cli", str(second.with_name("python3")))
+    try:
+        said = call(checkout, "targets")
+    finally:
+        second.unlink()
+        second.symlink_to(real)
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "kiln: interrupted; what was done is kept\n")
+
+
+def test_an_interruption_at_any_time_is_said_or_comes_too_late(checkout):
+    """The whole process group gets it, as from a terminal."""
+    if not can_hold_back():
+        pytest.skip("env cannot hold signals back here")
+    began = time.monotonic()
+    whole = call(checkout, "targets")
+    length = time.monotonic() - began
+    codes = []
+    for part in range(1, 26):
+        process = subprocess.Popen(
+            [str(checkout / "kiln"), "targets"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        time.sleep(length * part / 25)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        output, error = process.communicate(timeout=60)
+        codes.append(process.returncode)
+        if process.returncode == 0:
+            assert (output, error) == (whole.stdout, "")
+        elif process.returncode == 130:
+            assert error in ("kiln: interrupted by SIGINT\n", "kiln: interrupted; what was done is kept\n")
+        else:  # for a moment nobody of ours is there: bash has let go, env has not begun
+            assert (process.returncode, output, error) == (-signal.SIGINT, "", "")
+    assert codes.count(130) > 5 and codes.count(-signal.SIGINT) < 4

@@ -261,6 +261,7 @@ def test_a_path_that_cannot_be_mounted():
 
 def test_what_the_container_is_told(place):
     log = place / "l" / "progress.jsonl"
+    log.parent.mkdir()
     for recipe in ("one/recipe.yaml", "two/norm.yaml"):
         (place / "r" / recipe).parent.mkdir(parents=True)
         (place / "r" / recipe).touch()

@@ -676,7 +676,7 @@ def test_a_page_is_no_file_of_the_release_that_it_shows(tmp_path, capsys):
     assert "lies inside of" in capsys.readouterr().err
     assert not (tmp_path / "kiln/page.html").exists()
     assert main(["inspect", str(tmp_path / "kiln"), "--html", ""]) == 2
-    assert "--html is empty; give a file" in capsys.readouterr().err
+    assert "--html is empty; give the file to write" in capsys.readouterr().err
 
 
 def run_tar(tarball, folder):

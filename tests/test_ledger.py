@@ -249,12 +249,18 @@ def test_mistakes_in_the_words(words, code, sentence, capsys, monkeypatch):
         ),
         (["--select", "head_dims=64"], "no variant has a head_dims; variants have kernel, factor, BLOCK, num_warps"),
         (["--select", "factor=3"], "no variant has factor=3; factor is one of 1, 2"),
-        (["--update", "--store", ""], "no store given; use --store FOLDER, or set KILN_STORE"),
+        (["--update", "--store", ""], "--store is empty; give a store, a build's workspace or a new folder"),
     ],
 )
 def test_mistakes_about_what_there_is(tiny, words, sentence):
     said = tiny(*words)
     assert said.code == 2 and sentence in said.err and "\n" not in said.err.rstrip("\n")
+
+
+def test_an_update_needs_a_store(tiny, capsys):
+    words = ["--recipe", f"{tiny.folder}/recipe.yaml", "--ledger", str(tiny.ledger), "--targets", "sm_90"]
+    assert cli.main(["ledger", "--update", *words]) == 2
+    assert "no store given; use --store FOLDER, or set KILN_STORE" in capsys.readouterr().err
 
 
 def test_what_is_no_checkout_is_said(tiny):

@@ -133,6 +133,8 @@ def test_bad_words(place, words, error, said):
         ("KILN_SELECT", "dtype", "KILN_SELECT: 'dtype' is not choice=value,value"),
         ("KILN_SELECT", "dtype=", "'dtype='"),
         ("KILN_SELECT", "a=1;a=2", "names 'a' twice"),
+        ("KILN_SELECT", "a=1;;", "'a=1;;' has an empty choice; expected for example"),
+        ("KILN_SELECT", "a=1; ;b=2", "has an empty choice"),
         ("KILN_SELECT", "a=1,,2", "'a=1,,2'"),
     ],
 )
@@ -178,7 +180,7 @@ def test_variables_that_name_what_cannot_be_used(place, name, value, said):
 
 def test_what_is_for_containers_alone_is_refused_without_one(place):
     for name in ("KILN_SHELL", "LOCAL_USER", "KILN_BASE_IMAGE", "AMDGPU_INSTALLER"):
-        with pytest.raises(UsageError, match=f"KILN_ENGINE=none builds without a container, but {name} need one;"):
+        with pytest.raises(UsageError, match=f"KILN_ENGINE=none builds without a container, but {name} needs one;"):
             door(place, environment={"KILN_ENGINE": "none", name: "1"})
     assert door(place, environment={"KILN_ENGINE": "none", "LOCAL_USER": "0", "KILN_SHELL": "no"}).engine == "none"
     said = "but KILN_BASE_IMAGE and LOCAL_USER need one;"

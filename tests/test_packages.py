@@ -97,7 +97,7 @@ def test_what_an_install_has_written_is_shown_on_the_way(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):  # ends the process too
-        packages._pip([sys.executable, "-c", script], os.environ, watch)
+        packages._run([sys.executable, "-c", script], os.environ, watch)
     assert heard == sorted(heard) and heard[-1] >= 10**6
 
 

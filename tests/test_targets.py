@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib import resources
 
+import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln_build.cli import targets as verb
-from kiln_recipe import targets
+from kiln_recipe import plain_yaml, targets
 from kiln_recipe.errors import UsageError
 
 
@@ -54,6 +57,83 @@ def names(text: str) -> list[str]:
 )
 def test_spellings(text, expected):
     assert names(text) == expected
+
+
+def test_the_table_is_read_as_yaml_is_and_has_the_right_types():
+    """The reader without packages knows a part of YAML alone."""
+    text = resources.files("kiln_recipe").joinpath(targets.TABLE).read_text()
+    assert targets.rows() == yaml.safe_load(text)["targets"]
+    assert plain_yaml.read(text) == yaml.safe_load(text)
+    msgspec.convert(targets.rows(), list[targets.Target])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("    names: 'a'", "needs quotes"),
+        ("    names: [a, [b]]", "needs quotes"),
+        ("    names: [a, 'b]", "needs quotes"),
+        ("    names: [a, b", "needs quotes"),
+        ("    names: |", "needs quotes"),
+        ("    names: yes", "needs quotes"),
+        ("    names: 0x10", "needs quotes"),
+        ("    names: 1_000", "needs quotes"),
+        ("    names: a # b", "needs quotes"),
+        ("    names: {a: 1, b}", "not a field"),
+        ("    names: *nothing", "'nothing'"),
+        ("    <<: *base", "a merge stands first"),
+        ("    names:", "not a field"),
+        ("      names: a", "not an entry"),
+        ("  names: a", "indented as no field is here"),
+        ("names: a", "not an entry"),
+    ],
+)
+def test_what_the_reader_of_the_table_does_not_know_is_refused(line, said):
+    text = "base: &base\n  abi: 1\n\n# of this\ntable:\n  - <<: *base\n    name: a\n"
+    assert plain_yaml.read(text) == yaml.safe_load(text)
+    with pytest.raises(ValueError, match="line 8 cannot be read") as caught:
+        plain_yaml.read(f"{text}{line}\n")
+    assert said in str(caught.value)
+
+
+@given(
+    st.recursive(
+        st.sampled_from(
+            [
+                "a b",
+                "1",
+                "1.5",
+                '"1"',
+                "true",
+                "x: y",
+                "[",
+                "'",
+                "0b1",
+                "1e3",
+                "~",
+                "-",
+                "",
+                "- a",
+                "=",
+                "1:20",
+                ".5",
+                "2001-01-01",
+                "a,b",
+                "!x",
+                "None",
+            ]
+        ),
+        lambda inner: st.lists(inner, max_size=3).map(lambda parts: f"[{', '.join(parts)}]"),
+        max_leaves=4,
+    )
+)
+def test_what_the_reader_of_the_table_takes_it_reads_as_yaml(value):
+    text = f"table:\n  - name: {value}\n"
+    try:
+        made = plain_yaml.read(text)
+    except ValueError:
+        return
+    assert made == yaml.safe_load(text)
 
 
 def test_all_means_all():

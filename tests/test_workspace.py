@@ -155,7 +155,7 @@ def test_one_build_at_a_time(tmp_path):
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
-    assert said == [f"workspace: {tmp_path} is in use by another build; waiting for it"]
+    assert said == [f"workspace: {tmp_path} is in use by another Kiln process; waiting for it"]
 
 
 def test_a_killed_build_leaves_no_lock(tmp_path):

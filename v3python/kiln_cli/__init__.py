@@ -5,66 +5,18 @@ words, the verb first, and returns the exit code. kiln-runtime brings `info`, ki
 library only.
 """
 
-from __future__ import annotations
-
-import difflib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from collections.abc import Sequence
 
 GROUP = "kiln.verbs"
-_BROUGHT_BY = "kiln-runtime brings what runs kernels, kiln-build what builds them: pip install one of them"
-_USAGE, _ENVIRONMENT = 2, 7  # exit codes, as those of kiln_recipe.errors
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns the exit code."""
-    words = [*(sys.argv[1:] if words is None else words)]
-    verbs = find_verbs()
-    if not verbs:
-        return _refuse(f"no command is installed; {_BROUGHT_BY}", _ENVIRONMENT)
-    if not words:
-        print(_overview(verbs), file=sys.stderr)
-        return _USAGE
-    if words[0] in ("-h", "--help", "help"):
-        print(_overview(verbs))
-        return 0
-    if words[0] in ("-V", "--version", "version"):
-        print("\n".join(_versions(verbs)))
-        return 0
-    if words[0] not in verbs:
-        near = difflib.get_close_matches(words[0], verbs, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(verbs)}; {_BROUGHT_BY}"
-        return _refuse(f"unknown command {words[0]!r}; {hint}", _USAGE)
-    return verbs[words[0]].load()(words)
+def main(words: "Sequence[str] | None" = None) -> int:
+    """Runs a verb; returns the exit code. What takes long to import is imported where an interruption gets a word."""
+    try:
+        from kiln_cli import verbs
 
-
-def find_verbs() -> Mapping[str, EntryPoint]:
-    """The verbs that installed distributions bring, by name."""
-    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
-
-
-def _overview(verbs: Mapping[str, EntryPoint]) -> str:
-    width = max(map(len, verbs))
-    lines = [f"  {name:{width}}  {_distribution(point)}" for name, point in verbs.items()]
-    return "\n".join(
-        ["usage: kiln <command> [arguments]", "", *lines, "", "`kiln <command> --help` tells what a command does."]
-    )
-
-
-def _versions(verbs: Mapping[str, EntryPoint]) -> Iterator[str]:
-    """A line for each distribution that brings verbs."""
-    for name in sorted({_distribution(point) for point in verbs.values()}):
-        try:
-            yield f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
-
-
-def _distribution(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else ""
-
-
-def _refuse(sentence: str, code: int) -> int:
-    print(f"kiln: {sentence}", file=sys.stderr)
-    return code
+        return verbs.run([*(sys.argv[1:] if words is None else words)])
+    except KeyboardInterrupt:
+        print("kiln: interrupted", file=sys.stderr)
+        return 130

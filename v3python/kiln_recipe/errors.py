@@ -125,6 +125,15 @@ def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem |
     return None
 
 
+def need_output() -> None:
+    """
+    Raises:
+        EnvironmentProblem: standard output is closed: what is printed would be lost, or land in the next file opened.
+    """
+    if not sys.stdout:
+        raise EnvironmentProblem("standard output is closed; leave it open, or send it to a file or /dev/null")
+
+
 def forget_output() -> None:
     """Output that cannot be written must not make the interpreter complain when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

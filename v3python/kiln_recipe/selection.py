@@ -29,7 +29,14 @@ def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
         raise UsageError(
             f"{source}={text!r} names no choice; expected for example 'dtype=bf16;head_dim=64,128', or nothing"
         )
-    for part in filter(None, (part.strip() for part in text.split(";"))):
+    parts = [part.strip() for part in text.split(";")]
+    if not parts[-1]:  # nothing at all, or one ';' at the end
+        parts.pop()
+    for part in parts:
+        if not part:
+            raise UsageError(
+                f"{source}={text!r} has an empty choice; expected for example 'dtype=bf16;head_dim=64,128'"
+            )
         name, equals, values = (word.strip() for word in part.partition("="))
         split = tuple(value.strip() for value in values.split(","))
         if not (name and equals and all(split)):

@@ -1,22 +1,20 @@
-"""The table of targets (targets.yaml), and the spellings that lead to them. `kiln list` needs it where nothing is
-installed: kiln-inspect.pyz has the table as JSON."""
+"""The table of targets (targets.yaml), and the spellings that lead to them. Standard library only: build.sh refuses an
+unknown target before any package is installed, and `kiln list` runs where none is."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import functools
-import json
 import pkgutil
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
+from kiln_recipe import plain_yaml
 from kiln_recipe.errors import UsageError
 
-TABLE = Path(__file__).with_name("targets.yaml")
-JSON_TABLE = "targets.json"
+TABLE = "targets.yaml"  # beside this module
 # What cuDriverGetVersion() says of the first driver that takes PTX of a version: 8.0 came with CUDA 12.0.
 PTX_DRIVERS = {
     80: 12000, 81: 12010, 82: 12020, 83: 12030, 84: 12040, 85: 12050, 86: 12070, 87: 12080, 88: 12090,
@@ -145,17 +143,9 @@ def load() -> tuple[Target, ...]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """The table as plain data, for JSON."""
-    if not TABLE.is_file():
-        return json.loads(
-            cast(bytes, pkgutil.get_data("kiln_recipe", JSON_TABLE))
-        )  # zip files and wheels give or raise
-    import msgspec
-    import yaml
-
-    table = yaml.load(TABLE.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))["targets"]
-    msgspec.convert(table, list[Target])  # for the types
-    return table
+    """The table as plain data."""
+    text = cast(bytes, pkgutil.get_data("kiln_recipe", TABLE))  # zip files and wheels give or raise
+    return plain_yaml.read(text.decode())["targets"]
 
 
 def by_name(name: str) -> Target:
@@ -258,8 +248,10 @@ def _unknown(word: str, rest: str = "") -> str:
     shown |= {key: key for key in _spellings() if key not in shown}
     nearest = max(shown, key=lambda key: max(_likeness(word, key), _likeness(rest, key)))
     like = max(_likeness(word, nearest), _likeness(rest, nearest))[0]
-    guess = f"the nearest is {shown[nearest]}, and " if like >= _ALIKE and not word.startswith("-") else ""
-    return f"unknown target {word!r}; {guess}the targets are {_list()}"
+    groups = list(dict.fromkeys(group for target in load() for group in target.groups))
+    close = f"the group {shown[nearest]}" if shown[nearest] in groups else shown[nearest]
+    guess = f"the nearest is {close}, " if like >= _ALIKE and not word.startswith("-") else ""
+    return f"unknown target {word!r}; {guess}the targets are {_list()}, the groups are {', '.join(groups)}, all"
 
 
 def _likeness(word: str, key: str) -> tuple[float, int]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kiln_recipe.images.elf import AmdFacts, NvidiaFacts
 
 LARGEST_IMAGE = 32 << 20  # bytes of one in a file
-_WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
+WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ImageFile:
     facts: AmdFacts | NvidiaFacts
 
 
-def open_artifact(path: Path, right: str = _WHAT) -> Release | PackFile | ImageFile:
+def open_artifact(path: Path, right: str = WHAT) -> Release | PackFile | ImageFile:
     """Opens whatever `path` is.
 
     Args:

@@ -11,9 +11,11 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def say(text: str) -> None:
     """One line for the user; standard output is for results only. Never fails: the exit code still counts."""
+    if not sys.stderr:  # a parent may have closed it; `print` would take standard output then
+        return
     try:
         print(escaped(f"kiln: {text}"), file=sys.stderr, flush=True)
-    except OSError:  # standard error is closed too
+    except OSError:
         forget_output()
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from kiln_recipe.errors import UsageError
+from kiln_recipe.selection import parse_selection
 from kiln_recipe.suggest import nearest
+
+if TYPE_CHECKING:
+    from kiln_recipe.selection import Selection
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _WrongWord(Exception):
-    """What `one_of` and `count` say. No UsageError, which is a ValueError: argparse would put its own words for it."""
+    """What the types below say. No UsageError, which is a ValueError: argparse would put its own words for it."""
 
 
 def one_of(what: str, allowed: Sequence[str]) -> Callable[[str], str]:
@@ -78,12 +83,48 @@ def one_of(what: str, allowed: Sequence[str]) -> Callable[[str], str]:
     return check
 
 
-def count(option: str) -> Callable[[str], int]:
-    """A `type=` for argparse: a whole number from 1 on."""
+def count(option: str, most: int = 10_000) -> Callable[[str], int]:
+    """A `type=` for argparse: a whole number from 1 to `most`."""
 
     def check(word: str) -> int:
-        if not re.fullmatch("[0-9]{1,9}", word) or not int(word):
-            raise _WrongWord(f"{option} {word} is invalid; expected a whole number, 1 or more")
+        if not re.fullmatch("[0-9]{1,9}", word) or not 0 < int(word) <= most:
+            raise _WrongWord(f"{option} {word} is invalid; expected a whole number from 1 to {most}")
         return int(word)
 
     return check
+
+
+def filled(name: str, right: str) -> Callable[[str], str]:
+    """A `type=` for argparse: any text but an empty one.
+
+    Args:
+        name: "--select", or "the artifact".
+        right: what the error says that one should give.
+    """
+
+    def check(word: str) -> str:
+        if not word.strip():
+            raise _WrongWord(f"{name} is empty; give {right}")
+        return word
+
+    return check
+
+
+def selection(option: str) -> Callable[[str], Selection]:
+    """A `type=` for argparse: choices and their values, as `parse_selection` reads them, but for an empty text."""
+    is_filled = filled(option, "for example 'dtype=bf16;head_dim=64,128', or leave it out")
+
+    def check(word: str) -> Selection:
+        try:
+            return parse_selection(is_filled(word), option)
+        except UsageError as error:
+            raise _WrongWord(str(error)) from None
+
+    return check
+
+
+def path(name: str, right: str) -> Callable[[str], Path]:
+    """A `type=` for argparse: a path; an empty one would mean the current folder. Every path in a command's words is
+    read by this or, where it may be an address or its spelling counts, by `filled`."""
+    check = filled(name, right)
+    return lambda word: Path(check(word))

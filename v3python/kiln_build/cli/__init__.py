@@ -1,22 +1,26 @@
 """The command line: one module a verb, loaded only when it is asked for. `base/verbs.py` lists the verbs.
 
-Each `cli/<verb>.py` has `add_arguments(parser)`, `run(arguments) -> int`, and may have EXAMPLE, lines for its help.
+Each `cli/<verb>.py` has `add_arguments(parser)` and `run(arguments) -> int`. It may have `check(arguments)`, which
+refuses what can be refused with the standard library alone, variables included; and EXAMPLE, lines for its help.
 What it does stands behind the colon of its docstring's first line: '`kiln targets`: the GPUs that Kiln compiles for.'
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import kiln_build
 from kiln_build.base.spelling import say
 from kiln_build.base.usage import Parser
 from kiln_build.base.verbs import VERBS
+from kiln_build.front.signals import let_through
 from kiln_recipe import errors
 from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 from kiln_recipe.suggest import nearest
@@ -24,13 +28,22 @@ from kiln_recipe.suggest import nearest
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code. Mistakes of the user's become one sentence on standard error."""
-    words = [*(sys.argv[1:] if words is None else words)]  # no list(): the verb of that name may have been imported
-    if hasattr(sys.stdout, "reconfigure"):  # of files' names, which a terminal's encoding may lack
-        sys.stdout.reconfigure(errors="backslashreplace")
+    return _guarded(_run, [*(sys.argv[1:] if words is None else words)])  # no list(): a verb has that name
+
+
+def judge(words: Sequence[str]) -> int:
+    """What `./kiln` asks before it installs anything: 0, or the exit code with which these words are refused."""
+    return _guarded(_judge, [*words])
+
+
+def _guarded(run: Callable[[list[str]], int], words: list[str]) -> int:
     try:
-        code = _run(words)
-        if sys.stdout:  # a parent may have closed it
-            sys.stdout.flush()
+        let_through()  # `./kiln` has held interruptions back until now
+        errors.need_output()
+        if hasattr(sys.stdout, "reconfigure"):  # of files' names, which a terminal's encoding may lack
+            sys.stdout.reconfigure(errors="backslashreplace")
+        code = run(words)
+        sys.stdout.flush()
         return code
     except KilnError as error:
         say(str(error))
@@ -71,6 +84,17 @@ def _run(words: list[str]) -> int:
     if words[0] in ("-V", "--version", "version"):
         print(f"kiln {kiln_build.__version__}")
         return 0
+    module, arguments = _read(words)
+    return 0 if arguments is None else module.run(arguments)
+
+
+def _judge(words: list[str]) -> int:
+    _read(words)
+    return 0
+
+
+def _read(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace | None]:
+    """The verb's module, and what the words say, checked; None if they asked for help, which is printed."""
     verb = words[0]
     if verb not in VERBS:
         raise UsageError(f"unknown command {verb!r}; {nearest(verb, VERBS, 'commands')}")
@@ -82,10 +106,11 @@ def _run(words: list[str]) -> int:
     parser = Parser(f"kiln {verb}", summary(verb), getattr(module, "EXAMPLE", f"kiln {verb}"))
     module.add_arguments(parser)
     arguments = parser.read(words[1:])
-    if arguments is None:
-        return 0
-    _check_python(verb)
-    return module.run(arguments)
+    if arguments is not None:
+        _check_python(verb)
+        if hasattr(module, "check"):
+            module.check(arguments)
+    return module, arguments
 
 
 def _check_python(verb: str) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 from kiln_build.base import ROOT
 from kiln_build.base.spelling import say
+from kiln_build.base.usage import filled
+from kiln_build.front import source, workspace
+from kiln_build.options import options
+from kiln_build.options.options import Options
 from kiln_recipe.errors import UsageError
 
 EXAMPLE = """\
@@ -18,29 +22,49 @@ KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", help="the folder with toolchain.lock.yaml and the download cache")
-    parser.add_argument("workspace", help="a folder for all temporary files, reused by the next build")
-    parser.add_argument("output", help="the folder for the tarball")
-    parser.add_argument("version", help="X.Y or X.Y.Z with an optional suffix")
-    parser.add_argument("targets", help='GPUs or architectures, or all: "MI300X;sm_90"')
+    parser.add_argument(
+        "input",
+        type=filled("the input", "the folder input/ of the source tree, or a copy of it"),
+        help="the folder with toolchain.lock.yaml and the download cache",
+    )
+    parser.add_argument(
+        "workspace",
+        type=filled("the workspace", "a folder"),
+        help="a folder for all temporary files, reused by the next build",
+    )
+    parser.add_argument(
+        "output", type=filled("the output", "the folder for the tarball"), help="the folder for the tarball"
+    )
+    parser.add_argument(
+        "version", type=filled("the version", "X.Y or X.Y.Z, as 0.1.0b"), help="X.Y or X.Y.Z with an optional suffix"
+    )
+    parser.add_argument(
+        "targets",
+        type=filled("the list of targets", "for example 'MI300X;sm_90', or all"),
+        help='GPUs or architectures, or all: "MI300X;sm_90"',
+    )
     parser.add_argument("--replace", action="store_true", help="replace another build's release of the same name")
-    parser.add_argument("--log-json", metavar="FILE", help="progress as JSON lines, to a file or an open descriptor")
+    parser.add_argument(
+        "--log-json",
+        type=filled("--log-json", "a file, or an open descriptor's number"),
+        metavar="FILE",
+        help="progress as JSON lines, to a file or an open descriptor",
+    )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.front import source, workspace
-    from kiln_build.options import options
-    from kiln_build.release import build
-    from kiln_recipe.compile import lock  # here, so that --help needs no package and runs in older Pythons
-
+def check(arguments: argparse.Namespace) -> None:
     options.check_environment()
+    _options(arguments)
+
+
+def _options(arguments: argparse.Namespace) -> Options:
     environment = dict(os.environ)
     if arguments.log_json:
         environment["KILN_LOG_JSON"] = arguments.log_json
     if arguments.replace:
         environment["KILN_REPLACE"] = "1"
     origin = source.describe(ROOT)
-    made = options.make_options(
+    return options.make_options(
         [arguments.input, arguments.workspace, arguments.output, arguments.version, arguments.targets],
         options.read_build_variables(environment),
         ROOT,
@@ -50,6 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
         patches=origin.patches,
         site=Path(sysconfig.get_paths()["purelib"]),
     )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.release import build
+    from kiln_recipe.compile import lock  # here, so that --help needs no package
+
+    made = _options(arguments)
     # build.sh alone sets up more than one Triton; to build with another than was asked for would be silent.
     overrides = lock.read_lock(made.input / lock.LOCK_NAME).overrides
     named = [t.name for t in made.targets if any(t.is_called(name) for name in overrides)]

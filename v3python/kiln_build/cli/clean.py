@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from kiln_build.base.usage import one_of
+from kiln_build.base.usage import one_of, path
 from kiln_build.front import workspace
 from kiln_recipe.errors import EnvironmentProblem
 
@@ -17,7 +16,9 @@ kiln clean workspace --keep store venv
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workspace", type=Path, help="as build.sh was given it")
+    parser.add_argument(
+        "workspace", type=path("the workspace", "the folder that build.sh was given"), help="as build.sh was given it"
+    )
     parser.add_argument(
         "--keep", nargs="+", type=one_of("part", workspace.KEPT), default=[], metavar="PART",
         help=f"keep these parts: {', '.join(workspace.KEPT)}",
@@ -26,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    path = arguments.workspace.absolute()
-    if not workspace.is_workspace(path):
-        raise EnvironmentProblem(f"{path} is not a build workspace; give the folder that build.sh was given")
-    with workspace.locked(path, lambda text: None, wait=False):
-        removed = workspace.clean_workspace(path, arguments.keep)
-    print(json.dumps(removed) if arguments.json else f"{path}: removed {', '.join(removed) or 'nothing'}")
+    place = arguments.workspace.absolute()
+    if not workspace.is_workspace(place):
+        raise EnvironmentProblem(f"{place} is not a build workspace; give the folder that build.sh was given")
+    with workspace.locked(place, lambda text: None, wait=False):
+        removed = workspace.clean_workspace(place, arguments.keep)
+    print(json.dumps(removed) if arguments.json else f"{place}: removed {', '.join(removed) or 'nothing'}")
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kiln_build.base import ROOT
 from kiln_build.base.spelling import spell_size
+from kiln_build.base.usage import path
 from kiln_recipe.errors import EnvironmentProblem, KilnError
 
 EXAMPLE = """
@@ -34,7 +35,13 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", type=Path, default=ROOT / "input", metavar="FOLDER", help="default: input/")
+    parser.add_argument(
+        "--input",
+        type=path("--input", "the folder input/ of the source tree, or a copy of it"),
+        default=ROOT / "input",
+        metavar="FOLDER",
+        help="default: input/",
+    )
     parser.add_argument(
         "--json",
         action="store_true",

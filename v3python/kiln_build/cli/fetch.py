@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
-from kiln_build.base.usage import count
+from kiln_build.base.usage import count, filled, path
+from kiln_build.options import options, words
 from kiln_recipe.errors import ToolchainError, UsageError
 
 if TYPE_CHECKING:
@@ -31,40 +32,67 @@ kiln fetch --relock                     look up the lock's packages again, after
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--input", type=Path, default=ROOT / "input", metavar="FOLDER", help="with the lock; default: input/"
+        "--input",
+        type=path("--input", "the folder input/ of the source tree, or a copy of it"),
+        default=ROOT / "input",
+        metavar="FOLDER",
+        help="with the lock; default: input/",
     )
     parser.add_argument(
-        "--python", action="append", metavar="X.Y", help="fetch for this Python, or for `all`; may be given repeatedly"
+        "--python",
+        action="append",
+        type=filled("--python", "a version such as 3.12, or all"),
+        metavar="X.Y",
+        help="fetch for this Python, or for `all`; may be given repeatedly",
     )
     parser.add_argument("--triton-source", action="store_true", help="also what Triton is built from source with")
     parser.add_argument(
-        "--parallel", type=count("--parallel"), default=4, metavar="N", help="files at once; default: 4"
+        "--parallel", type=count("--parallel", 1000), default=4, metavar="N", help="files at once; default: 4"
     )
     parser.add_argument(
         "--json", action="store_true", help="as JSON: names, under fetched, unpacked, or missing, corrupt and unknown"
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--verify", action="store_true", help="fetch nothing: check every byte of the cache")
-    what.add_argument("--bundle", type=Path, metavar="FILE", help="fetch, then pack lock and cache into FILE")
-    what.add_argument("--unbundle", type=Path, metavar="FILE", help="unpack FILE into the cache")
+    what.add_argument(
+        "--bundle",
+        type=path("--bundle", "the file to make"),
+        metavar="FILE",
+        help="fetch, then pack lock and cache into FILE",
+    )
+    what.add_argument(
+        "--unbundle",
+        type=path("--unbundle", "a file that --bundle made"),
+        metavar="FILE",
+        help="unpack FILE into the cache",
+    )
     what.add_argument("--relock", action="store_true", help="write the lock anew from the registry")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    for what in ("unbundle", "relock"):
+        if getattr(arguments, what) and (arguments.python or arguments.triton_source):
+            ignored = "--python" if arguments.python else "--triton-source"
+            raise UsageError(f"--{what} is for every Python and use of the lock; leave {ignored} out")
+    if arguments.bundle:
+        _bundle_file(arguments.bundle)
+    options.check_environment()
+    options.read_ca_bundle(os.environ, Path.cwd())
+
+
+def _bundle_file(word: Path) -> Path:
+    from kiln_build.fetch import bundle
+
+    return words.check_new_file(word, Path.cwd(), "--bundle", bundle.BEGIN, "bundle")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.base import progress
     from kiln_build.fetch import bundle, fetch
-    from kiln_build.options import options, words  # here, so that --help runs in older Pythons
     from kiln_recipe.compile.lock import LOCK_NAME, check_python, read_lock, running_python
 
     folder, cache = arguments.input, arguments.input / "cache"
-    for what in ("unbundle", "relock"):
-        if getattr(arguments, what) and (arguments.python or arguments.triton_source):
-            ignored = "--python" if arguments.python else "--triton-source"
-            raise UsageError(f"--{what} is for every Python and use of the lock; leave {ignored} out")
-    made = None
-    if arguments.bundle is not None:
-        made = words.check_new_file(arguments.bundle, Path.cwd(), "--bundle", bundle.BEGIN, "bundle")
-    options.check_environment()
+    made = _bundle_file(arguments.bundle) if arguments.bundle else None
     certificates = options.read_ca_bundle(os.environ, Path.cwd())
     shown = progress.make_progress()
 

@@ -18,7 +18,8 @@ from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
 from kiln_build.base.appear import appear
 from kiln_build.base.tables import plural, print_json, quantity, span, table
-from kiln_build.options.words import check_new_file
+from kiln_build.base.usage import filled
+from kiln_build.options.words import check_new_file, check_there
 from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
 
 EXAMPLE = """\
@@ -28,7 +29,12 @@ kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --html relea
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", nargs="?", help="a release's tarball, an unpacked release, a pack, or an image")
+    parser.add_argument(
+        "artifact",
+        nargs="?",
+        type=filled("the artifact", "a tarball, an unpacked release, a pack or an image"),
+        help="a release's tarball, an unpacked release, a pack, or an image",
+    )
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -37,21 +43,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="as JSON: file, artifact, and under its name all that is in it"
     )
-    parser.add_argument("--html", metavar="FILE", help="write a page with pictures of what is in it")
+    parser.add_argument(
+        "--html",
+        type=filled("--html", "the file to write"),
+        metavar="FILE",
+        help="write a page with pictures of what is in it",
+    )
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a release's manifest")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    if arguments.schema and arguments.artifact:
+        raise UsageError("--schema is the same for all releases; leave the artifact out")
+    if not arguments.schema and not arguments.artifact:
+        raise UsageError("nothing to inspect; give a tarball, an unpacked release, a pack or an image")
+    if arguments.artifact:
+        check_there(arguments.artifact, inspect.WHAT)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.schema:
-        if arguments.artifact:
-            raise UsageError("--schema is the same for all releases; leave the artifact out")
         print(json.dumps(manifest_model.schema(), indent=2))
         return 0
-    if not arguments.artifact:
-        raise UsageError("nothing to inspect; give a tarball, an unpacked release, a pack or an image")
     artifact = inspect.open_artifact(Path(arguments.artifact))
     report = verify.verify(artifact) if arguments.verify else None
-    if arguments.html is not None:
+    if arguments.html:
         _write_page(artifact, _page_file(artifact, arguments.html))
     if arguments.json:
         document = _document(artifact)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
-from kiln_build.base.usage import count
+from kiln_build.base.usage import count, filled, path, selection
 from kiln_build.options import options, words
+from kiln_recipe import targets
 from kiln_recipe.errors import LedgerError, UsageError
-from kiln_recipe.selection import parse_selection
 
 if TYPE_CHECKING:
     from kiln_build.farm.farm import FarmOptions
@@ -42,46 +42,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--update", action="store_true", help="compile images with new keys, and write the ledger; then check"
     )
     what.add_argument(
-        "--sample", type=count("--sample"), metavar="N", help="check, then compile N images again and compare all facts"
+        "--sample",
+        type=count("--sample", 1_000_000),
+        metavar="N",
+        help="check, then compile N images again and compare all facts",
     )
-    parser.add_argument("--seed", metavar="TEXT", help="seed of --sample; default: a digest of the ledger")
     parser.add_argument(
-        "--against", metavar="REVISION",
+        "--seed",
+        type=filled("--seed", "any text, or leave it out"),
+        metavar="TEXT",
+        help="seed of --sample; default: a digest of the ledger",
+    )
+    parser.add_argument(
+        "--against", type=filled("--against", "a revision"), metavar="REVISION",
         help="the revision to compare with; default: HEAD if the ledger has uncommitted changes, else HEAD^",
     )  # fmt: skip
-    parser.add_argument("--targets", default="", help="only these targets; default: all that have a ledger")
-    parser.add_argument("--select", default="", metavar="CHOICES", help="only these: 'kernel=attn_fwd;head_dim=64,128'")
     parser.add_argument(
-        "--store", metavar="FOLDER",
+        "--targets",
+        type=filled("--targets", "names of targets, as build.sh takes them"),
+        help="only these targets; default: all that have a ledger",
+    )
+    parser.add_argument(
+        "--select",
+        type=selection("--select"),
+        default=(),
+        metavar="CHOICES",
+        help="only these: 'kernel=attn_fwd;head_dim=64,128'",
+    )
+    parser.add_argument(
+        "--store", type=filled("--store", "a store, a build's workspace or a new folder"), metavar="FOLDER",
         help="where --update keeps images and finds those compiled before: a store, a build's workspace, or "
         "a new folder; default: KILN_STORE",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", type=count("--jobs"), metavar="N", help="number of parallel compiles; default: KILN_JOBS"
     )
-    parser.add_argument("--ledger", type=Path, default=ROOT / "ledger", metavar="FOLDER", help="default: ledger/")
     parser.add_argument(
-        "--recipe", action="append", type=Path, metavar="FILE",
+        "--ledger",
+        type=path("--ledger", "a folder with a ledger, as ledger/ is"),
+        default=ROOT / "ledger",
+        metavar="FOLDER",
+        help="default: ledger/",
+    )
+    parser.add_argument(
+        "--recipe", action="append", type=path("--recipe", "the path of a recipe.yaml"), metavar="FILE",
         help="only of this recipe; may be repeated; default: tritonsrc/*/recipe.yaml",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON: every difference, what is worse, and why")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.ledger import ledger
-    from kiln_build.ledger import report as ledger_report
-    from kiln_recipe import targets
-    from kiln_recipe.read import recipe  # here, so that --help needs no package
-
-    asked = options.read_build_variables(os.environ)
+def check(arguments: argparse.Namespace) -> None:
+    options.check_environment()
     for option, what in (("store", ("update",)), ("jobs", ("update", "sample")), ("seed", ("sample",))):
         if getattr(arguments, option) and not any(getattr(arguments, action) for action in what):
             raise UsageError(f"--{option} is for {' and '.join(f'--{action}' for action in what)} alone")
+    if arguments.targets:
+        targets.parse(arguments.targets)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.ledger import ledger
+    from kiln_build.ledger import report as ledger_report
+    from kiln_recipe.read import recipe  # here, so that --help needs no package
+
+    asked = options.read_build_variables(os.environ)
     wanted = ledger.kept_targets(targets.parse(arguments.targets) if arguments.targets else None)
     recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(ROOT)]
     chain = ledger.toolchain_of(ROOT)
     folder = arguments.ledger.absolute()
-    choices = dict(parse_selection(arguments.select, "--select"))
+    choices = dict(arguments.select)
 
     def shelves(in_order: bool = True) -> tuple[tuple[Shelf, ...], frozenset[str]]:
         found = ledger.shelves(recipes, wanted, chain, folder, in_order)

@@ -12,18 +12,37 @@ from typing import Any
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile
 from kiln_build.base.tables import plural, print_json, table, table_lines
+from kiln_build.base.usage import filled, selection
+from kiln_build.options.words import check_there
+from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
-from kiln_recipe.selection import parse_selection
 
 EXAMPLE = """\
 kiln list output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --target sm_90
 kiln list kiln/ --select 'dtype=bf16;head_dim=128;specialization=generic' --json"""
 
 
+_RIGHT = "a release's tarball, the folder that it was unpacked to, or a pack"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", help="a release's tarball, an unpacked release, or a pack")
-    parser.add_argument("--target", action="append", default=[], help="only this target; may be repeated")
-    parser.add_argument("--select", default="", help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'")
+    parser.add_argument(
+        "artifact", type=filled("the artifact", _RIGHT), help="a release's tarball, an unpacked release, or a pack"
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        type=filled("--target", "the name of a target"),
+        default=[],
+        help="only this target; may be repeated",
+    )
+    parser.add_argument(
+        "--select",
+        type=selection("--select"),
+        default=(),
+        metavar="CHOICES",
+        help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'",
+    )
     parser.add_argument("--keys", action="store_true", help="show whole keys, as a call's force_keys takes them")
     parser.add_argument(
         "--missing", action="store_true", help="also show the rules by which the build left variants out"
@@ -35,16 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(arguments: argparse.Namespace) -> None:
+    check_there(arguments.artifact, f"give {_RIGHT}")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    right = "give a release's tarball, the folder that it was unpacked to, or a pack"
-    artifact = inspect.open_artifact(Path(arguments.artifact), right)
+    artifact = inspect.open_artifact(Path(arguments.artifact), f"give {_RIGHT}")
     if isinstance(artifact, ImageFile):
         raise UsageError(f"{arguments.artifact} is a single image without variants; `kiln inspect` shows its facts")
-    choices = dict(parse_selection(arguments.select, "--select"))
+    choices = dict(arguments.select)
     every, rules = inspect.variants_of(artifact), inspect.rules_of(artifact)
-    targets = _targets(arguments.target, {row["target"] for row in every})
-    rows = inspect.select(every, choices, targets, rules)
-    rules = inspect.select_rules(rules, choices, targets)
+    chosen = _targets(arguments.target, {row["target"] for row in every})
+    rows = inspect.select(every, choices, chosen, rules)
+    rules = inspect.select_rules(rules, choices, chosen)
     if arguments.json:
         print_json([*rows, *rules] if arguments.missing else rows)
         return 0
@@ -84,9 +106,4 @@ def _targets(words: Sequence[str], there: set[str]) -> set[str]:
     names = {name for word in words for name in re.split(r"[;,\s]+", word) if name}
     if names <= there and all(map(str.strip, words)):
         return names
-    from kiln_recipe import targets
-
-    try:
-        return {target.name for target in targets.parse(";".join(words))}
-    except ImportError:  # the table needs more than a machine that only looks may have
-        return names
+    return {target.name for target in targets.parse(";".join(words))}

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT, machine
 from kiln_build.base.spelling import say, spell_estimate
-from kiln_build.base.usage import count, one_of
+from kiln_build.base.usage import count, filled, one_of, path, selection
 from kiln_build.options import options, words
+from kiln_recipe import targets
 from kiln_recipe.errors import EnvironmentProblem
-from kiln_recipe.selection import PROFILES, parse_selection
+from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
     from kiln_recipe.plan.model import KernelPlan, Plan, Variant
@@ -35,16 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=one_of("profile", PROFILES), help="core or full; default: KILN_PROFILE, or core"
     )
-    parser.add_argument("--select", metavar="CHOICES", help="default: KILN_SELECT, or everything in the profile")
     parser.add_argument(
-        "--recipe", action="append", type=Path, metavar="FILE",
+        "--select",
+        type=selection("--select"),
+        metavar="CHOICES",
+        help="default: KILN_SELECT, or everything in the profile",
+    )
+    parser.add_argument(
+        "--recipe", action="append", type=path("--recipe", "the path of a recipe.yaml"), metavar="FILE",
         help="plan only this recipe; may be repeated; default: tritonsrc/*/recipe.yaml and KILN_RECIPES",
     )  # fmt: skip
     parser.add_argument(
-        "--tuning", type=Path, default=ROOT / "tuning", metavar="FOLDER", help="with tuned rules; default: tuning/"
+        "--tuning",
+        type=path("--tuning", "a folder with tuned rules, as tuning/ is"),
+        default=ROOT / "tuning",
+        metavar="FOLDER",
+        help="with tuned rules; default: tuning/",
     )
     parser.add_argument(
-        "--store", metavar="FOLDER",
+        "--store", type=filled("--store", "a store, or a build's workspace"), metavar="FOLDER",
         help="a store, or a build's workspace, with durations to use; default: KILN_STORE",
     )  # fmt: skip
     parser.add_argument(
@@ -62,27 +72,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(arguments: argparse.Namespace) -> None:
+    options.check_environment()
+    asked = options.read_build_variables(os.environ)
+    targets.parse(" ".join(arguments.targets))
+    if not arguments.tuning.is_dir():
+        raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
+    for word in () if arguments.recipe else asked.recipes:
+        words.check_recipe(word, Path.cwd())
+    if not arguments.store and asked.store and not Path(asked.store).is_dir():  # one to read may be read-only
+        words.check_store(asked.store, Path.cwd())
+
+
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_recipe import targets
     from kiln_recipe.plan import plan
     from kiln_recipe.read import recipe  # here, so that --help needs no package
 
-    options.check_environment()
     asked = options.read_build_variables(os.environ)
-    selection = asked.selection
-    if arguments.select is not None:
-        selection = parse_selection(arguments.select, "--select")
-    if not arguments.tuning.is_dir():
-        raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
     paths = arguments.recipe or [
         *recipe.find(ROOT),
-        *(words.check_recipe(word, Path.cwd()) for word in asked.recipes),
+        *(words.absolute(word, Path.cwd()) for word in asked.recipes),
     ]
     the_plan = plan.make_plan(
         [recipe.load(path) for path in paths],
         targets.parse(" ".join(arguments.targets)),
         arguments.profile or asked.profile,
-        selection,
+        asked.selection if arguments.select is None else arguments.select,
         arguments.tuning,
     )
     for warning in the_plan.warnings:
@@ -124,8 +139,6 @@ class _Times:
         self.recorded = Estimates(durations)
 
     def __call__(self, variants: Sequence[Variant]) -> float:
-        from kiln_recipe import targets
-
         total = 0.0
         for variant in variants:
             recorded = self.recorded(variant.name)

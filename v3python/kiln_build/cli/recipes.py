@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
+from kiln_build.base.usage import path
 from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
 
@@ -22,17 +23,25 @@ kiln recipes --schema > recipe.json     for editors that complete YAML
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="*", type=Path, help="files to check; default: tritonsrc/*/recipe.yaml")
+    parser.add_argument(
+        "recipe",
+        nargs="*",
+        type=path("the recipe", "the path of a recipe.yaml"),
+        help="files to check; default: tritonsrc/*/recipe.yaml",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON: a list, with family, path and operations of each")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, and nothing else")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    if arguments.schema and arguments.recipe:
+        raise UsageError("--schema is the same for all recipes; leave the files out")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from kiln_recipe.read import recipe  # here, so that --help needs no package
 
     if arguments.schema:
-        if arguments.recipe:
-            raise UsageError("--schema is the same for all recipes; leave the files out")
         print(json.dumps(recipe.schema(), indent=2))
         return 0
     recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(ROOT)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import spelling
-from kiln_build.base.usage import one_of
+from kiln_build.base.usage import filled, one_of
 from kiln_build.options import options
 from kiln_build.options.words import scheme_of
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
@@ -36,14 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gc: remove what was not used for longest, except what a running build uses",
     )  # fmt: skip
     parser.add_argument(
-        "--store", metavar="FOLDER",
+        "--store", type=filled("--store", "a store, or a build's workspace"), metavar="FOLDER",
         help="the store, or a build's workspace; default: KILN_STORE, or the current folder if it is one",
     )  # fmt: skip
-    parser.add_argument("--max-size", metavar="SIZE", help="for gc: the size that the store may keep: 10G, 500M, 0")
+    parser.add_argument(
+        "--max-size",
+        type=filled("--max-size", "a number with K, M, G or T, like 10G"),
+        metavar="SIZE",
+        help="for gc: the size that the store may keep: 10G, 500M, 0",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON: the counts, or what was removed")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def check(arguments: argparse.Namespace) -> None:
     if arguments.action == "gc" and arguments.max_size is None:
         raise UsageError(
             "`kiln store gc` needs the size that the store may keep; give --max-size SIZE, for example 20G"
@@ -52,8 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--max-size is only for `kiln store gc`; `kiln store {arguments.action}` removes nothing by size"
         )
-    max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
+    if arguments.max_size is not None:
+        parse_size(arguments.max_size)
     options.check_environment()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
     store = _open(arguments.store or options.read_build_variables(os.environ).store)
     if arguments.action == "info":
         info = store.info()

@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 import json
 
+from kiln_recipe import targets
+
 EXAMPLE = """
 kiln targets
 kiln targets 'MI300X;RTX 4090' --json
@@ -17,9 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON: a list of the entries of targets.yaml")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from kiln_recipe import targets  # here, so that --help needs no package
+def check(arguments: argparse.Namespace) -> None:
+    if arguments.selection:
+        targets.parse(" ".join(arguments.selection))
 
+
+def run(arguments: argparse.Namespace) -> int:
     chosen = targets.parse(" ".join(arguments.selection)) if arguments.selection else targets.load()
     if arguments.json:
         print(json.dumps([dataclasses.asdict(target) for target in chosen], indent=2))

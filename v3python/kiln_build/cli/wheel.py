@@ -19,9 +19,11 @@ from kiln_build.artifacts import verify
 from kiln_build.artifacts.reader import Release
 from kiln_build.base import ROOT
 from kiln_build.base.spelling import say
+from kiln_build.base.usage import filled
 from kiln_build.cli import VERBS
 from kiln_build.front import source, workspace
 from kiln_build.options import words
+from kiln_recipe import targets as table
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -33,23 +35,42 @@ kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels
 kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --python python3.12 --target sm_90"""
 
 
+_RIGHT = "a release's tarball, or the folder that it was unpacked to"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", help="a release's tarball, or an unpacked release")
-    parser.add_argument("output", help="the folder for the wheels")
     parser.add_argument(
-        "--python", action="append", metavar="COMMAND",
+        "artifact", type=filled("the artifact", _RIGHT), help="a release's tarball, or an unpacked release"
+    )
+    parser.add_argument(
+        "output", type=filled("the output", "the folder for the wheels"), help="the folder for the wheels"
+    )
+    parser.add_argument(
+        "--python", action="append", type=filled("--python", "the command of a Python"), metavar="COMMAND",
         help="make a wheel for this Python, which needs headers; may be repeated; default: those that are found",
     )  # fmt: skip
-    parser.add_argument("--target", action="append", default=[], help="images of this target alone; may be repeated")
+    parser.add_argument(
+        "--target",
+        action="append",
+        type=filled("--target", "the name of a target"),
+        default=[],
+        help="images of this target alone; may be repeated",
+    )
     parser.add_argument("--replace", action="store_true", help="replace other wheels of the same names")
     parser.add_argument("--json", action="store_true", help="as JSON: wheels, and left_out with the reasons")
 
 
+def check(arguments: argparse.Namespace) -> None:
+    if arguments.target:
+        table.parse(";".join(arguments.target))
+    words.check_there(arguments.artifact, f"give {_RIGHT}")
+    words.check_output(arguments.output, Path.cwd(), None)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    right = "give a release's tarball, or the folder that it was unpacked to"
-    artifact = inspect.open_artifact(Path(arguments.artifact), right)
+    artifact = inspect.open_artifact(Path(arguments.artifact), f"give {_RIGHT}")
     if not isinstance(artifact, Release):
-        raise ArtifactError(f"{arguments.artifact} is not a release; {right}")
+        raise ArtifactError(f"{arguments.artifact} is not a release; give {_RIGHT}")
     output = words.check_output(arguments.output, Path.cwd(), None)
     made, left_out = _make(artifact, output, arguments)
     if arguments.json:
@@ -66,7 +87,6 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
     from kiln_build.base import machine
     from kiln_build.native import native
     from kiln_build.release import wheel  # here, so that --help needs no package
-    from kiln_recipe import targets as table
 
     targets = arguments.target
     names = [target.name for target in table.parse(";".join(targets))] if targets else []

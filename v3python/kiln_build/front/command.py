@@ -1,4 +1,5 @@
 """`./kiln`: the command in a checkout. What a verb needs is installed into `.kiln/` at its first call; then it runs.
+Its words and variables are judged first, by the standard library: a call that must be refused installs nothing.
 
 `base/verbs.py` says what each verb needs. --help, --version, `fetch --verify` and `fetch --unbundle` need nothing;
 `plan` with a store also needs what reads one.
@@ -9,9 +10,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
+if __name__ == "__main__":  # held back until there is somebody to say a word about it, as front/signals.py does
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
+import importlib
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +30,7 @@ from kiln_build.base.spelling import say  # noqa: E402
 from kiln_build.base.verbs import VERBS  # noqa: E402
 from kiln_build.front import packages, workspace  # noqa: E402
 from kiln_build.front.interruption import guarded  # noqa: E402
+from kiln_build.front.signals import hold_back, leave  # noqa: E402
 from kiln_build.options.options import read_ca_bundle  # noqa: E402
 from kiln_recipe import digests  # noqa: E402
 from kiln_recipe.compile.lock import LOCK_NAME  # noqa: E402
@@ -32,7 +40,10 @@ _INPUT = ROOT / "input"
 _BARE = {"-h", "--help", "help", "-V", "--version", "version"}
 _READERS = ("zstandard", "pyelftools")
 # Not `-m`, which would look for modules in the caller's folder first.
-_RUN = "import sys; sys.path.insert(0, {path!r}); from {module} import {name}; sys.exit({name}(sys.argv[1:]))"
+_RUN = (
+    "import sys; sys.path.insert(0, {path!r}); from kiln_build.front.signals import leave; "
+    "from {module} import {name}; leave({name}(sys.argv[1:]))"
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -44,13 +55,18 @@ def _become(words: Sequence[str]) -> int:
     group = group_of(words)
     is_bare = group == "nothing"
     python = Path(sys.executable) if is_bare else packages.environment_python(PLACE)
+    certificates = None if is_bare else read_ca_bundle(os.environ, Path.cwd())
     if not is_bare and not _is_there(group):
+        # By its name, as it is run below: the command line lies above this part.
+        if code := importlib.import_module("kiln_build.cli").judge(words):
+            return code
         with workspace.locked(PLACE, say):
-            code = _prepare(group)
+            code = _prepare(group, certificates)
         if code:
             return code
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PYTHONPATH": str(ROOT / "v3python"), "PYTHONNOUSERSITE": "1"}  # for the processes that it starts
+    hold_back()  # Python would die of one with a traceback while it starts; `cli.main` lets them through
     return os.execve(python, _command(python, "kiln_build.cli", "main", words, keeps=not is_bare), environment)
 
 
@@ -73,14 +89,13 @@ def _is_there(group: str) -> bool:
     )
 
 
-def _prepare(group: str) -> int:
-    certificates = read_ca_bundle(os.environ, Path.cwd())
+def _prepare(group: str, certificates: Path | None) -> int:
     python = packages.prepare_front(PLACE, _INPUT, certificates, say)
     if _is_there(group):
         return 0
     words = [group, str(certificates or "")]
     return subprocess.run(
-        _command(python, "kiln_build.front.command", "provide", words, keeps=True), check=False
+        _command(python, "kiln_build.front.command", "provide", words, keeps=True), check=False, preexec_fn=hold_back
     ).returncode
 
 
@@ -113,4 +128,4 @@ def _provide(group: str, certificates: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 
-if __name__ == "__main__":  # held back until there is somebody to say a word about it
+if __name__ == "__main__":  # held back until there is somebody to say a word about it, as front/signals.py does
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 import contextlib
@@ -17,7 +17,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,9 +26,11 @@ if __name__ == "__main__":
 
 from kiln_build.base.spelling import say  # noqa: E402
 from kiln_build.front import packages, source, triton, workspace  # noqa: E402
-from kiln_build.front.interruption import SIGNALS, Interruption, guarded  # noqa: E402
+from kiln_build.front.interruption import Interruption, guarded  # noqa: E402
+from kiln_build.front.signals import SIGNALS, leave  # noqa: E402
 from kiln_build.options.options import FrontDoor, check_variables, environment_of, read_front_door  # noqa: E402
 from kiln_build.options.variables import VARIABLES  # noqa: E402
+from kiln_recipe import targets  # noqa: E402
 from kiln_recipe.errors import EnvironmentProblem  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
@@ -54,13 +56,16 @@ def _run(words: Sequence[str], interruption: Interruption) -> int:
     door = read_front_door(words, os.environ, Path.cwd())
     if door.build.triton == "source":
         triton.find_sources(door.input)
+    change = _find_change(door)
+    if change is None:  # else what is built has its own table
+        targets.parse(door.targets)
     with _workspace(door, interruption) as held:
-        return _build(held, interruption)
+        return _build(held, change, interruption)
 
 
-def _build(door: FrontDoor, interruption: Interruption) -> int:
+def _build(door: FrontDoor, change: Change | None, interruption: Interruption) -> int:
     """Builds in the workspace of `door`, which is held."""
-    other = _other_source(door)
+    other = _make_source(door, change) if change else None
     words = [str(door.input), str(door.workspace), str(door.output), door.version, door.targets]
     if other is not None:
         environment = environment_of(replace(door, source="tree"), os.environ)
@@ -86,22 +91,43 @@ def _child_environment(door: FrontDoor) -> dict[str, str]:
     return {**environment_of(door, kept), **ours}
 
 
-def _other_source(door: FrontDoor) -> Path | None:
-    """The tree to build instead of this one: a tag's, or a patched copy."""
+@dataclass(frozen=True)
+class Change:
+    """How the tree that is built differs from this one.
+
+    Attributes:
+        commit: of the tag that is built; None: this tree.
+        patches: of the input.
+        origin: of this tree.
+    """
+
+    commit: str | None
+    patches: list[Path]
+    origin: source.Origin
+
+
+def _find_change(door: FrontDoor) -> Change | None:
+    """What the version's tag and the input's patches ask for; None: this very tree is built."""
     origin = source.describe(ROOT)
     commit = source.tag_commit(ROOT, door.version) if door.source == "tag" else None
     patches = [] if origin.patches else source.patch_files(door.input, door.version)
+    return Change(commit, patches, origin) if commit or patches else None
+
+
+def _make_source(door: FrontDoor, change: Change) -> Path:
+    """The tree to build instead of this one: a tag's, or a patched copy."""
+    commit, patches = change.commit, change.patches
     target = door.place / "source" / (f"tag-{door.version}" if commit else f"tree-{door.version}")
     if commit:
         say(f"source: git tag {door.version} (commit {commit[:12]}), by its own build.sh")
         source.export_tag(ROOT, door.version, commit, target)
-    elif patches:
-        source.copy_tree(ROOT, target, origin)
+    else:
+        source.copy_tree(ROOT, target, change.origin)
     if patches:
         source.apply_patches(target, patches)
         many = "patch" if len(patches) == 1 else "patches"
         say(f"source: with {len(patches)} {many} of {door.input / f'patch-{door.version}'}")
-    return target if commit or patches else None
+    return target
 
 
 @contextlib.contextmanager
@@ -219,4 +245,4 @@ def _before_it_begins(*, own_group: bool, hold_back: bool) -> Callable[[], None]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

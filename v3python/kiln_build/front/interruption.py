@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable
 
 from kiln_build.base.spelling import say
+from kiln_build.front.signals import SIGNALS, let_through
 from kiln_recipe import errors
 from kiln_recipe.errors import KilnError
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _nothing(number: int) -> None:
@@ -23,9 +22,9 @@ def guarded(half: Callable[[Interruption], int]) -> int:
     problem: KilnError | None
     try:
         with interruption:
+            errors.need_output()
             code = half(interruption)
-            if sys.stdout:  # a parent may have closed it
-                sys.stdout.flush()
+            sys.stdout.flush()
             return code
     except KilnError as error:
         problem = error
@@ -61,7 +60,7 @@ class Interruption:
         for number, before in zip(SIGNALS, self._before):
             if number != signal.SIGHUP or before != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the parent process may have held them back until now
+        let_through()  # the parent process may have held them back until now
         return self
 
     def __exit__(self, *_: object) -> None:

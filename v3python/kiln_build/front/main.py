@@ -14,6 +14,7 @@ from kiln_build.base import ROOT, progress
 from kiln_build.base.spelling import say
 from kiln_build.front import cache, engine, packages, source, triton
 from kiln_build.front.interruption import Interruption, guarded
+from kiln_build.front.signals import leave
 from kiln_build.options import options
 from kiln_build.options.options import FrontDoor
 from kiln_recipe import targets
@@ -110,4 +111,4 @@ def make_helpers_stop() -> Callable[[int], None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,13 +65,8 @@ def prepare_front(workspace: Path, folder: Path, ca_bundle: Path | None, say: Ca
         return python
     say(f"packages: setting up {workspace / 'venv'} for Python {sys.version.split()[0]}")
     shutil.rmtree(workspace / "venv", ignore_errors=True)
-    made = subprocess.run(
-        [sys.executable, "-I", "-m", "venv", str(workspace / "venv")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=pip_environment(workspace),
-    )
+    command = [sys.executable, "-I", "-m", "venv", str(workspace / "venv")]
+    made = _run(command, pip_environment(workspace), has_helpers=True)
     if made.returncode != 0:
         reason = (made.stderr or made.stdout).strip().splitlines()[-1:]
         raise EnvironmentProblem(
@@ -163,7 +159,7 @@ def install_locked(
         if target is not None:
             command += ["--target", str(target)]
         with _watched(progress, _unpacked_size(cache, requirements) if progress else 0) as watch:
-            done = _pip(command, environment, watch)
+            done = _run(command, environment, watch)
     if done.returncode != 0:
         if "No space left" in done.stderr:
             raise EnvironmentProblem(f"{workspace} is full: its packages need 2 GiB; give a workspace with more room")
@@ -196,7 +192,7 @@ def _install_command(python: Path, cache: Path) -> list[str]:
 
 def _install_front(workspace: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     command = _install_command(environment_python(workspace), folder / "cache")
-    return _pip([*command, "-r", str(folder / FRONT_LOCK)], pip_environment(workspace))
+    return _run([*command, "-r", str(folder / FRONT_LOCK)], pip_environment(workspace))
 
 
 def _download_front(python: Path, folder: Path, ca_bundle: Path | None) -> None:
@@ -211,7 +207,7 @@ def _download_front(python: Path, folder: Path, ca_bundle: Path | None) -> None:
     )
     certificates = ["--cert", str(ca_bundle)] if ca_bundle else []
     try:
-        done = _pip(
+        done = _run(
             [
                 str(python),
                 "-m",
@@ -257,9 +253,14 @@ def _watched(progress: Progress | None, total: int) -> Iterator[Callable[[int], 
         progress.close()
 
 
-def _pip(
-    command: list[str], environment: Mapping[str, str], watch: Callable[[int], None] | None = None
+def _run(
+    command: list[str],
+    environment: Mapping[str, str],
+    watch: Callable[[int], None] | None = None,
+    *,
+    has_helpers: bool = False,
 ) -> subprocess.CompletedProcess[str]:
+    """Runs pip, or venv, which `has_helpers`: an interruption must end those too, or they go on writing."""
     with subprocess.Popen(
         command,
         text=True,
@@ -267,6 +268,7 @@ def _pip(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=has_helpers,
     ) as process:
         try:
             while True:
@@ -277,6 +279,8 @@ def _pip(
                     if watch is not None:
                         watch(_written(process.pid))
         except BaseException:
+            if has_helpers:
+                os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

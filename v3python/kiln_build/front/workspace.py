@@ -138,8 +138,10 @@ def locked(path: Path, say: Callable[[str], None], *, wait: bool = True) -> Iter
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if not wait:
-                    raise EnvironmentProblem(f"workspace {path} is in use by a build; wait until it ends, or stop it")
-                say(f"workspace: {path} is in use by another build; waiting for it")
+                    raise EnvironmentProblem(
+                        f"workspace {path} is in use by another Kiln process; wait until it ends, or stop it"
+                    )
+                say(f"workspace: {path} is in use by another Kiln process; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_same_file(lock, path / _LOCK):
                 continue  # it was taken for a dead build's, and removed

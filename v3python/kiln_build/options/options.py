@@ -20,12 +20,12 @@ from kiln_build.options.variables import BUILD, DOOR, INTERNAL, VARIABLES, Build
 from kiln_build.options.words import (
     absolute,
     check_input,
+    check_log,
     check_output,
     check_recipe,
     check_store,
     check_version,
     check_workspace,
-    is_of_kind,
 )
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
@@ -166,7 +166,8 @@ def read_front_door(words: Sequence[str], environment: Mapping[str, str], cwd: P
     )
     if door.engine == "none" and door.only_in_a_container:
         names = " and ".join(door.only_in_a_container)
-        raise UsageError(f"KILN_ENGINE=none builds without a container, but {names} need one; unset either")
+        need = "needs" if len(door.only_in_a_container) == 1 else "need"
+        raise UsageError(f"KILN_ENGINE=none builds without a container, but {names} {need} one; unset either")
     return door
 
 
@@ -266,36 +267,27 @@ def check_variables(environment: Iterable[str]) -> list[str]:
 
 
 def check_environment() -> None:
-    """`check_variables` of this process's environment, for a command; warnings go to standard error.
+    """Judges all variables of this process's environment, for a command that reads any of them: a text that can never
+    be right is refused even by one that makes no use of it. Warnings go to standard error.
 
     Raises:
-        UsageError: as it does.
+        UsageError: as `check_variables` does; or for a text that cannot be.
     """
     for warning in check_variables(os.environ):
         say(f"warning: {warning}")
+    variables.read((*BUILD, *DOOR), os.environ)
 
 
 def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
     """With absolute paths, each of which can be what it is for.
 
     Raises:
-        EnvironmentProblem: the store cannot be written, a recipe is not there, or a descriptor is not open.
+        EnvironmentProblem: the store or the file of progress cannot be written, a recipe is not there, or a descriptor
+            is not open.
     """
-    log = build.log_json
-    if log and log.isdecimal():
-        try:
-            os.fstat(int(log))
-        except (OSError, OverflowError):
-            raise EnvironmentProblem(
-                f"KILN_LOG_JSON={log} is not an open descriptor; give a file, or open it: {log}>progress.jsonl"
-            )
-    elif log and not is_of_kind(absolute(log, cwd), b"{"):
-        raise EnvironmentProblem(
-            f"KILN_LOG_JSON={log} exists and is not a log of JSON lines, so it stays; name another"
-        )
     return replace(
         build,
         store=check_store(build.store, cwd) if build.store else None,
         recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
-        log_json=str(absolute(log, cwd)) if log and not log.isdecimal() else log,
+        log_json=check_log(build.log_json, cwd) if build.log_json else None,
     )

@@ -97,6 +97,20 @@ def check_output(word: str, cwd: Path, workspace: Path | None) -> Path:
     return _possible(path, f"output {path}")
 
 
+def check_there(word: str, right: str) -> None:
+    """
+    Args:
+        right: "give a release's tarball".
+
+    Raises:
+        EnvironmentProblem: nothing is at that path, or it cannot be known.
+    """
+    try:
+        os.stat(word)
+    except OSError as error:
+        raise EnvironmentProblem(f"{Path(word)} cannot be read ({error.strerror}); {right}") from error
+
+
 def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_of_file: str) -> Path:
     """Where a file that the user names is to be written: at the end of its links, so that these stay.
 
@@ -108,11 +122,9 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
         kind_of_file: "page".
 
     Raises:
-        UsageError: the name is empty, or a file of another kind is there.
+        UsageError: a file of another kind is there.
         EnvironmentProblem: something is there that is no file, or there is no such folder.
     """
-    if not str(word):
-        raise UsageError(f"{what} is empty; give a file, or a name that does not exist yet")
     path = absolute(word, cwd)
     try:
         path = path.resolve()
@@ -160,6 +172,34 @@ def check_store(word: str, cwd: Path) -> str:
         EnvironmentProblem: the folder cannot be made or written to.
     """
     return word if scheme_of(word) else str(_possible(absolute(word, cwd), f"KILN_STORE={word}"))
+
+
+def check_log(word: str, cwd: Path) -> str:
+    """KILN_LOG_JSON: the absolute path of a file that can be written to, or made, or the number of an open descriptor.
+
+    Raises:
+        EnvironmentProblem: it is neither.
+    """
+    if word.isdecimal():
+        try:
+            os.fstat(int(word))
+        except (OSError, OverflowError):
+            raise EnvironmentProblem(
+                f"KILN_LOG_JSON={word} is not an open descriptor; give a file, or open it: {word}>progress.jsonl"
+            )
+        return word
+    path = absolute(word, cwd)
+    there = path if os.path.lexists(path) else path.parent
+    problem = "is a folder" if path.is_dir() else ""
+    if not os.access(there, os.W_OK):
+        problem = "cannot be written" if there.exists() else f"cannot be made: there is no folder {path.parent}"
+    elif not is_of_kind(path, b"{"):
+        raise EnvironmentProblem(
+            f"KILN_LOG_JSON={word} exists and is not a log of JSON lines, so it stays; name another"
+        )
+    if problem:
+        raise EnvironmentProblem(f"KILN_LOG_JSON={word} {problem}; give a file, or an open descriptor's number")
+    return str(path)
 
 
 def check_recipe(word: str, cwd: Path) -> Path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import io
-import json
 import re
 import zipfile
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ sys.exit(main(words if words[0] in ("inspect", "list", "--version") else ["inspe
 def inspector(version: str) -> bytes:
     """The file's bytes; `version` is the release's, and what `--version` prints."""
     contents = {"__main__.py": _MAIN.encode()} | _modules() | _package("elftools")
-    contents[f"kiln_recipe/{targets.JSON_TABLE}"] = json.dumps(targets.rows(), sort_keys=True, indent=1).encode()
+    contents[f"kiln_recipe/{targets.TABLE}"] = (_PACKAGES / "kiln_recipe" / targets.TABLE).read_bytes()
     source = contents["kiln_build/__init__.py"].decode()
     contents["kiln_build/__init__.py"] = re.sub("(?m)^__version__ = .*", f'__version__ = "{version}"', source).encode()
     buffer = io.BytesIO(b"#!/usr/bin/env python3\n")
