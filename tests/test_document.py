@@ -89,6 +89,7 @@ def test_merged_mappings_keep_their_own_lines(tmp_path):
             1,
             'in a list or mapping on one line an expression with brackets stands in quotes: "x.size[0]"',
         ),
+        ("leaves:\n  a:\n    size: 1\n     name: x\n", 4, "; is the line indented like its neighbours?"),
         ("leaves:\n  a:\n    size: 1\n   name: x\n", 4, "does the line begin under the one that it belongs to?"),
         ("leaves:\n  a: {size: 1, name: \0}\n", 2, "is not valid YAML: the character U+0000 cannot stand in YAML"),
         ("leaves: {a: {size: 1, few: 9}}\n", 1, "leaves.a.few is 9; it must be an integer from 0 to 8"),

@@ -239,6 +239,16 @@ def test_an_implementation_that_does_not_fit_is_passed_over(tiles, some, taken, 
     assert str(chosen).splitlines()[1:] == [f"  passed over: {one}" for one in passed]
 
 
+@pytest.mark.parametrize(("limit", "counted"), [(0, "false"), (50, "true")])
+def test_an_implementation_that_does_not_depend_on_a_choice_serves_each_value(tmp_path, limit, counted):
+    path = small_implementations.write(
+        tmp_path, small_implementations.COUNTED, triton=small_implementations.TRITON_COUNTED
+    )
+    chosen = copied(recipe.load(path), limit=limit)
+    assert (chosen.variant.kernel, chosen.passed) == ("copy.tiles", ())
+    assert chosen.variant.functional == f"dtype=fp16 width=64 counted={counted}"
+
+
 def test_a_driver_that_is_too_old(tiles):
     old = Device("NVIDIA", 170, driver=12040)
     with pytest.raises(Refusal) as refusal:

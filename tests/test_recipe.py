@@ -126,6 +126,17 @@ def test_mistakes(tmp_path, module, mistake):
         ("GEMMA: tl.constexpr", "GEMMA", "norm has no constexpr parameter 'GEMMA'"),
         ("def count", "def counts", "has no function count; its functions are counts, norm"),
         ("    row = tl.program_id(0)", "    row = = 1", "kernel.py:8: is not valid Python"),
+        (
+            "import triton\n",
+            "def jit(function):\n    return function\n\n\n@jit\ndef norm(x_ptr):\n    pass\n\n\nimport triton\n",
+            "kernel.py:15: norm is defined in line 6 already; Python would take the last alone",
+        ),
+        (
+            "@triton.jit\ndef count",
+            "def jit(function):\n    return function\n\n\n@jit\ndef count",
+            "kernel.py:19: count is decorated with jit, and jit is the file's own; a kernel takes Triton's @triton.jit",
+        ),
+        ("@triton.jit\ndef count", "@jit\ndef count", "kernel.py:15: count is decorated with jit, and jit is imported"),
         ("import triton\n", "import torch\nimport triton\n", "kernel.py:1: imports torch"),
         ("@triton.jit\ndef norm", "@triton.autotune\n@triton.jit\ndef norm", "is decorated with triton.autotune"),
         ("x_ptr, w_ptr", "BLOCK_, x_ptr, w_ptr", "norm's parameter BLOCK_ follows from no argument"),

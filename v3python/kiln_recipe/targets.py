@@ -194,9 +194,11 @@ def parse(text: str) -> tuple[Target, ...]:
     return tuple(target for target in load() if target.name in chosen)
 
 
-def meant_by(spelling: str) -> tuple[str, ...]:
-    """The names of the targets that one spelling means to `parse`; none: it is unknown."""
-    return _spellings().get(_plain(spelling), ())
+def name_in_recipes(spelling: str) -> str | None:
+    """What recipes, which take one spelling alone, call what a spelling means to `parse`: "sm_90" for "H100"."""
+    names = {_plain(name): name for name in group_names()} | {"all": "default"}
+    meant = _spellings().get(_plain(spelling), ())
+    return names.get(_plain(spelling)) or (meant[0] if meant else None)
 
 
 @functools.cache

@@ -149,6 +149,8 @@ def _hint(text: bytes, mark: yaml.Mark, problem: str) -> str:
         return f"; a text that begins with {rest[0]} stands in quotes"
     if "flow" in problem and (word := re.search(r"[\w.]+\[\d*\]?", line[0] if line else "")):
         return f'; in a list or mapping on one line an expression with brackets stands in quotes: "{word[0]}"'
+    if "mapping values" in problem:
+        return "; is the line indented like its neighbours? a text that holds a colon stands in quotes"
     if "block" in problem:
         return "; does the line begin under the one that it belongs to?"
     return ""

@@ -227,7 +227,25 @@ class _Module:
                     f"{self.shown}:{decorator.lineno}: {name} is decorated with {called}; a kernel takes @triton.jit "
                     "or @gluon.jit alone, and the recipe says what to tune"
                 )
+            self.check_decorator(name, decorator, called)
+        defined = [s.node for s in self.binders[name] if isinstance(s.node, ast.FunctionDef)]
+        if len(defined) > 1:
+            raise RecipeError(
+                f"{self.shown}:{defined[-1].lineno}: {name} is defined in line {defined[0].lineno} already; Python "
+                "would take the last alone"
+            )
         return found[-1]
+
+    def check_decorator(self, name: str, decorator: ast.expr, called: str) -> None:
+        """Refuses a `jit` of the file's own, and one that nothing binds."""
+        first = called.partition(".")[0]
+        bound = [statement.node for statement in self.binders.get(first, ())]
+        if all(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in bound):
+            what = "the file's own" if bound else "imported from nowhere"
+            raise RecipeError(
+                f"{self.shown}:{decorator.lineno}: {name} is decorated with {called}, and {first} is {what}; a kernel "
+                "takes Triton's @triton.jit or @gluon.jit"
+            )
 
 
 @dataclass

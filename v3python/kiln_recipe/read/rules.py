@@ -98,9 +98,8 @@ def read_targets(document: Document, keys: Keys, raw: object) -> tuple[str, ...]
         if not isinstance(name, str) or name not in targets.group_names():
             known = [target.name for target in targets.load()]
             known += sorted(targets.group_names() - set(known))
-            if meant := targets.meant_by(str(name)):
-                called = f"{meant[0]} here" if len(meant) == 1 else "default here: all of them"
-                document.fail(keys, f"unknown target {_shown(name)}; {_shown(name)} is {called}")
+            if called := targets.name_in_recipes(str(name)):
+                document.fail(keys, f"unknown target {_shown(name)}; a recipe calls it {called}")
             document.fail(keys, f"unknown target {_shown(name)}; {nearest(str(name), known, 'names')}")
     return names
 

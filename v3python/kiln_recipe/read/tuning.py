@@ -58,7 +58,7 @@ def tuned_rules(root: Path | None, recipe: Recipe, target: Target) -> Mapping[st
     document = read(files[max(named, key=target.specificity)], TuningShape)
     kernels = {kernel.name: (operation, kernel) for operation in recipe.operations for kernel in operation.kernels}
     rules = {}
-    other = "" if kernels.keys() & document.value.kernels else f"; is the family of {recipe.path} another of this name?"
+    other = "" if kernels.keys() & document.value.kernels else f"; if {recipe.path} is of another family, rename it"
     for name, raw in document.value.kernels.items():
         if name not in kernels:
             document.fail(
