@@ -202,6 +202,22 @@ def test_an_interruption_is_130(monkeypatch, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("module", "start"),
+    [
+        ("kiln_recipe.errors", "import runpy; runpy.run_module('kiln_build', run_name='__main__')"),
+        ("kiln_cli.verbs", "from kiln_cli import main; sys.exit(main())"),
+    ],
+)
+def test_an_interruption_while_modules_are_imported(module, start):
+    stop = (
+        "import sys\nclass Stop:\n    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\nsys.meta_path.insert(0, Stop())\n"
+    )
+    done = kiln("targets", code=stop + start)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kiln: interrupted\n")
+
+
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
         f"{shlex.quote(sys.executable)} -m kiln_build targets --json | head -c 1",

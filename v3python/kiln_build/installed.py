@@ -22,6 +22,7 @@ from kiln_build.base.spelling import say
 from kiln_build.base.usage import Parser
 from kiln_build.cli import build, summary
 from kiln_build.front.interruption import guarded
+from kiln_build.front.signals import hold_back
 from kiln_recipe import digests
 from kiln_recipe.compile.lock import LOCK_NAME
 from kiln_recipe.errors import EnvironmentProblem
@@ -41,6 +42,7 @@ def _become(words: Sequence[str]) -> int:
     if words[:1] == ["build"]:
         return _build(words[1:])
     tree = lay_out(_cache(os.environ))
+    hold_back()  # until that Python has started
     return os.execv(sys.executable, [sys.executable, "-I", "-B", str(tree / _COMMAND), *words])
 
 

@@ -280,7 +280,8 @@ def _run(
                         watch(_written(process.pid))
         except BaseException:
             if has_helpers:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # they have just ended
+                    os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
