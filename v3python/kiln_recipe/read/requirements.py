@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import RequirementShape
+from kiln_recipe.expressions import Expression
 from kiln_recipe.model import Argument, Requirement
 from kiln_recipe.read.parameters import Nameable
 from kiln_recipe.read.scope import Scope, constant, read_expression
@@ -209,16 +210,20 @@ class _Reader:
 
     def one_launch(self) -> Iterator[Condition]:
         for place, factor in enumerate(self.shape.one_launch or ()):
-            self.check(factor, "one_launch", place)
+            value = constant(self.check(factor, "one_launch", place))
+            if value is not None and value < 1:
+                self.document.fail(
+                    (*self.keys, "one_launch", place), f"one_launch has the factor {value}; a constant is 1 or more"
+                )
         first, *others = (f"({factor})" for factor in self.shape.one_launch or ())
         shown = (str(factor).strip() for factor in self.shape.one_launch or ())
         product = " * ".join(f"({factor})" if re.search(r" [-+] |^-", factor) else factor for factor in shown)
         text = " or ".join([*(f"{o} == 0" for o in others), f"{first} <= {' // '.join([str(MOST_BLOCKS), *others])}"])
         yield text, f"{product} must be below 2^31, or the call is too large for one launch"
 
-    def check(self, text: str | int | bool | None, *keys: str | int) -> None:
+    def check(self, text: str | int | bool | None, *keys: str | int) -> Expression:
         """Checks an expression by itself, so that a mistake shows what was written, not a predicate of it."""
-        read_expression(self.document, (*self.keys, *keys), str(text).strip(), self.scope)
+        return read_expression(self.document, (*self.keys, *keys), str(text).strip(), self.scope)
 
     def tensors(self, field: str) -> list[Argument]:
         given = getattr(self.shape, field)
