@@ -91,7 +91,7 @@ def test_merged_mappings_keep_their_own_lines(tmp_path):
         ),
         ("leaves:\n  a:\n    size: 1\n     name: x\n", 4, "; is the line indented like its neighbours?"),
         ("leaves:\n  a:\n    size: 1\n   name: x\n", 4, "does the line begin under the one that it belongs to?"),
-        ("leaves:\n  a: {size: 1, name: \0}\n", 2, "is not valid YAML: the character U+0000 cannot stand in YAML"),
+        ("leaves:\n  a: {size: 1, name: \0}\n", 2, "is not valid YAML: the character U+0000 cannot stand there"),
         ("leaves: {a: {size: 1, few: 9}}\n", 1, "leaves.a.few is 9; it must be an integer from 0 to 8"),
         (
             "leaves: !!python/object:os.system {}\n",
@@ -143,6 +143,12 @@ def test_scalars_are_those_of_yaml_1_2(tmp_path):
 
 def test_no_file(tmp_path):
     with pytest.raises(EnvironmentProblem, match=r"tree.yaml cannot be read \(No such file"):
+        read(tmp_path / "tree.yaml", Tree)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "tree.yaml").write_bytes(b"leaves: {}\non: \xff\n")
+    with pytest.raises(RecipeError, match=r"tree.yaml:2: is not valid YAML: the byte 0xff is not UTF-8"):
         read(tmp_path / "tree.yaml", Tree)
 
 

@@ -111,10 +111,7 @@ def read(path: Path, shape: type[T]) -> Document[T]:
     except yaml_limits.Refused as error:
         raise RecipeError(f"{path}:{error.line}: {error}") from None
     except yaml.reader.ReaderError as error:
-        line = text[: error.position].count(b"\n") + 1
-        what = f"the character U+{error.character:04X}" if isinstance(error.character, int) else "a byte"
-        reason = f"{what} cannot stand in YAML ({error.reason}); is it a text file?"
-        raise RecipeError(f"{path}:{line}: is not valid YAML: {reason}") from None
+        raise RecipeError(_unreadable(path, text, error)) from None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{path}:1: is not valid YAML: {' '.join(str(error).split())}") from None
     _Walk(path, lines).check(node, data, inspect.type_info(shape), ())
@@ -122,6 +119,19 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         return Document(path, msgspec.convert(data, shape), lines)
     except msgspec.ValidationError as error:
         raise RecipeError(f"{path}:1: {error}") from error
+
+
+def _unreadable(path: Path, text: bytes, error: yaml.reader.ReaderError) -> str:
+    """The sentence for a character that YAML does not take; YAML's own gives its distance from the file's beginning."""
+    try:
+        characters = text.decode()
+        place = next((i for i, c in enumerate(characters) if ord(c) == error.character), 0)
+        line = characters[:place].count("\n") + 1
+        what = f"the character U+{error.character:04X} cannot stand there"
+    except UnicodeDecodeError as wrong:
+        line = text[: wrong.start].count(b"\n") + 1
+        what = f"the byte {text[wrong.start]:#04x} is not UTF-8"
+    return f"{path}:{line}: is not valid YAML: {what}; is it a text file?"
 
 
 def _bytes_of(path: Path) -> bytes:
