@@ -117,7 +117,8 @@ class Cases:
                 block[: len(name)] = name.encode()
                 block[100:156] = pieces[-1][100:124] + b"%011o\0" % 0 + pieces[-1][136:156]
                 block[156:157] = source.choice((b"0", b"1", b"2", b"5", b"L", b"x", b"g", b"S"))
-                block[157:167] = source.choice((b"libkiln.so", b"../../etc/", bytes(10)))
+                link = source.choice((b"libkiln.so", b"../../etc/", b"kiln/lib/libkiln.so.0", b"kiln/lib", b""))
+                block[157 : 157 + len(link)] = link
                 block[257:265] = b"ustar\x0000"
                 block[148:156] = b" " * 8
                 block[148:156] = b"%06o\0 " % sum(block)
@@ -327,10 +328,10 @@ def corpus(folder: Path) -> None:
     from kiln_build.base.progress import Progress
     from kiln_build.fetch.bundle import write_bundle
     from kiln_recipe.compile.lock import LOCK_NAME, write_lock
-    from small_release import small_release
+    from small_release import linked_release
     from test_fetch import make_files, make_lock
 
-    made = small_release()
+    made = linked_release()
     shutil.copytree(made.stage, folder / "stage", symlinks=True)
     shutil.copytree(made.images, folder / "images", ignore=shutil.ignore_patterns("*.py", "cache", "__pycache__"))
     shutil.copy(made.tarball, folder / "release.tar.gz")

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -181,6 +182,38 @@ def small_release() -> SmallRelease:
     return pickle.loads((folder / "release.pickle").read_bytes())
 
 
+@functools.cache
+def linked_release() -> SmallRelease:
+    """The same with two prefixes below lib/other/, whose packs, and a header, are hard links."""
+    folder = shared.once("linked release", _make_linked)
+    return pickle.loads((folder / "release.pickle").read_bytes())
+
+
+def _make_linked(folder: Path) -> None:
+    made = small_release()
+    shutil.copytree(made.stage, folder / "stage", symlinks=True)
+    (folder / "stage" / manifest.PATH).unlink()
+    for version in ("1.0", "2.0"):
+        prefix = folder / "stage/lib/other" / version
+        for part in ("include", "lib/other.images"):
+            (prefix / part).mkdir(parents=True)
+        shutil.copyfile(folder / "stage/lib/libkiln_toy.so", prefix / "lib/libother.so.2")
+        (prefix / "lib/libother.so").symlink_to("libother.so.2")
+        (prefix / "include/version.h").write_text(f"// {version}\n")
+        os.link(folder / "stage/include/kiln/kiln.h", prefix / "include/kiln.h")
+        for path in made.packs.values():
+            os.link(folder / "stage/lib/kiln.images" / path.name, prefix / "lib/other.images" / path.name)
+    _seal(folder, made.inputs, made.packs)
+
+
+def _seal(folder: Path, inputs: manifest.Inputs, packs: dict[str, Path]) -> None:
+    rows = manifest.make_manifest(inputs, folder / "stage", release.PLATFORM)
+    (folder / "stage" / manifest.PATH).write_bytes(manifest.encode(rows))
+    tarball = release.make_release(folder / "stage", folder, VERSION)
+    made = SmallRelease(folder / "stage", tarball, packs, images(), inputs)
+    (folder / "release.pickle").write_bytes(pickle.dumps(made))
+
+
 def _make(folder: Path) -> None:
     packs = {name: write_pack(folder / "packs", name, with_ptx=name == "sm_90") for name in ("gfx942", "sm_90")}
     release.lay_out(contents(folder, packs), folder / "stage")
@@ -199,8 +232,4 @@ def _make(folder: Path) -> None:
         packs={name: pack.read_pack(path) for name, path in packs.items()},
         waivers=(manifest.Waiver(kernel="toy.scale/scale", reason="not on this GPU", covers=2, missing=2),),
     )
-    rows = manifest.make_manifest(inputs, folder / "stage", release.PLATFORM)
-    (folder / "stage" / manifest.PATH).write_bytes(manifest.encode(rows))
-    tarball = release.make_release(folder / "stage", folder, VERSION)
-    made = SmallRelease(folder / "stage", tarball, packs, images(), inputs)
-    (folder / "release.pickle").write_bytes(pickle.dumps(made))
+    _seal(folder, inputs, packs)

@@ -6,6 +6,7 @@ import functools
 import gzip
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -15,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiln_build.artifacts import manifest, verify
 from kiln_build.artifacts import reader as inspect
-from kiln_build.artifacts import verify
 from kiln_build.base import tar, tarball
 from kiln_build.cli import main
-from kiln_recipe.errors import ArtifactError
-from small_release import small_release
+from kiln_build.release import release
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from small_release import linked_release, small_release
 
 MEMBERS = [
     tar.Member("kiln", "folder"),
@@ -30,6 +32,7 @@ MEMBERS = [
     tar.Member("kiln/share", "folder"),
     tar.Member("kiln/share/empty", "file"),
     tar.Member("kiln/share/whole-block", "file", 512),
+    tar.Member("kiln/lib/a", "hard link", link="kiln/share/empty"),
 ]
 
 
@@ -57,9 +60,12 @@ def listed(path: Path) -> list[str]:
 # ---- both ways -------------------------------------------------------------------------------------------------------
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}(/[A-Za-z0-9_][A-Za-z0-9_.+-]{0,60}){0,3}\Z")
-EVERY = st.builds(tar.Member, NAMES, st.just("file"), st.integers(0, 2000)) | st.builds(
-    tar.Member, NAMES, st.just("folder")
+EVERY = (
+    st.builds(tar.Member, NAMES, st.just("file"), st.integers(0, 2000))
+    | st.builds(tar.Member, NAMES, st.just("folder"))
+    | st.builds(tar.Member, NAMES, st.just("hard link"), link=NAMES.filter(lambda name: len(name) <= 100))
 )
+TYPES = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "hard link": tarfile.LNKTYPE}
 GNU = tar.Dialect(time=7, owner="root", mode=lambda _: 0o644, gnu=True)
 
 
@@ -78,7 +84,7 @@ def test_round_trip_and_what_tarfile_writes(members, gnu):
             info = tarfile.TarInfo(member.name)
             info.size, info.mode, info.mtime = member.size, dialect.mode(member), dialect.time
             info.uname = info.gname = dialect.owner
-            info.type = tarfile.DIRTYPE if member.kind == "folder" else tarfile.REGTYPE
+            info.type, info.linkname = TYPES[member.kind], member.link
             file.addfile(info, io.BytesIO(b"x" * member.size))
     assert data == expected.getvalue()
 
@@ -114,7 +120,10 @@ def test_any_byte_is_refused_or_content(position, value):
     assert [member for member, _ in read(bytes(bad))] == MEMBERS
 
 
-@pytest.mark.parametrize("hiding", [tar.Member("kiln/lib", "folder"), tar.Member("kiln/link", "link", link="lib")])
+@pytest.mark.parametrize("hiding", [
+    tar.Member("kiln/lib", "folder"), tar.Member("kiln/link", "link", link="lib"),
+    tar.Member("kiln/link", "hard link", link="kiln/a"),
+])  # fmt: skip
 def test_only_files_have_content(hiding):
     """Others take what follows a folder or a link for the next member."""
     hidden = archive([tar.Member("kiln/evil", "file")])[: tar.BLOCK]
@@ -164,6 +173,11 @@ def test_what_gnu_tar_finds_and_tarfile_does_not(tmp_path, capsys):
 
 
 FOLDER = tar.Member("kiln", "folder")
+A = tar.Member("kiln/a", "file")
+
+
+def hard_link(name: str, to: str) -> tar.Member:
+    return tar.Member(name, "hard link", link=to)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +191,20 @@ FOLDER = tar.Member("kiln", "folder")
         ([FOLDER, tar.Member("kiln/a", "file"), tar.Member("kiln/a", "file")], "a appears twice"),
         ([FOLDER, tar.Member("kiln/lib/a", "file")], "lib/a appears without its folder"),
         ([FOLDER, tar.Member("kiln/a", "file"), tar.Member("kiln/a/b", "file")], "a/b appears without its folder"),
+        ([FOLDER, hard_link("kiln/b", "kiln/a")], "b is a hard link to a, which is not a file before it"),
+        ([FOLDER, hard_link("kiln/b", "kiln/a"), A], "b is a hard link to a, which is not a file before it"),
+        ([FOLDER, tar.Member("kiln/a", "folder"), hard_link("kiln/b", "kiln/a")], "which is not a file before it"),
+        ([FOLDER, tar.Member("kiln/a", "link", link="c"), hard_link("kiln/b", "kiln/a")], "which is not a file before"),
+        ([FOLDER, A, hard_link("kiln/b", "kiln/a"), hard_link("kiln/c", "kiln/b")], "to b, which is not a file before"),
+        ([FOLDER, hard_link("kiln/b", "kiln/b")], "b is a hard link to b, which is not a file before it"),
+        ([FOLDER, hard_link("kiln/b", "kiln")], "b is a hard link to kiln, outside of kiln/"),
+        ([FOLDER, A, hard_link("kiln/b", "a")], "b is a hard link to a, outside of kiln/"),
+        ([FOLDER, A, hard_link("kiln/a", "kiln/a")], "a appears twice"),
+        ([FOLDER, A, *[hard_link("kiln/b", "kiln/a")] * 2], "b appears twice"),
+        ([FOLDER, A, hard_link("kiln/c", "kiln/a"), hard_link("kiln/b", "kiln/a")], "b is not in order"),
+        ([FOLDER, A, hard_link("kiln/b", "kiln/a"), tar.Member("kiln/c", "file")], "c is not in order"),
+        ([FOLDER, A, hard_link("kiln/d/b", "kiln/a")], "d/b appears without its folder"),
+        ([FOLDER, tar.Member("kiln/b", "file"), hard_link("kiln/a", "kiln/b")], "a has to be the file"),
     ],
 )
 def test_members_that_no_release_has(tmp_path, members, sentence):
@@ -284,3 +312,151 @@ def test_a_folder_with_what_no_release_has(tmp_path):
         "lib/pipe exists, but is not in the manifest",
         "the folder include/empty exists, but the manifest names nothing in it",
     ]
+
+
+# ---- hard links ------------------------------------------------------------------------------------------------------
+
+LINKED = {f"lib/other/{version}/{part}": original for version in ("1.0", "2.0") for part, original in {
+    "include/kiln.h": "include/kiln/kiln.h",
+    "lib/other.images/amd-gfx942.pack": "lib/kiln.images/amd-gfx942.pack",
+    "lib/other.images/nvidia-sm_90.pack": "lib/kiln.images/nvidia-sm_90.pack",
+}.items()}  # fmt: skip
+
+
+def test_what_a_release_has_under_several_paths_is_in_it_once():
+    found = {path: member for path, member, _ in tarball.members(linked_release().tarball)}
+    links = {path: member.link for path, member in found.items() if member.kind == "hard link"}
+    assert links == {path: f"kiln/{original}" for path, original in LINKED.items()}
+    assert list(found)[-len(links) :] == sorted(links), "behind all else"
+    others = list(found)[: -len(links)]
+    assert others == sorted(others)
+    assert {found[original].kind for original in LINKED.values()} == {"file"}
+
+
+def extracted(how: str, place: Path, *parts: str) -> Path:
+    place.mkdir()
+    if how == "tarfile":
+        with tarfile.open(linked_release().tarball) as file:
+            wanted = [m for m in file if not parts or m.name.startswith(parts)]
+            for member in wanted:
+                file.extract(member, place)
+    else:
+        subprocess.run(["tar", "-xzf", linked_release().tarball, *parts], cwd=place, check=True)
+    return place / "kiln"
+
+
+@pytest.mark.parametrize("how", ["tar", "tarfile"])
+def test_other_programs_unpack_it(tmp_path, how, capsys):
+    root = extracted(how, tmp_path / "whole")
+    assert {path: original for path, original in LINKED.items() if (root / path).samefile(root / original)} == LINKED
+    assert all((root / path).stat().st_mode & 0o777 == 0o644 for path in LINKED)
+    assert (root / "lib/other/1.0/lib/libother.so.2").stat().st_mode & 0o777 == 0o755
+    assert main(["inspect", str(root), "--verify"]) == 0
+    assert main(["inspect", str(linked_release().tarball), "--verify"]) == 0
+    first, second = capsys.readouterr().out.split("contents ")[1:]
+    assert first.split(" in ")[0] == second.split(" in ")[0], "a file counts once"
+    part = extracted(how, tmp_path / "part", "kiln/lib/kiln.images")
+    assert {path.name: path.read_bytes() for path in (part / "lib/kiln.images").iterdir()} == {
+        path.name: path.read_bytes() for path in linked_release().packs.values()
+    }
+
+
+def test_the_same_bytes_from_what_was_unpacked(tmp_path):
+    stage = extracted("tar", tmp_path / "again")
+    assert release.make_release(stage, tmp_path, "0.1.0b").read_bytes() == linked_release().tarball.read_bytes()
+
+
+def test_a_copy_without_hard_links_is_whole_too(tmp_path):
+    """As `cp -r` makes it, or a file system without hard links."""
+    root = Path(shutil.copytree(extracted("tar", tmp_path / "first"), tmp_path / "second", symlinks=True))
+    assert not any((root / path).samefile(root / original) for path, original in LINKED.items())
+    assert verify.verify(inspect.open_artifact(root)).problems == []
+    bad = root / "lib/other/1.0/include/kiln.h"
+    bad.write_bytes(b"x" + bad.read_bytes()[1:])
+    problem = "lib/other/1.0/include/kiln.h does not have the digest and size that the manifest states"
+    assert verify.verify(inspect.open_artifact(root)).problems == [problem]
+
+
+def relinked(path: str, to: str) -> bytes:
+    """The release with a hard link that leads elsewhere."""
+    plain = gzip.decompress(linked_release().tarball.read_bytes())
+    old, new = (tar.header(hard_link(f"kiln/{path}", f"kiln/{end}"), tarball.DIALECT) for end in (LINKED[path], to))
+    assert plain.count(old) == 1
+    return plain.replace(old, new)
+
+
+@pytest.mark.parametrize("to", ["lib/kiln.images/amd-gfx942.pack", "include/kiln/kiln.h", "share/kiln/manifest.json"])
+def test_a_hard_link_to_another_file_is_found(tmp_path, to):
+    path = "lib/other/2.0/lib/other.images/nvidia-sm_90.pack"
+    expected = [f"{path} is a hard link to {to}; the manifest does not state the same digest and size of both"]
+    assert verify.verify(inspect.open_artifact(packed(tmp_path, relinked(path, to)))).problems == expected
+
+
+def test_a_changed_byte_is_found_in_the_file_alone(tmp_path):
+    plain = bytearray(gzip.decompress(linked_release().tarball.read_bytes()))
+    plain[plain.index(b"KILN", plain.index(b"kiln/include/kiln/kiln.h\0") + 512)] ^= 1
+    problem = "include/kiln/kiln.h does not have the digest and size that the manifest states"
+    assert verify.verify(inspect.open_artifact(packed(tmp_path, bytes(plain)))).problems == [problem]
+
+
+def test_a_digest_is_computed_once(monkeypatch):
+    """A pack of hundreds of megabytes has half a dozen paths."""
+    read: list[Path] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self) or real(self))
+    rows = {row.path: row for row in manifest.files_of(linked_release().stage)}
+    assert len(read) == len({path.stat().st_ino for path in read})
+    for path, original in LINKED.items():
+        assert (rows[path].bytes, rows[path].sha256) == (rows[original].bytes, rows[original].sha256)
+
+
+WORDS = st.lists(st.sampled_from(("a", "b", "c", "lib", "x.so")), min_size=1, max_size=4).map("/".join)
+
+
+@settings(deadline=None, max_examples=80)
+@given(files=st.lists(st.sets(WORDS, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_drawn_trees_with_hard_links(tmp_path_factory, files):
+    """Each set of paths is one file; what two programs unpack has the same paths for the same files."""
+    stage, place = tmp_path_factory.mktemp("stage"), tmp_path_factory.mktemp("place")
+    laid: dict[str, int] = {}
+    for number, paths in enumerate(files):
+        mine = []
+        for path in sorted(paths):
+            folders = {"/".join(path.split("/")[:count]) for count in range(1, path.count("/") + 1)}
+            if path in laid or folders & laid.keys() or (stage / path).is_dir():
+                continue  # no room for it
+            (stage / path).parent.mkdir(parents=True, exist_ok=True)
+            if mine:
+                os.link(stage / mine[0], stage / path)
+            else:
+                (stage / path).write_bytes(b"x" * number)
+            mine.append(path)
+            laid[path] = number
+    path = place / "t.tar.gz"
+    with path.open("wb") as file:
+        written = b"".join(tarball.write(stage, file))
+    content, links = {}, {}
+    for below, member, blocks in tarball.members(path):
+        if member.kind == "file":
+            content[below] = b"".join(blocks)
+        elif member.kind == "hard link":
+            links[below] = member.link.removeprefix("kiln/")
+    assert sorted(content.values()) == sorted(b"x" * number for number in set(laid.values()))
+    assert {**content, **{name: content[to] for name, to in links.items()}} == {
+        name: b"x" * number for name, number in laid.items()
+    }
+    assert all((to.count("/"), to) < (name.count("/"), name) for name, to in links.items())
+    subprocess.run(["tar", "-xzf", path], cwd=place, check=True)
+    inodes = {name: (place / "kiln" / name).stat().st_ino for name in laid}
+    assert len({(inodes[name], number) for name, number in laid.items()}) == len(set(laid.values()))
+    with (place / "again.tar.gz").open("wb") as file:
+        assert b"".join(tarball.write(place / "kiln", file)) == written
+
+
+def test_more_members_than_a_release_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(tarball, "MOST_MEMBERS", 9)
+    path = packed(tmp_path, archive([FOLDER, *(tar.Member(f"kiln/{n}", "file") for n in range(9))]))
+    with pytest.raises(ArtifactError, match="has more than 9 members; no release does"):
+        listed(path)
+    with pytest.raises(EnvironmentProblem, match="holds [0-9]+ files and folders; a release holds fewer than 9"):
+        list(tarball.archive(small_release().stage))

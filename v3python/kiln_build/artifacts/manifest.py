@@ -121,13 +121,19 @@ def make_manifest(inputs: Inputs, stage: Path, platform: str) -> Manifest:
 def files_of(stage: Path) -> tuple[File, ...]:
     """Every file and symbolic link below `stage` but the manifest, sorted."""
     rows = []
+    digests: dict[tuple[int, int], tuple[int, str]] = {}  # a file with several hard links is read once
     for path in sorted(p for p in stage.rglob("*") if p.is_symlink() or not p.is_dir()):
         name = path.relative_to(stage).as_posix()
         if path.is_symlink():
             rows.append(File(path=name, link=os.readlink(path)))
         elif name != PATH:
-            data = path.read_bytes()
-            rows.append(File(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
+            status = path.stat()
+            inode = status.st_dev, status.st_ino
+            if status.st_nlink == 1 or inode not in digests:
+                data = path.read_bytes()
+                digests[inode] = len(data), hashlib.sha256(data).hexdigest()
+            size, digest = digests[inode]
+            rows.append(File(path=name, bytes=size, sha256=digest))
     return tuple(sorted(rows, key=lambda row: row.path))
 
 

@@ -32,8 +32,9 @@ WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or
 
 @dataclass(frozen=True)
 class Entry:
-    """A member of a release: `kind` is "file", "folder", "link" or, of a folder, "other"; `path` is below the top
-    folder, "" itself; `source` is the file that it was found in; `mode` is an unpacked file's."""
+    """A member of a release: `kind` is "file", "folder", "link", of a tarball "hard link", of a folder "other"; `path`
+    is below the top folder, "" itself; `source` is the file that it was found in; `link`: where a symbolic link leads,
+    or a hard link's file, by its path; `mode` is an unpacked file's."""
 
     path: str
     kind: str
@@ -302,7 +303,8 @@ def _manifest_of(path: Path) -> dict[str, Any]:
 def _tarball_entries(path: Path) -> Iterator[Entry]:
     try:
         for below, member, content in tarball.members(path):
-            yield Entry(below, member.kind, path, member.link, member.size, content)
+            link = member.link.removeprefix(f"{tarball.TOP}/") if member.kind == "hard link" else member.link
+            yield Entry(below, member.kind, path, link, member.size, content)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read ({error.strerror})") from error
 

@@ -121,6 +121,8 @@ def _verify_release(release: Release, report: Report) -> None:
             report.problems.append(f"{name} exists, but is not in the manifest")
         elif entry.kind == "link":
             _verify_link(entry, row, stated, report)
+        elif entry.kind == "hard link":
+            _verify_hard_link(entry, row, stated, report)
         elif entry.kind != "file":
             report.problems.append(f"{name} is neither a file, a folder nor a link")
         elif entry.size != row.get("bytes", 0):
@@ -174,6 +176,15 @@ def _verify_link(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: 
         report.problems.append(f"{entry.path} is a link out of its folder, to {entry.link}")
     elif (to := f"{folder}/{entry.link}") not in stated.folders and "sha256" not in stated.files.get(to, ()):
         report.problems.append(f"{entry.path} is a link to {entry.link}, which does not exist")
+
+
+def _verify_hard_link(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: Report) -> None:
+    """Its content is the file's, which was verified under its own path."""
+    file = stated.files.get(entry.link, {})
+    if "sha256" not in row or (row["sha256"], row.get("bytes")) != (file.get("sha256"), file.get("bytes")):
+        report.problems.append(
+            f"{entry.path} is a hard link to {entry.link}; the manifest does not state the same digest and size of both"
+        )
 
 
 def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: Report) -> None:

@@ -6,7 +6,7 @@
     header  = name:byte[100] mode:oct[8] uid:oct[8] gid:oct[8] size:oct[12] time:oct[12] sum:byte[8] kind:byte[1]
               link:byte[100] magic:byte[8] owner:byte[32] group:byte[32] zero:byte[16] prefix:byte[155] zero:byte[12]
     oct[n]  = n - 1 octal digits, "\\0"; uid and gid are 0; sum = 6 octal digits of the sum of all bytes, "\\0 "
-    kind    = "0" file, "2" link, "5" folder, whose name ends with "/"
+    kind    = "0" file, "1" hard link, "2" symbolic link, "5" folder, whose name ends with "/"
 
 What differs between a release and a bundle is a `Dialect`. The reader takes a name, a kind, a size and a link out of a
 header, writes the header anew, and refuses what is not the same to the byte. Standard library only.
@@ -25,7 +25,7 @@ RECORD = 20 * BLOCK
 _LARGEST = 0o77777777777  # of a member, in bytes
 _LONGEST_NAME = 1000
 _PIECE = 1 << 20
-_KINDS = {"file": b"0", "link": b"2", "folder": b"5"}
+_KINDS = {"file": b"0", "hard link": b"1", "link": b"2", "folder": b"5"}
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*(/[A-Za-z0-9_][A-Za-z0-9_.+!-]*)*")
 
 # Where a header's fields end, in order; for sentences.
@@ -42,8 +42,8 @@ class Member:
 
     Attributes:
         name: "kiln/lib/libkiln.so.0", without a "/" at its end.
-        kind: "file", "folder" or "link".
-        size: bytes of a file. link: where a link leads.
+        kind: "file", "folder", "link" (a symbolic one) or "hard link".
+        size: bytes of a file. link: where a symbolic link leads; of a hard link the file's name in this archive.
     """
 
     name: str
@@ -78,6 +78,10 @@ def header(member: Member, dialect: Dialect) -> bytes:
         raise ValueError(f"the name {member.name!r} is not plain; letters, digits and '_.+!-' are")
     if member.kind == "link" and (not is_plain(member.link) or "/" in member.link or len(member.link) > 100):
         raise ValueError(f"{member.name} leads to {member.link!r}; a link leads to a name beside it")
+    if member.kind == "hard link" and (not is_plain(member.link) or len(member.link) > 100):
+        raise ValueError(
+            f"{member.name} is a hard link to {member.link!r}; one leads to a plain name of at most 100 bytes"
+        )
     if not 0 <= member.size <= _LARGEST:
         raise ValueError(f"{member.name} is too large")
     if member.size and member.kind != "file":  # other programs read what follows as members
@@ -171,7 +175,7 @@ class Reader:
         if kind == "folder":
             name = name[:-1] if name.endswith(b"/") else name
         try:
-            link = block[157:257].rstrip(b"\0").decode("ascii") if kind == "link" else ""
+            link = block[157:257].rstrip(b"\0").decode("ascii") if kind in ("link", "hard link") else ""
             return Member(name.decode("ascii"), kind, self._number(block), link)
         except UnicodeDecodeError as error:
             raise self._wrong(f"the header at byte {start} has a name that is not ASCII") from error

@@ -4,10 +4,15 @@
     gzip    = 1f 8b 08 00 00 00 00 00 00 ff deflate crc:u32 size:u32
               ; no name, no time; each but the last holds MEMBER_BYTES or up to MEMBER_SLACK more
     archive = member "kiln", a folder, then all below it: in the order of their paths, each below a folder that is
-              there, owners 0 without names, time 1980-01-01, modes by `mode_of`; a link leads to a name beside it
+              there, owners 0 without names, time 1980-01-01, modes by `mode_of`; a symbolic link leads to a name beside
+              it; then all hard links, in the order of their paths, each to a file of this archive
+
+Of a file's paths the one in the fewest folders, and of those the first, is the member with the content; the others are
+hard links to it. So what lies near the top can be extracted without the rest.
 
 One file has one spelling but for what deflate leaves open. The reader refuses every other; it needs only the standard
-library, and memory for one block. What expands to more than MOST_EXPANSION times its size is refused too.
+library, and memory for one block and the paths. What expands to more than MOST_EXPANSION times its size, or has more
+than MOST_MEMBERS members, is refused too.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -28,15 +33,17 @@ TIME = 315532800  # 1980-01-01: the earliest that every archive format can hold
 MEMBER_BYTES = 64 << 20  # of gzip; one is compressed in memory
 MEMBER_SLACK = 1 << 20  # the writer's largest piece
 MOST_EXPANSION = 100  # a release's is 2 to 10
+MOST_MEMBERS = 1 << 16  # a release has some hundred; their paths are kept in memory
 _HEAD = bytes.fromhex("1f8b08000000000000ff")
 _GZIP_LEVEL = 6  # packs do not shrink; higher levels buy less than 1 % for twice the time
 
 
 def mode_of(member: tar.Member) -> int:
-    """Libraries may be executed, as some packagers' tools expect of them; what the stage's umask was does not count."""
-    if member.kind != "file":
+    """Libraries may be executed, as some packagers' tools expect of them; what the stage's umask was does not count. A
+    hard link has the mode of its file."""
+    if member.kind in ("folder", "link"):
         return 0o755 if member.kind == "folder" else 0o777
-    folder, _, name = member.name.rpartition("/")
+    folder, _, name = (member.link if member.kind == "hard link" else member.name).rpartition("/")
     is_library = ".so" in name and folder.rpartition("/")[2] == "lib"
     return 0o755 if is_library or name.endswith(".pyz") else 0o644
 
@@ -46,29 +53,47 @@ DIALECT = tar.Dialect(time=TIME, owner="", mode=mode_of)
 
 @dataclass
 class Order:
-    """Holds paths below the top folder against their order; each must stand below a folder that came before."""
+    """Holds paths below the top folder against their order; each must stand below a folder that came before, and hard
+    links behind all else.
 
-    last: str = ""
-    folders: set[str] = field(default_factory=set)
+    Attributes:
+        last: the path, whether it was a hard link's first.
+        kinds: by path, of all that came.
+    """
 
-    def problem(self, path: str, kind: str) -> str:
-        """What is wrong with the next path, or ""."""
+    last: tuple[bool, str] = (False, "")
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def problem(self, path: str, kind: str, link: str) -> str:
+        """What is wrong with the next path, or "". `link`: of a hard link the file's path."""
         parent = path.rpartition("/")[0]
-        if parent and parent not in self.folders:
+        if parent and self.kinds.get(parent) != "folder":
             return f"{path} appears without its folder"
-        if path <= self.last:
-            return f"{path} appears twice" if path == self.last else f"{path} is not in order"
-        self.last = path
-        if kind == "folder":
-            self.folders.add(path)
+        if path in self.kinds:
+            return f"{path} appears twice"
+        place = (kind == "hard link", path)
+        if place < self.last:
+            return f"{path} is not in order"
+        if kind == "hard link":
+            if self.kinds.get(link) != "file":
+                return f"{path} is a hard link to {link}, which is not a file before it"
+            if _nearness(path) < _nearness(link):
+                return f"{path} is a hard link to {link}; of the two paths {path} has to be the file"
+        self.last = place
+        self.kinds[path] = kind
         return ""
+
+
+def _nearness(path: str) -> tuple[int, str]:
+    """The least of a file's paths is the member with the content."""
+    return path.count("/"), path
 
 
 def write(stage: Path, pieces_to: BinaryIO) -> Iterator[bytes]:
     """Writes the tarball of the folder `stage`, and gives what it has written, piece by piece.
 
     Raises:
-        EnvironmentProblem: the folder holds something that is neither a file, a folder nor a link.
+        EnvironmentProblem: the folder holds something that is neither a file, a folder nor a link, or too much.
         ValueError: a name is not plain, or too long, or a file too large.
     """
     for block in _gzip(archive(stage)):
@@ -79,9 +104,17 @@ def write(stage: Path, pieces_to: BinaryIO) -> Iterator[bytes]:
 def archive(stage: Path) -> Iterator[bytes]:
     """The folder as an uncompressed tar, in pieces: names sorted, and nothing of who made it, when and where."""
     size = 0
-    for path in [stage, *sorted(stage.rglob("*"), key=lambda p: p.relative_to(stage).as_posix())]:
-        name = (Path(TOP) / path.relative_to(stage)).as_posix()
-        if path.is_symlink():
+    paths = {path.relative_to(stage).as_posix(): path for path in stage.rglob("*")}
+    if len(paths) >= MOST_MEMBERS:
+        raise EnvironmentProblem(
+            f"{stage} holds {len(paths)} files and folders; a release holds fewer than {MOST_MEMBERS}"
+        )
+    originals = _originals(paths)
+    below = [*sorted(paths.keys() - originals.keys()), *sorted(originals)]
+    for name, path in [(TOP, stage), *((f"{TOP}/{name}", paths[name]) for name in below)]:
+        if original := originals.get(name[len(TOP) + 1 :]):
+            member = tar.Member(name, "hard link", link=f"{TOP}/{original}")
+        elif path.is_symlink():
             member = tar.Member(name, "link", link=os.readlink(path))
         elif path.is_dir():
             member = tar.Member(name, "folder")
@@ -98,6 +131,20 @@ def archive(stage: Path) -> Iterator[bytes]:
             yield tar.padding(member.size)
             size += member.size + len(tar.padding(member.size))
     yield tar.end(size)
+
+
+def _originals(paths: Mapping[str, Path]) -> dict[str, str]:
+    """For each path that becomes a hard link, the path of its file."""
+    files: dict[tuple[int, int], list[str]] = {}
+    for name, path in paths.items():
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            files.setdefault((status.st_dev, status.st_ino), []).append(name)
+    found: dict[str, str] = {}
+    for names in files.values():
+        original, *others = sorted(names, key=_nearness)
+        found |= dict.fromkeys(others, original)
+    return found
 
 
 def _gzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -127,7 +174,9 @@ def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
     with open_file(path) as file:
         reader = tar.Reader(_Unzipped(file, path).read, DIALECT, str(path))
         order, is_first = Order(), True
-        for member in reader:
+        for number, member in enumerate(reader):
+            if number >= MOST_MEMBERS:
+                raise ArtifactError(f"{path} has more than {MOST_MEMBERS} members; no release does")
             if is_first != (member.name == TOP and member.kind == "folder"):
                 what = f"it must start with the folder {TOP}, not with {member.name}"
                 raise ArtifactError(f"{path} is corrupt: {what if is_first else f'the top folder {TOP} appears twice'}")
@@ -135,7 +184,10 @@ def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
             below = member.name[len(TOP) + 1 :]
             if member.name.partition("/")[0] != TOP:
                 raise ArtifactError(f"{path} is corrupt: {member.name} lies outside of the top folder {TOP}/")
-            if below and (problem := order.problem(below, member.kind)):
+            link = member.link.removeprefix(f"{TOP}/")
+            if member.kind == "hard link" and link == member.link:
+                raise ArtifactError(f"{path} is corrupt: {below} is a hard link to {link}, outside of {TOP}/")
+            if below and (problem := order.problem(below, member.kind, link)):
                 raise ArtifactError(f"{path} is corrupt: {problem}")
             yield below, member, reader.blocks()
         if is_first:

@@ -103,7 +103,7 @@ def _describe_release(release: Release) -> str:
     manifest = release.manifest
     source, files = manifest["source"], manifest["files"]
     rows = inspect.variants_of(release)
-    size = sum(row.get("bytes", 0) for row in files)
+    size = sum({row.get("sha256"): row.get("bytes", 0) for row in files}.values())  # hard links have no more content
     asked = manifest["profile"] + (f", {manifest['selection']}" if manifest["selection"] else "")
     lines = [
         f"kiln {manifest['kiln']} for {manifest['platform']}, profile {asked}{', with PTX' if manifest['ptx'] else ''}",
