@@ -204,6 +204,13 @@ def test_header_against_metadata(images):
         elf.amd_facts(bytes(code))
 
 
+def test_a_machine_that_is_unknown_is_refused(images):
+    code = bytearray(read(images, "gfx942")[0])
+    code[48] = 0xFE
+    with pytest.raises(ArtifactError, match="for machine 0xfe by its header, which Kiln does not know; it must be one"):
+        elf.amd_facts(bytes(code))
+
+
 def test_the_header_of_every_target_is_known():
     assert {t.name for t in targets.load() if t.vendor == "amd"} <= {*elf.AMD_MACHINES.values()}
 

@@ -415,12 +415,14 @@ def test_nothing_of_kilns(tmp_path, capsys):
         ("text", "is not a file of Kiln's; give a release's tarball"),
         ("empty", "is not a file of Kiln's"),
         ("other.tar.gz", "the header at byte 0 is not of a file, a folder or a link"),
-        ("fifo", "is not a file"),
-        (".", "is not an unpacked release"),
+        (".", "is not an unpacked release: it has no share/kiln/manifest.json; give a release's tarball"),
     ):
         assert main(["inspect", str(tmp_path / name)]) == 6
         err = capsys.readouterr().err
         assert message in err and str(tmp_path) in err and len(err.splitlines()) == 1
+    for node in (tmp_path / "fifo", "/dev/null"):
+        assert main(["inspect", str(node)]) == 7
+        assert f"{node} is a pipe or a device, which Kiln does not read; give a" in capsys.readouterr().err
     for verb, takes_images in (("inspect", True), ("list", False)):
         assert main([verb, str(tmp_path / "nowhere")]) == 7
         err = capsys.readouterr().err
@@ -433,10 +435,15 @@ def test_nothing_of_kilns(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "states no format; this Kiln reads formats 2 and 3"),
-        ("{", "states no format; this Kiln reads formats 2 and 3"),
-        ('{"format": 99}', "has format 99; this Kiln reads formats 2 and 3"),
-        ("[]", "states no format"),
+        ("", "is damaged: it is empty"),
+        ("\n", "is damaged: it is empty"),
+        ('{"a":', "is damaged: it is cut off, or is not a JSON object"),
+        ("[" * 100000, "is damaged: it is cut off, or is not a JSON object"),
+        ("[]", "is damaged: it is cut off, or is not a JSON object"),
+        ("{}", "states no format; this Kiln reads formats 2 and 3"),
+        ('{"format": 1}', "has format 1; this Kiln reads formats 2 and 3"),
+        ('{"format": 99}', "has format 99; a newer Kiln made it; this Kiln reads formats 2 and 3"),
+        (f'{{"format": {"9" * 21}}}', f"has format {'9' * 21}; a newer Kiln made it"),
         ('{\n "format": 2,\n "files": {}\n}\n', "is malformed in line 3: files is an object; it must be a list"),
         ('{"format": 2}\n' + "[" * 300000, "has 300000 bytes in line 2"),
         ('{\n "format": 2,\n "kiln": ' + "[" * 60000, "is not valid JSON in line 3"),

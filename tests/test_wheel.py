@@ -291,6 +291,15 @@ def test_a_release_is_checked_before_anything_else(monkeypatch, tmp_path, capsys
     assert not (tmp_path / "w").exists()
 
 
+def test_wheels_are_no_files_of_the_release_that_they_are_made_of(toolless, tmp_path, capsys):
+    subprocess.run(["tar", "-xzf", str(small_release().tarball), "-C", str(tmp_path)], check=True)
+    before = sorted(tmp_path.rglob("*"))
+    for output in (tmp_path / "kiln", tmp_path / "kiln/wheels"):
+        code, text = said(capsys, tmp_path, output)
+        assert code == 2 and f"output {output} lies inside of {tmp_path}/kiln; give a name outside of it" in text
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_what_is_no_release(tmp_path, capsys):
     pack = small_release().packs["sm_90"]
     assert said(capsys, pack, tmp_path)[0] == 6

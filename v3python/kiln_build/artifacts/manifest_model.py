@@ -247,11 +247,18 @@ def read(data: bytes, name: str) -> dict[str, Any]:
         raise wrong(f"has more than {LARGEST} bytes, the limit")
     if data.count(b",") > _MOST_VALUES:
         raise wrong(f"has more than {_MOST_VALUES} values, the limit")
-    stated = re.search(rb'"format": ?([0-9]{1,9})[,}\s]', data)
+    stated = re.search(rb'"format": ?([0-9]{1,40})[,}\s]', data)
     if stated is None:
+        whole = data.strip()
+        if not whole:
+            raise wrong("is damaged: it is empty")
+        if not (whole.startswith(b"{") and whole.endswith(b"}")):
+            raise wrong("is damaged: it is cut off, or is not a JSON object")
         raise wrong(f"states no format; this Kiln reads formats {_KNOWN}")
-    if int(stated[1]) not in FORMATS:
-        raise wrong(f"has format {int(stated[1])}; this Kiln reads formats {_KNOWN}")
+    number = int(stated[1])
+    if number not in FORMATS:
+        newer = "; a newer Kiln made it" if number > max(FORMATS) else ""
+        raise wrong(f"has format {number}{newer}; this Kiln reads formats {_KNOWN}")
     document: dict[str, Any] = {}
     fields, table = shape.fields_of(Manifest), ""
     texts: dict[str, str] = {}  # most are there many times

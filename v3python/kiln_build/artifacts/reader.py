@@ -97,16 +97,18 @@ def open_artifact(path: Path, right: str = WHAT) -> Release | PackFile | ImageFi
         right: what the errors say that one should give.
 
     Raises:
-        EnvironmentProblem: it cannot be read.
+        EnvironmentProblem: it cannot be read, or is neither a file nor a folder.
         ArtifactError: it is not one of these, or is malformed.
     """
     try:
         if path.is_dir():
             root = path if (path / MANIFEST).is_file() else path / "kiln"
             if not (root / MANIFEST).is_file():
-                raise ArtifactError(f"{path} is not an unpacked release: it has no {MANIFEST}")
+                raise ArtifactError(f"{path} is not an unpacked release: it has no {MANIFEST}; {right}")
             with tarball.open_file(root / MANIFEST) as file:
                 return Release(root, True, manifest_model.read(file.read(manifest_model.LARGEST + 1), str(path)))
+        if path.exists() and not path.is_file():
+            raise EnvironmentProblem(f"{path} is a pipe or a device, which Kiln does not read; {right}")
         with tarball.open_file(path) as file:
             head = file.read(8)
             file.seek(0)

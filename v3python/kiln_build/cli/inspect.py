@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -19,13 +20,15 @@ from kiln_build.artifacts.reader import ImageFile, PackFile, Release
 from kiln_build.base.appear import appear
 from kiln_build.base.tables import plural, print_json, quantity, span, table
 from kiln_build.base.usage import filled
-from kiln_build.options.words import check_new_file, check_there
+from kiln_build.options.words import check_new_file, check_outside, check_there
 from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
 
 EXAMPLE = """\
 kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --verify
 kiln inspect kiln/lib/kiln.images/nvidia-sm_90.pack
 kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --html release.html"""
+
+_LEFT_OUT = "combinations that the profile, the selection or the recipe leaves out"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,11 +115,14 @@ def _describe_release(release: Release) -> str:
         f"contents    {quantity(size)} in {plural(len(files), 'file')}"
         + ("" if release.is_folder else f"; the tarball: {quantity(release.path.stat().st_size)}"),
         f"tools       {inspect.tools_of(release)}",
+        f"families    {', '.join(sorted({row['kernel'].partition('.')[0] for row in rows})) or 'none'}",
         "",
         _targets_table(manifest, rows),
         "",
         *(f"{target['name']:11} {target['verified']}" for target in manifest["targets"]),
     ]
+    if any(target["left_out"] for target in manifest["targets"]):
+        lines += ["", f"left out: {_LEFT_OUT}; `kiln list --missing` shows by which rules"]
     if manifest["waivers"]:
         lines += ["", "waivers"]
         for waiver in manifest["waivers"]:
@@ -132,6 +138,8 @@ def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     lines = []
     for target in manifest["targets"]:
         images = _images(row for row in rows if row["target"] == target["name"])
+        versions = {image.get("ptx_version") or target.get("ptx_version") for image in images}
+        versions |= {target.get("ptx_version")}
         stored = sizes.get(f"{inspect.IMAGES}/{target.get('pack')}")
         spilling = [image["spills"] for image in images if image["spills"]]
         lines.append(
@@ -147,11 +155,16 @@ def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
                 span(image["shared"] for image in images),
                 f"{plural(len(spilling), 'image')}, to {max(spilling)} B" if spilling else "none",
                 target["abi"],
-                target.get("ptx_version") or "-",
+                ", ".join(sorted(filter(None, versions), key=_numbers)) or "-",
                 target["lowest_driver"],
             )
         )
     return table(header, lines, header[1:7])
+
+
+def _numbers(version: str) -> list[int]:
+    """ "8.10" comes after "8.9"."""
+    return [int(number) for number in re.findall("[0-9]+", version)]
 
 
 def _describe_pack(artifact: PackFile) -> str:
@@ -204,8 +217,7 @@ def _page_file(artifact: Release | PackFile | ImageFile, word: str) -> Path:
     from kiln_build.artifacts.picture import BEGIN
 
     path = check_new_file(word, Path.cwd(), "--html", BEGIN.encode(), "page")
-    if artifact.path.is_dir() and path.is_relative_to(artifact.path.resolve()):
-        raise UsageError(f"--html {word} lies inside of {artifact.path}; give a name outside of it")
+    check_outside(path, artifact.path, f"--html {word}")
     return path
 
 

@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not isinstance(artifact, Release):
         raise ArtifactError(f"{arguments.artifact} is not a release; give {_RIGHT}")
     output = words.check_output(arguments.output, Path.cwd(), None)
+    words.check_outside(output, artifact.path, f"output {arguments.output}")
     made, left_out = _make(artifact, output, arguments)
     if arguments.json:
         print(json.dumps({"wheels": [str(path) for path in made], "left_out": left_out}, indent=1))

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -376,9 +377,8 @@ def build_once(
         key.update(f"{path} {len(contents[path])}\n".encode() + contents[path])
     done = folder / f"{name}-{key.hexdigest()[:16]}"
     if not kept.is_whole(done):
-        work = folder / f".{name}.{os.getpid()}"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))  # of its own: threads may make files of one name
         try:
             for path, data in contents.items():
                 (work / path).parent.mkdir(parents=True, exist_ok=True)

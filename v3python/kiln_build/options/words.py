@@ -146,6 +146,20 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
     return path
 
 
+def check_outside(path: Path, artifact: Path, what: str) -> None:
+    """
+    Args:
+        path: absolute; where something is to be written.
+        artifact: what is read: nothing is added to an unpacked release.
+        what: the sentence's first words, "--html page.html".
+
+    Raises:
+        UsageError: it lies in the unpacked release that is read.
+    """
+    if artifact.is_dir() and path.resolve().is_relative_to(artifact.resolve()):
+        raise UsageError(f"{what} lies inside of {artifact}; give a name outside of it")
+
+
 def is_of_kind(path: Path, begins: bytes) -> bool:
     """Whether what is there may be written to: a file that begins so or is empty, no file, or nothing at all."""
     try:

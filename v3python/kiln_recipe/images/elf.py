@@ -150,8 +150,14 @@ def amd_facts(code: bytes) -> AmdFacts:
             raise ArtifactError(f"the code object has {len(kernels)} kernels; Kiln's images have one")
         (kernel,) = kernels
         target = _name(metadata["amdhsa.target"]).rpartition("--")[2]
-        mach = AMD_MACHINES.get(elf["e_flags"] & 0xFF)
-        if mach not in (None, target.split(":")[0]):
+        number = elf["e_flags"] & 0xFF
+        mach = AMD_MACHINES.get(number)
+        if mach is None:
+            raise ArtifactError(
+                f"the code object is for machine 0x{number:02x} by its header, which Kiln does not know; "
+                f"it must be one of {', '.join(AMD_MACHINES.values())}"
+            )
+        if mach != target.split(":")[0]:
             raise ArtifactError(f"the code object is for {mach} by its header and for {target} by its metadata")
         return AmdFacts(
             target=target,
