@@ -111,7 +111,10 @@ def test_what_is_not_a_file(tmp_path):
     for path in (tmp_path / "fifo", "/dev/zero", "/dev/null"):
         for verb in ("inspect", "list"):
             done = kiln(verb, path)
-            assert (done.code, done.err) == (6, f"kiln: {path} is not a file\n")
+            assert done.code == 7 and len(done.err.splitlines()) == 1
+            assert done.err.startswith(
+                f"kiln: {path} is a pipe or a device, which Kiln does not read; give a release's "
+            )
         (tmp_path / "input").mkdir(exist_ok=True)
         done = kiln("fetch", "--input", tmp_path / "input", "--unbundle", path)
         assert (done.code, done.err) == (6, f"kiln: {path} is not a file\n")

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,23 @@ def test_a_release_looks_at_itself(tmp_path):
     done = python(script, "list")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert script.read_bytes() == portable.inspector(VERSION)
+
+
+def test_a_summary_names_families_and_every_ptx_version(folder):
+    from kiln_build.cli.inspect import describe
+
+    release = inspect.open_artifact(folder)
+    (hopper,) = (target for target in release.manifest["targets"] if target["name"] == "sm_90")
+    first, second = [row for row in release.manifest["images"] if row["target"] == "sm_90"][:2]
+    first["ptx_version"], second["ptx_version"] = "8.10", "8.9"
+    text = describe(release)
+    assert "\nfamilies    toy\n" in text
+    (line,) = (line for line in text.splitlines() if re.match(r"sm_90 .* [KM]iB ", line))
+    assert f" {hopper['ptx_version']}, 8.9, 8.10 " in line
+    assert "\nleft out: combinations that the profile, the selection or the recipe leaves out;" in text
+    for target in release.manifest["targets"]:
+        target["left_out"] = 0
+    assert "\nleft out:" not in describe(release)
 
 
 def test_the_inspector_says_which_python_it_needs(tmp_path):
