@@ -110,6 +110,13 @@ MISTAKES = {
     "some shapes": ("{out: {}, lse", "{out: {shape: [1], dtype: q}, lse", "'out': all results of an operation have"),
     "a shape of no argument": ("[batch, heads, rows, keys]", "[batch, head]", "is by 'head', which is no argument"),
     "an unknown dtype": ("dtype: dtype}}", "dtype: half}}", "the dtype of 'mask' is 'half'; it must be one of Kiln's"),
+    "sizes of a number": (
+        "[batch, heads, rows, keys]", "[batch, heads, rows, \"keys.size[0]\"]",
+        "is by keys.size; what has sizes is a tensor's",
+    ),
+    "a word that no tensor has": ("[batch, heads, rows, keys]",
+        "[\"rng.sizes[0]\"]", "is by rng.sizes; what has sizes is"),
+    "the shape of a number": ("[batch, heads, rows, keys], dtype", "rows, dtype", "is by rows.size; what has sizes is"),
     "too few parts": ("parts: [seed, offset]", "parts: [seed]", "'rng' has 1 parts; they are two"),
     "a part that is no field": ("parts: [seed, offset]", "parts: [seed, place]", "the part 'place', which is no field"),
     "a simple operation that writes": (
@@ -155,6 +162,19 @@ SIMPLE = """
     fields:
       - {out: {kind: tensor}, sums: {kind: tensor}, seed: {kind: optional}, offset: {kind: optional}}
 """
+
+
+def test_results_lie_where_the_first_argument_does(tmp_path):
+    path = tmp_path / "arguments.yaml"
+    path.write_text((ROOT / arguments.TABLE).read_text() + SIMPLE.replace("x: {kind: tensor}", "x: {kind: optional}"))
+    with pytest.raises(RecipeError, match="the first argument of merge must be a tensor|has no default and stands"):
+        arguments.read(path)
+    numbers = "      - {rows: {kind: integer, field: none, required: true}}\n"
+    start, end = SIMPLE.index("      - x:"), SIMPLE.index("    results:")
+    text = SIMPLE[:start] + numbers + SIMPLE[end:].replace("{shape: x, dtype: x}", "{shape: [rows], dtype: fp32}")
+    path.write_text((ROOT / arguments.TABLE).read_text() + text.replace('[rows, "2 * y.size[1]"]', "[rows]"))
+    with pytest.raises(RecipeError, match="the first argument of merge must be a tensor: its results are made where"):
+        arguments.read(path)
 
 
 def test_an_operation_of_which_the_table_tells_all(tmp_path):

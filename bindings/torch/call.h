@@ -75,9 +75,10 @@ class Call {
   // Leaves the results and the status on the stack. Tensors that are NULL, or all of a failed call, become undefined.
   void finish(const AtenTensorHandle* results, int count);
 
- private:
+  // How many tensors of PyTorch's a call may hold. The generated operators assert that theirs fit.
   static constexpr int kMostOwned = 32;
 
+ private:
   void extras(int at, const char* const* names, int count, AtenTensorHandle* handles, kiln_tensor* tensors,
               const kiln_tensor** slots);
   AtenTensorHandle take(StableIValue value);

@@ -9,8 +9,10 @@ from kiln import _core
 from kiln.arrays import Library, library_of, place_of, stream_of, take
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.runtime import core_of
+from kiln_recipe import dtypes
 
 _ALIGNMENT = 256  # of a workspace: KILN_WORKSPACE_ALIGNMENT
+_NAMES = {row.torch: row.name for row in dtypes.TABLE}  # Kiln's names of dtypes, by those of array APIs
 _NOWHERE = 1 << 12  # the address of results that are never written, aligned as those of every allocator
 
 
@@ -76,12 +78,12 @@ class Call:
         """Makes a result, unless the caller has given it.
 
         Args:
-            dtype: "float32"; None: that of the leading array.
+            dtype: as array APIs call it, "float32"; None: that of the leading array.
         """
         if name in self.tensors:
             return
         if self.is_dry:
-            kind = "fp32" if dtype else next(iter(self.tensors.values())).dtype
+            kind = _NAMES[dtype] if dtype else next(iter(self.tensors.values())).dtype
             self.tensors[name] = (_NOWHERE, kind, shape, _contiguous(shape))
             return
         array = self._empty(shape, dtype)

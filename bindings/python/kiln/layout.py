@@ -48,6 +48,14 @@ def sizes_of(result: _arguments.Result, given: Mapping[str, Any]) -> tuple[int, 
         ) from None
 
 
+def dtype_of(result: _arguments.Result, operation: str, given: Mapping[str, Any]) -> str | None:
+    """The dtype of a result that the table of arguments tells, as array APIs call it; None: the leading array's."""
+    if result.like is None or _arguments.KINDS[operation].get(result.like) != "dtype":
+        return result.dtype
+    asked = given.get(result.like)
+    return "uint8" if asked is None else str(asked).rpartition(".")[2]  # "torch.float16", "float16"
+
+
 def results_of(torch: Any, operation: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Empty tensors, on the first argument's device, for the results of an operation that the table tells."""
     first, made = next(iter(given.values())), {}

@@ -14,7 +14,7 @@ from kiln.errors import ArgumentError
 
 _Q = "[batch, heads, rows, head_dim]"
 _K = "[batch, heads_kv, keys, head_dim]"
-_SEEDS = ("seed", "offset")
+_SEEDS = _arguments.PARTS["rng"]
 
 
 class Gradients(NamedTuple):
@@ -111,7 +111,8 @@ def simple(operation: str, is_dry: bool, **given: Any) -> Ready:
     call = _call(operation, is_dry, given, read or written, written, seeds)
     for result in results:
         if result.field not in call.tensors:
-            call.make(result.field, layout.sizes_of(result, {**given, **call.tensors}), result.dtype)
+            dtype = layout.dtype_of(result, operation, given)
+            call.make(result.field, layout.sizes_of(result, {**given, **call.tensors}), dtype)
     values = _values(operation, given) | _numbers(seeds)
 
     def launch() -> Any:

@@ -21,6 +21,7 @@ NO_FIELD = "none"
 _TENSORS = ("tensor", "optional")
 _REALS = ("real", "scale")
 NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # a word of a formula
+ATTRIBUTE = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\.(\w+)")
 
 
 class RowShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -282,6 +283,8 @@ def _check(table: Table, source: document.Document[TableShape]) -> None:
         if operation.is_simple and any(row.written for row in operation.arguments):
             fail(f"an argument of {operation.name} is written, which the table cannot tell all of; leave `shape` out")
         known = {row.name: row for row in operation.arguments}
+        if operation.is_simple and next((row.kind for row in operation.arguments), None) != "tensor":
+            fail(f"the first argument of {operation.name} must be a tensor: its results are made where that lies")
         for result in operation.results:
             if result.field not in {row.field for row in operation.fields}:
                 fail(f"the result {result.field!r} is no field of {operation.params}; add it to `fields`")
@@ -290,10 +293,13 @@ def _check(table: Table, source: document.Document[TableShape]) -> None:
             for word in (word for size in result.shape or () for word in NAME.findall(size)):
                 if word not in known:
                     fail(f"the shape of {result.field!r} is by {word!r}, which is no argument of {operation.name}")
+            for name, attribute in (found for size in result.shape or () for found in ATTRIBUTE.findall(size)):
+                if attribute != "size" or known[name].kind not in ("tensor", "optional"):
+                    fail(f"the shape of {result.field!r} is by {name}.{attribute}; what has sizes is a tensor's `size`")
             leads = next(iter(known)), *(row.name for row in operation.of_kind("dtype"))
             if result.dtype is not None and result.dtype not in (*leads, *DTYPES):
-                fail(f"the dtype of {result.field!r} is {result.dtype!r}; it must be one of Kiln's, or that of the "
-                     f"first argument: {leads[0]}")  # fmt: skip
+                fail(f"the dtype of {result.field!r} is {result.dtype!r}; it must be one of Kiln's, or that of "
+                     f"the first argument or of one of the kind dtype: {', '.join(leads)}")  # fmt: skip
         for row in operation.arguments:
             if len(row.parts) not in (0, 2):
                 fail(f"{row.name!r} has {len(row.parts)} parts; they are two, the fields that get its two integers")
