@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kiln_build import cli
+from kiln_build.artifacts import reader
 from kiln_build.native import extension
 from kiln_build.native.native import Compiler
 from kiln_build.native.pythons import Headers
@@ -387,3 +388,17 @@ def test_another_tree_is_said(toolless, tmp_path, capsys, monkeypatch):
         "was built from commit 111111111111, but the wheels' Python modules are from this tree's commit, 222222222222"
         in text
     )
+
+
+def test_families_without_a_library_are_named():
+    """Their images are in the wheels' packs, and nothing in the wheels can launch them."""
+    from kiln_build.cli import wheel as verb
+
+    release = reader.open_artifact(small_release().tarball)
+    assert set(reader.families_of(reader.variants_of(release))) - {"flash"}
+    assert verb._without_library(release) == [
+        f"no library for the family {family}: of a release's families wheels have flash alone; Python calls others by "
+        f"kiln.jit.Recipe, C by libkiln_{family}.so of the tarball"
+        for family in reader.families_of(reader.variants_of(release))
+        if family != "flash"
+    ]

@@ -11,7 +11,7 @@ import importlib
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -132,6 +132,11 @@ def _image(path: Path, data: bytes) -> ImageFile:
         return ImageFile(path, data, elf.amd_facts(data) if kind == "hsaco" else elf.nvidia_facts(data))
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from error
+
+
+def families_of(variants: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The families of variants' rows."""
+    return sorted({row["kernel"].partition(".")[0] for row in variants})
 
 
 def variants_of(artifact: Release | PackFile) -> list[dict[str, Any]]:

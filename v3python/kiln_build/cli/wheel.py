@@ -83,6 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _without_library(artifact: Release) -> list[str]:
+    """A sentence for each family whose images are in the wheels' packs, and whose library is not."""
+    from kiln_build.native.adapters import FAMILY
+
+    return [
+        f"no library for the family {family}: of a release's families wheels have {FAMILY} alone; Python calls others "
+        f"by kiln.jit.Recipe, C by libkiln_{family}.so of the tarball"
+        for family in inspect.families_of(inspect.variants_of(artifact))
+        if family != FAMILY
+    ]
+
+
 def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tuple[list[Path], list[str]]:
     """The wheels, and a sentence for each that is not made."""
     from kiln_build.base import machine
@@ -108,7 +120,7 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
         ]
         wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
         output.mkdir(parents=True, exist_ok=True)
-        return wheel.write(wheels, output, arguments.replace), left_out
+        return wheel.write(wheels, output, arguments.replace), left_out + _without_library(artifact)
 
 
 def build_wheel(contents: Contents) -> Wheel:
