@@ -412,6 +412,43 @@ def test_the_verb_explains(capsys, small):
     assert "left out: 6 functionals: dtype=fp8e4m3 is in the full profile only" in out
 
 
+@pytest.mark.parametrize(
+    ("narrow", "headings"),
+    [
+        (None, ["all 12 functionals that are compiled:"]),
+        (
+            "{dtype: bf16}",
+            [
+                "6 functionals: dtype=fp16 columns_most=64,128,256 gemma=false,true",
+                "6 functionals: dtype=bf16 columns_most=64,128,256 gemma=false,true",
+            ],
+        ),
+        (
+            "{dtype: bf16, columns_most: 64, gemma: true}",
+            [
+                *(f"dtype=fp16 columns_most={n} gemma={g}" for n in (64, 128, 256) for g in ("false", "true")),
+                "dtype=bf16 columns_most=64 gemma=false",
+                *(f"dtype=bf16 columns_most={n} gemma={g}" for n in (128, 256) for g in ("false", "true")),
+                "dtype=bf16 columns_most=64 gemma=true",
+            ],
+        ),
+    ],
+)
+def test_the_verb_explains_together_what_is_alike(capsys, tmp_path, narrow, headings):
+    """All; parts that are each combination of some values; a part that is not, and one functional."""
+    first, _, behind = small_recipe.RECIPE.partition("        heuristic:\n")
+    rules = "          - {use: {BLOCK: 256, num_warps: 4}}\n"
+    if narrow:
+        rules = f"          - {{when: {narrow}, use: {{BLOCK: 256, num_warps: 1}}}}\n{rules}"
+    text = first + "        heuristic:\n" + rules + behind[behind.index("        spills:") :]
+    path = small_recipe.write(tmp_path, text)
+    printed = run(capsys, "plan", "sm_90", "--recipe", str(path), "--explain")
+    kernel = printed.partition("norm on sm_90\n")[2].partition("  left out: ")[0].splitlines()
+    assert [line.strip() for line in kernel if not line.startswith("    ")] == headings
+    bins = [line for line in kernel if line.startswith("    ")]
+    assert len(bins) == (12 if narrow else 6) and all("BLOCK=256 num_warps=4  (" in line for line in bins[:6])
+
+
 def test_the_verb_obeys_the_variables_of_a_build(capsys, small, monkeypatch):
     monkeypatch.setenv("KILN_SELECT", "dtype=bf16")
     monkeypatch.setenv("KILN_PROFILE", "full")

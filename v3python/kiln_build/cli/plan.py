@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,11 @@ from kiln_build.base.usage import count, filled, one_of, path, selection
 from kiln_build.options import options, words
 from kiln_recipe import targets
 from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.model import spelled
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
-    from kiln_recipe.plan.model import KernelPlan, Plan, Variant
+    from kiln_recipe.plan.model import Functional, KernelPlan, Plan, Variant
 
 EXAMPLE = """
 kiln plan "MI300X;sm_90"                             counts by target and kernel, and an estimate
@@ -64,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of parallel compiles; default: KILN_JOBS, or all cores",
     )
     parser.add_argument(
-        "--explain", action="store_true", help="print the configuration of each functional and bin, and why"
+        "--explain",
+        action="store_true",
+        help="print the configuration of each functional and bin, and why",
     )
     parser.add_argument("--variants", action="store_true", help="print the name of each variant")
     parser.add_argument(
@@ -197,26 +201,49 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
 
 
 def explain(kernel: KernelPlan) -> list[str]:
-    """For each compiled functional and each bin the configuration that a call takes if everything is available, and
-    the rule; then for each reason how many functionals are left out for it."""
+    """For each bin the configuration that a call takes if everything is available, and the rule: once for all compiled
+    functionals of which the same is true. Then for each reason how many functionals are left out for it."""
     from kiln_recipe.plan import plan
 
     available = set(range(kernel.slots)) - set(kernel.absent)
     bins = [name or "always" for name in bin_names(kernel)]
     width = max(map(len, bins))
-    lines = []
+    functionals: dict[tuple[str, ...], list[Functional]] = {}
     left_out: Counter[str] = Counter()
     for number, (functional, row) in enumerate(zip(kernel.functionals, plan.explain(kernel, available))):
         if all(decision.configuration is None for decision in row):
             left_out[kernel.absent[kernel.slot(number, 0, 0)]] += 1
             continue
-        lines.append(functional.name or "(no choices)")
-        for name, decision in zip(bins, row):
-            if decision.configuration is not None:  # as of a functional in every bin or in none
-                taken = kernel.configurations[decision.configuration].name
-                lines.append(f"  {name:{width}}  {taken}  ({decision.rule or 'no rule fits: first available'})")
-    lines += [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
-    return lines
+        taken = tuple(
+            f"  {name:{width}}  {kernel.configurations[decision.configuration].name}"
+            f"  ({decision.rule or 'no rule fits: first available'})"
+            for name, decision in zip(bins, row)
+            if decision.configuration is not None  # as of a functional in every bin or in none
+        )
+        functionals.setdefault(taken, []).append(functional)
+    lines = []
+    for taken, alike in functionals.items():
+        lines += [*_names(alike, len(functionals) == 1, bool(left_out)), *taken]
+    return lines + [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
+
+
+def _names(functionals: Sequence[Functional], every: bool, left_out: bool) -> list[str]:
+    """What stands above the bins of functionals that are alike: "all 16 functionals:", or of a part of them "6
+    functionals: dtype=fp16,bf16 head_dim=64,128,256" if each combination of these values is one, else each one's name.
+
+    Args:
+        every: these are all that are compiled.
+        left_out: there are others, which are not.
+    """
+    if len(functionals) == 1:
+        return [functionals[0].name or "(no choices)"]
+    if every:
+        return [f"all {len(functionals)} functionals{' that are compiled' if left_out else ''}:"]
+    values = {name: dict.fromkeys(spelled(f.values[name]) for f in functionals) for name in functionals[0].values}
+    if math.prod(map(len, values.values())) == len(functionals):
+        combined = " ".join(f"{name}={','.join(each)}" for name, each in values.items())
+        return [f"{len(functionals)} functionals: {combined}"]
+    return [functional.name for functional in functionals]
 
 
 def bin_names(kernel: KernelPlan) -> list[str]:
