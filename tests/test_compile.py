@@ -251,3 +251,29 @@ def test_a_mistake_in_gluon_is_told_by_its_place_in_the_file(tmp_path, old, new,
         path,
     )
     assert told[0] == "ttir" and told[1].startswith(f"{tmp_path}/gluon_kernel.py:{line}: ") and words in told[1], told
+
+
+def test_the_example_of_descriptors_in_plain_triton():
+    """examples/silu for sm_90: two descriptors, copies by the tensor memory accelerator, one image for each dtype,
+    since a residual is the other implementation's."""
+    answer = run(
+        """
+        result = {}
+        for variant in variants("examples/silu/recipe.yaml", "sm_90"):
+            image = compile.compile_variant(variant.spec, chain).image
+            copies = image.ptx.count("cp.async.bulk.tensor")
+            result.setdefault(f"{variant.kernel} {variant.specialization}", []).append(
+                [variant.functional, variant.spec.key(""), [d.box for d in image.info.descriptors], copies,
+                 image.info.ptx_version])
+        print(json.dumps(result))
+        """
+    )
+    assert {name: len(found) for name, found in answer.items()} == {
+        "silu.described generic": 4, "silu.general aligned": 4, "silu.general generic": 4,
+    }  # fmt: skip
+    described = answer.pop("silu.described generic")
+    assert all(facts == [[[64, 64], [64, 64]], 2, "8.6"] for _, _, *facts in described)
+    keys = {functional: key for functional, key, *_ in described}
+    for dtype in ("fp16", "bf16"):
+        assert keys[f"dtype={dtype} has_residual=false"] == keys[f"dtype={dtype} has_residual=true"]
+    assert all(facts == [[], 0, "8.0"] for found in answer.values() for _, _, *facts in found)

@@ -223,6 +223,20 @@ typedef struct kiln_call {
 } kiln_call;
 #define KILN_CALL_INIT {sizeof(kiln_call), NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, 0}
 
+/* The functions below that take a kiln_call check it in this order, and report the first failure:
+ *
+ *   1. the call's and the queue's structures, and each argument by itself: how many there are, kinds, ranks, dtypes
+ *      that are the same in every call, NULL data, integers and addresses that are out of range;
+ *   2. the driver, the device and the stream: on a host without a driver, KILN_E_NO_DEVICE hides all that follows;
+ *   3. what the operation requires of its arguments together, in the recipe's order, then its choices, and dtypes that
+ *      a choice decides. This is after the device, since a recipe's definitions may read its multiprocessors. A call
+ *      for which there is nothing to do has succeeded here;
+ *   4. the pack of the device's target, or of force_target, and in it an image for each kernel;
+ *   5. kiln_launch: the workspace;
+ *   6. kiln_launch, kiln_prepare: loading the images. Nothing was enqueued up to here.
+ *
+ * Python's kiln.jit checks 3 on a host without a GPU, by the same recipe: Operation.explain. */
+
 /* How much workspace the same call of kiln_launch needs; 0 if none. Looks at no workspace field. Loads the pack's
  * index if need be, launches nothing. */
 KILN_API kiln_status kiln_workspace_size(const kiln_call* call, uint64_t* bytes);
@@ -262,7 +276,8 @@ typedef int32_t (*kiln_variant_fn)(const kiln_variant* variant, void* user);
  * release). Needs no device and no driver. The strings are valid during the call only. */
 KILN_API kiln_status kiln_variants(kiln_t kiln, const char* operation, const char* target, kiln_variant_fn visit,
                                    void* user);
-/* Visits the variants, one a kernel, that the same call of kiln_launch would run. */
+/* Visits the variants, one a kernel, that the same call of kiln_launch would run. Needs a device, also where
+ * force_target is given: launches nothing and looks at no workspace field, but checks the call as kiln_launch does. */
 KILN_API kiln_status kiln_explain(const kiln_call* call, kiln_variant_fn visit, void* user);
 
 #ifdef __cplusplus

@@ -539,3 +539,36 @@ def test_unload_failures_are_logged(kiln, fake):
     fake.fail("cuLibraryUnload", 700)
     assert kiln.close() == ffi.OK
     assert any("cuLibraryUnload" in message for _, message in kiln.messages)
+
+
+def test_checks_are_made_in_the_order_that_the_header_says(kiln, fake):
+    """Of a call in which everything is wrong, one thing after the other is mended: a status and a sentence each."""
+    args = arguments()
+    args[0], args[1] = tensor(X, FP16, (100,)), view(sizes=(99, 64))
+    fake.set_current(fake.context(2))
+    fake.c.fake_set_device_count(ffi.NVIDIA, 0)
+    fake.fail("cuLibraryLoadData", 2)
+    wrong = {"workspace": 0, "workspace_bytes": 0}
+
+    def told(entry, status: int, sentence: str) -> None:
+        with pytest.raises(ffi.Failure, match=sentence) as failure:
+            entry(kiln.call(args, **wrong))
+        assert failure.value.status == status
+
+    for entry in (kiln.launch, kiln.prepare, kiln.workspace_size, kiln.explain):
+        told(entry, ffi.ARGUMENT, "x has rank 1; it must be 2")
+    args[0] = view()
+    for entry in (kiln.launch, kiln.prepare, kiln.workspace_size, kiln.explain):
+        told(entry, ffi.NO_DEVICE, "the NVIDIA driver has no device")
+    wrong["target"] = "sm_90"
+    told(kiln.explain, ffi.NO_DEVICE, "the NVIDIA driver has no device")
+    del wrong["target"]
+    fake.c.fake_set_device_count(ffi.NVIDIA, 5)
+    told(kiln.explain, ffi.ARGUMENT, "x and y must have the same number of rows")
+    args[1] = arguments()[1]
+    told(kiln.explain, ffi.NO_DEVICE, "no pack of toy serves the NVIDIA device 2")
+    fake.set_current(fake.context(0))
+    kiln.explain(kiln.call(args, **wrong))
+    told(kiln.launch, ffi.WORKSPACE, "its workspace is NULL")
+    told(kiln.prepare, ffi.DRIVER, "cuLibraryLoadData")
+    assert not fake.launches()
