@@ -30,6 +30,7 @@ VERBS = {
     "recipes": Verb(),
     "plan": Verb(),
     "build": Verb("everything"),
+    "coverage": Verb("reading"),
     "list": Verb("reading", python=(3, 9)),
     "inspect": Verb("reading", python=(3, 9)),
     "wheel": Verb("everything"),

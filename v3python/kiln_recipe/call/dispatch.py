@@ -61,10 +61,12 @@ class _KernelTable:
 class Tables:
     """What there is of a recipe for one target.
 
-    A variant that the recipe lists as `unavailable` counts as not there, as in a build whose compiler rejects it.
+    Unless `lack` tells, a variant that the recipe lists as `unavailable` counts as not there, as in a build whose
+    compiler rejects it.
 
     Args:
         unfit: why an implementation cannot run here, whatever the call; None where it can.
+        lack: why there is no image of a variant; None where there is one.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Tables:
         selection: Selection,
         tuning_root: Path | None,
         unfit: Callable[[Kernel], str | None] = lambda _kernel: None,
+        lack: Callable[[Variant], str | None] = lambda variant: variant.waiver,
     ) -> None:
         made = plan.make_plan([recipe], (target,), profile, selection, tuning_root)
         self.target = target
@@ -82,10 +85,11 @@ class Tables:
         self._served = {operation: served for (_, operation), served in made.served.items()}
         self.kernels: dict[str, _KernelTable] = {}  # kernels of a family have different names
         for kernel in made.kernels:
-            variants = {v.slot: v for v in made.variants_of(kernel) if v.waiver is None}
-            waived = {v.slot: v.waiver for v in made.variants_of(kernel) if v.waiver is not None}
+            lacks = {v.slot: lack(v) for v in made.variants_of(kernel)}
+            variants = {v.slot: v for v in made.variants_of(kernel) if lacks[v.slot] is None}
+            missing = {slot: why for slot, why in lacks.items() if why is not None}
             self.kernels[kernel.kernel.name] = _KernelTable(
-                kernel, variants, {**kernel.absent, **waived}, plan.lookup(kernel, variants)
+                kernel, variants, {**kernel.absent, **missing}, plan.lookup(kernel, variants)
             )
 
     def begin(self, operation: Operation, name: str, given: Sequence[Given], device: Device) -> Call:

@@ -1,0 +1,101 @@
+"""`kiln coverage`, as users run it: what a profile serves of a model, why not, and what would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kiln_build import cli
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_hidden_layers": 32, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def verdicts(capsys: pytest.CaptureFixture[str], *words: str) -> dict[tuple[str, str], dict]:
+    """By attention and use the verdict on sm_90."""
+    assert cli.main(["coverage", *words, "--target", "sm_90", "--json"]) == 0
+    return {(v["attention"], v["use"]): v for v in json.loads(capsys.readouterr().out)["verdicts"]}
+
+
+def written(tmp_path: Path, document: object) -> str:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def test_a_model_is_served_by_the_images_of_its_head_dimension(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = verdicts(capsys, "core", "--model", written(tmp_path, LLAMA))
+    assert {use for _, use in found} == {"prefill", "decode", "training"}
+    assert all(one["served"] and not one["refusal"] for one in found.values())
+    kernels = {image["kernel"]: image["functional"] for image in found["full attention", "decode"]["images"]}
+    assert kernels["attn_decode"] == "dtype=bf16 cache_dtype=bf16 head_dim=128 extras=none"
+    assert {i["operation"] for i in found["full attention", "training"]["images"]} == {
+        "flash.attn_fwd", "flash.attn_bwd"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("profile", "line", "use", "why", "remedy"),
+    [
+        ("core", "head_dim=192/128", "prefill", "in the full profile only", "the profile full"),
+        ("core", "head_dim=64 fp8-cache", "decode", "in the full profile only", "a cache in bf16"),
+        ("core", "head_dim=64 dtype=fp32", "training", "in the full profile only", "bf16 in place of fp32"),
+        ("full", "head_dim=576/512 kv_heads=1", "decode", "has no image for", "beyond head_dim 512"),
+    ],
+)
+def test_what_is_not_served_says_why_and_what_would_serve_it(
+    capsys: pytest.CaptureFixture[str], profile: str, line: str, use: str, why: str, remedy: str
+) -> None:
+    found = verdicts(capsys, profile, "--model", line)["attention", use]
+    assert not found["served"] and not found["images"]
+    assert why in found["refusal"]
+    assert any(remedy in one for one in found["remedies"]), found["remedies"]
+
+
+def test_targets_of_one_answer_share_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["coverage", "full", "--model", "head_dim=128 fp8-cache", "--target", "sm_80;sm_90"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "sm_80 sm_90" in next(line for line in lines if " prefill " in line and " yes " in line)
+    refused = next(line for line in lines if " decode " in line and " NO " in line)
+    assert " sm_80 " in refused and "sm_90" not in refused  # Ampere has no conversions of fp8
+    assert "another target: " in next(line for line in lines if "what would serve it" in line)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("head_dim=128 windows=4", "'windows=4', which is unknown; did you mean 'window'?"),
+        ("gqa=8", "lacks head_dim"),
+        ("head_dim=x", "head_dim=x; right is 128"),
+        ("head_dim=64 heads=6 kv_heads=4", "6 heads and 4 heads of keys"),
+        ("head_dim=64 causal cross", "says causal and cross"),
+        ("head_dim=64 dtype=int8", "dtype=int8"),
+        ("nowhere.json", "cannot be read"),
+    ],
+)
+def test_a_line_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], model: str, sentence: str) -> None:
+    assert cli.main(["coverage", "core", "--model", model]) in (2, 7)
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({}, "does not tell what its attention is"),
+        ([], "is not a JSON object"),
+        ({**LLAMA, "num_attention_heads": "many"}, "num_attention_heads 'many'; it must be a whole number"),
+        ({**LLAMA, "torch_dtype": "int4"}, "the dtype 'int4'"),
+        ({**LLAMA, "num_key_value_heads": 5}, "5 heads of keys"),
+    ],
+)
+def test_a_configuration_without_attention_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: object, sentence: str
+) -> None:
+    assert cli.main(["coverage", "core", "--model", written(tmp_path, document)]) in (2, 6)
+    assert sentence in capsys.readouterr().err

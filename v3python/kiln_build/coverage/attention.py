@@ -1,0 +1,102 @@
+"""What one kind of layer in a model asks of attention: shapes and features, without weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiln_recipe.errors import UsageError
+
+USES = ("prefill", "decode", "training")
+ROWS = 4096  # of a sequence, where a model does not say less
+LARGEST = 1 << 20  # of heads and head dimensions, above which a number is a mistake
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One kind of attention of a model.
+
+    Attributes:
+        name: "full attention", "text sliding attention".
+        width_qk, width_v: head dimensions.
+        dtype, cache_dtype: as recipes spell them; the second is the cache's in decode.
+        window: keys that a row sees, itself included; 0: all.
+        softcap, dropout: 0: none. Dropout is of training alone.
+        bias: an additive bias [1, heads, rows, keys], which training has a gradient for.
+        cross: the keys are another sequence's, which decode does not add to.
+        rows, keys: lengths of the example calls.
+        layers: how many there are; 0: not known.
+        uses: of USES, those that the model has.
+        assumed: what the model does not say, in clauses.
+    """
+
+    name: str
+    heads: int
+    heads_kv: int
+    width_qk: int
+    width_v: int
+    dtype: str = "bf16"
+    cache_dtype: str = ""
+    causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    dropout: float = 0.0
+    sinks: bool = False
+    bias: bool = False
+    alibi: bool = False
+    cross: bool = False
+    rows: int = ROWS
+    keys: int = ROWS
+    layers: int = 0
+    uses: tuple[str, ...] = USES
+    assumed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """ "32 heads, 8 of keys, head_dim 128, bf16, causal, window 4096": in the words of the line."""
+        width = str(self.width_qk) if self.width_qk == self.width_v else f"{self.width_qk}/{self.width_v}"
+        parts = [
+            f"{self.heads} heads" + (f", {self.heads_kv} of keys" if self.heads_kv != self.heads else ""),
+            f"head_dim {width}",
+            self.dtype + (f" with a cache in {self.cache_dtype}" if self.cache_dtype not in ("", self.dtype) else ""),
+            "causal" if self.causal else "bidirectional" if not self.cross else "cross",
+            f"window {self.window}" if self.window else "",
+            f"softcap {self.softcap:g}" if self.softcap else "",
+            *(name for name in ("sinks", "bias", "alibi") if getattr(self, name)),
+            f"dropout {self.dropout:g}" if self.dropout else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's kinds of attention.
+
+    Attributes:
+        name: of its file, or the line.
+        notes: what of the model is not covered, in sentences.
+    """
+
+    name: str
+    kinds: tuple[Attention, ...]
+    notes: tuple[str, ...] = ()
+
+
+def check(kind: Attention, where: str) -> Attention:
+    """The same, if its numbers can be.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    sizes = {
+        "heads": kind.heads, "heads of keys": kind.heads_kv, "head_dim": kind.width_qk, "head_dim of v": kind.width_v
+    }  # fmt: skip
+    for what, size in sizes.items():
+        if not 0 < size <= LARGEST:
+            raise UsageError(f"{where}: {kind.name} has {size} as {what}; it must be 1 to {LARGEST}")
+    if kind.heads % kind.heads_kv:
+        raise UsageError(
+            f"{where}: {kind.name} has {kind.heads} heads and {kind.heads_kv} heads of keys; the first must be a "
+            "multiple of the second"
+        )
+    if not 0 <= kind.dropout <= 0.9999:
+        raise UsageError(f"{where}: {kind.name} has the dropout {kind.dropout:g}; it must be 0 to 0.9999")
+    return kind

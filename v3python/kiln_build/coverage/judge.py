@@ -1,0 +1,184 @@
+"""Whether a call is served, by which kernels, and if not, why and what would serve it.
+
+The dispatch decides that (kiln_recipe.call.dispatch), and each remedy is one that it was asked about.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kiln_build.coverage.attention import Attention, Model
+from kiln_build.coverage.calls import Example, examples
+from kiln_build.coverage.source import Source
+from kiln_recipe.call import evaluate
+from kiln_recipe.call.dispatch import Chosen, Tables
+from kiln_recipe.call.evaluate import ALIGNMENT, Device, Refusal
+from kiln_recipe.targets import Target
+
+MULTIPROCESSORS = 132  # of the device that example calls are for; it decides configurations, not whether one is served
+_VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
+_MADE = 1 << 60  # where workspaces lie
+
+
+@dataclass(frozen=True)
+class Image:
+    """A kernel of a served call; `key` is None where it is known only once it is built."""
+
+    operation: str
+    kernel: str
+    implementation: str
+    functional: str
+    configuration: str
+    specialization: str
+    key: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer for one use of one kind of attention on one target.
+
+    Attributes:
+        images: in the order of their launches; none where it is not served.
+        refusal: why not; None: it is served.
+        remedies: what would serve it, in clauses.
+        notes: what to know of the answer.
+    """
+
+    model: str
+    kind: Attention
+    use: str
+    target: str
+    images: tuple[Image, ...]
+    refusal: str | None = None
+    remedies: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_served(self) -> bool:
+        return self.refusal is None
+
+
+def judge(source: Source, models: Sequence[Model], wanted: Sequence[Target]) -> list[Verdict]:
+    """A verdict for each model, kind, use and target, in this order."""
+    verdicts = []
+    for model in models:
+        for kind in model.kinds:
+            for use in kind.uses:
+                row = [_judge(source, model, kind, use, target) for target in wanted]
+                serving = [one.target for one in row if one.is_served]
+                verdicts += [_with_targets(one, serving) for one in row]
+    return verdicts
+
+
+def dispatch(tables: Tables, target: Target, example: Example) -> list[Chosen]:
+    """The kernels of a call.
+
+    Raises:
+        Refusal: it is not served.
+    """
+    vendor = _VENDORS[target.vendor]
+    device = Device(vendor, MULTIPROCESSORS, describes=vendor == "NVIDIA")
+    call = tables.begin(example.operation, example.name, example.given, device)
+    addresses, end = {}, _MADE
+    if not call.missing and not call.skipped:
+        for name, size in evaluate.workspaces(call).items():
+            addresses[name] = end
+            end += size + -size % ALIGNMENT
+    return tables.dispatch(call, addresses)
+
+
+def _judge(source: Source, model: Model, kind: Attention, use: str, target: Target) -> Verdict:
+    calls = examples(source.recipe, kind, use)
+    notes = tuple(f"by {call.operation.name}: {call.note}" for call in calls if call.note)
+    if target not in source.targets:
+        why = f"{source.name} has no images for {target.name}"
+        return Verdict(model.name, kind, use, target.name, (), why, _absent(source, kind, use, target), notes)
+    try:
+        images = _images(source, calls, source.tables(target), target)
+    except Refusal as refusal:
+        remedies = tuple(_remedies(source, kind, use, target))
+        return Verdict(model.name, kind, use, target.name, (), str(refusal), remedies, notes)
+    return Verdict(model.name, kind, use, target.name, images, notes=notes)
+
+
+def _images(source: Source, calls: Sequence[Example], tables: Tables, target: Target) -> tuple[Image, ...]:
+    return tuple(
+        Image(
+            call.name,
+            chosen.variant.kernel,
+            chosen.launch.kernel.implementation,
+            chosen.variant.functional,
+            chosen.variant.configuration,
+            chosen.variant.specialization,
+            source.key(chosen.variant),
+        )
+        for call in calls
+        for chosen in dispatch(tables, target, call)
+    )
+
+
+def _serves(source: Source, tables: Tables, kind: Attention, use: str, target: Target) -> bool:
+    try:
+        for call in examples(source.recipe, kind, use):
+            dispatch(tables, target, call)
+    except Refusal:
+        return False
+    return True
+
+
+def _absent(source: Source, kind: Attention, use: str, target: Target) -> tuple[str, ...]:
+    """What would serve a call on a target that the release is not for."""
+    for profile in dict.fromkeys((source.profile, "full")):
+        if _serves(source, source.built(target, profile), kind, use, target):
+            return (f"a release of the profile {profile} for {target.name}",)
+    return tuple(_remedies(source, kind, use, target))
+
+
+def _remedies(source: Source, kind: Attention, use: str, target: Target) -> Iterator[str]:
+    """What would serve a call on the target; nothing is named that was not tried."""
+    profiles = {profile: source.built(target, profile) for profile in dict.fromkeys((source.profile, "full"))}
+    there = {f"a release of the profile {profile}": tables for profile, tables in profiles.items()}
+    if target in source.targets:
+        there = {"": source.tables(target), **there}
+    if source.images is None:  # what a build of the profile makes is what there is
+        there.pop(f"a release of the profile {source.profile}", None)
+    for where, tables in there.items():
+        if where and _serves(source, tables, kind, use, target):
+            yield f"the profile {where.rpartition(' ')[2]}" if source.images is None else where
+            break
+    for change, other in _others(kind, use).items():
+        for where, tables in there.items():
+            if _serves(source, tables, other, use, target):
+                yield change + (f" with {where.removeprefix('a release of ')}" if where else "")
+                break
+    widest = _widest(source, use)
+    if max(kind.width_qk, kind.width_v) > widest:
+        yield f"a recipe whose images go beyond head_dim {widest}, which is the widest of this one"
+
+
+def _others(kind: Attention, use: str) -> Mapping[str, Attention]:
+    """The same attention with other dtypes."""
+    found = {}
+    if use == "decode" and kind.cache_dtype not in ("", kind.dtype):
+        found[f"a cache in {kind.dtype}"] = dataclasses.replace(kind, cache_dtype=kind.dtype)
+    for dtype in ("bf16", "fp16"):
+        if kind.dtype == "fp32":
+            cache = dtype if kind.cache_dtype in ("", "fp32") else kind.cache_dtype
+            found[f"{dtype} in place of {kind.dtype}"] = dataclasses.replace(kind, dtype=dtype, cache_dtype=cache)
+    return found
+
+
+def _widest(source: Source, use: str) -> int:
+    names = {"decode": ("attn_decode",), "prefill": ("attn_fwd",)}.get(use, ("attn_fwd", "attn_bwd"))
+    return min(
+        max(operation.choice("head_dim").numbers) for operation in source.recipe.operations if operation.name in names
+    )
+
+
+def _with_targets(verdict: Verdict, serving: Sequence[str]) -> Verdict:
+    """A refusal's remedies, with the targets that serve the same."""
+    if verdict.is_served or not serving:
+        return verdict
+    return dataclasses.replace(verdict, remedies=(*verdict.remedies, f"another target: {', '.join(serving)}"))

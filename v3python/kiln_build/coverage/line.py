@@ -1,0 +1,108 @@
+"""A kind of attention in a line: 'head_dim=192/128 gqa=8 window=4096 sinks fp8-cache'."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kiln_build.coverage.attention import ROWS, Attention, Model, check
+from kiln_recipe.dtypes import SYNONYMS
+from kiln_recipe.errors import UsageError
+from kiln_recipe.suggest import nearest
+
+EXAMPLE = "head_dim=192/128 gqa=8 window=4096 sinks fp8-cache"
+_COUNTS = ("heads", "kv_heads", "gqa", "window", "rows", "keys")
+_REALS = ("softcap", "dropout")
+_FLAGS = ("sinks", "bias", "alibi", "cross", "causal", "bidirectional", "fp8-cache")
+DTYPES = ("bf16", "fp16", "fp32")
+_HEADS = 32
+
+
+def read(line: str) -> Model:
+    """The model of a line.
+
+    Raises:
+        UsageError: a word is unknown, or its value cannot be.
+    """
+    found: dict[str, Any] = {}
+    for word in re.split(r"[\s,]+", line.strip()):
+        name, equals, value = word.partition("=")
+        known = (*_FLAGS, "head_dim", "dtype", *_COUNTS, *_REALS)
+        if name not in known or bool(equals) == (name in _FLAGS):
+            raise UsageError(f"--model {line!r} has {word!r}, {_wrong(name, known)}; for example: {EXAMPLE!r}")
+        if name in found:
+            raise UsageError(f"--model {line!r} says {name} twice; say it once")
+        found[name] = True if name in _FLAGS else _value(line, name, value)
+    if "head_dim" not in found:
+        raise UsageError(f"--model {line!r} lacks head_dim; for example: {EXAMPLE!r}")
+    for one, other in (("causal", "bidirectional"), ("causal", "cross"), ("gqa", "kv_heads")):
+        if one in found and other in found:
+            raise UsageError(f"--model {line!r} says {one} and {other}; say one of them")
+    return Model(line, (_kind(line, found),))
+
+
+def _kind(line: str, found: dict[str, Any]) -> Attention:
+    assumed = []
+    if "heads" in found:
+        heads = found["heads"]
+    else:
+        heads = max(_HEADS, found.get("gqa", 1), found.get("kv_heads", 1))
+        heads += -heads % (found.get("gqa") or found.get("kv_heads") or 1)
+        assumed.append(f"{heads} heads")
+    if "gqa" in found and heads % found["gqa"]:
+        raise UsageError(f"--model {line!r}: {heads} heads are no multiple of gqa={found['gqa']}")
+    heads_kv = found.get("kv_heads") or heads // found.get("gqa", 1)
+    if "dtype" not in found:
+        assumed.append("bf16")
+    dtype = found.get("dtype", "bf16")
+    width_qk, width_v = found["head_dim"]
+    causal = not ("bidirectional" in found or "cross" in found)
+    if causal and "causal" not in found:
+        assumed.append("causal")
+    kind = Attention(
+        "attention",
+        heads,
+        heads_kv,
+        width_qk,
+        width_v,
+        dtype,
+        "fp8e4m3" if "fp8-cache" in found else dtype,
+        causal,
+        window=found.get("window", 0),
+        softcap=found.get("softcap", 0.0),
+        dropout=found.get("dropout", 0.0),
+        sinks="sinks" in found,
+        bias="bias" in found,
+        alibi="alibi" in found,
+        cross="cross" in found,
+        rows=found.get("rows", ROWS),
+        keys=found.get("keys", ROWS),
+        assumed=tuple(assumed),
+    )
+    return check(kind, f"--model {line!r}")
+
+
+def _value(line: str, name: str, value: str) -> Any:
+    if name == "dtype":
+        dtype = SYNONYMS.get(value, value)
+        if dtype not in DTYPES:
+            raise UsageError(f"--model {line!r} has dtype={value}; {nearest(value, DTYPES, 'dtypes')}")
+        return dtype
+    if name == "head_dim":
+        match = re.fullmatch("([0-9]{1,7})(?:/([0-9]{1,7}))?", value)
+        if match is None:
+            raise UsageError(f"--model {line!r} has {name}={value}; right is 128, or 192/128 of q and k, and of v")
+        return int(match[1]), int(match[2] or match[1])
+    if name in _REALS:
+        if not re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,9})?", value):
+            raise UsageError(f"--model {line!r} has {name}={value}; right is a number, such as {name}=0.5")
+        return float(value)
+    if not re.fullmatch("[0-9]{1,9}", value) or not int(value):
+        raise UsageError(f"--model {line!r} has {name}={value}; right is a whole number above 0")
+    return int(value)
+
+
+def _wrong(name: str, known: tuple[str, ...]) -> str:
+    if name in known:
+        return f"and {name} is {'a word without' if name in _FLAGS else 'to have'} a value"
+    return f"which is unknown; {nearest(name, known, 'words')}"

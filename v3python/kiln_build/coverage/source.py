@@ -1,0 +1,139 @@
+"""Which images there are to serve calls: those of a release, or of what a profile would build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln_build.artifacts import reader
+from kiln_build.base import ROOT
+from kiln_build.coverage.calls import FAMILY
+from kiln_recipe import targets
+from kiln_recipe.call.dispatch import Tables
+from kiln_recipe.errors import UsageError
+from kiln_recipe.model import Recipe
+from kiln_recipe.plan.model import Variant
+from kiln_recipe.read import recipe as recipes
+from kiln_recipe.selection import PROFILES, parse_selection
+from kiln_recipe.targets import Target
+
+if TYPE_CHECKING:
+    from kiln_recipe.selection import Selection
+
+RIGHT = "give core, full, a release's tarball, or the folder that it was unpacked to"
+
+
+@dataclass(frozen=True)
+class _Image:
+    """What a release has of a variant: the key of its image, or why there is none."""
+
+    key: str
+    lack: str | None
+
+
+@dataclass
+class Source:
+    """A profile of this source tree, or a release.
+
+    Attributes:
+        name: as the user gave it.
+        targets: those that it is for.
+        images: of a release by (target, variant); None: of a profile, of which all that is planned counts as there.
+    """
+
+    name: str
+    profile: str
+    selection: Selection
+    targets: tuple[Target, ...]
+    images: Mapping[tuple[str, ...], _Image] | None = None
+    version: str = ""
+    _tables: dict[tuple[str, str, bool], Tables] = field(default_factory=dict)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return recipes.load(ROOT / "tritonsrc" / FAMILY / "recipe.yaml")
+
+    def tables(self, target: Target) -> Tables:
+        """The dispatch of a target, with the images that there are.
+
+        Raises:
+            UsageError: the release has other variants than this source tree's recipe.
+        """
+        return self._made(target, self.profile, self.selection, self._lack if self.images is not None else None)
+
+    def built(self, target: Target, profile: str) -> Tables:
+        """The dispatch of what a build of a profile, without a selection, would make for a target."""
+        return self._made(target, profile, (), None)
+
+    def key(self, variant: Variant) -> str | None:
+        """The key of a variant's image; None: of a profile, it is known when it is built."""
+        return None if self.images is None else self.images[_place(variant)].key
+
+    def _made(
+        self, target: Target, profile: str, selection: Selection, lack: Callable[[Variant], str | None] | None
+    ) -> Tables:
+        place = (target.name, profile, lack is not None)
+        if place not in self._tables:
+            made = partial(Tables, self.recipe, target, profile, selection, ROOT / "tuning")
+            self._tables[place] = made() if lack is None else made(lack=lack)
+        return self._tables[place]
+
+    def _lack(self, variant: Variant) -> str | None:
+        assert self.images is not None
+        image = self.images.get(_place(variant))
+        if image is None:
+            raise UsageError(
+                f"{self.name} is of another source than this Kiln: it does not know {variant.name}; use the kiln of "
+                f"its version {self.version}"
+            )
+        return image.lack
+
+
+def open_source(word: str) -> Source:
+    """A profile by its name, or a release.
+
+    Raises:
+        UsageError: it is something else, or a release without the attention family.
+        ArtifactError, EnvironmentProblem: it is malformed, or cannot be read.
+    """
+    if word in PROFILES and not Path(word).exists():
+        return Source(word, word, (), tuple(targets.load()))
+    artifact = reader.open_artifact(Path(word), RIGHT)
+    if not isinstance(artifact, reader.Release):
+        raise UsageError(f"{word} is a pack or an image, which does not tell what it was built for; {RIGHT}")
+    manifest = artifact.manifest
+    own = [row for row in manifest["variants"] if row["kernel"].startswith(f"{FAMILY}.")]
+    if not own:
+        raise UsageError(f"{word} has no images of the family {FAMILY}, whose calls coverage is about")
+    images: dict[tuple[str, ...], _Image] = {
+        (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"]): _Image(
+            row["key"], None if row.get("image") else row.get("unavailable") or "the release has no image of it"
+        )
+        for row in own
+    }
+    for_targets = tuple(targets.by_name(name) for name in dict.fromkeys(row["target"] for row in own))
+    source = Source(word, manifest["profile"], (), for_targets, images, manifest["kiln"])
+    source.selection = _of_family(parse_selection(manifest["selection"]), source.recipe)
+    return source
+
+
+def _place(variant: Variant) -> tuple[str, ...]:
+    kernel = f"{variant.family}.{variant.operation}/{variant.kernel}"
+    return variant.target, kernel, variant.functional, variant.configuration, variant.specialization
+
+
+def _of_family(selection: Selection, recipe: Recipe) -> Selection:
+    """What of a selection is about the family: a release may have other families, with choices of their own."""
+    known: dict[str, set[str]] = {}
+    for operation in recipe.operations:
+        for choice in operation.choices:
+            known.setdefault(choice.name, set()).update(choice.spellings)
+        for kernel in operation.kernels:
+            known.setdefault(kernel.kernel, set()).add(kernel.implementation)
+    kept: Sequence[tuple[str, tuple[str, ...]]] = [
+        (name, tuple(value for value in values if value in known[name])) for name, values in selection if name in known
+    ]
+    return tuple(kept)
