@@ -99,3 +99,20 @@ def test_a_configuration_without_attention_is_refused(
 ) -> None:
     assert cli.main(["coverage", "core", "--model", written(tmp_path, document)]) in (2, 6)
     assert sentence in capsys.readouterr().err
+
+
+def test_a_page_shows_the_answers_and_replaces_only_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["coverage", "core", "--model", "head_dim=192", "--target", "sm_90", "--html", str(tmp_path / "page.html")]
+    assert cli.main(words) == 0 and cli.main(words) == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "What would serve it: the profile full" in text and '<td class="no"' in text
+    (tmp_path / "page.html").write_text("mine")
+    assert cli.main(words) == 2
+    assert (tmp_path / "page.html").read_text() == "mine"
+    assert "is not a page made by kiln" in capsys.readouterr().err
+
+
+def test_images_are_listed_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["coverage", "core", "--model", "head_dim=128", "--target", "sm_90", "--images"]) == 0
+    line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("attn_bwd   attn_bwd_dq"))
+    assert "dtype=bf16 head_dim=128" in line and "BLOCK_M=" in line and "aligned" in line

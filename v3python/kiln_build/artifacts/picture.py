@@ -28,7 +28,7 @@ _MAPS = (
 _PAPER = (240, 243, 247)
 _MISSING = "#b8b8b8"
 
-_STYLE = """
+STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #1c2733; background: #fff; margin: 2em auto; max-width: 1200px;
   padding: 0 1em }
 h1 { font-size: 1.5em } h2 { margin: 2em 0 .3em; border-bottom: 1px solid #d5dce4 } h3 { margin: 1.2em 0 .3em }
@@ -65,7 +65,7 @@ def page(artifact: Release | PackFile) -> Iterator[str]:
     for rule in rules:
         lacking[rule["target"], rule["kernel"]] += rule["variants"]
     yield f"{BEGIN}<title>{escape(title)}</title>\n"
-    yield f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n{head}\n<h2>Size</h2>\n{_bars(packs, rows)}\n"
+    yield f"<style>{STYLE}</style>\n<h1>{escape(title)}</h1>\n{head}\n<h2>Size</h2>\n{_bars(packs, rows)}\n"
     for target in packs:
         yield f'<h2 id="{escape(target)}">{escape(target)}</h2>{about.get(target, "")}\n'
         for kernel, ours in cells[target].items():

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_build.base.appear import appear
 from kiln_build.base.tables import print_json
 from kiln_build.base.usage import filled
-from kiln_build.options.words import check_there
+from kiln_build.options.words import check_new_file, check_outside, check_there
 from kiln_recipe import targets
-from kiln_recipe.errors import escaped
+from kiln_recipe.errors import EnvironmentProblem, escaped
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
     from kiln_build.coverage.attention import Model
+    from kiln_build.coverage.judge import Verdict
+    from kiln_build.coverage.source import Source
 
 EXAMPLE = """\
 kiln coverage core --model config.json                   a Transformers or diffusers configuration
@@ -42,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--images", action="store_true", help="also list each image of what is served; of a release with its key"
     )
+    parser.add_argument(
+        "--html", type=filled("--html", "the file to write"), metavar="FILE", help="write a page with the answers"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON: models, and a verdict for each use and target")
 
 
@@ -59,12 +65,29 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_source(arguments.source)
     models = [_model(word) for word in arguments.model]
     verdicts = judge(source, models, _targets(arguments.target, source.targets))
+    if arguments.html:
+        _write_page(arguments, source, models, verdicts)
     if arguments.json:
         print_json(show.document(source, models, verdicts))
         return 0
     for line in show.lines(source, models, verdicts, arguments.images):
         print(escaped(line))
     return 0
+
+
+def _write_page(
+    arguments: argparse.Namespace, source: Source, models: Sequence[Model], verdicts: Sequence[Verdict]
+) -> None:
+    from kiln_build.coverage import page
+
+    path = check_new_file(arguments.html, Path.cwd(), "--html", page.BEGIN.encode(), "page")
+    check_outside(path, Path(arguments.source), f"--html {arguments.html}")
+    try:
+        with appear(path) as fresh:
+            with fresh.open("w", encoding="utf-8") as file:
+                file.writelines(page.page(source, models, verdicts))
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
 
 
 def _targets(words: Sequence[str], usual: Sequence[targets.Target]) -> Sequence[targets.Target]:
