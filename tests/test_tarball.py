@@ -173,7 +173,7 @@ def test_what_gnu_tar_finds_and_tarfile_does_not(tmp_path, capsys):
 
 
 FOLDER = tar.Member("kiln", "folder")
-A = tar.Member("kiln/a", "file")
+A, Z = tar.Member("kiln/a", "file"), tar.Member("kiln/z", "file")
 
 
 def hard_link(name: str, to: str) -> tar.Member:
@@ -195,16 +195,16 @@ def hard_link(name: str, to: str) -> tar.Member:
         ([FOLDER, hard_link("kiln/b", "kiln/a"), A], "b is a hard link to a, which is not a file before it"),
         ([FOLDER, tar.Member("kiln/a", "folder"), hard_link("kiln/b", "kiln/a")], "which is not a file before it"),
         ([FOLDER, tar.Member("kiln/a", "link", link="c"), hard_link("kiln/b", "kiln/a")], "which is not a file before"),
-        ([FOLDER, A, hard_link("kiln/b", "kiln/a"), hard_link("kiln/c", "kiln/b")], "to b, which is not a file before"),
+        ([FOLDER, Z, hard_link("kiln/b", "kiln/z"), hard_link("kiln/c", "kiln/b")], "to b, which is not a file before"),
         ([FOLDER, hard_link("kiln/b", "kiln/b")], "b is a hard link to b, which is not a file before it"),
         ([FOLDER, hard_link("kiln/b", "kiln")], "b is a hard link to kiln, outside of kiln/"),
         ([FOLDER, A, hard_link("kiln/b", "a")], "b is a hard link to a, outside of kiln/"),
         ([FOLDER, A, hard_link("kiln/a", "kiln/a")], "a appears twice"),
-        ([FOLDER, A, *[hard_link("kiln/b", "kiln/a")] * 2], "b appears twice"),
-        ([FOLDER, A, hard_link("kiln/c", "kiln/a"), hard_link("kiln/b", "kiln/a")], "b is not in order"),
-        ([FOLDER, A, hard_link("kiln/b", "kiln/a"), tar.Member("kiln/c", "file")], "c is not in order"),
+        ([FOLDER, Z, *[hard_link("kiln/b", "kiln/z")] * 2], "b appears twice"),
+        ([FOLDER, Z, hard_link("kiln/c", "kiln/z"), hard_link("kiln/b", "kiln/z")], "b is not in order"),
+        ([FOLDER, Z, hard_link("kiln/b", "kiln/z"), tar.Member("kiln/zz", "file")], "zz is not in order"),
         ([FOLDER, A, hard_link("kiln/d/b", "kiln/a")], "d/b appears without its folder"),
-        ([FOLDER, tar.Member("kiln/b", "file"), hard_link("kiln/a", "kiln/b")], "a has to be the file"),
+        ([FOLDER, A, hard_link("kiln/b", "kiln/a")], "b has to be the file"),
     ],
 )
 def test_members_that_no_release_has(tmp_path, members, sentence):
@@ -445,7 +445,7 @@ def test_drawn_trees_with_hard_links(tmp_path_factory, files):
     assert {**content, **{name: content[to] for name, to in links.items()}} == {
         name: b"x" * number for name, number in laid.items()
     }
-    assert all((to.count("/"), to) < (name.count("/"), name) for name, to in links.items())
+    assert all((-to.count("/"), to) > (-name.count("/"), name) for name, to in links.items())
     subprocess.run(["tar", "-xzf", path], cwd=place, check=True)
     inodes = {name: (place / "kiln" / name).stat().st_ino for name in laid}
     assert len({(inodes[name], number) for name, number in laid.items()}) == len(set(laid.values()))

@@ -54,6 +54,8 @@ hipError_t find_lse(const Session& session, const kiln_queue& queue, const kiln_
   params.lse = lse;
   params.cu_seqlens_q = of.cu_seqlens_q;
   params.cu_seqlens_k = of.cu_seqlens_k;
+  params.seqused_q = of.seqused_q;
+  params.seqused_k = of.seqused_k;
   params.max_seqlen_q = of.max_seqlen_q;
   params.max_seqlen_k = of.max_seqlen_k;
   params.window_left = of.window_left;

@@ -1,5 +1,5 @@
 // The log-sum-exps of compact sequences, worked out once more: PyTorch keeps memory between a forward and its backward
-// that cannot hold them (is_short in call.h).
+// that cannot hold them (is_short in prepare.h).
 #pragma once
 
 #include "open.h"

@@ -11,8 +11,6 @@
 
 #include <atomic>
 
-#include <aotriton/util.h>
-
 #include "errors.h"
 
 namespace kiln_aotriton {
@@ -75,15 +73,16 @@ kiln_status replace(Process* old) {
   return status;
 }
 
-// "gfx90a" and "sm_90" as aotriton::Gpu.
+// "gfx90a" and "sm_90" as aotriton::Gpu: the vendor as PCI numbers it, the name's digits read as hexadecimal ones, and
+// a modification, which is always 0. 0 stands for what has no such name.
 uint64_t gpu_of(int32_t vendor, const char* target) {
   bool amd = vendor == KILN_VENDOR_AMD;
   const char* digits = target + 3;  // behind "gfx", "sm_"
-  if (strncmp(target, amd ? "gfx" : "sm_", 3) != 0) return aotriton::GPU_ARCH_UNKNOWN;
+  if (strncmp(target, amd ? "gfx" : "sm_", 3) != 0) return 0;
   char* end;
   unsigned long architecture = strtoul(digits, &end, 16);
-  if (end == digits || *end || architecture > 0xFFFF) return aotriton::GPU_ARCH_UNKNOWN;
-  return aotriton::TRICAT(amd ? aotriton::kAMD : aotriton::kNVIDIA, static_cast<uint16_t>(architecture), 0);
+  if (end == digits || *end || architecture > 0xFFFF) return 0;
+  return uint64_t{amd ? 0x1002u : 0x10deu} << 32 | uint64_t{architecture} << 16;
 }
 
 // Machines by vendor.
@@ -147,7 +146,7 @@ kiln_status make_ready(Process& from, Session* out) {
 }  // namespace
 
 Facts ask(const Session& session, int32_t ordinal) {
-  Asked asked = {session.machine->driver.vendor, ordinal, {0, aotriton::GPU_ARCH_UNKNOWN}};
+  Asked asked = {session.machine->driver.vendor, ordinal, {}};
   kiln_devices(session.kiln, note_one, &asked);
   return asked.facts;
 }

@@ -57,7 +57,7 @@ void fill_all(void* stream, const kiln_tensor* const* outputs, int count, char (
   }
   for (int i = 0; i < count; ++i) {  // the others are filled all the same
     Pieces pieces;
-    if (!outputs[i]) continue;
+    if (!outputs[i] || !outputs[i]->data) continue;
     if (!find_pieces(*outputs[i], &pieces))
       snprintf(why, sizeof why, "one has an invalid dtype, sizes or strides");
     else if (int result = fill(driver, pieces, stream))

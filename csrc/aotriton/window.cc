@@ -1,13 +1,7 @@
 #include "window.h"
 
-#include "hip.h"
-
-#include <aotriton/flash.h>
-
 namespace kiln_aotriton {
 namespace {
-
-using aotriton::v3::flash::WindowValue;
 
 // A side of a window, counted from where the first row and the first key belong together.
 struct Side {
@@ -21,9 +15,7 @@ struct Side {
   }
 };
 
-bool is_aligned(int32_t value) {
-  return value == WindowValue::TopLeftAligned || value == WindowValue::BottomRightAligned;
-}
+bool is_aligned(int32_t value) { return value == kTopLeftAligned || value == kBottomRightAligned; }
 
 bool counts_from(int64_t diagonal, const Side& left, const Side& right, Window* out) {
   return left.counts(diagonal, &out->left) && right.counts(-diagonal, &out->right);
@@ -35,8 +27,8 @@ bool find_window(int32_t left, int32_t right, const Lengths& lengths, Window* ou
   int64_t diagonal = lengths.keys - lengths.rows;  // where the last row and the last key belong together
   Side from = {left, is_aligned(left) || left >= lengths.rows - 1};
   Side to = {right, !is_aligned(right) && right >= lengths.keys - 1};
-  if (right == WindowValue::TopLeftAligned) to.count = 0;
-  if (right == WindowValue::BottomRightAligned) {
+  if (right == kTopLeftAligned) to.count = 0;
+  if (right == kBottomRightAligned) {
     out->bottom_right = 1;
     if (from.unlimited) {  // of every sequence, whatever its lengths
       out->left = -1;

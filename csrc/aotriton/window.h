@@ -5,6 +5,10 @@
 
 namespace kiln_aotriton {
 
+// AOTriton's CausalType and WindowValue.
+constexpr int8_t kNoMask = 0, kWindowed = 3;
+constexpr int32_t kTopLeftAligned = -2147483647, kBottomRightAligned = -2147483646;
+
 // As in kiln_attn_fwd_params.
 struct Window {
   int64_t left, right;  // -1: no limit

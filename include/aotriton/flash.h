@@ -1,5 +1,10 @@
-/* Kiln: AOTriton's interface (0.11) to the flash family, in libaotriton_v2.so. What was written for AOTriton compiles,
- * links and runs with it; HIP's headers must be at hand. Documentation of what is not said here: kiln/flash.h.
+/* Kiln: AOTriton's interface to the flash family, in libaotriton_v2.so. What was written for AOTriton compiles, links
+ * and runs with it; HIP's headers must be at hand. Documentation of what is not said here: kiln/flash.h.
+ *
+ * Versions. aotriton/config.h says whose interface this is: 0.11, 0.12, 0.13 or 0.14. Each has a library of its own,
+ * whose file name ends in the version. Structures differ, and their constructors are functions of the library: a program
+ * runs with the library of its headers. Others' parameters are refused by their params_version; those of 0.12 and 0.13
+ * are the same.
  *
  * Devices. The process has one kiln_t for all calls, opened at the first and never closed; the child of a fork opens
  * its own. Its devices are those of AMD, or if there are none, those of NVIDIA: a stream is then the CUDA driver's.
@@ -31,8 +36,8 @@
  * arguments. A backward takes the memory that it works in (as much as kiln_attn_bwd_workspace() of kiln/flash.h asks
  * for) on the stream, by hipMallocAsync or cuMemAllocAsync, and gives it back on it.
  *
- * Errors. A result other than hipSuccess left a sentence for the calling thread in kiln_error() (kiln/kiln.h,
- * libkiln.so.0). Not every caller looks at the result, PyTorch does not. So a function that fails fills its outputs
+ * Errors. A result other than hipSuccess left a sentence for the calling thread in kiln_aotriton_error() (below).
+ * Not every caller looks at the result, PyTorch does not. So a function that fails fills its outputs
  * with NaN: all bits of the elements of out, softmax_lse, encoded_softmax, dq, dk, dv and db are set, on the stream and
  * under its capture too, and no byte between them. Seeds and offsets are left alone. The sentence is written to stderr
  * as well, once for each function and sentence, 64 in a process at most. Where outputs cannot be filled (no driver, a
@@ -62,7 +67,22 @@
 #include <aotriton/cpp_tune.h>
 #include <aotriton/runtime.h>
 #include <aotriton/util.h>
+#if AOTRITON_VERSION_MINOR < 13
 #include <aotriton/v2/flash.h>
+#endif
+
+namespace AOTRITON_NS::v2::flash {
+
+/* hipSuccess: there are images for the stream's device, and their pack is found. */
+hipError_t AOTRITON_API check_gpu(AOTRITON_NS::Stream stream);
+
+/* Writes what a forward with the same dropout writes to its encoded_softmax: r, [batch, heads, rows, keys]. */
+hipError_t AOTRITON_API debug_simulate_encoded_softmax(AOTRITON_NS::TensorView<4> r, float dropout_p,
+                                                       AOTRITON_NS::TensorView<0> philox_seed,
+                                                       AOTRITON_NS::TensorView<0> philox_offset1,
+                                                       uint64_t philox_offset2, AOTRITON_NS::Stream stream);
+
+}  // namespace AOTRITON_NS::v2::flash
 
 namespace AOTRITON_NS::v3::flash {
 
@@ -75,6 +95,9 @@ using LT4 = AOTRITON_NS::LazyTensor<4>;
 
 struct AOTRITON_API attn_options {
     int force_backend_index = -1; /* below 0: chosen by the library; 0: Kiln's kernels, and there are no others */
+#if AOTRITON_VERSION_MINOR >= 12
+    bool deterministic = false;   /* equal calls give equal bits, whatever it says */
+#endif
 };
 
 struct AOTRITON_API CausalType {
@@ -89,11 +112,65 @@ struct AOTRITON_API WindowValue {
     static constexpr int32_t BottomRightAligned = -2147483646;
 };
 
+#if AOTRITON_VERSION_MINOR >= 14
+
+/* How the sequences of one side, queries or keys, lie: VarlenMode. A dense side is all zeros.
+ *
+ * Stacked. BHSD: each in a batch of its own. THD: all in the rows of batch 0. */
+struct AOTRITON_API VarlenStacked {
+    static constexpr uint32_t BHSD = 0;
+    static constexpr uint32_t THD = 1;
+};
+
+/* How long each is: as Max_seqlen says, or with BHSD as the tensor has rows; or by seqinfo_?0, int32. */
+struct AOTRITON_API VarlenLength {
+    static constexpr uint32_t MAX = 0;
+    static constexpr uint32_t CUMULATIVE = 1; /* [sequences + 1]: the difference of two neighbours */
+    static constexpr uint32_t INDIVIDUAL = 2; /* [sequences] */
+};
+
+/* Where each begins. */
+struct AOTRITON_API VarlenPosition {
+    static constexpr uint32_t IMPLIED = 0; /* BHSD: at the begin of its batch. THD: at multiples of Max_seqlen */
+    static constexpr uint32_t REUSE = 1;   /* THD: at seqinfo_?0, which is CUMULATIVE */
+    static constexpr uint32_t ARRAY = 2;   /* THD: at seqinfo_?1, [sequences] or one more, int32; in ascending order, and
+                                              no sequence reaches into the next */
+};
+
+/* How L lies: heads outside, or tokens outside, which is refused. */
+struct AOTRITON_API VarlenLseLayout {
+    static constexpr uint32_t HT = 0;
+    static constexpr uint32_t TH = 1;
+};
+
+struct AOTRITON_API VarlenMode {
+    uint8_t stacked : 1;
+    uint8_t length : 2;
+    uint8_t position : 2;
+    uint8_t reserved : 3;      /* zero */
+};
+
+struct alignas(uint32_t) VarlenBits {
+    VarlenMode qmode;
+    VarlenMode kmode;
+    uint16_t lse_layout : 2;
+    uint16_t reserved : 14;    /* zero */
+};
+static_assert(sizeof(VarlenMode) == 1 && sizeof(VarlenBits) == 4, "the layout that libaotriton_v2.so reads");
+
+#else
+
 struct AOTRITON_API VarlenType {
     static constexpr int8_t None = 0;          /* with cu_seqlens_q: as CompactVarlen */
     static constexpr int8_t CompactVarlen = 1; /* sequences lie one after another; the batch of Q, K and V is 1 */
     static constexpr int8_t PaddedVarlen = 2;  /* each lies at the begin of its batch; cu_seqlens only tell lengths */
+#if AOTRITON_VERSION_MINOR >= 12
+    static constexpr int8_t StridedVarlen = 3; /* as CompactVarlen, with gaps: seq_strides tell where each begins, and
+                                                  cu_seqlens how long it is */
+#endif
 };
+
+#endif
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
@@ -106,10 +183,23 @@ struct AOTRITON_API attn_fwd_params {
     float Sm_scale = 0;
     T2 L;
     T4 Out;
+#if AOTRITON_VERSION_MINOR >= 14
+    T1 seqinfo_q0;                /* lengths, as varlen_bits says */
+    T1 seqinfo_k0;
+#else
     T1 cu_seqlens_q;              /* [sequences + 1] int32; where each begins, and the end */
     T1 cu_seqlens_k;
-    int32_t Max_seqlen_q = 0;     /* with cu_seqlens_q: no sequence is longer; 0: not known */
+#endif
+    int32_t Max_seqlen_q = 0;     /* where lengths are given: no sequence is longer; 0: not known */
     int32_t Max_seqlen_k = 0;
+#if AOTRITON_VERSION_MINOR >= 14
+    T1 seqinfo_q1;                /* positions, as varlen_bits says */
+    T1 seqinfo_k1;
+#elif AOTRITON_VERSION_MINOR >= 12
+    T1 seq_strides_q;             /* with StridedVarlen: [sequences] or one more, int32; where each begins, in ascending
+                                     order, and none reaches into the next */
+    T1 seq_strides_k;
+#endif
     float dropout_p = 0;
     T0 philox_seed_ptr;
     T0 philox_offset1;
@@ -119,13 +209,24 @@ struct AOTRITON_API attn_fwd_params {
     T4 encoded_softmax;
     T0 persistent_atomic_counter;
     int8_t causal_type = CausalType::None;
+#if AOTRITON_VERSION_MINOR < 14
     int8_t varlen_type = VarlenType::None;
+#endif
     int32_t window_left = 0;      /* these two with CausalType::WindowedAttention: counts, or WindowValues. Counts below
                                      0 are taken where, counted from the last row and key, none is */
     int32_t window_right = 0;
+#if AOTRITON_VERSION_MINOR >= 14
+    VarlenBits varlen_bits = {};
+
+    static constexpr int32_t kVersion = 4;
+#elif AOTRITON_VERSION_MINOR >= 12
+
+    static constexpr int32_t kVersion = 3;
+#else
 
     static constexpr int32_t kVersion = 1;
-    attn_fwd_params() {}
+#endif
+    attn_fwd_params(); /* a function of the library */
 };
 
 /* params_version: attn_fwd_params::kVersion of the headers that the caller was compiled with. */
@@ -148,32 +249,61 @@ struct AOTRITON_API attn_bwd_params {
     T4 DB;                        /* as B, written; summed over what has stride 0. Not given: not wanted */
     T2 L;
     mutable LT2 D;                /* never acquired */
+#if AOTRITON_VERSION_MINOR >= 14
+    T1 seqinfo_q0;
+    T1 seqinfo_k0;
+#else
     T1 cu_seqlens_q;
     T1 cu_seqlens_k;
+#endif
     int32_t Max_seqlen_q = 0;
     int32_t Max_seqlen_k = 0;
+#if AOTRITON_VERSION_MINOR >= 14
+    T1 seqinfo_q1;
+    T1 seqinfo_k1;
+#elif AOTRITON_VERSION_MINOR >= 12
+    T1 seq_strides_q;
+    T1 seq_strides_k;
+#endif
     float dropout_p = 0;
     T0 philox_seed_ptr;
     T0 philox_offset1;
     uint64_t philox_offset2 = 0;
     int8_t causal_type = CausalType::None;
+#if AOTRITON_VERSION_MINOR < 14
     int8_t varlen_type = VarlenType::None;
+#endif
     int32_t window_left = 0;
     int32_t window_right = 0;
     mutable LT4 DQ_ACC;           /* never acquired */
+#if AOTRITON_VERSION_MINOR >= 14
+    VarlenBits varlen_bits = {};
+
+    static constexpr int32_t kVersion = 7;
+#elif AOTRITON_VERSION_MINOR >= 12
+
+    static constexpr int32_t kVersion = 6;
+#else
 
     static constexpr int32_t kVersion = 3;
-    attn_bwd_params() {}
+#endif
+    attn_bwd_params(); /* a function of the library */
 };
 
 /* D and DQ_ACC are free()d whatever is returned, but for hipErrorInvalidSymbol. */
 hipError_t AOTRITON_API attn_bwd(const attn_bwd_params& params, int32_t params_version, AOTRITON_NS::Stream stream,
                                  const attn_options* options = nullptr);
 
+#if AOTRITON_VERSION_MINOR < 12
 /* The same by another name. */
 hipError_t AOTRITON_API aiter_bwd(const attn_bwd_params& params, int32_t params_version, AOTRITON_NS::Stream stream,
                                   const attn_options* options = nullptr);
+#endif
 
 }  // namespace AOTRITON_NS::v3::flash
+
+/* Kiln's own: the last sentence that a function of this library left on the calling thread; never NULL, "" if none.
+ * Owned by the thread: valid until its next call of this library. */
+extern "C" AOTRITON_API const char* kiln_aotriton_error(void);
 
 #endif

@@ -36,7 +36,7 @@ constexpr T cdiv(T numerator, T denominator) {
 template <int Rank>
 class AOTRITON_API TensorView {
 public:
-    TensorView() = default;
+    TensorView() {}
     TensorView(intptr_t base, std::array<uint64_t, Rank> sizes, std::array<uint64_t, Rank> strides, DType dtype)
         : base_(reinterpret_cast<void*>(base)), dtype_(dtype) {
         for (int i = 0; i < Rank; ++i) {
@@ -102,20 +102,35 @@ static_assert(std::is_trivially_copyable_v<TensorView<0>> && std::is_trivially_c
                   std::is_standard_layout_v<TensorView<0>> && std::is_standard_layout_v<TensorView<4>>,
               "what is passed by value between libraries");
 
-/* Memory that a caller makes only if it is asked for, by acquire(cookie). This library has no need of it: it never calls
+/* Memory that a caller makes only if it is asked for, by acquire(). This library has no need of it: it never calls
  * acquire. It calls free() once for a call, on the caller's thread, when the call's work is enqueued. */
 template <int Rank>
 struct LazyTensor {
+#if AOTRITON_VERSION_MINOR >= 12
+    using Given = LazyTensor;  /* what acquire and dispose are given: the LazyTensor, or its cookie */
+#else
+    using Given = void;
+#endif
     void* cookie = nullptr;
-    TensorView<Rank> (*acquire)(void* cookie) = nullptr;
-    void (*dispose)(void* cookie) = nullptr;
+    TensorView<Rank> (*acquire)(Given* given) = nullptr;
+    void (*dispose)(Given* given) = nullptr;
+#if AOTRITON_VERSION_MINOR >= 12
+    TensorView<Rank> eager = {};  /* memory that is there already, in place of acquire */
+
+    operator bool() const { return eager || cookie || acquire || dispose; }
+#else
 
     operator bool() const { return cookie || acquire || dispose; }
+#endif
 
     /* Disposes of what the cookie stands for, once. */
     void free() {
         if (!dispose || !cookie) return;
+#if AOTRITON_VERSION_MINOR >= 12
+        dispose(this);
+#else
         dispose(cookie);
+#endif
         cookie = nullptr;
     }
 };
@@ -163,6 +178,11 @@ Gpu AOTRITON_API getGpuFromStream(hipStream_t stream);
 
 /* False: an architecture either has images in the release, or v2::flash::check_gpu() refuses it. */
 bool AOTRITON_API isArchExperimentallySupported(hipStream_t stream);
+
+#if AOTRITON_VERSION_MINOR >= 12
+/* False, for the same reason. */
+bool AOTRITON_API isArchTechPreview(hipStream_t stream);
+#endif
 
 /* Of the stream's device; 0 if that cannot be told. */
 int AOTRITON_API getMultiProcessorCount(hipStream_t stream);

@@ -1,6 +1,6 @@
 """A process of its own for a library that keeps one runtime for its process, and for drivers that go by their names.
 
-    python aotriton_worker.py <lib> <driver>
+    python aotriton_worker.py <lib> <driver> <version>
 
 The parent asks through `Worker`; the child answers a line of JSON with a line of JSON."""
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 
 import ffi
 import recorded
-from aotriton_interface import Interface
+from aotriton_interface import Interface, library_of
 
 _PARAMS = {"attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "dropout_mask": ffi.DropoutMask}
 
@@ -31,9 +31,11 @@ class Worker:
         vendor: KILN_VENDOR_* of the driver that the child finds.
     """
 
-    def __init__(self, release: Path, vendor: int, driver: str | None = None, **environment: str) -> None:
-        """`driver`: the folder below driver/; None: the vendor's."""
-        self.vendor = vendor
+    def __init__(
+        self, release: Path, vendor: int, driver: str | None = None, version: str = "0.11", **environment: str
+    ) -> None:
+        """`driver`: the folder below driver/; None: the vendor's. `version`: of the interface."""
+        self.vendor, self.version = vendor, version
         folder = release / "driver" / (driver or {ffi.AMD: "amd", ffi.NVIDIA: "nvidia"}[vendor])
         self._folder = Path(tempfile.mkdtemp())
         self._file, self._told = self._folder / "record.jsonl", self._folder / "stderr"
@@ -41,7 +43,7 @@ class Worker:
         variables = {"LD_LIBRARY_PATH": str(folder), "FAKE_DRIVER_RECORD": str(self._file), **environment}
         with self._told.open("w") as told:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(release / "lib"), str(folder)], text=True,
+                [sys.executable, __file__, str(release / "lib"), str(folder), version], text=True,
                 env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told,
             )  # fmt: skip
 
@@ -88,18 +90,18 @@ class Worker:
 
 
 class _Child:
-    def __init__(self, lib: Path, driver: Path) -> None:
+    def __init__(self, lib: Path, driver: Path, version: str) -> None:
         self.lib, self.driver = lib, next(iter(driver.glob("lib*")), None)
-        self.interface = Interface(lib / "libaotriton_v2.so.0")
+        self.interface = Interface(library_of(lib, version), version)
         self.library = ffi.Library(lib)
         self.kiln = None
 
     def call(self, entry: str, stream: int | None, **fields: object) -> tuple[int, str]:
-        self.library.c.kiln_set_error(0, b"nothing")
-        return self.interface.call(entry, stream, **fields), self.library.error()
+        status = self.interface.call(entry, stream, **fields)
+        return status, self.interface.error() if status else "nothing"
 
     def value(self, entry: str, stream: int | None) -> tuple[int, str]:
-        return self.interface.ask(entry, stream), self.library.error()
+        return self.interface.ask(entry, stream), self.interface.error()
 
     def fake(self, name: str, *arguments: object) -> int | None:
         function = getattr(ctypes.CDLL(str(self.driver)), name)
@@ -119,7 +121,8 @@ class _Child:
 
 
 def main() -> None:
-    child = _Child(*map(Path, sys.argv[1:]))
+    lib, driver, version = sys.argv[1:]
+    child = _Child(Path(lib), Path(driver), version)
     for line in sys.stdin:
         do, arguments, fields = json.loads(line)
         try:

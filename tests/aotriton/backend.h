@@ -15,7 +15,7 @@
 #include <aotriton/util.h>
 
 #if AOTRITON_VERSION_MAJOR * 100 + AOTRITON_VERSION_MINOR < 11
-#error "this is of AOTriton 0.11"
+#error "this is of AOTriton 0.11 and later"
 #endif
 
 namespace backend {
@@ -120,6 +120,12 @@ struct Gradients {
 
 // ---- flat arguments ------------------------------------------------------------------------------------------------
 
+// AOTriton's own headers (AOTRITONS_OWN) have them up to 0.11 in a form that every compiler takes.
+#if AOTRITON_VERSION_MINOR < 12 || (AOTRITON_VERSION_MINOR < 13 && !defined(AOTRITONS_OWN))
+#define HAS_FLAT
+#endif
+#ifdef HAS_FLAT
+
 inline hipError_t forward_v2(const Layer& layer, const Tensor& counter, hipStream_t stream) {
   const Philox& philox = layer.philox;
   TensorView<0> atomic(layer.causal ? counter.data : 0, aotriton::kInt32);
@@ -136,6 +142,24 @@ inline hipError_t forward_v2(const Layer& layer, const Tensor& counter, hipStrea
                                        philox.seed_output(), philox.offset_output(), view(layer.mask), layer.causal,
                                        atomic, stream);
 }
+
+#ifndef AOTRITONS_OWN
+// As it was called up to 0.8.
+inline hipError_t forward_of_0_8(const Layer& layer, hipStream_t stream) {
+  const Philox& philox = layer.philox;
+  if (layer.sequences)
+    return aotriton::v2::flash::attn_fwd_compact_varlen(
+        layer.q_view(), layer.k_view(), layer.v_view(), layer.bias_view(), view<1>(layer.sequences->cu_q),
+        view<1>(layer.sequences->cu_k), layer.sequences->max_q, layer.sequences->max_k, layer.scale, view<2>(layer.lse),
+        layer.out_view(), layer.dropout, philox.seed_view(), philox.offset_view(), 0, philox.seed_output(),
+        philox.offset_output(), view(layer.mask), layer.causal, stream);
+  return aotriton::v2::flash::attn_fwd(layer.q_view(), layer.k_view(), layer.v_view(), layer.bias_view(), layer.scale,
+                                       view<2>(layer.lse), layer.out_view(), layer.dropout, philox.seed_view(),
+                                       philox.offset_view(), 0, philox.seed_output(), philox.offset_output(),
+                                       view(layer.mask), layer.causal, stream);
+}
+
+#endif
 
 // The backward reads the seed and the offset from the tensors that the forward left them in.
 inline hipError_t backward_v2(const Layer& layer, const Gradients& to, bool fused, hipStream_t stream) {
@@ -159,13 +183,25 @@ inline hipError_t backward_v2(const Layer& layer, const Gradients& to, bool fuse
                                        layer.causal, stream);
 }
 
+#endif
+
 // ---- structures ----------------------------------------------------------------------------------------------------
+
+#if AOTRITON_VERSION_MINOR >= 14
+// One side of sequences that lie one after another.
+inline aotriton::v3::flash::VarlenMode packed_mode() {
+  aotriton::v3::flash::VarlenMode mode{};
+  mode.stacked = aotriton::v3::flash::VarlenStacked::THD;
+  mode.length = aotriton::v3::flash::VarlenLength::CUMULATIVE;
+  mode.position = aotriton::v3::flash::VarlenPosition::REUSE;
+  return mode;
+}
+#endif
 
 // What forward and backward set alike.
 template <typename Params>
 void set_shared(const Layer& layer, Params* params) {
   using aotriton::v3::flash::CausalType;
-  using aotriton::v3::flash::VarlenType;
   using aotriton::v3::flash::WindowValue;
   params->Q = layer.q_view();
   params->K = layer.k_view();
@@ -185,11 +221,16 @@ void set_shared(const Layer& layer, Params* params) {
   params->causal_type = layer.causal || window ? CausalType::WindowedAttention : CausalType::None;
   params->Max_seqlen_q = rows;
   params->Max_seqlen_k = keys;
-  params->varlen_type = layer.sequences ? VarlenType::CompactVarlen : VarlenType::None;
-  if (layer.sequences) {
-    params->cu_seqlens_q = view<1>(layer.sequences->cu_q);
-    params->cu_seqlens_k = view<1>(layer.sequences->cu_k);
-  }
+  if (!layer.sequences) return;
+#if AOTRITON_VERSION_MINOR >= 14
+  params->varlen_bits.qmode = params->varlen_bits.kmode = packed_mode();
+  params->seqinfo_q0 = view<1>(layer.sequences->cu_q);
+  params->seqinfo_k0 = view<1>(layer.sequences->cu_k);
+#else
+  params->varlen_type = aotriton::v3::flash::VarlenType::CompactVarlen;
+  params->cu_seqlens_q = view<1>(layer.sequences->cu_q);
+  params->cu_seqlens_k = view<1>(layer.sequences->cu_k);
+#endif
 }
 
 inline hipError_t forward_v3(const Layer& layer, const Tensor& counter, hipStream_t stream) {
@@ -210,24 +251,41 @@ struct Lazy {
   Tensor like;
   int made = 0;
 
+#if AOTRITON_VERSION_MINOR >= 12
   template <int Rank>
-  static TensorView<Rank> acquire(void* cookie) {
-    Lazy* self = static_cast<Lazy*>(cookie);
+  using Holder = aotriton::LazyTensor<Rank>;
+  template <int Rank>
+  static Lazy* self_of(Holder<Rank>* holder) {
+    return static_cast<Lazy*>(holder->cookie);
+  }
+#else
+  template <int>
+  using Holder = void;
+  template <int>
+  static Lazy* self_of(void* cookie) {
+    return static_cast<Lazy*>(cookie);
+  }
+#endif
+  template <int Rank>
+  static TensorView<Rank> acquire(Holder<Rank>* holder) {
+    Lazy* self = self_of<Rank>(holder);
     ++self->made;
     return view<Rank>(self->like);
   }
-  static void dispose(void*) {}
+  template <int Rank>
+  static void dispose(Holder<Rank>*) {}
 
   template <int Rank>
   aotriton::LazyTensor<Rank> tensor() {
 #if __cplusplus >= 202002L
-    return aotriton::LazyTensor<Rank>{.cookie = this, .acquire = &Lazy::acquire<Rank>, .dispose = &Lazy::dispose};
+    return aotriton::LazyTensor<Rank>{.cookie = this, .acquire = &Lazy::acquire<Rank>, .dispose = &Lazy::dispose<Rank>};
 #else
-    return aotriton::LazyTensor<Rank>{this, &Lazy::acquire<Rank>, &Lazy::dispose};
+    return aotriton::LazyTensor<Rank>{this, &Lazy::acquire<Rank>, &Lazy::dispose<Rank>};
 #endif
   }
 };
 
+// aiter_bwd: by that name in 0.11, and with options in later versions.
 enum class Name { attn_bwd, aiter_bwd };
 
 inline hipError_t backward_v3(const Layer& layer, const Gradients& to, Name name, Lazy* delta, Lazy* dq_acc,
@@ -245,9 +303,15 @@ inline hipError_t backward_v3(const Layer& layer, const Gradients& to, Name name
   params.philox_offset2 = 0;
   params.D = delta->tensor<2>();
   params.DQ_ACC = dq_acc->tensor<4>();
-  aotriton::v3::flash::attn_options options;
-  if (name == Name::aiter_bwd)
+  if (name == Name::aiter_bwd) {
+    aotriton::v3::flash::attn_options options;
+#if AOTRITON_VERSION_MINOR >= 12
+    options.deterministic = true;
+    return aotriton::v3::flash::attn_bwd(params, attn_bwd_params::kVersion, stream, &options);
+#else
     return aotriton::v3::flash::aiter_bwd(params, attn_bwd_params::kVersion, stream, &options);
+#endif
+  }
   return aotriton::v3::flash::attn_bwd(params, attn_bwd_params::kVersion, stream);
 }
 

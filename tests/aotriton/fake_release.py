@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import packs
 from nativebuild import ROOT, run
 
 import shared
-from kiln_build.native import generate
+from kiln_build.native import adapters, generate
 from kiln_recipe import targets
 from kiln_recipe.model import Recipe
 from kiln_recipe.plan import plan
@@ -76,22 +77,55 @@ def _fill(folder: Path, the_recipe: Recipe, the_plan: Plan) -> None:
 
 
 def build_library(folder: Path) -> None:
-    """lib/libaotriton_v2.so.0 and include/aotriton, over the libraries there."""
-    headers = ROOT / "include/aotriton"
-    for header in headers.rglob("*.h"):
-        target = folder / "include/aotriton" / header.relative_to(headers)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(header.read_bytes())
-    sources = ROOT / "csrc/aotriton"
-    exports = [f"-Wl,--version-script={sources / 'exports.map'}"]
-    flags = [flag for flag in nativebuild.LINK_FLAGS if "version-script" not in flag]
+    """For each version lib/libaotriton_v2.so.<version>, of the objects of the libraries there, and the prefix
+    lib/aotriton/<x.y>, which is complete; lib/libaotriton_v2.so and include/aotriton are the last one's."""
+    top = ROOT / "csrc/aotriton"
     lib = folder / "lib"
-    command = ["c++", *nativebuild.CXX_FLAGS, "-I", folder / "include", "-isystem", hip_headers()]
-    run(["c++", *nativebuild.objects(folder / "objects/aotriton", command, sorted(sources.glob("*.cc"))),
-         *flags, *exports, "-Wl,-soname,libaotriton_v2.so.0",
-         "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN",
-         lib / "libkiln.so.0", lib / "libkiln_flash.so", "-ldl", "-o", lib / "libaotriton_v2.so.0"])  # fmt: skip
-    (lib / "libaotriton_v2.so").symlink_to("libaotriton_v2.so.0")
+    command = ["c++", *nativebuild.CXX_FLAGS, "-isystem", hip_headers(), "-I", folder / "include"]
+    shared_objects = [
+        *nativebuild.core_objects(folder), *nativebuild.objects_of(folder, "flash"),
+        *nativebuild.objects(folder / "objects/aotriton", command, sorted(top.glob("*.cc"))),
+    ]  # fmt: skip
+    flags = [flag for flag in nativebuild.LINK_FLAGS if "version-script" not in flag]
+    for version in adapters.aotriton_versions(ROOT):
+        prefix = lib / "aotriton" / minor(version)
+        include = prefix / "include"
+        put_headers(include, version)
+        own = nativebuild.objects(
+            folder / "objects" / version, [*command[:1], "-I", include, *command[1:]],
+            sorted((top / "interface").glob("*.cc")),
+        )  # fmt: skip
+        name = f"libaotriton_v2.so.{version}"
+        run(["c++", *own, *shared_objects, *flags, f"-Wl,--version-script={top / 'interface/exports.map'}",
+             f"-Wl,-soname,{name}", "-ldl", "-lpthread", "-o", lib / name])  # fmt: skip
+        (prefix / "lib/aotriton.images").mkdir(parents=True)
+        os.link(lib / name, prefix / "lib" / name)
+        (prefix / "lib/libaotriton_v2.so").symlink_to(name)
+        for pack in (lib / "kiln.images").iterdir():
+            os.link(pack, prefix / "lib/aotriton.images" / pack.name)
+    put_headers(folder / "include", version)
+    (lib / "libaotriton_v2.so").symlink_to(name)
+    (lib / "aotriton.images").mkdir()
+    for pack in (lib / "kiln.images").iterdir():
+        os.link(pack, lib / "aotriton.images" / pack.name)
+
+
+def put_headers(include: Path, version: str) -> None:
+    """An interface's headers, below a folder include/."""
+    for name, header in adapters.aotriton_headers(ROOT, version).items():
+        (include / name).parent.mkdir(parents=True, exist_ok=True)
+        (include / name).write_bytes(header.read_bytes() if isinstance(header, Path) else header.encode())
+
+
+def minor(version: str) -> str:
+    """ "0.13" of "0.13.1" """
+    return version.rpartition(".")[0]
+
+
+def library(lib: Path, of: str) -> Path:
+    """The library in lib/ of an interface, "0.13"."""
+    (version,) = (version for version in adapters.aotriton_versions(ROOT) if minor(version) == of)
+    return lib / f"libaotriton_v2.so.{version}"
 
 
 def _symbol(variant: Variant) -> str:

@@ -29,20 +29,28 @@ from aotriton_interface import (
     NOT_SUPPORTED,
     OUT_OF_MEMORY,
     PADDED,
+    STRIDED,
     SUCCESS,
     TOP_LEFT,
     UINT8,
     UNKNOWN,
     UNKNOWN_ERROR,
+    VERSIONS,
     WINDOWED,
-    BwdParams,
-    FwdParams,
+    Structures,
+    library_of,
 )
 from fake_release import hip_headers
 from nativebuild import ROOT, run
 
-COMPILE = ["c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-D__HIP_PLATFORM_AMD__", "-I", ROOT / "include",
-           "-isystem", hip_headers()]  # fmt: skip
+
+def compile_for(release, version: str = "0.11") -> list:
+    """A compiler's command for a program of an interface."""
+    include = release.lib / "aotriton" / version / "include"
+    return ["c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-D__HIP_PLATFORM_AMD__", "-I", include,
+            "-isystem", hip_headers()]  # fmt: skip
+
+
 SCALED = DENSE | {"scale": 0.125}
 BACK = SCALED | gradients(DENSE)
 WINDOW = SCALED | {"causal_type": WINDOWED}
@@ -292,6 +300,7 @@ def test_packs_that_are_not_there(start, release, tmp_path):
     folder = shutil.copytree(release.folder, tmp_path / "release", symlinks=True)
     images = folder / "lib/kiln.images"
     images.rename(tmp_path / "images")
+    shutil.rmtree(folder / "lib/aotriton.images")
     worker = start(ffi.AMD, folder=folder)
     error, sentence = worker.call("v2.check_gpu", worker.stream())
     assert error == FILE_NOT_FOUND and "amd-gfx942.pack" in sentence
@@ -311,7 +320,7 @@ def test_packs_that_are_not_there(start, release, tmp_path):
 def lazy(release, tmp_path_factory):
     """A library with the two functions of a LazyTensor, and a count of their calls."""
     library = tmp_path_factory.mktemp("lazy") / "liblazy.so"
-    run([*COMPILE, "-fPIC", "-shared", ROOT / "tests/aotriton/lazy.cc", "-o", library])
+    run([*compile_for(release), "-fPIC", "-shared", ROOT / "tests/aotriton/lazy.cc", "-o", library])
     return library
 
 
@@ -359,7 +368,7 @@ def test_lazy_tensors(release, lazy):
     ]
     script = LAZY.format(
         paths=[str(ROOT / "tests/aotriton"), str(ROOT / "tests/runtime")], lazy=str(lazy), driver=str(driver),
-        library=str(release.lib / "libaotriton_v2.so.0"), calls=calls,
+        library=str(library_of(release.lib, "0.11")), calls=calls,
     )  # fmt: skip
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver.parent)}
     assert json.loads(run([sys.executable, "-c", textwrap.dedent(script)], env=environment)) == [
@@ -400,7 +409,7 @@ for generation in range(3):
 def test_a_forked_child_opens_its_own(release):
     driver = release.folder / "driver/amd/libamdhip64.so.6"
     script = FORK.format(
-        paths=[str(ROOT / "tests/aotriton")], driver=str(driver), library=str(release.lib / "libaotriton_v2.so.0"),
+        paths=[str(ROOT / "tests/aotriton")], driver=str(driver), library=str(library_of(release.lib, "0.11")),
         call=SCALED,
     )  # fmt: skip
     run([sys.executable, "-W", "ignore", "-c", script], env={**os.environ, "LD_LIBRARY_PATH": str(driver.parent)})
@@ -432,7 +441,7 @@ assert driver.fake_count(b"hipModuleLoadData") == 5, "forward, and four of the b
 def test_the_first_call_of_many_threads(release):
     driver = release.folder / "driver/amd/libamdhip64.so.6"
     script = THREADS.format(
-        paths=[str(ROOT / "tests/aotriton")], driver=str(driver), library=str(release.lib / "libaotriton_v2.so.0"),
+        paths=[str(ROOT / "tests/aotriton")], driver=str(driver), library=str(library_of(release.lib, "0.11")),
         forward=SCALED, backward=BACK,
     )  # fmt: skip
     run([sys.executable, "-c", script], env={**os.environ, "LD_LIBRARY_PATH": str(driver.parent)})
@@ -472,8 +481,8 @@ int main(int, char** argv) {
 def test_what_a_callers_own_function_throws_passes_through(release, tmp_path):
     (tmp_path / "throwing.cc").write_text(THROWING)
     program, driver = tmp_path / "throwing", release.folder / "driver/amd/libamdhip64.so.6"
-    link = [release.lib / "libaotriton_v2.so", f"-Wl,-rpath,{release.lib}", "-ldl"]
-    run([*COMPILE, tmp_path / "throwing.cc", *link, "-o", program])
+    link = [library_of(release.lib, "0.11"), f"-Wl,-rpath,{release.lib}", "-ldl"]
+    run([*compile_for(release), tmp_path / "throwing.cc", *link, "-o", program])
     run([program, driver], env={**os.environ, "LD_LIBRARY_PATH": str(driver.parent)})
 
 
@@ -483,12 +492,13 @@ def test_it_is_never_unloaded(release):
     script = f"""
 import ctypes, _ctypes, sys
 sys.path[:0] = [{str(ROOT / "tests/aotriton")!r}, {str(ROOT / "tests/runtime")!r}]
+from pathlib import Path
 import ffi
 from aotriton_interface import Interface
-interface = Interface({str(release.lib / "libaotriton_v2.so.0")!r})
+interface = Interface({str(library_of(release.lib, "0.11"))!r})
 assert interface.ask("v2.check_gpu", None) == 0
 _ctypes.dlclose(interface.c._handle)
-assert ffi.mapped("libaotriton_v2.so.0") and ffi.mapped("libkiln.so.0")
+assert ffi.mapped(Path(interface.c._name).name)
 """
     run([sys.executable, "-c", script], env={**os.environ, "LD_LIBRARY_PATH": str(driver.parent)})
 
@@ -499,7 +509,8 @@ def test_masks_of_bytes_are_taken(worker):
     )
 
 
-def test_the_constants_of_the_headers(release, tmp_path):
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_constants_of_the_headers(release, tmp_path, version):
     """aotriton_interface.py's numbers are those of the headers."""
     names = {
         "hipErrorInvalidValue": INVALID_VALUE, "hipErrorOutOfMemory": OUT_OF_MEMORY, "hipErrorNoDevice": NO_DEVICE,
@@ -509,12 +520,18 @@ def test_the_constants_of_the_headers(release, tmp_path):
         "aotriton::v3::flash::CausalType::WindowedAttention": WINDOWED,
         "aotriton::v3::flash::WindowValue::TopLeftAligned": TOP_LEFT,
         "aotriton::v3::flash::WindowValue::BottomRightAligned": BOTTOM_RIGHT,
-        "aotriton::v3::flash::VarlenType::CompactVarlen": COMPACT,
-        "aotriton::v3::flash::VarlenType::PaddedVarlen": PADDED,
         "aotriton::kFloat32": FP32, "aotriton::kBFloat16": BF16, "aotriton::kInt32": INT32, "aotriton::kInt64": INT64,
-        "sizeof(aotriton::v3::flash::attn_fwd_params)": ctypes.sizeof(FwdParams),
-        "sizeof(aotriton::v3::flash::attn_bwd_params)": ctypes.sizeof(BwdParams),
+        "sizeof(aotriton::v3::flash::attn_fwd_params)": ctypes.sizeof(Structures(version).fwd),
+        "sizeof(aotriton::v3::flash::attn_bwd_params)": ctypes.sizeof(Structures(version).bwd),
     }  # fmt: skip
+    kinds = {"CompactVarlen": COMPACT, "PaddedVarlen": PADDED, "StridedVarlen": STRIDED}
+    there = {"0.11": 2, "0.14": 0}.get(version, 3)
+    names |= {f"aotriton::v3::flash::VarlenType::{name}": value for name, value in list(kinds.items())[:there]}
+    structures = Structures(version)
+    for structure, kind in {"attn_fwd_params": structures.fwd, "attn_bwd_params": structures.bwd}.items():
+        for field, _ in kind._fields_:
+            if field != "varlen_type" or version != "0.14":
+                names[f"offsetof(aotriton::v3::flash::{structure}, {field})"] = getattr(kind, field).offset
     checks = "\n".join(f"static_assert(static_cast<long>({name}) == {value});" for name, value in names.items())
-    (tmp_path / "numbers.cc").write_text(f"#include <aotriton/flash.h>\n{checks}\n")
-    run([*COMPILE, "-fsyntax-only", tmp_path / "numbers.cc"])
+    (tmp_path / "numbers.cc").write_text(f"#include <cstddef>\n#include <aotriton/flash.h>\n{checks}\n")
+    run([*compile_for(release, version), "-fsyntax-only", tmp_path / "numbers.cc"])

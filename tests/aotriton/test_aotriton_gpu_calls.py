@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
 
-from aotriton_release import STYLES, Aotriton, Refused, expressible, given, takes  # noqa: E402
+from aotriton_release import STYLES, Aotriton, Refused, expressible, given, takes, version_of  # noqa: E402
 from calls import Call, Inputs  # noqa: E402
 from check import Outputs  # noqa: E402
 from features import ROWS  # noqa: E402
@@ -95,11 +95,12 @@ def calls() -> list[Call]:
 
 
 def test_every_style_asks_for_what_the_flash_library_is_asked_for():
-    made = dict.fromkeys(STYLES, 0)
+    styles = [style for style in STYLES if version_of(style) == "0.11"]
+    made = dict.fromkeys(styles, 0)
     for call in calls():
         inputs = Inputs(call, "cpu")
         outputs, asked = Outputs(inputs), Asked()
-        for style in filter(lambda style: takes(style, call), STYLES):
+        for style in filter(lambda style: takes(style, call), styles):
             told = Told(style)
             for step in ("forward", "backward") if call.backward else ("forward",):
                 getattr(asked, step)(inputs, outputs)

@@ -12,9 +12,21 @@ import ffi
 import pytest
 import recorded
 from aotriton_calls import DENSE, PACKED, STEP, at, gradients, launches
-from aotriton_interface import BF16, BOTTOM_RIGHT, COMPACT, FP32, INT64, SUCCESS, SYMBOLS, UINT64, WINDOWED
+from aotriton_interface import (
+    BF16,
+    BOTTOM_RIGHT,
+    COMPACT,
+    FP32,
+    INT64,
+    SUCCESS,
+    UINT64,
+    VERSIONS,
+    WINDOWED,
+    functions_of,
+    symbols_of,
+)
 from fake_release import hip_headers
-from nativebuild import ROOT, run
+from nativebuild import run
 
 HERE = Path(__file__).resolve().parent
 FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-D__HIP_PLATFORM_AMD__"]
@@ -53,9 +65,8 @@ CALLS = {
     "backward, packed": (
         "v2.attn_bwd_compact_varlen", PACKED | SCALE | gradients(PACKED) | delta(PACKED) | {"is_causal": True},
     ),
-    "mask": (
-        "v2.debug_simulate_encoded_softmax", {"r": MASK, "p": 0.25, "offset2": 5} | {k: CAPTURED[k] for k in SEEDS},
-    ),
+    "forward of 0.8": ("v2.attn_fwd of 0.8", DENSE | SCALE),
+    "forward of 0.8, packed": ("v2.attn_fwd_compact_varlen of 0.8", PACKED | SCALE),
     "v3 forward": ("v3.attn_fwd", DENSE | SCALE),
     "v3 backward": ("v3.attn_bwd", v3(DENSE)),
     "v3 forward, causal": ("v3.attn_fwd", DENSE | SCALE | LAST),
@@ -64,17 +75,30 @@ CALLS = {
     "v3 backward, window": ("v3.attn_bwd", v3(DENSE) | WINDOW),
     "v3 forward, packed": ("v3.attn_fwd", PACKED | SCALE | CAPTURED | RIGHT),
     "v3 backward, packed": ("v3.attn_bwd", v3(PACKED) | USED | RIGHT),
+    "mask": (
+        "v2.debug_simulate_encoded_softmax", {"r": MASK, "p": 0.25, "offset2": 5} | {k: CAPTURED[k] for k in SEEDS},
+    ),
 }  # fmt: skip
 VENDORS = {"amd": ffi.AMD, "nvidia": ffi.NVIDIA}
 
 
-def execute(program: Path, release, vendor: str, tmp_path: Path) -> recorded.Record:
-    """What it left in the record; it must succeed."""
+def calls_of(version: str) -> list[str]:
+    """Those of CALLS that a version's program makes."""
+    there = functions_of(version)
+    return [name for name, (entry, _) in CALLS.items() if entry in there or entry == "v3.aiter_bwd"]
+
+
+def listed(names: str | list[str]) -> list[str]:
+    return calls_of(names) if isinstance(names, str) else names
+
+
+def execute(program: Path, release, vendor: str, tmp_path: Path, names: str | list[str]) -> recorded.Record:
+    """What it left in the record; it must succeed. `names`: of its calls, or the version of which it makes all."""
     record = tmp_path / "record.jsonl"
     folder = release.folder / "driver" / vendor
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "FAKE_DRIVER_RECORD": str(record)}
     said = run([program, next(folder.iterdir()), VENDORS[vendor]], env=environment)
-    assert [line.split("\t") for line in said.splitlines()] == [[name, "0"] for name in CALLS]
+    assert [line.split("\t") for line in said.splitlines()] == [[name, "0"] for name in listed(names)]
     return recorded.read(record)
 
 
@@ -87,10 +111,10 @@ def plain(steps: list[tuple]) -> list[tuple]:
     ]
 
 
-def check(release, worker, record: recorded.Record) -> None:
-    """Each call against the same one by way of ctypes."""
+def check(release, worker, record: recorded.Record, names: str | list[str]) -> None:
+    """Each call against the same one by way of ctypes, of the version that has all functions."""
     stream = worker.stream()
-    names = [*CALLS, "end"]
+    names = [*listed(names), "end"]
     for name, following in itertools.pairwise(names):
         part = record.between(name, following)
         entry, fields = CALLS[name]
@@ -103,53 +127,61 @@ def check(release, worker, record: recorded.Record) -> None:
         assert not [leak for leak in part.leaks() if "module" not in leak]
 
 
-@pytest.fixture(scope="module", params=["g++ 17 0", "g++ 20 1", "clang++ 17 1", "clang++ 20 0"])
-def program(request, release, tmp_path_factory) -> Path:
-    """By hand: a compiler, a standard of C++, and which std::string libstdc++ has."""
-    compiler, standard, abi = request.param.split()
+@pytest.fixture(scope="module", params=[
+    "g++ 17 0 0.11", "g++ 20 1 0.11", "clang++ 17 1 0.11", "clang++ 20 0 0.11",
+    "g++ 20 1 0.12", "clang++ 17 1 0.13", "g++ 17 0 0.14", "clang++ 20 1 0.14",
+])  # fmt: skip
+def program(request, release, tmp_path_factory) -> tuple[Path, str]:
+    """By hand, and a version: a compiler, a standard of C++, and which std::string libstdc++ has."""
+    compiler, standard, abi, version = request.param.split()
     if not shutil.which(compiler):
         pytest.skip(f"there is no {compiler}")
-    program = tmp_path_factory.mktemp("program") / "program"
+    program, prefix = tmp_path_factory.mktemp("program") / "program", release.lib / "aotriton" / version
     run([compiler, f"-std=c++{standard}", "-O1", *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-         "-I", release.folder / "include", "-isystem", hip_headers(), HERE / "program.cc",
-         release.lib / "libaotriton_v2.so", f"-Wl,-rpath,{release.lib}", "-ldl", "-o", program])  # fmt: skip
-    return program
+         "-I", prefix / "include", "-isystem", hip_headers(), HERE / "program.cc",
+         prefix / "lib/libaotriton_v2.so", f"-Wl,-rpath,{prefix}/lib", "-ldl", "-o", program])  # fmt: skip
+    return program, version
 
 
 def test_compiled_by_hand(release, worker, program, tmp_path):
-    wanted = {name for name in run(["nm", "-uP", program]).split() if name.startswith("_ZN8aotriton")}
-    assert wanted == SYMBOLS, "a program needs each function, and by the names that are exported"
+    path, version = program
+    wanted = {name for name in run(["nm", "-uP", path]).split() if name.startswith("_ZN8aotriton")}
+    assert wanted == symbols_of(version), "a program needs each function, and by the names that are exported"
     vendor = "amd" if worker.vendor == ffi.AMD else "nvidia"
-    check(release, worker, execute(program, release, vendor, tmp_path))
+    check(release, worker, execute(path, release, vendor, tmp_path, version), version)
 
 
-@pytest.fixture(scope="module")
-def installed(release, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", params=[*VERSIONS, "default"])
+def installed(request, release, tmp_path_factory) -> tuple[Path, str]:
     """What CMake makes of a prefix, as PyTorch's build takes it."""
     if not shutil.which("cmake"):
         pytest.skip("there is no cmake")
     folder = tmp_path_factory.mktemp("cmake")
-    environment = {**os.environ, "AOTRITON_INSTALLED_PREFIX": str(release.folder)}
+    prefix = release.folder if request.param == "default" else release.lib / "aotriton" / request.param
+    environment = {**os.environ, "AOTRITON_INSTALLED_PREFIX": str(prefix)}
     run(["cmake", "-S", HERE, "-B", folder / "build", f"-DHIP_INCLUDE={hip_headers()}",
          f"-DCMAKE_INSTALL_PREFIX={folder / 'to'}"], env=environment)  # fmt: skip
     run(["cmake", "--build", folder / "build"], env=environment)
     run(["cmake", "--install", folder / "build"], env=environment)
-    return folder / "to"
+    return folder / "to", VERSIONS[-1] if request.param == "default" else request.param
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_installed_by_cmake(release, installed, vendor, tmp_path):
-    assert (installed / "torch/include/aotriton/v2/flash.h").is_file()
-    record = execute(installed / "program", release, vendor, tmp_path)
-    assert len(record.launches) > len(CALLS)
+    to, version = installed
+    assert (to / "torch/include/aotriton/flash.h").is_file()
+    record = execute(to / "program", release, vendor, tmp_path, version)
+    assert len(record.launches) > len(calls_of(version))
 
 
 def test_packs_in_a_folder_of_aotritons_name(release, installed, tmp_path):
     """PyTorch's wheels take libraries along, and the folder aotriton.images."""
-    shutil.copytree(installed, tmp_path / "to", symlinks=True)
+    to, version = installed
+    shutil.copytree(to, tmp_path / "to", symlinks=True)
     lib = tmp_path / "to/torch/lib"
-    (lib / "kiln.images").rename(lib / "aotriton.images")
-    execute(tmp_path / "to/program", release, "amd", tmp_path)
+    if (lib / "kiln.images").is_dir():
+        shutil.rmtree(lib / "kiln.images")
+    execute(tmp_path / "to/program", release, "amd", tmp_path, version)
     shutil.rmtree(lib / "aotriton.images")
     folder = release.folder / "driver/amd"
     done = subprocess.run(
@@ -162,14 +194,13 @@ def test_packs_in_a_folder_of_aotritons_name(release, installed, tmp_path):
     assert all("filled with NaN" in line and "there is no pack amd-gfx942.pack" in line for line in lines)
 
 
-HEADERS = sorted(path.relative_to(ROOT / "include") for path in (ROOT / "include/aotriton").rglob("*.h"))
-
-
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_each_header_stands_alone(tmp_path, compiler):
+def test_each_header_stands_alone(release, tmp_path, compiler, version):
     if not shutil.which(compiler):
         pytest.skip(f"there is no {compiler}")
-    for header in HEADERS:
+    include = release.lib / "aotriton" / version / "include"
+    for header in sorted(path.relative_to(include) for path in include.rglob("*.h")):
         (tmp_path / "one.cc").write_text(f"#include <{header}>\n#include <{header}>\n")
-        run([compiler, "-std=c++17", *FLAGS, "-Wconversion", "-Wshadow", "-fsyntax-only", "-I", ROOT / "include",
+        run([compiler, "-std=c++17", *FLAGS, "-Wconversion", "-Wshadow", "-fsyntax-only", "-I", include,
              "-isystem", hip_headers(), tmp_path / "one.cc"])  # fmt: skip

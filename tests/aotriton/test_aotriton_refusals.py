@@ -27,6 +27,7 @@ from aotriton_interface import (
     UINT64,
     UNKNOWN_ERROR,
     contiguous,
+    library_of,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -219,7 +220,7 @@ def test_many_threads_tell_one_line(release, tmp_path):
     driver = release.folder / "driver/amd/libamdhip64.so.6"
     record, script = tmp_path / "record.jsonl", tmp_path / "script.py"
     script.write_text(THREADS.format(
-        paths=[str(ROOT / "tests/aotriton")], driver=str(driver), library=str(release.lib / "libaotriton_v2.so.0"),
+        paths=[str(ROOT / "tests/aotriton")], driver=str(driver), library=str(library_of(release.lib, "0.11")),
         call=SCALED | WIDE,
     ))  # fmt: skip
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver.parent), "FAKE_DRIVER_RECORD": str(record)}

@@ -22,29 +22,38 @@ from aotriton_interface import (
     FP32,
     NOT_SUPPORTED,
     PADDED,
+    STRIDED,
     T2,
     TOP_LEFT,
     UINT64,
     WINDOWED,
     Interface,
+    library_of,
     view,
 )
 
-STYLES = ("v2", "v2, fused", "v3", "v3, lazy")
+STYLES = ("v2", "v2, fused", "v3", "v3, lazy", "v3 of 0.12", "v3, lazy of 0.13", "v3 of 0.14", "v3, lazy of 0.14")
 NOWHERE = (0xDEAD000, UINT64)  # what must not be read
 
 _ACQUIRE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DISPOSE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
+def version_of(style: str) -> str:
+    """Of the interface; 0.11 has all functions."""
+    return style.partition(" of ")[2] or "0.11"
+
+
 class Refused(Exception):
     """No kernel for a call."""
 
 
-def expressible(call: Call) -> Call:
-    """The call, or the nearest that AOTriton's interface has words for."""
+def expressible(call: Call, version: str = "0.11") -> Call:
+    """The call, or the nearest that an interface of AOTriton's has words for. Since 0.12 there may be gaps between
+    sequences that lie one after another."""
     call = replace(call, sinks=False, alibi="", softcap=0.0, deterministic=False, longest=True, in_memory=False)
-    varlen = {"padded": "sums", "both": "compact"}.get(call.varlen_q, call.varlen_q)
+    gaps = "compact" if version == "0.11" else "both"
+    varlen = {"padded": "sums", "both": gaps}.get(call.varlen_q, call.varlen_q)
     call = replace(call, varlen_q=varlen, varlen_k=varlen)
     if not call.keys:  # PyTorch does not call with nothing to attend to
         call = replace(call, keys=65, lengths_k=())
@@ -56,7 +65,9 @@ def expressible(call: Call) -> Call:
 def takes(style: str, call: Call) -> bool:
     """Whether the functions of a style have words for a call that is expressible."""
     if style.startswith("v3"):
-        return True
+        return call.varlen_q != "both" or version_of(style) != "0.11"
+    if call.varlen_q == "both":
+        return False
     is_plain = call.window == (-1, -1) or (call.window == (-1, 0) and not call.bottom_right)
     return is_plain and call.varlen_q != "sums" and not (style == "v2, fused" and call.varlen_q)
 
@@ -85,13 +96,19 @@ def masked(call: Call) -> dict:
     }
 
 
+def sums_of(lengths: torch.Tensor) -> torch.Tensor:
+    """[sequences + 1] int32 of [sequences]."""
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
 class Scratch:
     """What callers give a backward to work in, [heads, rows] of fp32: Kiln does not use it.
 
-    As a lazy tensor it tells how often it was asked for, and disposed of.
+    As a lazy tensor it tells how often it was asked for, and disposed of: by its cookie up to 0.11, then by itself.
     """
 
-    def __init__(self, call: Call, device: str) -> None:
+    def __init__(self, call: Call, device: str, version: str) -> None:
+        self._by_cookie = version == "0.11"
         batch, heads, rows, _ = call.shape(False, call.heads, 1)
         self.memory = torch.full((batch * heads, rows), SENTINEL, device=device)
         self.given = (self.memory.data_ptr(), FP32, (batch * heads, rows))
@@ -100,14 +117,19 @@ class Scratch:
 
     def _acquire(self, place: int, cookie: int) -> int:
         # A structure of 48 bytes is returned where the caller says, by a first argument that C++ does not show.
-        assert cookie == id(self)
+        self._check(cookie)
         self.acquired += 1
         made = view(2, self.given)  # must live until it is copied
         ctypes.memmove(place, ctypes.addressof(made), ctypes.sizeof(T2))
         return place
 
     def _dispose(self, cookie: int) -> None:
+        self._check(cookie)
         self.disposed += 1
+
+    def _check(self, given: int) -> None:
+        """The cookie, or the lazy tensor, which begins with it."""
+        assert (given if self._by_cookie else ctypes.c_void_p.from_address(given).value) == id(self)
 
     @property
     def lazy(self) -> tuple:
@@ -126,8 +148,8 @@ class Aotriton:
     """
 
     def __init__(self, prefix: Path, style: str) -> None:
-        self.interface, self.style = Interface(prefix / "lib/libaotriton_v2.so"), style
-        self.library = ffi.Library(prefix / "lib")
+        self.style, version = style, version_of(style)
+        self.interface = Interface(library_of(prefix / "lib", version), version)
         self.scratch, self.encoded = None, None
         self._seeds: torch.Tensor | None = None
 
@@ -139,8 +161,8 @@ class Aotriton:
         """
         status = self.interface.call(name, torch.cuda.current_stream().cuda_stream or None, **fields)
         if status == NOT_SUPPORTED:
-            raise Refused(self.library.error())
-        assert not status, f"{name} returned {status}: {self.library.error()}"
+            raise Refused(self.interface.error())
+        assert not status, f"{name} returned {status}: {self.interface.error()}"
 
     def _dropout(self, inputs: Inputs) -> dict:
         """Half of the offset lies in memory. Without dropout nothing lies where it would."""
@@ -159,9 +181,16 @@ class Aotriton:
             fields["b"] = given(describe(inputs.bias.values, (call.batch, call.heads, call.rows, call.keys)))
         if call.varlen_q:
             fields |= {"cu_q": given(inputs.cu_q), "cu_k": given(inputs.cu_k), "max_q": call.rows, "max_k": call.keys}
+        if call.varlen_q == "both":  # where sequences begin, and sums of how much of each counts
+            self._sums = [sums_of(used) for used in (inputs.used_q, inputs.used_k)]
+            fields |= {"starts_q": fields["cu_q"], "starts_k": fields["cu_k"]}
+            fields |= {"cu_q": given(self._sums[0]), "cu_k": given(self._sums[1])}
         if self.style.startswith("v2"):
             return fields | {"is_causal": call.window == (-1, 0)}
-        types = {"compact": COMPACT, "sums": PADDED}
+        if version_of(self.style) == "0.14":
+            mode = {"": (0, 0, 0), "compact": (1, 1, 1), "sums": (0, 1, 0), "both": (1, 1, 2)}[call.varlen_q]
+            return fields | {"modes": (mode, mode, 0)} | masked(call)
+        types = {"compact": COMPACT, "sums": PADDED, "both": STRIDED}
         return fields | {"varlen_type": types.get(call.varlen_q, 0)} | masked(call)
 
     def forward(self, inputs: Inputs, outputs: Outputs, keys: tuple[str, ...] = (), target: str | None = None) -> None:
@@ -185,16 +214,18 @@ class Aotriton:
         fields |= {name: given(outputs[name]) for name in ("dq", "dk", "dv")}
         if outputs.get("dbias"):
             fields["db"] = given(describe(outputs["dbias"].values, (call.batch, call.heads, call.rows, call.keys)))
-        self.scratch = Scratch(call, inputs.device) if self.style in ("v2", "v3, lazy") else None
+        self.scratch = (
+            Scratch(call, inputs.device, version_of(self.style)) if self.style == "v2" or "lazy" in self.style else None
+        )
         if self.style == "v2":
             fields["delta"] = self.scratch.given
             name += "_compact_varlen" if call.varlen_q else ""
         elif self.style == "v2, fused":
             name += "_fused"
-        elif self.style == "v3, lazy":
+        elif "lazy" in self.style:
             fields |= {"D": self.scratch.lazy, "DQ_ACC": self.scratch.lazy}
         self.call(name, **fields)
-        if self.style == "v3, lazy":
+        if "lazy" in self.style:
             counts = self.scratch.acquired, self.scratch.disposed
             assert counts == (0, 2), f"D was acquired, and D and DQ_ACC were disposed of: {counts}, not (0, 2)"
         if self.scratch:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "aotriton"))
 
 import ffi
-from aotriton_interface import Interface
+from aotriton_interface import Interface, library_of
 
 DEVICE = 4  # the stream's; device 0 is the current one
 
@@ -36,7 +36,7 @@ def calls(interface: Interface, library: ffi.Library, fake: ffi.Fake, vendor: in
         error = interface.call(entry, stream, **fields)
         record = fake.record()
         results.append({
-            "error": error, "sentence": library.error() if error else "", "events": record.events[begin:],
+            "error": error, "sentence": interface.error() if error else "", "events": record.events[begin:],
             "is_restored": (fake.current(vendor) or 0) == current, "last_error": fake.last_error,
             "allocated": fake.c.fake_allocated(),
         })  # fmt: skip
@@ -65,7 +65,7 @@ def forked(interface: Interface, library: ffi.Library, fake: ffi.Fake, vendor: i
 
 def main() -> None:
     lib, driver, vendor = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    parts = Interface(lib / "libaotriton_v2.so.0"), ffi.Library(lib), ffi.Fake(driver)
+    parts = Interface(library_of(lib, "0.11")), ffi.Library(lib), ffi.Fake(driver)
     for line in sys.stdin:
         print(forked(*parts, vendor, json.loads(line)), flush=True)
 

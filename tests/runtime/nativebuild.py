@@ -118,13 +118,23 @@ def objects(folder: Path, compile_command: list, sources: Iterable[Path]) -> lis
     return list(made.values())
 
 
-def build_core(folder: Path, flags: list[str] = (), cc: str = "cc", cxx: str = "c++") -> None:
-    """lib/libkiln.so.0 and include/ in `folder`."""
+def core_objects(folder: Path, flags: list[str] = (), cc: str = "cc", cxx: str = "c++") -> list[Path]:
+    """The core's objects."""
     include = stamp_headers(folder)
-    (folder / "lib").mkdir(exist_ok=True)
     command = [cxx, *CXX_FLAGS, *flags, "-I", include, "-I", zstd_source()]
     made = objects(folder / "objects", command, [CORE / name for name in (CORE / "sources.txt").read_text().split()])
-    made.append(zstd_object(cc, ZSTD_FLAGS))
+    return [*made, zstd_object(cc, ZSTD_FLAGS)]
+
+
+def objects_of(folder: Path, family: str) -> list[Path]:
+    """What build_family left of a family."""
+    return sorted((folder / "objects" / family).glob("*.o"))
+
+
+def build_core(folder: Path, flags: list[str] = (), cc: str = "cc", cxx: str = "c++") -> None:
+    """lib/libkiln.so.0 and include/ in `folder`."""
+    made = core_objects(folder, flags, cc, cxx)
+    (folder / "lib").mkdir(exist_ok=True)
     run([cc, *flags, *LINK_FLAGS, "-Wl,-soname,libkiln.so.0", *made, "-o", folder / "lib" / "libkiln.so.0", "-ldl"])
     link = folder / "lib" / "libkiln.so"
     link.unlink(missing_ok=True)

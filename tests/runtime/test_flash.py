@@ -104,7 +104,7 @@ def test_the_structures_of_these_tests_are_the_table_s(operation):
 
 
 def test_every_operation_of_the_recipe_has_an_entry(tables):
-    assert set(tables.arguments) == set(PARAMS)
+    assert set(tables.arguments) - {"seq_lengths"} == set(PARAMS), "seq_lengths is launched by its name alone"
 
 
 @pytest.mark.parametrize("operation", PARAMS)

@@ -1,6 +1,7 @@
-/* Kiln: AOTriton's interface, entries with flat arguments. aotriton/flash.h includes it, and says what they mean. */
-#ifndef AOTRITON_V2_FLASH_H
-#define AOTRITON_V2_FLASH_H
+/* Kiln: AOTriton's interface up to 0.12, entries with flat arguments. aotriton/flash.h includes it, and says what they
+ * mean. */
+#ifndef AOTRITON_V2_API_FLASH_ATTN_H /* defined by callers of 0.12 and later that do not want this header */
+#define AOTRITON_V2_API_FLASH_ATTN_H
 
 #include <aotriton/config.h>
 #include <aotriton/cpp_tune.h>
@@ -18,13 +19,15 @@ struct AOTRITON_API FwdExtraArguments : public CppTune {};
 struct AOTRITON_API BwdExtraArguments {};
 struct AOTRITON_API FusedBwdExtraArguments : public CppTune {};
 
-/* hipSuccess: there are images for the stream's device, and their pack is found. */
-hipError_t AOTRITON_API check_gpu(AOTRITON_NS::Stream stream);
-
 /* is_causal, here and below: the first row and the first key belong together. */
 hipError_t AOTRITON_API attn_fwd(T4 q, T4 k, T4 v, T4 b, float sm_scale, T2 softmax_lse, T4 out, float dropout_p,
                                  T0 philox_seed, T0 philox_offset1, int64_t philox_offset2, T0 philox_seed_output,
                                  T0 philox_offset_output, T4 encoded_softmax, bool is_causal, T0 atomic_for_causal,
+                                 AOTRITON_NS::Stream stream, FwdExtraArguments* extargs = nullptr);
+/* As it was up to 0.8: without a counter. */
+hipError_t AOTRITON_API attn_fwd(T4 q, T4 k, T4 v, T4 b, float sm_scale, T2 softmax_lse, T4 out, float dropout_p,
+                                 T0 philox_seed, T0 philox_offset1, int64_t philox_offset2, T0 philox_seed_output,
+                                 T0 philox_offset_output, T4 encoded_softmax, bool is_causal,
                                  AOTRITON_NS::Stream stream, FwdExtraArguments* extargs = nullptr);
 
 /* Sequences lie one after another: the batch of q, k, v and out is 1. encoded_softmax is [sequences, heads,
@@ -36,6 +39,13 @@ hipError_t AOTRITON_API attn_fwd_compact_varlen(T4 q, T4 k, T4 v, T4 b, T1 cu_se
                                                 T0 philox_offset_output, T4 encoded_softmax, bool is_causal,
                                                 T0 atomic_for_causal, AOTRITON_NS::Stream stream,
                                                 FwdExtraArguments* extargs = nullptr);
+/* As it was up to 0.8. */
+hipError_t AOTRITON_API attn_fwd_compact_varlen(T4 q, T4 k, T4 v, T4 b, T1 cu_seqlens_q, T1 cu_seqlens_k,
+                                                int32_t max_seqlen_q, int32_t max_seqlen_k, float sm_scale,
+                                                T2 softmax_lse, T4 out, float dropout_p, T0 philox_seed,
+                                                T0 philox_offset1, int64_t philox_offset2, T0 philox_seed_output,
+                                                T0 philox_offset_output, T4 encoded_softmax, bool is_causal,
+                                                AOTRITON_NS::Stream stream, FwdExtraArguments* extargs = nullptr);
 
 /* delta: left alone. */
 hipError_t AOTRITON_API attn_bwd(T4 q, T4 k, T4 v, T4 b, float sm_scale, T4 out, T4 dout, T4 dq, T4 dk, T4 dv, T4 db,
@@ -55,10 +65,6 @@ hipError_t AOTRITON_API attn_bwd_compact_varlen(T4 q, T4 k, T4 v, T1 cu_seqlens_
                                                 float dropout_p, T0 philox_seed, T0 philox_offset1,
                                                 int64_t philox_offset2, bool is_causal, AOTRITON_NS::Stream stream,
                                                 BwdExtraArguments* extargs = nullptr);
-
-/* Writes what a forward with the same dropout writes to its encoded_softmax: r, [batch, heads, rows, keys]. */
-hipError_t AOTRITON_API debug_simulate_encoded_softmax(T4 r, float dropout_p, T0 philox_seed, T0 philox_offset1,
-                                                       uint64_t philox_offset2, AOTRITON_NS::Stream stream);
 
 }  // namespace AOTRITON_NS::v2::flash
 

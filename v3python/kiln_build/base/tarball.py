@@ -7,7 +7,7 @@
               there, owners 0 without names, time 1980-01-01, modes by `mode_of`; a symbolic link leads to a name beside
               it; then all hard links, in the order of their paths, each to a file of this archive
 
-Of a file's paths the one in the fewest folders, and of those the first, is the member with the content; the others are
+Of a file's paths the one in the fewest folders, and of those the last, is the member with the content; the others are
 hard links to it. So what lies near the top can be extracted without the rest.
 
 One file has one spelling but for what deflate leaves open. The reader refuses every other; it needs only the standard
@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -77,16 +77,16 @@ class Order:
         if kind == "hard link":
             if self.kinds.get(link) != "file":
                 return f"{path} is a hard link to {link}, which is not a file before it"
-            if _nearness(path) < _nearness(link):
+            if _nearest([path, link]) == path:
                 return f"{path} is a hard link to {link}; of the two paths {path} has to be the file"
         self.last = place
         self.kinds[path] = kind
         return ""
 
 
-def _nearness(path: str) -> tuple[int, str]:
-    """The least of a file's paths is the member with the content."""
-    return path.count("/"), path
+def _nearest(paths: Sequence[str]) -> str:
+    """Which of a file's paths is the member with the content: lib/kiln.images/, not lib/aotriton.images/."""
+    return max(paths, key=lambda path: (-path.count("/"), path))
 
 
 def write(stage: Path, pieces_to: BinaryIO) -> Iterator[bytes]:
@@ -142,8 +142,8 @@ def _originals(paths: Mapping[str, Path]) -> dict[str, str]:
             files.setdefault((status.st_dev, status.st_ino), []).append(name)
     found: dict[str, str] = {}
     for names in files.values():
-        original, *others = sorted(names, key=_nearness)
-        found |= dict.fromkeys(others, original)
+        original = _nearest(names)
+        found |= {name: original for name in names if name != original}
     return found
 
 

@@ -58,6 +58,8 @@ def entries_header(recipe: Recipe, table: Table) -> str:
     """
     operations = []
     for operation in recipe.operations:
+        if operation.name in table.without_entry:
+            continue
         row = table.operation(operation.name)
         operations.append({
             "row": row,

@@ -60,6 +60,7 @@ class TableShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     limits: dict[str, LimitShape]
     flags: tuple[str, ...]
     operations: dict[str, OperationShape]
+    without_entry: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ class Table:
     limits: tuple[Limit, ...]
     flags: Mapping[str, int]
     operations: tuple[Operation, ...]
+    without_entry: tuple[str, ...]
 
     def limits_of(self, operation: Operation) -> list[Limit]:
         fields = {row.field for row in operation.fields}
@@ -190,7 +192,9 @@ class Table:
         for operation in self.operations:
             if operation.name == name:
                 return operation
-        raise RecipeError(f"{self.path}: the recipe's operation {name} has no row; add it to `operations`")
+        raise RecipeError(
+            f"{self.path}: the recipe's operation {name} has no row; add it to `operations`, or to `without_entry`"
+        )
 
 
 def read(path: Path) -> Table:
@@ -214,6 +218,7 @@ def read(path: Path) -> Table:
             )
             for name, row in shape.operations.items()
         ),
+        shape.without_entry,
     )  # fmt: skip
     _check(table, read_document)
     return table

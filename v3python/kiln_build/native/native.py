@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from kiln_build.base import kept
@@ -120,25 +121,37 @@ class Adapter:
     Attributes:
         name: of its target in the CMake package.
         library: its file, which is its SONAME.
-        links: what stands beside it, by name: where it leads.
         over: the family.
-        folder: has its sources (*.cc), what they share (*.h), and exports.map, a linker's version script.
-        headers: its public headers, by their path below include/.
+        folders: have its sources (*.cc) and what they share (*.h). The sources of the last may include what the others
+            have, and alone see `headers`; it has exports.map, a linker's version script.
+        links: what stands beside it, by name: where it leads.
+        headers: its public headers, by their path below include/: a file, or its text.
         private: headers that lie elsewhere and are no part of the release, by name.
         system: folders of headers that are another's, and no part of the release.
         foreign: the SONAME of a library that it needs and that no build has, with the names that it takes from there.
+        is_whole: it has the core's and the family's code in itself, and needs neither library.
+        prefix: a folder of the release that is an installed prefix of its own, with this library, its headers, the
+            packs and `package`; "": none.
+        is_main: it is in the release's own lib/ and include/ too.
+        images: a prefix's folder of packs below its lib/.
+        package: files of a prefix by path: texts.
         identity: what stands for `system` in keys.
     """
 
     name: str
     library: str
     over: str
-    folder: Path
+    folders: tuple[Path, ...]
     links: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, Path | str] = field(default_factory=dict)
     private: Mapping[str, Path] = field(default_factory=dict)
     system: tuple[Path, ...] = ()
     foreign: tuple[str, tuple[str, ...]] | None = None
+    is_whole: bool = False
+    prefix: str = ""
+    is_main: bool = True
+    images: str = ""
+    package: Mapping[str, str] = field(default_factory=dict)
     identity: str = ""
 
 
@@ -230,135 +243,177 @@ def build_libraries(
     Raises:
         NativeBuildError: the compiler rejected something; carries what it said.
     """
-    core_sources = [
-        line.strip()
-        for line in (root / "csrc/core/sources.txt").read_text().splitlines()
-        if line.strip() and not line.startswith("#")
-    ]
     flags = read_flags(root)
-    exports = {"exports.map": root / "csrc/kiln.map"}
-    core_files = {f"csrc/core/{p.name}": p for p in sorted((root / "csrc/core").iterdir()) if p.is_file()}
-    headers = {f"include/kiln/{name}": root / "include/kiln" / name for name in CORE_HEADERS}
-    zstd_files = {f"zstd/{p.name}": p for p in sorted(zstd.iterdir()) if p.suffix in (".c", ".h")}
-    libraries = {}
-    core = _Library(
-        name="libkiln.so.0",
-        files=exports | core_files | headers | zstd_files,
-        texts={"include/kiln/version.h": version_header},
-        units=(*(f"csrc/core/{source}" for source in core_sources), "zstd/zstd.c"),
-        link=("-Wl,-soname,libkiln.so.0", "-ldl", "-lpthread"),
-    )
-    libraries[core.name] = core.build(compiler, flags, folder, jobs, {})
+    core = _core(root, zstd, version_header)
+    headers = _public_headers(root, version_header)
+    name = "libkiln.so.0"
+    made = {name: _Library(name, (core,), root / "csrc/kiln.map", ("-ldl", "-lpthread"))}
+    public: dict[str, Path | str] = dict(headers)
+    parts = {}
     for family in families:
-        sources = {f"family/{path.name}": path for path in family.sources}
-        private = {f"family/{path.name}": path for source in family.sources for path in source.parent.glob("*.h")}
-        extra = {f"include/kiln/{path.name}": path for path in family.headers}
-        library = _Library(
-            name=f"libkiln_{family.name}.so",
-            files=exports | headers | extra | private | sources,
-            texts={
-                "include/kiln/version.h": version_header,
-                "family/tables.cc": family.tables,
-                **{f"family/{name}": text for name, text in family.generated_for(family.name).items()},
-            },
-            units=("family/tables.cc", *sources),
-            link=(f"-Wl,-soname,libkiln_{family.name}.so", *_BESIDE, "lib/libkiln.so.0"),
-        )  # fmt: skip
-        core_library = {"lib/libkiln.so.0": libraries[core.name]}
-        libraries[library.name] = library.build(compiler, flags, folder, jobs, core_library)
-    public = {name: header for family in families for name, header in family.public.items()}
+        parts[family.name] = _family(family, headers)
+        public |= _below_include(family.public)
+        name = f"libkiln_{family.name}.so"
+        made[name] = _Library(name, (parts[family.name],), root / "csrc/kiln.map", _BESIDE, needs=("libkiln.so.0",))
     for adapter in adapters:
-        names = ("libkiln.so.0", f"libkiln_{adapter.over}.so")
-        if names[1] in libraries:
-            generated = next(family.generated_for(adapter.name) for family in families if family.name == adapter.over)
-            library = _adapter(adapter, headers | _below_include(public), generated, version_header)
-            libraries[adapter.library] = library.build(
-                compiler, flags, folder, jobs, {f"lib/{name}": libraries[name] for name in names}
-            )
+        if adapter.over in parts:
+            family = next(family for family in families if family.name == adapter.over)
+            own = _adapter(adapter, public, family.generated_for(adapter.name))
+            made[adapter.library] = _adapter_library(adapter, own, core, parts[adapter.over])
+    libraries: dict[str, Path] = {}
+    for name, library in made.items():
+        needed = {f"lib/{need}": libraries[need] for need in library.needs}
+        libraries[name] = library.build(compiler, flags, folder, jobs, needed)
     return libraries
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Sources that are compiled alike, with all that they may include; their objects may go into several libraries.
+
+    Attributes:
+        contents: by path in the folder where they are compiled.
+        units: of those, the ones that are compiled.
+        system: folders of others' headers; `identity` stands for them in keys.
+    """
+
+    contents: Mapping[str, Path | str]
+    units: tuple[str, ...]
+    system: tuple[Path, ...] = ()
+    identity: str = ""
+
+    def objects(self, compiler: Compiler, flags: Flags, folder: Path) -> list[Callable[[], Path]]:
+        """What makes each unit's object, or takes what was compiled of it before: a build with other images has other
+        tables, and all else is as it was."""
+        contents = {name: _bytes_of(content) for name, content in self.contents.items()}
+        return [partial(self._object, compiler, flags, folder, unit, contents) for unit in self.units]
+
+    def _object(self, compiler: Compiler, flags: Flags, folder: Path, unit: str, contents: Mapping[str, bytes]) -> Path:
+        output = unit.replace("/", "_") + ".o"
+        include = ["-Iinclude", "-Icsrc", "-Izstd", *(word for path in self.system for word in ("-isystem", str(path)))]
+        command = [*compiler.c, *flags.zstd] if unit.endswith(".c") else [*compiler.cxx, *flags.cxx]
+        read = {name: contents[name] for name in self._read_by(unit)}
+
+        def make(place: Path) -> None:
+            run(compiler, [*command, *include, "-c", unit, "-o", output], place)
+
+        return build_once(folder / "objects", output, (compiler.identity, flags, unit, self.identity), read, make)
+
+    def _read_by(self, unit: str) -> tuple[str, ...]:
+        """A unit and all that it may include: of zstd its own files, else whatever is no unit."""
+        within = "zstd/" if unit.startswith("zstd/") else ""
+        others = (name for name in self.contents if name not in self.units and name.startswith(within))
+        return (unit, *others)
+
+
+@dataclass(frozen=True)
+class _Library:
+    """A shared library.
+
+    Attributes:
+        name: its file, which is its SONAME.
+        exports: a linker's version script.
+        link: what else the linker is told.
+        needs: libraries of the build that it needs.
+        stubs: by SONAME, C that stands at linking for a library that it needs and no build has.
+    """
+
+    name: str
+    parts: tuple[_Part, ...]
+    exports: Path
+    link: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    stubs: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, compiler: Compiler, flags: Flags, folder: Path, jobs: int, needed: Mapping[str, Path]) -> Path:
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            makers = [maker for part in self.parts for maker in part.objects(compiler, flags, folder)]
+            made = list(pool.map(lambda maker: maker(), makers))
+        objects = {f"objects/{number}.o": path for number, path in enumerate(made)}
+        contents = {
+            name: path.read_bytes() for name, path in {**objects, **needed, "exports.map": self.exports}.items()
+        }
+        settings = (compiler.identity, flags, self.link, tuple(self.stubs.items()))
+
+        def make(work: Path) -> None:
+            for soname, source in self.stubs.items():
+                (work / "lib").mkdir(exist_ok=True)
+                (work / "stub.c").write_text(source)
+                stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
+                run(compiler, [*compiler.c, *stub], work)
+            soname = f"-Wl,-soname,{self.name}"
+            others = [*needed, *(f"lib/{stub}" for stub in self.stubs)]
+            link = [*flags.library, "-Wl,--version-script=exports.map", *objects, soname, *self.link, *others]
+            run(compiler, [*compiler.c, *link, "-o", self.name], work)
+
+        return build_once(folder, self.name, settings, contents, make)
+
+
+def _bytes_of(content: Path | str) -> bytes:
+    return content.read_bytes() if isinstance(content, Path) else content.encode()
 
 
 def _below_include(headers: Mapping[str, Path | str]) -> dict[str, Path | str]:
     return {f"include/{name}": header for name, header in headers.items()}
 
 
-def _adapter(
-    adapter: Adapter, headers: Mapping[str, Path | str], generated: Mapping[str, str], version_header: str
-) -> _Library:
-    own = {f"adapter/{path.name}": path for path in sorted(adapter.folder.iterdir()) if path.suffix in (".cc", ".h")}
-    beside = {f"adapter/{name}": header for name, header in {**adapter.private, **generated}.items()}
-    every = {
-        **headers, **_below_include(adapter.headers), **own, **beside, "exports.map": adapter.folder / "exports.map"
-    }  # fmt: skip
-    link = [f"-Wl,-soname,{adapter.library}", *_BESIDE, "lib/libkiln.so.0", f"lib/libkiln_{adapter.over}.so"]
+def _public_headers(root: Path, version_header: str) -> dict[str, Path | str]:
+    files: dict[str, Path | str] = {f"include/kiln/{name}": root / "include/kiln" / name for name in CORE_HEADERS}
+    return files | {"include/kiln/version.h": version_header}
+
+
+def _core(root: Path, zstd: Path, version_header: str) -> _Part:
+    sources = [
+        line.strip()
+        for line in (root / "csrc/core/sources.txt").read_text().splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    files = {f"csrc/core/{p.name}": p for p in sorted((root / "csrc/core").iterdir()) if p.is_file()}
+    zstd_files = {f"zstd/{p.name}": p for p in sorted(zstd.iterdir()) if p.suffix in (".c", ".h")}
+    units = (*(f"csrc/core/{source}" for source in sources), "zstd/zstd.c")
+    return _Part(_public_headers(root, version_header) | files | zstd_files, units)
+
+
+def _family(family: FamilySources, headers: Mapping[str, Path | str]) -> _Part:
+    sources = {f"family/{path.name}": path for path in family.sources}
+    private = {f"family/{path.name}": path for source in family.sources for path in source.parent.glob("*.h")}
+    public = {f"include/kiln/{path.name}": path for path in family.headers}
+    texts = {f"family/{name}": text for name, text in family.generated_for(family.name).items()}
+    texts["family/tables.cc"] = family.tables
+    return _Part({**headers, **public, **private, **sources, **texts}, ("family/tables.cc", *sources))
+
+
+def _adapter(adapter: Adapter, headers: Mapping[str, Path | str], generated: Mapping[str, str]) -> tuple[_Part, ...]:
+    """A part for each folder, with what the folders before it share."""
+    parts: list[_Part] = []
+    contents: dict[str, Path | str] = dict(headers)
+    contents |= {f"adapter/{name}": header for name, header in adapter.private.items()}
+    contents |= {f"adapter/{name}": text for name, text in generated.items()}
+    top = adapter.folders[0]
+    for number, folder in enumerate(adapter.folders):
+        own = {
+            f"adapter/{path.relative_to(top).as_posix()}": path
+            for path in sorted(folder.iterdir())
+            if path.suffix in (".cc", ".h")
+        }
+        if number == len(adapter.folders) - 1:
+            contents |= _below_include(adapter.headers)
+        units = tuple(name for name in own if name.endswith(".cc"))
+        parts.append(_Part({**contents, **own}, units, adapter.system, adapter.identity))
+        contents |= {name: path for name, path in own.items() if name.endswith(".h")}
+    return tuple(parts)
+
+
+def _adapter_library(adapter: Adapter, own: tuple[_Part, ...], core: _Part, family: _Part) -> _Library:
+    exports = adapter.folders[-1] / "exports.map"
+    if adapter.is_whole:
+        return _Library(adapter.library, (core, family, *own), exports, ("-ldl", "-lpthread"))
+    needs = ("libkiln.so.0", f"libkiln_{adapter.over}.so")
     stubs = {}
     if adapter.foreign:
         soname, names = adapter.foreign
         stubs[soname] = "".join(f"void {name}(void) {{}}\n" for name in names)
-        link.append(f"lib/{soname}")
-    return _Library(
-        name=adapter.library,
-        files={name: content for name, content in every.items() if isinstance(content, Path)},
-        texts={
-            "include/kiln/version.h": version_header,
-            **{name: content for name, content in every.items() if isinstance(content, str)},
-        },
-        units=tuple(name for name in own if name.endswith(".cc")),
-        link=tuple(link),
-        system=adapter.system,
-        stubs=stubs,
-        identity=adapter.identity,
-    )
-
-
-@dataclass(frozen=True)
-class _Library:
-    name: str
-    files: dict[str, Path]
-    texts: dict[str, str]
-    units: tuple[str, ...]
-    link: tuple[str, ...]
-    system: tuple[Path, ...] = ()
-    stubs: Mapping[str, str] = field(default_factory=dict)  # by SONAME, C that stands for a library at linking
-    identity: str = ""
-
-    def build(self, compiler: Compiler, flags: Flags, folder: Path, jobs: int, binaries: dict[str, Path]) -> Path:
-        contents = {name: path.read_bytes() for name, path in (self.files | binaries).items()}
-        contents |= {name: text.encode() for name, text in self.texts.items()}
-        settings = (compiler.identity, flags, self.units, self.link, tuple(self.stubs.items()), self.identity)
-
-        def make(work: Path) -> None:
-            with ThreadPoolExecutor(max(1, jobs)) as pool:
-                objects = list(pool.map(lambda unit: self._object(compiler, flags, folder, work, unit), self.units))
-            for soname, source in self.stubs.items():
-                (work / "stub.c").write_text(source)
-                stub = ["-shared", "-nostdlib", f"-Wl,-soname,{soname}", "stub.c", "-o", f"lib/{soname}"]
-                run(compiler, [*compiler.c, *stub], work)
-            link = [*flags.library, "-Wl,--version-script=exports.map", *objects, *self.link]
-            run(compiler, [*compiler.c, *link, "-o", self.name], work)
-
-        return build_once(folder, self.name, settings, contents, make)
-
-    def _object(self, compiler: Compiler, flags: Flags, folder: Path, work: Path, unit: str) -> str:
-        """Compiles a unit, or takes what was compiled of it before: a build with other images has other tables, and all
-        else is as it was."""
-        output = unit.replace("/", "_") + ".o"
-        include = ["-Iinclude", "-Icsrc", "-Izstd", *(word for path in self.system for word in ("-isystem", str(path)))]
-        command = [*compiler.c, *flags.zstd] if unit.endswith(".c") else [*compiler.cxx, *flags.cxx]
-        contents = {name: (work / name).read_bytes() for name in self._read_by(unit)}
-
-        def make(place: Path) -> None:
-            run(compiler, [*command, *include, "-c", unit, "-o", output], place)
-
-        settings = (compiler.identity, flags, unit, self.identity)
-        shutil.copyfile(build_once(folder / "objects", output, settings, contents, make), work / output)
-        return output
-
-    def _read_by(self, unit: str) -> tuple[str, ...]:
-        """A unit and all that it may include: of zstd its own files, else whatever is no unit."""
-        within = "zstd/" if unit.startswith("zstd/") else ""
-        others = (name for name in (*self.files, *self.texts) if name not in self.units and name.startswith(within))
-        return (unit, *others)
+    return _Library(adapter.library, own, exports, _BESIDE, needs, stubs)
 
 
 def build_once(

@@ -106,15 +106,19 @@ def _build(options: Options, tarball: Path, progress: Progress) -> Path:
         workers,
     )
     stage = options.workspace / "build/stage/kiln"
+    main = [adapter for adapter in adapted if adapter.is_main]
+    elsewhere = {adapter.library for adapter in adapted} - {adapter.library for adapter in main}
     release.lay_out(
         release.Contents(
             version=options.version,
-            libraries=libraries,
+            libraries={name: path for name, path in libraries.items() if name not in elsewhere},
             families=[family.name for family in families],
             packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
-            headers=_headers(options.source, header, families, adapted),
-            adapters={adapter.name: adapter.library for adapter in adapted},
-            links={name: to for adapter in adapted for name, to in adapter.links.items()},
+            headers=_headers(options.source, header, families, main),
+            adapters={adapter.name: adapter.library for adapter in main},
+            links={name: to for adapter in main for name, to in adapter.links.items()},
+            images=[adapter.images for adapter in main if adapter.images],
+            prefixes={adapter.prefix: _prefix(adapter, libraries) for adapter in adapted if adapter.prefix},
             templates=options.source / "cmake",
             notices=notices.collect(options.source, options.site, options.cache / zstd.name),
         ),
@@ -206,6 +210,16 @@ def _harvest(
     for reason, count in Counter(harvest.missing.values()).items():
         progress.message(f"{count} images are left out, as the recipe says: {reason}")
     return harvest
+
+
+def _prefix(adapter: native.Adapter, libraries: Mapping[str, Path]) -> release.Prefix:
+    return release.Prefix(
+        library=(adapter.library, libraries[adapter.library]),
+        links=adapter.links,
+        headers=adapter.headers,
+        images=adapter.images,
+        texts=adapter.package,
+    )
 
 
 def _headers(

@@ -5,6 +5,7 @@
       kiln/lib/kiln.images/<vendor>-<target>.pack
       kiln/lib/cmake/kiln/, kiln/lib/pkgconfig/kiln.pc, kiln_<family>.pc
       kiln/include/kiln/, kiln/include/aotriton/
+      kiln/lib/aotriton/<version>/lib/, include/: a prefix for each interface of AOTriton's, complete by itself
       kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
 
 A tarball counts with its .sha256 beside it only. Both appear by rename once they are complete, the .sha256 last; until
@@ -17,7 +18,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,26 @@ class _NothingToDo(Exception):
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """A folder of a release that is an installed prefix, complete by itself: others' builds copy it, without what its
+    links would lead to. So it has the packs too, as further names of the same files.
+
+    Attributes:
+        library: in its lib/, a name and the file.
+        links: in its lib/, by name: where each leads.
+        headers: by path below its include/: a file, or its text.
+        images: the folder of packs in its lib/.
+        texts: other files by path.
+    """
+
+    library: tuple[str, Path]
+    links: Mapping[str, str]
+    headers: Mapping[str, Path | str]
+    images: str
+    texts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Contents:
     """What goes into a release, the manifest left out.
 
@@ -48,6 +69,8 @@ class Contents:
         templates: the source tree's folder cmake/.
         adapters: libraries that offer a family by another's interface, by name: "torch".
         links: in lib/ besides libkiln.so, by name: where it leads, if that is there.
+        images: folders in lib/ that have the packs too, as further names of the same files.
+        prefixes: by path.
         notices: texts by path below share/kiln/: LICENSE, NOTICES.txt, licences/...
     """
 
@@ -60,6 +83,8 @@ class Contents:
     notices: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
+    images: Sequence[str] = ()
+    prefixes: Mapping[str, Prefix] = field(default_factory=dict)
 
 
 def tarball_name(version: str) -> str:
@@ -91,8 +116,27 @@ def lay_out(contents: Contents, stage: Path) -> None:
         for name, text in contents.notices.items():
             _put(stage / "share/kiln" / name, text)
         _put(stage / "share/kiln" / portable.NAME, portable.inspector(contents.version))
+        for images in contents.images:
+            _name_packs(stage, stage / "lib" / images, contents.packs)
+        for folder, prefix in contents.prefixes.items():
+            _lay_out_prefix(stage, stage / folder, prefix, contents.packs)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {error.filename or stage}: {error.strerror}") from error
+
+
+def _lay_out_prefix(stage: Path, folder: Path, prefix: Prefix, packs: Iterable[str]) -> None:
+    name, library = prefix.library
+    if (stage / "lib" / name).exists():
+        _name_again(folder / "lib" / name, stage / "lib" / name)
+    else:
+        _put(folder / "lib" / name, library)
+    _name_packs(stage, folder / "lib" / prefix.images, packs)
+    for link, to in prefix.links.items():
+        (folder / "lib" / link).symlink_to(to)
+    for path, content in prefix.headers.items():
+        _put(folder / "include" / path, content)
+    for path, text in prefix.texts.items():
+        _put(folder / path, text)
 
 
 def make_release(stage: Path, output: Path, version: str, replace: bool = False) -> Path:
@@ -130,6 +174,22 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
     except ValueError as error:  # a name that is not plain or too long, a file of more than 8 GiB
         raise EnvironmentProblem(f"a file of {stage} cannot be in a tarball: {error}") from error
     return path
+
+
+def _name_packs(stage: Path, folder: Path, packs: Iterable[str]) -> None:
+    for pack in packs:
+        _name_again(folder / pack, stage / IMAGES / pack)
+
+
+def _name_again(path: Path, file: Path) -> None:
+    """Gives a staged file one more name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, path)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{path} cannot be a hard link ({error.strerror}); give a workspace on a file system that has them"
+        ) from error
 
 
 def _put(path: Path, content: Path | str | bytes) -> None:

@@ -1,7 +1,7 @@
 // From AOTriton's views to the descriptions that libkiln takes.
 #pragma once
 
-#include "hip.h"
+#include "../hip.h"
 
 #include <aotriton/util.h>
 

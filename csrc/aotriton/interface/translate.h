@@ -1,0 +1,80 @@
+// From the structures of one version of AOTriton's interface to a call (../call.h).
+#pragma once
+
+#include "../hip.h"
+
+#include <aotriton/flash.h>
+
+#include "../call.h"
+#include "views.h"
+
+namespace kiln_aotriton {
+
+static_assert(int{kNoMask} == aotriton::v3::flash::CausalType::None &&
+              int{kWindowed} == aotriton::v3::flash::CausalType::WindowedAttention &&
+              kTopLeftAligned == aotriton::v3::flash::WindowValue::TopLeftAligned &&
+              kBottomRightAligned == aotriton::v3::flash::WindowValue::BottomRightAligned);
+
+// A view of rank 1 as a Side has it.
+inline kiln_tensor list_of(const aotriton::TensorView<1>& view) {
+  return {view.data_ptr(),
+          static_cast<kiln_dtype>(view.dtype()),
+          1,
+          {static_cast<int64_t>(view.size(0))},
+          {static_cast<int64_t>(view.stride(0))},
+          {}};
+}
+
+// How sequences lie by the VarlenType of 0.11 to 0.13: None, CompactVarlen, PaddedVarlen, StridedVarlen. A failure
+// leaves a sentence.
+struct OldSequences {
+  int8_t varlen_type;
+  const aotriton::TensorView<1>&cu_q, &cu_k;
+  const aotriton::TensorView<1>*starts_q, *starts_k;  // NULL: the version has none
+  int32_t most_q, most_k;
+};
+hipError_t find_sides(const OldSequences& from, Side* rows, Side* keys);
+
+// How a structure says that sequences lie. A failure leaves a sentence.
+template <typename Params>
+hipError_t find_sides(const Params& in, Scores* out) {
+#if AOTRITON_VERSION_MINOR >= 14
+  const aotriton::v3::flash::VarlenBits bits = in.varlen_bits;
+  out->heads_inside = bits.lse_layout != aotriton::v3::flash::VarlenLseLayout::HT;
+  out->rows = {bits.qmode.stacked != 0, bits.qmode.length,      bits.qmode.position,
+               list_of(in.seqinfo_q0),  list_of(in.seqinfo_q1), in.Max_seqlen_q};
+  out->keys = {bits.kmode.stacked != 0, bits.kmode.length,      bits.kmode.position,
+               list_of(in.seqinfo_k0),  list_of(in.seqinfo_k1), in.Max_seqlen_k};
+  return hipSuccess;
+#else
+#if AOTRITON_VERSION_MINOR >= 12
+  const aotriton::TensorView<1>*starts_q = &in.seq_strides_q, *starts_k = &in.seq_strides_k;
+#else
+  const aotriton::TensorView<1>*starts_q = nullptr, *starts_k = nullptr;
+#endif
+  return find_sides(
+      {in.varlen_type, in.cu_seqlens_q, in.cu_seqlens_k, starts_q, starts_k, in.Max_seqlen_q, in.Max_seqlen_k},
+      &out->rows, &out->keys);
+#endif
+}
+
+// The fields that the structures of both passes have in common. A failure leaves a sentence.
+template <typename Params>
+hipError_t translate(const Params& in, const aotriton::v3::flash::attn_options* options, Views* views, Scores* out) {
+  out->q = views->given(in.Q);
+  out->k = views->given(in.K);
+  out->v = views->given(in.V);
+  out->out = views->given(in.Out);
+  out->bias = views->optional(in.B);
+  out->lse = views->optional(in.L);
+  out->sm_scale = in.Sm_scale;
+  out->dropout = {in.dropout_p, views->number(in.philox_seed_ptr), views->number(in.philox_offset1),
+                  static_cast<int64_t>(in.philox_offset2)};
+  out->causal_type = in.causal_type;
+  out->window_left = in.window_left;
+  out->window_right = in.window_right;
+  out->force_backend_index = options ? options->force_backend_index : -1;
+  return find_sides(in, out);
+}
+
+}  // namespace kiln_aotriton
