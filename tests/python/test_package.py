@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import fakes
@@ -21,7 +22,7 @@ import pytest
 from fakes import Array
 
 import kiln
-from kiln import _core
+from kiln import _core, information
 
 SHAPE = (1, 2, 8, 64)
 PACKAGE = str(Path(kiln.__file__).parent)
@@ -44,6 +45,7 @@ def test_info(runtime, fake):
     assert target.name == "sm_90" and target.variants == len(every)
     assert target.images == len({variant.key for variant in every if variant.unavailable is None})
     assert info.pack_problem is None
+    assert info.profile == "core" and info.dtypes == ("bf16", "fp16", "fp32")
     assert info.location == str(Path(kiln.__file__).parent)
     assert [(d.vendor, d.ordinal) for d in info.devices] == [(v, i) for v in ("NVIDIA", "AMD") for i in range(5)]
     first, second = info.devices[:2]
@@ -52,8 +54,31 @@ def test_info(runtime, fake):
     assert list(info.devices) == kiln.devices(runtime) and info.problem is None
     assert json.loads(json.dumps(info.as_dict()))["devices"][0]["id"] == first.id
     text = str(info)
-    for word in (info.version, "flash", "sm_90 (", "device:   NVIDIA 0, Fake NVIDIA 0, sm_90", "Kiln runs on it"):
+    for word in (
+        info.version,
+        "flash",
+        "sm_90 (",
+        "profile:  core",
+        "attention in bf16",
+        "device:   NVIDIA 0, Fake NVIDIA 0, sm_90",
+        "Kiln runs on it",
+    ):
         assert word in text
+
+
+def test_info_says_what_attention_there_is():
+    rows = [
+        {"operation": operation, "functional": functional, "unavailable": reason}
+        for operation, functional, reason in (
+            ("flash.attn_fwd", "dtype=bf16 head_dim=128 extras=none", None),
+            ("flash.attn_decode", "dtype=fp16 cache_dtype=fp8e4m3 head_dim=64", None),
+            ("flash.attn_fwd", "dtype=fp32 head_dim=512", "too large"),
+            ("norm.rms_norm", "dtype=fp64 head_dim=7", None),
+        )
+    ]
+    assert information._served(types.SimpleNamespace(variants=lambda *_: rows)) == (("bf16", "fp16"), (64, 128))
+    for version, profile in (("1.0+full.ptx", "full"), ("1.0", "core"), ("1.0+s1.with.full", "core")):
+        assert information._profile(version) == profile
 
 
 def test_info_of_damaged_packs(fake, tmp_path):

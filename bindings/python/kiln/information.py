@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln import _core
-from kiln.errors import NoDeviceError, of_status, with_package
+from kiln.errors import KilnError, NoDeviceError, of_status, with_package
 from kiln.runtime import Runtime, core_of
 
 _VENDORS = {_core.NVIDIA: "NVIDIA", _core.AMD: "AMD"}
@@ -120,6 +120,8 @@ class Info:
         library_version: of the process's libkiln.so.0: the package's own, or the one that was loaded before it.
         location: the package's folder.
         families: ("flash",).
+        profile: "core" or "full", of the build.
+        dtypes, head_dims: of attention, those that some image of the packs is compiled for.
         targets: those whose packs were found and can be used.
         devices: of all drivers.
         drivers: of both vendors.
@@ -131,6 +133,9 @@ class Info:
     library_version: str
     location: str
     families: tuple[str, ...]
+    profile: str
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...]
     targets: tuple[Target, ...]
     devices: tuple[Device, ...]
     drivers: tuple[Driver, ...]
@@ -147,8 +152,12 @@ class Info:
         lines = [
             f"Kiln {self.version} in {self.location}",
             f"families: {', '.join(self.families)}",
+            f"profile:  {self.profile}",
             f"targets:  {targets or without}",
         ]
+        if self.dtypes:
+            heads = f"; head dimensions to {max(self.head_dims)}" if self.head_dims else ""
+            lines.insert(3, f"serves:   attention in {', '.join(self.dtypes)}{heads}")
         if self.library_version != self.version:
             lines.append(f"library:  libkiln.so.0 of Kiln {self.library_version}, which this process had loaded before")
         for driver in self.drivers:
@@ -174,6 +183,7 @@ def info(runtime: Runtime | None = None) -> Info:
     """
     core = core_of(runtime)
     targets, _, failure = core.targets()
+    dtypes, head_dims = _served(core)
     rows, status, sentence = core.devices()
     names = [name.partition(".")[0] for name in core.operations()]
     is_failed = status not in (0, NoDeviceError.status)
@@ -182,12 +192,36 @@ def info(runtime: Runtime | None = None) -> Info:
         library_version=_core.library_version(),
         location=str(Path(__file__).parent),
         families=tuple(dict.fromkeys(names)),
+        profile=_profile(_core.version()),
+        dtypes=dtypes,
+        head_dims=head_dims,
         targets=tuple(Target(*row) for row in targets),
         devices=tuple(_device(row) for row in rows),
         drivers=tuple(_driver(vendor) for vendor in _VENDORS),
         pack_problem=failure or None,
         problem="; ".join(filter(None, (failure, sentence if is_failed else ""))) or None,
     )
+
+
+def _profile(version: str) -> str:
+    """The profile of the build whose name this is: "0.1.0b+full.ptx.with.norm"; families stand behind "with"."""
+    words = version.partition("+")[2].split(".")
+    own = words[: words.index("with")] if "with" in words else words
+    return "full" if "full" in own else "core"
+
+
+def _served(core: _core.Runtime) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Dtypes and head dimensions of attention's images; none where the packs cannot be used."""
+    try:
+        rows = core.variants(None, None)
+    except KilnError:
+        return (), ()
+    functionals = {
+        row["functional"] for row in rows if row["operation"].startswith("flash.attn_") and not row["unavailable"]
+    }
+    words = [word.partition("=") for functional in functionals for word in functional.split()]
+    found = {name: sorted({value for own, _, value in words if own == name}) for name in ("dtype", "head_dim")}
+    return tuple(found["dtype"]), tuple(sorted(map(int, found["head_dim"])))
 
 
 def devices(runtime: Runtime | None = None) -> list[Device]:

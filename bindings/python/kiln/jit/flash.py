@@ -185,7 +185,7 @@ def _fields(operation: str, given: Mapping[str, Any], tensors: Mapping[str, torc
     fields = {**_arguments.DEFAULTS[operation], **named, **tensors}
     for field, least, most, must in _arguments.LIMITS:
         if field in fields:
-            fields[field] = _within(fields[field], least, most, must)
+            fields[field] = within(fields[field], least, most, must)
     for name, parts in _arguments.PARTS.items():
         if (pair := given.get(name)) is not None:
             fields.update(zip(parts, _split(name, pair)))
@@ -205,7 +205,7 @@ def _is_loose(given: Mapping[str, Any], side: str) -> bool:
     return given[f"cu_seqlens_{side}"] is not None or given[f"seqused_{side}"] is not None
 
 
-def _within(value: float, least: float | None, most: float | None, must: str) -> float:
+def within(value: float, least: float | None, most: float | None, must: str) -> float:
     """The number as fp32, if it is within limits.
 
     Raises:

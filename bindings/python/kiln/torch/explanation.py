@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from kiln.errors import ArgumentError, KilnError
 from kiln.information import Variant
 from kiln.torch import arguments, functions, native, operators
 from kiln_recipe import dtypes
+
+if TYPE_CHECKING:
+    from kiln.torch.ahead import Ahead
 
 _DTYPES = {getattr(torch, row.torch): row.name for row in dtypes.TABLE}
 _UNKNOWN = 4096  # stands for a size that is not known while something is traced
@@ -71,31 +74,43 @@ def _described(kernel: Variant) -> str:
 
 @arguments.named
 @arguments.as_of(functions.attention)
-def explain(q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False, **others: Any) -> Explanation:
+def explain(
+    q: Tensor, k: Tensor, v: Tensor, *, backward: bool = False, target: str | None = None, **others: Any
+) -> Explanation:
     """Which images `attention` with these arguments would run, and why; none of them is launched.
 
     What `attention` casts or copies for its kernels is cast here too, so that the answer is that of the same tensors.
 
     Args:
         backward: those of its gradients too: of q, k and v, and of bias and sinks where they are given.
+        target: "sm_90", "MI300X": on such a GPU, which need not be here. The tensors may be on any one device, "meta"
+            and "cpu" too. Needs a pack of it, and PyYAML and msgspec.
         others: as in `attention`; without rng nothing is drawn.
 
     Returns:
         An Explanation, also of a call that would be refused.
 
     Raises:
+        UsageError, NotFoundError: there is no such target, or no pack of it.
         ArgumentError: an argument is not of its kind; or another engine than what was compiled ahead runs the calls
             now. kiln.jit tells what it would run by `kiln.jit.Recipe(...).operation("attn_fwd").explain(...)`.
     """
-    _check_engine()
-    call = _words(q, k, v, **others)
+    ahead = None
+    if target is None:
+        _check_engine()
+    else:
+        from kiln.torch.ahead import Ahead  # which needs more packages
+
+        ahead = Ahead(target)
+    call, engine = _words(q, k, v, **others), operators.engine().name if target is None else native.name
     try:
         normalized = functions.normalized(q, k, v, **others)
         given = dict(zip(operators.FORWARD_NAMES, normalized, strict=True))
-        kernels = _plan(given, given["return_lse"] or backward, ("q", "k", "v", "bias", "sinks") if backward else ())
+        gradients = ("q", "k", "v", "bias", "sinks") if backward else ()
+        kernels = _plan(given, given["return_lse"] or backward, gradients, ahead)
     except KilnError as error:
-        return Explanation(call, (), str(error), error.with_traceback(None), operators.engine().name)
-    return Explanation(call, kernels, None, None, operators.engine().name)
+        return Explanation(call, (), str(error), error.with_traceback(None), engine)
+    return Explanation(call, kernels, None, None, engine)
 
 
 def check(
@@ -127,28 +142,35 @@ def _check_engine() -> None:
         )
 
 
-def _check_devices(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors that are not all on q's device, in the call's words."""
+def _check_devices(tensors: Mapping[str, Tensor], is_here: bool) -> None:
+    """Refuses tensors that are not all on q's device, in the call's words.
+
+    Args:
+        is_here: it is the device of the call, so that it must be a GPU.
+    """
     q = tensors["q"].device
     for name, tensor in tensors.items():
         device = tensor.device
-        if device.type != "cuda":
+        if is_here and device.type != "cuda":
             where = "the CPU" if device.type == "cpu" else device
             raise ArgumentError(f"{name} is on {where}; all tensors must be on one CUDA or ROCm device")
         if device != q:
             raise ArgumentError(f"{name} is on {device} and q on {q}; all tensors must be on one device")
 
 
-def _plan(given: Mapping[str, Any], with_lse: bool, gradients: Collection[str]) -> tuple[Variant, ...]:
+def _plan(
+    given: Mapping[str, Any], with_lse: bool, gradients: Collection[str], ahead: Ahead | None = None
+) -> tuple[Variant, ...]:
     """The kernels of a forward call, and of its backward.
 
     Args:
         given: arguments of attn_fwd by name; what is missing has its default.
         gradients: of which arguments gradients are wanted; those of q, k and v come together. Empty: no backward.
+        ahead: of the target that is asked about; None: the device that the tensors are on.
     """
     names = (*_arguments.ARRAYS["attn_fwd"], "rng")
     tensors = {name: given[name] for name in names if given.get(name) is not None}
-    _check_devices(tensors)
+    _check_devices(tensors, ahead is None)
     tensors.pop("rng", None)  # what dropout draws decides nothing
     for name in ("q", "k", "v"):
         tensors[name] = _logical(tensors[name], given.get("rows_first", False))
@@ -174,12 +196,15 @@ def _plan(given: Mapping[str, Any], with_lse: bool, gradients: Collection[str]) 
     fields = {
         **views, **scalars, "sm_scale": given["scale"], **(seed if scalars.get("dropout") else {}), "out": out,
     }  # fmt: skip
+    calls: dict[str, dict[str, Any]] = {"attn_fwd": {**fields, "lse": lse if with_lse else None}}
+    if gradients:
+        own = {f"d{name}": _dense(views[name], views[name][2][3], made) for name in "qkv"}
+        calls["attn_bwd"] = {**fields, "lse": lse, "dout": out, **own, **summed}
+    if ahead is not None:
+        return tuple(variant for name, call in calls.items() for variant in ahead.explain(name, call))
     runtime = _core.Runtime.borrow(native.runtime())
     with _queue(given["q"].device) as queue:
-        rows = runtime.explain("attn_fwd", queue, {**fields, "lse": lse if with_lse else None})
-        if gradients:
-            own = {f"d{name}": _dense(views[name], views[name][2][3], made) for name in "qkv"}
-            rows += runtime.explain("attn_bwd", queue, {**fields, "lse": lse, "dout": out, **own, **summed})
+        rows = [row for name, call in calls.items() for row in runtime.explain(name, queue, call)]
     return tuple(Variant(**row) for row in rows)
 
 

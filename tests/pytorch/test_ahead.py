@@ -1,0 +1,79 @@
+"""kiln.torch.explain(target=...): what would run on a GPU that is not here, of tensors that are nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+import kiln
+import kiln.torch as kt
+from kiln.errors import ArgumentError, NotFoundError, UnsupportedError, UsageError
+from kiln.information import Variant
+from kiln_recipe import targets
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = "sm_90"
+
+
+@pytest.fixture(params=["core", "full"])
+def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The packs of a whole build of a profile, as `kiln.variants` lists them."""
+    flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml", native=False)
+    made = plan.make_plan([flash], (targets.by_name(TARGET),), request.param, (), ROOT / "tuning")
+    rows = [
+        Variant(
+            hashlib.sha256(v.name.encode()).hexdigest(), v.target, f"{v.family}.{v.operation}", v.kernel, v.functional,
+            v.configuration, v.specialization, v.waiver, False, 1, 1, 0, 128,
+        )
+        for v in made.variants
+    ]  # fmt: skip
+    monkeypatch.setattr(kiln, "variants", lambda *, target: rows if target == TARGET else [])
+    return request.param
+
+
+def qkv(device: str, width: int = 64, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    return [
+        torch.empty(2, heads, rows, width, device=device, dtype=dtype) for heads, rows in ((8, 70), (2, 90), (2, 90))
+    ]
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_tensors_of_any_device_are_explained(packs: str, device: str) -> None:
+    found = kt.explain(*qkv(device), target=TARGET, causal=True, backward=True, sinks=torch.ones(8, device=device))
+    assert found and found.engine == "native", str(found)
+    names = [kernel.kernel for kernel in found.kernels]
+    assert names[0] == "attn_fwd" and names[-1] == "attn_bwd_dsinks"
+    assert {kernel.operation for kernel in found.kernels} == {"flash.attn_fwd", "flash.attn_bwd"}
+
+
+def test_what_a_build_has_not_is_refused_or_served_by_what_is_general(packs: str) -> None:
+    wide = kt.explain(*qkv("meta", 192), target="H100")
+    assert bool(wide) == (packs == "full")
+    if packs == "core":
+        assert isinstance(wide.error, UnsupportedError) and "the nearest that exists is" in str(wide.refusal)
+    (kernel,) = kt.explain(*qkv("meta"), target=TARGET, bias=torch.empty(1, 1, 70, 90, device="meta")).kernels
+    assert f"extras={'any' if packs == 'core' else 'bias'}" in kernel.functional
+
+
+def test_mistakes_are_told_as_by_the_runtime(packs: str) -> None:
+    for call, words in (({"dropout": 2.0}, "0.9999"), ({"v": qkv("meta", 64, torch.float16)[2]}, "v is fp16")):
+        found = kt.explain(**{**dict(zip("qkv", qkv("meta"))), **call}, target=TARGET)
+        assert isinstance(found.error, ArgumentError) and words in str(found.refusal), str(found)
+    mixed = kt.explain(qkv("meta")[0], *qkv("cpu")[1:], target=TARGET)
+    assert "all tensors must be on one device" in str(mixed.refusal)
+
+
+def test_a_target_that_cannot_be_is_refused(packs: str) -> None:
+    with pytest.raises(UsageError, match="sm_91"):
+        kt.explain(*qkv("meta"), target="sm_91")
+    with pytest.raises(UsageError, match="give one"):
+        kt.explain(*qkv("meta"), target="all")
+    with pytest.raises(NotFoundError, match="gfx942 has no images"):
+        kt.explain(*qkv("meta"), target="MI300X")
+    with pytest.raises(ArgumentError, match="target must be a text or None"):
+        kt.explain(*qkv("meta"), target=3)
