@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from builds import ROOT
 from kiln_build import cli
+from kiln_build.coverage import line
+from kiln_build.coverage.judge import Verdict, judge
+from kiln_build.coverage.source import ReleasedImage, Source, open_source, place_of
+from kiln_recipe import targets
+from kiln_recipe.errors import UsageError
+from kiln_recipe.plan import plan
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
@@ -116,3 +125,58 @@ def test_images_are_listed_where_they_are_asked_for(capsys: pytest.CaptureFixtur
     assert cli.main(["coverage", "core", "--model", "head_dim=128", "--target", "sm_90", "--images"]) == 0
     line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("attn_bwd   attn_bwd_dq"))
     assert "dtype=bf16 head_dim=128" in line and "BLOCK_M=" in line and "aligned" in line
+
+
+# ---- releases --------------------------------------------------------------------------------------------------------
+
+SM_90 = targets.by_name("sm_90")
+
+
+def release(lack: Callable[[str], str | None] = lambda name: None) -> Source:
+    """As a release of the core profile for sm_90, without its files.
+
+    Args:
+        lack: by a variant's name why it has no image.
+    """
+    made = plan.make_plan([open_source("core").recipe], (SM_90,), "core", (), ROOT / "tuning")
+    images = {place_of(v): ReleasedImage(f"key of {v.name}", lack(v.name)) for v in made.variants}
+    return Source("kiln.tar.gz", "core", (), (SM_90,), images, "0.1.0b")
+
+
+def of_release(source: Source, words: str, target: str = "sm_90") -> dict[str, Verdict]:
+    """By use the verdict."""
+    return {one.use: one for one in judge(source, [line.read(words)], (targets.by_name(target),))}
+
+
+def test_a_release_names_the_keys_of_its_images() -> None:
+    (image,) = of_release(release(), "head_dim=64")["prefill"].images
+    assert image.key == (
+        f"key of flash.attn_fwd/attn_fwd[{image.functional}][{image.configuration}][{image.specialization}]@sm_90"
+    )
+
+
+def test_an_image_that_a_release_lacks_serves_nothing() -> None:
+    found = of_release(release(lambda name: "too large" if "attn_bwd_dq[dtype=bf16" in name else None), "head_dim=64")
+    assert found["prefill"].is_served and not found["training"].is_served
+    assert "too large" in str(found["training"].refusal)
+    assert found["training"].remedies == ("a release of the profile core",)
+
+
+def test_a_target_that_a_release_lacks_is_one_to_build() -> None:
+    found = of_release(release(), "head_dim=64", "gfx942")["prefill"]
+    assert found.refusal == "kiln.tar.gz has no images for gfx942"
+    assert found.remedies == ("a release of the profile core for gfx942",)
+    assert of_release(release(), "head_dim=192", "gfx942")["prefill"].remedies == (
+        "a release of the profile full for gfx942",
+    )
+
+
+def test_a_release_of_another_source_is_refused() -> None:
+    whole = release()
+    assert whole.images is not None
+    first, *rest = whole.images
+    with pytest.raises(UsageError, match=r"another source than this Kiln: it does not know flash\."):
+        of_release(dataclasses.replace(whole, images={place: whole.images[place] for place in rest}), "head_dim=64")
+    more = {**whole.images, ("sm_90", "flash.attn_fwd/new", "", "", ""): whole.images[first]}
+    with pytest.raises(UsageError, match=r"this Kiln does not know flash\.attn_fwd/new"):
+        of_release(dataclasses.replace(whole, images=more), "head_dim=64")

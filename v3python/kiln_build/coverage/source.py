@@ -27,7 +27,7 @@ RIGHT = "give core, full, a release's tarball, or the folder that it was unpacke
 
 
 @dataclass(frozen=True)
-class _Image:
+class ReleasedImage:
     """What a release has of a variant: the key of its image, or why there is none."""
 
     key: str
@@ -48,9 +48,9 @@ class Source:
     profile: str
     selection: Selection
     targets: tuple[Target, ...]
-    images: Mapping[tuple[str, ...], _Image] | None = None
+    images: Mapping[tuple[str, ...], ReleasedImage] | None = None
     version: str = ""
-    _tables: dict[tuple[str, str, bool], Tables] = field(default_factory=dict)
+    _tables: dict[tuple[str, str, bool], Tables] = field(default_factory=dict, init=False)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -62,7 +62,18 @@ class Source:
         Raises:
             UsageError: the release has other variants than this source tree's recipe.
         """
-        return self._made(target, self.profile, self.selection, self._lack if self.images is not None else None)
+        if self.images is None:
+            return self._made(target, self.profile, self.selection, None)
+        known: set[tuple[str, ...]] = set()
+
+        def lack(variant: Variant) -> str | None:
+            known.add(place_of(variant))
+            return self._lack(variant)
+
+        made = self._made(target, self.profile, self.selection, lack)
+        if known and (unknown := {place for place in self.images if place[0] == target.name} - known):
+            raise UsageError(self._stranger("this Kiln", min(unknown)))
+        return made
 
     def built(self, target: Target, profile: str) -> Tables:
         """The dispatch of what a build of a profile, without a selection, would make for a target."""
@@ -70,7 +81,7 @@ class Source:
 
     def key(self, variant: Variant) -> str | None:
         """The key of a variant's image; None: of a profile, it is known when it is built."""
-        return None if self.images is None else self.images[_place(variant)].key
+        return None if self.images is None else self.images[place_of(variant)].key
 
     def _made(
         self, target: Target, profile: str, selection: Selection, lack: Callable[[Variant], str | None] | None
@@ -83,13 +94,18 @@ class Source:
 
     def _lack(self, variant: Variant) -> str | None:
         assert self.images is not None
-        image = self.images.get(_place(variant))
+        image = self.images.get(place_of(variant))
         if image is None:
-            raise UsageError(
-                f"{self.name} is of another source than this Kiln: it does not know {variant.name}; use the kiln of "
-                f"its version {self.version}"
-            )
+            raise UsageError(self._stranger("it", place_of(variant)))
         return image.lack
+
+    def _stranger(self, who: str, place: tuple[str, ...]) -> str:
+        target, kernel, *names = place
+        variant = f"{kernel}[{']['.join(names)}]@{target}"
+        return (
+            f"{self.name} is of another source than this Kiln: {who} does not know {variant}; use the kiln of the "
+            f"release's version {self.version}"
+        )
 
 
 def open_source(word: str) -> Source:
@@ -108,8 +124,8 @@ def open_source(word: str) -> Source:
     own = [row for row in manifest["variants"] if row["kernel"].startswith(f"{FAMILY}.")]
     if not own:
         raise UsageError(f"{word} has no images of the family {FAMILY}, whose calls coverage is about")
-    images: dict[tuple[str, ...], _Image] = {
-        (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"]): _Image(
+    images: dict[tuple[str, ...], ReleasedImage] = {
+        (row["target"], row["kernel"], row["functional"], row["configuration"], row["specialization"]): ReleasedImage(
             row["key"], None if row.get("image") else row.get("unavailable") or "the release has no image of it"
         )
         for row in own
@@ -120,7 +136,7 @@ def open_source(word: str) -> Source:
     return source
 
 
-def _place(variant: Variant) -> tuple[str, ...]:
+def place_of(variant: Variant) -> tuple[str, ...]:
     kernel = f"{variant.family}.{variant.operation}/{variant.kernel}"
     return variant.target, kernel, variant.functional, variant.configuration, variant.specialization
 
