@@ -258,3 +258,66 @@ def test_what_is_wrong_is_named(kiln, flash_operations, operation, batch, some, 
     with pytest.raises(ffi.Failure, match=sentence) as failure:
         flash_call(kiln, flash_operations[operation], **arguments)
     assert failure.value.status == ffi.ARGUMENT
+
+
+def lengths(
+    batch: int = 1000, *, cu: int | None = None, begins: int | None = None, lacks: str = "", **some: object
+) -> dict[str, object]:
+    """Arguments of seq_lengths that hold, but for `some`; `cu` and `begins` are other counts of elements, and `lacks`
+    names what the call goes without."""
+    counts = {
+        "cu_seqlens": batch + 1 if cu is None else cu, "begins": batch if begins is None else begins,
+        "lengths": batch, "begins_out": batch + 1,
+    }  # fmt: skip
+    made = {name: tensor(0x1000 * i, INT32, (count,)) for i, (name, count) in enumerate(counts.items(), 1)}
+    made = {name: made[name] for name in made if name not in lacks.split()}
+    return {**made, "most": 20, "total": 33} | some
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameters"),
+    [
+        (lengths(), [0x1000, 0x2000, 0x3000, 0x4000, 1000, 20, 33, 1, 1, 1]),
+        (lengths(lacks="cu_seqlens"), [0, 0x2000, 0x3000, 0x4000, 1000, 20, 33, 0, 1, 1]),
+        (lengths(lacks="begins begins_out"), [0x1000, 0, 0x3000, 0, 1000, 20, 33, 1, 1, 0]),
+        (lengths(lacks="cu_seqlens lengths"), [0, 0x2000, 0, 0x4000, 1000, 20, 33, 0, 0, 1]),
+        (lengths(begins=2000), [0x1000, 0x2000, 0x3000, 0x4000, 1000, 20, 33, 1, 1, 1]),
+    ],
+)
+def test_lengths_of_sequences(kiln, fake_library, flash_operations, arguments, parameters):
+    """An operation without an entry of its own: one launch by kiln_launch."""
+    kiln.launch(flash_call(kiln, flash_operations["seq_lengths"], **arguments))
+    (launch,) = fake_library.launches()
+    assert (launch.symbol, list(launch.grid), list(launch.block)) == (b"seq_lengths", [4, 1, 1], [128, 1, 1])
+    assert launch.parameters()[:10] == parameters
+
+
+def test_lengths_of_no_sequence(kiln, fake_library, flash_operations):
+    """`total` is still written."""
+    known = flash_operations["seq_lengths"]
+    assert launched(kiln, fake_library, known, **lengths(0, lacks="begins begins_out")) == {}
+    assert launched(kiln, fake_library, known, **lengths(0)) == {"seq_lengths": [1, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (lengths(lacks="cu_seqlens begins lengths begins_out"), "lengths or begins_out must be given, to be written"),
+        (lengths(lacks="begins"), "begins and begins_out"),
+        (lengths(lacks="begins_out"), "begins and begins_out"),
+        (lengths(lacks="lengths"), "cu_seqlens needs lengths, which are its differences"),
+        (lengths(cu=1000), "cu_seqlens must have an element more than lengths"),
+        (lengths(begins_out=tensor(0x1000, INT32, (1000,))), "begins_out must have an element more than there are"),
+        (lengths(lacks="cu_seqlens lengths", begins_out=tensor(0x1000, INT32, (0,))), "sequences: one at least"),
+        (lengths(begins=999), "begins must have an element for each sequence"),
+        (lengths(lengths=tensor(0x1000, INT32, (1000,), (2,))), "lengths must be contiguous"),
+        (lengths(lengths=tensor(0x1000, FP32, (1000,))), "lengths"),
+        (lengths(most=-1), "most and total must be 0 to"),
+        (lengths(total=1 << 31), "most and total must be 0 to"),
+        (lengths(1 << 30), "there must be fewer than 2.30 sequences"),
+    ],
+)
+def test_wrong_lengths_of_sequences_are_named(kiln, flash_operations, arguments, sentence):
+    with pytest.raises(ffi.Failure, match=sentence) as failure:
+        flash_call(kiln, flash_operations["seq_lengths"], **arguments)
+    assert failure.value.status == ffi.ARGUMENT

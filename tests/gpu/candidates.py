@@ -151,3 +151,22 @@ def run_mask_image(flash, variant: dict, target: str | None, shape: tuple[int, i
     flash.kiln.launch(call)
     assert set(mask.unique().tolist()) == ({0, 1} if dtype == torch.uint8 else {-1, 1})
     return mask > 0
+
+
+def run_lengths_image(flash, variant: dict, target: str | None, batch: int) -> str:
+    """What is wrong with the lengths, at most 20, and begins of so many sequences by a forced image; "" if nothing."""
+    draw = torch.Generator().manual_seed(batch)
+    cu_seqlens, begins = (
+        torch.randint(0, 100, (batch + more,), generator=draw, dtype=torch.int32).cuda() for more in (1, 3)
+    )
+    memory = torch.full((2, batch + 2), -7, dtype=torch.int32, device="cuda")
+    lengths, begins_out = memory[0, :batch], memory[1, : batch + 1]
+    arguments = [*map(describe, (cu_seqlens, begins, lengths, begins_out)), 20, 12345]
+    stream = torch.cuda.current_stream().cuda_stream or None
+    call = flash.kiln.call(
+        arguments, operation="flash.seq_lengths", device=0, stream=stream, keys=(variant["key"],), target=target
+    )  # fmt: skip
+    flash.kiln.launch(call)
+    expected = [[*cu_seqlens.diff().clamp(0, 20).tolist(), -7, -7], [*begins[:batch].tolist(), 12345, -7]]
+    wrong = [name for name, got, right in zip(("lengths", "begins_out"), memory.tolist(), expected) if got != right]
+    return f"{' and '.join(wrong)} are wrong" if wrong else ""

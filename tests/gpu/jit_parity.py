@@ -67,6 +67,10 @@ def call_of(name: str) -> tuple[str, dict[str, object], tuple[str, ...]]:
     if name == "dropout mask":
         mask = torch.empty(2, 3, 200, 333, dtype=torch.uint8, device="cuda")
         return "dropout_mask", {"mask": mask, "threshold": 1 << 30, "seed_value": 5, "offset_value": 7}, ("mask",)
+    if name == "lengths of sequences":
+        given = {"cu_seqlens": integers(0, 1, 300, 300, 700), "begins": integers(9, 0, 800, 400)}
+        made = {"lengths": integers(*[0] * 4), "begins_out": integers(*[0] * 5)}
+        return "seq_lengths", given | made | {"most": 350, "total": 1200}, ("lengths", "begins_out")
     q, k, v = normal(BATCH, HEADS, ROWS, WIDTH), *(normal(BATCH, HEADS_KV, KEYS, WIDTH) for _ in "kv")
     out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda")
     arguments: dict[str, object] = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "window_right": 0}
@@ -101,7 +105,10 @@ def call_of(name: str) -> tuple[str, dict[str, object], tuple[str, ...]]:
     return "attn_decode", few | {"window_right": 0, "wanted_splits": 3}, ("out", "lse", "k_cache", "v_cache")
 
 
-CALLS = ("forward", "forward of what is not aligned", "forward of sequences", "backward", "decoding", "dropout mask")
+CALLS = (
+    "forward", "forward of what is not aligned", "forward of sequences", "backward", "decoding", "dropout mask",
+    "lengths of sequences",
+)  # fmt: skip
 
 
 def filled(operation: str, some: dict[str, object]) -> dict[str, object]:

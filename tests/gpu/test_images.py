@@ -81,6 +81,21 @@ def test_images_of_the_dropout_mask(flash, record, target):
     assert not wrong, "\n".join(wrong)
 
 
+def test_images_of_lengths_of_sequences(flash, record, target):
+    from candidates import run_lengths_image
+
+    variants = one_of_each(flash.images("seq_lengths", target or flash.target))
+    assert variants, "the release has no image of seq_lengths"
+    wrong = []
+    for variant in variants:
+        for batch in (0, 1, 255, 256, 1000):
+            fault = run_lengths_image(flash, variant, target, batch)
+            wrong += [f"{variant['configuration']}, {batch} sequences: {fault}"] if fault else []
+        row = {"wrong": wrong, "ratio": 0.0, "output": "lengths", "cases": 5, "key": variant["key"]}
+        leave(record, variant, target, row)
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_key_is_forced_only_where_it_belongs(flash):
     """An image of another dtype, or one for aligned rows, is refused where it does not fit."""
     import ffi

@@ -22,6 +22,7 @@ KERNELS = {
     "backward": ["attn_bwd_sums", "attn_bwd_means", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dsinks"],
     "decoding": ["append_kv", "rotate_q", "attn_decode", "attn_decode_reduce"],
     "dropout mask": ["dropout_mask"],
+    "lengths of sequences": ["seq_lengths"],
 }
 
 

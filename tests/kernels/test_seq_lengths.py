@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from interpreter import seq_lengths
 
 UNWRITTEN = 77
-INT32 = st.integers(-(2**31), 2**31 - 1)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    batch=st.sampled_from([1, 2, 15, 16, 17, 40]), has_sums=st.booleans(), wants_lengths=st.booleans(),
+    batch=st.sampled_from([0, 1, 2, 15, 16, 17, 40, 1000]), has_sums=st.booleans(), wants_lengths=st.booleans(),
     wants_begins=st.booleans(), spare=st.integers(0, 2), most=st.sampled_from([0, 1, 7, 2**31 - 1]),
     total=st.integers(0, 2**31 - 1), seed=st.integers(0, 99),
 )  # fmt: skip

@@ -219,6 +219,26 @@ def dropout_mask(rng: random.Random) -> Drawn:
     return drawn
 
 
+def seq_lengths_call(rng: random.Random) -> list[Tensor | int | None]:
+    """The arguments of attention's operation without an entry; one in six may have a mistake."""
+    drawn = Drawn(rng)
+    batch = rng.choice((0, 1, 127, 128, 1000, 20000))
+    lengths, begins = rng.choice(((True, True), (True, False), (False, True)))
+    if lengths:
+        drawn.tensor("lengths", (batch,), INT32)
+        if drawn.chance(2):
+            drawn.tensor("cu_seqlens", (batch + 1,), INT32)
+    if begins:
+        drawn.tensor("begins", (batch + rng.choice((0, 1, 7)),), INT32)
+        drawn.tensor("begins_out", (batch + 1,), INT32)
+    if drawn.chance(6):
+        spoil(rng, drawn.fields)
+    numbers = [
+        rng.choice((0, 1, 2**31 - 1, -1 if drawn.rarely() else 77, 2**31 if drawn.rarely() else 88)) for _ in "mt"
+    ]
+    return [*map(drawn.fields.get, ("cu_seqlens", "begins", "lengths", "begins_out")), *numbers]
+
+
 def norm_call(rng: random.Random) -> list[Tensor | float | None]:
     """The arguments of examples/family's operation; one in six may have a mistake."""
     drawn = Drawn(rng)

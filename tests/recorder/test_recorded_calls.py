@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import entries
 import ffi
 import pytest
-from drawn_calls import drawn_fields, matmul_call, norm_call
+from drawn_calls import drawn_fields, matmul_call, norm_call, seq_lengths_call
 from oracle import Expected, Oracle, Run, digest_of, observed, operation
 from running import WORKSPACE, Runner, opened
 from whole_calls import whole_call
@@ -60,6 +60,19 @@ def test_random_calls(runner, name):
             ran += runner.check(name, fields, rng)
         except AssertionError as error:
             raise AssertionError(f"call {number}: {fields}") from error
+    assert ran > CALLS / 2, "most calls are to run"
+
+
+def test_random_calls_of_an_operation_without_an_entry(runner):
+    """By kiln_launch alone: optional tensors of every combination, and no choice."""
+    ran = 0
+    for number in range(CALLS):
+        rng = random.Random(f"seq_lengths {runner.judge.target} {number}")
+        given = seq_lengths_call(rng)
+        try:
+            ran += runner.check_generic("flash.seq_lengths", given, rng)
+        except AssertionError as error:
+            raise AssertionError(f"call {number}: {given}") from error
     assert ran > CALLS / 2, "most calls are to run"
 
 
