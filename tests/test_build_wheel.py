@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import venv
 import zipfile
@@ -116,7 +117,7 @@ def test_with_neither_a_sentence_says_what_to_install(folder, tmp_path):
 
 def test_it_finds_the_verbs_of_both(folder, bin):
     done = call(bin, "--help")
-    assert done.returncode == 0 and all(f"  {name:8} kiln-build\n" in done.stdout for name in VERBS)
+    assert done.returncode == 0 and all(re.search(rf"^  {name} +kiln-build$", done.stdout, re.M) for name in VERBS)
     assert call(bin, "--version").stdout == f"kiln-build {VERSION}\n"
     assert call(bin).returncode == 2
     done = call(bin, "biuld")
@@ -127,7 +128,7 @@ def test_it_finds_the_verbs_of_both(folder, bin):
     more = [python, "-m", "pip", "install", "-q", "--no-index", "--find-links", folder, wheel.RUNTIME]
     subprocess.run(more, check=True)
     try:
-        assert "  info     kiln-runtime\n" in call(bin, "--help").stdout
+        assert re.search(r"^  info +kiln-runtime$", call(bin, "--help").stdout, re.M)
         assert call(bin, "--version").stdout == f"kiln-build {VERSION}\nkiln-runtime {VERSION}\n"
         assert subprocess.run([python, "-m", "pip", "check"], capture_output=True).returncode == 0
     finally:

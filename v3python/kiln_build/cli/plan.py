@@ -19,7 +19,6 @@ from kiln_build.base.usage import count, filled, one_of, path, selection
 from kiln_build.options import options, words
 from kiln_recipe import targets
 from kiln_recipe.errors import EnvironmentProblem
-from kiln_recipe.model import spelled
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
@@ -235,6 +234,8 @@ def _names(functionals: Sequence[Functional], every: bool, left_out: bool) -> li
         every: these are all that are compiled.
         left_out: there are others, which are not.
     """
+    from kiln_recipe.model import spelled  # here, so that --help runs in older Pythons
+
     if len(functionals) == 1:
         return [functionals[0].name or "(no choices)"]
     if every:
