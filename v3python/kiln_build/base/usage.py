@@ -128,3 +128,10 @@ def path(name: str, right: str) -> Callable[[str], Path]:
     read by this or, where it may be an address or its spelling counts, by `filled`."""
     check = filled(name, right)
     return lambda word: Path(check(word))
+
+
+def add_targets(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """The option --target, of which each use gives one target: `target`, a list of texts, empty by default."""
+    parser.add_argument(
+        "--target", action="append", type=filled("--target", "the name of a target"), default=[], help=meaning
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base.appear import appear
 from kiln_build.base.tables import print_json
-from kiln_build.base.usage import filled
+from kiln_build.base.usage import add_targets, filled
 from kiln_build.options.words import check_new_file, check_outside, check_there
 from kiln_recipe import targets
 from kiln_recipe.errors import EnvironmentProblem, escaped
@@ -35,13 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model's config.json, of Transformers or diffusers, or a line such as 'head_dim=128 gqa=8'; may be "
         "repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "--target",
-        action="append",
-        type=filled("--target", "the name of a target"),
-        default=[],
-        help="only this target; may be repeated; default: all of the release, or all there are",
-    )
+    add_targets(parser, "only this target; may be repeated; default: all of the release, or all there are")
     parser.add_argument(
         "--images", action="store_true", help="also list each image of what is served; of a release with its key"
     )
@@ -54,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(arguments: argparse.Namespace) -> None:
     if arguments.source not in PROFILES or Path(arguments.source).exists():
         check_there(arguments.source, f"give {_SOURCE}")
-    targets.parse(" ".join(arguments.target) or "all")
+    targets.parse(";".join(arguments.target) or "all")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,7 +85,7 @@ def _write_page(
 
 
 def _targets(words: Sequence[str], usual: Sequence[targets.Target]) -> Sequence[targets.Target]:
-    return targets.parse(" ".join(words)) if words else usual
+    return targets.parse(";".join(words)) if words else usual
 
 
 def _model(word: str) -> Model:

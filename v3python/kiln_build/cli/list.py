@@ -12,7 +12,7 @@ from typing import Any
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile
 from kiln_build.base.tables import plural, print_json, table, table_lines
-from kiln_build.base.usage import filled, selection
+from kiln_build.base.usage import add_targets, filled, selection
 from kiln_build.options.words import check_there
 from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
@@ -29,13 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "artifact", type=filled("the artifact", _RIGHT), help="a release's tarball, an unpacked release, or a pack"
     )
-    parser.add_argument(
-        "--target",
-        action="append",
-        type=filled("--target", "the name of a target"),
-        default=[],
-        help="only this target; may be repeated",
-    )
+    add_targets(parser, "only this target; may be repeated")
     parser.add_argument(
         "--select",
         type=selection("--select"),

@@ -19,7 +19,7 @@ from kiln_build.artifacts import verify
 from kiln_build.artifacts.reader import Release
 from kiln_build.base import ROOT
 from kiln_build.base.spelling import say
-from kiln_build.base.usage import filled
+from kiln_build.base.usage import add_targets, filled
 from kiln_build.cli import VERBS
 from kiln_build.front import source, workspace
 from kiln_build.options import words
@@ -49,13 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--python", action="append", type=filled("--python", "the command of a Python"), metavar="COMMAND",
         help="make a wheel for this Python, which needs headers; may be repeated; default: those that are found",
     )  # fmt: skip
-    parser.add_argument(
-        "--target",
-        action="append",
-        type=filled("--target", "the name of a target"),
-        default=[],
-        help="images of this target alone; may be repeated",
-    )
+    add_targets(parser, "images of this target alone; may be repeated")
     parser.add_argument("--replace", action="store_true", help="replace other wheels of the same names")
     parser.add_argument("--json", action="store_true", help="as JSON: wheels, and left_out with the reasons")
 
