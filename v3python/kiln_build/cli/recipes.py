@@ -1,4 +1,4 @@
-"""`kiln recipes`: the families that can be built, checked; and the JSON schema of a recipe."""
+"""`kiln recipes`: the families that can be built, checked; a new recipe from a kernel; and the JSON schema."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLE = """
 kiln recipes                            the families of this tree: their operations, choices and kernels
 kiln recipes my/recipe.yaml             check one, anywhere
+kiln recipes --new my/kernel.py         write my/recipe.yaml from the signature of a kernel, to be checked
 kiln recipes --schema > recipe.json     for editors that complete YAML
 """
 
@@ -27,13 +28,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recipe",
         nargs="*",
         type=path("the recipe", "the path of a recipe.yaml"),
-        help="files to check; default: tritonsrc/*/recipe.yaml",
+        help="files to check; default: tritonsrc/*/recipe.yaml; with --new the names of kernels",
+    )
+    parser.add_argument(
+        "--new",
+        type=path("--new", "the Python file of a kernel"),
+        metavar="KERNEL.PY",
+        help="write a recipe's skeleton from the signature of a kernel, which is not imported; what it guesses is "
+        "marked TODO",
+    )
+    parser.add_argument(
+        "--output",
+        type=path("--output", "the file to write, or -"),
+        metavar="FILE",
+        help="where --new writes, or - for standard output; default: recipe.yaml beside the kernel; a file that is "
+        "there stays",
     )
     parser.add_argument("--json", action="store_true", help="as JSON: a list, with family, path and operations of each")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a recipe, and nothing else")
 
 
 def check(arguments: argparse.Namespace) -> None:
+    if arguments.new is not None and (arguments.schema or arguments.json):
+        raise UsageError(f"--new writes a recipe; leave --{'schema' if arguments.schema else 'json'} out")
+    if arguments.output is not None and arguments.new is None:
+        raise UsageError("--output is for --new alone; for example: `kiln recipes --new my/kernel.py --output -`")
     if arguments.schema and arguments.recipe:
         raise UsageError("--schema is the same for all recipes; leave the files out")
 
@@ -41,6 +60,8 @@ def check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from kiln_recipe.read import recipe  # here, so that --help needs no package
 
+    if arguments.new is not None:
+        return _write_new(arguments)
     if arguments.schema:
         print(json.dumps(recipe.schema(), indent=2))
         return 0
@@ -53,6 +74,23 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"  {_shown(one.path)}")
         for operation in one.operations:
             _print_operation(one, operation)
+    return 0
+
+
+def _write_new(arguments: argparse.Namespace) -> int:
+    """Writes a skeleton, and reads it as any recipe: what it does not hold in is said with its line."""
+    from kiln_build.skeleton import write
+    from kiln_recipe.read import recipe
+
+    names = tuple(map(str, arguments.recipe))
+    if arguments.output == Path("-"):
+        print(write.skeleton(arguments.new, names, arguments.new.parent), end="")
+        return 0
+    output = arguments.output or arguments.new.parent / "recipe.yaml"
+    checks = write.write(arguments.new, names, output)
+    recipe.load(output)
+    print(f"wrote {_shown(output)}; {checks} places to check are marked TODO")
+    print(f"next: kiln plan --recipe {_shown(output)} sm_90")
     return 0
 
 

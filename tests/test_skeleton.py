@@ -1,0 +1,178 @@
+"""`kiln recipes --new`: a recipe's skeleton from a kernel's source, which the reader takes as it is."""
+
+from __future__ import annotations
+
+import keyword
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kiln_build import cli
+from kiln_recipe.read import recipe
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+HEAD = "import triton\nimport triton.language as tl\n\n\n"
+ADD = (
+    HEAD
+    + """@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=mask) + tl.load(y_ptr + offsets, mask=mask), mask=mask)
+"""
+)
+SOFTMAX = (
+    HEAD
+    + """@triton.jit
+def softmax(OUT, X, in_row_stride, out_row_stride, n_rows, n_cols, BLOCK_SIZE: tl.constexpr):
+    for row in tl.range(tl.program_id(0), n_rows, tl.num_programs(0)):
+        cols = tl.arange(0, BLOCK_SIZE)
+        x = tl.load(X + row * in_row_stride + cols, mask=cols < n_cols, other=-float("inf")).to(tl.float32)
+        e = tl.exp(x - tl.max(x, 0))
+        tl.store(OUT + row * out_row_stride + cols, e / tl.sum(e, 0), mask=cols < n_cols)
+"""
+)
+BIASED = (
+    HEAD
+    + """@triton.jit
+def biased(x_ptr, bias_ptr, out_ptr, stride_xm, stride_xn, stride_om, n, alpha, ACTIVATION: tl.constexpr,
+           HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride_xm + cols * stride_xn, mask=cols < n, other=0.0) * alpha
+    if HAS_BIAS:
+        x += tl.load(bias_ptr + cols, mask=cols < n, other=0.0)
+    if ACTIVATION == "relu":
+        x = tl.maximum(x, 0.0)
+    tl.store(out_ptr + row * stride_om + cols, x, mask=cols < n)
+"""
+)
+
+
+def new(tmp_path: Path, text: str, *names: str) -> recipe.Recipe:
+    (tmp_path / "work.py").write_text(text)
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), *names]) == 0
+    return recipe.load(tmp_path / "recipe.yaml")
+
+
+def test_a_vector_addition_needs_no_edit(tmp_path, capsys):
+    (operation,) = new(tmp_path, ADD).operations
+    assert operation.name == "add" and [a.name for a in operation.arguments] == ["x", "y", "out"]
+    (kernel,) = operation.kernels
+    assert kernel.function == "add_kernel" and kernel.grid[0].text == "cdiv(n, BLOCK)"
+    assert [(d.name, d.value.text) for d in operation.definitions] == [("n", "x.size[0]")]
+    assert "TODO" in capsys.readouterr().out
+    assert cli.main(["plan", "sm_90", "--recipe", str(tmp_path / "recipe.yaml")]) == 0
+
+
+def test_what_holds_a_whole_row_is_a_choice_by_its_size(tmp_path):
+    (operation,) = new(tmp_path, SOFTMAX).operations
+    choice = next(choice for choice in operation.choices if choice.match == "next_larger")
+    (kernel,) = operation.kernels
+    assert choice.of.text == "n_cols" and dict(kernel.constants)["BLOCK_SIZE"].text == choice.name
+    assert "multiprocessors" in kernel.grid[0].text
+    values = {parameter.name: parameter.value.text for parameter in kernel.parameters}
+    assert values["in_row_stride"] == "x.stride[0]" and values["out_row_stride"] == "out.stride[0]"
+
+
+def test_flags_words_and_numbers(tmp_path):
+    (operation,) = new(tmp_path, BIASED).operations
+    by_name = {argument.name: argument for argument in operation.arguments}
+    assert by_name["bias"].optional and by_name["alpha"].kind == "float" and by_name["activation"].bits == 32
+    choices = {choice.name: choice for choice in operation.choices}
+    assert choices["has_bias"].of.text == "given(bias)" and choices["activation"].values == ("none", "relu")
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [("family/rms_norm.py", ["rms_norm", "total"]), ("silu/silu.py", ["silu"]), ("silu/silu.py", ["silu_described"]),
+     ("matmul/general.py", []), ("matmul/cdna.py", []), ("matmul/hopper.py", ["matmul_hopper"])],
+)  # fmt: skip
+def test_the_examples_kernels_are_taken(tmp_path, file, names):
+    output = tmp_path / "new.yaml"
+    assert cli.main(["recipes", "--new", str(EXAMPLES / file), *names, "--output", str(output)]) == 0
+    assert len(recipe.load(output).operations) == max(len(names), 1)
+
+
+def test_tiles_of_a_matrix_product_are_counted(tmp_path):
+    output = tmp_path / "new.yaml"
+    assert cli.main(["recipes", "--new", str(EXAMPLES / "matmul/general.py"), "--output", str(output)]) == 0
+    (operation,) = recipe.load(output).operations
+    (by_hand,) = recipe.load(EXAMPLES / "matmul/recipe.yaml").operations
+    general = by_hand.kernels[-1]
+    (kernel,) = operation.kernels
+    assert kernel.grid[0].text == general.grid[0].text
+    assert [(p.name, p.type, p.value.text) for p in kernel.parameters] == [
+        (p.name, p.type, p.value.text) for p in general.parameters
+    ]
+
+
+def test_nothing_is_replaced_and_standard_output_is_the_same(tmp_path, capsys):
+    new(tmp_path, ADD)
+    written = (tmp_path / "recipe.yaml").read_text()
+    capsys.readouterr()
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 2
+    assert "exists and stays as it is" in capsys.readouterr().err
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), "--output", "-"]) == 0
+    assert capsys.readouterr().out == written == (tmp_path / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "code", "said"),
+    [
+        (None, [], 7, "cannot be read"),
+        ("def f(:\n", [], 3, "work.py:1: is not valid Python"),
+        ("\0", [], 3, "is not valid Python"),
+        ("x = 1\n", [], 3, "has no function that is decorated"),
+        (ADD, ["adds"], 2, "has no kernel 'adds'"),
+        (ADD, ["add_kernel", "add_kernel"], 2, "is named twice"),
+        (ADD + SOFTMAX.removeprefix(HEAD), [], 2, "has 2 kernels: add_kernel, softmax"),
+        ("import torch\n" + ADD, [], 3, "imports torch"),
+        (HEAD + "@triton.jit\ndef f():\n    pass\n", [], 3, "has no parameters"),
+        ("#" * (5 << 20), [], 3, "is larger than 4 MiB"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(tmp_path, capsys, text, names, code, said):
+    if text is not None:
+        (tmp_path / "work.py").write_text(text)
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), *names]) == code
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not (tmp_path / "recipe.yaml").exists()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "work.py")
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 7
+    assert "is a pipe" in capsys.readouterr().err
+
+
+NAMES = st.one_of(
+    st.sampled_from(
+        ["x_ptr", "X", "x", "stride_x", "stride_xm", "n", "N", "min", "dtype", "true", "num_warps", "Mean"]
+    ),
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True),
+).filter(lambda name: not keyword.iskeyword(name) and name not in ("tl", "triton", "f"))
+USES = st.sampled_from(
+    ["tl.load({a})", "tl.store({a} + {b} * tl.program_id(0), 1.0)", "tl.load({a} + tl.arange(0, 64) * {b})",
+     "tl.atomic_add({a}, 1.0)", "tl.arange(0, 64) < {a}", "tl.program_id(1) // {a}", "{a} * 2.5"]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_signature_gives_what_the_reader_takes(tmp_path_factory, data):
+    names = data.draw(st.lists(NAMES, min_size=1, max_size=7, unique=True))
+    constants = data.draw(st.sets(st.sampled_from(names[1:]), max_size=3)) if len(names) > 1 else set()
+    given_ = [name for name in names if name not in constants]
+    lines = [f"    if {name}:\n        pass" for name in sorted(constants) if data.draw(st.booleans())]
+    for _ in range(data.draw(st.integers(0, 5))):
+        a, b = data.draw(st.sampled_from(given_)), data.draw(st.sampled_from(given_))
+        lines.append(f"    {data.draw(USES).format(a=a, b=b)}")
+    signature = ", ".join(f"{name}: tl.constexpr" if name in constants else name for name in names)
+    body = "\n".join(lines) or "    pass"
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "work.py").write_text(f"{HEAD}@triton.jit\ndef f({signature}):\n{body}\n")
+    assert cli.main(["recipes", "--new", str(folder / "work.py")]) == 0
