@@ -188,7 +188,7 @@ def _ways(finding: Finding) -> Iterator[tuple[type, str]]:
         yield from ((own, way) for way in WAYS)
 
 
-def _fed(finding: Finding, device: str, dtype: torch.dtype) -> tuple[Any, nn.Module, dict[str, Tensor], Count] | None:
+def fed(finding: Finding, device: str, dtype: torch.dtype) -> tuple[Any, nn.Module, dict[str, Tensor], Count] | None:
     """A configuration, an eager model of it, inputs that it takes, and what that counted; None, with the reason."""
     for config_class, way in _ways(finding):
         try:
@@ -255,10 +255,10 @@ def _refusals(finding: Finding, verdict: str, what: str) -> Iterator[None]:
 def _examine(finding: Finding, engine: Watched, device: str, dtype: torch.dtype, close: float) -> None:
     from kiln.torch import transformers_building
 
-    fed = _fed(finding, device, dtype)
-    if fed is None:
+    found = fed(finding, device, dtype)
+    if found is None:
         return
-    config, eager, given, count = fed
+    config, eager, given, count = found
     finding.verdict, finding.why, finding.is_fed = "", "", True
     with _refusals(finding, "refused", "built"):
         with warnings.catch_warnings(record=True) as said:

@@ -58,14 +58,16 @@ def _read(
         prefix: what its kinds are called, "text " of text_config.
         outer: the dtype of the configuration that it is in.
     """
-    fields = Fields(document, where, outer)
+    fields = Fields(document, where, outer, prefix)
     kinds, notes = (diffusion if "_class_name" in document else layers).kinds(fields)
     found.kinds += [replace(kind, name=f"{prefix}{kind.name}") for kind in kinds]
     found.notes += [f"{prefix}{note}" for note in notes]
     if depth == _DEEPEST:
         return
     for name, inner in document.items():
-        if name.endswith("_config") and isinstance(inner, Mapping) and name not in layers.INLINE:
+        if not isinstance(inner, Mapping) or name in layers.INLINE:
+            continue
+        if name.endswith("_config") or "model_type" in inner:
             inside = f"{prefix}{name.removesuffix('_config').replace('_', ' ')} "
             _read(inner, inside, found, where, fields.dtype_said, depth + 1)
 

@@ -9,8 +9,9 @@ from kiln_build.coverage.line import DTYPES
 from kiln_recipe.dtypes import SYNONYMS
 from kiln_recipe.errors import UsageError
 
-_WHOLE = {"hidden": ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "encoder_embed_dim"),
-          "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
+_WHOLE = {"hidden": ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "encoder_embed_dim"),
+          "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
+                    "attention_heads"),
           "heads_kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads"),
           "head_dim": ("head_dim", "d_kv", "attention_head_dim"),
           "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"),
@@ -24,14 +25,16 @@ class Fields:
     Args:
         where: the file, for errors.
         outer: the dtype of the configuration that this one is in.
+        part: what it is called there, "encoder text "; "" if it is in none.
 
     Attributes:
         assumed: what was asked for, is not there and was assumed, in clauses.
     """
 
-    def __init__(self, document: Mapping[str, Any], where: str, outer: str | None = None) -> None:
+    def __init__(self, document: Mapping[str, Any], where: str, outer: str | None = None, part: str = "") -> None:
         self.document = document
         self.where = where
+        self.part = part
         self._outer = outer
         self.assumed: list[str] = []
 
@@ -82,6 +85,10 @@ class Fields:
                 raise UsageError(f"{self.where} has {name} {value!r}; it must be a whole number above 0")
             return value
         return None
+
+    def whole_or_zero(self, *names: str) -> int:
+        """`whole` by the first name that is there, where 0, as some write it, and nothing at all mean none."""
+        return next((self.whole(name) or 0 for name in names if self.document.get(name) not in (0, None)), 0)
 
     def real(self, *names: str) -> float:
         """A number that is not below 0; 0 where there is none."""

@@ -1,0 +1,113 @@
+"""`kiln coverage` says of a model's configuration what attention the model then calls for.
+
+Every sixteenth of Transformers' architectures and some well-known ones; all with KILN_TEST_ARCHITECTURES=all.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.4", reason="needs transformers 5.4 or later")
+
+import every_architecture as every
+import torch
+from recorded_attention import NAME, Call, Recorder
+
+from kiln_build.coverage import config
+from kiln_build.coverage.attention import Attention
+from kiln_recipe.errors import UsageError
+
+PARTS = 16
+KNOWN = (
+    "llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "mistral", "phi3", "deepseek_v3", "t5", "whisper", "bert",
+    "vit", "modernbert", "clip_text_model", "t5gemma", "granite_swa",
+)  # fmt: skip
+# Why a model calls for something else than is said of it.
+DIFFER = {
+    "bridgetower": "its layers of text and image alone say that they are causal, and are given no mask",
+    "colpali": "images are given, and so all text is a prefix that sees itself; here there are none",
+    "deepseek_v4": "its compressed layers have a window too; a note says that they are shown with all keys",
+    "grounding-dino": "a backbone of several widths",
+    "jetmoe": "repeats keys for each expert",
+    "kyutai_speech_to_text": "its window is longer than what it is given here",
+    "llama4": "a window inside chunks; a note says that each chunk is shown as a call",
+    "llama4_text": "a window inside chunks; a note says that each chunk is shown as a call",
+    "mask2former": "a backbone of several widths",
+    "mimo_v2_flash": "sliding layers alone have sinks, and other numbers of heads",
+    "mm-grounding-dino": "a backbone of several widths",
+    "mobilebert": "a bottleneck narrower than the hidden size",
+    "moonshine": "encoder and decoder have fields of their own",
+    "moshi": "its window is longer than what it is given here",
+    "oneformer": "a backbone of several widths",
+    "paligemma": "images are given, and so all text is a prefix that sees itself; here there are none",
+    "qwen4_exp": "its index chooses keys; a note says that they are shown with all",
+    "qwen4_exp_text": "its index chooses keys; a note says that they are shown with all",
+    "segformer": "a backbone of several widths",
+    "swin": "a backbone of several widths",
+    "videoprism": "caps the scores of its text alone",
+}
+WHOLE = os.environ.get("KILN_TEST_ARCHITECTURES") == "all"
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Recorder:
+    torch.set_num_threads(1)
+    return Recorder()
+
+
+def chosen() -> list[tuple[str, str]]:
+    found = every.architectures()
+    return found if WHOLE else [*found[::PARTS], *[one for one in found if one[0] in KNOWN]]
+
+
+def fits(call: Call, kind: Attention) -> bool:
+    return (
+        (call.heads, call.heads_kv, call.width_qk, call.width_v)
+        == (kind.heads, kind.heads_kv, kind.width_qk, kind.width_v)
+        and call.causal in (None, kind.causal)
+        and call.has_window == bool(kind.window)
+        and call.is_capped == bool(kind.softcap)
+        and call.has_sinks == kind.sinks
+        and (not call.has_bias or kind.bias or kind.alibi)
+    )  # fmt: skip
+
+
+def differing(model_type: str, name: str, recorder: Recorder, folder: Path) -> list[str] | None:
+    """What of a model's calls `kiln coverage` does not tell; None where there are no calls that could be recorded."""
+    try:
+        with every.limited(every.SECONDS):
+            fed = every.fed(every.Finding(model_type, name), "cpu", torch.float32)
+            if fed is None:
+                return None
+            given_config, eager, given, _ = fed
+            recorder.calls.clear()
+            model = every.build(type(eager), copy.deepcopy(given_config), NAME, "cpu", torch.float32)
+            with torch.no_grad():
+                model(**given)
+    except Exception:  # noqa: BLE001  (of any architecture: test_transformers_every.py is the judge of that)
+        return None
+    except every.TooLong:
+        return None
+    if not recorder.calls:
+        return None
+    model.config.architectures = [name]
+    model.config.save_pretrained(folder / name)
+    try:
+        kinds = config.read(folder / name / "config.json").kinds
+    except UsageError as error:
+        return [str(error)]
+    return [str(call) for call in recorder.calls if not any(fits(call, kind) for kind in kinds)]
+
+
+def test_what_is_said_is_what_is_called(recorder, tmp_path):
+    told = {(t, n): differing(t, n, recorder, tmp_path) for t, n in chosen()}
+    known = {one: calls for one, calls in told.items() if calls is not None}
+    assert len(known) > len(told) // 2, "that many models cannot be recorded"
+    wrong = {one: calls for one, calls in known.items() if calls and one[0] not in DIFFER}
+    assert not wrong
+    if WHOLE:
+        assert {t for (t, _), calls in known.items() if calls} == set(DIFFER)
