@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,10 +152,10 @@ class Builder:
 
     def run(
         self, workspace: Path | None = None, output: Path | None = None, tree: Path = ROOT, targets: str = TARGETS,
-        check: bool = True, **variables: str,
+        check: bool = True, more: Sequence[str] = (), **variables: str,
     ) -> subprocess.CompletedProcess:  # fmt: skip
         words = self.words(workspace or self.workspace, output or self.base / "out", tree, targets)
-        done = subprocess.run(words, env=self.environment(tree, **variables), capture_output=True, text=True)
+        done = subprocess.run([*words, *more], env=self.environment(tree, **variables), capture_output=True, text=True)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
         return done

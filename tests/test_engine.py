@@ -270,6 +270,7 @@ def test_what_the_container_is_told(place):
         "KILN_JOBS": "3",
         "KILN_STORE": str(place / "shared store"),
         "KILN_RECIPES": "r/one/recipe.yaml:r/two/norm.yaml",
+        "KILN_FAMILIES": "norm",
         "KILN_CLEAN": "0",
         "KILN_LOG_JSON": str(log),
         "KILN_BASE_IMAGE": "b",
@@ -288,6 +289,7 @@ def test_what_the_container_is_told(place):
         "KILN_JOBS": "3",
         "KILN_STORE": "/kiln/store",
         "KILN_RECIPES": "/kiln/recipes/0/recipe.yaml:/kiln/recipes/1/norm.yaml",
+        "KILN_FAMILIES": "norm",
         "KILN_LOG_JSON": "/kiln/log/progress.jsonl",
     }
     assert (place / "input", "/kiln/input", False) in mounts and (place / "o", "/kiln/output", True) in mounts

@@ -112,8 +112,18 @@ def test_descriptors_and_ptx_versions_are_said_where_they_are_not_the_usual():
         data.replace(b'"format": 3', b'"format": 2'),
         manifest.encode(make()).replace(b'mat": 2', b'mat": 3'),
     ):
-        with pytest.raises(ArtifactError, match=r"has format \d; its entries for images have \d"):
+        with pytest.raises(ArtifactError, match=r"has format \d; what it says has \d"):
             manifest.read(other, "m")
+
+
+def test_families_are_named_where_attention_is_left_out():
+    made = make(families=("norm", "silu"))
+    data = manifest.encode(made)
+    assert made.format == 4 and b'\n "families": ["norm", "silu"],\n' in data
+    read = manifest.read(data, "m")
+    assert read["families"] == ["norm", "silu"] and manifest.encode(read) == data
+    with pytest.raises(ArtifactError, match="has format 2; what it says has 4"):
+        manifest.read(data.replace(b'"format": 4', b'"format": 2'), "m")
 
 
 def test_canonical_and_read_back():

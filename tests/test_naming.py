@@ -13,8 +13,9 @@ from kiln_build.options.options import read_build_variables
 from kiln_build.release import wheel
 
 
-def name(families: tuple[str, ...] = (), **variables: str) -> str:
-    return naming.name_of("0.1.0b", read_build_variables({f"KILN_{k}": v for k, v in variables.items()}), families)
+def name(families: tuple[str, ...] = (), only: bool = False, **variables: str) -> str:
+    build = read_build_variables({f"KILN_{k}": v for k, v in variables.items()})
+    return naming.name_of("0.1.0b", build, families, only)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ def name(families: tuple[str, ...] = (), **variables: str) -> str:
         ({"PROFILE": "full", "SELECT": "dtype=bf16"}, "0.1.0b+full.s1b3184e0"),
         ({"NOIMAGE": "1", "PTX": "1"}, "0.1.0b+noimage"),
         ({"PTX": "1", "families": ("norm", "full")}, "0.1.0b+ptx.with.full.norm"),
+        ({"PTX": "1", "families": ("norm", "with"), "only": True}, "0.1.0b+ptx.only.norm.with"),
+        ({"families": ("a_b",), "only": True}, "0.1.0b+only.a_b.h648fa9b3"),
     ],
 )
 def test_names(variables, expected):
@@ -42,8 +45,8 @@ def test_what_means_the_same_has_one_name():
 
 def test_packages_of_different_builds_never_satisfy_each_other():
     builds = [
-        name(profile_families, **more)
-        for profile_families in ((), ("norm",))
+        name(*families, **more)
+        for families in ((), (("norm",),), (("norm",), True), (("norm", "only"),), (("norm", "with"), True))
         for more in ({}, {"PROFILE": "full"}, {"SELECT": "dtype=bf16"}, {"NOIMAGE": "1"}, {"PTX": "1"})
     ]
     assert len(set(builds)) == len(builds)

@@ -52,11 +52,7 @@ def _build(words: Sequence[str]) -> int:
     arguments = parser.read(words)
     if arguments is None:
         return 0
-    environment = dict(os.environ)
-    if arguments.replace:
-        environment["KILN_REPLACE"] = "1"
-    if arguments.log_json:
-        environment["KILN_LOG_JSON"] = arguments.log_json
+    environment = build.environment_of(arguments)
     if importlib.util.find_spec("ensurepip"):  # else build.sh looks for another Python
         environment.setdefault("KILN_PYTHON", sys.executable)
     bash = shutil.which("bash")

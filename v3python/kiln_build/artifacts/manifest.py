@@ -67,6 +67,7 @@ class Inputs:
     Attributes:
         version: "0.1.0b".
         profile, selection, ptx: what was asked for; the selection as "dtype=bf16;head_dim=64,128".
+        families: all that the release has, where some of Kiln's own are left out.
         tools: what made bytes of the release, Triton and its assemblers left out (`toolchains` has them).
         targets: in the order of the targets table.
         toolchains: by target.
@@ -85,6 +86,7 @@ class Inputs:
     targets: tuple[Target, ...]
     toolchains: Mapping[str, Toolchain]
     packs: Mapping[str, Pack]
+    families: tuple[str, ...] = ()
     waivers: tuple[Waiver, ...] = ()
     verifications: tuple[Verification, ...] = ()
     ptx_versions: Mapping[str, str] = field(default_factory=dict)
@@ -101,11 +103,12 @@ def make_manifest(inputs: Inputs, stage: Path, platform: str) -> Manifest:
             variants += _variant_rows(inputs.packs[target.name])
             rules += msgspec.convert(left_out.rules_of(inputs.packs[target.name]), list[LeftOut])
     return Manifest(
-        format=format_of(map(plain, images)),
+        format=format_of(map(plain, images), inputs.families),
         kiln=inputs.version,
         platform=platform,
         profile=inputs.profile,
         selection=inputs.selection,
+        families=inputs.families or None,
         ptx=inputs.ptx,
         source=inputs.source,
         tools=(*_triton_tools(inputs.toolchains.values()), *inputs.tools),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated, Any, Optional
@@ -25,7 +25,7 @@ from kiln_recipe import shape
 from kiln_recipe.errors import ArtifactError, escaped
 from kiln_recipe.shape import Limits
 
-FORMATS = (2, 3)  # the second where images say what the first does not know: see `format_of`
+FORMATS = (2, 3, 4)  # the later ones where something is said that the first does not know: see `format_of`
 PATH = "share/kiln/manifest.json"
 IMAGES = "lib/kiln.images"
 LARGEST = 32 << 20  # bytes; 19 targets of the full profile have 22 MiB
@@ -192,7 +192,8 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A release: `profile`, `selection` and `ptx` are what its build was asked for."""
+    """A release: `profile`, `selection` and `ptx` are what its build was asked for. `families`: all that it has, where
+    some of Kiln's own are left out."""
 
     format: int
     kiln: str
@@ -208,9 +209,10 @@ class Manifest:
     images: Annotated[tuple[ImageRow, ...], Limits(most=30_000)]
     variants: Annotated[tuple[VariantRow, ...], Limits(most=60_000)]
     left_out: Annotated[tuple[LeftOut, ...], Limits(most=20_000)]
+    families: Optional[tuple[Word, ...]] = None
 
 
-_KNOWN = " and ".join(map(str, FORMATS))
+_KNOWN = f"{', '.join(map(str, FORMATS[:-1]))} and {FORMATS[-1]}"
 _SECOND = {"ptx_version", "descriptors"}  # fields of an image that make it the second format
 _TABLES = [
     name for name, (kind, _) in shape.fields_of(Manifest).items() if str(kind).startswith("typing.Annotated[tuple")
@@ -297,15 +299,15 @@ def read(data: bytes, name: str) -> dict[str, Any]:
     for number, (line, ours) in enumerate(zip_longest(_split(data), _lines(document)), 1):
         if line is None or ours is None or line != ours.encode():
             raise wrong(f"is not written as Kiln writes it, in line {number}")
-    if document["format"] != format_of(document["images"]):
-        raise wrong(f"has format {document['format']}; its entries for images have {format_of(document['images'])}")
+    if document["format"] != (right := format_of(document["images"], document.get("families", ()))):
+        raise wrong(f"has format {document['format']}; what it says has {right}")
     _check_tables(document, wrong)
     return document
 
 
-def format_of(images: Iterable[Mapping[str, Any]]) -> int:
-    """The format of a manifest with these rows of images: the lowest that knows what they say."""
-    return FORMATS[any(_SECOND & row.keys() for row in images)]
+def format_of(images: Iterable[Mapping[str, Any]], families: Sequence[str] = ()) -> int:
+    """The format of a manifest with these rows of images and families: the lowest that knows what they say."""
+    return FORMATS[2 if families else any(_SECOND & row.keys() for row in images)]
 
 
 def _check_tables(document: dict[str, Any], wrong: Any) -> None:
@@ -345,7 +347,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     last = max(document, default="")
     for name, value in sorted(document.items()):
         comma = "" if name == last else ","
-        if isinstance(value, list) and value:
+        if name in _TABLES and value:
             yield f' "{name}": ['
             for number, row in enumerate(value, 1):
                 yield f"  {_compact(row)}{'' if number == len(value) else ','}"

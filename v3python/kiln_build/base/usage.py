@@ -130,6 +130,23 @@ def path(name: str, right: str) -> Callable[[str], Path]:
     return lambda word: Path(check(word))
 
 
+def add_families(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The options --recipe and --family: `recipe` and `family`, lists of texts.
+
+    Args:
+        verb: what the command does with a family, "build".
+    """
+    parser.add_argument(
+        "--recipe", action="append", type=filled("--recipe", "the path of a recipe.yaml"), default=[], metavar="FILE",
+        help=f"{verb} only the family of this recipe; may be repeated; default: Kiln's own and those of KILN_RECIPES",
+    )  # fmt: skip
+    parser.add_argument(
+        "--family", action="append", type=filled("--family", "the name of a family"), default=[], metavar="NAME",
+        help=f"{verb} only this family, of Kiln's own or of KILN_RECIPES; may be repeated; default: KILN_FAMILIES, "
+        "or all",
+    )  # fmt: skip
+
+
 def add_targets(parser: argparse.ArgumentParser, meaning: str) -> None:
     """The option --target, of which each use gives one target: `target`, a list of texts, empty by default."""
     parser.add_argument(

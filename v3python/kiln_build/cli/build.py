@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kiln_build.base import ROOT
 from kiln_build.base.spelling import say
-from kiln_build.base.usage import filled
+from kiln_build.base.usage import add_families, filled
 from kiln_build.front import source, workspace
 from kiln_build.options import options
 from kiln_build.options.options import Options
@@ -18,7 +18,8 @@ from kiln_recipe.errors import UsageError
 EXAMPLE = """\
 kiln build input workspace output 0.1.0b "MI300X;sm_90"
 KILN_SELECT='dtype=bf16;head_dim=64' kiln build input workspace output 0.1.0b sm_90
-KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b all"""
+KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b all
+kiln build input workspace output 0.1.0b sm_90 --recipe norm/recipe.yaml    only this family, without attention"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=filled("the list of targets", "for example 'MI300X;sm_90', or all"),
         help='GPUs or architectures, or all: "MI300X;sm_90"',
     )
+    add_families(parser, "build")
     parser.add_argument("--replace", action="store_true", help="replace another build's release of the same name")
     parser.add_argument(
         "--log-json",
@@ -57,12 +59,18 @@ def check(arguments: argparse.Namespace) -> None:
     _options(arguments)
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    environment = dict(os.environ)
+def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The environment in which build.sh does what the options ask for."""
+    environment = options.narrow(os.environ, arguments.recipe, arguments.family, Path.cwd())
     if arguments.log_json:
         environment["KILN_LOG_JSON"] = arguments.log_json
     if arguments.replace:
         environment["KILN_REPLACE"] = "1"
+    return environment
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    environment = environment_of(arguments)
     origin = source.describe(ROOT)
     return options.make_options(
         [arguments.input, arguments.workspace, arguments.output, arguments.version, arguments.targets],

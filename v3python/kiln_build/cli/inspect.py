@@ -115,7 +115,7 @@ def _describe_release(release: Release) -> str:
         f"contents    {quantity(size)} in {plural(len(files), 'file')}"
         + ("" if release.is_folder else f"; the tarball: {quantity(release.path.stat().st_size)}"),
         f"tools       {inspect.tools_of(release)}",
-        f"families    {', '.join(inspect.families_of(rows)) or 'none'}",
+        f"families    {', '.join(manifest.get('families') or inspect.families_of(rows)) or 'none'}",
         "",
         _targets_table(manifest, rows),
         "",

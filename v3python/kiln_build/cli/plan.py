@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT, machine
 from kiln_build.base.spelling import say, spell_estimate
-from kiln_build.base.usage import count, filled, one_of, path, selection
+from kiln_build.base.usage import add_families, count, filled, one_of, path, selection
 from kiln_build.options import options, words
 from kiln_recipe import targets
 from kiln_recipe.errors import EnvironmentProblem
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
+    from kiln_build.options.variables import BuildVariables
     from kiln_recipe.plan.model import Functional, KernelPlan, Plan, Variant
 
 EXAMPLE = """
@@ -43,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHOICES",
         help="default: KILN_SELECT, or everything in the profile",
     )
-    parser.add_argument(
-        "--recipe", action="append", type=path("--recipe", "the path of a recipe.yaml"), metavar="FILE",
-        help="plan only this recipe; may be repeated; default: tritonsrc/*/recipe.yaml and KILN_RECIPES",
-    )  # fmt: skip
+    add_families(parser, "plan")
     parser.add_argument(
         "--tuning",
         type=path("--tuning", "a folder with tuned rules, as tuning/ is"),
@@ -77,27 +75,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     options.check_environment()
-    asked = options.read_build_variables(os.environ)
+    asked = _asked(arguments)
     targets.parse(" ".join(arguments.targets))
     if not arguments.tuning.is_dir():
         raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
-    for word in () if arguments.recipe else asked.recipes:
+    for word in asked.recipes:
         words.check_recipe(word, Path.cwd())
     if not arguments.store and asked.store and not Path(asked.store).is_dir():  # one to read may be read-only
         words.check_store(asked.store, Path.cwd())
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.release import families  # here, so that --help needs no package
     from kiln_recipe.plan import plan
-    from kiln_recipe.read import recipe  # here, so that --help needs no package
 
-    asked = options.read_build_variables(os.environ)
-    paths = arguments.recipe or [
-        *recipe.find(ROOT),
-        *(words.absolute(word, Path.cwd()) for word in asked.recipes),
-    ]
+    asked = _asked(arguments)
     the_plan = plan.make_plan(
-        [recipe.load(path) for path in paths],
+        families.choose(ROOT, asked).recipes,
         targets.parse(" ".join(arguments.targets)),
         arguments.profile or asked.profile,
         asked.selection if arguments.select is None else arguments.select,
@@ -121,6 +115,11 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{_kernel_name(kernel)} on {kernel.target.name}")
             print("\n".join(f"  {line}" for line in explain(kernel)))
     return 0
+
+
+def _asked(arguments: argparse.Namespace) -> BuildVariables:
+    environment = options.narrow(os.environ, arguments.recipe, arguments.family, Path.cwd())
+    return options.read_build_variables(environment)
 
 
 def _durations(named: str | None, usual: str | None) -> Mapping[str, float]:

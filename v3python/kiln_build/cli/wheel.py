@@ -24,7 +24,7 @@ from kiln_build.cli import VERBS
 from kiln_build.front import source, workspace
 from kiln_build.options import words
 from kiln_recipe import targets as table
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from kiln_build.release.wheel import Contents
@@ -89,12 +89,25 @@ def _without_library(artifact: Release) -> list[str]:
     ]
 
 
+def _refuse_without_attention(artifact: Release, name: str) -> None:
+    """Raises UsageError for a release that KILN_FAMILIES left the attention family out of."""
+    from kiln_build.native.adapters import FAMILY
+
+    families = artifact.manifest.get("families") or [FAMILY]
+    if FAMILY not in families:
+        raise UsageError(
+            f"{name} has no attention, which Kiln's Python package is for: it was built for {', '.join(families)} "
+            f"alone; Python calls such a family by kiln.jit.Recipe, C by libkiln_{families[0]}.so of the tarball"
+        )
+
+
 def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tuple[list[Path], list[str]]:
     """The wheels, and a sentence for each that is not made."""
     from kiln_build.base import machine
     from kiln_build.native import native
     from kiln_build.release import wheel  # here, so that --help needs no package
 
+    _refuse_without_attention(artifact, arguments.artifact)
     targets = arguments.target
     names = [target.name for target in table.parse(";".join(targets))] if targets else []
     wheel.python_version(str(artifact.manifest["kiln"]))

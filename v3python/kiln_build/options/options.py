@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base.spelling import say
 from kiln_build.options import variables
-from kiln_build.options.variables import BUILD, DOOR, INTERNAL, VARIABLES, BuildVariables
+from kiln_build.options.variables import BUILD, DOOR, INTERNAL, NAMED, VARIABLES, BuildVariables
 from kiln_build.options.words import (
     absolute,
     check_input,
@@ -192,7 +192,30 @@ def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
     Raises:
         UsageError: a value that cannot be; names the variable, the value, and what would be right.
     """
-    return BuildVariables(**variables.read(BUILD, environment))
+    build = BuildVariables(**variables.read(BUILD, environment))
+    if NAMED in build.families and not build.recipes:
+        raise UsageError(f"KILN_FAMILIES names {NAMED}, which is not set; name recipes there, or give families' names")
+    return build
+
+
+def narrow(
+    environment: Mapping[str, str], recipes: Sequence[str], families: Sequence[str], cwd: Path
+) -> dict[str, str]:
+    """`environment` with what --recipe and --family ask for, in place of KILN_RECIPES and KILN_FAMILIES.
+
+    Raises:
+        UsageError: a path has a ':', which stands between the paths of KILN_RECIPES.
+        EnvironmentProblem: a recipe is not there.
+    """
+    asked = dict(environment)
+    paths = [str(check_recipe(word, cwd, "--recipe")) for word in recipes]
+    if wrong := next((path for path in paths if ":" in path), None):
+        raise UsageError(f"--recipe {wrong} has a ':' in its path, which stands between recipes; rename the folder")
+    if paths:
+        asked["KILN_RECIPES"] = ":".join(paths)
+    if paths or families:
+        asked["KILN_FAMILIES"] = ",".join([*families, *([NAMED] if paths else [])])
+    return asked
 
 
 def spell(door: FrontDoor) -> dict[str, str]:

@@ -6,6 +6,7 @@ Standard library only. Which folders and files they name is looked at by `option
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ CONTAINER_ENGINES = ("docker", "podman", "buildah")
 ENGINES = ("auto", *CONTAINER_ENGINES, "none")
 _YES = ("1", "yes", "true", "on")
 _NO = ("0", "no", "false", "off")
+NAMED = "KILN_RECIPES"  # in KILN_FAMILIES: the families of the recipes that KILN_RECIPES names
 
 if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
@@ -94,6 +96,17 @@ def _recipes(name: str, text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(":") if word)
 
 
+def _families(name: str, text: str) -> tuple[str, ...]:
+    words = re.split(r"[;,\s]+", text.strip(";, \t\n"))
+    for word in words if text.strip() else ():
+        if not re.fullmatch("[a-z][a-z0-9_]*", word) and word != NAMED:
+            raise UsageError(
+                f"{name}={text} is invalid: {word!r} is not the name of a family; expected for example norm,silu, or "
+                f"{NAMED} for the families of the recipes that {NAMED} names"
+            )
+    return tuple(sorted({*words} - {""}))
+
+
 def _one(_value: object) -> str:
     return "1"
 
@@ -116,6 +129,7 @@ class BuildVariables:
         replace: take the place of another build's release of the same name.
         store: the image store, a folder or an address, which may be shared; None: the workspace's.
         recipes: recipe files over and above the tree's own.
+        families: names of those to build, or NAMED; empty: all.
         log_json: as progress.make_progress takes it.
         triton: "wheel" or "source".
     """
@@ -130,6 +144,7 @@ class BuildVariables:
     replace: bool
     store: str | None
     recipes: tuple[str, ...]
+    families: tuple[str, ...]
     log_json: str | None
     triton: str
 
@@ -150,6 +165,8 @@ BUILD = (
     Variable("KILN_REPLACE", "replace", _flag, "1: replace another build's release of the same name in <output>", _one),
     Variable("KILN_STORE", "store", _text, "the folder for compiled images; default <workspace>/store"),
     Variable("KILN_RECIPES", "recipes", _recipes, "more recipe files, separated by ':'", ":".join),
+    Variable("KILN_FAMILIES", "families", _families,
+             "build only these families: 'norm,silu'; KILN_RECIPES: those of the recipes named there", ",".join),
     Variable("KILN_LOG_JSON", "log_json", _text, "a file, or an open descriptor's number, for progress as JSON lines"),
     Variable("KILN_TRITON", "triton", one_of("wheel", "source"),
              "wheel (default) or source: build Triton from the archive in <input>"),

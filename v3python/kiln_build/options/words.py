@@ -216,8 +216,11 @@ def check_log(word: str, cwd: Path) -> str:
     return str(path)
 
 
-def check_recipe(word: str, cwd: Path) -> Path:
-    """The absolute path of an extra recipe.
+def check_recipe(word: str, cwd: Path, what: str = "KILN_RECIPES") -> Path:
+    """The absolute path of a recipe.
+
+    Args:
+        what: names it: the variable or the option.
 
     Raises:
         EnvironmentProblem: there is no such file.
@@ -227,9 +230,9 @@ def check_recipe(word: str, cwd: Path) -> Path:
         inside = f"give the file in it: {os.path.join(word, 'recipe.yaml')}"
         if not (path / "recipe.yaml").is_file():
             inside = "it contains no recipe.yaml; give paths of recipe.yaml files"
-        raise EnvironmentProblem(f"KILN_RECIPES names {word}, which is a folder; {inside}")
+        raise EnvironmentProblem(f"{what} names {word}, which is a folder; {inside}")
     if not path.is_file():
-        raise EnvironmentProblem(f"KILN_RECIPES names {word}, which is not a file; give paths of recipe.yaml files")
+        raise EnvironmentProblem(f"{what} names {word}, which is not a file; give paths of recipe.yaml files")
     return path
 
 

@@ -21,7 +21,8 @@ from kiln_build.farm import farm
 from kiln_build.native import adapters, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
-from kiln_build.release import assemble, notices, package, release, replacement
+from kiln_build.release import assemble, families, notices, package, release, replacement
+from kiln_build.release.families import Families
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
 from kiln_recipe import targets as target_table
@@ -30,7 +31,6 @@ from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import Plan
-from kiln_recipe.read import recipe
 from kiln_recipe.selection import spell_selection
 
 _ATTEMPTS = 3  # to have every image whole: a disk that damages what it is given ends the build
@@ -44,11 +44,12 @@ def build(options: Options) -> Path:
     """
     options.output.mkdir(parents=True, exist_ok=True)  # first: the progress may be written there
     with make_progress(log_json=options.build.log_json) as progress:
-        families = [recipe.load(Path(path)).family for path in options.build.recipes]
-        named = replace(options, version=naming.name_of(options.version, options.build, families))
+        chosen = families.choose(options.source, options.build)
+        name = naming.name_of(options.version, options.build, chosen.only or chosen.added, bool(chosen.only))
+        named = replace(options, version=name)
         tarball = named.output / release.tarball_name(named.version)
         try:
-            return _build(named, tarball, progress)
+            return _build(named, chosen, tarball, progress)
         except replacement.InTheWay:
             raise
         except BaseException:
@@ -57,8 +58,8 @@ def build(options: Options) -> Path:
             raise
 
 
-def _build(options: Options, tarball: Path, progress: Progress) -> Path:
-    the_plan = make_plan(options)
+def _build(options: Options, chosen: Families, tarball: Path, progress: Progress) -> Path:
+    the_plan = make_plan(options, chosen)
     for warning in the_plan.warnings if not options.build.no_image else ():
         progress.message(f"warning: {warning}")
     the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
@@ -87,19 +88,19 @@ def _build(options: Options, tarball: Path, progress: Progress) -> Path:
     zstd = the_lock.source_of("zstandard")
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
-    families = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
-    native.write_generated(families, options.workspace / "build/generated")
+    sources = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
+    native.write_generated(sources, options.workspace / "build/generated")
     first = options.targets[0].name
     adapted = [
         adapter
         for adapter in adapters.find(options.source, options.site_of(first), toolchains[first].identity)
-        if adapter.over in {family.name for family in families}
+        if adapter.over in {family.name for family in sources}
     ]
     libraries = native.build_libraries(
         options.source,
         native.extract_zstd(options.cache / zstd.name, zstd.sha256, options.workspace / "build"),
         header,
-        families,
+        sources,
         adapted,
         compiler,
         options.workspace / "build/lib",
@@ -112,9 +113,9 @@ def _build(options: Options, tarball: Path, progress: Progress) -> Path:
         release.Contents(
             version=options.version,
             libraries={name: path for name, path in libraries.items() if name not in elsewhere},
-            families=[family.name for family in families],
+            families=[family.name for family in sources],
             packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
-            headers=_headers(options.source, header, families, main),
+            headers=_headers(options.source, header, sources, main),
             adapters={adapter.name: adapter.library for adapter in main},
             links={name: to for adapter in main for name, to in adapter.links.items()},
             images=[adapter.images for adapter in main if adapter.images],
@@ -129,6 +130,7 @@ def _build(options: Options, tarball: Path, progress: Progress) -> Path:
             version=options.version,
             profile=options.build.profile,
             selection=spell_selection(options.build.selection),
+            families=chosen.only,
             ptx=options.build.ptx,
             source=manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches),
             tools=made_by(compiler, the_lock),
@@ -155,11 +157,10 @@ def find_toolchains(options: Options, the_lock: lock.Lock) -> dict[str, Toolchai
     return {target.name: found[options.site_of(target.name)] for target in options.targets}
 
 
-def make_plan(options: Options) -> Plan:
-    """The plan of a build: the tree's own recipes and those that were named."""
+def make_plan(options: Options, chosen: Families) -> Plan:
+    """The plan of a build of these families."""
     asked = options.build
-    recipes = [recipe.load(path) for path in (*recipe.find(options.source), *map(Path, asked.recipes))]
-    return plan.make_plan(recipes, options.targets, asked.profile, asked.selection, options.source / "tuning")
+    return plan.make_plan(chosen.recipes, options.targets, asked.profile, asked.selection, options.source / "tuning")
 
 
 def _whole_harvest(
