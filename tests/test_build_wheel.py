@@ -139,7 +139,7 @@ def test_the_verbs_run_from_a_tree_that_is_laid_out_once(bin, tmp_path):
     done = call(bin, "plan", "--help", XDG_CACHE_HOME=str(tmp_path))
     (tree,) = (tmp_path / "kiln").iterdir()
     assert done.stderr == f"kiln: source: that of kiln-build is laid out in {tree}\n"
-    assert done.returncode == 0 and done.stdout.startswith("usage: kiln plan ")
+    assert done.returncode == 0 and "usage: kiln plan " in done.stdout
     assert source.describe(tree) == source.describe(ROOT)
     ours = {path for path in source.tree_files(ROOT) if path.startswith(("v3python/", *wheel.PROJECT))}
     theirs = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
@@ -163,7 +163,7 @@ def test_a_build_takes_the_words_of_build_sh(bin, tmp_path):
         assert done.returncode, done.stdout
         return f"{done.returncode} {done.stderr.splitlines()[-1]}"
 
-    assert call(bin, "build", "--help").stdout.startswith("usage: kiln build [-h] [--recipe FILE]")
+    assert "usage: kiln build [-h] [--recipe FILE]" in call(bin, "build", "--help").stdout
     assert said("a", "b").startswith("2 kiln: `kiln build` lacks output, version, targets; for example: `kiln build in")
     assert not (tmp_path / "a").exists()
     five = ("in", "work", "out", "0.1.0b", "sm_90")

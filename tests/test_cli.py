@@ -31,7 +31,7 @@ def kiln(*words: str, code: str | None = None) -> subprocess.CompletedProcess[st
 
 def test_without_words_usage_goes_to_stderr():
     done = kiln()
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith("usage: kiln <command>")
+    assert done.returncode == 2 and done.stdout == "" and "usage: kiln <command>" in done.stderr
 
 
 @pytest.mark.parametrize("word", ["--help", "help", "-h"])
@@ -336,3 +336,11 @@ def test_what_clean_cannot_remove_is_one_sentence(tmp_path, capsys, monkeypatch)
     assert cli.main(["clean", str(tmp_path)]) == 7
     said = f"kiln: {tmp_path}/store cannot be removed (Device or resource busy); remove it, or"
     assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in cli.VERBS)], ids=lambda verb: verb[0] if verb else "all")
+def test_help_begins_with_a_sentence_and_an_example(capsys, verb):
+    assert cli.main([*verb, "--help"]) == 0
+    first, empty, title, example, *rest = capsys.readouterr().out.splitlines()
+    assert first[0].isupper() and first.endswith(".") and not empty and title in ("example:", "examples:")
+    assert example.startswith(f"  kiln {' '.join(verb)}".rstrip()) and any(line.startswith("usage: ") for line in rest)

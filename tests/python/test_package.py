@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import logging
@@ -325,6 +326,19 @@ def test_help_reads_as_a_page():
     for name in re.findall(r"^    (\w+(?:, \w+)*)   ", inspect.getdoc(kiln), re.MULTILINE):
         for each in name.split(", "):
             assert each in kiln.__all__, each
+
+
+@pytest.mark.parametrize(
+    ("module", "first"),
+    [("kiln", "out = kiln.attn_fwd(q, k, v, causal=True)"), ("kiln.jit", "norm(x, w, out, None, 1e-6)")],
+)
+def test_help_begins_with_a_sentence_and_what_one_would_type(module, first):
+    """Of a module whose packages are missing too."""
+    text = inspect.getdoc(importlib.import_module(module))
+    sentence, empty, *lines = text.splitlines()
+    assert sentence.endswith((".", "ahead.")) and not empty
+    example = [line for line in lines[: lines.index("", 2) + 8] if line.startswith("    ")]
+    assert example[0].startswith("    import ") and any(first in line for line in example[:6])
 
 
 # ---- threads and forks -----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Kiln: attention kernels for NVIDIA's and AMD's GPUs, compiled ahead of time.
 
-    import kiln
+    import kiln, torch
 
+    q = k = v = torch.randn(1, 8, 1024, 128, dtype=torch.bfloat16, device="cuda")
     out = kiln.attn_fwd(q, k, v, causal=True)      # arrays of PyTorch, CuPy, JAX: whatever speaks DLPack
     print(kiln.info())                             # what is installed, and what it can run on
 

@@ -22,7 +22,7 @@ library of the leading array. JAX's arrays cannot be written: there all results 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from kiln import _arguments, operations
 from kiln.arrays import Array
@@ -31,9 +31,27 @@ from kiln.errors import ArgumentError
 from kiln.operations import Gradients
 from kiln.runtime import Runtime
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from kiln import keywords
+    from kiln.information import Variant
+
 __all__ = ["Gradients", "attn_bwd", "attn_decode", "attn_fwd", "dropout_mask", "explain", "prepare"]
 
+A = TypeVar("A", bound=Array)
 
+
+@overload
+def attn_fwd(
+    q: A, k: Array, v: Array, *, return_lse: Literal[False] = False, **others: Unpack[keywords.Forward]
+) -> A: ...
+@overload
+def attn_fwd(
+    q: A, k: Array, v: Array, *, return_lse: Literal[True], **others: Unpack[keywords.Forward]
+) -> tuple[A, A]: ...
+@overload
+def attn_fwd(q: A, k: Array, v: Array, *, return_lse: bool, **others: Unpack[keywords.Forward]) -> A | tuple[A, A]: ...
 def attn_fwd(
     q: Array,
     k: Array,
@@ -181,6 +199,18 @@ def attn_bwd(
     return operations.backward(False, **locals()).launch()
 
 
+@overload
+def attn_decode(
+    q: A, k_cache: Array, v_cache: Array, *, return_lse: Literal[False] = False, **others: Unpack[keywords.Decode]
+) -> A: ...
+@overload
+def attn_decode(
+    q: A, k_cache: Array, v_cache: Array, *, return_lse: Literal[True], **others: Unpack[keywords.Decode]
+) -> tuple[A, A]: ...
+@overload
+def attn_decode(
+    q: A, k_cache: Array, v_cache: Array, *, return_lse: bool, **others: Unpack[keywords.Decode]
+) -> A | tuple[A, A]: ...
 def attn_decode(
     q: Array,
     k_cache: Array,
@@ -267,7 +297,7 @@ def attn_decode(
 
 
 def dropout_mask(
-    mask: Array,
+    mask: A,
     dropout: float,
     *,
     seed: Array | int = 0,
@@ -275,7 +305,7 @@ def dropout_mask(
     stream: Any = None,
     force_target: str | None = None,
     runtime: Runtime | None = None,
-) -> Any:
+) -> A:
     """Writes which weights `attn_fwd` and `attn_bwd` keep: for tests, and to drop the same weights elsewhere.
 
         mask = kiln.dropout_mask(torch.empty(2, 8, 100, 100, dtype=torch.uint8, device="cuda"), 0.1, seed=7)
@@ -298,7 +328,7 @@ def dropout_mask(
     return operations.simple("dropout_mask", False, **locals()).launch()
 
 
-def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Variant]:
     """The variants that a call would run, one for each of its kernels, without running it.
 
         for variant in kiln.explain(kiln.attn_fwd, q, k, v, causal=True):

@@ -36,6 +36,19 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def format_help(self) -> str:
+        """What it does and examples, before the list of all arguments."""
+        page = self._get_formatter()
+        page.add_text(self.description)
+        page.add_text(self.epilog)
+        page.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in self._action_groups:
+            page.start_section(group.title)
+            page.add_text(group.description)
+            page.add_arguments(group._group_actions)
+            page.end_section()
+        return page.format_help()
+
     def read(self, words: Sequence[str]) -> argparse.Namespace | None:
         """What the words say; None if they asked for help, which is printed.
 

@@ -25,6 +25,13 @@ from kiln_recipe import errors
 from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 from kiln_recipe.suggest import nearest
 
+_EXAMPLES = (
+    'kiln plan "MI300X;sm_90"                      what a build would compile, and how long that takes',
+    "kiln coverage core --model config.json        whether such a build serves a model",
+    "kiln recipes --new my/kernel.py               a recipe for a kernel of your own",
+    "kiln inspect output/kiln-....tar.gz --verify  whether a release is whole",
+)
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code. Mistakes of the user's become one sentence on standard error."""
@@ -132,7 +139,15 @@ def summary(verb: str) -> str:
 
 
 def _overview() -> str:
-    lines = ["usage: kiln <command> [arguments]", ""]
+    lines = [
+        "Compiles GPU kernels ahead of time, and packs them into releases that need no compiler.",
+        "",
+        "examples:",
+        *(f"  {example}" for example in _EXAMPLES),
+        "",
+        "usage: kiln <command> [arguments]",
+        "",
+    ]
     lines += [f"  {verb:8} {summary(verb)}" for verb in VERBS]
     lines += ["", "`kiln <command> --help` shows a command's arguments and an example; `kiln --version`, the version."]
     return "\n".join(lines)

@@ -1,6 +1,10 @@
 """Kiln's recipes run through Triton, in this process: for authors of kernels, and to compare with images made ahead.
 
+    import kiln.jit, torch
+
     norm = kiln.jit.Recipe("examples/family/recipe.yaml").operation("norm.rms_norm")
+    x, w = torch.randn(5, 1000, device="cuda"), torch.rand(1000, device="cuda")
+    out = torch.empty_like(x)
     norm(x, w, out, None, 1e-6)              # compiled here, for the device of x
     norm.recipe.reload()                     # after an edit of the recipe or of a kernel
 

@@ -1,7 +1,8 @@
-"""Kiln's attention for PyTorch 2.10 and later, for CUDA and ROCm alike.
+"""Attention for PyTorch 2.10 and later by Kiln's kernels, for CUDA and ROCm alike.
 
-    import kiln.torch
+    import kiln.torch, torch
 
+    q = k = v = torch.randn(1, 8, 1024, 128, dtype=torch.bfloat16, device="cuda")
     out = kiln.torch.attention(q, k, v, causal=True)                     # Kiln's own function, with all that it can do
     out = kiln.torch.scaled_dot_product_attention(q, k, v)               # PyTorch's function, by Kiln's kernels
     with kiln.torch.use():                                               # models that call PyTorch's, unchanged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ from kiln import _arguments, layout
 from kiln.errors import ArgumentError, KilnError
 from kiln.torch import arguments, autograd, native, operators
 from kiln.torch.autograd import is_real
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from kiln.torch import keywords
 
 __all__ = ["attention", "decode", "draw_rng", "dropout_mask"]
 
@@ -100,6 +105,18 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor | tuple[
     return (out, lse) if given.get("return_lse") else out
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **others: Unpack[keywords.Attention]
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **others: Unpack[keywords.Attention]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **others: Unpack[keywords.Attention]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 @arguments.done_by(_attention, _plain_calls(native.shortcut.attention, "q k v"))
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
@@ -109,30 +126,45 @@ def attention(
     window: tuple[int, int] = (-1, -1), bottom_right: bool = False, rows_first: bool = False,
     rng: Tensor | None = None, return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """softmax(mask(score(scale * q k^T))) v, differentiable once in q, k, v, bias and sinks.
+    """Attention: softmax(mask(score(scale * q k^T))) v, differentiable once in q, k, v, bias and sinks.
+
+        q = k = v = torch.randn(1, 8, 1024, 128, dtype=torch.bfloat16, device="cuda")
+        out = kiln.torch.attention(q, k, v, causal=True)
+        out, lse = kiln.torch.attention(q, k, v, window=(128, 0), return_lse=True)
 
     score(x) is softcap * tanh(x / softcap) + bias - slope * |i + keys - rows - j|, each part where it is asked for.
 
-    Args:
+    Tensors:
         q: [batch, heads, rows, head_dim], with rows_first [batch, rows, heads, head_dim]; float16, bfloat16 or float32.
         k, v: [batch, heads_kv, keys, head_dim or head_dim_v], or rows first; heads is a multiple of heads_kv. All of
             one dtype and on one device.
+        rows_first: whether rows come before heads, in all of them.
+
+    What a row sees:
+        causal: row i sees keys up to i, or with bottom_right up to i + keys - rows.
+        window: how many keys before and behind its own a row sees; below 0 all.
+        bottom_right: the last row and the last key belong together, else the first ones. For causal and window.
+
+    Scores:
+        scale: None for 1 / sqrt(head_dim).
+        softcap: 0 for none.
         bias: added to scores: [batch, heads, rows, keys] or what broadcasts to it; cast to q's dtype.
         alibi_slopes: [heads] or [batch, heads].
         sinks: [heads]: the score of a key without a value that every row sees.
+
+    Sequences of several lengths:
         cu_seqlens_q: [sequences + 1] int32, where each sequence begins in q, and the end: sequences lie one after
             another, and q is [rows, heads, head_dim] with rows_first, else [heads, rows, head_dim]; or has a batch of 1
             before that.
         cu_seqlens_k: the same of k and v.
         seqused_q, seqused_k: [sequences] int32, how many rows or keys of each sequence count.
         max_seqlen_q, max_seqlen_k: no sequence of cu_seqlens is longer. 0: not known, and slower.
-        scale: None for 1 / sqrt(head_dim).
-        softcap: 0 for none.
+
+    Dropout:
         dropout: the probability that a weight is dropped, at most 0.9999; the rest is scaled up.
-        causal: row i sees keys up to i, or with bottom_right up to i + keys - rows.
-        window: how many keys before and behind its own a row sees; below 0 all.
-        bottom_right: the last row and the last key belong together, else the first ones. For causal and window.
         rng: seed and offset of dropout, int64 [2] on the device; None draws them (`draw_rng`).
+
+    Results:
         return_lse: the natural logarithm of each row's softmax denominator besides: fp32, [batch, heads, rows] whatever
             the layout, or [heads, rows] of a q without batches. It has no gradient.
 
@@ -249,6 +281,23 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **given: Any) -> Tensor
 _DECODED = "q k_cache v_cache k_new v_new out seqused_k block_table"
 
 
+@overload
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **others: Unpack[keywords.Decode],
+) -> Tensor: ...
+@overload
+def decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[True], **others: Unpack[keywords.Decode]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool, **others: Unpack[keywords.Decode]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 @arguments.done_by(_decode, _plain_calls(native.shortcut.decoding, _DECODED))
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k_new: Tensor | None = None, v_new: Tensor | None = None,
@@ -261,6 +310,8 @@ def decode(
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of new queries over cached keys and values, of which those of this call may be appended first.
+
+        out = kiln.torch.decode(q, k_cache, v_cache, k_new=k, v_new=v, seqused_k=lengths, causal=True)
 
     Not differentiable. The last row and the last key of a sequence belong together.
 

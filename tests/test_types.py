@@ -1,0 +1,114 @@
+"""What type checkers know of the public Python functions: results that follow from arguments, and wrong calls."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "bindings/python/kiln"
+# Of PyTorch what the sample and the annotations name: the real one takes minutes to read.
+TORCH = """
+from typing import Any
+class Tensor:
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+class dtype: ...
+class device: ...
+class SymInt: ...
+def __getattr__(name: str) -> Any: ...
+"""
+SAMPLE = """
+from typing_extensions import assert_type
+import kiln
+import kiln.jit
+import kiln.torch
+from torch import Tensor
+
+def arrays(q: Tensor, wanted: bool) -> None:
+    assert_type(kiln.attn_fwd(q, q, q, causal=True), Tensor)
+    assert_type(kiln.attn_fwd(q, q, q, return_lse=True), tuple[Tensor, Tensor])
+    assert_type(kiln.attn_fwd(q, q, q, return_lse=wanted), Tensor | tuple[Tensor, Tensor])
+    out, lse = kiln.attn_decode(q, q, q, splits=2, return_lse=True)
+    assert_type(lse, Tensor)
+    assert_type(kiln.dropout_mask(q, 0.1), Tensor)
+    assert_type(kiln.explain(kiln.attn_fwd, q, q, q), list[kiln.Variant])
+    assert_type(kiln.attn_bwd(q, q, q, q, out, lse), kiln.attention.Gradients)
+    assert_type(kiln.info(), kiln.Info)
+
+def tensors(q: Tensor, wanted: bool) -> None:
+    assert_type(kiln.torch.attention(q, q, q, window=(64, 0)), Tensor)
+    assert_type(kiln.torch.attention(q, q, q, return_lse=True), tuple[Tensor, Tensor])
+    assert_type(kiln.torch.decode(q, q, q, out=q), Tensor)
+    assert_type(kiln.torch.decode(q, q, q, return_lse=wanted), Tensor | tuple[Tensor, Tensor])
+    assert_type(kiln.torch.scaled_dot_product_attention(q, q, q, is_causal=True), Tensor)
+    assert_type(kiln.torch.explain(q, q, q, causal=True), kiln.torch.Explanation)
+    assert_type(kiln.torch.fallthroughs(), dict[str, int])
+    assert_type(kiln.jit.Recipe("recipe.yaml").operation("norm"), kiln.jit.Operation)
+"""
+WRONG = {
+    'kiln.attn_fwd(q, q, q, casual=True)': "Unexpected keyword argument|No overload variant",
+    "kiln.attn_fwd(q, q)": "No overload variant",
+    "kiln.torch.attention(q, q, q, True)": "No overload variant",
+    'kiln.torch.attention(q, q, q, window="all")': "No overload variant",
+    "kiln.torch.decode(q, q, q, return_lse=True) + 1": "No overload variant of .__add__",
+    "kiln.torch.draw_rng()": "Missing positional argument",
+    'kiln.jit.Recipe("x", interpreted=True)': "Unexpected keyword argument",
+}  # fmt: skip
+
+
+def check(folder: Path, text: str) -> list[str]:
+    """What mypy --strict says of a program that uses the package."""
+    (folder / "torch").mkdir(exist_ok=True)
+    (folder / "torch/__init__.pyi").write_text(TORCH)
+    (folder / "sample.py").write_text(text)
+    (folder / "mypy.ini").write_text("[mypy]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-version=3.10", "sample.py"],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": f"{folder}:{ROOT / 'bindings/python'}:{ROOT / 'v3python'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if re.match(r"sample\.py:\d+: error", line)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    pytest.importorskip("mypy")
+    return tmp_path_factory.mktemp("types")
+
+
+def test_results_follow_from_arguments(folder):
+    assert check(folder, SAMPLE) == []
+
+
+def test_wrong_calls_are_flagged(folder):
+    head = "import kiln\nimport kiln.jit\nimport kiln.torch\nfrom torch import Tensor\ndef f(q: Tensor) -> None:\n"
+    said = check(folder, head + "".join(f"    {call}\n" for call in WRONG))
+    for number, (call, error) in enumerate(WRONG.items(), head.count("\n") + 1):
+        assert any(re.match(rf"sample\.py:{number}: .*({error})", line) for line in said), (call, said)
+
+
+@pytest.mark.parametrize(
+    ("functions", "function", "keywords", "typed"),
+    [
+        ("attention.py", "attn_fwd", "keywords.py", "Forward"),
+        ("attention.py", "attn_decode", "keywords.py", "Decode"),
+        ("torch/functions.py", "attention", "torch/keywords.py", "Attention"),
+        ("torch/functions.py", "decode", "torch/keywords.py", "Decode"),
+    ],
+)
+def test_overloads_have_the_functions_own_keywords(functions, function, keywords, typed):
+    *_, node = (n for n in ast.parse((PACKAGE / functions).read_text()).body if getattr(n, "name", "") == function)
+    own = {argument.arg: ast.unparse(argument.annotation) for argument in node.args.kwonlyargs}
+    assert own.pop("return_lse") == "bool"
+    (of_class,) = (n for n in ast.parse((PACKAGE / keywords).read_text()).body if getattr(n, "name", "") == typed)
+    assert {row.target.id: ast.unparse(row.annotation) for row in of_class.body} == own
