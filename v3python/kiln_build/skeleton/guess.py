@@ -6,50 +6,15 @@ import ast
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from kiln_build.skeleton.facts import Facts
+from kiln_build.skeleton.sketch import RESERVED, Entry, Sketch, plain, plain_word
 from kiln_build.skeleton.tensors import Axis, Tensor, read, sizes_of, tile_of
 from kiln_build.skeleton.values import Atom
-from kiln_build.skeleton.walk import Facts, walk
-from kiln_recipe.expressions import CONSTANTS, FUNCTIONS
-from kiln_recipe.model import OPTION_ORDER
+from kiln_build.skeleton.walk import walk
 
-_RESERVED = frozenset({*CONSTANTS, *FUNCTIONS, *OPTION_ORDER, "device", "multiprocessors", "targets", "specialization"})
 _STATISTICS = re.compile("mean|rstd|inv_?std|lse|logsumexp|var|norm|max|sum|partial|squares?|acc", re.IGNORECASE)
 _AXES = {2: ("row", "column"), 3: ("batch", "row", "column"), 4: ("batch", "head", "row", "column")}
-
-
-@dataclass
-class Entry:
-    """A line of the skeleton: a key, what stands behind it, and what to check about it, where there is anything."""
-
-    key: str
-    text: str
-    check: str = ""
-
-
-@dataclass
-class Sketch:
-    """What a recipe says of one kernel."""
-
-    function: str
-    language: str
-    name: str
-    summary: str
-    arguments: list[Entry] = field(default_factory=list)
-    choices: list[Entry] = field(default_factory=list)
-    define: list[Entry] = field(default_factory=list)
-    require: list[Entry] = field(default_factory=list)
-    parameters: list[Entry] = field(default_factory=list)
-    constants: list[Entry] = field(default_factory=list)
-    configuration: list[Entry] = field(default_factory=list)
-    grid: list[Entry] = field(default_factory=list)
-    zero: list[str] = field(default_factory=list)
-    aligned: list[str] = field(default_factory=list)
-    ones: list[str] = field(default_factory=list)
-    skip_when: str = ""
-    targets: str = ""
-    ptx: str = ""
 
 
 def guess(
@@ -63,13 +28,6 @@ def guess(
     """
     facts = walk(kernel, constants, helpers)
     return _Guess(kernel, list(constants), facts, language).sketch()
-
-
-def plain(name: str) -> str:
-    """A name that recipes take: without what marks a function as a kernel's."""
-    text = re.sub("[^A-Za-z0-9_]", "_", name).strip("_")
-    text = re.sub("^(triton|gluon)_|_(kernel|triton|gluon|jit)$", "", text) or "kernel"
-    return f"k_{text}" if text[0].isdigit() or keyword.iskeyword(text) or text in _RESERVED else text
 
 
 class _Guess:
@@ -109,7 +67,7 @@ class _Guess:
         """A name that nothing has yet; `own` is a parameter that may have it."""
         name = re.sub("[^A-Za-z0-9_]", "_", wanted) or "x"
         name = f"x{name}" if name[0].isdigit() or name.startswith("__") else name
-        while (name in self.taken and name != own) or name in _RESERVED or keyword.iskeyword(name):
+        while (name in self.taken and name != own) or name in RESERVED or keyword.iskeyword(name):
             name += "_"
         self.taken.add(name)
         return name
@@ -442,10 +400,6 @@ class _Guess:
         if atom.name not in table or not depth:
             return set()
         return {root for inner in table[atom.name][0].atoms for root in self.roots(inner, depth - 1)}
-
-
-def plain_word(word: str) -> bool:
-    return re.fullmatch("[A-Za-z][A-Za-z0-9_]*", word) is not None and word not in _RESERVED
 
 
 def _quoted(word: str) -> str:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kiln_build.skeleton.facts import Block, Facts
 from kiln_build.skeleton.values import INDICES, Atom, Term, Value
-from kiln_build.skeleton.walk import Block, Facts
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from kiln_build.skeleton.guess import Entry, Sketch
+from kiln_build.skeleton.sketch import Entry, Sketch
 
 TODO = "# TODO: "
 _WIDTH = 120

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from kiln_build.skeleton import source, text
-from kiln_build.skeleton.guess import Sketch, guess, plain
+from kiln_build.skeleton.guess import guess
+from kiln_build.skeleton.sketch import Sketch, plain
 from kiln_recipe.errors import EnvironmentProblem, RecipeError, UsageError
 from kiln_recipe.read import fingerprint
 
