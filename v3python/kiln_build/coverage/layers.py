@@ -23,9 +23,10 @@ _ENCODER_TYPES = (
     "ernie", "jina_embeddings", "embedding_gemma", "unispeech", "data2vec", "xmod", "patchtst", "lasr", "tipsv2",
     "bridgetower", "openai_privacy_filter", "gte", "dpr", "sew",
 )  # fmt: skip
-# Decoders, whatever else their names say: the text models of CLIP and its like predict by the last token.
+# Causal, whatever else their names say: the text models of CLIP and its like, encoders of speech as it comes in.
 _DECODER_TYPES = (
-    "decoder", "clip_text", "clipseg_text", "metaclip_2_text", "owlvit_text", "owlv2_text"
+    "decoder", "clip_text", "clipseg_text", "metaclip_2_text", "owlvit_text", "owlv2_text", "ernie4", "higgs_audio",
+    "mimi", "pocket_tts", "voxtral_realtime",
 )  # fmt: skip
 _DECODERS = ("CausalLM", "LMHead", "ConditionalGeneration")
 _WITHOUT_SOFTMAX = ("linear", "mamba", "recurrent", "conv", "rwkv")
