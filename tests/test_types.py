@@ -29,6 +29,7 @@ from typing_extensions import assert_type
 import kiln
 import kiln.jit
 import kiln.torch
+from kiln.torch import flash_attn
 from torch import Tensor
 
 def arrays(q: Tensor, wanted: bool) -> None:
@@ -50,6 +51,12 @@ def tensors(q: Tensor, wanted: bool) -> None:
     assert_type(kiln.torch.scaled_dot_product_attention(q, q, q, is_causal=True), Tensor)
     assert_type(kiln.torch.explain(q, q, q, causal=True), kiln.torch.Explanation)
     assert_type(kiln.torch.fallthroughs(), dict[str, int])
+    assert_type(flash_attn.flash_attn_func(q, q, q, 0.0, None, True), Tensor)
+    out, lse, mask = flash_attn.flash_attn_func(q, q, q, 0.1, return_attn_probs=True)
+    packed = flash_attn.flash_attn_varlen_qkvpacked_func(q, q, 8, return_attn_probs=wanted)
+    assert_type(packed, Tensor | tuple[Tensor, Tensor, Tensor])
+    assert_type(flash_attn.flash_attn_with_kvcache(q, q, q, cache_seqlens=3), Tensor)
+    assert_type(flash_attn.flash_attn_with_kvcache(q, q, q, return_softmax_lse=True), tuple[Tensor, Tensor])
     assert_type(kiln.jit.Recipe("recipe.yaml").operation("norm"), kiln.jit.Operation)
 """
 WRONG = {
@@ -58,6 +65,7 @@ WRONG = {
     "kiln.torch.attention(q, q, q, True)": "No overload variant",
     'kiln.torch.attention(q, q, q, window="all")': "No overload variant",
     "kiln.torch.decode(q, q, q, return_lse=True) + 1": "No overload variant of .__add__",
+    "kiln.torch.flash_attn.flash_attn_func(q, q, q, dropout=0.1)": "No overload variant",
     "kiln.torch.draw_rng()": "Missing positional argument",
     'kiln.jit.Recipe("x", interpreted=True)': "Unexpected keyword argument",
 }  # fmt: skip
@@ -91,7 +99,7 @@ def test_results_follow_from_arguments(folder):
 
 
 def test_wrong_calls_are_flagged(folder):
-    head = "import kiln\nimport kiln.jit\nimport kiln.torch\nfrom torch import Tensor\ndef f(q: Tensor) -> None:\n"
+    head = "import kiln.jit\nimport kiln.torch.flash_attn\nfrom torch import Tensor\ndef f(q: Tensor) -> None:\n"
     said = check(folder, head + "".join(f"    {call}\n" for call in WRONG))
     for number, (call, error) in enumerate(WRONG.items(), head.count("\n") + 1):
         assert any(re.match(rf"sample\.py:{number}: .*({error})", line) for line in said), (call, said)
@@ -112,3 +120,17 @@ def test_overloads_have_the_functions_own_keywords(functions, function, keywords
     assert own.pop("return_lse") == "bool"
     (of_class,) = (n for n in ast.parse((PACKAGE / keywords).read_text()).body if getattr(n, "name", "") == typed)
     assert {row.target.id: ast.unparse(row.annotation) for row in of_class.body} == own
+
+
+def test_the_calls_of_flash_attn_are_the_functions_own():
+    functions = [
+        n for n in ast.parse((PACKAGE / "torch/flash_attn.py").read_text()).body if isinstance(n, ast.FunctionDef)
+    ]
+    public = [node for node in functions if not node.name.startswith("_")]
+    module = ast.parse((PACKAGE / "torch/flash_attn_calls.py").read_text())
+    calls = {ast.get_docstring(n).rstrip("."): n for n in module.body if isinstance(n, ast.ClassDef)}
+    assert len(public) == len(calls) == 7
+    for node in public:
+        *_, last = calls[node.name].body
+        assert isinstance(last, ast.FunctionDef) and ast.unparse(node.returns) == ast.unparse(last.returns)
+        assert ast.unparse(last.args) == f"self, {ast.unparse(node.args)}", node.name

@@ -30,15 +30,16 @@ A call that Kiln has no kernel for raises `kiln.errors.UnsupportedError`, one wh
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from kiln.errors import ArgumentError, UnsupportedError
-from kiln.torch import arguments
+from kiln.torch import flash_attn_calls as calls
 from kiln.torch.autograd import is_real
+from kiln.torch.flash_attn_calls import Results, Window
 from kiln.torch.flash_attn_weights import signed_weights
 from kiln.torch.functions import attention, decode, draw_rng
 
@@ -52,11 +53,8 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
-Window = tuple[int, int]
-Results: TypeAlias = Tensor | tuple[Tensor, Tensor, Tensor]
 
-
-@arguments.named
+@calls.fixed
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -88,7 +86,7 @@ def flash_attn_func(
     return _with_weights(q, k, v, call)
 
 
-@arguments.named
+@calls.fixed_kv_packed
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -118,7 +116,7 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
-@arguments.named
+@calls.fixed_qkv_packed
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -146,7 +144,7 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
-@arguments.named
+@calls.varlen
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -201,7 +199,7 @@ def flash_attn_varlen_func(
     return _with_weights(q, k, v, call)
 
 
-@arguments.named
+@calls.varlen_kv_packed
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -235,7 +233,7 @@ def flash_attn_varlen_kvpacked_func(
     )  # fmt: skip
 
 
-@arguments.named
+@calls.varlen_qkv_packed
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -267,7 +265,7 @@ def flash_attn_varlen_qkvpacked_func(
     )  # fmt: skip
 
 
-@arguments.named
+@calls.with_cache
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
