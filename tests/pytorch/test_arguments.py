@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import re
 import subprocess
 import sys
 import weakref
@@ -248,3 +250,19 @@ def test_sizes_below_zero(size: str) -> None:
     sizes = {"batch": 1, "heads": 2, "rows": 3, "keys": 4, size: -1}
     with pytest.raises(ArgumentError, match=f"{size} must not be below 0, and is -1"):
         kt.dropout_mask(torch.zeros(2, dtype=torch.int64), **sizes, dropout=0.5)
+
+
+@pytest.mark.parametrize("name", ["attention", "decode"])
+def test_help_begins_with_a_sentence_and_an_example_and_names_every_argument(name):
+    function = getattr(kt, name)
+    first, empty, example, *rest = inspect.getdoc(function).splitlines()
+    assert first.startswith("Attention") and first.endswith(".") and not empty
+    assert example.startswith("    ") and any(f"kiln.torch.{name}(q" in line for line in (example, *rest[:2]))
+    told = " ".join(re.findall(r"^ *((?:\w+, )*\w+): ", "\n".join(rest), re.MULTILINE))
+    assert set(inspect.signature(function).parameters) <= set(re.findall(r"\w+", told))
+
+
+def test_help_of_the_package_begins_with_what_one_would_type():
+    first, empty, *lines = inspect.getdoc(kt).splitlines()
+    assert first.endswith(".") and not empty and lines[0].strip().startswith("import kiln.torch")
+    assert any("kiln.torch.attention(q, k, v" in line for line in lines[:5])

@@ -330,7 +330,8 @@ def decode(
         leftpad: [batch] int32, how many keys at the begin of its cache are not seen.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2] of q's dtype: k_new, and q, are rotated. Needs k_new.
         k_scale, v_scale: [heads_kv] fp32: what cached elements are multiplied by, and new ones divided.
-        sinks, alibi_slopes, max_seqlen_q, scale, softcap, causal, window, return_lse: as in `attention`.
+        cu_seqlens_q, max_seqlen_q, sinks, alibi_slopes, scale, softcap, causal, window, return_lse: as in `attention`.
+        rows_first: whether rows come before heads, in all of them.
         max_seqlen_k: no sequence has more keys, new ones included. 0: as many as the cache has room for.
         rotary_interleaved: columns 2c and 2c + 1 are pairs, else c and c + rotary_dim / 2.
         splits: into how many parts the keys are split, at most 128; 0: as is fastest.
