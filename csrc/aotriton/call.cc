@@ -55,12 +55,12 @@ hipError_t mask_of(const Scores& call, const Lengths& lengths, Window* out) {
 
 }  // namespace
 
-hipError_t refuse_version(const char* function, int32_t version) {
-  char sentence[160];
+hipError_t refuse_version(const char* function, int32_t version, const Known& known) {
+  char sentence[256];
   snprintf(sentence, sizeof sentence,
-           "aotriton: params_version is %d, which this library does not read: the caller was compiled with headers of "
-           "another version of AOTriton",
-           version);
+           "aotriton: params_version is %d, but this library stands for AOTriton %u.%u, whose is %d: the caller was "
+           "compiled with the headers of another version of AOTriton, and needs the library of that version",
+           version, known.major, known.minor, known.version);
   kiln_set_error(KILN_E_NEWER_CALLER, sentence);
   return give_up(function, hipErrorInvalidSymbol, nullptr, nullptr, 0);
 }

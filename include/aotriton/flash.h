@@ -2,9 +2,9 @@
  * and runs with it; HIP's headers must be at hand. Documentation of what is not said here: kiln/flash.h.
  *
  * Versions. aotriton/config.h says whose interface this is: 0.11, 0.12, 0.13 or 0.14. Each has a library of its own,
- * whose file name ends in the version. Structures differ, and their constructors are functions of the library: a program
- * runs with the library of its headers. Others' parameters are refused by their params_version; those of 0.12 and 0.13
- * are the same.
+ * whose file name ends in the version. Structures differ: a program runs with the library of its headers. Others'
+ * parameters are refused by their params_version; those of 0.12 and 0.13 are the same, and 0.14 takes them too, as
+ * AOTriton's does. A process may have several of these libraries, each loaded with RTLD_LOCAL by what was linked to it.
  *
  * Devices. The process has one kiln_t for all calls, opened at the first and never closed; the child of a fork opens
  * its own. Its devices are those of AMD, or if there are none, those of NVIDIA: a stream is then the CUDA driver's.
@@ -162,7 +162,8 @@ static_assert(sizeof(VarlenMode) == 1 && sizeof(VarlenBits) == 4, "the layout th
 
 struct AOTRITON_API VarlenType {
     static constexpr int8_t None = 0;          /* with cu_seqlens_q: as CompactVarlen */
-    static constexpr int8_t CompactVarlen = 1; /* sequences lie one after another; the batch of Q, K and V is 1 */
+    static constexpr int8_t CompactVarlen = 1; /* sequences lie one after another; the batch of Q, K and V is 1. With
+                                                  seq_strides_q: as StridedVarlen, where there is that */
     static constexpr int8_t PaddedVarlen = 2;  /* each lies at the begin of its batch; cu_seqlens only tell lengths */
 #if AOTRITON_VERSION_MINOR >= 12
     static constexpr int8_t StridedVarlen = 3; /* as CompactVarlen, with gaps: seq_strides tell where each begins, and
@@ -218,15 +219,19 @@ struct AOTRITON_API attn_fwd_params {
 #if AOTRITON_VERSION_MINOR >= 14
     VarlenBits varlen_bits = {};
 
-    static constexpr int32_t kVersion = 4;
+    KILN_AOTRITON_OWN static constexpr int32_t kVersion = 4;
 #elif AOTRITON_VERSION_MINOR >= 12
 
-    static constexpr int32_t kVersion = 3;
+    KILN_AOTRITON_OWN static constexpr int32_t kVersion = 3;
 #else
 
-    static constexpr int32_t kVersion = 1;
+    KILN_AOTRITON_OWN static constexpr int32_t kVersion = 1;
 #endif
-    attn_fwd_params(); /* a function of the library */
+#ifdef KILN_AOTRITON_LIBRARY
+    attn_fwd_params(); /* for programs that were compiled with AOTriton's own headers, which import it */
+#else
+    KILN_AOTRITON_OWN attn_fwd_params() {}
+#endif
 };
 
 /* params_version: attn_fwd_params::kVersion of the headers that the caller was compiled with. */
@@ -279,15 +284,19 @@ struct AOTRITON_API attn_bwd_params {
 #if AOTRITON_VERSION_MINOR >= 14
     VarlenBits varlen_bits = {};
 
-    static constexpr int32_t kVersion = 7;
+    KILN_AOTRITON_OWN static constexpr int32_t kVersion = 7;
 #elif AOTRITON_VERSION_MINOR >= 12
 
-    static constexpr int32_t kVersion = 6;
+    KILN_AOTRITON_OWN static constexpr int32_t kVersion = 6;
 #else
 
-    static constexpr int32_t kVersion = 3;
+    KILN_AOTRITON_OWN static constexpr int32_t kVersion = 3;
 #endif
-    attn_bwd_params(); /* a function of the library */
+#ifdef KILN_AOTRITON_LIBRARY
+    attn_bwd_params(); /* for programs that were compiled with AOTriton's own headers, which import it */
+#else
+    KILN_AOTRITON_OWN attn_bwd_params() {}
+#endif
 };
 
 /* D and DQ_ACC are free()d whatever is returned, but for hipErrorInvalidSymbol. */

@@ -163,10 +163,15 @@ def functions_of(version: str) -> list[str]:
     return [name for name in _SYMBOLS if first.get(name, 0) <= number <= last.get(name, 99)]
 
 
+def imports_of(version: str) -> set[str]:
+    """What a program of each of an interface's functions imports."""
+    return {_SYMBOLS[name] for name in functions_of(version)}
+
+
 def symbols_of(version: str) -> set[str]:
-    """What a program of each of an interface's functions imports: constructors are functions."""
+    """What it imports where it was compiled with AOTriton's own headers: constructors are functions there."""
     constructors = {f"{_V3}{len(name)}{name}C1Ev" for name in ("attn_fwd_params", "attn_bwd_params")}
-    return {_SYMBOLS[name] for name in functions_of(version)} | constructors
+    return imports_of(version) | constructors
 
 
 FORWARDS = ("v2.attn_fwd", "v2.attn_fwd_compact_varlen", "v3.attn_fwd")
@@ -217,8 +222,7 @@ class Interface:
                 kinds = [(T0, T1, T2, None, T4)[_R[n]] if n in _R else _N[n] for n in names]
                 function.argtypes = [*kinds, c.c_void_p, *extra]
             elif name.startswith("v3"):
-                params = self._kind(name)
-                function.argtypes = [c.POINTER(params), c.c_int32, c.c_void_p, c.POINTER(self.structures.options)]
+                function.argtypes = [c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p]  # structures of any version
             else:
                 function.argtypes = [c.c_void_p]
             self.functions[name] = function
@@ -241,14 +245,11 @@ class Interface:
         Args:
             fields: views as (data, dtype, sizes, strides), numbers, for v3 also version, backend, deterministic, and D
                 and DQ_ACC as (cookie, acquire, dispose); what is left out is absent, or 0. `modes`, for 0.14: each
-                side's (stacked, length, position), and how the log-sum-exp lies.
+                side's (stacked, length, position), and how the log-sum-exp lies. `older`: in the structure of 0.13.
         """
         if name in _FLAT:
             return self._flat(name, stream, fields)
         return self._structured(name, stream, fields) if name.startswith("v3") else self.ask(name, stream)
-
-    def _kind(self, name: str) -> type[c.Structure]:
-        return self.structures.fwd if name.endswith("fwd") else self.structures.bwd
 
     def _flat(self, name: str, stream: int | None, fields: dict) -> int:
         names = _FLAT[name].split()
@@ -258,22 +259,23 @@ class Interface:
         return self.functions[name](*values, stream, *extra)
 
     def _structured(self, name: str, stream: int | None, fields: dict) -> int:
-        kind = self._kind(name)
+        structures = Structures("0.13") if fields.pop("older", False) else self.structures
+        kind = structures.fwd if name.endswith("fwd") else structures.bwd
         version, backend = fields.pop("version", kind.kVersion), fields.pop("backend", None)
         deterministic, modes = fields.pop("deterministic", None), fields.pop("modes", None)
         params = kind()
-        for lazy, structure in self.structures.lazy.items():
+        for lazy, structure in structures.lazy.items():
             if lazy in fields:
                 setattr(params, lazy, structure(*fields.pop(lazy)))
         for n, value in fields.items():
-            field = self.structures.names.get(n) or _FIELDS[n]
+            field = structures.names.get(n) or _FIELDS[n]
             setattr(params, field, view(_R[n], value) if n in _R else value)
         if modes:
             q, k, heads_inside = modes
             params.varlen_bits = int.from_bytes(bytes(Bits(Mode(*q), Mode(*k), heads_inside)), "little")
         options = None
         if backend is not None or deterministic is not None:
-            options = self.structures.options(-1 if backend is None else backend)
+            options = structures.options(-1 if backend is None else backend)
             if deterministic is not None:
                 options.deterministic = deterministic
         return self.functions[name](c.byref(params), version, stream, options and c.byref(options))

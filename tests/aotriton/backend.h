@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -21,6 +23,38 @@
 namespace backend {
 
 using aotriton::TensorView;
+
+// Bytes beside a structure that were written to, of all in this binary.
+static int overwritten = 0;
+
+// A structure between canaries: a constructor or a function of a larger one of the same name shows.
+template <typename T>
+class Guarded {
+ public:
+  Guarded() {
+    std::memset(memory_, kCanary, sizeof memory_);
+    made_ = new (memory_ + kGuard) T;
+    count();  // what the constructor wrote
+  }
+  ~Guarded() { count(); }
+  T& operator*() { return *made_; }
+
+ private:
+  static constexpr std::size_t kGuard = 512;
+  static constexpr unsigned char kCanary = 0xC5;
+
+  void count() {
+    for (std::size_t i = 0; i < sizeof memory_; ++i) {
+      if ((i < kGuard || i >= kGuard + sizeof(T)) && memory_[i] != kCanary) {
+        memory_[i] = kCanary;
+        ++overwritten;
+      }
+    }
+  }
+
+  alignas(16) unsigned char memory_[kGuard + sizeof(T) + kGuard];
+  T* made_;
+};
 
 // A tensor that somebody else keeps.
 struct Tensor {
@@ -120,9 +154,12 @@ struct Gradients {
 
 // ---- flat arguments ------------------------------------------------------------------------------------------------
 
-// AOTriton's own headers (AOTRITONS_OWN) have them up to 0.11 in a form that every compiler takes.
+// AOTriton's own headers (AOTRITONS_OWN) have them up to 0.11 in a form that every compiler takes. COMMON_ALONE: only
+// what all versions have.
 #if AOTRITON_VERSION_MINOR < 12 || (AOTRITON_VERSION_MINOR < 13 && !defined(AOTRITONS_OWN))
+#ifndef COMMON_ALONE
 #define HAS_FLAT
+#endif
 #endif
 #ifdef HAS_FLAT
 
@@ -233,8 +270,20 @@ void set_shared(const Layer& layer, Params* params) {
 #endif
 }
 
+// The version of a structure by its address: what is shared between binaries by the loader would be another's.
+template <typename Params>
+std::int32_t version_of() {
+#ifdef AOTRITONS_OWN
+  return Params::kVersion;
+#else
+  const std::int32_t* volatile address = &Params::kVersion;
+  return *address;
+#endif
+}
+
 inline hipError_t forward_v3(const Layer& layer, const Tensor& counter, hipStream_t stream) {
-  aotriton::v3::flash::attn_fwd_params params;
+  Guarded<aotriton::v3::flash::attn_fwd_params> guarded;
+  aotriton::v3::flash::attn_fwd_params& params = *guarded;
   set_shared(layer, &params);
   params.philox_seed_ptr = layer.philox.seed_view();
   params.philox_offset1 = layer.philox.offset_view();
@@ -243,7 +292,7 @@ inline hipError_t forward_v3(const Layer& layer, const Tensor& counter, hipStrea
   params.philox_offset_output = layer.philox.offset_output();
   params.encoded_softmax = view(layer.mask);
   params.persistent_atomic_counter = TensorView<0>(layer.causal ? counter.data : 0, aotriton::kInt32);
-  return aotriton::v3::flash::attn_fwd(params, aotriton::v3::flash::attn_fwd_params::kVersion, stream);
+  return aotriton::v3::flash::attn_fwd(params, version_of<aotriton::v3::flash::attn_fwd_params>(), stream);
 }
 
 // A tensor that is made when it is asked for.
@@ -291,7 +340,8 @@ enum class Name { attn_bwd, aiter_bwd };
 inline hipError_t backward_v3(const Layer& layer, const Gradients& to, Name name, Lazy* delta, Lazy* dq_acc,
                               hipStream_t stream) {
   using aotriton::v3::flash::attn_bwd_params;
-  attn_bwd_params params;
+  Guarded<attn_bwd_params> guarded;
+  attn_bwd_params& params = *guarded;
   set_shared(layer, &params);
   params.DO = view(to.dout.transposed(1, 2));
   params.DQ = view(to.dq.transposed(1, 2));
@@ -304,15 +354,18 @@ inline hipError_t backward_v3(const Layer& layer, const Gradients& to, Name name
   params.D = delta->tensor<2>();
   params.DQ_ACC = dq_acc->tensor<4>();
   if (name == Name::aiter_bwd) {
-    aotriton::v3::flash::attn_options options;
+    Guarded<aotriton::v3::flash::attn_options> guarded_options;
+    aotriton::v3::flash::attn_options& options = *guarded_options;
 #if AOTRITON_VERSION_MINOR >= 12
     options.deterministic = true;
-    return aotriton::v3::flash::attn_bwd(params, attn_bwd_params::kVersion, stream, &options);
+#endif
+#if AOTRITON_VERSION_MINOR >= 12 || defined(COMMON_ALONE)
+    return aotriton::v3::flash::attn_bwd(params, version_of<attn_bwd_params>(), stream, &options);
 #else
-    return aotriton::v3::flash::aiter_bwd(params, attn_bwd_params::kVersion, stream, &options);
+    return aotriton::v3::flash::aiter_bwd(params, version_of<attn_bwd_params>(), stream, &options);
 #endif
   }
-  return aotriton::v3::flash::attn_bwd(params, attn_bwd_params::kVersion, stream);
+  return aotriton::v3::flash::attn_bwd(params, version_of<attn_bwd_params>(), stream);
 }
 
 }  // namespace backend

@@ -2,7 +2,8 @@
 //
 //   program <driver> <vendor>    the stand-in's path; 1 for NVIDIA, 2 for AMD
 //
-// Prints a line for each call, its name and its hipError_t, which stands in the record as a mark before it.
+// Prints a line for each call, its name and its hipError_t, which stands in the record as a mark before it. As a shared
+// object it is the same by run_all (test_aotriton_together.py).
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -188,11 +189,8 @@ bool views_are_right() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 3 || !views_are_right()) return 2;
-  void* driver = dlopen(argv[1], RTLD_NOW);
-  if (!driver) return 3;
-  int vendor = std::atoi(argv[2]);
+extern "C" __attribute__((visibility("default"))) int run_all(void* driver, int vendor) {
+  if (!views_are_right()) return 2;
   auto make_stream = find<void* (*)(std::int32_t, int, int)>(driver, "fake_stream");
   Run run{find<void (*)(const char*)>(driver, "fake_mark"), static_cast<hipStream_t>(make_stream(vendor, 0, 1))};
   RUN("check_gpu", aotriton::v2::flash::check_gpu(run.stream));
@@ -202,7 +200,7 @@ int main(int argc, char** argv) {
       aotriton::getMultiProcessorCount(run.stream) != (amd ? 304 : 132) ||
       aotriton::isArchExperimentallySupported(run.stream))
     return 4;
-#if AOTRITON_VERSION_MINOR >= 12
+#if AOTRITON_VERSION_MINOR >= 12 && !defined(COMMON_ALONE)
   if (aotriton::isArchTechPreview(run.stream)) return 5;
 #endif
 #ifdef HAS_FLAT
@@ -210,5 +208,13 @@ int main(int argc, char** argv) {
 #endif
   run_structured(run);
   run.mark("end");
-  return run.failed;
+  std::fflush(stdout);
+  if (overwritten) std::fprintf(stderr, "%d bytes beside structures were overwritten\n", overwritten);
+  return overwritten ? 6 : run.failed;
+}
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  void* driver = dlopen(argv[1], RTLD_NOW);
+  return driver ? run_all(driver, std::atoi(argv[2])) : 3;
 }

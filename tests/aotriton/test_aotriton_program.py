@@ -23,7 +23,7 @@ from aotriton_interface import (
     VERSIONS,
     WINDOWED,
     functions_of,
-    symbols_of,
+    imports_of,
 )
 from fake_release import hip_headers
 from nativebuild import run
@@ -146,7 +146,7 @@ def program(request, release, tmp_path_factory) -> tuple[Path, str]:
 def test_compiled_by_hand(release, worker, program, tmp_path):
     path, version = program
     wanted = {name for name in run(["nm", "-uP", path]).split() if name.startswith("_ZN8aotriton")}
-    assert wanted == symbols_of(version), "a program needs each function, and by the names that are exported"
+    assert wanted == imports_of(version), "a program needs each function, and by the names that are exported"
     vendor = "amd" if worker.vendor == ffi.AMD else "nvidia"
     check(release, worker, execute(path, release, vendor, tmp_path, version), version)
 

@@ -284,7 +284,7 @@ REFUSED = {
     "a caller of 0.11": ("0.13", PLAIN | {"version": 1}, INVALID_SYMBOL, "another version of AOTriton"),
     "a caller of 0.14": ("0.13", PLAIN | {"version": 4}, INVALID_SYMBOL, "another version of AOTriton"),
     "a caller of 0.13": ("0.11", PLAIN | {"version": 3}, INVALID_SYMBOL, "another version of AOTriton"),
-    "a caller of 0.13 in 0.14": ("0.14", PLAIN | {"version": 3}, INVALID_SYMBOL, "another version of AOTriton"),
+    "a caller of 0.14 in 0.12": ("0.12", PLAIN | {"version": 4}, INVALID_SYMBOL, "AOTriton 0.12, whose is 3"),
     "a caller of 0.11 in 0.14": ("0.14", PLAIN | {"version": 1}, INVALID_SYMBOL, "params_version is 1"),
 }  # fmt: skip
 
@@ -303,6 +303,42 @@ def test_refused(by_version, name):
         assert not record.fills and "its arguments cannot be read" in sentence
     else:
         assert {fill.address for fill in record.fills} >= {call["out"][0], call["lse"][0]}
+
+
+@pytest.mark.parametrize("varlen_type", [NONE, COMPACT])
+@pytest.mark.parametrize("entry", ["v3.attn_fwd", "v3.attn_bwd"])
+def test_positions_make_it_strided(by_version, entry, varlen_type):
+    """Whatever varlen_type says, unless it is padded, as in AOTriton."""
+    worker, found = by_version("0.13"), []
+    call = ANY | (gradients(ANY) if entry.endswith("bwd") else {})
+    worker.events()
+    for kind in (STRIDED, varlen_type):
+        assert worker.call(entry, None, **call, varlen_type=kind)[0] == SUCCESS
+        found.append([step[:5] for step in launches(worker.events())])
+    assert found[0] == found[1] and len(found[0]) > 1
+
+
+OLDER = {
+    "dense": BATCHES, "padded": BATCHES | MOST | {"cu_q": SUMS_Q, "cu_k": SUMS_K, "varlen_type": PADDED},
+    "compact": PLAIN | MOST | {"cu_q": SUMS_Q, "cu_k": SUMS_K, "varlen_type": COMPACT},
+    "strided": ANY | {"varlen_type": STRIDED},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLDER)
+@pytest.mark.parametrize("entry", ["v3.attn_fwd", "v3.attn_bwd"])
+def test_older_parameters_in_0_14(release, by_version, entry, name):
+    """Those of 0.12 and 0.13, in structures of their size, are taken, as AOTriton 0.14 takes them."""
+    call = OLDER[name] | (gradients(OLDER[name]) if entry.endswith("bwd") else {})
+    found = []
+    for library in ("0.13", "0.14"):
+        worker = by_version(library)
+        worker.events()
+        older = {} if library == "0.13" else {"older": True}
+        status, sentence = worker.call(entry, None, **call, **older)
+        assert status == SUCCESS, sentence
+        found.append([step[:5] for step in launches(worker.events())])
+    assert found[0] == found[1] and found[0]
 
 
 @pytest.mark.parametrize("version", ["0.12", "0.13", "0.14"])

@@ -26,7 +26,8 @@ hipError_t find_sides(const OldSequences& from, Side* rows, Side* keys) {
     return refuse(KILN_E_ARGUMENT, "aotriton: varlen_type says that there are cu_seqlens_q, which are not given");
   *rows = *keys = side(false, Side::kMost, Side::kImplied, none, none, 0);
   if (!has_lengths) return hipSuccess;
-  if (from.varlen_type == kStrided) {
+  const bool has_positions = has_starts && from.starts_q->data_ptr();
+  if (from.varlen_type == kStrided || (from.varlen_type != kPadded && has_positions)) {
     *rows = side(true, Side::kCumulative, Side::kListed, lengths_q, list_of(*from.starts_q), from.most_q);
     *keys = side(true, Side::kCumulative, Side::kListed, lengths_k, list_of(*from.starts_k), from.most_k);
     return hipSuccess;

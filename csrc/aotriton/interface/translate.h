@@ -25,8 +25,8 @@ inline kiln_tensor list_of(const aotriton::TensorView<1>& view) {
           {}};
 }
 
-// How sequences lie by the VarlenType of 0.11 to 0.13: None, CompactVarlen, PaddedVarlen, StridedVarlen. A failure
-// leaves a sentence.
+// How sequences lie by the VarlenType of 0.11 to 0.13: None, CompactVarlen, PaddedVarlen, StridedVarlen. As in
+// AOTriton, None with lengths is compact, and either with positions is strided. A failure leaves a sentence.
 struct OldSequences {
   int8_t varlen_type;
   const aotriton::TensorView<1>&cu_q, &cu_k;
@@ -35,10 +35,20 @@ struct OldSequences {
 };
 hipError_t find_sides(const OldSequences& from, Side* rows, Side* keys);
 
-// How a structure says that sequences lie. A failure leaves a sentence.
+// How a structure of this params_version says that sequences lie. A failure leaves a sentence.
 template <typename Params>
-hipError_t find_sides(const Params& in, Scores* out) {
+hipError_t find_sides(const Params& in, int32_t version, Scores* out) {
 #if AOTRITON_VERSION_MINOR >= 14
+  if (version != Params::kVersion) {
+    // The structure of 0.12 and 0.13: the same up to its end, which is before varlen_bits, with a varlen_type in what
+    // is padding now.
+    static_assert(offsetof(Params, window_left) == offsetof(Params, causal_type) + 4 &&
+                  offsetof(Params, seqinfo_q1) == offsetof(Params, seqinfo_q0) + 72);
+    const int8_t varlen_type = *(reinterpret_cast<const int8_t*>(&in) + offsetof(Params, causal_type) + 1);
+    return find_sides(
+        {varlen_type, in.seqinfo_q0, in.seqinfo_k0, &in.seqinfo_q1, &in.seqinfo_k1, in.Max_seqlen_q, in.Max_seqlen_k},
+        &out->rows, &out->keys);
+  }
   const aotriton::v3::flash::VarlenBits bits = in.varlen_bits;
   out->heads_inside = bits.lse_layout != aotriton::v3::flash::VarlenLseLayout::HT;
   out->rows = {bits.qmode.stacked != 0, bits.qmode.length,      bits.qmode.position,
@@ -47,6 +57,7 @@ hipError_t find_sides(const Params& in, Scores* out) {
                list_of(in.seqinfo_k0),  list_of(in.seqinfo_k1), in.Max_seqlen_k};
   return hipSuccess;
 #else
+  (void)version;
 #if AOTRITON_VERSION_MINOR >= 12
   const aotriton::TensorView<1>*starts_q = &in.seq_strides_q, *starts_k = &in.seq_strides_k;
 #else
@@ -60,7 +71,8 @@ hipError_t find_sides(const Params& in, Scores* out) {
 
 // The fields that the structures of both passes have in common. A failure leaves a sentence.
 template <typename Params>
-hipError_t translate(const Params& in, const aotriton::v3::flash::attn_options* options, Views* views, Scores* out) {
+hipError_t translate(const Params& in, int32_t version, const aotriton::v3::flash::attn_options* options, Views* views,
+                     Scores* out) {
   out->q = views->given(in.Q);
   out->k = views->given(in.K);
   out->v = views->given(in.V);
@@ -74,7 +86,7 @@ hipError_t translate(const Params& in, const aotriton::v3::flash::attn_options* 
   out->window_left = in.window_left;
   out->window_right = in.window_right;
   out->force_backend_index = options ? options->force_backend_index : -1;
-  return find_sides(in, out);
+  return find_sides(in, version, out);
 }
 
 }  // namespace kiln_aotriton

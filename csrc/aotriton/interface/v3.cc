@@ -8,20 +8,31 @@ using aotriton::v3::flash::attn_bwd_params;
 using aotriton::v3::flash::attn_fwd_params;
 using aotriton::v3::flash::attn_options;
 
+// The version of parameters before VarlenBits, which AOTriton 0.14 takes too; the others only take their own.
+#if AOTRITON_VERSION_MINOR >= 14
+constexpr int32_t kOlderForward = 3, kOlderBackward = 6;
+#else
+constexpr int32_t kOlderForward = attn_fwd_params::kVersion, kOlderBackward = attn_bwd_params::kVersion;
+#endif
+
 hipError_t run(const attn_fwd_params& in, int32_t version, void* stream, const attn_options* options) {
-  if (version != attn_fwd_params::kVersion) return refuse_version("attn_fwd", version);
+  if (version != attn_fwd_params::kVersion && version != kOlderForward)
+    return refuse_version("attn_fwd", version,
+                          {AOTRITON_VERSION_MAJOR, AOTRITON_VERSION_MINOR, attn_fwd_params::kVersion});
   Views views;
   Forward call = {};
   call.slopes = in.A.data_ptr() ? views.given(in.A) : nullptr;
   call.seed_out = views.number(in.philox_seed_output);
   call.offset_out = views.number(in.philox_offset_output);
   call.mask = views.optional(in.encoded_softmax);
-  call.error = translate(in, options, &views, &call);
+  call.error = translate(in, version, options, &views, &call);
   return forward(call, stream);
 }
 
 hipError_t run(const attn_bwd_params& in, int32_t version, void* stream, const attn_options* options) {
-  if (version != attn_bwd_params::kVersion) return refuse_version("attn_bwd", version);
+  if (version != attn_bwd_params::kVersion && version != kOlderBackward)
+    return refuse_version("attn_bwd", version,
+                          {AOTRITON_VERSION_MAJOR, AOTRITON_VERSION_MINOR, attn_bwd_params::kVersion});
   Views views;
   Backward call = {};
   call.dout = views.given(in.DO);
@@ -29,7 +40,7 @@ hipError_t run(const attn_bwd_params& in, int32_t version, void* stream, const a
   call.dk = views.given(in.DK);
   call.dv = views.given(in.DV);
   call.dbias = views.optional(in.DB);
-  call.error = translate(in, options, &views, &call);
+  call.error = translate(in, version, options, &views, &call);
   call.lse = views.given(in.L);  // read, not written: one of nothing is for libkiln to judge
   hipError_t error = backward(call, stream);
   in.D.free();
