@@ -36,7 +36,7 @@ class Recorder(Progress):
         self.events.append((outcome, name, detail))
         self.seconds[name] = seconds
 
-    def message(self, text):
+    def message(self, text, **_):
         self.events.append(("message", text))
 
     def close(self):

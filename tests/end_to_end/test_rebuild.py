@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import shutil
 import signal
 import time
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from builds import TARBALL, kill, unpack
+from builds import ROOT, TARBALL, TARGETS, kill, unpack
 
 pytestmark = pytest.mark.slow(120)
 
@@ -25,6 +27,26 @@ def counts(log: str) -> tuple[int, int]:
 def entries(store: Path) -> list[Path]:
     """The store's entries, without those that are just being written under a hidden name."""
     return list(store.glob("index/*/[!.]*"))
+
+
+def test_what_a_build_says_first_and_last(release, builder, tmp_path):
+    log = tmp_path / "log"
+    done = builder.run(KILN_LOG_JSON=str(log))
+    tarball = builder.base / "out" / TARBALL
+    assert done.stdout == f"{tarball}\n", "nothing else, for scripts"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    build, made = (next(event[what] for event in events if what in event) for what in ("build", "release"))
+    assert build["tarball"] == made["tarball"] == str(tarball) and sorted(build["targets"]) == sorted(
+        TARGETS.split(";")
+    )
+    assert made["bytes"] == tarball.stat().st_size and sorted(made["images"]) == sorted(build["targets"])
+    said = [line for line in done.stderr.splitlines() if not line.startswith("kiln: ")]
+    assert said[0].startswith(f"building {TARBALL}: ") and f"{build['variants']} variants" in said[0]
+    _, check, python, c = said[-4:]
+    assert said[-4].startswith(f"made {tarball}, ") and f"{made['images']['sm_90']} images for sm_90" in said[-4]
+    verify = shlex.split(check.partition(": ")[2])
+    assert verify[1:] == ["inspect", str(tarball), "--verify"] and (ROOT / verify[0]).is_file()
+    assert str(tarball) in python and "include/kiln/flash.h" in c
 
 
 def test_nothing_to_do(release, builder):

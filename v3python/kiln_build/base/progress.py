@@ -84,8 +84,8 @@ class Progress:
     def finished(self, piece: Piece) -> None:
         """What `done` says, as one value."""
 
-    def message(self, text: str) -> None:
-        """A sentence for the user, outside of any count."""
+    def message(self, text: str, **facts: object) -> None:
+        """A sentence for the user, outside of any count; `facts` say the same to programs."""
 
     def close(self) -> None:
         """The phase is over, finished or not. May be called twice."""
@@ -165,7 +165,7 @@ class Bar(Progress):
             if not self._counts_bytes:
                 self._bar.update(1)
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, **_: object) -> None:
         with self._lock:
             self._tqdm.write(text, file=self._stream)
 
@@ -225,7 +225,7 @@ class Lines(Progress):
                 self._count += 1
             self._maybe_print()
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, **_: object) -> None:
         with self._lock:
             self._print(text)
 
@@ -294,8 +294,8 @@ class JsonLines(Progress):
             remaining=sum(spread) / 2 if spread else piece.remaining, spread=spread,
         )  # fmt: skip
 
-    def message(self, text: str) -> None:
-        self._write(event="message", text=text)
+    def message(self, text: str, **facts: object) -> None:
+        self._write(event="message", text=text, **facts)
 
     def close(self) -> None:
         with self._lock:
@@ -334,9 +334,9 @@ class Several(Progress):
         for member in self._members:
             member.finished(piece)
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, **facts: object) -> None:
         for member in self._members:
-            member.message(text)
+            member.message(text, **facts)
 
     def close(self) -> None:
         for member in self._members:

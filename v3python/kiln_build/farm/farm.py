@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base import machine
 from kiln_build.base.progress import FAILED, Progress
+from kiln_build.base.spelling import spell_estimate
+from kiln_build.base.tables import plural
 from kiln_build.farm import executor, job
 from kiln_build.farm.executor import Executor, StartExecutor, Task
 from kiln_build.farm.job import Host, Job, JobResult, ToolDied
@@ -235,7 +237,12 @@ class _Farm:
             temporary=self.options.temporary,
         )
         with _interruptible(workers.wake) as interruption, workers, contextlib.closing(self.progress):
-            self.progress.start(len(self.wanted), self.scheduler.remaining(time.monotonic()), title="compile")
+            estimate = self.scheduler.remaining(time.monotonic())
+            about = f", about {spell_estimate(estimate)}" if estimate else ""
+            self.progress.message(
+                f"{plural(len(self.wanted), 'image')} to compile, {plural(self.workers, 'worker')}{about}"
+            )
+            self.progress.start(len(self.wanted), estimate, title="compile")
             while not self.scheduler.is_over:
                 if interruption:
                     self.scheduler.cancel()

@@ -59,11 +59,11 @@ def _build_here(door: FrontDoor) -> Path:
         patches=origin.patches,
         site=site,
         target_sites=target_sites,
+        shown_output=door.shown_output,
     )
     from kiln_build.release import build  # needs the packages that have just been installed
 
-    tarball = build.build(made)
-    return (door.shown_output or tarball.parent) / tarball.name
+    return made.outside(build.build(made))
 
 
 def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, tuple[tuple[str, Path], ...]]:

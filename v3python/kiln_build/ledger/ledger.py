@@ -296,8 +296,8 @@ class _Saving(Progress):
             self._save()
             self._saved = time.monotonic()
 
-    def message(self, text: str) -> None:
-        self._progress.message(text)
+    def message(self, text: str, **facts: object) -> None:
+        self._progress.message(text, **facts)
 
     def close(self) -> None:
         self._progress.close()

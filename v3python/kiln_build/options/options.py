@@ -53,6 +53,7 @@ class Options:
         patches: digest of the applied input/patch-<version>/, "" if there is none.
         site: the site-packages that holds the default Triton.
         target_sites: (target, site-packages) for targets that have a Triton of their own.
+        shown_output: what `output` is called outside of the container that we are in.
     """
 
     source: Path
@@ -67,6 +68,11 @@ class Options:
     patches: str
     site: Path
     target_sites: tuple[tuple[str, Path], ...]
+    shown_output: Path | None = None
+
+    def outside(self, path: Path) -> Path:
+        """What a file of the output folder is called outside of the container, for users."""
+        return self.shown_output / path.name if self.shown_output else path
 
     @property
     def store(self) -> str:
@@ -241,6 +247,7 @@ def make_options(
     patches: str = "",
     site: Path,
     target_sites: tuple[tuple[str, Path], ...] = (),
+    shown_output: Path | None = None,
 ) -> Options:
     """The options of a build in `workspace`, which must be a folder here: only build.sh knows what tmpfs is.
 
@@ -271,6 +278,7 @@ def make_options(
         patches=patches,
         site=site,
         target_sites=target_sites,
+        shown_output=shown_output,
     )
 
 

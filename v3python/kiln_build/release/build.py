@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from kiln_build.farm import farm
 from kiln_build.native import adapters, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
-from kiln_build.release import assemble, families, notices, package, release, replacement
+from kiln_build.release import assemble, families, notices, package, release, replacement, summary
 from kiln_build.release.families import Families
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
@@ -59,7 +60,9 @@ def build(options: Options) -> Path:
 
 
 def _build(options: Options, chosen: Families, tarball: Path, progress: Progress) -> Path:
+    began = time.monotonic()
     the_plan = make_plan(options, chosen)
+    summary.begin(options, the_plan, tarball, progress)
     for warning in the_plan.warnings if not options.build.no_image else ():
         progress.message(f"warning: {warning}")
     the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
@@ -146,7 +149,9 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     )
     (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
     (stage / manifest.PATH).write_bytes(manifest.encode(document))
-    return release.make_release(stage, options.output, options.version, options.build.replace)
+    made = release.make_release(stage, options.output, options.version, options.build.replace)
+    summary.end(options, the_plan, indexes, made, time.monotonic() - began, progress)
+    return made
 
 
 def find_toolchains(options: Options, the_lock: lock.Lock) -> dict[str, Toolchain]:

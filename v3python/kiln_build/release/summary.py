@@ -1,0 +1,69 @@
+"""The first and the last lines of a build: what it will do; what came out, and what to do with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kiln_build.artifacts.pack import Pack
+from kiln_build.base.progress import Progress
+from kiln_build.base.spelling import spell_seconds, spell_size
+from kiln_build.base.tables import plural
+from kiln_build.options.options import Options
+from kiln_recipe.plan.model import Plan
+from kiln_recipe.selection import spell_selection
+
+_ATTENTION = "flash"  # which the wheels are for
+
+
+def begin(options: Options, plan: Plan, tarball: Path, progress: Progress) -> None:
+    """Says what the build will do; for programs under "build"."""
+    facts: dict[str, Any] = {
+        "version": options.version,
+        "families": [recipe.family for recipe in plan.recipes],
+        "targets": [target.name for target in plan.targets],
+        "profile": plan.profile,
+        "selection": spell_selection(options.build.selection),
+        "variants": 0 if options.build.no_image else len(plan.variants),
+        "tarball": str(options.outside(tarball)),
+    }
+    what = plural(facts["variants"], "variant") if facts["variants"] else "no image"
+    of = f"profile {plan.profile}" + (f", {facts['selection']}" if facts["selection"] else "")
+    progress.message(
+        f"building {tarball.name}: {' and '.join(facts['families'])} for {', '.join(facts['targets'])}, {what} ({of})",
+        build=facts,
+    )
+
+
+def end(
+    options: Options, plan: Plan, packs: Mapping[str, Pack], tarball: Path, seconds: float, progress: Progress
+) -> None:
+    """Says what came out, for programs under "release", and what comes next."""
+    place = options.outside(tarball)
+    facts: dict[str, Any] = {
+        "tarball": str(place),
+        "bytes": tarball.stat().st_size,
+        "images": {target: len(pack.images) for target, pack in packs.items()},
+        "seconds": round(seconds, 1),
+    }
+    images = ", ".join(f"{plural(number, 'image')} for {target}" for target, number in facts["images"].items())
+    progress.message(
+        f"made {place}, {spell_size(facts['bytes'])}, with {images or 'no image'}, in {spell_seconds(seconds)}; "
+        "its SHA-256 is beside it",
+        release=facts,
+    )
+    for line in _next(options, [recipe.family for recipe in plan.recipes], bool(packs), place):
+        progress.message(line)
+
+
+def _next(options: Options, families: Sequence[str], has_images: bool, tarball: Path) -> list[str]:
+    kiln = "./kiln" if (options.source / "kiln").is_file() else "kiln"
+    name = shlex.quote(str(tarball))
+    lines = [f"check it: {kiln} inspect {name} --verify"]
+    if _ATTENTION in families and has_images:
+        lines.append(f"for Python: {kiln} wheel {name} <folder>")
+    libraries = " ".join(f"-lkiln_{family}" for family in families)
+    lines.append(f"for C: unpack it; include/kiln/{families[0]}.h, and link {libraries} -lkiln in lib/")
+    return lines
