@@ -84,12 +84,32 @@ def test_compiles_what_is_missing_and_only_that(build):
 
     second = build(*[variant(f"v{n}") for n in range(7)])
     assert (second.compiled, second.reused) == (2, 5)
-    assert build.progress.events[:2] == [("message", "5 of 7 images are in the store"), ("start", 2)]
+    assert build.progress.events[0] == ("message", "5 of 7 images are in the store")
+    assert build.progress.events[1][1].startswith("2 images to compile, 2 workers, about ")
+    assert build.progress.events[2] == ("start", 2)
     assert build.progress.events[-1] == ("close",)
 
     third = build(*[variant(f"v{n}") for n in range(7)])
     assert (third.compiled, third.reused, third.compile_seconds) == (0, 7, 0.0)
     assert third.outcomes == second.outcomes and build.progress.events == []
+
+
+def test_an_edited_kernel_is_compiled_before_what_takes_longer(build):
+    def of(kernel: str, version: str, *texts: str, seconds: float = 0.0) -> list[StandInVariant]:
+        digest = f"{kernel} {version}"
+        return [
+            StandInVariant(
+                f"{kernel}[{t}]@t", StandInSpec(f"{kernel}{version}{t}", seconds=seconds, fingerprint=digest)
+            )
+            for t in texts
+        ]
+
+    build(*of("long", "1", "a", seconds=0.2), *of("short", "1", "a", "b"))
+    # One kernel has other variants, the other another source: by what they took, the first would go first.
+    result = build(*of("long", "1", "a", "b", "c", seconds=0.2), *of("short", "2", "a", "b"), jobs=1)
+    assert (result.compiled, result.reused) == (4, 1)
+    done = [event[1] for event in build.progress.events if event[0] == "compiled"]
+    assert set(done[:2]) == {"short[a]@t", "short[b]@t"} and done[2:] == ["long[b]@t", "long[c]@t"]
 
 
 def test_nothing_to_do_starts_no_worker(build):
@@ -119,7 +139,7 @@ def test_what_only_a_worker_sees_damaged_is_named(build):
     entry.write_bytes(entry.read_bytes()[:-3])
     again = build(variant("a"))
     assert again.compiled == 1 and again.outcomes["k[a]@t"].digest == stored.digest
-    messages = [event[1] for event in build.progress.events if event[0] == "message"]
+    _, *messages = [event[1] for event in build.progress.events if event[0] == "message"]
     assert messages == [
         f"warning: entry {stored.ir} of the store {build.store.root} is corrupt: removed; it will be compiled again"
     ]

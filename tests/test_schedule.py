@@ -15,9 +15,9 @@ from kiln_build.farm.schedule import End, Estimates, Kill, Outcome, Policy, Sche
 GIB = 1 << 30
 
 
-def scheduler(*names: str, durations=None, **policy) -> Scheduler:
+def scheduler(*names: str, durations=None, first=(), **policy) -> Scheduler:
     policy = {"jobs": 1, "memory": 16 * GIB, "job_memory": GIB, "timeout": 10.0} | policy
-    return Scheduler(names, Policy(**policy), durations)
+    return Scheduler(names, Policy(**policy), durations, first)
 
 
 def started(instructions) -> list[str]:
@@ -65,6 +65,19 @@ def test_what_is_learnt_on_the_way_changes_the_order():
     s.finished("k[1]@fast", 1, 1.0)
     s.finished("k[1]@slow", 1, 50.0)
     assert started(s.step(0.0)) == ["k[2]@slow", "k[2]@fast"]
+
+
+def test_what_is_to_be_first_goes_before_the_longest_and_the_unknown():
+    durations = {"k[1]@t": 1, "k[2]@t": 2, "l[1]@t": 9}
+    s = scheduler("l[1]@t", "m[1]@t", "k[1]@t", "k[2]@t", durations=durations, first={"k[1]@t", "k[2]@t"})
+    assert drain(s) == ["k[2]@t", "k[1]@t", "m[1]@t", "l[1]@t"]
+    # A retry goes before it, and those of an unknown kind wait for one of them, as elsewhere.
+    s = scheduler("l[1]@t", "m[1]@t", "m[2]@t", jobs=2, durations=durations, first={"m[1]@t", "m[2]@t"})
+    assert started(s.step(0.0)) == ["m[1]@t", "l[1]@t"]
+    s.died("l[1]@t", 1, "killed")
+    assert started(s.step(0.0)) == ["l[1]@t"]
+    s.failed("m[1]@t", 1, "broken")
+    assert started(s.step(0.0)) == ["m[2]@t"]
 
 
 def test_equal_names_are_one_job():

@@ -169,7 +169,8 @@ def run(
             progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
         wanted = {name: jobs[key] for name, key in missing.items()}
         arguments = (Host(sources, toolchain, store.location), prepare_worker, compile_variant)
-        outcomes = _Farm(wanted, waived, store, options, workers, progress, tally).run(arguments)
+        changed = _changed(wanted, {jobs[key].spec.fingerprint for key in found})
+        outcomes = _Farm(wanted, waived, store, options, workers, progress, tally, changed).run(arguments)
         found |= {key: outcomes[name] for name, key in missing.items()}
     outcomes = {}
     for key, names in by_key.items():
@@ -215,6 +216,7 @@ class _Farm:
     workers: int
     progress: Progress
     tally: _Tally
+    first: Collection[str]  # names of those that are compiled before the others
     images: dict[str, StoredImage] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)  # when the first attempt did
 
@@ -227,7 +229,7 @@ class _Farm:
             timeout=self.options.timeout,
             attempts=self.options.attempts,
         )
-        self.scheduler = Scheduler(self.wanted, policy, self.store.durations())
+        self.scheduler = Scheduler(self.wanted, policy, self.store.durations(), self.first)
         self._make_logs()
         workers: Executor[_Attempt] = self.options.executor(
             self.workers,
@@ -369,6 +371,12 @@ def _interruptible(wake: Callable[[], None]) -> Iterator[list[signal.Signals]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _changed(wanted: Mapping[str, Job], known: Collection[str]) -> frozenset[str]:
+    """Names of the jobs whose kernel's source is not among the `known` fingerprints, of which the store has images: it
+    is new, or was edited, and its author wants to hear first whether it compiles."""
+    return frozenset(name for name, one in wanted.items() if one.spec.fingerprint not in known)
 
 
 def _workers(options: FarmOptions, missing: int) -> int:

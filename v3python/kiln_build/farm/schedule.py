@@ -1,8 +1,9 @@
 """The farm's decisions: events go in, instructions come out. No input or output, no threads, and no clock of its own.
 
-What it decides: the longest job goes first, so that none is left over when all others are done; how many run at once
-is bounded by a number and by memory; a job that takes too long is killed and not tried again; a job whose worker died
-is tried again, with twice the memory if memory was the reason; a job that failed by itself is not tried again.
+What it decides: what it is told to try first goes first; then the longest job, so that none is left over when all
+others are done; how many run at once is bounded by a number and by memory; a job that takes too long is killed and
+not tried again; a job whose worker died is tried again, with twice the memory if memory was the reason; a job that
+failed by itself is not tried again.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class _Job:
     name: str
     order: int
     memory: int
+    is_first: bool
     attempt: int = 0
     estimate: float = 0.0
     since: float | None = None  # its clock runs since then; None: not begun, or it waits for somebody
@@ -96,11 +98,25 @@ class Scheduler:
     event of an attempt that is over is ignored, so a result that comes late or twice does no harm.
     """
 
-    def __init__(self, names: Iterable[str], policy: Policy, durations: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        policy: Policy,
+        durations: Mapping[str, float] | None = None,
+        first: Collection[str] = (),
+    ) -> None:
+        """
+        Args:
+            durations: by name, what jobs took before.
+            first: names of jobs that are started before the others.
+        """
         self.policy = policy
         self.outcomes: dict[str, Outcome] = {}
         self._estimates = Estimates(durations or {})
-        self._pending = [_Job(name, order, policy.job_memory) for order, name in enumerate(dict.fromkeys(names))]
+        self._pending = [
+            _Job(name, order, policy.job_memory, is_first=name in first)
+            for order, name in enumerate(dict.fromkeys(names))
+        ]
         self._running: dict[str, _Job] = {}
         self._stopping = False
         self._samples = 0
@@ -250,12 +266,13 @@ class Scheduler:
             self._sort()
 
     def _sort(self) -> None:
-        """Longest last, from where they are taken; those of unknown kinds after them, in the order given."""
+        """Longest last, from where they are taken; those of unknown kinds after them, in the order given; after all of
+        these, in the same way, what goes first."""
         before = self._pending_seconds
         for job in self._pending:
             estimate = self._estimates(job.name)
             job.estimate = math.inf if estimate is None else estimate
-        self._pending.sort(key=lambda job: (job.attempt, job.estimate, -job.order))
+        self._pending.sort(key=lambda job: (job.attempt, job.is_first, job.estimate, -job.order))
         self._pending_seconds = sum(
             self._estimates.mean if math.isinf(job.estimate) else job.estimate for job in self._pending
         )
