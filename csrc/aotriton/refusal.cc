@@ -38,7 +38,8 @@ void say_once(const char* line) {
     if (found == number) return;
   }
   if (!is_full.exchange(true, std::memory_order_relaxed))
-    fprintf(stderr, "kiln: %d different errors have been printed; later ones are available from kiln_error() only\n",
+    fprintf(stderr,
+            "kiln: %d different errors have been printed; later ones are available from kiln_aotriton_error() only\n",
             kMostSentences);
 }
 

@@ -208,6 +208,7 @@ VARIABLES: Mapping[str, str] = {
     "KILN_TEST_ARCHITECTURES": "all: test every architecture of Transformers, not only some",
     "KILN_TEST_RELEASE": "folder where the tests keep the small release for the next run",
     "KILN_TEST_BUILT": "folder with the runtime's libraries for tests/runtime, built with sanitizers for example",
+    "KILN_TEST_AOTRITON": "folder with AOTriton's own headers, 0.13b/include for example; for test.sh --slow",
     "KILN_TEST_CALLS": "number of random calls of each entry in tests/recorder",
     "KILN_TEST_FUZZ": "number of cases of tests/test_fuzz_readers.py",
     "KILN_TEST_REQUIRED": "names: a test that is skipped because one is missing counts as failed; 1: all but a GPU",
