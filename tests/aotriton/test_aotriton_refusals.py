@@ -194,7 +194,7 @@ def test_a_sentence_is_told_once(start):
         assert error == UNKNOWN_ERROR and str(1000 + number) in sentence
         assert filled(worker.events()) == extents(outputs("v2.attn_fwd", SCALED))
     told = worker.told()
-    assert len(told) == LINES + 1 == len(set(told)) and "kiln_error()" in told[-1]
+    assert len(told) == LINES + 1 == len(set(told)) and "from kiln_aotriton_error()" in told[-1]
 
 
 THREADS = """
