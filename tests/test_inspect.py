@@ -347,6 +347,7 @@ def test_list_filters(capsys):
         ("dtype=fp16", "BLOCK=256 num_warps=4", "generic")
     ]
     assert found[0]["registers"] > 0 and found[0]["unavailable"] is None
+    assert listed(capsys, "--select", "family=toy;operation=scale;kernel=scale") == rows
 
 
 def test_list_of_a_pack_says_the_same(capsys):
@@ -398,9 +399,13 @@ def test_what_is_left_out_is_a_rule(capsys):
         (["--target", "sm_80"], "there are no variants for sm_80, only for gfx942, sm_90"),
         (["--target", "A100"], "there are no variants for sm_80, only for gfx942, sm_90"),
         (["--target", "sm_9"], "unknown target 'sm_9'; the nearest is sm_90"),
-        (["--select", "dtyp=bf16"], "no variant has a dtyp; variants have kernel, dtype, BLOCK, num_warps, spec"),
+        (
+            ["--select", "dtyp=bf16"],
+            "no variant has a dtyp; variants have family, operation, kernel, dtype, BLOCK, num_warps, spec",
+        ),
         (["--select", "dtype=fp32"], "no variant has dtype=fp32: not in this build; dtype is one of fp16, bf16"),
         (["--select", "dtype=bf16,fp8"], "no variant has dtype=fp8; dtype is one of fp16, bf16"),
+        (["--select", "operation=scales"], "no variant has operation=scales; operation is one of scale"),
         (["--select", "dtype"], "--select: 'dtype' is not choice=value,value"),
     ],
 )

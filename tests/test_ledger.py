@@ -247,7 +247,10 @@ def test_mistakes_in_the_words(words, code, sentence, capsys, monkeypatch):
             ["--against", "nowhere"],
             "--against nowhere is not a revision of the ledger's repository; give a commit or a tag",
         ),
-        (["--select", "head_dims=64"], "no variant has a head_dims; variants have kernel, factor, BLOCK, num_warps"),
+        (
+            ["--select", "head_dims=64"],
+            "no variant has a head_dims; variants have family, operation, kernel, factor, BLOCK, num_warps",
+        ),
         (["--select", "factor=3"], "no variant has factor=3; factor is one of 1, 2"),
         (["--update", "--store", ""], "--store is empty; give a store, a build's workspace or a new folder"),
     ],

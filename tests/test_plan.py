@@ -201,6 +201,30 @@ def test_selection(small):
     assert any("fp8" in v.functional for v in planned(small, "sm_90", "core", (("dtype", ("fp8e4m3",)),)).variants)
 
 
+def test_a_selection_may_name_families_and_operations(small, tiles):
+    both, sm_90 = [small, tiles], targets.parse("sm_90")
+    for selection, family in (
+        ((("family", ("tiles",)), ("dtype", ("fp16",))), "tiles"),
+        ((("operation", ("rms_norm",)),), "small"),
+        ((("dtype", ("fp16",)), ("family", ("small", "tiles")), ("operation", ("copy",))), "tiles"),
+    ):
+        the_plan = plan.make_plan(both, sm_90, "core", selection)
+        assert {variant.family for variant in the_plan.variants} == {family}
+        # Nobody is warned of what was asked for; the slots of the others are there and say it to their calls.
+        assert the_plan.warnings == () and {kernel.family for kernel in the_plan.kernels} == {"small", "tiles"}
+        name, values = next(one for one in selection if one[0] != "dtype" and len(one[1]) == 1)
+        for kernel in the_plan.kernels:
+            alone = f"this build was made for {name}={values[0]} alone"
+            assert (kernel.family == family) == (alone not in kernel.absent.values())
+            assert kernel.family == family or len(kernel.absent) == kernel.slots
+    whole = plan.make_plan(both, sm_90).variants
+    assert plan.make_plan(both, sm_90, "core", (("family", ("small",)),)).variants == tuple(
+        variant for variant in whole if variant.family == "small"
+    )
+    with pytest.raises(UsageError, match=r"nothing is left to compile: .* fits 'family=small;operation=copy'"):
+        plan.make_plan(both, sm_90, "core", (("family", ("small",)), ("operation", ("copy",))))
+
+
 def test_what_serves_a_value_that_a_build_leaves_out(tmp_path):
     text = small_recipe.RECIPE.replace(
         "gemma: {of: gemma, values: [false, true]}",
@@ -281,6 +305,12 @@ def test_the_verb_warns_of_what_a_selection_leaves_out(capsys, tmp_path):
             "dtype=bf61, but dtype has no value 'bf61'; did you mean 'bf16'? the values are fp16",
         ),
         ((("gemma", ("1",)),), "gemma has no value '1'; the values are false, true"),
+        (
+            (("family", ("smal",)),),
+            "family=smal, but there is no family 'smal'; did you mean 'small'? the families are",
+        ),
+        ((("operation", ("norm",)),), "operation=norm, but there is no operation 'norm'; did you mean 'rms_norm'?"),
+        ((("operations", ("norm",)),), "the unknown choice 'operations'; did you mean 'operation'?"),
     ],
 )
 def test_mistakes_in_a_selection(small, selection, part):

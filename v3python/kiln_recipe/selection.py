@@ -1,4 +1,4 @@
-"""Which variants of a recipe a build takes: its profile, and a selection of values of the recipe's choices.
+"""Which variants of recipes a build takes: its profile, and a selection of families, operations and values of choices.
 
 Standard library only: build.sh refuses bad words before any package is installed.
 """
@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # Python 3.8 has no such expressions
     Selection = tuple[tuple[str, tuple[str, ...]], ...]
 
 PROFILES = ("core", "full")
+# What a selection can name besides choices and kernels, and how several are called. No choice may have such a name.
+SELECTED_NAMES = {"family": "families", "operation": "operations"}
 
 
 def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:

@@ -201,8 +201,8 @@ def select(
     targets: set[str],
     rules: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """The rows of those targets (all, if empty) whose functional, configuration, specialization or kernel has, for each
-    name in `choices`, one of its values.
+    """The rows of those targets (all, if empty) that have, for each name in `choices`, one of its values: of what
+    `settings_of` tells of a row.
 
     Args:
         rules: what the build left out, of which an error gives the reason.
@@ -225,7 +225,7 @@ def select(
             raise UsageError(f"no variant has a {name}; variants have {known}")
         for value in wanted:
             if value not in values:
-                reasons = (rule["reason"] for rule in rules if value in (rule.get("where") or {}).get(name, ()))
+                reasons = (rule["reason"] for rule in rules if value in _named(rule).get(name, ()))
                 why = next((f": {reason}" for reason in reasons), "")
                 raise UsageError(f"no variant has {name}={value}{why}; {name} is one of {', '.join(values)}")
     return [
@@ -242,7 +242,7 @@ def select_rules(
     """The rules that leave out something of what `select` would show."""
     shown = []
     for rule in rules:
-        named = {"kernel": [rule["kernel"]], **(rule.get("where") or {})}
+        named = _named(rule)
         if rule.get("specializations") is not None:
             named["specialization"] = rule["specializations"]
         if rule.get("configurations") is not None:
@@ -257,12 +257,25 @@ def select_rules(
 
 
 def settings_of(row: dict[str, Any]) -> dict[str, str]:
-    """{"kernel": ..., "dtype": "bf16", "BLOCK_M": "128", ..., "specialization": "aligned"} of a variant's row."""
-    settings = {"kernel": row["kernel"]}
+    """{"family": "flash", "operation": "attn_fwd", "kernel": "attn_fwd", "dtype": "bf16", "BLOCK_M": "128", ...,
+    "specialization": "aligned"} of a variant's row."""
+    settings = names_of(row["kernel"])
     for word in f"{row['functional']} {row['configuration']}".split():
         name, _, value = word.partition("=")
-        settings[name] = value
+        settings.setdefault(name, value)  # a column of configurations may be called as one of these
     return settings | {"specialization": row["specialization"]}
+
+
+def _named(rule: dict[str, Any]) -> dict[str, list[str]]:
+    """The values that a rule is about, but for those of configurations and specializations."""
+    return {name: [value] for name, value in names_of(rule["kernel"]).items()} | (rule.get("where") or {})
+
+
+def names_of(kernel: str) -> dict[str, str]:
+    """Family, operation and kernel by "small.matmul/matmul.general", as packs and manifests name a kernel."""
+    place, _, name = kernel.partition("/")
+    family, _, operation = place.partition(".")
+    return {"family": family, "operation": operation, "kernel": name}
 
 
 def tools_of(release: Release) -> str:

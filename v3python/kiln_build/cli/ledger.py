@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=selection("--select"),
         default=(),
         metavar="CHOICES",
-        help="only these: 'kernel=attn_fwd;head_dim=64,128'",
+        help="only these: 'operation=attn_fwd;head_dim=64,128'",
     )
     parser.add_argument(
         "--store", type=filled("--store", "a store, a build's workspace or a new folder"), metavar="FOLDER",

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=selection("--select"),
         default=(),
         metavar="CHOICES",
-        help="only these: 'dtype=bf16;head_dim=64,128;num_warps=4'",
+        help="only these: 'operation=attn_fwd;dtype=bf16;head_dim=64,128;num_warps=4'",
     )
     parser.add_argument("--keys", action="store_true", help="show whole keys, as a call's force_keys takes them")
     parser.add_argument(

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--select",
         type=selection("--select"),
         metavar="CHOICES",
-        help="default: KILN_SELECT, or everything in the profile",
+        help="'operation=attn_fwd;dtype=bf16'; default: KILN_SELECT, or everything in the profile",
     )
     add_families(parser, "plan")
     parser.add_argument(

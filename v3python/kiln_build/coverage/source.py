@@ -15,6 +15,7 @@ from kiln_recipe import targets
 from kiln_recipe.call.dispatch import Tables
 from kiln_recipe.errors import UsageError
 from kiln_recipe.model import Recipe
+from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import Variant
 from kiln_recipe.read import recipe as recipes
 from kiln_recipe.selection import PROFILES, parse_selection
@@ -143,12 +144,7 @@ def place_of(variant: Variant) -> tuple[str, ...]:
 
 def _of_family(selection: Selection, recipe: Recipe) -> Selection:
     """What of a selection is about the family: a release may have other families, with choices of their own."""
-    known: dict[str, set[str]] = {}
-    for operation in recipe.operations:
-        for choice in operation.choices:
-            known.setdefault(choice.name, set()).update(choice.spellings)
-        for kernel in operation.kernels:
-            known.setdefault(kernel.kernel, set()).add(kernel.implementation)
+    known = plan.known_names([recipe])
     kept: Sequence[tuple[str, tuple[str, ...]]] = [
         (name, tuple(value for value in values if value in known[name])) for name, values in selection if name in known
     ]

@@ -141,7 +141,12 @@ def selected(all_shelves: Sequence[Shelf], choices: Mapping[str, tuple[str, ...]
         UsageError: no variant has such a name or value.
     """
     rows = [
-        {"target": shelf.target.name, **place._asdict(), "kernel": variant.kernel, "name": variant.name}
+        {
+            **place._asdict(),
+            "target": shelf.target.name,
+            "kernel": f"{shelf.family}.{place.kernel}",
+            "name": variant.name,
+        }
         for shelf in all_shelves
         for place, variant in shelf.places.items()
     ]

@@ -120,7 +120,7 @@ class BuildVariables:
 
     Attributes:
         profile: "core" or "full".
-        selection: (choice, values) to restrict functionals to; empty: all.
+        selection: (name, values) to restrict families, operations and functionals to; empty: all.
         jobs: compiles at once; None: as many as cores and memory allow.
         job_timeout: seconds.
         no_image: library, tables and headers only.
@@ -155,7 +155,7 @@ BUILD = (
     Variable("KILN_PROFILE", "profile", one_of(*PROFILES),
              "core (default) or full: which dtypes, head dimensions ... are compiled, and how many configurations"),
     Variable("KILN_SELECT", "selection", lambda name, text: parse_selection(text, name),
-             "compile only these choices: 'dtype=bf16;head_dim=64,128'", spell_selection),
+             "compile only these: 'family=flash;operation=attn_fwd;dtype=bf16'", spell_selection),
     Variable("KILN_JOBS", "jobs", number(int, "a whole number from 1", 10_000),
              "number of parallel compiles; default: what cores and memory allow"),
     Variable("KILN_TIMEOUT", "job_timeout", _SECONDS, "limit of one compile in seconds; default 300"),

@@ -14,7 +14,7 @@ from kiln_recipe.plan.model import KernelPlan, Plan, Variant
 from kiln_recipe.plan.slots import Planner, left_out
 from kiln_recipe.read import tuning
 from kiln_recipe.read.fingerprint import fingerprint
-from kiln_recipe.selection import PROFILES, spell_selection
+from kiln_recipe.selection import PROFILES, SELECTED_NAMES, spell_selection
 from kiln_recipe.suggest import nearest
 from kiln_recipe.targets import Target
 
@@ -33,7 +33,8 @@ def make_plan(
 
     Args:
         profile: "core" or "full": which configurations exist, and which values of choices are compiled.
-        selection: (choice, values): which functionals are compiled; a choice that it names is free of the profile.
+        selection: (name, values): which families, operations, implementations and functionals are compiled; a choice
+            that it names is free of the profile.
         tuning_root: the folder of tuned rules.
 
     Raises:
@@ -68,7 +69,7 @@ def make_plan(
                         planners.append(planner)
                         kernels.append(planner.plan(rules.get(kernel.name, ())))
                         variants += planner.variants
-                    if selected and not any(planner.variants for planner in planners):
+                    if selected and planners[0].is_wanted and not any(planner.variants for planner in planners):
                         empty.append(planners)
     if not variants:
         shown = spell_selection(selection)
@@ -112,11 +113,26 @@ def check_profile(profile: str) -> None:
 
 
 def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[str, tuple[str, ...]]:
-    """By choice the selected values, as they are spelled; by kernel the selected implementations.
+    """By choice the selected values, as they are spelled; by kernel the selected implementations; by "family" and
+    "operation" the selected ones.
 
     Raises:
-        UsageError: no recipe has such a choice or value, kernel or implementation.
+        UsageError: no recipe has such a name or value.
     """
+    spellings = known_names(recipes)
+    for name, values in selection:
+        if name not in spellings:
+            raise UsageError(f"the selection names the unknown choice {name!r}; {nearest(name, spellings, 'choices')}")
+        for value in values:
+            if value not in spellings[name]:
+                lack = f"there is no {name}" if name in SELECTED_NAMES else f"{name} has no value"
+                known = nearest(value, spellings[name], SELECTED_NAMES.get(name, "values"))
+                raise UsageError(f"the selection wants {name}={value}, but {lack} {value!r}; {known}")
+    return dict(selection)
+
+
+def known_names(recipes: Sequence[Recipe]) -> Mapping[str, Mapping[str, None]]:
+    """What a selection can name, and for each name its values, in the order of the recipes."""
     spellings: dict[str, dict[str, None]] = {}
     for recipe in recipes:
         for operation in recipe.operations:
@@ -125,14 +141,9 @@ def check_selection(selection: Selection, recipes: Sequence[Recipe]) -> Mapping[
             for kernel in operation.kernels:
                 if kernel.implementation:
                     spellings.setdefault(kernel.kernel, {}).setdefault(kernel.implementation)
-    for name, values in selection:
-        if name not in spellings:
-            raise UsageError(f"the selection names the unknown choice {name!r}; {nearest(name, spellings, 'choices')}")
-        for value in values:
-            if value not in spellings[name]:
-                known = nearest(value, spellings[name], "values")
-                raise UsageError(f"the selection wants {name}={value}, but {name} has no value {value!r}; {known}")
-    return dict(selection)
+    families = {recipe.family: None for recipe in recipes}
+    operations = {operation.name: None for recipe in recipes for operation in recipe.operations}
+    return {**spellings, "family": families, "operation": operations}
 
 
 def _served(choice: Choice, profile: str, selection: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:

@@ -102,17 +102,33 @@ class Planner:
                     slot += 1
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether the build takes this operation."""
+        return not self._other_than(("family", self.recipe.family), ("operation", self.operation.name))
+
+    @property
     def is_selected(self) -> bool:
-        """Whether the build takes this implementation."""
-        return not self.kernel.implementation or self.kernel.implementation in self.selection.get(
-            self.kernel.kernel, (self.kernel.implementation,)
-        )
+        """Whether the build takes this implementation of the operation's kernel."""
+        return not self._other_than(self._implementation)
 
     @property
     def not_selected(self) -> str | None:
-        """Why the build does not take this implementation, or None."""
-        selected = ",".join(self.selection.get(self.kernel.kernel, ()))
-        return None if self.is_selected else f"this build was made for {self.kernel.kernel}={selected} alone"
+        """Why the build takes nothing of this kernel, or None."""
+        return self._other_than(
+            ("family", self.recipe.family), ("operation", self.operation.name), self._implementation
+        )
+
+    @property
+    def _implementation(self) -> tuple[str, str]:
+        return self.kernel.kernel, self.kernel.implementation
+
+    def _other_than(self, *settings: tuple[str, str]) -> str | None:
+        """The reason by the first of these names and values that the selection leaves out, or None."""
+        for name, value in settings:
+            selected = self.selection.get(name, (value,))
+            if value and value not in selected:
+                return f"this build was made for {name}={','.join(selected)} alone"
+        return None
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """For each functional the places of its values in their choices."""

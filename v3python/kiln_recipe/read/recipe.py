@@ -42,6 +42,7 @@ from kiln_recipe.read.kernel import read_kernel
 from kiln_recipe.read.parameters import nameable, rank_of
 from kiln_recipe.read.requirements import read_requirements
 from kiln_recipe.read.scope import Scope, check_name, constant, read_expression
+from kiln_recipe.selection import SELECTED_NAMES
 from kiln_recipe.suggest import guess, nearest
 
 __all__ = ["Recipe", "find", "load", "schema"]
@@ -166,8 +167,12 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
         here = (*keys, "kernels", kernel)
         check_name(document, here, kernel, "a kernel")
         implementations = read_implementations(document, here, kernel_shape)
-        if kernel_shape.implementations and kernel in shape.choices:
-            document.fail(here, f"{kernel!r} is a choice too, and a selection could not tell them apart; rename one")
+        if kernel_shape.implementations:
+            _refuse_selected_name(document, here, kernel, "a kernel with implementations")
+            if kernel in shape.choices:
+                document.fail(
+                    here, f"{kernel!r} is a choice too, and a selection could not tell them apart; rename one"
+                )
         for implementation in implementations:
             read_one = read_kernel(
                 kernel, implementation, arguments, choices, tuple(workspaces), names, folder, everything
@@ -260,6 +265,13 @@ def _size(document: Document, keys: Keys, text: Text, what: str, scope: Scope) -
     return expression
 
 
+def _refuse_selected_name(document: Document, keys: Keys, name: str, what: str) -> None:
+    if name in SELECTED_NAMES:
+        document.fail(
+            keys, f"{name!r} cannot name {what}: in a selection, {name}= names {SELECTED_NAMES[name]}; rename it"
+        )
+
+
 _TRUTHS = frozenset({"yes", "no", "on", "off", "true", "false"})  # as older versions of YAML spell them
 
 
@@ -267,6 +279,7 @@ def _choice(
     document: Document, keys: Keys, name: str, shape: ChoiceShape, call: Scope, operation: OperationShape
 ) -> Choice:
     check_name(document, keys, name, "a choice")
+    _refuse_selected_name(document, keys, name, "a choice")
     values = shape.values
     text = "dtype" if any(isinstance(v, str) and v in DTYPES for v in values) else "word"
     kinds = {"bool" if isinstance(v, bool) else "int" if isinstance(v, int) else text: v for v in values}

@@ -42,7 +42,7 @@ class Recipe:
         target: compile and look up for it ("sm_90", or any spelling that `kiln targets` lists); None: the device's own,
             and where the interpreter runs "sm_90".
         profile: "full", or "core" for the configurations and values of choices that a core release has.
-        select: "dtype=bf16;head_dim=64": only these functionals, as KILN_SELECT.
+        select: "operation=attn_fwd;dtype=bf16;head_dim=64": only these, as KILN_SELECT.
         tuning: the folder of tuned rules (<folder>/<family>/<target>.yaml); None: of the attention family its own, of
             others none.
         interpret: run Triton's interpreter on tensors of the CPU; None: as TRITON_INTERPRET said when Triton was

@@ -1,0 +1,44 @@
+"""A build of one operation: what of the release that leaves, and what a call of the others is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nativebuild
+import pytest
+
+from builds import ROOT, SELECTION, Builder, Built, unpack
+from kiln_build.cli import main
+
+
+@pytest.fixture(scope="module")
+def kiln(release: Built, tmp_path_factory) -> Path:
+    """The release, unpacked."""
+    base = tmp_path_factory.mktemp("selected")
+    builder = Builder(release, base, release.copy_workspace(base / "w"))
+    builder.run(output=base / "o", KILN_SELECT=f"family=flash;operation=attn_fwd;{SELECTION['KILN_SELECT']}")
+    (tarball,) = (base / "o").glob("*.tar.gz")
+    unpack(tarball, base)
+    return base / "kiln"
+
+
+def test_it_has_images_of_this_operation_alone(kiln, capsys):
+    assert main(["list", str(kiln), "--json", "--select", "family=flash;operation=attn_fwd"]) == 0
+    selected = json.loads(capsys.readouterr().out)
+    assert main(["list", str(kiln), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == selected
+    assert {row["kernel"] for row in selected} == {"flash.attn_fwd/attn_fwd"}
+    assert main(["list", str(kiln), "--select", "operation=attn_bwd"]) == 2
+    said = "no variant has operation=attn_bwd: this build was made for operation=attn_fwd alone; operation is one of "
+    assert f"kiln: {said}attn_fwd\n" == capsys.readouterr().err
+
+
+def test_a_call_of_another_operation_is_refused_by_the_selection(kiln):
+    words = [ROOT / "tests/end_to_end/built_calls.py", kiln / "lib", nativebuild.fake_alone() / "lib"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "norm.rms_norm has no image for " in done.stderr
+    assert ": this build was made for family=flash alone, nor for anything similar" in done.stderr
