@@ -105,21 +105,13 @@ def test_wrong_calls_are_flagged(folder):
         assert any(re.match(rf"sample\.py:{number}: .*({error})", line) for line in said), (call, said)
 
 
-@pytest.mark.parametrize(
-    ("functions", "function", "keywords", "typed"),
-    [
-        ("attention.py", "attn_fwd", "keywords.py", "Forward"),
-        ("attention.py", "attn_decode", "keywords.py", "Decode"),
-        ("torch/functions.py", "attention", "torch/keywords.py", "Attention"),
-        ("torch/functions.py", "decode", "torch/keywords.py", "Decode"),
-    ],
-)
-def test_overloads_have_the_functions_own_keywords(functions, function, keywords, typed):
-    *_, node = (n for n in ast.parse((PACKAGE / functions).read_text()).body if getattr(n, "name", "") == function)
-    own = {argument.arg: ast.unparse(argument.annotation) for argument in node.args.kwonlyargs}
-    assert own.pop("return_lse") == "bool"
-    (of_class,) = (n for n in ast.parse((PACKAGE / keywords).read_text()).body if getattr(n, "name", "") == typed)
-    assert {row.target.id: ast.unparse(row.annotation) for row in of_class.body} == own
+def test_overloads_have_the_functions_own_keywords(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bindings")
+    monkeypatch.delitem(sys.modules, "keywords", raising=False)
+    import keywords
+
+    for module, (written, *_) in keywords.MODULES.items():
+        assert (PACKAGE / written).read_text() == keywords.text_of(module), "python bindings/keywords.py writes it"
 
 
 def test_the_calls_of_flash_attn_are_the_functions_own():

@@ -1,5 +1,4 @@
-"""The keyword arguments of kiln.attention's functions whose result depends on another one, for type checkers: their
-overloads name that one alone. Never imported by a program that runs."""
+"""For type checkers; no program that runs imports this. Written by bindings/keywords.py from attention.py."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     last = max(document, default="")
     for name, value in sorted(document.items()):
         comma = "" if name == last else ","
-        if name in _TABLES and value:
+        if name in _TABLES and isinstance(value, list) and value:
             yield f' "{name}": ['
             for number, row in enumerate(value, 1):
                 yield f"  {_compact(row)}{'' if number == len(value) else ','}"
