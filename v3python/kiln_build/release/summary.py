@@ -11,11 +11,10 @@ from kiln_build.artifacts.pack import Pack
 from kiln_build.base.progress import Progress
 from kiln_build.base.spelling import spell_seconds, spell_size
 from kiln_build.base.tables import plural
+from kiln_build.native import adapters
 from kiln_build.options.options import Options
 from kiln_recipe.plan.model import Plan
 from kiln_recipe.selection import spell_selection
-
-_ATTENTION = "flash"  # which the wheels are for
 
 
 def begin(options: Options, plan: Plan, tarball: Path, progress: Progress) -> None:
@@ -62,7 +61,7 @@ def _next(options: Options, families: Sequence[str], has_images: bool, tarball: 
     kiln = "./kiln" if (options.source / "kiln").is_file() else "kiln"
     name = shlex.quote(str(tarball))
     lines = [f"check it: {kiln} inspect {name} --verify"]
-    if _ATTENTION in families and has_images:
+    if adapters.FAMILY in families and has_images:  # which the wheels are for
         lines.append(f"for Python: {kiln} wheel {name} <folder>")
     libraries = " ".join(f"-lkiln_{family}" for family in families)
     lines.append(f"for C: unpack it; include/kiln/{families[0]}.h, and link {libraries} -lkiln in lib/")
