@@ -246,9 +246,7 @@ SEEN_BY_USERS = {
     "bindings/python/kiln/torch/flash_attn.py",
 }  # fmt: skip
 # Written from those signatures, which tests/test_types.py checks.
-WRITTEN = {"bindings/python/kiln/keywords.py", "bindings/python/kiln/torch/keywords.py"}
-# Signatures of the package flash-attn, which an argument of ours does not enter.
-FLASH_ATTN = {"bindings/python/kiln/torch/flash_attn_calls.py"}
+WRITTEN = {"bindings/python/kiln/_keywords.pyi", "bindings/python/kiln/torch/_keywords.pyi"}
 # The shortcut past the dispatcher, which takes what the table calls plain and nothing else.
 SHORTCUT = {"bindings/core/shortcut.cc", "bindings/core/shortcut.h", "bindings/python/kiln/_core.pyi"}
 # Names that mean other things elsewhere too.
@@ -279,5 +277,5 @@ def test_there_is_no_second_list():
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".cc", ".h", ".py", ".pyi", ".jinja") and (lines := lists(path.read_text())):
                 found[path.relative_to(ROOT).as_posix()] = min(lines)
-    assert found.keys() == SEEN_BY_USERS | SHORTCUT | WRITTEN | FLASH_ATTN, found
+    assert found.keys() == SEEN_BY_USERS | SHORTCUT | WRITTEN, found
     assert lists((ROOT / "include/kiln/flash.h").read_text())

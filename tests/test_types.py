@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -105,24 +104,10 @@ def test_wrong_calls_are_flagged(folder):
         assert any(re.match(rf"sample\.py:{number}: .*({error})", line) for line in said), (call, said)
 
 
-def test_overloads_have_the_functions_own_keywords(monkeypatch):
+def test_what_checkers_are_told_is_written_from_the_functions(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bindings")
-    monkeypatch.delitem(sys.modules, "keywords", raising=False)
-    import keywords
+    monkeypatch.delitem(sys.modules, "overloads", raising=False)
+    import overloads
 
-    for module, (written, *_) in keywords.MODULES.items():
-        assert (PACKAGE / written).read_text() == keywords.text_of(module), "python bindings/keywords.py writes it"
-
-
-def test_the_calls_of_flash_attn_are_the_functions_own():
-    functions = [
-        n for n in ast.parse((PACKAGE / "torch/flash_attn.py").read_text()).body if isinstance(n, ast.FunctionDef)
-    ]
-    public = [node for node in functions if not node.name.startswith("_")]
-    module = ast.parse((PACKAGE / "torch/flash_attn_calls.py").read_text())
-    calls = {ast.get_docstring(n).rstrip("."): n for n in module.body if isinstance(n, ast.ClassDef)}
-    assert len(public) == len(calls) == 7
-    for node in public:
-        *_, last = calls[node.name].body
-        assert isinstance(last, ast.FunctionDef) and ast.unparse(node.returns) == ast.unparse(last.returns)
-        assert ast.unparse(last.args) == f"self, {ast.unparse(node.args)}", node.name
+    for written, text in overloads.texts().items():
+        assert (PACKAGE / written).read_text() == text, "python bindings/overloads.py writes it"

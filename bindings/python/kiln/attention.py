@@ -34,7 +34,7 @@ from kiln.runtime import Runtime
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from kiln import keywords
+    from kiln import _keywords as keywords
     from kiln.information import Variant
 
 __all__ = ["Gradients", "attn_bwd", "attn_decode", "attn_fwd", "dropout_mask", "explain", "prepare"]

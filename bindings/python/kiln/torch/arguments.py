@@ -172,6 +172,5 @@ _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
     "bool": (_is_flag, "True or False"),
     "str | None": (_or_none(lambda value: isinstance(value, str)), "a text or None"),
     "tuple[int, int]": (_is_pair, "two integers, (left, right)"),
-    "Window": (_is_pair, "two integers, (left, right)"),
     "torch.dtype": (lambda value: isinstance(value, torch.dtype), "a torch.dtype"),
 }  # fmt: skip

@@ -39,7 +39,6 @@ from torch.compiler import is_compiling
 from kiln.errors import ArgumentError, UnsupportedError
 from kiln.torch import flash_attn_calls as calls
 from kiln.torch.autograd import is_real
-from kiln.torch.flash_attn_calls import Results, Window
 from kiln.torch.flash_attn_weights import signed_weights
 from kiln.torch.functions import attention, decode, draw_rng
 
@@ -54,7 +53,7 @@ __all__ = [
 ]
 
 
-@calls.fixed
+@calls.flash_attn_func
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -62,12 +61,12 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Window = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """Attention of sequences of one length.
 
     Args:
@@ -86,19 +85,19 @@ def flash_attn_func(
     return _with_weights(q, k, v, call)
 
 
-@calls.fixed_kv_packed
+@calls.flash_attn_kvpacked_func
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Window = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """`flash_attn_func` of keys and values in one tensor.
 
     Args:
@@ -116,18 +115,18 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
-@calls.fixed_qkv_packed
+@calls.flash_attn_qkvpacked_func
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Window = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """`flash_attn_func` of queries, keys and values in one tensor.
 
     Args:
@@ -144,7 +143,7 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
-@calls.varlen
+@calls.flash_attn_varlen_func
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -156,13 +155,13 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Window = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """Attention of sequences of several lengths that lie one after another.
 
     Args:
@@ -199,7 +198,7 @@ def flash_attn_varlen_func(
     return _with_weights(q, k, v, call)
 
 
-@calls.varlen_kv_packed
+@calls.flash_attn_varlen_kvpacked_func
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -210,12 +209,12 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Window = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """`flash_attn_varlen_func` of keys and values in one tensor.
 
     Args:
@@ -233,7 +232,7 @@ def flash_attn_varlen_kvpacked_func(
     )  # fmt: skip
 
 
-@calls.varlen_qkv_packed
+@calls.flash_attn_varlen_qkvpacked_func
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -241,12 +240,12 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Window = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Results:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """`flash_attn_varlen_func` of queries, keys and values in one tensor.
 
     Args:
@@ -265,7 +264,7 @@ def flash_attn_varlen_qkvpacked_func(
     )  # fmt: skip
 
 
-@calls.with_cache
+@calls.flash_attn_with_kvcache
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -280,7 +279,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Window = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
@@ -336,7 +335,7 @@ def _options(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
-    window_size: Window,
+    window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: Tensor | None,
 ) -> dict[str, Any]:

@@ -1,22 +1,17 @@
-"""How the functions of kiln.torch.flash_attn are called, for type checkers: what they return depends on their argument
-`return_attn_probs` or `return_softmax_lse`. Each is decorated here as `arguments.named` does it."""
+"""How the functions of kiln.torch.flash_attn are called: each has its decorator here, at run time
+`arguments.named`. Written by bindings/overloads.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias, cast, overload
+from typing import Any, Literal, Protocol, cast, overload
 
 from torch import Tensor
 
 from kiln.torch import arguments
 
-Window: TypeAlias = tuple[int, int]
-Results: TypeAlias = Tensor | tuple[Tensor, Tensor, Tensor]
 
-
-class Fixed(Protocol):
-    """flash_attn_func."""
-
+class FlashAttnFunc(Protocol):
     @overload
     def __call__(
         self,
@@ -26,7 +21,7 @@ class Fixed(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -41,7 +36,7 @@ class Fixed(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -57,17 +52,15 @@ class Fixed(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
-    ) -> Results: ...
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
 
 
-class FixedKvPacked(Protocol):
-    """flash_attn_kvpacked_func."""
-
+class FlashAttnKvpackedFunc(Protocol):
     @overload
     def __call__(
         self,
@@ -76,7 +69,7 @@ class FixedKvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -90,7 +83,7 @@ class FixedKvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -105,17 +98,15 @@ class FixedKvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
-    ) -> Results: ...
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
 
 
-class FixedQkvPacked(Protocol):
-    """flash_attn_qkvpacked_func."""
-
+class FlashAttnQkvpackedFunc(Protocol):
     @overload
     def __call__(
         self,
@@ -123,7 +114,7 @@ class FixedQkvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -136,7 +127,7 @@ class FixedQkvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -150,17 +141,15 @@ class FixedQkvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
-    ) -> Results: ...
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
 
 
-class Varlen(Protocol):
-    """flash_attn_varlen_func."""
-
+class FlashAttnVarlenFunc(Protocol):
     @overload
     def __call__(
         self,
@@ -174,7 +163,7 @@ class Varlen(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -194,7 +183,7 @@ class Varlen(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -215,18 +204,16 @@ class Varlen(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
         block_table: Tensor | None = None,
-    ) -> Results: ...
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
 
 
-class VarlenKvPacked(Protocol):
-    """flash_attn_varlen_kvpacked_func."""
-
+class FlashAttnVarlenKvpackedFunc(Protocol):
     @overload
     def __call__(
         self,
@@ -239,7 +226,7 @@ class VarlenKvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -257,7 +244,7 @@ class VarlenKvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -276,17 +263,15 @@ class VarlenKvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
-    ) -> Results: ...
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
 
 
-class VarlenQkvPacked(Protocol):
-    """flash_attn_varlen_qkvpacked_func."""
-
+class FlashAttnVarlenQkvpackedFunc(Protocol):
     @overload
     def __call__(
         self,
@@ -296,7 +281,7 @@ class VarlenQkvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -311,7 +296,7 @@ class VarlenQkvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
@@ -327,17 +312,15 @@ class VarlenQkvPacked(Protocol):
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
-    ) -> Results: ...
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
 
 
-class WithCache(Protocol):
-    """flash_attn_with_kvcache."""
-
+class FlashAttnWithKvcache(Protocol):
     @overload
     def __call__(
         self,
@@ -354,7 +337,7 @@ class WithCache(Protocol):
         block_table: Tensor | None = None,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         rotary_interleaved: bool = True,
         alibi_slopes: Tensor | None = None,
@@ -377,7 +360,7 @@ class WithCache(Protocol):
         block_table: Tensor | None = None,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         rotary_interleaved: bool = True,
         alibi_slopes: Tensor | None = None,
@@ -401,7 +384,7 @@ class WithCache(Protocol):
         block_table: Tensor | None = None,
         softmax_scale: float | None = None,
         causal: bool = False,
-        window_size: Window = (-1, -1),
+        window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         rotary_interleaved: bool = True,
         alibi_slopes: Tensor | None = None,
@@ -410,10 +393,10 @@ class WithCache(Protocol):
     ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-fixed = cast("Callable[[Callable[..., Any]], Fixed]", arguments.named)
-fixed_kv_packed = cast("Callable[[Callable[..., Any]], FixedKvPacked]", arguments.named)
-fixed_qkv_packed = cast("Callable[[Callable[..., Any]], FixedQkvPacked]", arguments.named)
-varlen = cast("Callable[[Callable[..., Any]], Varlen]", arguments.named)
-varlen_kv_packed = cast("Callable[[Callable[..., Any]], VarlenKvPacked]", arguments.named)
-varlen_qkv_packed = cast("Callable[[Callable[..., Any]], VarlenQkvPacked]", arguments.named)
-with_cache = cast("Callable[[Callable[..., Any]], WithCache]", arguments.named)
+flash_attn_func = cast("Callable[[Callable[..., Any]], FlashAttnFunc]", arguments.named)
+flash_attn_kvpacked_func = cast("Callable[[Callable[..., Any]], FlashAttnKvpackedFunc]", arguments.named)
+flash_attn_qkvpacked_func = cast("Callable[[Callable[..., Any]], FlashAttnQkvpackedFunc]", arguments.named)
+flash_attn_varlen_func = cast("Callable[[Callable[..., Any]], FlashAttnVarlenFunc]", arguments.named)
+flash_attn_varlen_kvpacked_func = cast("Callable[[Callable[..., Any]], FlashAttnVarlenKvpackedFunc]", arguments.named)
+flash_attn_varlen_qkvpacked_func = cast("Callable[[Callable[..., Any]], FlashAttnVarlenQkvpackedFunc]", arguments.named)
+flash_attn_with_kvcache = cast("Callable[[Callable[..., Any]], FlashAttnWithKvcache]", arguments.named)

@@ -19,7 +19,7 @@ from kiln.torch.autograd import is_real
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from kiln.torch import keywords
+    from kiln.torch import _keywords as keywords
 
 __all__ = ["attention", "decode", "draw_rng", "dropout_mask"]
 

@@ -1,13 +1,9 @@
-"""For type checkers; no program that runs imports this. Written by bindings/keywords.py from attention.py."""
-
-from __future__ import annotations
-
+# Written by bindings/overloads.py from attention.py.
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from kiln.arrays import Array
 from kiln.runtime import Runtime
-
 
 class Forward(TypedDict, total=False):
     out: Array | None
@@ -37,7 +33,6 @@ class Forward(TypedDict, total=False):
     force_keys: Sequence[str]
     force_target: str | None
     runtime: Runtime | None
-
 
 class Decode(TypedDict, total=False):
     k_new: Array | None

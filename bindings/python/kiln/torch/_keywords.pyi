@@ -1,11 +1,7 @@
-"""For type checkers; no program that runs imports this. Written by bindings/keywords.py from torch/functions.py."""
-
-from __future__ import annotations
-
+# Written by bindings/overloads.py from torch/functions.py.
 from typing import TypedDict
 
 from torch import Tensor
-
 
 class Attention(TypedDict, total=False):
     bias: Tensor | None
@@ -25,7 +21,6 @@ class Attention(TypedDict, total=False):
     bottom_right: bool
     rows_first: bool
     rng: Tensor | None
-
 
 class Decode(TypedDict, total=False):
     k_new: Tensor | None
