@@ -40,62 +40,65 @@ from kiln import errors
 try:
     from kiln import _core
 except ImportError as _error:
-    raise errors.of_import(_error) from None
+    if not errors.in_source_tree():
+        raise errors.of_import(_error) from None
+    # Nothing was built: kiln.jit runs recipes all the same, for authors of kernels, and the rest says what it lacks.
+    __getattr__ = errors.needs_extension
+else:
+    from kiln import attention
+    from kiln.attention import *  # noqa: F403
+    from kiln.errors import (
+        ArgumentError,
+        DriverError,
+        FamilyError,
+        ForkedError,
+        KilnError,
+        NoDeviceError,
+        NotFoundError,
+        OutOfMemoryError,
+        PackCorruptError,
+        PackError,
+        PackMismatchError,
+        PackNotFoundError,
+        QueueError,
+        RangeError,
+        ResourcesError,
+        UnsupportedError,
+        WorkspaceError,
+    )
+    from kiln.information import Device, Driver, Info, Target, Variant, devices, info, variants
+    from kiln.runtime import Runtime
 
-from kiln import attention
-from kiln.attention import *  # noqa: F403
-from kiln.errors import (
-    ArgumentError,
-    DriverError,
-    FamilyError,
-    ForkedError,
-    KilnError,
-    NoDeviceError,
-    NotFoundError,
-    OutOfMemoryError,
-    PackCorruptError,
-    PackError,
-    PackMismatchError,
-    PackNotFoundError,
-    QueueError,
-    RangeError,
-    ResourcesError,
-    UnsupportedError,
-    WorkspaceError,
-)
-from kiln.information import Device, Driver, Info, Target, Variant, devices, info, variants
-from kiln.runtime import Runtime
+    __version__: str = _core.version()
 
-__version__: str = _core.version()
-
-__all__ = [
-    "ArgumentError",
-    "Device",
-    "Driver",
-    "DriverError",
-    "FamilyError",
-    "ForkedError",
-    "Info",
-    "KilnError",
-    "NoDeviceError",
-    "NotFoundError",
-    "OutOfMemoryError",
-    "PackCorruptError",
-    "PackError",
-    "PackMismatchError",
-    "PackNotFoundError",
-    "QueueError",
-    "RangeError",
-    "ResourcesError",
-    "Runtime",
-    "Target",
-    "UnsupportedError",
-    "Variant",
-    "WorkspaceError",
-    "attention",
-    "devices",
-    "errors",
-    "info",
-    "variants",
-    *attention.__all__,
-]
+    __all__ = [
+        "ArgumentError",
+        "Device",
+        "Driver",
+        "DriverError",
+        "FamilyError",
+        "ForkedError",
+        "Info",
+        "KilnError",
+        "NoDeviceError",
+        "NotFoundError",
+        "OutOfMemoryError",
+        "PackCorruptError",
+        "PackError",
+        "PackMismatchError",
+        "PackNotFoundError",
+        "QueueError",
+        "RangeError",
+        "ResourcesError",
+        "Runtime",
+        "Target",
+        "UnsupportedError",
+        "Variant",
+        "WorkspaceError",
+        "attention",
+        "devices",
+        "errors",
+        "info",
+        "variants",
+        *attention.__all__,
+    ]

@@ -13,8 +13,8 @@ _USAGE = "usage: python -m kiln info [--json]"
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a command; returns the exit code: 2 for a word that cannot be, 7 where what it prints cannot be written, 141
-    where it is not read."""
+    """Runs a command; returns the exit code: 2 for a word that cannot be, 5 where the libraries cannot be loaded, 7
+    where what it prints cannot be written, 141 where it is not read."""
     code, text = _answer(words)
     if code:
         _say(text)
@@ -60,8 +60,10 @@ def _answer(words: Sequence[str]) -> tuple[int, str]:
     if not words or words[0] != "info" or any(word != "--json" for word in words[1:]):
         wrong = next((w for i, w in enumerate(words) if w != ("--json" if i else "info")), "")
         return 2, f"kiln: {f'unknown argument {wrong!r}' if wrong else 'a command is missing'}; {_USAGE}"
-    from kiln import info
-
+    try:
+        from kiln import info
+    except ImportError as error:  # in a checkout, say
+        return 5, f"kiln: {error}"
     found = info()
     return 0, json.dumps(found.as_dict(), indent=2) if "--json" in words else str(found)
 

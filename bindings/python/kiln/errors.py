@@ -16,6 +16,7 @@ import re
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import NoReturn
 
 from kiln_recipe.errors import (
     ArgumentError,
@@ -168,6 +169,27 @@ def with_package(sentence: str) -> str:
     """A sentence of the runtime's; where it misses a pack, with the package that would bring it."""
     missing = re.search(r"there is no pack (?:nvidia|amd)-(\w+)\.pack", sentence)
     return f"{sentence}; the package kiln-images-{missing[1].replace('_', '-')} brings it" if missing else sentence
+
+
+def in_source_tree() -> bool:
+    """Whether this package is a checkout's, which has no extension and no generated module."""
+    package = Path(__file__).parent
+    return not any(package.glob("_core.*.so")) and (package.parents[2] / "tritonsrc/flash/recipe.yaml").is_file()
+
+
+def needs_extension(name: str) -> NoReturn:
+    """Stands for what a checkout's package lacks.
+
+    Raises:
+        AttributeError: `name` is a special name, for which Python itself asks.
+        ImportError: in words.
+    """
+    if name.startswith("__") or name in ("errors", "jit", "torch"):
+        raise AttributeError(f"module 'kiln' has no attribute {name!r}")
+    raise ImportError(
+        f"kiln.{name} needs compiled libraries, and {Path(__file__).parent} is a checkout, where kiln.jit.Recipe alone "
+        "works; install the wheels of a release (kiln wheel), and leave the checkout out of PYTHONPATH"
+    )
 
 
 def of_import(error: ImportError) -> ImportError:

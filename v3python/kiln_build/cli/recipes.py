@@ -90,8 +90,9 @@ def _write_new(arguments: argparse.Namespace) -> int:
     checks = write.write(arguments.new, names, output)
     recipe.load(output)
     print(f"wrote {_shown(output)}; {checks} places to check are marked TODO")
-    print(f"next: kiln plan sm_90 --recipe {_shown(output)}")
-    print(f"then: kiln build input workspace output 0.1.0b sm_90 --recipe {_shown(output)}")
+    kiln = "./kiln" if (ROOT / "kiln").is_file() else "kiln"
+    print(f"next: {kiln} plan sm_90 --recipe {_shown(output)}")
+    print(f"then: {kiln} build input workspace output 0.1.0b sm_90 --recipe {_shown(output)}")
     return 0
 
 
