@@ -58,12 +58,4 @@ hipError_t forward(const Forward& call, void* stream);
 hipError_t backward(const Backward& call, void* stream);
 hipError_t simulate(const kiln_tensor* mask, const Dropout& dropout, void* stream);
 
-// The version of AOTriton that a library stands for, and that of its parameters.
-struct Known {
-  uint32_t major, minor;
-  int32_t version;
-};
-// Of a caller of other headers, whose parameters cannot be read: nothing is filled.
-hipError_t refuse_version(const char* function, int32_t version, const Known& known);
-
 }  // namespace kiln_aotriton

@@ -84,4 +84,14 @@ hipError_t give_up(const char* function, hipError_t error, void* stream, const k
   return error;
 }
 
+hipError_t refuse_version(const char* function, int32_t params_version, const Interface& known) {
+  char sentence[256];
+  snprintf(sentence, sizeof sentence,
+           "aotriton: params_version is %d, but this library stands for AOTriton %u.%u, whose is %d: the caller was "
+           "compiled with the headers of another version of AOTriton, and needs the library of that version",
+           params_version, known.major, known.minor, known.params_version);
+  kiln_set_error(KILN_E_NEWER_CALLER, sentence);
+  return give_up(function, hipErrorInvalidSymbol, nullptr, nullptr, 0);
+}
+
 }  // namespace kiln_aotriton

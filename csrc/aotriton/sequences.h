@@ -16,7 +16,7 @@ struct Side {
 
   bool stacked;           // one after another in batch 0
   uint8_t length;         // kMost: `most`, or, where not stacked, all that the tensor has
-  uint8_t position;       // kImplied: at the begin of its batch, or if stacked at multiples of `most`
+  uint8_t position;       // kImplied: at the start of its batch, or if stacked at multiples of `most`
   kiln_tensor lengths;    // [sequences + 1], or if individual [sequences]; data NULL: not given
   kiln_tensor positions;  // [sequences], or more
   int64_t most;           // no sequence is longer; 0 or below: not known

@@ -3,12 +3,12 @@
 namespace kiln_aotriton {
 namespace {
 
-// A side of a window, counted from where the first row and the first key belong together.
-struct Side {
+// One end of a window, counted from where the first row and the first key belong together.
+struct Bound {
   int64_t count;
   bool unlimited;
 
-  // Counted from `shift` keys further on, in the side's own direction; whether that is a count.
+  // Counted from `shift` keys further on, in its own direction; whether that is a count.
   bool counts(int64_t shift, int64_t* out) const {
     *out = unlimited ? -1 : count + shift;
     return unlimited || *out >= 0;
@@ -17,7 +17,7 @@ struct Side {
 
 bool is_aligned(int32_t value) { return value == kTopLeftAligned || value == kBottomRightAligned; }
 
-bool counts_from(int64_t diagonal, const Side& left, const Side& right, Window* out) {
+bool counts_from(int64_t diagonal, const Bound& left, const Bound& right, Window* out) {
   return left.counts(diagonal, &out->left) && right.counts(-diagonal, &out->right);
 }
 
@@ -25,8 +25,8 @@ bool counts_from(int64_t diagonal, const Side& left, const Side& right, Window* 
 
 bool find_window(int32_t left, int32_t right, const Lengths& lengths, Window* out) {
   int64_t diagonal = lengths.keys - lengths.rows;  // where the last row and the last key belong together
-  Side from = {left, is_aligned(left) || left >= lengths.rows - 1};
-  Side to = {right, !is_aligned(right) && right >= lengths.keys - 1};
+  Bound from = {left, is_aligned(left) || left >= lengths.rows - 1};
+  Bound to = {right, !is_aligned(right) && right >= lengths.keys - 1};
   if (right == kTopLeftAligned) to.count = 0;
   if (right == kBottomRightAligned) {
     out->bottom_right = 1;

@@ -131,7 +131,7 @@ struct AOTRITON_API VarlenLength {
 
 /* Where each begins. */
 struct AOTRITON_API VarlenPosition {
-    static constexpr uint32_t IMPLIED = 0; /* BHSD: at the begin of its batch. THD: at multiples of Max_seqlen */
+    static constexpr uint32_t IMPLIED = 0; /* BHSD: at the start of its batch. THD: at multiples of Max_seqlen */
     static constexpr uint32_t REUSE = 1;   /* THD: at seqinfo_?0, which is CUMULATIVE */
     static constexpr uint32_t ARRAY = 2;   /* THD: at seqinfo_?1, [sequences] or one more, int32; in ascending order, and
                                               no sequence reaches into the next */
@@ -164,7 +164,7 @@ struct AOTRITON_API VarlenType {
     static constexpr int8_t None = 0;          /* with cu_seqlens_q: as CompactVarlen */
     static constexpr int8_t CompactVarlen = 1; /* sequences lie one after another; the batch of Q, K and V is 1. With
                                                   seq_strides_q: as StridedVarlen, where there is that */
-    static constexpr int8_t PaddedVarlen = 2;  /* each lies at the begin of its batch; cu_seqlens only tell lengths */
+    static constexpr int8_t PaddedVarlen = 2;  /* each lies at the start of its batch; cu_seqlens only tell lengths */
 #if AOTRITON_VERSION_MINOR >= 12
     static constexpr int8_t StridedVarlen = 3; /* as CompactVarlen, with gaps: seq_strides tell where each begins, and
                                                   cu_seqlens how long it is */

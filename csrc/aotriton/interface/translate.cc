@@ -5,8 +5,6 @@
 namespace kiln_aotriton {
 namespace {
 
-enum VarlenType : int8_t { kNone = 0, kCompact = 1, kPadded = 2, kStrided = 3 };
-
 Side side(bool stacked, Side::Length length, Side::Position position, const kiln_tensor& lengths,
           const kiln_tensor& positions, int32_t most) {
   return {stacked, length, position, lengths, positions, most};
@@ -16,13 +14,13 @@ Side side(bool stacked, Side::Length length, Side::Position position, const kiln
 
 hipError_t find_sides(const OldSequences& from, Side* rows, Side* keys) {
   const bool has_starts = from.starts_q != nullptr;
-  if (from.varlen_type < kNone || from.varlen_type > (has_starts ? kStrided : kPadded))
+  if (from.varlen_type < kDense || from.varlen_type > (has_starts ? kStrided : kPadded))
     return refuse(KILN_E_UNSUPPORTED, has_starts ? "aotriton: varlen_type must be None, CompactVarlen, PaddedVarlen or "
                                                    "StridedVarlen"
                                                  : "aotriton: varlen_type must be None, CompactVarlen or PaddedVarlen");
   const kiln_tensor none = {}, lengths_q = list_of(from.cu_q), lengths_k = list_of(from.cu_k);
   const bool has_lengths = lengths_q.data != nullptr, has_keys = lengths_k.data != nullptr;
-  if (from.varlen_type != kNone && !has_lengths)
+  if (from.varlen_type != kDense && !has_lengths)
     return refuse(KILN_E_ARGUMENT, "aotriton: varlen_type says that there are cu_seqlens_q, which are not given");
   *rows = *keys = side(false, Side::kMost, Side::kImplied, none, none, 0);
   if (!has_lengths) return hipSuccess;

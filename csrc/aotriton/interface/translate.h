@@ -15,6 +15,25 @@ static_assert(int{kNoMask} == aotriton::v3::flash::CausalType::None &&
               kTopLeftAligned == aotriton::v3::flash::WindowValue::TopLeftAligned &&
               kBottomRightAligned == aotriton::v3::flash::WindowValue::BottomRightAligned);
 
+// The VarlenType of 0.11 to 0.13; 0.14 takes its numbers too, in parameters of 0.12 and 0.13.
+enum VarlenType : int8_t { kDense = 0, kCompact = 1, kPadded = 2, kStrided = 3 };
+
+#if AOTRITON_VERSION_MINOR >= 14
+static_assert(Side::kMost == aotriton::v3::flash::VarlenLength::MAX &&
+              Side::kCumulative == aotriton::v3::flash::VarlenLength::CUMULATIVE &&
+              Side::kIndividual == aotriton::v3::flash::VarlenLength::INDIVIDUAL &&
+              Side::kImplied == aotriton::v3::flash::VarlenPosition::IMPLIED &&
+              Side::kReused == aotriton::v3::flash::VarlenPosition::REUSE &&
+              Side::kListed == aotriton::v3::flash::VarlenPosition::ARRAY);
+#else
+static_assert(int{kDense} == aotriton::v3::flash::VarlenType::None &&
+              int{kCompact} == aotriton::v3::flash::VarlenType::CompactVarlen &&
+              int{kPadded} == aotriton::v3::flash::VarlenType::PaddedVarlen);
+#if AOTRITON_VERSION_MINOR >= 12
+static_assert(int{kStrided} == aotriton::v3::flash::VarlenType::StridedVarlen);
+#endif
+#endif
+
 // A view of rank 1 as a Side has it.
 inline kiln_tensor list_of(const aotriton::TensorView<1>& view) {
   return {view.data_ptr(),
@@ -25,8 +44,8 @@ inline kiln_tensor list_of(const aotriton::TensorView<1>& view) {
           {}};
 }
 
-// How sequences lie by the VarlenType of 0.11 to 0.13: None, CompactVarlen, PaddedVarlen, StridedVarlen. As in
-// AOTriton, None with lengths is compact, and either with positions is strided. A failure leaves a sentence.
+// How sequences lie by a VarlenType. As in AOTriton, None with lengths is compact, and either with positions is
+// strided. A failure leaves a sentence.
 struct OldSequences {
   int8_t varlen_type;
   const aotriton::TensorView<1>&cu_q, &cu_k;
@@ -50,11 +69,20 @@ hipError_t find_sides(const Params& in, int32_t version, Scores* out) {
         &out->rows, &out->keys);
   }
   const aotriton::v3::flash::VarlenBits bits = in.varlen_bits;
+  using aotriton::v3::flash::VarlenStacked;
   out->heads_inside = bits.lse_layout != aotriton::v3::flash::VarlenLseLayout::HT;
-  out->rows = {bits.qmode.stacked != 0, bits.qmode.length,      bits.qmode.position,
-               list_of(in.seqinfo_q0),  list_of(in.seqinfo_q1), in.Max_seqlen_q};
-  out->keys = {bits.kmode.stacked != 0, bits.kmode.length,      bits.kmode.position,
-               list_of(in.seqinfo_k0),  list_of(in.seqinfo_k1), in.Max_seqlen_k};
+  out->rows = {bits.qmode.stacked == VarlenStacked::THD,
+               bits.qmode.length,
+               bits.qmode.position,
+               list_of(in.seqinfo_q0),
+               list_of(in.seqinfo_q1),
+               in.Max_seqlen_q};
+  out->keys = {bits.kmode.stacked == VarlenStacked::THD,
+               bits.kmode.length,
+               bits.kmode.position,
+               list_of(in.seqinfo_k0),
+               list_of(in.seqinfo_k1),
+               in.Max_seqlen_k};
   return hipSuccess;
 #else
   (void)version;
@@ -71,16 +99,16 @@ hipError_t find_sides(const Params& in, int32_t version, Scores* out) {
 
 // The fields that the structures of both passes have in common. A failure leaves a sentence.
 template <typename Params>
-hipError_t translate(const Params& in, int32_t version, const aotriton::v3::flash::attn_options* options, Views* views,
-                     Scores* out) {
-  out->q = views->given(in.Q);
-  out->k = views->given(in.K);
-  out->v = views->given(in.V);
-  out->out = views->given(in.Out);
-  out->bias = views->optional(in.B);
-  out->lse = views->optional(in.L);
+hipError_t translate(const Params& in, int32_t version, const aotriton::v3::flash::attn_options* options,
+                     ScoreViews* views, Scores* out) {
+  out->q = views->q.given(in.Q);
+  out->k = views->k.given(in.K);
+  out->v = views->v.given(in.V);
+  out->out = views->out.given(in.Out);
+  out->bias = views->bias.optional(in.B);
+  out->lse = views->lse.optional(in.L);
   out->sm_scale = in.Sm_scale;
-  out->dropout = {in.dropout_p, views->number(in.philox_seed_ptr), views->number(in.philox_offset1),
+  out->dropout = {in.dropout_p, views->seed.number(in.philox_seed_ptr), views->offset.number(in.philox_offset1),
                   static_cast<int64_t>(in.philox_offset2)};
   out->causal_type = in.causal_type;
   out->window_left = in.window_left;

@@ -66,10 +66,10 @@ hipError_t check_gpu(Stream stream) { return kiln_aotriton::check_device(stream.
 
 hipError_t debug_simulate_encoded_softmax(TensorView<4> r, float dropout_p, TensorView<0> philox_seed,
                                           TensorView<0> philox_offset1, uint64_t philox_offset2, Stream stream) {
-  kiln_aotriton::Views views;
+  kiln_aotriton::Slot mask, seed, offset;
   return kiln_aotriton::simulate(
-      views.given(r),
-      {dropout_p, views.number(philox_seed), views.number(philox_offset1), static_cast<int64_t>(philox_offset2)},
+      mask.given(r),
+      {dropout_p, seed.number(philox_seed), offset.number(philox_offset1), static_cast<int64_t>(philox_offset2)},
       stream.native());
 }
 

@@ -1,4 +1,5 @@
 // aotriton::v3::flash.
+#include "../refusal.h"
 #include "translate.h"
 
 namespace kiln_aotriton {
@@ -19,12 +20,12 @@ hipError_t run(const attn_fwd_params& in, int32_t version, void* stream, const a
   if (version != attn_fwd_params::kVersion && version != kOlderForward)
     return refuse_version("attn_fwd", version,
                           {AOTRITON_VERSION_MAJOR, AOTRITON_VERSION_MINOR, attn_fwd_params::kVersion});
-  Views views;
+  ForwardViews views;
   Forward call = {};
-  call.slopes = in.A.data_ptr() ? views.given(in.A) : nullptr;
-  call.seed_out = views.number(in.philox_seed_output);
-  call.offset_out = views.number(in.philox_offset_output);
-  call.mask = views.optional(in.encoded_softmax);
+  call.slopes = in.A.data_ptr() ? views.slopes.given(in.A) : nullptr;
+  call.seed_out = views.seed_out.number(in.philox_seed_output);
+  call.offset_out = views.offset_out.number(in.philox_offset_output);
+  call.mask = views.mask.optional(in.encoded_softmax);
   call.error = translate(in, version, options, &views, &call);
   return forward(call, stream);
 }
@@ -33,15 +34,15 @@ hipError_t run(const attn_bwd_params& in, int32_t version, void* stream, const a
   if (version != attn_bwd_params::kVersion && version != kOlderBackward)
     return refuse_version("attn_bwd", version,
                           {AOTRITON_VERSION_MAJOR, AOTRITON_VERSION_MINOR, attn_bwd_params::kVersion});
-  Views views;
+  BackwardViews views;
   Backward call = {};
-  call.dout = views.given(in.DO);
-  call.dq = views.given(in.DQ);
-  call.dk = views.given(in.DK);
-  call.dv = views.given(in.DV);
-  call.dbias = views.optional(in.DB);
+  call.dout = views.dout.given(in.DO);
+  call.dq = views.dq.given(in.DQ);
+  call.dk = views.dk.given(in.DK);
+  call.dv = views.dv.given(in.DV);
+  call.dbias = views.dbias.optional(in.DB);
   call.error = translate(in, version, options, &views, &call);
-  call.lse = views.given(in.L);  // read, not written: one of nothing is for libkiln to judge
+  call.lse = views.lse.given(in.L);  // read, not written: one of nothing is for libkiln to judge
   hipError_t error = backward(call, stream);
   in.D.free();
   in.DQ_ACC.free();

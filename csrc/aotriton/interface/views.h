@@ -17,18 +17,21 @@ bool is_given(const aotriton::TensorView<kRank>& view) {
   return given;
 }
 
-// The descriptions of one call.
-class Views {
+// Room for the description of a view.
+class Slot {
  public:
   // One that is always given: what has no elements is for the library to judge.
   template <int kRank>
   kiln_tensor* given(const aotriton::TensorView<kRank>& view) {
-    kiln_tensor* out = next(view.data_ptr(), view.dtype(), kRank);
+    tensor_ = {};
+    tensor_.data = view.data_ptr();
+    tensor_.dtype = static_cast<kiln_dtype>(view.dtype());
+    tensor_.rank = kRank;
     for (int i = 0; i < kRank; ++i) {
-      out->sizes[i] = static_cast<int64_t>(view.size(i));
-      out->strides[i] = static_cast<int64_t>(view.stride(i));
+      tensor_.sizes[i] = static_cast<int64_t>(view.size(i));
+      tensor_.strides[i] = static_cast<int64_t>(view.stride(i));
     }
-    return out;
+    return &tensor_;
   }
 
   // NULL where it is not given.
@@ -45,25 +48,28 @@ class Views {
   }
 
  private:
-  static constexpr int kCapacity = 20;  // attn_bwd has most, 15
+  kiln_tensor tensor_;
+};
 
-  kiln_tensor* next(void* data, aotriton::DType dtype, int rank) {
-    kiln_tensor* out = &views_[count_ < kCapacity - 1 ? count_++ : count_];
-    *out = {};
-    out->data = data;
-    out->dtype = static_cast<kiln_dtype>(dtype);
-    out->rank = rank;
-    return out;
-  }
+// The descriptions that a call borrows: one for each tensor, by name, so that no two of a call can share one.
+struct ScoreViews {
+  Slot q, k, v, out, bias, lse, seed, offset;
+};
 
-  kiln_tensor views_[kCapacity];
-  int count_ = 0;
+struct ForwardViews : ScoreViews {
+  Slot slopes, seed_out, offset_out, mask;
+};
+
+struct BackwardViews : ScoreViews {
+  Slot dout, dq, dk, dv, dbias;
 };
 
 // Both number dtypes alike.
 static_assert(int{aotriton::kFloat32} == KILN_FP32 && int{aotriton::kFloat16} == KILN_FP16 &&
-              int{aotriton::kBFloat16} == KILN_BF16 && int{aotriton::kInt32} == KILN_INT32 &&
+              int{aotriton::kBFloat16} == KILN_BF16 && int{aotriton::kInt8} == KILN_INT8 &&
+              int{aotriton::kInt16} == KILN_INT16 && int{aotriton::kInt32} == KILN_INT32 &&
               int{aotriton::kInt64} == KILN_INT64 && int{aotriton::kUInt8} == KILN_UINT8 &&
+              int{aotriton::kUInt16} == KILN_UINT16 && int{aotriton::kUInt32} == KILN_UINT32 &&
               int{aotriton::kUInt64} == KILN_UINT64);
 
 }  // namespace kiln_aotriton

@@ -1,11 +1,6 @@
-#include "call.h"
-
-#include <stdio.h>
+#include "prepare.h"
 
 #include "errors.h"
-#include "kiln/family.h"
-#include "prepare.h"
-#include "refusal.h"
 
 namespace kiln_aotriton {
 namespace {
@@ -53,24 +48,15 @@ hipError_t mask_of(const Scores& call, const Lengths& lengths, Window* out) {
       "the last where all sequences have the same lengths, both must be 0 or more");
 }
 
-}  // namespace
-
-hipError_t refuse_version(const char* function, int32_t version, const Known& known) {
-  char sentence[256];
-  snprintf(sentence, sizeof sentence,
-           "aotriton: params_version is %d, but this library stands for AOTriton %u.%u, whose is %d: the caller was "
-           "compiled with the headers of another version of AOTriton, and needs the library of that version",
-           version, known.major, known.minor, known.version);
-  kiln_set_error(KILN_E_NEWER_CALLER, sentence);
-  return give_up(function, hipErrorInvalidSymbol, nullptr, nullptr, 0);
-}
-
+// Prepared::is_short.
 bool is_short(const Scores& call, const Sequences& sequences) {
   const kiln_tensor* lse = call.lse;
   return sequences.packed && sequences.batch > 1 && lse && lse->dtype == KILN_FP32 &&
          lse->sizes[0] == call.q->sizes[1] && call.rows.most > 0 && lse->sizes[1] == call.rows.most &&
          lse->sizes[1] < call.q->sizes[2];
 }
+
+}  // namespace
 
 hipError_t prepare(const Scores& call, Prepared* out) {
   if (call.error) return call.error;
