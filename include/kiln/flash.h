@@ -43,7 +43,7 @@ KILN_API const kiln_family* kiln_flash_family(void);
  *        cu_seqlens_q [1, heads, all rows], or [batch, heads, at least max_seqlen_q rows], a batch for each sequence.
  *
  * Sequences of several lengths. Either they lie one after another, and the batch of those tensors is 1
- * (cu_seqlens: [batch + 1] int32, where each begins, and the end), or each lies at the begin of its batch
+ * (cu_seqlens: [batch + 1] int32, where each begins, and the end), or each lies at the start of its batch
  * (seqused: [batch] int32, how many rows count, or cu_seqlens and `padded`); cu_seqlens and seqused together say how
  * many rows from its begin on. Rows that do not count are not written.
  *
@@ -92,7 +92,7 @@ typedef struct kiln_attn_fwd_params {
     int32_t force_count;
     int32_t reserved1;               /* zero */
     int32_t padded;                  /* non-zero: cu_seqlens_q and cu_seqlens_k only tell how long sequences are; each
-                                        lies at the begin of its batch, as with seqused */
+                                        lies at the start of its batch, as with seqused */
     int32_t reserved2;               /* zero */
 } kiln_attn_fwd_params;
 #define KILN_ATTN_FWD_PARAMS_INIT                                                                                   \
@@ -188,7 +188,7 @@ KILN_API kiln_status kiln_attn_bwd_explain(kiln_t kiln, const kiln_queue* queue,
  * Sequence b has seqused_k[b] keys in the cache, and new_rows more after this call has appended k_new and v_new behind
  * them, but no more than it has room for (keys, or what its row of block_table lists): what does not fit is neither
  * written nor seen. Its last row and its last key belong together: row i sees the keys from i + d - window_left to
- * i + d + window_right with d = keys - rows, from which ALiBi counts too. leftpad[b] keys at the begin of its cache are
+ * i + d + window_right with d = keys - rows, from which ALiBi counts too. leftpad[b] keys at the start of its cache are
  * not seen.
  *
  * Rotary embedding (rotary_cos given): the first rotary_dim = 2 * rotary_cos.sizes[1] elements of k_new's row i are

@@ -107,7 +107,7 @@ def attn_fwd(
         cu_seqlens_q, cu_seqlens_k: [batch + 1] int32: where each of several sequences begins, which lie one after
             another in arrays whose own batch is 1, and where the last ends.
         seqused_q, seqused_k: [batch] int32: how many rows of each batch count.
-        padded: whether cu_seqlens only tell lengths, and each sequence lies at the begin of its batch.
+        padded: whether cu_seqlens only tell lengths, and each sequence lies at the start of its batch.
         max_seqlen_q, max_seqlen_k: with cu_seqlens: no sequence is longer; 0: not known.
         scale: None: 1 / sqrt(head_dim).
         softcap: 0: none; at most 1e30.
@@ -268,7 +268,7 @@ def attn_decode(
         cu_seqlens_q: [batch + 1] int32: where each sequence's rows begin; None: all have q's rows.
         block_table: [batch, pages of the longest sequence] int32: numbers of pages.
         cache_batch: [batch] int32: the batch of the cache that each sequence has. Not with block_table.
-        leftpad: [batch] int32: so many keys at the begin of each are not seen. Not with block_table.
+        leftpad: [batch] int32: so many keys at the start of each are not seen. Not with block_table.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2] of q's dtype: k_new and q are rotated. Need k_new.
         rotary_interleaved: whether element 2 c is paired with 2 c + 1, and not c with c + rotary_dim / 2.
         k_scale, v_scale: [heads_kv] fp32: what cached elements of fp8e4m3 are multiplied by.

@@ -303,7 +303,7 @@ def flash_attn_with_kvcache(
             a GPU are not looked at: keys behind the last page, or the end of the cache, are not seen.
         cache_batch_idx: int32, [batch]: which batch of the cache each sequence has; None: its own number. Not with
             block_table.
-        cache_leftpad: int32, [batch]: how many keys at the begin of the cache are not seen. Not with block_table.
+        cache_leftpad: int32, [batch]: how many keys at the start of the cache are not seen. Not with block_table.
         block_table: int32, [batch, pages of the longest sequence].
         rotary_interleaved: elements 2 c and 2 c + 1 make a pair, else c and c + rotary_dim / 2.
         num_splits: into how many parts the keys are split, at most 128; 0: as it is fastest.

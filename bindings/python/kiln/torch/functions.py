@@ -327,7 +327,7 @@ def decode(
             all that the cache holds.
         block_table: [batch, pages] int32, the numbers of each sequence's pages.
         cache_batch: [batch] int32, the batch of the cache that each sequence has. None: its own number.
-        leftpad: [batch] int32, how many keys at the begin of its cache are not seen.
+        leftpad: [batch] int32, how many keys at the start of its cache are not seen.
         rotary_cos, rotary_sin: [positions, rotary_dim / 2] of q's dtype: k_new, and q, are rotated. Needs k_new.
         k_scale, v_scale: [heads_kv] fp32: what cached elements are multiplied by, and new ones divided.
         cu_seqlens_q, max_seqlen_q, sinks, alibi_slopes, scale, softcap, causal, window, return_lse: as in `attention`.
