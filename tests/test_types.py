@@ -41,6 +41,10 @@ def arrays(q: Tensor, wanted: bool) -> None:
     assert_type(kiln.explain(kiln.attn_fwd, q, q, q), list[kiln.Variant])
     assert_type(kiln.attn_bwd(q, q, q, q, out, lse), kiln.attention.Gradients)
     assert_type(kiln.info(), kiln.Info)
+    try:
+        kiln.prepare(kiln.attn_fwd, q, q, q)
+    except kiln.KilnError as error:
+        assert_type(error.status, int)
 
 def tensors(q: Tensor, wanted: bool) -> None:
     assert_type(kiln.torch.attention(q, q, q, window=(64, 0)), Tensor)
@@ -70,19 +74,19 @@ WRONG = {
 }  # fmt: skip
 
 
-def check(folder: Path, text: str) -> list[str]:
-    """What mypy --strict says of a program that uses the package."""
+def check(folder: Path, text: str, python: Path | None = None) -> list[str]:
+    """What mypy --strict says of a program that uses the package: this tree's, or what is installed for a Python."""
     (folder / "torch").mkdir(exist_ok=True)
     (folder / "torch/__init__.pyi").write_text(TORCH)
     (folder / "sample.py").write_text(text)
     (folder / "mypy.ini").write_text("[mypy]\n")
+    where = ("--python-executable", str(python)) if python else ("--python-version=3.10",)
+    path = str(folder) if python else f"{folder}:{ROOT / 'bindings/python'}:{ROOT / 'v3python'}"
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-version=3.10", "sample.py"],
-        cwd=folder,
-        env={**os.environ, "MYPYPATH": f"{folder}:{ROOT / 'bindings/python'}:{ROOT / 'v3python'}"},
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", *where, "sample.py"],
+        cwd=folder, env=kept | {"MYPYPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if re.match(r"sample\.py:\d+: error", line)]
 
@@ -98,8 +102,12 @@ def test_results_follow_from_arguments(folder):
 
 
 def test_wrong_calls_are_flagged(folder):
+    check_wrong_calls(folder)
+
+
+def check_wrong_calls(folder: Path, python: Path | None = None) -> None:
     head = "import kiln.jit\nimport kiln.torch.flash_attn\nfrom torch import Tensor\ndef f(q: Tensor) -> None:\n"
-    said = check(folder, head + "".join(f"    {call}\n" for call in WRONG))
+    said = check(folder, head + "".join(f"    {call}\n" for call in WRONG), python)
     for number, (call, error) in enumerate(WRONG.items(), head.count("\n") + 1):
         assert any(re.match(rf"sample\.py:{number}: .*({error})", line) for line in said), (call, said)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import test_types
 from builds import NAME, ROOT, Built, environment
 from kiln_build.native import pythons
 from kiln_build.release import wheel
@@ -221,6 +222,12 @@ print(driver.fake_launches(), *kiln.explain(kiln.attn_fwd, q, k, k, causal=True,
     said = run(installed, "-c", code, PYTHONPATH=path, LD_LIBRARY_PATH=str(driver))
     launches, _, explained = said.partition(" ")
     assert int(launches) >= 3 and explained.startswith("attn_fwd (dtype=bf16 head_dim=64")
+
+
+def test_type_checkers_know_the_functions(installed, tmp_path):
+    pytest.importorskip("mypy")
+    assert test_types.check(tmp_path, test_types.SAMPLE, installed) == []
+    test_types.check_wrong_calls(tmp_path, installed)
 
 
 def test_images_without_a_runtime_of_their_version(wheels, tmp_path):
