@@ -22,10 +22,12 @@ asked for. Importing needs no GPU and no driver; images for the GPUs that you ha
 
 Modules:
     kiln.attention       the functions above, and the arguments that they share
-    kiln.errors          the exceptions
+    kiln.errors          the exceptions, which are kiln's too: kiln.UnsupportedError
     kiln.torch           PyTorch: autograd, torch.compile, scaled_dot_product_attention, flash-attention's functions,
                          Transformers; the extra `torch`
     kiln.jit             the same kernels through Triton, for their authors; the extra `jit`
+
+All other modules of the package are internal.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ if "t" in getattr(_sys, "abiflags", ""):
     raise ImportError("Kiln is not made for free-threaded builds of Python; use one with the global interpreter lock")
 
 from kiln import errors
+from kiln.errors import *  # noqa: F403  (not in __all__: help(kiln) would list them before the functions)
 
 try:
     from kiln import _core
@@ -47,54 +50,18 @@ except ImportError as _error:
 else:
     from kiln import attention
     from kiln.attention import *  # noqa: F403
-    from kiln.errors import (
-        ArgumentError,
-        DriverError,
-        FamilyError,
-        ForkedError,
-        KilnError,
-        NoDeviceError,
-        NotFoundError,
-        OutOfMemoryError,
-        PackCorruptError,
-        PackError,
-        PackMismatchError,
-        PackNotFoundError,
-        QueueError,
-        RangeError,
-        ResourcesError,
-        UnsupportedError,
-        WorkspaceError,
-    )
     from kiln.information import Device, Driver, Info, Target, Variant, devices, info, variants
     from kiln.runtime import Runtime
 
     __version__: str = _core.version()
 
     __all__ = [
-        "ArgumentError",
         "Device",
         "Driver",
-        "DriverError",
-        "FamilyError",
-        "ForkedError",
         "Info",
-        "KilnError",
-        "NoDeviceError",
-        "NotFoundError",
-        "OutOfMemoryError",
-        "PackCorruptError",
-        "PackError",
-        "PackMismatchError",
-        "PackNotFoundError",
-        "QueueError",
-        "RangeError",
-        "ResourcesError",
         "Runtime",
         "Target",
-        "UnsupportedError",
         "Variant",
-        "WorkspaceError",
         "attention",
         "devices",
         "errors",

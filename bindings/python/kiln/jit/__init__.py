@@ -16,6 +16,8 @@
 The same recipe decides as in the runtime: which functional, configuration, specialization, grid and parameters. What it
 does not serve is refused with the same sentence; nothing is tried in its place. Needs PyTorch, Triton, PyYAML and
 msgspec: `pip install 'kiln-runtime[jit]'`. A missing package is reported at the first use, not at import.
+
+All modules of the package are internal.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@
 The operators beneath are those of torch.ops.kiln, such as attn_fwd: attention is differentiable, and all are known to
 torch.compile, autocast and CUDA graphs. What Kiln has no kernel for is refused in one sentence; nothing falls back in
 silence. Importing needs no GPU.
+
+All modules of the package but `kiln.torch.flash_attn` are internal.
 """
 
 try:
@@ -27,7 +29,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
-from kiln.torch import functions as _functions
+from kiln.torch import functions
 from kiln.torch.explanation import Explanation, explain
 from kiln.torch.functions import *  # noqa: F403
 from kiln.torch.routing import (
@@ -52,5 +54,5 @@ __all__ = [
     "reset_fallthroughs",
     "scaled_dot_product_attention",
     "use",
-    *_functions.__all__,
+    *functions.__all__,
 ]
