@@ -15,16 +15,17 @@ from kiln.information import Variant
 from kiln_recipe import targets
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
+from kiln_recipe.selection import parse_selection
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = "sm_90"
 
 
-@pytest.fixture(params=["core", "full"])
-def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The packs of a whole build of a profile, as `kiln.variants` lists them."""
+def install(monkeypatch: pytest.MonkeyPatch, profile: str, selection: str = "") -> None:
+    """The pack of a build, as `kiln.variants` lists it."""
     flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml", native=False)
-    made = plan.make_plan([flash], (targets.by_name(TARGET),), request.param, (), ROOT / "tuning")
+    chosen = parse_selection(selection)
+    made = plan.make_plan([flash], (targets.by_name(TARGET),), profile, chosen, ROOT / "tuning")
     rows = [
         Variant(
             hashlib.sha256(v.name.encode()).hexdigest(), v.target, f"{v.family}.{v.operation}", v.kernel, v.functional,
@@ -33,6 +34,12 @@ def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         for v in made.variants
     ]  # fmt: skip
     monkeypatch.setattr(kiln, "variants", lambda *, target: rows if target == TARGET else [])
+
+
+@pytest.fixture(params=["core", "full"])
+def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The packs of a whole build of a profile."""
+    install(monkeypatch, request.param)
     return request.param
 
 
@@ -55,9 +62,32 @@ def test_what_a_build_has_not_is_refused_or_served_by_what_is_general(packs: str
     wide = kt.explain(*qkv("meta", 192), target="H100")
     assert bool(wide) == (packs == "full")
     if packs == "core":
-        assert isinstance(wide.error, UnsupportedError) and "the nearest that exists is" in str(wide.refusal)
+        said = " on sm_90: head_dim=192 is in the full profile only; the nearest that exists is "
+        assert isinstance(wide.error, UnsupportedError) and said in str(wide.refusal)
     (kernel,) = kt.explain(*qkv("meta"), target=TARGET, bias=torch.empty(1, 1, 70, 90, device="meta")).kernels
     assert f"extras={'any' if packs == 'core' else 'bias'}" in kernel.functional
+
+
+@pytest.mark.parametrize(
+    ("selection", "call", "reason"),
+    [
+        (
+            "operation=attn_fwd,attn_decode",
+            {"backward": True},
+            "operation=attn_decode,attn_fwd alone, nor for anything",
+        ),
+        ("dtype=bf16;head_dim=64", {"dtype": torch.float16}, "dtype=bf16 alone; the nearest that exists is dtype=bf16"),
+        ("family=flash;operation=attn_fwd;head_dim=64", {"width": 128}, "head_dim=64 alone; the nearest that exists"),
+    ],
+)
+def test_what_a_selection_left_out_is_refused_with_the_selection(
+    monkeypatch: pytest.MonkeyPatch, selection: str, call: dict, reason: str
+) -> None:
+    install(monkeypatch, "core", selection)
+    tensors = qkv("meta", call.get("width", 64), call.get("dtype", torch.bfloat16))
+    found = kt.explain(*tensors, target=TARGET, backward="backward" in call)
+    assert f"on sm_90: this build was made for {reason}" in str(found.refusal), str(found)
+    assert kt.explain(*qkv("meta"), target=TARGET), "what was selected is served"
 
 
 def test_mistakes_are_told_as_by_the_runtime(packs: str) -> None:
@@ -73,7 +103,7 @@ def test_a_target_that_cannot_be_is_refused(packs: str) -> None:
         kt.explain(*qkv("meta"), target="sm_91")
     with pytest.raises(UsageError, match="give one"):
         kt.explain(*qkv("meta"), target="all")
-    with pytest.raises(NotFoundError, match="gfx942 has no images"):
+    with pytest.raises(NotFoundError, match="gfx942 has no images of flash: this build was made for other"):
         kt.explain(*qkv("meta"), target="MI300X")
     with pytest.raises(ArgumentError, match="target must be a text or None"):
         kt.explain(*qkv("meta"), target=3)

@@ -3,8 +3,9 @@ the dispatch that also runs kiln.jit. Needs the packages of kiln.jit that read r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import kiln
 from kiln import _arguments
@@ -17,6 +18,10 @@ from kiln_recipe.call import evaluate
 from kiln_recipe.dtypes import DTYPES
 from kiln_recipe.model import Kernel
 from kiln_recipe.plan.model import Variant as Planned
+from kiln_recipe.selection import PROFILES, parse_selection, spell_selection
+
+if TYPE_CHECKING:
+    from kiln_recipe.selection import Selection
 
 MULTIPROCESSORS = 132  # of the device that is thought of; it decides configurations, not whether a call is served
 _WORKSPACES = 1 << 60
@@ -62,14 +67,28 @@ class Ahead:
             if row.operation.startswith(f"{self._recipe.family}.")
         }
         if not self._rows:
-            raise NotFoundError(f"the pack of {self.target.name} has no images of {self._recipe.family}")
-        # What the packs have of each choice is what their build selected: its profile is not written in them.
-        there: dict[str, dict[str, None]] = {}
-        for row in self._rows.values():
-            for name, _, value in (word.partition("=") for word in row.functional.split()):
-                there.setdefault(name, {}).setdefault(value)
-        selection = tuple((name, tuple(values)) for name, values in sorted(there.items()))
-        self._tables = Tables(self._recipe, self.target, "full", selection, rules, lack=self._lack)
+            raise NotFoundError(
+                f"the pack of {self.target.name} has no images of {self._recipe.family}: this build was made for other "
+                f"families alone; build one with family={self._recipe.family} in KILN_SELECT, or without KILN_SELECT"
+            )
+        profile, selection = self._built_for(rules)
+        self._tables = Tables(self._recipe, self.target, profile, selection, rules, lack=self._lack)
+
+    def _built_for(self, rules: Path) -> tuple[str, Selection]:
+        """The build's profile and selection, as far as the pack's variants tell: they are not written in it. Refusals
+        name them as the runtime's do."""
+        from kiln_recipe.plan import plan
+
+        for profile in PROFILES:
+            made = plan.make_plan([self._recipe], (self.target,), profile, (), rules)
+            known = {self._place(variant) for variant in made.variants}
+            if self._rows.keys() <= known:
+                break
+        there = _values(self._rows)
+        possible = _values(place for place in known if place[0].partition(".")[2] in there["operation"])
+        possible["operation"] = _values(known)["operation"]
+        chosen = tuple((name, tuple(values)) for name, values in there.items() if values < possible.get(name, set()))
+        return profile, parse_selection(spell_selection(chosen))
 
     def explain(self, operation: str, fields: Mapping[str, Any]) -> list[Variant]:
         """The images of a call.
@@ -111,10 +130,21 @@ class Ahead:
 
     def _lack(self, variant: Planned) -> str | None:
         row = self._rows.get(self._place(variant))
-        return "it is not in the pack" if row is None else row.unavailable
+        return "the pack has no image of it" if row is None else row.unavailable
 
     def _place(self, variant: Planned) -> tuple[str, str, str, str, str]:
         kernel: Kernel = self._kernels[variant.kernel]
         name = f"{kernel.kernel}.{kernel.implementation}" if kernel.implementation else kernel.kernel
         operation = f"{variant.family}.{variant.operation}"
         return operation, name, variant.functional, variant.configuration, variant.specialization
+
+
+def _values(places: Iterable[tuple[str, str, str, str, str]]) -> dict[str, set[str]]:
+    """Of variants, by what a selection can name, the values that they have."""
+    found: dict[str, set[str]] = {}
+    for operation, kernel, functional, *_ in places:
+        choices = [word.partition("=")[::2] for word in functional.split()]
+        for name, value in (("operation", operation.partition(".")[2]), kernel.partition(".")[::2], *choices):
+            if value:
+                found.setdefault(name, set()).add(value)
+    return found
