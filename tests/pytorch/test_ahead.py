@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ TARGET = "sm_90"
 
 
 def install(monkeypatch: pytest.MonkeyPatch, profile: str, selection: str = "") -> None:
-    """The pack of a build, as `kiln.variants` lists it."""
+    """The pack of a build, as `kiln.variants` lists it: a row for each slot, empty ones too."""
     flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml", native=False)
     chosen = parse_selection(selection)
     made = plan.make_plan([flash], (targets.by_name(TARGET),), profile, chosen, ROOT / "tuning")
@@ -33,6 +34,16 @@ def install(monkeypatch: pytest.MonkeyPatch, profile: str, selection: str = "") 
         )
         for v in made.variants
     ]  # fmt: skip
+    for kernel in made.kernels:
+        slots = itertools.product(kernel.functionals, kernel.configurations, kernel.kernel.specializations)
+        rows += [
+            Variant(
+                "", TARGET, f"{kernel.family}.{kernel.operation}", kernel.kernel.name, functional.name,
+                configuration.name, specialization.name, kernel.absent[slot], False, 0, 0, 0, 0,
+            )
+            for slot, (functional, configuration, specialization) in enumerate(slots)
+            if slot in kernel.absent
+        ]  # fmt: skip
     monkeypatch.setattr(kiln, "variants", lambda *, target: rows if target == TARGET else [])
 
 
@@ -76,7 +87,11 @@ def test_what_a_build_has_not_is_refused_or_served_by_what_is_general(packs: str
             {"backward": True},
             "operation=attn_decode,attn_fwd alone, nor for anything",
         ),
-        ("dtype=bf16;head_dim=64", {"dtype": torch.float16}, "dtype=bf16 alone; the nearest that exists is dtype=bf16"),
+        (
+            "dtype=bf16;head_dim=128",
+            {"dtype": torch.float16},
+            "dtype=bf16 alone; the nearest that exists is dtype=bf16",
+        ),
         ("family=flash;operation=attn_fwd;head_dim=64", {"width": 128}, "head_dim=64 alone; the nearest that exists"),
     ],
 )
@@ -87,7 +102,7 @@ def test_what_a_selection_left_out_is_refused_with_the_selection(
     tensors = qkv("meta", call.get("width", 64), call.get("dtype", torch.bfloat16))
     found = kt.explain(*tensors, target=TARGET, backward="backward" in call)
     assert f"on sm_90: this build was made for {reason}" in str(found.refusal), str(found)
-    assert kt.explain(*qkv("meta"), target=TARGET), "what was selected is served"
+    assert kt.explain(*qkv("meta"), target=TARGET), "images of head_dim=128 serve 64 too"
 
 
 def test_mistakes_are_told_as_by_the_runtime(packs: str) -> None:
@@ -103,7 +118,7 @@ def test_a_target_that_cannot_be_is_refused(packs: str) -> None:
         kt.explain(*qkv("meta"), target="sm_91")
     with pytest.raises(UsageError, match="give one"):
         kt.explain(*qkv("meta"), target="all")
-    with pytest.raises(NotFoundError, match="gfx942 has no images of flash: this build was made for other"):
+    with pytest.raises(NotFoundError, match="gfx942 has no images of flash: this build was made for other families"):
         kt.explain(*qkv("meta"), target="MI300X")
     with pytest.raises(ArgumentError, match="target must be a text or None"):
         kt.explain(*qkv("meta"), target=3)

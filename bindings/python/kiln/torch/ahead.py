@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MULTIPROCESSORS = 132  # of the device that is thought of; it decides configurations, not whether a call is served
 _WORKSPACES = 1 << 60
+_Place = tuple[str, str, str, str, str]  # of a variant: operation, kernel, functional, configuration, specialization
 _VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
 
 
@@ -66,27 +67,29 @@ class Ahead:
             for row in kiln.variants(target=self.target.name)
             if row.operation.startswith(f"{self._recipe.family}.")
         }
-        if not self._rows:
+        images = {place for place, row in self._rows.items() if row.unavailable is None}
+        if not images:
             raise NotFoundError(
                 f"the pack of {self.target.name} has no images of {self._recipe.family}: this build was made for other "
                 f"families alone; build one with family={self._recipe.family} in KILN_SELECT, or without KILN_SELECT"
             )
-        profile, selection = self._built_for(rules)
+        profile, selection = self._built_for(images, rules)
         self._tables = Tables(self._recipe, self.target, profile, selection, rules, lack=self._lack)
 
-    def _built_for(self, rules: Path) -> tuple[str, Selection]:
-        """The build's profile and selection, as far as the pack's variants tell: they are not written in it. Refusals
-        name them as the runtime's do."""
+    def _built_for(self, images: set[_Place], rules: Path) -> tuple[str, Selection]:
+        """The build's profile and selection, as far as its images tell: they are not written in the pack. Refusals name
+        them as the runtime's do."""
         from kiln_recipe.plan import plan
 
         for profile in PROFILES:
             made = plan.make_plan([self._recipe], (self.target,), profile, (), rules)
-            known = {self._place(variant) for variant in made.variants}
-            if self._rows.keys() <= known:
+            known = {self._place(one): one.waiver is None for one in made.variants}  # whether it cannot fail to compile
+            if images <= known.keys():
                 break
-        there = _values(self._rows)
-        possible = _values(place for place in known if place[0].partition(".")[2] in there["operation"])
-        possible["operation"] = _values(known)["operation"]
+        there = _values(images)
+        asked = [place for place, is_sure in known.items() if is_sure or place in images]
+        possible = _values(place for place in asked if place[0].partition(".")[2] in there["operation"])
+        possible["operation"] = _values(asked)["operation"]
         chosen = tuple((name, tuple(values)) for name, values in there.items() if values < possible.get(name, set()))
         return profile, parse_selection(spell_selection(chosen))
 
@@ -132,14 +135,14 @@ class Ahead:
         row = self._rows.get(self._place(variant))
         return "the pack has no image of it" if row is None else row.unavailable
 
-    def _place(self, variant: Planned) -> tuple[str, str, str, str, str]:
+    def _place(self, variant: Planned) -> _Place:
         kernel: Kernel = self._kernels[variant.kernel]
         name = f"{kernel.kernel}.{kernel.implementation}" if kernel.implementation else kernel.kernel
         operation = f"{variant.family}.{variant.operation}"
         return operation, name, variant.functional, variant.configuration, variant.specialization
 
 
-def _values(places: Iterable[tuple[str, str, str, str, str]]) -> dict[str, set[str]]:
+def _values(places: Iterable[_Place]) -> dict[str, set[str]]:
     """Of variants, by what a selection can name, the values that they have."""
     found: dict[str, set[str]] = {}
     for operation, kernel, functional, *_ in places:
