@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kiln_build.coverage import config, judge, show
+from kiln_build.coverage import judge, show
 from kiln_build.coverage.attention import USES, Model
+from kiln_build.coverage.configuration import config
 from kiln_build.coverage.judge import Verdict
 from kiln_build.coverage.source import Source, open_source
 from kiln_recipe.selection import PROFILES

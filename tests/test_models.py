@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from builds import ROOT
-from kiln_build.coverage import config
 from kiln_build.coverage.attention import Attention
+from kiln_build.coverage.configuration import config
 
 sys.path.insert(0, str(ROOT / "docs"))
 import models

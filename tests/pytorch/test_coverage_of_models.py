@@ -6,6 +6,7 @@ Every sixteenth of Transformers' architectures and some well-known ones; all wit
 from __future__ import annotations
 
 import copy
+import json
 import os
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import pytest
 pytest.importorskip("transformers", minversion="5.4", reason="needs transformers 5.4 or later")
 
 import every_architecture as every
+import families
 import torch
+import transformers
 from recorded_attention import NAME, Call, Recorder
 
-from kiln_build.coverage import config
 from kiln_build.coverage.attention import Attention
+from kiln_build.coverage.configuration import config, fields
 from kiln_recipe.errors import UsageError
 
 PARTS = 16
@@ -37,18 +40,15 @@ DIFFER = {
     "kyutai_speech_to_text": "its window is longer than what it is given here",
     "llama4": "a window inside chunks; a note says that each chunk is shown as a call",
     "llama4_text": "a window inside chunks; a note says that each chunk is shown as a call",
-    "mask2former": "a backbone of several widths",
     "mimo_v2_flash": "sliding layers alone have sinks, and other numbers of heads",
     "mm-grounding-dino": "a backbone of several widths",
     "mobilebert": "a bottleneck narrower than the hidden size",
-    "moonshine": "encoder and decoder have fields of their own",
     "moshi": "its window is longer than what it is given here",
-    "oneformer": "a backbone of several widths",
     "paligemma": "images are given, and so all text is a prefix that sees itself; here there are none",
     "qwen4_exp": "its index chooses keys; a note says that they are shown with all",
     "qwen4_exp_text": "its index chooses keys; a note says that they are shown with all",
     "segformer": "a backbone of several widths",
-    "swin": "a backbone of several widths",
+    "splinter": "its layers do not say that they are not causal, and are given no mask",
     "t5gemma2_encoder": "an encoder by itself, whose text does not say that it is one",
     "videoprism": "caps the scores of its text alone",
 }
@@ -113,3 +113,11 @@ def test_what_is_said_is_what_is_called(recorder, tmp_path):
     assert wrong == {}
     if WHOLE:
         assert {t for (t, _), calls in known.items() if calls} == set(DIFFER)
+
+
+def test_what_classes_fill_in_is_up_to_date():
+    text = fields.FAMILIES.read_text(encoding="utf-8")
+    made = json.loads(text)["transformers"]
+    if made != transformers.__version__:
+        pytest.skip(f"needs transformers {made}, from which families.json was made")
+    assert text == families.text(), "run: PYTHONPATH=v3python python tests/pytorch/families.py"

@@ -89,7 +89,8 @@ def _targets(words: Sequence[str], usual: Sequence[targets.Target]) -> Sequence[
 
 
 def _model(word: str) -> Model:
-    from kiln_build.coverage import config, line
+    from kiln_build.coverage import line
+    from kiln_build.coverage.configuration import config
 
     is_line = not Path(word).exists() and ("=" in word and not word.endswith(".json"))
     return line.read(word) if is_line else config.read(Path(word))

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kiln_build.coverage.attention import Attention, Model
+from kiln_build.coverage.attention import ROWS, Attention, Model
 from kiln_build.coverage.calls import Example, examples
 from kiln_build.coverage.source import Source
 from kiln_recipe.call import evaluate
@@ -159,7 +159,7 @@ def _remedies(source: Source, kind: Attention, use: str, target: Target) -> Iter
 
 
 def _others(kind: Attention, use: str) -> Mapping[str, Attention]:
-    """The same attention with other dtypes."""
+    """The same attention with other dtypes, or of fewer tokens."""
     found = {}
     if use == "decode" and kind.cache_dtype not in ("", kind.dtype):
         found[f"a cache in {kind.dtype}"] = dataclasses.replace(kind, cache_dtype=kind.dtype)
@@ -167,6 +167,9 @@ def _others(kind: Attention, use: str) -> Mapping[str, Attention]:
         if kind.dtype == "fp32":
             cache = dtype if kind.cache_dtype in ("", "fp32") else kind.cache_dtype
             found[f"{dtype} in place of {kind.dtype}"] = dataclasses.replace(kind, dtype=dtype, cache_dtype=cache)
+    if max(kind.rows, kind.keys) > ROWS:
+        rows, keys = min(kind.rows, ROWS), min(kind.keys, ROWS)
+        found[f"fewer tokens, such as {rows} rows and {keys} keys"] = dataclasses.replace(kind, rows=rows, keys=keys)
     return found
 
 
