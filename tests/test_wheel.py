@@ -72,6 +72,13 @@ def test_what_kiln_jit_reads():
     assert not any("__pycache__" in name for name in FILES)
 
 
+def test_the_package_knows_what_its_release_was_made_for():
+    for profile, selection in (("core", ""), ("full", "dtype=bf16;head_dim=128,64")):
+        module: dict[str, str] = {}
+        exec(wheel.generated_files(ROOT, profile, selection)["_release.py"], module)
+        assert (module["PROFILE"], module["SELECTION"]) == (profile, selection)
+
+
 def test_metadata():
     texts = {"LICENSE": "L\n", "NOTICES.txt": "N\n"}
     contents = wheel.Contents("0.1.0b", ("sm_90", "gfx942"), {}, {}, {"sm_90": Path("nvidia-sm_90.pack")}, texts)

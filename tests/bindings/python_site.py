@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -63,7 +64,7 @@ def make_site(to: Path, python: str = sys.executable, release: Path | None = Non
             (package / name).symlink_to(path)
         elif not (folder := package / name.partition("/")[0]).exists():
             folder.symlink_to(PACKAGE / folder.name)
-    for name, data in wheel.generated_files(ROOT).items():
+    for name, data in wheel.generated_files(ROOT, *made_for(release)).items():
         (package / name).write_bytes(data)
     (to / "kiln_recipe").unlink(missing_ok=True)
     (to / "kiln_recipe").symlink_to(ROOT / "v3python/kiln_recipe")
@@ -78,6 +79,14 @@ def make_site(to: Path, python: str = sys.executable, release: Path | None = Non
         if not images.is_symlink():
             (lib / images.name).symlink_to(images.resolve())
     return to
+
+
+def made_for(release: Path | None) -> tuple[str, str]:
+    """The profile and the selection of an unpacked release; of libraries for the fake driver what their tables have."""
+    if release is None:
+        return "full", "family=flash"
+    manifest = json.loads((release / "share/kiln/manifest.json").read_text())
+    return manifest["profile"], manifest["selection"]
 
 
 def fake_release() -> Path:

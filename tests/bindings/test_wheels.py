@@ -200,6 +200,7 @@ def test_importing_needs_no_gpu(installed):
     assert f"Kiln {NAME} in " in said and "targets:  sm_90 (" in said
     info = json.loads(run(installed, "-m", "kiln", "info", "--json"))
     assert info["problem"] is None and info["families"] == ["flash"]
+    assert (info["profile"], info["selection"]) == ("core", "dtype=bf16;extras=none;head_dim=64;padded=false")
     assert run(installed, "-m", "pip", "--disable-pip-version-check", "check").startswith("No broken")
     assert "NAME\n    kiln - Kiln: attention kernels" in run(installed, "-c", "import kiln; help(kiln)", PAGER="cat")
 

@@ -46,7 +46,7 @@ def test_info(runtime, fake):
     assert target.name == "sm_90" and target.variants == len(every)
     assert target.images == len({variant.key for variant in every if variant.unavailable is None})
     assert info.pack_problem is None
-    assert info.profile == "core" and info.dtypes == ("bf16", "fp16", "fp32")
+    assert (info.profile, info.selection) == ("full", "family=flash") and info.dtypes == ("bf16", "fp16", "fp32")
     assert info.location == str(Path(kiln.__file__).parent)
     assert [(d.vendor, d.ordinal) for d in info.devices] == [(v, i) for v in ("NVIDIA", "AMD") for i in range(5)]
     first, second = info.devices[:2]
@@ -59,7 +59,7 @@ def test_info(runtime, fake):
         info.version,
         "flash",
         "sm_90 (",
-        "profile:  core",
+        "profile:  full, only family=flash",
         "attention in bf16",
         "device:   NVIDIA 0, Fake NVIDIA 0, sm_90",
         "Kiln runs on it",
@@ -78,8 +78,6 @@ def test_info_says_what_attention_there_is():
         )
     ]
     assert information._served(types.SimpleNamespace(variants=lambda *_: rows)) == (("bf16", "fp16"), (64, 128))
-    for version, profile in (("1.0+full.ptx", "full"), ("1.0", "core"), ("1.0+s1.with.full", "core")):
-        assert information._profile(version) == profile
 
 
 def test_info_of_damaged_packs(fake, tmp_path):

@@ -11,6 +11,7 @@ import torch
 
 import kiln
 import kiln.torch as kt
+from kiln import _release
 from kiln.errors import ArgumentError, NotFoundError, UnsupportedError, UsageError
 from kiln.information import Variant
 from kiln_recipe import targets
@@ -45,6 +46,8 @@ def install(monkeypatch: pytest.MonkeyPatch, profile: str, selection: str = "") 
             if slot in kernel.absent
         ]  # fmt: skip
     monkeypatch.setattr(kiln, "variants", lambda *, target: rows if target == TARGET else [])
+    monkeypatch.setattr(_release, "PROFILE", profile)
+    monkeypatch.setattr(_release, "SELECTION", selection)
 
 
 @pytest.fixture(params=["core", "full"])
@@ -73,8 +76,11 @@ def test_what_a_build_has_not_is_refused_or_served_by_what_is_general(packs: str
     wide = kt.explain(*qkv("meta", 192), target="H100")
     assert bool(wide) == (packs == "full")
     if packs == "core":
-        said = " on sm_90: head_dim=192 is in the full profile only; the nearest that exists is "
-        assert isinstance(wide.error, UnsupportedError) and said in str(wide.refusal)
+        assert isinstance(wide.error, UnsupportedError)
+        assert str(wide.refusal) == (
+            "flash.attn_fwd has no image for dtype=bf16 head_dim=192 padded=true extras=none on sm_90: head_dim=192 is "
+            "in the full profile only; the nearest that exists is dtype=bf16 head_dim=128 padded=true extras=none"
+        )
     (kernel,) = kt.explain(*qkv("meta"), target=TARGET, bias=torch.empty(1, 1, 70, 90, device="meta")).kernels
     assert f"extras={'any' if packs == 'core' else 'bias'}" in kernel.functional
 
@@ -103,6 +109,14 @@ def test_what_a_selection_left_out_is_refused_with_the_selection(
     found = kt.explain(*tensors, target=TARGET, backward="backward" in call)
     assert f"on sm_90: this build was made for {reason}" in str(found.refusal), str(found)
     assert kt.explain(*qkv("meta"), target=TARGET), "images of head_dim=128 serve 64 too"
+
+
+def test_what_a_release_selected_of_another_family_is_none_of_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "core", "dtype=bf16;head_dim=64")
+    monkeypatch.setattr(_release, "SELECTION", "cols=16;dtype=bf16;family=flash,norm;head_dim=64")
+    assert kt.explain(*qkv("meta"), target=TARGET)
+    refusal = str(kt.explain(*qkv("meta", 128), target=TARGET).refusal)
+    assert "on sm_90: this build was made for head_dim=64 alone; the nearest that exists is" in refusal
 
 
 def test_mistakes_are_told_as_by_the_runtime(packs: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kiln import _core
+from kiln import _core, _release
 from kiln.errors import KilnError, NoDeviceError, of_status, with_package
 from kiln.runtime import Runtime, core_of
 
@@ -121,6 +121,7 @@ class Info:
         location: the package's folder.
         families: ("flash",).
         profile: "core" or "full", of the build.
+        selection: what of the profile it was made for, "dtype=bf16;head_dim=64,128"; "": all.
         dtypes, head_dims: of attention, those that some image of the packs is compiled for.
         targets: those whose packs were found and can be used.
         devices: of all drivers.
@@ -134,6 +135,7 @@ class Info:
     location: str
     families: tuple[str, ...]
     profile: str
+    selection: str
     dtypes: tuple[str, ...]
     head_dims: tuple[int, ...]
     targets: tuple[Target, ...]
@@ -152,7 +154,7 @@ class Info:
         lines = [
             f"Kiln {self.version} in {self.location}",
             f"families: {', '.join(self.families)}",
-            f"profile:  {self.profile}",
+            f"profile:  {self.profile}{f', only {self.selection}' if self.selection else ''}",
             f"targets:  {targets or without}",
         ]
         if self.dtypes:
@@ -192,7 +194,8 @@ def info(runtime: Runtime | None = None) -> Info:
         library_version=_core.library_version(),
         location=str(Path(__file__).parent),
         families=tuple(dict.fromkeys(names)),
-        profile=_profile(_core.version()),
+        profile=_release.PROFILE,
+        selection=_release.SELECTION,
         dtypes=dtypes,
         head_dims=head_dims,
         targets=tuple(Target(*row) for row in targets),
@@ -201,13 +204,6 @@ def info(runtime: Runtime | None = None) -> Info:
         pack_problem=failure or None,
         problem="; ".join(filter(None, (failure, sentence if is_failed else ""))) or None,
     )
-
-
-def _profile(version: str) -> str:
-    """The profile of the build whose name this is: "0.1.0b+full.ptx.with.norm"; families stand behind "with"."""
-    words = version.partition("+")[2].split(".")
-    own = words[: words.index("with")] if "with" in words else words
-    return "full" if "full" in own else "core"
 
 
 def _served(core: _core.Runtime) -> tuple[tuple[str, ...], tuple[int, ...]]:

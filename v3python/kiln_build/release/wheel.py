@@ -40,6 +40,7 @@ from kiln_build.release.release import PLATFORM
 from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.errors import ArtifactError, ToolchainError
+from kiln_recipe.selection import PROFILES
 
 RECIPE = "kiln-recipe"
 RUNTIME = "kiln-runtime"
@@ -50,7 +51,7 @@ RUNTIME_POINTS = {VERBS: {"info": "kiln.__main__:main"}}
 # Of the source tree, what kiln-build takes along: folders and files.
 PROJECT = (
     "bindings/", "cmake/", "csrc/", "docs/measurements/verified/", "dockerfile/", "include/", "input/", "notices/",
-    "tritonsrc/", "tuning/", "CMakeLists.txt", "LICENSE", "build.sh", "kiln",
+    "tritonsrc/", "tuning/", "CMakeLists.txt", "LICENSE", "build.sh",
 )  # fmt: skip
 _TORCH_LIBRARY = "libkiln_torch.so"  # of a release that has it
 _SHARE = "share/kiln/"
@@ -83,6 +84,7 @@ class Contents:
         headers: public ones by path below include/, "kiln/kiln.h".
         packs: by target.
         texts: LICENSE, NOTICES.txt and licences/... by their path below share/kiln/.
+        profile, selection: the release's, as its manifest spells them.
     """
 
     version: str
@@ -91,6 +93,8 @@ class Contents:
     headers: Mapping[str, bytes]
     packs: Mapping[str, Path]
     texts: Mapping[str, str]
+    profile: str = PROFILES[0]
+    selection: str = ""
 
 
 def python_version(version: str) -> str:
@@ -140,6 +144,8 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
         headers={p.removeprefix("include/"): f.read_bytes() for p, f in found.items() if p.startswith("include/")},
         packs={target: found[path] for path, target in wanted.items()},
         texts={p.removeprefix(_SHARE): _text(f, release, p) for p, f in found.items() if p.startswith(_SHARE)},
+        profile=release.manifest["profile"],
+        selection=release.manifest["selection"],
     )
 
 
@@ -161,10 +167,20 @@ def package_files(source: Path) -> dict[str, Path]:
     return files
 
 
-def generated_files(source: Path) -> dict[str, bytes]:
-    """The modules of the package kiln that are generated, by path below kiln/."""
+def generated_files(source: Path, profile: str, selection: str) -> dict[str, bytes]:
+    """The modules of the package kiln that are generated, by path below kiln/.
+
+    Args:
+        profile, selection: of the release whose libraries it gets.
+    """
     table = arguments.read(source / arguments.TABLE)
-    return {argument_files.PYTHON_MODULE: argument_files.python_module(table).encode()}
+    release = (
+        f'"""Of the release that this package is made from."""\n\nPROFILE = {profile!r}\nSELECTION = {selection!r}\n'
+    )
+    return {
+        argument_files.PYTHON_MODULE: argument_files.python_module(table).encode(),
+        "_release.py": release.encode(),
+    }
 
 
 def _modules(package: Path) -> dict[str, Path]:
@@ -241,7 +257,9 @@ def runtime_wheel(
         folder, jobs, say,
     )  # fmt: skip
     files: dict[str, Path | bytes] = {f"kiln/{name}": path for name, path in package_files(source).items()}
-    files |= {f"kiln/{name}": data for name, data in generated_files(source).items()}
+    files |= {
+        f"kiln/{name}": data for name, data in generated_files(source, contents.profile, contents.selection).items()
+    }
     files |= {f"kiln/lib/{name}": path for name, path in contents.libraries.items()}
     files[f"kiln/{headers.file_name}"] = built
     texts = notices.with_extension(contents.texts, source, site)

@@ -146,6 +146,15 @@ def known_names(recipes: Sequence[Recipe]) -> Mapping[str, Mapping[str, None]]:
     return {**spellings, "family": families, "operation": operations}
 
 
+def selection_of(recipe: Recipe, selection: Selection) -> Selection:
+    """What of a release's selection is about a recipe: the release may have other families, with choices of their
+    own."""
+    known = known_names([recipe])
+    return tuple(
+        (name, tuple(value for value in values if value in known[name])) for name, values in selection if name in known
+    )
+
+
 def _served(choice: Choice, profile: str, selection: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:
     """For each value of a choice the place of the value that serves it (Plan.served). Where none does, its own: what
     says there why it was left out is the refusal's reason."""

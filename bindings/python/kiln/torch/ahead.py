@@ -3,12 +3,11 @@ the dispatch that also runs kiln.jit. Needs the packages of kiln.jit that read r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import kiln
-from kiln import _arguments
+from kiln import _arguments, _release
 from kiln.errors import NotFoundError, UsageError
 from kiln.information import Variant
 from kiln.jit.errors import of_refusal
@@ -18,14 +17,10 @@ from kiln_recipe.call import evaluate
 from kiln_recipe.dtypes import DTYPES
 from kiln_recipe.model import Kernel
 from kiln_recipe.plan.model import Variant as Planned
-from kiln_recipe.selection import PROFILES, parse_selection, spell_selection
-
-if TYPE_CHECKING:
-    from kiln_recipe.selection import Selection
+from kiln_recipe.selection import parse_selection
 
 MULTIPROCESSORS = 132  # of the device that is thought of; it decides configurations, not whether a call is served
 _WORKSPACES = 1 << 60
-_Place = tuple[str, str, str, str, str]  # of a variant: operation, kernel, functional, configuration, specialization
 _VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
 
 
@@ -53,6 +48,7 @@ class Ahead:
         need("msgspec"), need("yaml")
         from kiln.jit.recipes import own_recipe
         from kiln_recipe.call.dispatch import Tables
+        from kiln_recipe.plan import plan
         from kiln_recipe.read import recipe
 
         found = targets.parse(word)
@@ -67,31 +63,13 @@ class Ahead:
             for row in kiln.variants(target=self.target.name)
             if row.operation.startswith(f"{self._recipe.family}.")
         }
-        images = {place for place, row in self._rows.items() if row.unavailable is None}
-        if not images:
+        if all(row.unavailable is not None for row in self._rows.values()):  # a pack lists its empty slots too
             raise NotFoundError(
                 f"the pack of {self.target.name} has no images of {self._recipe.family}: this build was made for other "
                 f"families alone; build one with family={self._recipe.family} in KILN_SELECT, or without KILN_SELECT"
             )
-        profile, selection = self._built_for(images, rules)
-        self._tables = Tables(self._recipe, self.target, profile, selection, rules, lack=self._lack)
-
-    def _built_for(self, images: set[_Place], rules: Path) -> tuple[str, Selection]:
-        """The build's profile and selection, as far as its images tell: they are not written in the pack. Refusals name
-        them as the runtime's do."""
-        from kiln_recipe.plan import plan
-
-        for profile in PROFILES:
-            made = plan.make_plan([self._recipe], (self.target,), profile, (), rules)
-            known = {self._place(one): one.waiver is None for one in made.variants}  # whether it cannot fail to compile
-            if images <= known.keys():
-                break
-        there = _values(images)
-        asked = [place for place, is_sure in known.items() if is_sure or place in images]
-        possible = _values(place for place in asked if place[0].partition(".")[2] in there["operation"])
-        possible["operation"] = _values(asked)["operation"]
-        chosen = tuple((name, tuple(values)) for name, values in there.items() if values < possible.get(name, set()))
-        return profile, parse_selection(spell_selection(chosen))
+        selection = plan.selection_of(self._recipe, parse_selection(_release.SELECTION))
+        self._tables = Tables(self._recipe, self.target, _release.PROFILE, selection, rules, lack=self._lack)
 
     def explain(self, operation: str, fields: Mapping[str, Any]) -> list[Variant]:
         """The images of a call.
@@ -135,19 +113,8 @@ class Ahead:
         row = self._rows.get(self._place(variant))
         return "the pack has no image of it" if row is None else row.unavailable
 
-    def _place(self, variant: Planned) -> _Place:
+    def _place(self, variant: Planned) -> tuple[str, str, str, str, str]:
         kernel: Kernel = self._kernels[variant.kernel]
         name = f"{kernel.kernel}.{kernel.implementation}" if kernel.implementation else kernel.kernel
         operation = f"{variant.family}.{variant.operation}"
         return operation, name, variant.functional, variant.configuration, variant.specialization
-
-
-def _values(places: Iterable[_Place]) -> dict[str, set[str]]:
-    """Of variants, by what a selection can name, the values that they have."""
-    found: dict[str, set[str]] = {}
-    for operation, kernel, functional, *_ in places:
-        choices = [word.partition("=")[::2] for word in functional.split()]
-        for name, value in (("operation", operation.partition(".")[2]), kernel.partition(".")[::2], *choices):
-            if value:
-                found.setdefault(name, set()).add(value)
-    return found
