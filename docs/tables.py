@@ -1,4 +1,4 @@
-"""Fills the tables of docs/reference.md from the code: `PYTHONPATH=v3python .kiln/venv/bin/python docs/tables.py`, with
+"""Fills the tables of the pages from the code: `PYTHONPATH=v3python .kiln/venv/bin/python docs/tables.py`, with
 the packages that `./kiln` installs, or any Python that has them.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; tests/test_readme.py fails if one is out of date.
@@ -14,7 +14,10 @@ from kiln_build import cli
 from kiln_build.options import variables
 from kiln_recipe import errors, targets
 
-PAGE = Path(__file__).resolve().parent / "reference.md"
+PAGES = tuple(Path(__file__).resolve().parent / name for name in ("reference.md", "rocm-wheels.md"))
+# The architectures of PyTorch's own wheels for ROCm.
+_ROCM = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102",
+         "gfx1103", "gfx1150", "gfx1151", "gfx1200", "gfx1201")  # fmt: skip
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all
 
 
@@ -25,6 +28,7 @@ def tables() -> dict[str, str]:
         "commands": _table(("command", "what it does"), ((f"`kiln {verb}`", cli.summary(verb)) for verb in cli.VERBS)),
         "variables": _table(("variable", "meaning"), ((f"`{n}`", m) for n, m in variables.VARIABLES.items())),
         "codes": _table(("code", "meaning"), _codes()),
+        "rocm": _table(("in `PYTORCH_ROCM_ARCH`", "GPUs", "Kiln"), _rocm()),
     }
 
 
@@ -50,6 +54,14 @@ def _codes() -> list[tuple[str, str]]:
     ]
 
 
+def _rocm() -> list[tuple[str, str, str]]:
+    """What there is for PyTorch's architectures, then those that there is nothing for."""
+    known = {target.name: target for target in targets.load()}
+    rows = [(f"`{name}`", _some(known[name].names), "yes") for name in _ROCM if name in known]
+    others = ", ".join(f"`{name}`" for name in _ROCM if name not in known)
+    return [*rows, (others, "", "no")]
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES]) + (" …" if len(names) > _NAMES else "")
 
@@ -61,4 +73,5 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))

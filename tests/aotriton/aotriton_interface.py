@@ -8,8 +8,10 @@ from pathlib import Path
 UNKNOWN, FP32, FP16, BF16, INT32, INT64, UINT8, UINT64 = 0, 1, 2, 3, 12, 13, 20, 23
 NONE, WINDOWED = 0, 3  # CausalType
 COMPACT, PADDED, STRIDED = 1, 2, 3  # VarlenType
-VERSIONS = ("0.11", "0.12", "0.13", "0.14")
 TOP_LEFT, BOTTOM_RIGHT = -2147483647, -2147483646  # WindowValue
+
+_LISTED = (Path(__file__).resolve().parents[2] / "csrc/aotriton/interfaces.txt").read_text().splitlines()
+VERSIONS = tuple(line.rpartition(".")[0] for line in _LISTED if line and not line.startswith("#"))
 
 # hipError_t
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_SYMBOL, NO_DEVICE, INVALID_IMAGE = 0, 1, 2, 13, 100, 200
