@@ -73,7 +73,7 @@ def test_a_wheel_brings_the_tree_and_nothing_of_its_surroundings(folder):
         names = {*archive.namelist()}
         project = {name.removeprefix("kiln_build/project/") for name in names if "/project/" in name}
         for name in (
-            "build.sh", "kiln", "CMakeLists.txt", "LICENSE", "csrc/core/pack.cc", "csrc/flags.txt", "cmake/kiln.pc.in",
+            "build.sh", "CMakeLists.txt", "LICENSE", "csrc/core/pack.cc", "csrc/flags.txt", "cmake/kiln.pc.in",
             "include/kiln/kiln.h", "tritonsrc/flash/recipe.yaml", "tuning/flash/sm_90.yaml", "notices/notices.yaml",
             "input/toolchain.lock.yaml", "input/front.lock", "bindings/python/kiln/__init__.py", ".source.json",
         ):  # fmt: skip
@@ -81,6 +81,7 @@ def test_a_wheel_brings_the_tree_and_nothing_of_its_surroundings(folder):
             if name != ".source.json":
                 assert archive.read(f"kiln_build/project/{name}") == (ROOT / name).read_bytes()
         assert {"kiln_build/cli/plan.py", "kiln_build/native/templates/family.cc.jinja"} <= names
+        assert "kiln" not in project, "a checkout's, by which lines that tell what to run call the command ./kiln"
         strange = [name for name in names if "__pycache__" in name or "input/cache" in name or name.endswith(".so")]
         assert not strange and not any(name.startswith(("tests/", "ledger/", "v3python/")) for name in project)
         info = f"kiln_build-{VERSION}.dist-info"

@@ -11,6 +11,8 @@ from pathlib import Path
 from kiln_recipe.expressions import Expression
 from kiln_recipe.targets import Target
 
+FAMILY = "flash"  # the attention family, which wheels, other projects' interfaces and `kiln coverage` are of
+
 Value = bool | int | str
 Scalar = bool | int | float | str
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
-from kiln_build.base.usage import path
+from kiln_build.base.usage import command, path
 from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
 
@@ -90,7 +90,7 @@ def _write_new(arguments: argparse.Namespace) -> int:
     checks = write.write(arguments.new, names, output)
     recipe.load(output)
     print(f"wrote {_shown(output)}; {checks} places to check are marked TODO")
-    kiln = "./kiln" if (ROOT / "kiln").is_file() else "kiln"
+    kiln = command()
     print(f"next: {kiln} plan sm_90 --recipe {_shown(output)}")
     print(f"then: {kiln} build input workspace output 0.1.0b sm_90 --recipe {_shown(output)}")
     return 0

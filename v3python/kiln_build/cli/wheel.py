@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _without_library(artifact: Release) -> list[str]:
     """A sentence for each family whose images are in the wheels' packs, and whose library is not."""
-    from kiln_build.native.adapters import FAMILY
+    from kiln_recipe.model import FAMILY
 
     return [
         f"no library for the family {family}: of a release's families wheels have {FAMILY} alone; Python calls others "
@@ -91,7 +91,7 @@ def _without_library(artifact: Release) -> list[str]:
 
 def _refuse_without_attention(artifact: Release, name: str) -> None:
     """Raises UsageError for a release that KILN_FAMILIES left the attention family out of."""
-    from kiln_build.native.adapters import FAMILY
+    from kiln_recipe.model import FAMILY
 
     families = artifact.manifest.get("families") or [FAMILY]
     if FAMILY not in families:

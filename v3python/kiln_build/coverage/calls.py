@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from kiln_build.coverage.attention import Attention
 from kiln_recipe.call.evaluate import Given, Tensor
 from kiln_recipe.dtypes import DTYPES
-from kiln_recipe.model import Operation, Recipe
+from kiln_recipe.model import FAMILY, Operation, Recipe
 
-FAMILY = "flash"
 _BATCH = 2  # sequences of an example call
 _APART = 36  # bits between addresses
 

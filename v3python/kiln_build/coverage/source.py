@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from kiln_build.artifacts import reader
 from kiln_build.base import ROOT
-from kiln_build.coverage.calls import FAMILY
 from kiln_recipe import targets
 from kiln_recipe.call.dispatch import Tables
 from kiln_recipe.errors import UsageError
-from kiln_recipe.model import Recipe
+from kiln_recipe.model import FAMILY, Recipe
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import Variant
 from kiln_recipe.read import recipe as recipes
@@ -133,19 +132,10 @@ def open_source(word: str) -> Source:
     }
     for_targets = tuple(targets.by_name(name) for name in dict.fromkeys(row["target"] for row in own))
     source = Source(word, manifest["profile"], (), for_targets, images, manifest["kiln"])
-    source.selection = _of_family(parse_selection(manifest["selection"]), source.recipe)
+    source.selection = plan.selection_of(source.recipe, parse_selection(manifest["selection"]))
     return source
 
 
 def place_of(variant: Variant) -> tuple[str, ...]:
     kernel = f"{variant.family}.{variant.operation}/{variant.kernel}"
     return variant.target, kernel, variant.functional, variant.configuration, variant.specialization
-
-
-def _of_family(selection: Selection, recipe: Recipe) -> Selection:
-    """What of a selection is about the family: a release may have other families, with choices of their own."""
-    known = plan.known_names([recipe])
-    kept: Sequence[tuple[str, tuple[str, ...]]] = [
-        (name, tuple(value for value in values if value in known[name])) for name, values in selection if name in known
-    ]
-    return tuple(kept)

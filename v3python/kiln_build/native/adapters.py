@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kiln_build.native.native import Adapter
 from kiln_recipe.errors import ToolchainError
+from kiln_recipe.model import FAMILY
 
-FAMILY = "flash"
 _HIP = Path("triton/backends/amd/include")
 
 

@@ -41,7 +41,10 @@ def choose(tree: Path, build: BuildVariables) -> Families:
     there = dict.fromkeys(one.family for one in (*own, *named))
     for name in build.families:
         if name not in there and name != NAMED:
-            raise UsageError(f"there is no family {name!r} to build; {nearest(name, there, 'families')}")
+            raise UsageError(
+                f"--family (KILN_FAMILIES) names {name!r}, which is not a family; {nearest(name, there, 'families')}; "
+                "--recipe (KILN_RECIPES) adds others"
+            )
     if not build.families:
         return _families(own, named, False)
     chosen = [one for one in own if one.family in build.families]

@@ -11,8 +11,9 @@ from kiln_build.artifacts.pack import Pack
 from kiln_build.base.progress import Progress
 from kiln_build.base.spelling import spell_seconds, spell_size
 from kiln_build.base.tables import plural
-from kiln_build.native import adapters
+from kiln_build.base.usage import command
 from kiln_build.options.options import Options
+from kiln_recipe.model import FAMILY
 from kiln_recipe.plan.model import Plan
 from kiln_recipe.selection import spell_selection
 
@@ -53,15 +54,15 @@ def end(
         "its SHA-256 is beside it",
         release=facts,
     )
-    for line in _next(options, [recipe.family for recipe in plan.recipes], bool(packs), place):
+    for line in _next([recipe.family for recipe in plan.recipes], bool(packs), place):
         progress.message(line)
 
 
-def _next(options: Options, families: Sequence[str], has_images: bool, tarball: Path) -> list[str]:
-    kiln = "./kiln" if (options.source / "kiln").is_file() else "kiln"
+def _next(families: Sequence[str], has_images: bool, tarball: Path) -> list[str]:
+    kiln = command()
     name = shlex.quote(str(tarball))
     lines = [f"check it: {kiln} inspect {name} --verify"]
-    if adapters.FAMILY in families and has_images:  # which the wheels are for
+    if FAMILY in families and has_images:  # which the wheels are for
         lines.append(f"for Python: {kiln} wheel {name} <folder>")
     libraries = " ".join(f"-lkiln_{family}" for family in families)
     lines.append(f"for C: unpack it; include/kiln/{families[0]}.h, and link {libraries} -lkiln in lib/")

@@ -2,5 +2,5 @@
 
 The source is parsed and never imported. `walk` follows what each parameter is used for (`facts`); `guess` turns that
 into the tensors, sizes, strides and choices of a recipe (`sketch`), each guess with what to check; `text` writes it
-down. May import kiln_recipe and kiln_build.base.
+down. May import kiln_recipe.
 """

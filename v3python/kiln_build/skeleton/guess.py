@@ -51,7 +51,7 @@ class _Guess:
 
     def sketch(self) -> Sketch:
         if any(tensor.box is not None for tensor in self.tensors):
-            self.out.targets, self.out.ptx = "[hopper]", "8.6"
+            self.out.use_descriptors()
         self.add_tensors()
         self.add_strides()
         self.add_sizes()
@@ -125,7 +125,7 @@ class _Guess:
         if dtype == "int64":
             return "integers, since addresses are computed from it: int64 or int32?"
         if dtype == "fp32":
-            return "fp32 by its name" if not any(k.startswith("atomic") for k in tensor.kinds) else (
+            return "is it fp32? guessed from its name" if not any(k.startswith("atomic") for k in tensor.kinds) else (
                 "added to by several programs, so it is fp32 and set to zero first (`zero` below)"
             )  # fmt: skip
         if dtype == "int32":
@@ -158,7 +158,9 @@ class _Guess:
             if self.by_name(stride) != {first}:
                 self.out.parameters.append(Entry(stride, first))
             for other in others:
-                self.out.require.append(_equal(other, first, "one parameter is the stride of both"))
+                self.out.require.append(
+                    _equal(other, first, "must both have the same stride? the kernel takes one parameter for both")
+                )
             is_last = any(a.stride == stride and t.axes[-1] is a and len(t.axes) > 1 for t in self.tensors
                           for a in t.axes)  # fmt: skip
             left_out = any(a.stride == stride and t.parameter in self.optional for t in self.tensors for a in t.axes)

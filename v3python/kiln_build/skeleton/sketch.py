@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kiln_recipe.expressions import CONSTANTS, FUNCTIONS
 from kiln_recipe.model import OPTION_ORDER
+from kiln_recipe.read.descriptors import LEAST_PTX
 
 RESERVED = frozenset({*CONSTANTS, *FUNCTIONS, *OPTION_ORDER, "device", "multiprocessors", "targets", "specialization"})
 
@@ -43,6 +44,11 @@ class Sketch:
     skip_when: str = ""
     targets: str = ""
     ptx: str = ""
+
+    def use_descriptors(self) -> None:
+        """The first GPUs that have tensor descriptors, with the PTX that their copies need. Later ones are left to the
+        author: their own PTX is newer, and `ptx` would take its place."""
+        self.targets, self.ptx = "[hopper]", f"{LEAST_PTX // 10}.{LEAST_PTX % 10}"
 
 
 def plain(name: str) -> str:

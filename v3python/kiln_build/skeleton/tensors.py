@@ -46,10 +46,6 @@ class Tensor:
     is_index: bool = False
     box: tuple[str | None, ...] | None = None
 
-    @property
-    def is_written(self) -> bool:
-        return self.kinds != {"load"}
-
 
 def sizes_of(facts: Facts, parameters: Sequence[str]) -> set[str]:
     """The parameters that an index is compared with, or that loops go to."""
