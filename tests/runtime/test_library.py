@@ -367,6 +367,20 @@ def test_cmake_install(installed):
     assert '#define KILN_VERSION "1.2.3"' in (installed / "include/kiln/version.h").read_text()
 
 
+def test_cmake_installs_a_pack_once(installed, tmp_path):
+    """Its other places are links to it, also below DESTDIR, and are in the list of what was installed."""
+    build = installed.parent / "build"
+    run(["cmake", "--install", build, "--prefix", "/usr"], env={**os.environ, "DESTDIR": str(tmp_path)})
+    listed = (build / "install_manifest.txt").read_text().splitlines()
+    for prefix in (installed, tmp_path / "usr"):
+        packs = [*prefix.rglob("nvidia-sm_90.pack")]
+        places = {path.relative_to(prefix / "lib").as_posix() for path in packs}
+        assert {"kiln.images/nvidia-sm_90.pack", "aotriton.images/nvidia-sm_90.pack",
+                "aotriton/0.13/lib/aotriton.images/nvidia-sm_90.pack"} <= places  # fmt: skip
+        assert len({path.stat().st_ino for path in packs}) == 1 and len(packs) == packs[0].stat().st_nlink == 6
+    assert {f"/usr/lib/{place}" for place in places} <= {path.replace(str(tmp_path), "") for path in listed}
+
+
 def test_find_package(installed, built, tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(f"""
 cmake_minimum_required(VERSION 3.20)
