@@ -81,7 +81,21 @@ def test_targets_of_one_answer_share_a_row(capsys: pytest.CaptureFixture[str]) -
     [
         ("head_dim=128 windows=4", "'windows=4', which is unknown; did you mean 'window'?"),
         ("gqa=8", "lacks head_dim"),
-        ("head_dim=x", "head_dim=x; right is 128"),
+        ("head_dim=x", "head_dim=x; it must be a whole number from 1 to 1048576, such as 128, or two of them"),
+        ("head_dim=128/0", "head_dim=128/0; it must be a whole number from 1 to 1048576"),
+        ("head_dim=1/2/3", "head_dim=1/2/3; it must be a whole number from 1 to 1048576"),
+        *(
+            (f"head_dim=128 keys={word}", f"keys={word}; it must be a whole number from 1 to 2147483647")
+            for word in ("", "0", "-1", "1e14", "2147483648", "9" * 30, "nan", "many")
+        ),
+        ("head_dim=128 gqa=1048577", "gqa=1048577; it must be a whole number from 1 to 1048576"),
+        *(
+            (f"head_dim=128 softcap={word}", f"softcap={word}; it must be a number from 0 to 1e+30")
+            for word in ("", "-1", "1.1e30", "1e999", "nan", "inf", "much")
+        ),
+        ("head_dim=128 dropout=1", "dropout=1; it must be a number from 0 to 0.9999"),
+        ("head_dim=128 keys=3 keys=4", "says keys twice; say it once"),
+        ("head_dim=128 keys", "'keys', and keys is to have a value"),
         ("head_dim=64 heads=6 kv_heads=4", "6 heads and 4 heads of keys"),
         ("head_dim=64 causal cross", "says causal and cross"),
         ("head_dim=64 dtype=int8", "dtype=int8"),
@@ -93,12 +107,22 @@ def test_a_line_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], mo
     assert sentence in capsys.readouterr().err
 
 
+def test_the_bounds_themselves_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    model = "head_dim=1048576/1, gqa=1048576, keys=2147483647 window=1 softcap=1e30 dropout=0.9999"
+    assert cli.main(["coverage", "core", "--model", model, "--target", "sm_90"]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
         ({}, "does not tell what its attention is"),
         ([], "is not a JSON object"),
-        ({**LLAMA, "num_attention_heads": "many"}, "num_attention_heads 'many'; it must be a whole number"),
+        ({**LLAMA, "num_attention_heads": "many"}, "num_attention_heads 'many'; it must be a whole number from 1 to"),
+        (
+            {**LLAMA, "model_type": "mistral", "sliding_window": 10**20},
+            "it must be a whole number from 1 to 2147483647",
+        ),
+        ({**LLAMA, "attention_dropout": 1.5}, "attention_dropout 1.5; it must be a number from 0 to 0.9999"),
         ({**LLAMA, "torch_dtype": "int4"}, "the dtype 'int4'"),
         ({**LLAMA, "num_key_value_heads": 5}, "5 heads of keys"),
     ],

@@ -8,7 +8,9 @@ from kiln_recipe.errors import UsageError
 
 USES = ("prefill", "decode", "training")
 ROWS = 4096  # of a sequence, where a model does not say less
-LARGEST = 1 << 20  # of heads and head dimensions, above which a number is a mistake
+# Above these a number is a mistake: of heads and head dimensions; of rows, keys and windows; what calls can have.
+LARGEST, LONGEST = 1 << 20, (1 << 31) - 1
+REALS = {"softcap": 1e30, "dropout": 0.9999}
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,18 @@ def check(kind: Attention, where: str) -> Attention:
     Raises:
         UsageError: they cannot.
     """
-    sizes = {
-        "heads": kind.heads, "heads of keys": kind.heads_kv, "head_dim": kind.width_qk, "head_dim of v": kind.width_v
+    bounds: dict[str, tuple[float, float, float]] = {
+        "heads": (kind.heads, 1, LARGEST), "heads of keys": (kind.heads_kv, 1, LARGEST),
+        "head_dim": (kind.width_qk, 1, LARGEST), "head_dim of v": (kind.width_v, 1, LARGEST),
+        "rows": (kind.rows, 1, LONGEST), "keys": (kind.keys, 1, LONGEST), "window": (kind.window, 0, LONGEST),
+        "softcap": (kind.softcap, 0, REALS["softcap"]), "dropout": (kind.dropout, 0, REALS["dropout"]),
     }  # fmt: skip
-    for what, size in sizes.items():
-        if not 0 < size <= LARGEST:
-            raise UsageError(f"{where}: {kind.name} has {size} as {what}; it must be 1 to {LARGEST}")
+    for what, (number, least, most) in bounds.items():
+        if not least <= number <= most:
+            raise UsageError(f"{where}: {kind.name} has {number} as {what}; it must be from {least} to {most}")
     if kind.heads % kind.heads_kv:
         raise UsageError(
             f"{where}: {kind.name} has {kind.heads} heads and {kind.heads_kv} heads of keys; the first must be a "
             "multiple of the second"
         )
-    if not 0 <= kind.dropout <= 0.9999:
-        raise UsageError(f"{where}: {kind.name} has the dropout {kind.dropout:g}; it must be 0 to 0.9999")
     return kind

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kiln_build.coverage.attention import ROWS, Attention, Model, check
+from kiln_build.coverage.attention import LARGEST, LONGEST, REALS, ROWS, Attention, Model, check
 from kiln_recipe.dtypes import SYNONYMS
 from kiln_recipe.errors import UsageError
 from kiln_recipe.suggest import nearest
 
 EXAMPLE = "head_dim=192/128 gqa=8 window=4096 sinks fp8-cache"
-_COUNTS = ("heads", "kv_heads", "gqa", "window", "rows", "keys")
-_REALS = ("softcap", "dropout")
+# What each can be at most.
+_COUNTS = {"heads": LARGEST, "kv_heads": LARGEST, "gqa": LARGEST, "window": LONGEST, "rows": LONGEST, "keys": LONGEST}
 _FLAGS = ("sinks", "bias", "alibi", "cross", "causal", "bidirectional", "fp8-cache")
 DTYPES = ("bf16", "fp16", "fp32")
 _HEADS = 32
@@ -25,9 +25,9 @@ def read(line: str) -> Model:
         UsageError: a word is unknown, or its value cannot be.
     """
     found: dict[str, Any] = {}
-    for word in re.split(r"[\s,]+", line.strip()):
+    for word in re.findall(r"[^\s,]+", line):
         name, equals, value = word.partition("=")
-        known = (*_FLAGS, "head_dim", "dtype", *_COUNTS, *_REALS)
+        known = (*_FLAGS, "head_dim", "dtype", *_COUNTS, *REALS)
         if name not in known or bool(equals) == (name in _FLAGS):
             raise UsageError(f"--model {line!r} has {word!r}, {_wrong(name, known)}; for example: {EXAMPLE!r}")
         if name in found:
@@ -89,17 +89,24 @@ def _value(line: str, name: str, value: str) -> Any:
             raise UsageError(f"--model {line!r} has dtype={value}; {nearest(value, DTYPES, 'dtypes')}")
         return dtype
     if name == "head_dim":
-        match = re.fullmatch("([0-9]{1,7})(?:/([0-9]{1,7}))?", value)
-        if match is None:
-            raise UsageError(f"--model {line!r} has {name}={value}; right is 128, or 192/128 of q and k, and of v")
-        return int(match[1]), int(match[2] or match[1])
-    if name in _REALS:
-        if not re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,9})?", value):
-            raise UsageError(f"--model {line!r} has {name}={value}; right is a number, such as {name}=0.5")
+        widths = value.split("/")
+        if len(widths) > 2 or not all(_is_count(width, LARGEST) for width in widths):
+            raise UsageError(
+                f"--model {line!r} has {name}={value}; it must be a whole number from 1 to {LARGEST}, such as 128, or "
+                "two of them, such as 192/128 of q and k, and of v"
+            )
+        return int(widths[0]), int(widths[-1])
+    if name in REALS:
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", value) or float(value) > REALS[name]:
+            raise UsageError(f"--model {line!r} has {name}={value}; it must be a number from 0 to {REALS[name]}")
         return float(value)
-    if not re.fullmatch("[0-9]{1,9}", value) or not int(value):
-        raise UsageError(f"--model {line!r} has {name}={value}; right is a whole number above 0")
+    if not _is_count(value, _COUNTS[name]):
+        raise UsageError(f"--model {line!r} has {name}={value}; it must be a whole number from 1 to {_COUNTS[name]}")
     return int(value)
+
+
+def _is_count(text: str, most: int) -> bool:
+    return re.fullmatch("[0-9]{1,20}", text) is not None and 1 <= int(text) <= most
 
 
 def _wrong(name: str, known: tuple[str, ...]) -> str:

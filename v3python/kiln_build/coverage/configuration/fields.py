@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kiln_build.coverage.attention import LONGEST, REALS
 from kiln_build.coverage.line import DTYPES
 from kiln_recipe.dtypes import SYNONYMS
 from kiln_recipe.errors import UsageError
@@ -161,7 +162,7 @@ class Fields:
         return "", None
 
     def whole(self, what: str, *others: str) -> int | None:
-        """A whole number above 0 by the names in _WHOLE, or by this one and others; None where there is none."""
+        """A whole number by the names in _WHOLE, or by this one and others; None where there is none."""
         names = (*_WHOLE.get(what, (what,)), *others)
         told = [name for name in names if self._tells(self.document.get(name))]
         name, value = (told[0], self.document[told[0]]) if told else self.get(*names)
@@ -171,8 +172,8 @@ class Fields:
             value = int(value)
         if isinstance(value, list):
             value = value[0]
-        if not isinstance(value, int) or value is True or value < 1:
-            raise UsageError(f"{self.where} has {name} {value!r}; it must be a whole number above 0")
+        if not isinstance(value, int) or value is True or not 1 <= value <= LONGEST:
+            raise UsageError(f"{self.where} has {name} {value!r}; it must be a whole number from 1 to {LONGEST}")
         return value
 
     @staticmethod
@@ -188,12 +189,12 @@ class Fields:
         return 0 if value in (0, -1, None) else self.whole(what) or 0
 
     def real(self, what: str) -> float:
-        """A number that is not below 0 by the names in _WHOLE; 0 where there is none."""
+        """One of REALS by the names in _WHOLE; 0 where there is none."""
         name, value = self.get(*_WHOLE[what])
         if value is None:
             return 0.0
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e30:
-            raise UsageError(f"{self.where} has {name} {value!r}; it must be a number that is not below 0")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= REALS[what]:
+            raise UsageError(f"{self.where} has {name} {value!r}; it must be a number from 0 to {REALS[what]}")
         return float(value)
 
     def flag(self, name: str) -> bool:
