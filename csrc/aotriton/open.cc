@@ -73,8 +73,8 @@ kiln_status replace(Process* old) {
   return status;
 }
 
-// "gfx90a" and "sm_90" as aotriton::Gpu: the vendor as PCI numbers it, the name's digits read as hexadecimal ones, and
-// a modification, which is always 0. 0 stands for what has no such name.
+// "gfx90a" and "sm_90" as aotriton::Gpu: the name's digits are read as hexadecimal ones. 0 stands for what has no such
+// name.
 uint64_t gpu_of(int32_t vendor, const char* target) {
   bool amd = vendor == KILN_VENDOR_AMD;
   const char* digits = target + 3;  // behind "gfx", "sm_"
@@ -82,7 +82,7 @@ uint64_t gpu_of(int32_t vendor, const char* target) {
   char* end;
   unsigned long architecture = strtoul(digits, &end, 16);
   if (end == digits || *end || architecture > 0xFFFF) return 0;
-  return uint64_t{amd ? 0x1002u : 0x10deu} << 32 | uint64_t{architecture} << 16;
+  return gpu_number(amd, architecture);
 }
 
 // Machines by vendor.

@@ -11,6 +11,11 @@ struct Facts {
   uint64_t gpu;  // aotriton::Gpu
 };
 
+// A Gpu: the vendor as PCI numbers it, the digits of the architecture's name, and a modification, which is always 0.
+constexpr uint64_t gpu_number(bool amd, uint64_t digits) {
+  return uint64_t{amd ? 0x1002u : 0x10deu} << 32 | digits << 16;
+}
+
 // What an opened runtime knows of its machine.
 struct Machine {
   Driver driver;

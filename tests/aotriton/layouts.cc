@@ -12,9 +12,8 @@
 
 namespace {
 
+using namespace aotriton;
 using namespace aotriton::v3::flash;
-using aotriton::LazyTensor;
-using aotriton::TensorView;
 
 void print_size(const char* structure, std::size_t size, std::size_t alignment) {
   std::printf("struct %s: %zu bytes, aligned to %zu\n", structure, size, alignment);
@@ -29,6 +28,8 @@ void print_field(const char* structure, const char* name, std::size_t offset, st
   print_field(#structure, #name, offsetof(structure, name), sizeof(static_cast<structure*>(nullptr)->name))
 #define CONSTANT(name) std::printf("constant %s = %lld\n", #name, static_cast<long long>(name))
 
+#define IN_HEX(name) std::printf("constant %s = 0x%llx\n", #name, static_cast<unsigned long long>(name))
+
 std::size_t offset_of(const void* structure, const void* field) {
   return static_cast<std::size_t>(static_cast<const char*>(field) - static_cast<const char*>(structure));
 }
@@ -36,7 +37,7 @@ std::size_t offset_of(const void* structure, const void* field) {
 // Fields of a view are private; its functions tell where they lie, and a value of its own where the dtype does.
 template <int Rank>
 void print_view() {
-  constexpr auto kValue = static_cast<aotriton::DType>(23);
+  constexpr auto kValue = DType::kUInt64;
   TensorView<Rank> view = TensorView<Rank>::get_null_tensor(kValue);
   char name[32];
   std::snprintf(name, sizeof name, "TensorView<%d>", Rank);
@@ -130,6 +131,49 @@ void print_bits() {
 #endif
 #endif
 
+void print_types() {
+  CONSTANT(DType::kUnknown);
+  CONSTANT(DType::kFloat32);
+  CONSTANT(DType::kFloat16);
+  CONSTANT(DType::kBFloat16);
+  CONSTANT(DType::kInt8);
+  CONSTANT(DType::kInt16);
+  CONSTANT(DType::kInt32);
+  CONSTANT(DType::kInt64);
+  CONSTANT(DType::kUInt8);
+  CONSTANT(DType::kUInt16);
+  CONSTANT(DType::kUInt32);
+  CONSTANT(DType::kUInt64);
+}
+
+// Those that AOTriton has; Kiln's headers name some more.
+void print_gpus() {
+  IN_HEX(GpuVendor::kAMD);
+  IN_HEX(GpuVendor::kNVIDIA);
+  IN_HEX(GpuVendor::kINTEL);
+  IN_HEX(GPU_ARCH_UNKNOWN);
+  IN_HEX(GPU_AMD_ARCH_GFX90A_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX942_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX942_MOD1);
+  IN_HEX(GPU_AMD_ARCH_GFX942_MOD2);
+  IN_HEX(GPU_AMD_ARCH_GFX950_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1100_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1101_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1102_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1103_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1150_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1151_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1152_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1153_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1200_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1201_MOD0);
+  IN_HEX(GPU_AMD_ARCH_GFX1250_MOD0);
+#if AOTRITON_VERSION_MINOR < 13
+  CONSTANT(v2::CppTuneSpecialKernelIndex::kDefault);
+  CONSTANT(v2::CppTuneSpecialKernelIndex::kSkipGPUCall);
+#endif
+}
+
 void print_forward() {
   STRUCT(attn_fwd_params);
   FIELD(attn_fwd_params, Q);
@@ -197,6 +241,8 @@ void print_backward() {
 }  // namespace
 
 int main() {
+  print_types();
+  print_gpus();
   print_view<0>();
   print_view<1>();
   print_view<2>();

@@ -48,6 +48,9 @@ KILN_VIEW(2)
 KILN_VIEW(3)
 KILN_VIEW(4)
 
+static_assert(kiln_aotriton::gpu_number(true, 0x90a) == GPU_AMD_ARCH_GFX90A_MOD0 &&
+              kiln_aotriton::gpu_number(false, 0x90) == GPU_NVIDIA_ARCH_SM90_MOD0);
+
 Gpu getGpuFromStream(hipStream_t stream) { return static_cast<Gpu>(kiln_aotriton::facts_of(stream).gpu); }
 
 int getMultiProcessorCount(hipStream_t stream) { return kiln_aotriton::facts_of(stream).multiprocessors; }
