@@ -176,3 +176,56 @@ def test_any_signature_gives_what_the_reader_takes(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any")
     (folder / "work.py").write_text(f"{HEAD}@triton.jit\ndef f({signature}):\n{body}\n")
     assert cli.main(["recipes", "--new", str(folder / "work.py")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lines"),
+    [
+        (  # an expression with brackets ends no mapping on one line
+            "def k(a_ptr, b_ptr, stride, W: tl.constexpr):\n"
+            "    at = tl.program_id(0) * stride + tl.arange(0, W)\n"
+            "    tl.store(b_ptr + at, tl.load(a_ptr + at))\n",
+            ['w: {of: "a.size[1]", values: [128, 1024]}'],
+        ),
+        (  # names that recipes cannot have
+            "def größe(α_ptr, β, n, BLOCK: tl.constexpr):\n"
+            "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+            "    tl.store(α_ptr + at, tl.load(α_ptr + at, mask=at < n) * β, mask=at < n)\n",
+            ["grose:", "alpha: {tensor: dtype, rank: 1}", "beta: {scalar: fp32}", "α_ptr: alpha"],
+        ),
+        (  # what is compared for equality is a whole number, though with what was loaded
+            "def k(x_ptr, ignored, n, BLOCK: tl.constexpr):\n"
+            "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+            "    x = tl.load(x_ptr + at, mask=at < n)\n"
+            "    tl.store(x_ptr + at, tl.where(x == ignored, 0, x), mask=at < n)\n",
+            ["ignored: {scalar: int32}"],
+        ),
+        (  # what a default says of a parameter
+            "def k(x_ptr, n, bias_ptr=None, mode='relu', BLOCK: tl.constexpr = 64):\n"
+            "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+            "    tl.store(x_ptr + at, tl.load(bias_ptr + at, mask=at < n), mask=at < n)\n",
+            ["# TODO: its default lets callers leave it out", "# TODO: a kernel is passed no text"],
+        ),
+        (  # a number that is no tile is not taken for one in silence
+            "def k(x_ptr, n, SIZE: tl.constexpr):\n"
+            "    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)\n"
+            "    tl.store(x_ptr + at, 1, mask=at < n)\n",
+            ["# TODO: SIZE: taken for a tile's side"],
+        ),
+    ],
+)
+def test_what_a_kernel_has_of_its_own_is_said(tmp_path: Path, kernel: str, lines: list[str]) -> None:
+    new(tmp_path, HEAD + "@triton.jit\n" + kernel)
+    written = (tmp_path / "recipe.yaml").read_text()
+    assert [line for line in lines if line not in written] == []
+
+
+@pytest.mark.parametrize("outer", ["def make():", "class Kernels:"])
+def test_a_kernel_inside_something_is_to_be_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outer: str
+) -> None:
+    inner = "".join(f"    {line}\n" for line in ADD.removeprefix(HEAD).splitlines())
+    (tmp_path / "work.py").write_text(f"{HEAD}{outer}\n{inner}")
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 3
+    assert f"add_kernel stands inside {outer.split()[1].rstrip('():')}" in capsys.readouterr().err
+    assert not (tmp_path / "recipe.yaml").exists()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from kiln_build.skeleton.facts import Facts
-from kiln_build.skeleton.sketch import RESERVED, Entry, Sketch, plain, plain_word
+from kiln_build.skeleton.sketch import RESERVED, Entry, Sketch, plain, plain_word, spelled
 from kiln_build.skeleton.tensors import Axis, Tensor, read, sizes_of, tile_of
 from kiln_build.skeleton.values import Atom
 from kiln_build.skeleton.walk import walk
@@ -65,7 +65,8 @@ class _Guess:
 
     def unique(self, wanted: str, own: str = "") -> str:
         """A name that nothing has yet; `own` is a parameter that may have it."""
-        name = re.sub("[^A-Za-z0-9_]", "_", wanted) or "x"
+        name = re.sub("[^A-Za-z0-9_]", "_", spelled(wanted))
+        name = name if name.strip("_") else "x"
         name = f"x{name}" if name[0].isdigit() or name.startswith("__") else name
         while (name in self.taken and name != own) or name in RESERVED or keyword.iskeyword(name):
             name += "_"
@@ -120,6 +121,8 @@ class _Guess:
 
     def doubt(self, tensor: Tensor) -> str:
         dtype = self.dtype(tensor)
+        if tensor.parameter in self.defaults and tensor.parameter not in self.optional:
+            return "its default lets callers leave it out: that takes a constexpr that says whether it is there"
         if tensor.kinds and not tensor.axes:
             return "nothing tells its axes: give their names in place of rank, if it has several"
         if dtype == "int64":
@@ -255,6 +258,8 @@ class _Guess:
         default = self.defaults.get(parameter)
         if isinstance(default, bool):
             return "bool", ""
+        if isinstance(default, str):
+            return "int32", "a kernel is passed no text: make it a tl.constexpr, which becomes a choice"
         if isinstance(default, float) or (parameter in self.facts.floats and parameter not in self.facts.integers):
             return "fp32", ""
         if "stride" in parameter.lower():
@@ -286,7 +291,9 @@ class _Guess:
             self.out.configuration.append(Entry("num_warps", "4"))
 
     def add_choice(self, constant: str, name: str, of: str, values: str, check: str) -> None:
-        self.out.choices.append(Entry(name, f"{{of: {of}, {values if ':' in values else f'values: {values}'}}}", check))
+        shown = f'"{of}"' if "[" in of else of  # which a mapping on one line would end at
+        values = values if ":" in values else f"values: {values}"
+        self.out.choices.append(Entry(name, f"{{of: {shown}, {values}}}", check))
         self.out.constants.append(Entry(constant, name))
 
     def add_flag(self, constant: str, scalar: str, values: str, check: str) -> None:
@@ -335,6 +342,8 @@ class _Guess:
             value = 4
         elif constant in blocks or re.search("BLOCK|TILE", upper):
             value = self.block(constant, blocks)
+            if not re.search("BLOCK|TILE", upper):
+                check = "taken for a tile's side; is it a size, which a choice takes from a tensor?"
         else:
             value, check = next(iter(self.facts.numbers.get(constant, [1]))), "nothing tells its value"
         self.out.configuration.append(Entry(constant, str(value), check))

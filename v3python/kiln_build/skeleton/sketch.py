@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import unicodedata
 from dataclasses import dataclass, field
 
 from kiln_recipe.expressions import CONSTANTS, FUNCTIONS
@@ -53,9 +54,19 @@ class Sketch:
 
 def plain(name: str) -> str:
     """A name that recipes take: without what marks a function as a kernel's."""
-    text = re.sub("[^A-Za-z0-9_]", "_", name).strip("_")
+    text = re.sub("[^A-Za-z0-9_]", "_", spelled(name)).strip("_")
     text = re.sub("^(triton|gluon)_|_(kernel|triton|gluon|jit)$", "", text) or "kernel"
     return f"k_{text}" if text[0].isdigit() or keyword.iskeyword(text) or text in RESERVED else text
+
+
+def spelled(name: str) -> str:
+    """In ASCII: letters without their accents, and the names of others, "alpha"."""
+    return "".join(one if one.isascii() else _letter(one) for one in name)
+
+
+def _letter(one: str) -> str:
+    bare = unicodedata.normalize("NFKD", one).encode("ascii", "ignore").decode()
+    return bare or unicodedata.name(one, "x").split()[-1].lower()
 
 
 def plain_word(word: str) -> bool:

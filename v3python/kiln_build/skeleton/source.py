@@ -23,12 +23,14 @@ class Source:
         functions: those with the decorator jit, by name, in their order.
         helpers: what a kernel of the file may call, by the name that the file has for it.
         kernels: the functions that no other calls.
+        inside: by the name of a function that stands in a function or a class, which one.
     """
 
     path: Path
     functions: Mapping[str, ast.FunctionDef]
     helpers: Mapping[str, ast.FunctionDef]
     kernels: tuple[str, ...]
+    inside: Mapping[str, str]
 
 
 def read(path: Path) -> Source:
@@ -56,7 +58,14 @@ def read(path: Path) -> Source:
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id != function.name
     }
     kernels = tuple(name for name in functions if name not in called)
-    return Source(path, functions, helpers, kernels or tuple(functions))
+    inside = {
+        inner.name: outer.name
+        for outer in ast.walk(tree)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        for inner in ast.walk(outer)
+        if isinstance(inner, ast.FunctionDef) and inner is not outer
+    }
+    return Source(path, functions, helpers, kernels or tuple(functions), inside)
 
 
 def chosen(source: Source, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -85,6 +94,11 @@ def check(source: Source, name: str) -> tuple[str, ...]:
     Raises:
         RecipeError: it is not.
     """
+    if name in source.inside:
+        raise RecipeError(
+            f"{source.path}:{source.functions[name].lineno}: {name} stands inside {source.inside[name]}; a build takes "
+            "kernels from the top of a file: move it there"
+        )
     signature = fingerprint.signature(source.path, name)
     fingerprint.sources(source.path, name)
     if not signature:

@@ -199,12 +199,13 @@ class _Walker:
     def compare(self, node: ast.Compare, names: dict[str, Bound], calls: tuple[str, ...]) -> Value:
         sides = [node.left, *node.comparators]
         values = [flat(self.value(side, names, calls)) for side in sides]
-        for (one, left), (other, right) in zip(zip(sides, values), zip(sides[1:], values[1:])):
+        for operator, (one, left), (other, right) in zip(node.ops, zip(sides, values), zip(sides[1:], values[1:])):
+            is_equality = isinstance(operator, (ast.Eq, ast.NotEq))  # which one asks of whole numbers
             for this, that, literal in ((left, right, other), (right, left, one)):
                 if isinstance(literal, ast.Constant):
                     for name in this.bare("constant"):
                         self.literal(name, literal.value)
-                if any(atom.kind == "data" for atom in that.atoms):
+                if any(atom.kind == "data" for atom in that.atoms) and not is_equality:
                     self.facts.floats.update(this.bare("parameter"))
                 else:
                     self.facts.integers.update(this.bare("parameter"))
