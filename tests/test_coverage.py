@@ -11,7 +11,7 @@ import pytest
 
 from builds import ROOT
 from kiln_build import cli
-from kiln_build.coverage import line
+from kiln_build.coverage import line, show
 from kiln_build.coverage.judge import Verdict, judge
 from kiln_build.coverage.source import ReleasedImage, Source, open_source, place_of
 from kiln_recipe import targets
@@ -151,6 +151,17 @@ def test_images_are_listed_where_they_are_asked_for(capsys: pytest.CaptureFixtur
     assert "dtype=bf16 head_dim=128" in line and "BLOCK_M=" in line and "aligned" in line
 
 
+def test_models_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    one, other = written(tmp_path / "a", LLAMA), written(tmp_path / "b", {**LLAMA, "num_key_value_heads": 4})
+    words = ["coverage", "core", "--target", "sm_90", "--json"]
+    assert cli.main([*words, "--model", one, "--model", other, "--model", one]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [model["name"] for model in document["models"]] == [one, other]
+    assert len(document["verdicts"]) == 6
+
+
 # ---- releases --------------------------------------------------------------------------------------------------------
 
 SM_90 = targets.by_name("sm_90")
@@ -193,6 +204,15 @@ def test_a_target_that_a_release_lacks_is_one_to_build() -> None:
     assert of_release(release(), "head_dim=192", "gfx942")["prefill"].remedies == (
         "a release of the profile full for gfx942",
     )
+
+
+def test_targets_that_a_release_lacks_share_an_answer() -> None:
+    source, model = release(), line.read("head_dim=64")
+    verdicts = judge(source, [model], targets.parse("gfx942;sm_80;sm_90"))
+    text = "\n".join(show.lines(source, [model], verdicts))
+    assert text.count("why not") == 3  # one for each use
+    assert "kiln.tar.gz has no images for gfx942, sm_80" in text
+    assert "a release of the profile core for gfx942, sm_80" in text
 
 
 def test_a_release_of_another_source_is_refused() -> None:

@@ -188,10 +188,10 @@ def test_any_signature_gives_what_the_reader_takes(tmp_path_factory, data):
             ['w: {of: "a.size[1]", values: [128, 1024]}'],
         ),
         (  # names that recipes cannot have
-            "def größe(α_ptr, β, n, BLOCK: tl.constexpr):\n"
+            "def size(α_ptr, β, n, BLOCK: tl.constexpr):\n"
             "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
             "    tl.store(α_ptr + at, tl.load(α_ptr + at, mask=at < n) * β, mask=at < n)\n",
-            ["grose:", "alpha: {tensor: dtype, rank: 1}", "beta: {scalar: fp32}", "α_ptr: alpha"],
+            ["alpha: {tensor: dtype, rank: 1}", "beta: {scalar: fp32}", "α_ptr: alpha"],
         ),
         (  # what is compared for equality is a whole number, though with what was loaded
             "def k(x_ptr, ignored, n, BLOCK: tl.constexpr):\n"
@@ -229,3 +229,9 @@ def test_a_kernel_inside_something_is_to_be_moved(
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 3
     assert f"add_kernel stands inside {outer.split()[1].rstrip('():')}" in capsys.readouterr().err
     assert not (tmp_path / "recipe.yaml").exists()
+
+
+def test_a_kernel_whose_name_no_image_can_have_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "work.py").write_text(ADD.replace("add_kernel", "größe"))
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 3
+    assert "größe is not ASCII, as a kernel's name in an image must be; rename it" in capsys.readouterr().err

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kiln_build.coverage.source import open_source
 
     source = open_source(arguments.source)
-    models = [_model(word) for word in arguments.model]
+    models = _models(arguments.model)
     verdicts = judge(source, models, _targets(arguments.target, source.targets))
     if arguments.html:
         _write_page(arguments, source, models, verdicts)
@@ -86,6 +88,13 @@ def _write_page(
 
 def _targets(words: Sequence[str], usual: Sequence[targets.Target]) -> Sequence[targets.Target]:
     return targets.parse(";".join(words)) if words else usual
+
+
+def _models(words: Sequence[str]) -> list[Model]:
+    """Those of different words, with names that stand once: answers go by them."""
+    found = {word: _model(word) for word in dict.fromkeys(words)}
+    counts = Counter(model.name for model in found.values())
+    return [replace(model, name=word) if counts[model.name] > 1 else model for word, model in found.items()]
 
 
 def _model(word: str) -> Model:

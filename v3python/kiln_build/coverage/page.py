@@ -60,8 +60,9 @@ def _details(own: Sequence[Verdict]) -> Iterator[str]:
             by = "".join(f"<li><code>{escape(_image(image))}</code></li>" for image in first.images)
             yield f"<details><summary>{where}served</summary><ul>{by}</ul></details>\n"
         else:
-            remedies = escape("; ".join(first.remedies) or show.NOTHING)
-            yield f"<p>{where}{escape(str(first.refusal))}. What would serve it: {remedies}.</p>\n"
+            remedies = escape(show.of_all("; ".join(first.remedies), first, targets) or show.NOTHING)
+            refusal = show.of_all(str(first.refusal), first, targets)
+            yield f"<p>{where}{escape(refusal)}. What would serve it: {remedies}.</p>\n"
 
 
 def _image(image: Image) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,18 +25,18 @@ def lines(source: Source, models: Sequence[Model], verdicts: Sequence[Verdict], 
     for first, targets in grouped(verdicts):
         number = ""
         if not first.is_served:
-            reasons.append(first)
+            reasons.append((first, targets))
             number = f"({len(reasons)})"
         by = "; ".join(leading(first.images)) if first.is_served else f"see {number}"
         rows.append(
             (first.model, first.kind.name, first.use, targets_in_words(targets, source), _YES[first.is_served], by)
         )
     yield from table_lines(_HEADER, rows)
-    for place, verdict in enumerate(reasons, 1):
+    for place, (verdict, targets) in enumerate(reasons, 1):
         yield ""
         yield f"({place}) {verdict.model}, {verdict.kind.name}, {verdict.use}: {verdict.kind}"
-        yield f"    why not: {verdict.refusal}"
-        yield f"    what would serve it: {'; '.join(verdict.remedies) or NOTHING}"
+        yield f"    why not: {of_all(str(verdict.refusal), verdict, targets)}"
+        yield f"    what would serve it: {of_all('; '.join(verdict.remedies), verdict, targets) or NOTHING}"
     if images:
         yield from _images(verdicts)
     notes = list(dict.fromkeys(notes_of(models, verdicts)))
@@ -68,7 +69,11 @@ def grouped(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, list[str]]]:
     functionals, or refused for one reason."""
     groups: dict[tuple[object, ...], tuple[Verdict, list[str]]] = {}
     for one in verdicts:
-        answer = tuple(map(_short, one.images)) if one.is_served else (_plain(one), one.remedies)
+        answer = (
+            tuple(map(_short, one.images))
+            if one.is_served
+            else tuple(_plain(text, one.target) for text in (str(one.refusal), *one.remedies))
+        )
         groups.setdefault((one.model, one.kind, one.use, answer), (one, []))[1].append(one.target)
     return list(groups.values())
 
@@ -135,6 +140,15 @@ def _short(image: Image) -> str:
     return f"{image.kernel} [{image.functional}]"
 
 
-def _plain(verdict: Verdict) -> str:
-    """The refusal without its target's name, which targets of one reason do not share."""
-    return str(verdict.refusal).replace(f" on {verdict.target}", "").replace(verdict.target, "the target")
+def of_all(text: str, first: Verdict, names: Sequence[str]) -> str:
+    """What is said of the first of a group's targets, said of all of them."""
+    return _of_target(first.target).sub(", ".join(names), text)
+
+
+def _plain(text: str, target: str) -> str:
+    """A sentence without its target's name, which targets of one reason do not share."""
+    return _of_target(target).sub("the target", text)
+
+
+def _of_target(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!@)\b{re.escape(name)}\b")

@@ -47,6 +47,10 @@ def signature(path: Path, function: str) -> tuple[FunctionParameter, ...]:
     """
     node = _Module(path).function(function)
     arguments = node.args
+    if not function.isascii():
+        raise RecipeError(
+            f"{path}:{node.lineno}: {function} is not ASCII, as a kernel's name in an image must be; rename it"
+        )
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
         raise RecipeError(
             f"{path}:{node.lineno}: {function} has *, ** or keyword-only parameters; a kernel's must be plain"
