@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,12 @@ def site(tmp_path):
     header.parent.mkdir(parents=True)
     header.touch()
     return tmp_path
+
+
+def run(command) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_what_they_are_made_of(site):
@@ -43,6 +51,33 @@ def test_interfaces_of_aotriton(site):
         assert f"#define AOTRITON_VERSION_MINOR {minor}u" in adapter.headers["aotriton/config.h"]
         assert "@" not in adapter.headers["aotriton/config.h"] + "".join(adapter.package.values())
         assert set(adapter.links.values()) == {adapter.library}
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+@pytest.mark.parametrize("at", ["", "lib/aotriton/0.11"])
+def test_cmake_finds_a_prefix_and_the_release_itself(site, tmp_path, at):
+    """By find_package(aotriton), wherever they lie: the release is a prefix with the newest interface."""
+    *aotriton, _ = adapters.find(ROOT, site, "triton 1")
+    unpacked = tmp_path / "a folder/kiln"
+    for adapter in (*aotriton, aotriton[-1]):
+        prefix = unpacked / (adapter.prefix if adapter is not aotriton[-1] else "")
+        (prefix / "include").mkdir(parents=True, exist_ok=True)
+        for name, text in adapter.package.items():
+            (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+            (prefix / name).write_text(text)
+        run(["cc", "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{adapter.library}", "-o",
+             prefix / "lib" / adapter.library])  # fmt: skip
+    (tmp_path / "main.c").write_text("int main(void) { return 0; }\n")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(p C)\nfind_package(aotriton REQUIRED CONFIG)\n"
+        "add_executable(main main.c)\ntarget_link_libraries(main -Wl,--no-as-needed aotriton_v2)\n"
+    )
+    (tmp_path / "link").symlink_to(unpacked / at)
+    run(["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={tmp_path / 'link'}"])
+    run(["cmake", "--build", tmp_path / "build"])
+    run([tmp_path / "build/main"])
+    needed = run(["readelf", "-d", tmp_path / "build/main"])
+    assert (aotriton[0] if at else aotriton[-1]).library in needed
 
 
 def test_a_triton_without_headers_of_hip(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import os
@@ -240,6 +241,16 @@ def test_without_a_manifest(stage, tmp_path):
 def test_output_that_is_not_there(stage, tmp_path):
     with pytest.raises(EnvironmentProblem, match=r"cannot write .*nowhere"):
         release.make_release(stage, tmp_path / "nowhere", VERSION)
+
+
+def test_other_texts_are_laid_out_too(tmp_path):
+    """Such as AOTriton's CMake package: the release itself is a prefix with the newest interface."""
+    from small_release import contents
+
+    texts = {"lib/cmake/other/other-config.cmake": "# other\n"}
+    release.lay_out(dataclasses.replace(contents(tmp_path, small_release().packs), texts=texts), tmp_path / "stage")
+    assert (tmp_path / "stage/lib/cmake/other/other-config.cmake").read_text() == "# other\n"
+    assert (tmp_path / "stage/lib/cmake/kiln/kilnConfig.cmake").is_file()
 
 
 def test_laying_out_again_forgets_what_was_there(tmp_path):

@@ -115,6 +115,14 @@ def test_what_offers_another_interface_is_hardened_too(release, name):
     hardening.check(release.prefix / "lib" / name)
 
 
+def test_the_release_is_a_prefix_of_aotriton_itself(release):
+    newest = max((release.prefix / "lib/aotriton").iterdir(), key=lambda path: int(path.name.rpartition(".")[2]))
+    own = sorted((newest / "lib/cmake/aotriton").iterdir())
+    assert own, newest
+    for path in own:
+        assert (release.prefix / path.relative_to(newest)).read_bytes() == path.read_bytes()
+
+
 def test_close_then_unload(release):
     """dlclose() after kiln_close() leaves nothing of the libraries in the process."""
     code = f"""

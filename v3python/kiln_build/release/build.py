@@ -122,6 +122,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
             adapters={adapter.name: adapter.library for adapter in main},
             links={name: to for adapter in main for name, to in adapter.links.items()},
             images=[adapter.images for adapter in main if adapter.images],
+            texts={name: text for adapter in main for name, text in adapter.package.items()},
             prefixes={adapter.prefix: _prefix(adapter, libraries) for adapter in adapted if adapter.prefix},
             templates=options.source / "cmake",
             notices=notices.collect(options.source, options.site, options.cache / zstd.name),

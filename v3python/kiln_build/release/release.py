@@ -70,6 +70,7 @@ class Contents:
         adapters: libraries that offer a family by another's interface, by name: "torch".
         links: in lib/ besides libkiln.so, by name: where it leads, if that is there.
         images: folders in lib/ that have the packs too, as further names of the same files.
+        texts: other files by path.
         prefixes: by path.
         notices: texts by path below share/kiln/: LICENSE, NOTICES.txt, licences/...
     """
@@ -84,6 +85,7 @@ class Contents:
     adapters: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     images: Sequence[str] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
     prefixes: Mapping[str, Prefix] = field(default_factory=dict)
 
 
@@ -109,9 +111,8 @@ def lay_out(contents: Contents, stage: Path) -> None:
                 (stage / "lib" / name).symlink_to(to)
         for name, header in contents.headers.items():
             _put(stage / "include" / name, header)
-        for name, text in package.package_files(
-            contents.templates, contents.version, contents.families, contents.adapters
-        ).items():
+        found_by = package.package_files(contents.templates, contents.version, contents.families, contents.adapters)
+        for name, text in {**found_by, **contents.texts}.items():
             _put(stage / name, text)
         for name, text in contents.notices.items():
             _put(stage / "share/kiln" / name, text)
