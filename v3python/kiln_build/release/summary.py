@@ -32,7 +32,7 @@ def begin(options: Options, plan: Plan, tarball: Path, progress: Progress) -> No
     what = plural(facts["variants"], "variant") if facts["variants"] else "no image"
     of = f"profile {plan.profile}" + (f", {facts['selection']}" if facts["selection"] else "")
     progress.message(
-        f"building {tarball.name}: {' and '.join(facts['families'])} for {', '.join(facts['targets'])}, {what} ({of})",
+        f"building {tarball.name}: {', '.join(facts['families'])} for {', '.join(facts['targets'])}, {what} ({of})",
         build=facts,
     )
 
@@ -65,5 +65,6 @@ def _next(families: Sequence[str], has_images: bool, tarball: Path) -> list[str]
     if FAMILY in families and has_images:  # which the wheels are for
         lines.append(f"for Python: {kiln} wheel {name} <folder>")
     libraries = " ".join(f"-lkiln_{family}" for family in families)
-    lines.append(f"for C: unpack it; include/kiln/{families[0]}.h, and link {libraries} -lkiln in lib/")
+    headers = ", ".join(f"include/kiln/{family}.h" for family in families)
+    lines.append(f"for C: unpack it; {headers}, and link {libraries} -lkiln in lib/")
     return lines
