@@ -127,6 +127,12 @@ def test_mistakes_are_told_as_by_the_runtime(packs: str) -> None:
     assert "all tensors must be on one device" in str(mixed.refusal)
 
 
+def test_sparse_tensors_are_refused(packs: str) -> None:
+    q, k, v = qkv("cpu")
+    found = kt.explain(q, k.to_sparse(), v, target=TARGET)
+    assert str(found.refusal) == "k must be a dense tensor, neither sparse nor nested"
+
+
 def test_a_target_that_cannot_be_is_refused(packs: str) -> None:
     with pytest.raises(UsageError, match="sm_91"):
         kt.explain(*qkv("meta"), target="sm_91")

@@ -101,7 +101,7 @@ def _check(error: Exception, function: Callable, args: tuple, kwargs: dict[str, 
             raise ArgumentError(
                 f"{name} must be {wanted}, and is {shown_type(value) if is_object else shown(value)}"
             ) from None
-        if isinstance(value, Tensor) and value.is_nested:
+        if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
             raise ArgumentError(f"{name} must be a dense tensor, neither sparse nor nested") from None
         if name in _PLACES and isinstance(value, Tensor) and value.dtype not in _INTEGERS:
             raise _not_integers(name, value) from None

@@ -143,7 +143,7 @@ def _check_engine() -> None:
 
 
 def _check_devices(tensors: Mapping[str, Tensor], is_here: bool) -> None:
-    """Refuses tensors that are not all on q's device, in the call's words.
+    """Refuses tensors that are not dense and all on q's device, in the call's words.
 
     Args:
         is_here: it is the device of the call, so that it must be a GPU.
@@ -151,6 +151,8 @@ def _check_devices(tensors: Mapping[str, Tensor], is_here: bool) -> None:
     q = tensors["q"].device
     for name, tensor in tensors.items():
         device = tensor.device
+        if tensor.layout != torch.strided:
+            raise ArgumentError(f"{name} must be a dense tensor, neither sparse nor nested")
         if is_here and device.type != "cuda":
             where = "the CPU" if device.type == "cpu" else device
             raise ArgumentError(f"{name} is on {where}; all tensors must be on one CUDA or ROCm device")
