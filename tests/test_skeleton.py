@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kiln_build import cli
 from kiln_recipe.read import recipe
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+NEW_KERNELS = Path(__file__).with_name("jit") / "new_kernels.py"
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 ADD = (
     HEAD
@@ -86,6 +88,59 @@ def test_flags_words_and_numbers(tmp_path):
     assert choices["has_bias"].of.text == "given(bias)" and choices["activation"].values == ("none", "relu")
 
 
+def written(tmp_path: Path, name: str) -> tuple[str, recipe.Recipe]:
+    """The text of a recipe for a kernel of tests/jit/new_kernels.py, and what the reader makes of it."""
+    made = new(tmp_path, NEW_KERNELS.read_text(), name)
+    return (tmp_path / "recipe.yaml").read_text(), made
+
+
+def sides(made: recipe.Recipe) -> dict[str, int]:
+    """The largest value of each constant of the only kernel that is a number."""
+    (operation,) = made.operations
+    (kernel,) = operation.kernels
+    choices = {choice.name: choice.values for choice in operation.choices}
+    largest = {name: max(choices[value.text]) for name, value in kernel.constants if value.text in choices}
+    (entry,) = kernel.configurations
+    return largest | dict(entry.core[0].values)
+
+
+def test_no_tile_is_too_large(tmp_path):
+    _, made = written(tmp_path, "scale_heads")
+    values = sides(made)
+    assert values["DIM"] * values["HEADS"] == 4096 and values["HEADS"] == 4
+    for number, count in enumerate((1, 2, 3, 4)):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        names = "ABCD"[:count]
+        ranges = [f"tl.program_id({min(i, 2)}) * {n} + tl.arange(0, {n})" for i, n in enumerate(names)]
+        address = " + ".join(f"({index}) * stride_{n.lower()}" for n, index in zip(names, ranges))
+        inputs = ", ".join([*(f"stride_{n.lower()}" for n in names), *(f"{n}: tl.constexpr" for n in names)])
+        text = f"{HEAD}@triton.jit\ndef fill(x_ptr, {inputs}):\n    tl.store(x_ptr + {address}, 1.0)\n"
+        values = sides(new(folder, text))
+        assert 1024 <= math.prod(values[n] for n in names) <= 4096, number
+
+
+def test_axes_are_called_as_their_sizes_are(tmp_path):
+    text, made = written(tmp_path, "scale_heads")
+    (operation,) = made.operations
+    assert text.count("{tensor: dtype, axes: [batch, token, head, dim]}") == 2
+    assert text.count("TODO: no stride or size names batch: is it that?") == 2
+    assert [(d.name, d.value.text) for d in operation.definitions if d.name == "batches"] == [("batches", "x.size[0]")]
+
+
+def test_what_is_written_to_must_not_be_broadcast(tmp_path):
+    assert "{not_broadcast: [out]}" in written(tmp_path, "scale_heads")[0]
+
+
+def test_a_parameter_that_is_not_used_is_said_to_be(tmp_path):
+    text, made = written(tmp_path, "row_norms")
+    (operation,) = made.operations
+    assert [(d.name, d.value.text) for d in operation.definitions if d.name == "rows"] == [("rows", "x.size[0]")]
+    assert "TODO: the kernel does not use its parameter rows: taken for this" in text
+    by_name = {argument.name: argument for argument in operation.arguments}
+    assert "rows" not in by_name and "TODO: the kernel does not use it" in text.partition("flavour")[0]
+
+
 @pytest.mark.parametrize(
     ("file", "names"),
     [("family/rms_norm.py", ["rms_norm", "total"]), ("silu/silu.py", ["silu"]), ("silu/silu.py", ["silu_described"]),
@@ -116,6 +171,8 @@ def test_nothing_is_replaced_and_standard_output_is_the_same(tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 2
     assert "exists and stays as it is" in capsys.readouterr().err
+    assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), "add"]) == 2
+    assert "has no kernel 'add'; did you mean 'add_kernel'?" in capsys.readouterr().err
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), "--output", "-"]) == 0
     assert capsys.readouterr().out == written == (tmp_path / "recipe.yaml").read_text()
 
@@ -141,6 +198,18 @@ def test_what_cannot_be_is_one_sentence(tmp_path, capsys, text, names, code, sai
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), *names]) == code
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and not (tmp_path / "recipe.yaml").exists()
+
+
+def test_files_where_others_are_wanted_are_told_apart(tmp_path, capsys):
+    new(tmp_path, ADD)
+    capsys.readouterr()
+    for words, code, said in (
+        (["recipes", str(tmp_path / "work.py")], 3, f"`kiln recipes --new {tmp_path}/work.py`"),
+        (["plan", str(tmp_path / "recipe.yaml"), "sm_90"], 2, f"--recipe {tmp_path}/recipe.yaml"),
+    ):
+        assert cli.main(words) == code
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
 
 
 def test_a_pipe_is_not_waited_for(tmp_path, capsys):

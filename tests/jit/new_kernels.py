@@ -55,6 +55,34 @@ def column_sums(DY, Sums, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
 
 
 @triton.jit
+def scale_heads(
+    x_ptr, scale_ptr, out_ptr, tokens, heads, dim,
+    stride_xb, stride_xt, stride_xh, stride_scale, stride_ob, stride_ot, stride_oh,
+    DIM: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """out = x * scale, of a scale for each token and element of a head."""
+    batch = tl.program_id(0) // tokens
+    token = tl.program_id(0) % tokens
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    i = tl.arange(0, DIM)[None, :]
+    inside = (head < heads) & (i < dim)
+    scale = tl.load(scale_ptr + token * stride_scale + i, mask=i < dim, other=0.0)
+    x = tl.load(x_ptr + batch * stride_xb + token * stride_xt + head * stride_xh + i, mask=inside, other=0.0)
+    tl.store(out_ptr + batch * stride_ob + token * stride_ot + head * stride_oh + i, x * scale, mask=inside)
+
+
+@triton.jit
+def row_norms(x_ptr, norms_ptr, rows, columns, flavour, stride_x, stride_norms, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride_x + column, mask=column < columns, other=0.0).to(tl.float32)
+        total += x * x
+    tl.store(norms_ptr + row * stride_norms, tl.sqrt(tl.sum(total)))
+
+
+@triton.jit
 def matmul(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
            ACTIVATION: tl.constexpr):  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from kiln_build import cli
 
 KERNELS = Path(__file__).with_name("new_kernels.py")
-NAMES = ("add_kernel", "softmax", "layer_norm", "column_sums", "matmul")
+NAMES = ("add_kernel", "softmax", "layer_norm", "column_sums", "scale_heads", "row_norms", "matmul")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,15 @@ def error_of(path: Path, name: str) -> float:
         out = torch.full((130,), float("nan"))
         operation(dy=x, sums=out)
         expected = x.sum(0)
+    elif name == "scale_heads":
+        x = torch.randn(2, 5, 7, 130, generator=draw)
+        out = torch.full_like(x, float("nan"))
+        operation(x, y[:5], out)
+        expected = x * y[:5, None]
+    elif name == "row_norms":
+        out = torch.full((70,), float("nan"))
+        operation(x, out, 0)
+        expected = x.norm(dim=1)
     else:
         out = torch.full((70, 50), float("nan"), dtype=torch.float16)
         a, b = x.half(), y[:50].half().T
@@ -57,6 +66,26 @@ def error_of(path: Path, name: str) -> float:
     return (out.float() - expected).abs().max().item()
 
 
-@pytest.mark.parametrize("name", ["add", "softmax", "layer_norm", "column_sums", "matmul"])
+@pytest.mark.parametrize("name", ["add", *NAMES[1:]])
 def test_a_recipe_as_it_is_written_gives_what_the_kernel_computes(child, written, name):
     assert child(error_of, written, name) < (0.05 if name == "matmul" else 1e-3)
+
+
+def refused(path: Path) -> str:
+    import torch
+
+    import kiln.jit
+
+    operation = kiln.jit.Recipe(path, interpret=True).operation("softmax")
+    out = torch.zeros(1, 130).expand(70, 130)
+    try:
+        operation(out=out, x=torch.randn(70, 130))
+    except kiln.errors.ArgumentError as error:
+        return str(error)
+    return ""
+
+
+def test_programs_never_race_for_one_row(child, written):
+    assert child(refused, written) == (
+        "mine.softmax: out must not be a broadcast view (stride 0): its rows would overwrite each other"
+    )

@@ -246,6 +246,8 @@ def _unknown(word: str, rest: str = "") -> str:
             f"target {word!r} asks for PTX alone; say {real}, whose pack holds PTX too if KILN_PTX=1 "
             f"(the targets are {_list()})"
         )
+    if word.endswith((".yaml", ".yml")):
+        return f"{word!r} is a file, and no target; a recipe is given by --recipe {word} (the targets are {_list()})"
     shown = {_plain(name): name for target in load() for name in (target.name, *target.names)}
     shown |= {key: key for key in _spellings() if key not in shown}
     nearest = max(shown, key=lambda key: max(_likeness(word, key), _likeness(rest, key)))

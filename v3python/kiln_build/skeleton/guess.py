@@ -7,14 +7,15 @@ import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from kiln_build.skeleton import axes
 from kiln_build.skeleton.facts import Facts
 from kiln_build.skeleton.sketch import RESERVED, Entry, Sketch, plain, plain_word, spelled
 from kiln_build.skeleton.tensors import Axis, Tensor, read, sizes_of, tile_of
+from kiln_build.skeleton.tiles import Tiles
 from kiln_build.skeleton.values import Atom
 from kiln_build.skeleton.walk import walk
 
 _STATISTICS = re.compile("mean|rstd|inv_?std|lse|logsumexp|var|norm|max|sum|partial|squares?|acc", re.IGNORECASE)
-_AXES = {2: ("row", "column"), 3: ("batch", "row", "column"), 4: ("batch", "head", "row", "column")}
 
 
 def guess(
@@ -39,6 +40,8 @@ class _Guess:
         self.parameters = [argument.arg for argument in arguments if argument.arg not in constants]
         self.tensors = read(facts, self.parameters)
         self.sizes = sizes_of(facts, self.parameters)
+        self.tiles = Tiles(facts, self.tensors, constants)
+        self.unused = set(self.parameters) - {n.id for n in ast.walk(kernel) if isinstance(n, ast.Name)}
         self.taken = {argument.arg for argument in arguments}
         self.dtype_choice = self.unique("dtype")
         self.names = {tensor.parameter: self.name_of_tensor(tensor.parameter) for tensor in self.tensors}
@@ -56,8 +59,8 @@ class _Guess:
         self.add_strides()
         self.add_sizes()
         self.add_constants()
-        self.add_scalars()
         self.add_grid()
+        self.add_scalars()
         self.add_shapes()
         return self.out
 
@@ -87,12 +90,12 @@ class _Guess:
         dtypes = [tensor for tensor in self.tensors if self.dtype(tensor) == self.dtype_choice]
         for tensor in self.tensors:
             rank = len(tensor.axes)
-            names = self.axes(tensor)
+            names, doubt = self.axes(tensor)
             shape = f"axes: [{', '.join(names)}]" if rank > 1 else f"rank: {max(rank, 1)}"
             optional = ", optional: true" if tensor.parameter in self.optional else ""
             name = self.names[tensor.parameter]
             text = f"{{tensor: {self.dtype(tensor)}, {shape}{optional}}}"
-            self.out.arguments.append(Entry(name, text, self.doubt(tensor)))
+            self.out.arguments.append(Entry(name, text, self.doubt(tensor) or doubt))
             if tensor.box is not None:
                 sides = [side or "64" for side in tensor.box] or ["64"]
                 check = "" if all(tensor.box) and tensor.box else "the sides of the tile that one copy moves"
@@ -135,17 +138,9 @@ class _Guess:
             return "a lock: int32, set to zero first (`zero` below)"
         return ""
 
-    def axes(self, tensor: Tensor) -> list[str]:
-        """What a tensor's axes are called: as its strides are, or as usual."""
-        name, rank = self.names[tensor.parameter], len(tensor.axes)
-        found = []
-        for axis in tensor.axes:
-            match = re.fullmatch(rf"stride_{re.escape(name)}_?([A-Za-z][A-Za-z_]*)", axis.stride or "")
-            found.append(match[1] if match else "")
-        usual = _AXES.get(rank, tuple("abcdefgh"[:rank]))
-        if len(set(found)) == rank and all(found):
-            return found
-        return list(usual)
+    def axes(self, tensor: Tensor) -> tuple[list[str], str]:
+        """What a tensor's axes are called, and what to check about that."""
+        return axes.named(tensor, self.names[tensor.parameter])
 
     # ---- strides and sizes ----
 
@@ -177,7 +172,7 @@ class _Guess:
         found = set()
         for tensor in self.tensors:
             name = self.names[tensor.parameter]
-            for place, axis in enumerate(self.axes(tensor)):
+            for place, axis in enumerate(self.axes(tensor)[0]):
                 if stride in (f"stride_{name}{axis}", f"stride_{name}_{axis}"):
                     found.add(f"{name}.stride[{place}]")
         if not found:
@@ -212,10 +207,15 @@ class _Guess:
         if key is None or not key:
             return f"{tensor}.size[{place}]"
         if key not in self.dimensions:
-            axes = next(self.axes(t) for t in self.tensors if self.names[t.parameter] == tensor)
-            name = self.unique(f"{axes[place]}s" if len(axes[place]) > 1 else f"{tensor}_{axes[place]}")
+            names = next(self.axes(t)[0] for t in self.tensors if self.names[t.parameter] == tensor)
+            many = axes.plural(names[place]) if len(names[place]) > 1 else f"{tensor}_{names[place]}"
+            if many in self.unused - self.bound:  # given for the caller's sake, so this is what it means
+                self.bound.add(many)
+                name, check = self.unique(many, many), f"the kernel does not use its parameter {many}: taken for this"
+            else:
+                name, check = self.unique(many), ""
             self.dimensions[key] = name
-            self.out.define.append(Entry(name, f"{tensor}.size[{place}]"))
+            self.out.define.append(Entry(name, f"{tensor}.size[{place}]", check))
         return self.dimensions[key]
 
     def add_shapes(self) -> None:
@@ -233,7 +233,10 @@ class _Guess:
             if any(axis.factors for axis in tensor.axes) or (len(tensor.axes) == 1 and not tensor.axes[0].stride):
                 self.out.require.append(Entry("", f"{{contiguous: {name}}}"))
             elif tensor.axes[-1].stride is None:
-                self.out.require.append(Entry("", f"{{contiguous: {name}, axes: [{self.axes(tensor)[-1]}]}}"))
+                self.out.require.append(Entry("", f"{{contiguous: {name}, axes: [{self.axes(tensor)[0][-1]}]}}"))
+        written = [self.names[tensor.parameter] for tensor in self.tensors if tensor.is_written]
+        if written:
+            self.out.require.append(Entry("", f"{{not_broadcast: [{', '.join(written)}]}}"))
         by_flag: dict[str, list[str]] = {}
         for parameter, flag in self.optional.items():
             by_flag.setdefault(flag, []).append(self.names[parameter])
@@ -260,6 +263,8 @@ class _Guess:
             return "bool", ""
         if isinstance(default, str):
             return "int32", "a kernel is passed no text: make it a tl.constexpr, which becomes a choice"
+        if parameter in self.unused:
+            return "int32", "the kernel does not use it: leave it out there and here, or say what callers give"
         if isinstance(default, float) or (parameter in self.facts.floats and parameter not in self.facts.integers):
             return "fp32", ""
         if "stride" in parameter.lower():
@@ -271,8 +276,6 @@ class _Guess:
         return "int32", "nothing tells what it is: a number of this kind (bool, int32, int64, fp32), or a tensor?"
 
     def add_constants(self) -> None:
-        blocks = [name for name in self.constants if name in {n for v in self.facts.ranges.values() for n in
-                  v.named("constant")} | self.facts.tiling]  # fmt: skip
         for constant in self.constants:
             default = self.defaults.get(constant)
             pointer = next((p for p, flag in self.optional.items() if flag == constant), None)
@@ -286,7 +289,7 @@ class _Guess:
                 values = f"[{', '.join([*usual, *words])}]"
                 self.add_flag(constant, "int32", values, "a call gives the word's place: 0 is the first")
             elif not self.add_whole(constant):
-                self.add_value(constant, default, blocks)
+                self.add_value(constant, default)
         if "num_warps" not in self.constants:
             self.out.configuration.append(Entry("num_warps", "4"))
 
@@ -304,27 +307,24 @@ class _Guess:
 
     def add_whole(self, constant: str) -> bool:
         """A constant that holds a whole dimension, and is no tile of one, follows from the tensor's size."""
-        ranges = {name for name, length in self.facts.ranges.items() if length.bare("constant") == [constant]}
-        if constant in self.facts.tiling:
-            return False
         for tensor, place, axis in self.all_axes():
-            if not any(atom.kind == "range" and atom.name in ranges for atom in axis.index):
+            if not self.tiles.holds(constant, axis):
                 continue
+            low, high = self.tiles.whole(constant)
             if axis.size in self.dimensions:
                 size = self.dimensions[axis.size]
-                values = "[64, 128]" if self.facts.dotted else "[1024, 4096]"
                 check = f"{size} is rounded up to one of these; a call beyond the last is refused"
                 name = self.unique(f"{size}_up_to")
-                self.add_choice(constant, name, size, f"match: next_larger, values: {values}", check)
+                self.add_choice(constant, name, size, f"match: next_larger, values: [{low}, {high}]", check)
             else:
-                values = "[64, 128]" if self.facts.dotted or place > 1 else "[128, 1024]"
+                low, high = (low, high) if high < 1024 else (64, 128) if place > 1 else (128, 1024)
                 check = f"without a mask, the size of {tensor} must be one of these"
-                self.add_choice(constant, self.unique(constant.lower()), f"{tensor}.size[{place}]", f"values: {values}",
-                                check)  # fmt: skip
+                self.add_choice(constant, self.unique(constant.lower()), f"{tensor}.size[{place}]",
+                                f"values: [{low}, {high}]", check)  # fmt: skip
             return True
         return False
 
-    def add_value(self, constant: str, default: object, blocks: Sequence[str]) -> None:
+    def add_value(self, constant: str, default: object) -> None:
         upper, check = constant.upper(), ""
         if isinstance(default, float) or (default is None and re.search("EPS|SCALE|ALPHA", upper)):
             self.out.constants.append(Entry(constant, str(default if default is not None else 1.0), "its value"))
@@ -340,18 +340,13 @@ class _Guess:
             value = 2
         elif "WARP" in upper:
             value = 4
-        elif constant in blocks or re.search("BLOCK|TILE", upper):
-            value = self.block(constant, blocks)
+        elif constant in self.tiles.blocks or re.search("BLOCK|TILE", upper):
+            value = self.tiles.block(constant)
             if not re.search("BLOCK|TILE", upper):
                 check = "taken for a tile's side; is it a size, which a choice takes from a tensor?"
         else:
             value, check = next(iter(self.facts.numbers.get(constant, [1]))), "nothing tells its value"
         self.out.configuration.append(Entry(constant, str(value), check))
-
-    def block(self, constant: str, blocks: Sequence[str]) -> int:
-        if self.facts.dotted:
-            return 32 if re.search("K$|_K_", constant.upper()) else 64
-        return 1024 if len(blocks) < 2 else 64 if constant == blocks[-1] else 32
 
     # ---- the launch ----
 

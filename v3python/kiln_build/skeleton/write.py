@@ -54,25 +54,17 @@ def write(path: Path, names: tuple[str, ...], output: Path) -> int:
         EnvironmentProblem: it cannot be written.
         as `skeleton`.
     """
-    refuse_present(output)
     written = skeleton(path, names, output.parent)
     try:
         with output.open("x", encoding="utf-8") as file:  # never one that came meanwhile
             file.write(written)
     except FileExistsError:
-        refuse_present(output)
+        raise UsageError(
+            f"{output} exists and stays as it is; give --output a name that does not exist yet, or -"
+        ) from None
     except OSError as error:
         raise EnvironmentProblem(f"{output} cannot be written ({error.strerror}); give another --output") from error
     return written.count(text.TODO)
-
-
-def refuse_present(output: Path) -> None:
-    """
-    Raises:
-        UsageError: something has the name already.
-    """
-    if os.path.lexists(output):
-        raise UsageError(f"{output} exists and stays as it is; give --output a name that does not exist yet, or -")
 
 
 def _family(path: Path, operation: str) -> str:

@@ -86,6 +86,10 @@ def read(path: Path, shape: type[T]) -> Document[T]:
         RecipeError: it is no YAML, or lacks the shape.
     """
     text = _bytes_of(path)
+    if path.suffix == ".py":
+        raise RecipeError(
+            f"{path}:1: is a Python file, and no recipe; `kiln recipes --new {path}` writes a recipe for its kernels"
+        )
     lines: dict[Keys, int] = {}
     try:
         yaml_limits.check(text, _Loader)
