@@ -172,7 +172,7 @@ def test_nothing_is_replaced_and_standard_output_is_the_same(tmp_path, capsys):
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 2
     assert "exists and stays as it is" in capsys.readouterr().err
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), "add"]) == 2
-    assert "has no kernel 'add'; did you mean 'add_kernel'?" in capsys.readouterr().err
+    assert "has no kernel 'add'; the kernels are add_kernel" in capsys.readouterr().err
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py"), "--output", "-"]) == 0
     assert capsys.readouterr().out == written == (tmp_path / "recipe.yaml").read_text()
 

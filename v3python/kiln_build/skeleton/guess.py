@@ -234,7 +234,7 @@ class _Guess:
                 self.out.require.append(Entry("", f"{{contiguous: {name}}}"))
             elif tensor.axes[-1].stride is None:
                 self.out.require.append(Entry("", f"{{contiguous: {name}, axes: [{self.axes(tensor)[0][-1]}]}}"))
-        written = [self.names[tensor.parameter] for tensor in self.tensors if tensor.is_written]
+        written = [self.names[tensor.parameter] for tensor in self.tensors if tensor.kinds != {"load"}]
         if written:
             self.out.require.append(Entry("", f"{{not_broadcast: [{', '.join(written)}]}}"))
         by_flag: dict[str, list[str]] = {}
