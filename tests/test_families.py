@@ -36,6 +36,13 @@ def test_what_is_built(asked, built, added, only):
     assert ([one.family for one in chosen.recipes], chosen.added, chosen.only) == (built, added, only)
 
 
+@pytest.mark.parametrize("asked", ["", "flash,KILN_RECIPES"])
+def test_a_recipe_counts_once_however_often_it_is_named(asked):
+    flash = ROOT / "tritonsrc/flash/recipe.yaml"
+    chosen = choose(RECIPES=f"{NORM}:{NORM.parent}/../family/recipe.yaml:{flash}", FAMILIES=asked)
+    assert ([one.family for one in chosen.recipes], chosen.added, chosen.only) == (["flash", "norm"], ("norm",), ())
+
+
 def test_the_tree_is_not_read_for_recipes_of_ones_own(tmp_path):
     broken = tmp_path / "tritonsrc/flash/recipe.yaml"
     broken.parent.mkdir(parents=True)

@@ -304,3 +304,9 @@ def test_a_kernel_whose_name_no_image_can_have_is_refused(tmp_path: Path, capsys
     (tmp_path / "work.py").write_text(ADD.replace("add_kernel", "größe"))
     assert cli.main(["recipes", "--new", str(tmp_path / "work.py")]) == 3
     assert "größe is not ASCII, as a kernel's name in an image must be; rename it" in capsys.readouterr().err
+
+
+def test_a_family_gets_no_name_that_a_release_has(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(ADD)
+    assert cli.main(["recipes", "--new", str(tmp_path / "torch.py")]) == 0
+    assert recipe.load(tmp_path / "recipe.yaml").family == "torch_family"

@@ -34,10 +34,12 @@ def choose(tree: Path, build: BuildVariables) -> Families:
         RecipeError: a recipe does not hold.
     """
     found = recipe.find(tree)
-    named = [recipe.load(Path(path)) for path in build.recipes]
+    paths = {Path(path).resolve(): Path(path) for path in build.recipes}  # a file counts once, however it is named
     if build.families == (NAMED,):
-        return _families([], named, bool(found))
+        return _families([], [recipe.load(path) for path in paths.values()], bool(found))
     own = [recipe.load(path) for path in found]
+    named_too = {one.family for one in own if paths.pop(one.path.resolve(), None) and NAMED in build.families}
+    named = [recipe.load(path) for path in paths.values()]
     there = dict.fromkeys(one.family for one in (*own, *named))
     for name in build.families:
         if name not in there and name != NAMED:
@@ -47,7 +49,7 @@ def choose(tree: Path, build: BuildVariables) -> Families:
             )
     if not build.families:
         return _families(own, named, False)
-    chosen = [one for one in own if one.family in build.families]
+    chosen = [one for one in own if one.family in named_too.union(build.families)]
     more = [one for one in named if one.family in build.families or NAMED in build.families]
     return _families(chosen, more, len(chosen) < len(own))
 

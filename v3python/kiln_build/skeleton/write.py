@@ -10,9 +10,10 @@ from kiln_build.skeleton import source, text
 from kiln_build.skeleton.guess import guess
 from kiln_build.skeleton.sketch import Sketch, plain
 from kiln_recipe.errors import EnvironmentProblem, RecipeError, UsageError
+from kiln_recipe.model import FAMILY
 from kiln_recipe.read import fingerprint
+from kiln_recipe.read.recipe import TAKEN_NAMES
 
-_NOT_FAMILIES = ("kiln", "family", "version", "flash")  # the runtime has headers of these names
 _NAMELESS = ("kernel", "kernels", "triton_kernels", "main", "__init__")
 
 
@@ -71,4 +72,4 @@ def _family(path: Path, operation: str) -> str:
     stem = operation if path.stem in _NAMELESS else path.stem
     name = re.sub("[^a-z0-9_]", "_", plain(stem).lower()).strip("_")
     name = name if name[:1].isalpha() else f"k{name}"
-    return f"{name}_family" if name in _NOT_FAMILIES else name
+    return f"{name}_family" if name in TAKEN_NAMES or name == FAMILY else name

@@ -55,7 +55,11 @@ _SCALARS = {
     "fp64": ("float", 64),
 }
 _SCALAR_ALIASES = {"i32": "int32", "i64": "int64", "i1": "bool"}
-_CORE_NAMES = ("kiln", "family", "version")  # a family may get a header of its name beside theirs
+# What a release has under a name of its own, which a family of that name would take.
+TAKEN_NAMES = {
+    "kiln": "the header kiln/kiln.h", "family": "the header kiln/family.h", "version": "the header kiln/version.h",
+    "torch": "libkiln_torch.so", "aotriton": "the CMake target kiln::aotriton",
+}  # fmt: skip
 MAX_VALUES = 512  # KILN_MAX_VALUES
 MAX_CALL_DESCRIPTORS = 32  # KILN_MAX_CALL_DESCRIPTORS
 
@@ -72,8 +76,8 @@ def load(path: Path | str, native: bool = True) -> Recipe:
     path = Path(path)
     document = read(path, RecipeShape)
     shape = document.value
-    if shape.family in _CORE_NAMES:
-        document.fail(("family",), f"the runtime has a header kiln/{shape.family}.h; give the family another name")
+    if taken := TAKEN_NAMES.get(shape.family):
+        document.fail(("family",), f"a release has {taken} of its own; give the family another name")
     folder = space.find_folder(path, shape.family)
     operations = []
     owners: dict[str, str] = {}
