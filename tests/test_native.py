@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln_build.native import native
+from kiln_build.native import library, native
 from kiln_build.options import words
 from kiln_recipe.errors import ToolchainError, UsageError
 from small_release import ROOT
@@ -75,7 +75,7 @@ def test_what_is_kept_is_made_again_if_it_is_damaged(tmp_path):
         (work / "library").write_bytes(b"bytes")
 
     def build() -> Path:
-        return native.build_once(tmp_path / "lib", "library", ("settings",), {"a.c": b"source"}, make)
+        return library.build_once(tmp_path / "lib", "library", ("settings",), {"a.c": b"source"}, make)
 
     path = build()
     assert build() == path and len(made) == 1
@@ -92,7 +92,7 @@ def test_what_is_kept_is_made_again_if_it_is_damaged(tmp_path):
 def test_only_what_changed_is_compiled_again(tmp_path, monkeypatch):
     compiled: list[str] = []
 
-    def run(_compiler: native.Compiler, command: list[str], work: Path) -> None:
+    def run(_compiler: library.Compiler, command: list[str], work: Path) -> None:
         if "-c" in command:
             compiled.append(command[command.index("-c") + 1])
         (work / command[command.index("-o") + 1]).write_bytes(b"made")
@@ -104,8 +104,8 @@ def test_only_what_changed_is_compiled_again(tmp_path, monkeypatch):
         native.build_libraries(ROOT, tmp_path, version, [family], [], compiler, tmp_path / "lib", 1)
         return set(compiled)
 
-    monkeypatch.setattr(native, "run", run)
-    compiler = native.Compiler(("cc",), ("c++",), (), "a compiler")
+    monkeypatch.setattr(library, "run", run)
+    compiler = library.Compiler(("cc",), ("c++",), (), "a compiler")
     (tmp_path / "zstd.c").write_text("/* zstd */")
     every = build("// tables", "/* 1 */")
     assert {"zstd/zstd.c", "csrc/core/pack.cc", "family/tables.cc", "family/entries.cc"} < every

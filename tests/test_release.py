@@ -17,6 +17,7 @@ import pytest
 from kiln_build.artifacts import manifest, verify
 from kiln_build.artifacts import reader as inspect
 from kiln_build.base import tarball
+from kiln_build.native.adapter import Adapter, Prefix
 from kiln_build.release import release, replacement
 from kiln_recipe.errors import EnvironmentProblem
 from small_release import VERSION, small_release
@@ -243,14 +244,30 @@ def test_output_that_is_not_there(stage, tmp_path):
         release.make_release(stage, tmp_path / "nowhere", VERSION)
 
 
-def test_other_texts_are_laid_out_too(tmp_path):
-    """Such as AOTriton's CMake package: the release itself is a prefix with the newest interface."""
+def test_each_adapter_has_a_prefix_and_the_main_one_the_release_itself(tmp_path):
+    """As AOTriton's interfaces: what a prefix has, the release has of the newest."""
     from small_release import contents
 
-    texts = {"lib/cmake/other/other-config.cmake": "# other\n"}
-    release.lay_out(dataclasses.replace(contents(tmp_path, small_release().packs), texts=texts), tmp_path / "stage")
-    assert (tmp_path / "stage/lib/cmake/other/other-config.cmake").read_text() == "# other\n"
-    assert (tmp_path / "stage/lib/cmake/kiln/kilnConfig.cmake").is_file()
+    def adapter(version: str, is_main: bool) -> Adapter:
+        library, texts = f"libother.so.{version}", {"lib/cmake/other/other-config.cmake": f"# {version}\n"}
+        return Adapter(
+            "other", library, "toy", (), {"libother.so": library}, {"other/other.h": f"// {version}\n"},
+            prefix=Prefix(f"lib/other/{version}", "other.images", texts), is_main=is_main,
+        )  # fmt: skip
+
+    adapters = (adapter("1", False), adapter("2", True))
+    small, stage = contents(tmp_path, small_release().packs), tmp_path / "stage"
+    libraries = {**small.libraries, **{one.library: small.libraries["libkiln_toy.so"] for one in adapters}}
+    release.lay_out(dataclasses.replace(small, libraries=libraries, adapters=adapters), stage)
+    assert not (stage / "lib/libother.so.1").exists()
+    for folder, version in ((stage, 2), (stage / "lib/other/1", 1), (stage / "lib/other/2", 2)):
+        assert (folder / "lib/libother.so").readlink() == Path(f"libother.so.{version}")
+        assert (folder / "lib/cmake/other/other-config.cmake").read_text() == f"# {version}\n"
+        assert (folder / "include/other/other.h").read_text() == f"// {version}\n"
+        for pack in small.packs:
+            assert (folder / "lib/other.images" / pack).samefile(stage / "lib/kiln.images" / pack)
+    assert (stage / "lib/other/2/lib/libother.so.2").samefile(stage / "lib/libother.so.2")
+    assert (stage / "lib/cmake/kiln/kilnConfig.cmake").is_file()
 
 
 def test_laying_out_again_forgets_what_was_there(tmp_path):

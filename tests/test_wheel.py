@@ -14,7 +14,7 @@ import pytest
 from kiln_build import cli
 from kiln_build.artifacts import reader
 from kiln_build.native import extension
-from kiln_build.native.native import Compiler
+from kiln_build.native.library import Compiler
 from kiln_build.native.pythons import Headers
 from kiln_build.release import wheel
 from kiln_build.release.replacement import InTheWay
@@ -202,7 +202,7 @@ def test_the_extensions_headers(minor, called, monkeypatch, tmp_path):
         seen.append(sorted(p.relative_to(work / "multiarch").as_posix() for p in (work / "multiarch").rglob("*.h")))
         (work / command[-1]).write_text("")
 
-    monkeypatch.setattr("kiln_build.native.native.run", run)
+    monkeypatch.setattr("kiln_build.native.library.run", run)
 
     def build() -> Path:
         return extension.build_extension(

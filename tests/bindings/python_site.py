@@ -31,7 +31,7 @@ import flash_tables  # noqa: E402
 import nativebuild  # noqa: E402
 import packs  # noqa: E402
 
-from kiln_build.native import extension, native, pythons  # noqa: E402
+from kiln_build.native import extension, library, native, pythons  # noqa: E402
 from kiln_build.release import wheel  # noqa: E402
 
 PACKAGE = ROOT / "bindings/python/kiln"
@@ -150,7 +150,7 @@ def torch_library(prefix: Path) -> Path | None:
     return made("torch", key, fill) / "libkiln_torch.so"
 
 
-def zig() -> native.Compiler:
+def zig() -> library.Compiler:
     from importlib.metadata import version
 
     return native.zig_compiler(sys.executable, cache("zig"), version("ziglang"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kiln_build.native.native import Adapter
+from kiln_build.native.adapter import Adapter, Prefix
 from kiln_recipe.errors import ToolchainError
 from kiln_recipe.model import FAMILY
 
@@ -75,13 +75,15 @@ def _aotriton(source: Path, version: str, hip: Path, triton: str) -> Adapter:
         system=(hip,),
         # PyTorch's builds install what is called libaotriton_v2*.so* and aotriton.images, and no more.
         is_whole=True,
-        prefix=f"lib/aotriton/{version.rpartition('.')[0]}",
+        prefix=Prefix(
+            f"lib/aotriton/{version.rpartition('.')[0]}",
+            "aotriton.images",
+            {
+                f"lib/cmake/aotriton/{name}": _filled((source / "cmake" / f"{name}.in").read_text(), values)
+                for name in packages
+            },
+        ),
         is_main=version == aotriton_versions(source)[-1],
-        images="aotriton.images",
-        package={
-            f"lib/cmake/aotriton/{name}": _filled((source / "cmake" / f"{name}.in").read_text(), values)
-            for name in packages
-        },
         identity=triton,
     )
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kiln_build.native import argument_files, native
-from kiln_build.native.native import Compiler
+from kiln_build.native import argument_files, library, native
+from kiln_build.native.library import Compiler
 from kiln_build.native.pythons import STABLE, Headers
 from kiln_recipe.errors import ToolchainError
 
@@ -87,11 +87,11 @@ def build_extension(
         say("compiling the extension for Python {}.{}{}".format(*(STABLE if later else headers.version), later))
         _build(units, flags, define, headers, compiler, work, jobs)
 
-    return native.build_once(folder, headers.file_name, settings, files, make)
+    return library.build_once(folder, headers.file_name, settings, files, make)
 
 
 def _build(
-    units: Sequence[str], flags: native.Flags, define: tuple[str, ...], headers: Headers, compiler: Compiler,
+    units: Sequence[str], flags: library.Flags, define: tuple[str, ...], headers: Headers, compiler: Compiler,
     work: Path, jobs: int,
 ) -> None:  # fmt: skip
     include = ["-Iinclude", "-Icore", "-isystem", "nanobind/include", "-isystem", "nanobind/ext/robin_map/include"]
@@ -101,7 +101,7 @@ def _build(
     def compile_unit(unit: str) -> str:
         output = unit.replace("/", "_") + ".o"
         own = _THEIRS if unit.startswith("nanobind/") else _OURS
-        native.run(
+        library.run(
             compiler, [*compiler.cxx, *flags.c, *_FLAGS, *own, *define, *include, "-c", unit, "-o", output], work
         )
         return output
@@ -109,7 +109,7 @@ def _build(
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         objects = list(pool.map(compile_unit, units))
     # The libraries by their bare names: that is how one without a SONAME would be looked for.
-    native.run(compiler, [*compiler.cxx, *flags.linked, *_LINK, *objects, *LIBRARIES, "-o", headers.file_name], work)
+    library.run(compiler, [*compiler.cxx, *flags.linked, *_LINK, *objects, *LIBRARIES, "-o", headers.file_name], work)
 
 
 def _header_bytes(headers: Headers) -> list[bytes]:

@@ -19,7 +19,7 @@ from kiln_build.base.progress import Progress, make_progress
 from kiln_build.base.spelling import spell_seconds
 from kiln_build.base.tables import plural
 from kiln_build.farm import farm
-from kiln_build.native import adapters, native
+from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
 from kiln_build.release import assemble, families, notices, package, release, replacement, summary
@@ -110,20 +110,14 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
         workers,
     )
     stage = options.workspace / "build/stage/kiln"
-    main = [adapter for adapter in adapted if adapter.is_main]
-    elsewhere = {adapter.library for adapter in adapted} - {adapter.library for adapter in main}
     release.lay_out(
         release.Contents(
             version=options.version,
-            libraries={name: path for name, path in libraries.items() if name not in elsewhere},
+            libraries=libraries,
             families=[family.name for family in sources],
             packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
-            headers=_headers(options.source, header, sources, main),
-            adapters={adapter.name: adapter.library for adapter in main},
-            links={name: to for adapter in main for name, to in adapter.links.items()},
-            images=[adapter.images for adapter in main if adapter.images],
-            texts={name: text for adapter in main for name, text in adapter.package.items()},
-            prefixes={adapter.prefix: _prefix(adapter, libraries) for adapter in adapted if adapter.prefix},
+            headers=_headers(options.source, header, sources),
+            adapters=adapted,
             templates=options.source / "cmake",
             notices=notices.collect(options.source, options.site, options.cache / zstd.name),
         ),
@@ -219,29 +213,15 @@ def _harvest(
     return harvest
 
 
-def _prefix(adapter: native.Adapter, libraries: Mapping[str, Path]) -> release.Prefix:
-    return release.Prefix(
-        library=(adapter.library, libraries[adapter.library]),
-        links=adapter.links,
-        headers=adapter.headers,
-        images=adapter.images,
-        texts=adapter.package,
-    )
-
-
-def _headers(
-    source: Path, version_header: str, families: Sequence[native.FamilySources], adapted: Sequence[native.Adapter]
-) -> dict[str, Path | str]:
-    """The public headers by their path below include/: the core's, and those of what is built over it."""
+def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:
+    """The public headers by their path below include/: the core's and the families'."""
     headers: dict[str, Path | str] = {f"kiln/{name}": source / "include/kiln" / name for name in native.CORE_HEADERS}
     for family in families:
         headers |= family.public
-    for adapter in adapted:
-        headers |= adapter.headers
     return headers | {"kiln/version.h": version_header}
 
 
-def made_by(compiler: native.Compiler, the_lock: lock.Lock) -> tuple[manifest.Tool, ...]:
+def made_by(compiler: library.Compiler, the_lock: lock.Lock) -> tuple[manifest.Tool, ...]:
     """What made bytes of the release besides Triton. With digests stand the files that are the same for every Python,
     as the release is."""
     zig = the_lock.wheel_of("ziglang", lock.running_python())

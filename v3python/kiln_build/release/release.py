@@ -26,6 +26,7 @@ from kiln_build.artifacts import manifest
 from kiln_build.artifacts.manifest_model import IMAGES
 from kiln_build.base import tarball
 from kiln_build.base.appear import appear
+from kiln_build.native.adapter import Adapter
 from kiln_build.release import package, portable, replacement
 from kiln_recipe.errors import EnvironmentProblem
 
@@ -37,41 +38,17 @@ class _NothingToDo(Exception):
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """A folder of a release that is an installed prefix, complete by itself: others' builds copy it, without what its
-    links would lead to. So it has the packs too, as further names of the same files.
-
-    Attributes:
-        library: in its lib/, a name and the file.
-        links: in its lib/, by name: where each leads.
-        headers: by path below its include/: a file, or its text.
-        images: the folder of packs in its lib/.
-        texts: other files by path.
-    """
-
-    library: tuple[str, Path]
-    links: Mapping[str, str]
-    headers: Mapping[str, Path | str]
-    images: str
-    texts: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Contents:
     """What goes into a release, the manifest left out.
 
     Attributes:
         version: "0.1.0b", or what naming.py makes of it.
-        libraries: "libkiln.so.0", each family's "libkiln_<family>.so", and what adapts them, by name.
+        libraries: "libkiln.so.0", each family's "libkiln_<family>.so", and those of `adapters`, by name.
         families: names of the families that have a library.
         packs: by file name, "nvidia-sm_90.pack".
-        headers: by path below include/, "kiln/kiln.h": a file, or its text.
+        headers: by path below include/, "kiln/kiln.h": a file, or its text; the adapters' left out.
         templates: the source tree's folder cmake/.
-        adapters: libraries that offer a family by another's interface, by name: "torch".
-        links: in lib/ besides libkiln.so, by name: where it leads, if that is there.
-        images: folders in lib/ that have the packs too, as further names of the same files.
-        texts: other files by path.
-        prefixes: by path.
+        adapters: what offers a family by another's interface.
         notices: texts by path below share/kiln/: LICENSE, NOTICES.txt, licences/...
     """
 
@@ -82,11 +59,7 @@ class Contents:
     headers: Mapping[str, Path | str]
     templates: Path
     notices: Mapping[str, str] = field(default_factory=dict)
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
-    images: Sequence[str] = ()
-    texts: Mapping[str, str] = field(default_factory=dict)
-    prefixes: Mapping[str, Prefix] = field(default_factory=dict)
+    adapters: Sequence[Adapter] = ()
 
 
 def tarball_name(version: str) -> str:
@@ -102,42 +75,46 @@ def lay_out(contents: Contents, stage: Path) -> None:
     """
     try:
         shutil.rmtree(stage, ignore_errors=True)
+        main = [adapter for adapter in contents.adapters if adapter.is_main]
+        elsewhere = {adapter.library for adapter in contents.adapters if not adapter.is_main}
         for name, path in contents.libraries.items():
-            _put(stage / "lib" / name, path)
+            if name not in elsewhere:
+                _put(stage / "lib" / name, path)
         for name, path in contents.packs.items():
             _put(stage / IMAGES / name, path)
-        for name, to in {"libkiln.so": "libkiln.so.0", **contents.links}.items():
-            if (stage / "lib" / to).exists():
-                (stage / "lib" / name).symlink_to(to)
-        for name, header in contents.headers.items():
-            _put(stage / "include" / name, header)
-        found_by = package.package_files(contents.templates, contents.version, contents.families, contents.adapters)
-        for name, text in {**found_by, **contents.texts}.items():
+        _link(stage / "lib", {"libkiln.so": "libkiln.so.0"})
+        _put_headers(stage, contents.headers)
+        for name, text in package.package_files(
+            contents.templates, contents.version, contents.families, {one.name: one.library for one in main}
+        ).items():
             _put(stage / name, text)
         for name, text in contents.notices.items():
             _put(stage / "share/kiln" / name, text)
         _put(stage / "share/kiln" / portable.NAME, portable.inspector(contents.version))
-        for images in contents.images:
-            _name_packs(stage, stage / "lib" / images, contents.packs)
-        for folder, prefix in contents.prefixes.items():
-            _lay_out_prefix(stage, stage / folder, prefix, contents.packs)
+        for adapter in main:
+            _lay_out_adapter(stage, stage, adapter, contents.packs)
+        for adapter in contents.adapters:
+            if adapter.prefix:
+                folder = stage / adapter.prefix.folder
+                library = folder / "lib" / adapter.library
+                if adapter.is_main:
+                    _name_again(library, stage / "lib" / adapter.library)
+                else:
+                    _put(library, contents.libraries[adapter.library])
+                _lay_out_adapter(stage, folder, adapter, contents.packs)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {error.filename or stage}: {error.strerror}") from error
 
 
-def _lay_out_prefix(stage: Path, folder: Path, prefix: Prefix, packs: Iterable[str]) -> None:
-    name, library = prefix.library
-    if (stage / "lib" / name).exists():
-        _name_again(folder / "lib" / name, stage / "lib" / name)
-    else:
-        _put(folder / "lib" / name, library)
-    _name_packs(stage, folder / "lib" / prefix.images, packs)
-    for link, to in prefix.links.items():
-        (folder / "lib" / link).symlink_to(to)
-    for path, content in prefix.headers.items():
-        _put(folder / "include" / path, content)
-    for path, text in prefix.texts.items():
-        _put(folder / path, text)
+def _lay_out_adapter(stage: Path, folder: Path, adapter: Adapter, packs: Iterable[str]) -> None:
+    """What an adapter has besides its library, in a folder with a lib/ that has it."""
+    _link(folder / "lib", adapter.links)
+    _put_headers(folder, adapter.headers)
+    if adapter.prefix:
+        for pack in packs:
+            _name_again(folder / "lib" / adapter.prefix.images / pack, stage / IMAGES / pack)
+        for path, text in adapter.prefix.texts.items():
+            _put(folder / path, text)
 
 
 def make_release(stage: Path, output: Path, version: str, replace: bool = False) -> Path:
@@ -177,11 +154,6 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
     return path
 
 
-def _name_packs(stage: Path, folder: Path, packs: Iterable[str]) -> None:
-    for pack in packs:
-        _name_again(folder / pack, stage / IMAGES / pack)
-
-
 def _name_again(path: Path, file: Path) -> None:
     """Gives a staged file one more name."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,6 +163,16 @@ def _name_again(path: Path, file: Path) -> None:
         raise EnvironmentProblem(
             f"{path} cannot be a hard link ({error.strerror}); give a workspace on a file system that has them"
         ) from error
+
+
+def _link(folder: Path, links: Mapping[str, str]) -> None:
+    for name, to in links.items():
+        (folder / name).symlink_to(to)
+
+
+def _put_headers(prefix: Path, headers: Mapping[str, Path | str]) -> None:
+    for name, header in headers.items():
+        _put(prefix / "include" / name, header)
 
 
 def _put(path: Path, content: Path | str | bytes) -> None:

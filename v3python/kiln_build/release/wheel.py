@@ -33,7 +33,8 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from kiln_build.artifacts.reader import IMAGES, Release
-from kiln_build.native import argument_files, arguments, extension, native
+from kiln_build.native import argument_files, arguments, extension
+from kiln_build.native.library import Compiler
 from kiln_build.native.pythons import OLDEST, STABLE, Headers
 from kiln_build.release import notices, replacement
 from kiln_build.release.release import PLATFORM
@@ -238,7 +239,7 @@ def build_wheel(
 
 
 def runtime_wheel(
-    contents: Contents, source: Path, site: Path, headers: Headers, compiler: native.Compiler, folder: Path, jobs: int,
+    contents: Contents, source: Path, site: Path, headers: Headers, compiler: Compiler, folder: Path, jobs: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Wheel:  # fmt: skip
     """The package for the Pythons that `headers` serve.
