@@ -1,4 +1,4 @@
-"""csrc/aotriton/layouts.txt: each interface's structures and names; and that AOTriton's own headers say the same.
+"""layouts.txt: each interface's structures and names; and that AOTriton's own headers say the same.
 
 KILN_TEST_AOTRITON names a folder with AOTriton's trees, unpacked and configured: 0.11.2b/include, 0.12.1b/include and
 so on. Nothing of them is kept here.
@@ -16,14 +16,22 @@ import ffi
 import pytest
 from aotriton_interface import VERSIONS, Structures, imports_of, library_of, symbols_of
 from fake_release import hip_headers
-from nativebuild import ROOT, run
+from nativebuild import run
 from test_aotriton_program import FLAGS, HERE, calls_of, check, execute
 
-TABLE = ROOT / "csrc/aotriton/layouts.txt"
+TABLE = HERE / "layouts.txt"
 HEAD = """\
 # What AOTriton's interfaces are to a program that was compiled with their headers: each library's name, its structures,
-# their constants, and the names that programs import. tests/aotriton/test_aotriton_layouts.py makes this table.
+# their constants, and the names that programs import. test_aotriton_layouts.py makes this table of Kiln's headers and
+# libraries, and holds it against AOTriton's own headers: each section says which.
 """
+# By interface, which of AOTriton's commits was held against it last.
+AGAINST = {
+    "0.11": "0.11.2b, dd1b68b604b5258ee7a9f7b66ad95e7a82c18065",
+    "0.12": "0.12.1b, 8fdb4a4353f95b88c9542f5e5637efc1e1e0e530",
+    "0.13": "0.13b, 6e00ef3e335b45dfb49065259533b59c68995bfe",
+    "0.14": "main, 30ae96716b3e7a1bf0d7892ce3b8288244f8ebec, with the parameters of a later commit (kVersion 4 and 7)",
+}
 
 
 def printed(compiler: str, include: Path, prefix: Path, folder: Path) -> str:
@@ -52,7 +60,8 @@ def test_the_table_is_what_the_headers_and_libraries_are(release, tmp_path, comp
     text = HEAD
     for version in VERSIONS:
         prefix, library = release.lib / "aotriton" / version, library_of(release.lib, version)
-        text += f"\n[{version}]\nlibrary {library.name}\n" + printed(compiler, prefix / "include", prefix, tmp_path)
+        text += f"\n[{version}]\nagainst {AGAINST.get(version, 'none yet')}\nlibrary {library.name}\n"
+        text += printed(compiler, prefix / "include", prefix, tmp_path)
         text += "".join(f"exports {name}\n" for name in exports(library))
     made = tmp_path / "layouts.txt"
     made.write_text(text)
@@ -95,7 +104,7 @@ def test_aotritons_own_headers_say_the_same(release, tmp_path, version):
     prefix = release.lib / "aotriton" / version
     said = printed("clang++", own_headers(version), prefix, tmp_path).splitlines()
     kept = section(version).splitlines()
-    assert said == [line for line in kept if line.partition(" ")[0] not in ("library", "exports")]
+    assert said == [line for line in kept if line.partition(" ")[0] not in ("against", "library", "exports")]
 
 
 @pytest.mark.heavy
