@@ -246,6 +246,17 @@ def test_a_release_without_the_attention_family(toolless, tmp_path, capsys):
     assert not (tmp_path / "w").exists()
 
 
+def test_a_release_without_images_of_attention(toolless, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(wheel, "unpack", lambda *_: wheel.Contents("0.1.0b", (), {}, {}, {}, {}))
+    artifact = reader.open_artifact(small_release().tarball)
+    artifact.manifest["selection"] = "family=toy"
+    monkeypatch.setattr(reader, "open_artifact", lambda *_: artifact)
+    code, text = said(capsys, small_release().tarball, tmp_path / "w")
+    assert code == 2 and "has no images of attention, which Kiln's Python package is for: it was built for" in text
+    assert "for family=toy alone; build one with family=flash in KILN_SELECT, or without KILN_SELECT" in text
+    assert not (tmp_path / "w").exists()
+
+
 def test_a_target_that_is_not_there(toolless, tmp_path, capsys):
     code, text = said(capsys, small_release().tarball, tmp_path, "--target", "sm_80")
     assert code == 6 and "has no images for sm_80; it has gfx942, sm_90" in text

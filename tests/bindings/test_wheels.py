@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 import test_types
-from builds import NAME, ROOT, Built, environment
+from builds import NAME, ROOT, SELECTION, Built, environment
 from kiln_build.native import pythons
 from kiln_build.release import wheel
 from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.selection import parse_selection, spell_selection
 
 pytestmark = pytest.mark.slow(80)
 VERSION = wheel.python_version(NAME)
@@ -114,6 +115,9 @@ def test_one_python_and_one_target(release, commands, tmp_path):
     assert len(report["wheels"]) == 5 and len(pythons) == len(wheel.ABIS) - 1
     assert family.startswith("no library for the family norm: ")
     assert all(f"kiln: {reason}\n" in done.stderr for reason in report["left_out"])
+    selection = spell_selection(parse_selection(SELECTION["KILN_SELECT"]))
+    assert f"kiln: the wheels have attention for gfx942 (profile core, {selection})\n" in done.stderr
+    assert (report["targets"], report["profile"], report["selection"]) == (["gfx942"], "core", selection)
     assert not any(".".join(map(str, abi)) in reason.partition(":")[0] for reason in report["left_out"])
 
 

@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_targets(parser, "images of this target alone; may be repeated")
     parser.add_argument("--replace", action="store_true", help="replace other wheels of the same names")
-    parser.add_argument("--json", action="store_true", help="as JSON: wheels, and left_out with the reasons")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="as JSON: wheels, the targets, profile and selection of their images, and left_out with the reasons",
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -67,14 +71,27 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArtifactError(f"{arguments.artifact} is not a release; give {_RIGHT}")
     output = words.check_output(arguments.output, Path.cwd(), None)
     words.check_outside(output, artifact.path, f"output {arguments.output}")
-    made, left_out = _make(artifact, output, arguments)
+    made, targets, left_out = _make(artifact, output, arguments)
     if arguments.json:
-        print(json.dumps({"wheels": [str(path) for path in made], "left_out": left_out}, indent=1))
+        facts = {
+            "targets": targets,
+            "profile": artifact.manifest["profile"],
+            "selection": artifact.manifest["selection"],
+        }
+        print(json.dumps({"wheels": [str(path) for path in made], **facts, "left_out": left_out}, indent=1))
     else:
         print("\n".join(map(str, made)))
-    for reason in left_out:
+    for reason in (_held(artifact, targets), *left_out):
         say(reason)
     return 0
+
+
+def _held(artifact: Release, targets: Sequence[str]) -> str:
+    """What the wheels have."""
+    if not targets:
+        return "the wheels have no images: the release was built without any"
+    build = [f"profile {artifact.manifest['profile']}", *filter(None, [artifact.manifest["selection"]])]
+    return f"the wheels have attention for {' and '.join(targets)} ({', '.join(build)})"
 
 
 def _without_library(artifact: Release) -> list[str]:
@@ -84,7 +101,7 @@ def _without_library(artifact: Release) -> list[str]:
     return [
         f"no library for the family {family}: of a release's families wheels have {FAMILY} alone; Python calls others "
         f"by kiln.jit.Recipe, C by libkiln_{family}.so of the tarball"
-        for family in inspect.families_of(inspect.variants_of(artifact))
+        for family in inspect.families_of(artifact.manifest["variants"])
         if family != FAMILY
     ]
 
@@ -101,8 +118,21 @@ def _refuse_without_attention(artifact: Release, name: str) -> None:
         )
 
 
-def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tuple[list[Path], list[str]]:
-    """The wheels, and a sentence for each that is not made."""
+def _refuse_without_images(artifact: Release, name: str) -> None:
+    """Raises UsageError for a release whose images KILN_SELECT left to other families."""
+    from kiln_recipe.model import FAMILY
+
+    families = inspect.families_of(artifact.manifest["variants"])
+    if families and FAMILY not in families:
+        raise UsageError(
+            f"{name} has no images of attention, which Kiln's Python package is for: it was built for "
+            f"{artifact.manifest['selection']} alone; build one with family={FAMILY} in KILN_SELECT, or without "
+            "KILN_SELECT"
+        )
+
+
+def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tuple[list[Path], list[str], list[str]]:
+    """The wheels, the targets that they have images for, and a sentence for each wheel that is not made."""
     from kiln_build.base import machine
     from kiln_build.native import native
     from kiln_build.release import wheel  # here, so that --help needs no package
@@ -119,6 +149,7 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
         chosen, left_out = _choose(arguments.python)
         if not chosen:
             raise EnvironmentProblem(f"no wheel can be built: {'; '.join(left_out)}")
+        _refuse_without_images(artifact, arguments.artifact)
         compiler = native.zig_compiler(sys.executable, cache, wheel.zig())
         wheels = [wheel.recipe_wheel(contents, ROOT), wheel.cli_wheel(contents, ROOT), build_wheel(contents)]
         wheels += [
@@ -127,7 +158,8 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
         ]
         wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
         output.mkdir(parents=True, exist_ok=True)
-        return wheel.write(wheels, output, arguments.replace), left_out + _without_library(artifact)
+        made = wheel.write(wheels, output, arguments.replace)
+        return made, list(contents.packs), left_out + _without_library(artifact)
 
 
 def build_wheel(contents: Contents) -> Wheel:

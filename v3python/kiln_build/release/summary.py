@@ -54,15 +54,16 @@ def end(
         "its SHA-256 is beside it",
         release=facts,
     )
-    for line in _next([recipe.family for recipe in plan.recipes], bool(packs), place):
+    has_attention = bool(packs) and any(variant.family == FAMILY for variant in plan.variants)
+    for line in _next([recipe.family for recipe in plan.recipes], has_attention, place):
         progress.message(line)
 
 
-def _next(families: Sequence[str], has_images: bool, tarball: Path) -> list[str]:
+def _next(families: Sequence[str], has_attention: bool, tarball: Path) -> list[str]:
     kiln = command()
     name = shlex.quote(str(tarball))
     lines = [f"check it: {kiln} inspect {name} --verify"]
-    if FAMILY in families and has_images:  # which the wheels are for
+    if has_attention:  # which the wheels are for
         lines.append(f"for Python: {kiln} wheel {name} <folder>")
     libraries = " ".join(f"-lkiln_{family}" for family in families)
     headers = ", ".join(f"include/kiln/{family}.h" for family in families)
