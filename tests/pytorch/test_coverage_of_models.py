@@ -24,6 +24,7 @@ from kiln_build.coverage.attention import Attention
 from kiln_build.coverage.configuration import config, fields
 from kiln_recipe.errors import UsageError
 
+LOCK = Path(__file__).resolve().parents[1] / "transformers.lock"
 PARTS = 16
 KNOWN = (
     "llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "mistral", "phi3", "deepseek_v3", "t5", "whisper", "bert",
@@ -117,7 +118,8 @@ def test_what_is_said_is_what_is_called(recorder, tmp_path):
 
 def test_what_classes_fill_in_is_up_to_date():
     text = fields.FAMILIES.read_text(encoding="utf-8")
-    made = json.loads(text)["transformers"]
+    made, update = json.loads(text)["transformers"], "PYTHONPATH=v3python python tests/pytorch/families.py"
+    assert f"transformers=={made};" in LOCK.read_text(), f"the lock has another version; run: {update}"
     if made != transformers.__version__:
         pytest.skip(f"needs transformers {made}, from which families.json was made")
-    assert text == families.text(), "run: PYTHONPATH=v3python python tests/pytorch/families.py"
+    assert text == families.text(), f"run: {update}"
