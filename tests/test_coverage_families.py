@@ -288,7 +288,9 @@ def test_a_pipe_without_a_writer_ends_at_once(tmp_path: Path, capsys: pytest.Cap
 def test_too_many_tokens_say_how_many_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["coverage", "core", "--model", "head_dim=64 keys=999999999", "--target", "sm_90"]
     assert cli.main(words) == 0
-    assert "fewer tokens, such as 4096 rows and 4096 keys" in capsys.readouterr().out
+    assert "what would serve it: fewer tokens, such as 4096 rows and 4096 keys" in capsys.readouterr().out
+    assert cli.main(["coverage", "core", "--model", "head_dim=192 keys=8192", "--target", "sm_90"]) == 0
+    assert "fewer tokens" not in capsys.readouterr().out, "what lacks an image lacks it of fewer tokens too"
 
 
 def test_families_are_read_for_what_is_used() -> None:

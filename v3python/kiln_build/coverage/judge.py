@@ -6,8 +6,9 @@ The dispatch decides that (kiln_recipe.call.dispatch), and each remedy is one th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kiln_build.coverage.attention import ROWS, Attention, Model
 from kiln_build.coverage.calls import Example, examples
@@ -136,7 +137,7 @@ def _absent(source: Source, kind: Attention, use: str, target: Target) -> tuple[
     return tuple(_remedies(source, kind, use, target))
 
 
-def _remedies(source: Source, kind: Attention, use: str, target: Target) -> Iterator[str]:
+def _remedies(source: Source, kind: Attention, use: str, target: Target) -> list[str]:
     """What would serve a call on the target; nothing is named that was not tried."""
     profiles = {profile: source.built(target, profile) for profile in dict.fromkeys((source.profile, "full"))}
     there = {f"a release of the profile {profile}": tables for profile, tables in profiles.items()}
@@ -144,22 +145,23 @@ def _remedies(source: Source, kind: Attention, use: str, target: Target) -> Iter
         there = {"": source.tables(target), **there}
     if source.images is None:  # what a build of the profile makes is what there is
         there.pop(f"a release of the profile {source.profile}", None)
-    for where, tables in there.items():
-        if where and _serves(source, tables, kind, use, target):
-            yield f"the profile {where.rpartition(' ')[2]}" if source.images is None else where
-            break
-    for change, other in _others(kind, use).items():
-        for where, tables in there.items():
-            if _serves(source, tables, other, use, target):
-                yield change + (f" with {where.removeprefix('a release of ')}" if where else "")
-                break
+    serves = partial(_serves, source, use=use, target=target)
+    found = []
+    if whole := next((where for where, tables in there.items() if where and serves(tables, kind)), ""):
+        found.append(f"the profile {whole.rpartition(' ')[2]}" if source.images is None else whole)
+    # Fewer tokens only where they alone help: a call of many that lacks an image lacks it with few too.
+    for changes in (_of_other_dtypes(kind, use), {} if found else _of_fewer_tokens(kind)):
+        for change, other in changes.items():
+            if (where := next((where for where, tables in there.items() if serves(tables, other)), None)) is not None:
+                found.append(change + (f" with {where.removeprefix('a release of ')}" if where else ""))
     widest = _widest(source, use)
     if max(kind.width_qk, kind.width_v) > widest:
-        yield f"a recipe whose images go beyond head_dim {widest}, which is the widest of this one"
+        found.append(f"a recipe whose images go beyond head_dim {widest}, which is the widest of this one")
+    return found
 
 
-def _others(kind: Attention, use: str) -> Mapping[str, Attention]:
-    """The same attention with other dtypes, or of fewer tokens."""
+def _of_other_dtypes(kind: Attention, use: str) -> Mapping[str, Attention]:
+    """The same attention, by what is changed."""
     found = {}
     if use == "decode" and kind.cache_dtype not in ("", kind.dtype):
         found[f"a cache in {kind.dtype}"] = dataclasses.replace(kind, cache_dtype=kind.dtype)
@@ -167,10 +169,14 @@ def _others(kind: Attention, use: str) -> Mapping[str, Attention]:
         if kind.dtype == "fp32":
             cache = dtype if kind.cache_dtype in ("", "fp32") else kind.cache_dtype
             found[f"{dtype} in place of {kind.dtype}"] = dataclasses.replace(kind, dtype=dtype, cache_dtype=cache)
-    if max(kind.rows, kind.keys) > ROWS:
-        rows, keys = min(kind.rows, ROWS), min(kind.keys, ROWS)
-        found[f"fewer tokens, such as {rows} rows and {keys} keys"] = dataclasses.replace(kind, rows=rows, keys=keys)
     return found
+
+
+def _of_fewer_tokens(kind: Attention) -> Mapping[str, Attention]:
+    if max(kind.rows, kind.keys) <= ROWS:
+        return {}
+    rows, keys = min(kind.rows, ROWS), min(kind.keys, ROWS)
+    return {f"fewer tokens, such as {rows} rows and {keys} keys": dataclasses.replace(kind, rows=rows, keys=keys)}
 
 
 def _widest(source: Source, use: str) -> int:
