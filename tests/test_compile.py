@@ -21,7 +21,7 @@ import dataclasses, importlib.util, json, sys
 from pathlib import Path
 from kiln_recipe import targets
 from kiln_recipe.compile import compile, lock, toolchain
-from kiln_recipe.images import elf
+from kiln_recipe.images import elf, judge
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
 # Not imported here: what Triton reads from the environment while it is imported must be ours already.
@@ -184,6 +184,24 @@ def test_the_digest_of_the_ir_covers_the_toolchain():
         """
     )
     assert answer[0] == answer[1] != answer[2]
+
+
+def test_the_version_of_ptx_decides_the_assembler():
+    answer = run(
+        """
+        variant = next(v for v in variants("examples/family/recipe.yaml", "sm_90") if v.kernel == "total")
+        made = []
+        for ptx in (0, 88, 90, 0):
+            image = compile.compile_variant(dataclasses.replace(variant.spec, ptx=ptx), chain).image
+            reasons = judge.verdict(image.info, targets.by_name("sm_90"), variant.parameter_count, 0)
+            made.append([image.info.ptx_version, image.info.abi, list(reasons)])
+        wrong = dataclasses.replace(image.info, ptx_version="9.0")
+        made.append(judge.verdict(wrong, targets.by_name("sm_90"), variant.parameter_count, 0))
+        print(json.dumps(made))
+        """
+    )
+    assert answer[:4] == [["8.0", 7, []], ["8.8", 7, []], ["9.0", 8, []], ["8.0", 7, []]]
+    assert answer[4] == ["is of ABI 7; such images for sm_90 are of ABI 8 (targets.yaml)"]
 
 
 DESCRIPTORS = """

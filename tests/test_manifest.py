@@ -104,6 +104,10 @@ def test_descriptors_and_ptx_versions_are_said_where_they_are_not_the_usual():
     first, *others = [image for image in made.images if image.target == "sm_90"]
     assert first.ptx_version == "8.6" and first.descriptors == (DescriptorRow(9, 3, (128, 64)),)
     assert all(image.ptx_version == "" and image.descriptors is None for image in others)
+    assert first.abi == 0 and '"abi": 8' not in manifest.encode(made).decode()
+    newer = described("9.0")  # which the newer assembler makes
+    assert [image.abi for image in newer.images if image.target == "sm_90"] == [8, 0, 0, 0]
+    assert manifest.encode(manifest.read(manifest.encode(newer), "m")) == manifest.encode(newer)
     data = manifest.encode(made)
     assert b'"descriptors": [{"box": [128, 64], "element_type": 9, "swizzle": 3}]' in data
     assert manifest.encode(manifest.read(data, "m")) == data

@@ -17,8 +17,9 @@ from kiln_recipe.errors import UsageError
 TABLE = "targets.yaml"  # beside this module
 # What cuDriverGetVersion() says of the first driver that takes PTX of a version: 8.0 came with CUDA 12.0.
 PTX_DRIVERS = {
-    80: 12000, 81: 12010, 82: 12020, 83: 12030, 84: 12040, 85: 12050, 86: 12070, 87: 12080, 88: 12090,
+    80: 12000, 81: 12010, 82: 12020, 83: 12030, 84: 12040, 85: 12050, 86: 12070, 87: 12080, 88: 12090, 90: 13000,
 }  # fmt: skip
+_LAST_OF_CUDA_12 = 88
 _ALIKE = 0.6  # words less alike than that share letters by chance
 
 
@@ -47,6 +48,20 @@ class Residency:
     shared_granule: int
     shared_reserved: int = 0
     single_warp_blocks: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """Who makes cubins of PTX, and what loads them: see the attributes of Target."""
+
+    assembler: str
+    abi: int
+    lowest_driver: str
+    driver: int
+
+
+# Of PTX that ptxas 12.9 does not take. What the newer assembler writes, no driver before those of CUDA 13 loads.
+_NEWER = Assembly("ptxas-blackwell", 8, "580", PTX_DRIVERS[90])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +125,12 @@ class Target:
     def pinned(self) -> tuple[int | str, ...]:
         """What the table pins for the compiler; its other columns change no byte of an image."""
         return (self.backend, self.triton_arch, self.warp_size, self.assembler, self.ptx_version)
+
+    def assembly(self, ptx: int = 0) -> Assembly:
+        """How an image is made that is assembled from PTX of this version, 90 for 9.0; 0: of the target's."""
+        if ptx > _LAST_OF_CUDA_12:
+            return _NEWER
+        return Assembly(self.assembler, self.abi, self.lowest_driver, self.driver)
 
     @property
     def pack_file(self) -> str:

@@ -99,7 +99,7 @@ def make_manifest(inputs: Inputs, stage: Path, platform: str) -> Manifest:
     rules: list[LeftOut] = []
     for target in inputs.targets:
         if target.name in inputs.packs:
-            images += _image_rows(inputs.packs[target.name], _ptx_version(target), inputs.ptx_versions)
+            images += _image_rows(inputs.packs[target.name], target, inputs.ptx_versions)
             variants += _variant_rows(inputs.packs[target.name])
             rules += msgspec.convert(left_out.rules_of(inputs.packs[target.name]), list[LeftOut])
     return Manifest(
@@ -233,7 +233,8 @@ def _verified(keys: Sequence[str], verifications: Iterable[Verification]) -> str
     return "; ".join(sentences) or "compiled, not run"
 
 
-def _image_rows(pack: Pack, usual: str, ptx_versions: Mapping[str, str]) -> list[ImageRow]:
+def _image_rows(pack: Pack, target: Target, ptx_versions: Mapping[str, str]) -> list[ImageRow]:
+    usual = _ptx_version(target)
     by_digest = {image.digest: image for image in pack.images}
     rows: dict[str, ImageRow] = {}
     for kernel in pack.kernels:
@@ -242,6 +243,7 @@ def _image_rows(pack: Pack, usual: str, ptx_versions: Mapping[str, str]) -> list
                 continue
             image = by_digest[slot.image]
             version = ptx_versions.get(image.digest, usual)
+            abi = target.assembly(int(version.replace(".", "") or 0)).abi
             rows[slot.image] = ImageRow(
                 target=pack.target,
                 sha256=image.digest,
@@ -257,6 +259,7 @@ def _image_rows(pack: Pack, usual: str, ptx_versions: Mapping[str, str]) -> list
                 ptx_sha256=slot.ptx,
                 ptx_bytes=by_digest[slot.ptx].bytes if slot.ptx else None,
                 ptx_version="" if version == usual else version,
+                abi=0 if abi == target.abi else abi,
                 descriptors=tuple(DescriptorRow(d.element_type, d.swizzle, d.box) for d in image.info.descriptors)
                 or None,
             )

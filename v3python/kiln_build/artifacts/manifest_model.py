@@ -136,7 +136,7 @@ class ImageRow:
 
     Attributes:
         ptx_sha256, ptx_bytes: of the PTX in the pack, if there is one.
-        ptx_version: of the PTX that it was assembled from, where that is not the target's.
+        ptx_version, abi: of the PTX that it was assembled from, and its ELF ABI, where they are not the target's.
         descriptors: of the parameters that are tensor descriptors, in their order; null: none.
     """
 
@@ -154,6 +154,7 @@ class ImageRow:
     ptx_sha256: Optional[Digest] = None
     ptx_bytes: Optional[Bytes] = None
     ptx_version: str = ""
+    abi: Count = 0
     descriptors: Optional[tuple[DescriptorRow, ...]] = None
 
 
@@ -213,7 +214,7 @@ class Manifest:
 
 
 _KNOWN = f"{', '.join(map(str, FORMATS[:-1]))} and {FORMATS[-1]}"
-_SECOND = {"ptx_version", "descriptors"}  # fields of an image that make it the second format
+_SECOND = {"ptx_version", "abi", "descriptors"}  # fields of an image that make it the second format
 _TABLES = [
     name for name, (kind, _) in shape.fields_of(Manifest).items() if str(kind).startswith("typing.Annotated[tuple")
 ]

@@ -237,11 +237,11 @@ class _Seen:
     """What images say of which a pack's index says nothing.
 
     Attributes:
-        abis: those of the images.
+        abis: by digest of an image its ABI.
         ptx_versions: by digest of a PTX text its version, "8.6".
     """
 
-    abis: set[int] = field(default_factory=set)
+    abis: dict[str, int] = field(default_factory=dict)
     ptx_versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -284,7 +284,7 @@ def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, 
     except ArtifactError as error:
         report.problems.append(f"{label}: {error}")
         return
-    seen.abis.add(found.pop("abi"))
+    seen.abis[image.digest] = found.pop("abi")
     if maps != len(image.info.descriptors):
         report.problems.append(f"{label} takes {maps} tensor descriptors, the index says {len(image.info.descriptors)}")
     if image.info.shared < static:
@@ -306,6 +306,7 @@ def _compare(the_pack: pack.Pack, name: str, seen: _Seen, stated: _Stated, repor
     images = stated.images.get(target["name"], {})
     counts = dict.fromkeys(("variants", "unavailable"), 0)
     named: set[str] = set()
+    abis: set[tuple[str, int, int | None]] = set()
     functionals: set[tuple[str, str]] = set()
     are_equal = True
     for row, variant in zip_longest(pack_rows(the_pack), stated.variants.get(target["name"], ())):
@@ -325,7 +326,9 @@ def _compare(the_pack: pack.Pack, name: str, seen: _Seen, stated: _Stated, repor
                 f"the PTX of image {row['image'][:12]} is of version {version}, not the one that the manifest states"
             )
             break
-        known = {key for key in image if key not in ("target", "sha256", "ptx_version")} | {"descriptors"}
+        subject = f"image {row['image'][:12]}" if "abi" in image else target["name"]
+        abis.add((subject, image.get("abi", target["abi"]), seen.abis.get(row["image"])))
+        known = {key for key in image if key not in ("target", "sha256", "ptx_version", "abi")} | {"descriptors"}
         if any(row.get(key) != image.get(key) for key in known):
             report.problems.append(f"the manifest's image {row['image'][:12]} is not that of {name}")
             break
@@ -337,11 +340,12 @@ def _compare(the_pack: pack.Pack, name: str, seen: _Seen, stated: _Stated, repor
                 f"the manifest counts {target[field_name]} {field_name} of {target['name']}; {name} has {count}"
             )
     kinds = {image.info.kind for image in the_pack.images} - {"ptx"}
-    for field_name, found in (("kind", kinds), ("abi", seen.abis)):
-        if other := found - {target[field_name]}:
+    facts: list[tuple[str, str, object, object]] = [("kind", target["name"], target["kind"], kind) for kind in kinds]
+    facts += [("abi", *row) for row in abis]
+    for fact, subject, said, found in sorted(facts, key=str):
+        if found not in (None, said):  # None: the image could not be read, which has been said
             report.problems.append(
-                f"the manifest says that the {field_name} of {target['name']} is {target[field_name]}; an image in "
-                f"{name} has {min(other)}"
+                f"the manifest says that the {fact} of {subject} is {said}; an image in {name} has {found}"
             )
     if left_out.rules_of(the_pack) != stated.rules.get(target["name"], []):
         report.problems.append(f"what the manifest says is left out for {target['name']} is not what {name} lacks")

@@ -387,7 +387,7 @@ def _kernel_target(kernel_identifier: str, entry: KernelTables) -> dict:
         "names": [c_string(configuration.name) for configuration in plan.configurations],
         "lookup": list(entry.lookup),
         "layout": plan.layout,
-        "driver": plan.target.driver,
+        "driver": plan.target.assembly(plan.kernel.ptx).driver,
         "ptx_driver": PTX_DRIVERS[plan.kernel.ptx or plan.target.ptx_version] if plan.target.ptx_version else 0,
     }
 

@@ -61,11 +61,11 @@ def lack_of_driver(kernel: Kernel, target: Target, device: Device) -> PassedOver
         return PassedOver(
             kernel, f"it takes tensor descriptors, {'which AMD has none of' if device.vendor == 'AMD' else entry}"
         )
-    if device.driver is not None and device.driver < target.driver:
+    needed = target.assembly(kernel.ptx).driver
+    if device.driver is not None and device.driver < needed:
         return PassedOver(
             kernel,
-            f"it needs a driver for CUDA {_version(target.driver)} or later; this one is for CUDA "
-            f"{_version(device.driver)}",
+            f"it needs a driver for CUDA {_version(needed)} or later; this one is for CUDA {_version(device.driver)}",
         )
     return None
 

@@ -81,7 +81,7 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
         EnvironmentProblem: its source is not the one that was planned.
     """
     target = targets.by_name(spec.target)
-    os.environ.update(toolchain.environment(target))
+    os.environ.update(toolchain.environment(target, spec.ptx))
     printed = _Printed()
     stage = "source"
     try:

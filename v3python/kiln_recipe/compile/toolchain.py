@@ -108,16 +108,30 @@ class Toolchain:
             "images get other keys, and the release another digest; after `kiln clean` a build installs it anew"
         )
 
-    def assembler(self, target: Target) -> Path:
-        """The assembler pinned for an NVIDIA target."""
-        return Path(self.site, "triton", _BINARIES, target.assembler)
+    def assembler(self, target: Target, ptx: int = 0) -> Path:
+        """The assembler pinned for an NVIDIA target and a version of PTX (Target.assembly).
 
-    def environment(self, target: Target) -> dict[str, str]:
-        """Variables of a compile for `target`, over and above the inherited ones."""
+        Raises:
+            ToolchainError: this Triton comes without it.
+        """
+        name = target.assembly(ptx).assembler
+        if name not in dict(self.files):
+            raise ToolchainError(
+                f"Triton {self.triton_version} in {self.site} has no {name}, which PTX {ptx // 10}.{ptx % 10} needs; "
+                "build with the locked Triton, or without what wants that PTX"
+            )
+        return Path(self.site, "triton", _BINARIES, name)
+
+    def environment(self, target: Target, ptx: int = 0) -> dict[str, str]:
+        """Variables of a compile for `target`, over and above the inherited ones.
+
+        Args:
+            ptx: version of the PTX that is assembled; 0: the target's.
+        """
         variables = dict(PINNED_ENVIRONMENT)
         if target.vendor == "nvidia":
             # Triton takes the second from sm_90 on, whatever its name says.
-            path = str(self.assembler(target))
+            path = str(self.assembler(target, ptx))
             variables |= {"TRITON_PTXAS_PATH": path, "TRITON_PTXAS_BLACKWELL_PATH": path}
         return variables
 

@@ -72,8 +72,9 @@ def verdict(info: ImageInfo, target: Target, parameters: int, spill_allowance: i
     hidden = info.parameters - parameters
     if not 0 <= hidden <= MAX_HIDDEN_PARAMETERS:
         reasons.append(f"takes {info.parameters} parameters; the dispatch table passes {parameters}")
-    if info.abi != target.abi:
-        reasons.append(f"is of ABI {info.abi}; images for {target.name} are of ABI {target.abi} (targets.yaml)")
+    abi = target.assembly(int(info.ptx_version.replace(".", "") or 0)).abi
+    if info.abi != abi:
+        reasons.append(f"is of ABI {info.abi}; such images for {target.name} are of ABI {abi} (targets.yaml)")
     if info.kind != target.image_kind:
         reasons.append(f"is a {info.kind}; {target.name} takes a {target.image_kind}")
     return tuple(reasons)

@@ -144,6 +144,6 @@ def _ptx(document: Document, keys: Keys, shape: KernelShape, served: Sequence[Ta
             lowest = f"{target.ptx_version // 10}.{target.ptx_version % 10}"
             document.fail(keys, f"ptx is {shape.ptx}; images for {target.name} need {lowest} at least")
     if version not in targets.PTX_DRIVERS:
-        most = max(targets.PTX_DRIVERS)
-        document.fail(keys, f"ptx is {shape.ptx}; the assembler takes up to {most // 10}.{most % 10}")
+        known = ", ".join(f"{one // 10}.{one % 10}" for one in targets.PTX_DRIVERS)
+        document.fail(keys, f"ptx is {shape.ptx}; the assemblers take {known}")
     return version

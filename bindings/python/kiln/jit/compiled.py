@@ -64,7 +64,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
     source.make_ir = make_or_tell
     gpu = backends.GPUTarget(target.backend, target.triton_arch, target.warp_size)
     try:
-        with _pinned(this_toolchain().environment(target)):
+        with _pinned(this_toolchain().environment(target, spec.ptx)):
             return compiler.compile(source, target=gpu, options=spec.compile_options)
     except KernelError:
         raise
