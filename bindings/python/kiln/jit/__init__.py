@@ -25,6 +25,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from kiln.errors import in_source_tree
 from kiln.jit.errors import KernelError, MissingPackageError
 from kiln.jit.packages import need
 
@@ -72,4 +73,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What can be had: help() asks for each."""
+    lacking = [name for name, place in _PLACES.items() if place in ("flash", "switch")] if in_source_tree() else []
+    return sorted({*globals(), *__all__} - {*lacking})

@@ -11,12 +11,15 @@ import numpy
 
 from kiln.jit.tensors import Memory
 
+_NEAR_ZERO = 1 << 32  # bytes: below any process's memory, and beyond what is computed from a stride of 0
+
 
 class Bounds:
     """The addresses that a call may touch."""
 
     def __init__(self, memory: Memory) -> None:
         regions = sorted({(begin, end): name for name, begin, end in memory.regions}.items())
+        self._absent = memory.absent
         self._names = [name for _, name in regions]
         self._begins = numpy.array([begin for (begin, _), _ in regions], dtype=numpy.uint64)
         self._ends = numpy.array([end for (_, end), _ in regions], dtype=numpy.uint64)
@@ -75,7 +78,10 @@ class Bounds:
             raise IndexError(self._sentence(int(addresses[~inside].flat[0]), size, verb))
 
     def _sentence(self, address: int, size: int, verb: str) -> str:
-        """Where an address lies, by the nearest tensor that ends before it or begins behind it."""
+        """Where an address lies, by the nearest tensor that ends before it or begins behind it; or of which tensor it is
+        that the call leaves out."""
+        if self._absent and (address + _NEAR_ZERO) % 2**64 < 2 * _NEAR_ZERO:
+            return f"{verb} {' or '.join(self._absent)}, which this call leaves out"
         near = [
             (abs(address - edge), f"{abs(address - edge)} bytes {where} of {name}")
             for name, begin, end in zip(self._names, map(int, self._begins), map(int, self._ends))

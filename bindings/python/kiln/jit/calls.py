@@ -80,6 +80,7 @@ class Run:
 
     Attributes:
         tensors: its tensors, by name.
+        absent: those that it leaves out.
     """
 
     loaded: Loaded
@@ -87,6 +88,7 @@ class Run:
     device: torch.device
     target: Target
     tensors: Mapping[str, torch.Tensor]
+    absent: Sequence[str]
     interpreted: bool
 
     @staticmethod
@@ -114,7 +116,8 @@ class Run:
             call = loaded.tables(target, interpreted).begin(model, full, plain, Device(_VENDORS[target.vendor], count))
         except Refusal as refusal:
             raise of_refusal(refusal) from None
-        return Run(loaded, call, device, target, used, interpreted)
+        absent = [one.name for one in model.arguments if one.kind == "tensor" and given[one.name] is None]
+        return Run(loaded, call, device, target, used, absent, interpreted)
 
     def workspaces(self) -> Mapping[str, int]:
         """By workspace its bytes."""
@@ -147,7 +150,7 @@ class Run:
         # The interpreter's are filled with NaN, so that what is read before it is written is seen.
         made = tensors.allocate(self.workspaces(), self.device, poisoned=self.interpreted)
         chosen = self.dispatch({name: address for name, (address, _) in made.items()})
-        memory = Memory.of({**self.tensors, **{name: block for name, (_, block) in made.items()}})
+        memory = Memory.of({**self.tensors, **{name: block for name, (_, block) in made.items()}}, self.absent)
         ready = [self.loaded.functions.get(one.variant.spec, self.interpreted) for one in chosen]
         if self.interpreted:
             for function in ready:

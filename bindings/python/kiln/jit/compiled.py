@@ -59,7 +59,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
         try:
             return make_ir(*values)
         except Exception as error:
-            raise _of(error, spec) from error
+            raise _of(error, spec) from None
 
     source.make_ir = make_or_tell
     gpu = backends.GPUTarget(target.backend, target.triton_arch, target.warp_size)
@@ -69,7 +69,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
     except KernelError:
         raise
     except Exception as error:
-        raise _of(error, spec) from error
+        raise _of(error, spec) from None
 
 
 def not_compiled(kernel: Kernel) -> str | None:
@@ -128,7 +128,7 @@ class Image:
             # Triton's allocator belongs to the context: in a copy, the caller's stays as it is.
             copy_context().run(self._launch, chosen.launch.grid, values)
         except errors.OutOfResources as error:
-            raise ResourcesError(f"{chosen.variant.name}: {error}") from error
+            raise ResourcesError(f"{chosen.variant.name}: {error}") from None
 
     def _launch(self, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
         if getattr(self.kernel.metadata, "global_scratch_size", 0):

@@ -24,7 +24,8 @@ class KernelError(KilnError):
     it is interpreted. Where the mistake is the kernel's own, str() begins with file:line.
 
     Attributes:
-        log: what the tools said, or the source lines that led there; may be empty.
+        log: what the tools said, the source lines that led there, or of what was interpreted Python's whole account;
+            may be empty.
     """
 
     def __init__(self, sentence: str, log: str = "") -> None:

@@ -46,7 +46,7 @@ def _load(path: Path) -> ModuleType:
         return kernel_modules.load(path)
     except Exception as error:
         place = mistakes.place_of(error, path.parent) or f"{path}:1"
-        raise KernelError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise KernelError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ nothing else may compile a kernel.
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy
 
+from kiln.jit import booleans, strict
 from kiln.jit.bounds import Bounds
 from kiln.jit.errors import KernelError
 from kiln.jit.locks import TRITON
@@ -46,7 +48,7 @@ class Interpreter:
                 one = waiting.pop()
                 if one.fn not in self._rewritten:
                     names = list(one.fn.__globals__.values())  # rewriting adds the interpreter's
-                    self._rewritten[one.fn] = one.rewriter.rewrite_ast()
+                    self._rewritten[one.fn] = booleans.rewrite(one)
                     waiting += (other for other in names if isinstance(other, type(function)))
 
     @contextmanager
@@ -78,6 +80,7 @@ class Interpreter:
             _set(stack, jit.JITFunction, "__call__", self._stand_in())
             put(stack, builder, "binary_op", _telling_truth(builder.binary_op))
             Narrow().install(stack)
+            strict.install(stack, builder)
             if memory is not None:
                 Bounds(memory).install(stack, builder)
             yield
@@ -102,7 +105,7 @@ class Interpreter:
                     builder.set_grid_idx(*place)
                     rewritten(**arguments)
         except Exception as error:
-            raise _of(error, chosen) from error
+            raise _of(error, chosen) from None
 
     def _stand_in(self) -> Callable:
         """What calls Triton's own functions meanwhile: copies of them, so that theirs stay as they are."""
@@ -186,5 +189,5 @@ def _of(raised: Exception, chosen: Chosen) -> KernelError:
     folder = Path(spec.source).parent
     place = next(filter(None, (mistakes.place_of(cause, folder) for cause in reversed(causes))), spec.source)
     innermost = causes[-1]
-    said = " ".join(str(innermost).split())
-    return KernelError(f"{place}: {type(innermost).__name__}: {said}")
+    said = strict.of_libdevice(innermost) or f"{type(innermost).__name__}: {' '.join(str(innermost).split())}"
+    return KernelError(f"{place}: {said}", "".join(traceback.format_exception(raised)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +47,18 @@ def one_device(operation: str, tensors: Mapping[str, torch.Tensor]) -> torch.dev
 
 @dataclass(frozen=True)
 class Memory:
-    """What a call may touch: the storages of its tensors and workspaces, by name."""
+    """What a call may touch: the storages of its tensors and workspaces, by name.
+
+    Attributes:
+        absent: the tensors that it leaves out, whose addresses are 0.
+    """
 
     storages: Mapping[str, torch.UntypedStorage]
+    absent: Sequence[str] = ()
 
     @staticmethod
-    def of(tensors: Mapping[str, torch.Tensor]) -> Memory:
-        return Memory({name: tensor.untyped_storage() for name, tensor in tensors.items()})
+    def of(tensors: Mapping[str, torch.Tensor], absent: Sequence[str] = ()) -> Memory:
+        return Memory({name: tensor.untyped_storage() for name, tensor in tensors.items()}, absent)
 
     @property
     def regions(self) -> list[tuple[str, int, int]]:
