@@ -33,13 +33,13 @@ def tarball_of(asked) -> Path:
     return asked.output / release.tarball_name(naming.name_of(VERSION, asked.build))
 
 
-def earlier_release(asked, commit: str = "unknown") -> dict[str, bytes]:
+def earlier_release(asked, commit: str = "unknown", packs=None) -> dict[str, bytes]:
     """A release of the same name, of this source and toolchain."""
     chains = build.find_toolchains(asked, lock.read_lock(asked.input / lock.LOCK_NAME))
     place = asked.output.parent / "earlier"
     inputs = dataclasses.replace(
         small_release().inputs, source=manifest.Source(commit=commit, dirty=False),
-        targets=asked.targets, toolchains=chains, packs={},
+        targets=asked.targets, toolchains=chains, packs=packs or {},
     )  # fmt: skip
     shutil.copytree(small_release().stage, place, symlinks=True)
     (place / manifest.PATH).write_bytes(manifest.encode(manifest.make_manifest(inputs, place, release.PLATFORM)))
@@ -128,6 +128,17 @@ def test_another_builds_release_is_refused_before_anything_is_compiled(tmp_path,
         build.build(dataclasses.replace(asked, **change, build=read_build_variables({"KILN_REPLACE": "1"})))
     with pytest.raises(BuildFailed):
         build.build(asked)
+
+
+def test_a_release_of_kernels_that_were_changed_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
+    asked = options(tmp_path)
+    before = earlier_release(asked, packs={"sm_90": small_release().inputs.packs["sm_90"]})
+    monkeypatch.setattr(farm, "run", fail)
+    with pytest.raises(replacement.InTheWay, match="its images of [a-z./]+ are of another source, recipe or selection"):
+        build.build(asked)
+    assert contents(asked.output) == before
+    with pytest.raises(BuildFailed):
+        build.build(dataclasses.replace(asked, build=read_build_variables({"KILN_REPLACE": "1"})))
 
 
 def test_what_is_no_release_is_refused_too(tmp_path, monkeypatch):

@@ -200,6 +200,24 @@ def test_what_cannot_be_is_one_sentence(tmp_path, capsys, text, names, code, sai
     assert said in error and error.count("\n") == 1 and not (tmp_path / "recipe.yaml").exists()
 
 
+def test_an_optional_tensor_that_no_choice_asks_for_is_doubted(tmp_path, capsys):
+    new(tmp_path, BIASED)
+    path = tmp_path / "recipe.yaml"
+    capsys.readouterr()
+    assert cli.main(["recipes", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+    path.write_text(path.read_text().replace("given(bias), values: [false, true]", "alpha_, values: [0, 1]"))
+    path.write_text(path.read_text().replace("arguments:", "arguments:\n      alpha_: {scalar: int32}"))
+    assert cli.main(["recipes", str(path)]) == 0
+    error = capsys.readouterr().err
+    assert "of biased asks given(bias)" in error and error.count("\n") == 1
+
+
+def test_the_examples_and_attention_ask_for_what_is_optional(capsys):
+    assert cli.main(["recipes", *map(str, EXAMPLES.glob("*/recipe.yaml"))]) == cli.main(["recipes"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_files_where_others_are_wanted_are_told_apart(tmp_path, capsys):
     new(tmp_path, ADD)
     capsys.readouterr()

@@ -95,3 +95,11 @@ def test_an_optional_tensor(child):
         kernel, functional, special, error = child(silu, *call)
         assert (kernel, functional, special) == ("silu.general", f"dtype=fp16 {residual}", specialization), call
         assert error < 4e-3, (call, error)
+
+
+def test_help_comes_to_the_classes_in_a_checkout():
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/bindings/python:{ROOT}/v3python", "PAGER": "cat"}
+    command = [sys.executable, "-B", "-c", "import kiln.jit; help(kiln.jit)"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "class Recipe" in done.stdout and "class Operation" in done.stdout and "compare(" in done.stdout

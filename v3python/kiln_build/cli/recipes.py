@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
+from kiln_build.base.spelling import say
 from kiln_build.base.usage import command, path
 from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(recipe.schema(), indent=2))
         return 0
     recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(ROOT)]
+    for one in recipes:
+        _warn(one)
     if arguments.json:
         print(json.dumps([_recipe(one) for one in recipes], indent=2))
         return 0
@@ -94,6 +97,31 @@ def _write_new(arguments: argparse.Namespace) -> int:
     print(f"next: {kiln} plan sm_90 --recipe {_shown(output)}")
     print(f"then: {kiln} build input workspace output 0.1.0b sm_90 --recipe {_shown(output)}")
     return 0
+
+
+def _warn(one: Recipe) -> None:
+    """Says what can be right, but seldom is."""
+    for operation in one.operations:
+        for name in _never_asked_for(operation):
+            say(
+                f"warning: {_shown(one.path)}: no choice or `when` of {operation.name} asks given({name}), so its "
+                f"kernels cannot know that a call leaves {name} out: have a choice "
+                f"has_{name}: {{of: given({name}), values: [false, true]}}, and its constant in the kernel"
+            )
+
+
+def _never_asked_for(operation: Operation) -> list[str]:
+    """The optional tensors of which nothing that kernels depend on asks whether a call has them, nor of one that
+    must be there with them."""
+    kernels = operation.kernels
+    deciding = [choice.of for choice in operation.choices] + [one.value for one in operation.definitions]
+    deciding += [e for kernel in kernels for e in (kernel.when, kernel.serves) if e is not None]
+    deciding += [p.value for kernel in kernels for p in kernel.parameters if not p.type.startswith("*")]
+    asked = {name for expression in deciding for name in expression.names}
+    optional = {f"{argument.name}.data": argument.name for argument in operation.arguments if argument.optional}
+    groups = [optional.keys() & requirement.that.names for requirement in operation.requirements]
+    asked |= {name for group in groups if group & asked for name in group}
+    return [argument for address, argument in optional.items() if address not in asked]
 
 
 def _print_operation(one: Recipe, operation: Operation) -> None:

@@ -19,6 +19,7 @@ from kiln_build.base.progress import Progress, make_progress
 from kiln_build.base.spelling import spell_seconds
 from kiln_build.base.tables import plural
 from kiln_build.farm import farm
+from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
@@ -73,7 +74,14 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     if not options.build.replace:
         identities = {name: chain.identity for name, chain in toolchains.items()}
         replacement.check_before(
-            tarball, replacement.Inputs(options.commit, options.dirty, options.patches, identities)
+            tarball,
+            replacement.Inputs(
+                options.commit,
+                options.dirty,
+                options.patches,
+                identities,
+                lambda: {Job.of(variant.spec, identities[variant.target]).key for variant in the_plan.variants},
+            ),
         )
     store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
     packs: dict[str, Path] = {}

@@ -4,7 +4,7 @@ compiled is said then: a finished tarball states in its manifest what it was mad
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ class Inputs:
     Attributes:
         commit, dirty, patches: as in a manifest's `source`.
         toolchains: by target, in the manifest's order, the digest that stands for what compiles for it.
+        keys: gives those of the variants, by which images are known.
     """
 
     commit: str
     dirty: bool
     patches: str
     toolchains: Mapping[str, str]
+    keys: Callable[[], Collection[str]]
 
 
 def checksum_of(tarball: Path) -> Path:
@@ -115,6 +117,11 @@ def _differences(manifest: Mapping[str, Any], inputs: Inputs) -> list[str]:
         found.append(f"it is for {_listed(list(theirs))}, this build is for {_listed(list(inputs.toolchains))}")
     elif other := [name for name, digest in inputs.toolchains.items() if theirs[name] != digest]:
         found.append(f"another toolchain compiled for {_listed(other)}")
+    if not found and (variants := manifest["variants"]):
+        keys = inputs.keys()
+        changed = dict.fromkeys(row["kernel"] for row in variants if row["key"] not in keys)
+        if changed:
+            found.append(f"its images of {_listed(list(changed))} are of another source, recipe or selection")
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from kiln.jit.packages import need
@@ -17,27 +18,23 @@ _BOTH, _EITHER, _NEGATED = "__kiln_both", "__kiln_either", "__kiln_negated"
 def rewrite(function: Any) -> Callable:
     """An interpreted function as the interpreter's own rewriting makes it, with these operators by element."""
     function.fn.__globals__.update({_BOTH: _both, _EITHER: _either, _NEGATED: _negated})
-    function.rewriter.ast_transformer = _transformer()
+    own = function.rewriter.ast_transformer
+    function.rewriter.ast_transformer = SimpleNamespace(visit=lambda tree: own.visit(_ByElement().visit(tree)))
     return function.rewriter.rewrite_ast()
 
 
-def _transformer() -> ast.NodeTransformer:
-    class Elementwise(need("triton.runtime.interpreter").ASTTransformer):
-        def visit_Assign(self, node: ast.Assign) -> Any:
-            node.value = self.visit(node.value)  # which the interpreter's leaves as it is
-            return super().visit_Assign(node)
+class _ByElement(ast.NodeTransformer):
+    """Calls of the functions below in place of the operators."""
 
-        def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
-            self.generic_visit(node)
-            name = _BOTH if isinstance(node.op, ast.And) else _EITHER
-            nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-            return _call(name, [ast.copy_location(ast.Lambda(nothing, value), value) for value in node.values], node)
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        name = _BOTH if isinstance(node.op, ast.And) else _EITHER
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        return _call(name, [ast.copy_location(ast.Lambda(nothing, value), value) for value in node.values], node)
 
-        def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-            self.generic_visit(node)
-            return _call(_NEGATED, [node.operand], node) if isinstance(node.op, ast.Not) else node
-
-    return Elementwise()
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        return _call(_NEGATED, [node.operand], node) if isinstance(node.op, ast.Not) else node
 
 
 def _call(name: str, operands: list[ast.expr], at: ast.expr) -> ast.expr:

@@ -78,8 +78,8 @@ class Bounds:
             raise IndexError(self._sentence(int(addresses[~inside].flat[0]), size, verb))
 
     def _sentence(self, address: int, size: int, verb: str) -> str:
-        """Where an address lies, by the nearest tensor that ends before it or begins behind it; or of which tensor it is
-        that the call leaves out."""
+        """Where an address lies, by the nearest tensor that ends before it or begins behind it; or which tensor would
+        lie there if the call had it."""
         if self._absent and (address + _NEAR_ZERO) % 2**64 < 2 * _NEAR_ZERO:
             return f"{verb} {' or '.join(self._absent)}, which this call leaves out"
         near = [

@@ -58,7 +58,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
         """Says where a mistake lies while that is known: Triton takes its own frames out of tracebacks."""
         try:
             return make_ir(*values)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a kernel's source, or Triton, raises
             raise _of(error, spec) from None
 
     source.make_ir = make_or_tell
@@ -68,7 +68,7 @@ def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
             return compiler.compile(source, target=gpu, options=spec.compile_options)
     except KernelError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a kernel's source, or Triton, raises
         raise _of(error, spec) from None
 
 

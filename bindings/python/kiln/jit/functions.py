@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,9 +45,11 @@ class Functions:
 def _load(path: Path) -> ModuleType:
     try:
         return kernel_modules.load(path)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a kernel's source, or Triton, raises
         place = mistakes.place_of(error, path.parent) or f"{path}:1"
-        raise KernelError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+        raise KernelError(
+            f"{place}: {type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc()
+        ) from None
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Interpreter:
                 for place in itertools.product(*map(range, chosen.launch.grid)):
                     builder.set_grid_idx(*place)
                     rewritten(**arguments)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a kernel's source, or Triton, raises
             raise _of(error, chosen) from None
 
     def _stand_in(self) -> Callable:

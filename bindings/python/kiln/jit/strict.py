@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy
 
-from kiln.jit.packages import need
 from kiln.jit.narrow import put
+from kiln.jit.packages import need
 
 _INTEGER = 0x5A5A  # which nobody would take for right; of some thousands the sum is no overflow
 _NO_LIBDEVICE = "Triton's interpreter has no libdevice; tl.math has some of its functions, else compile for a GPU"
@@ -44,7 +44,7 @@ def _leaving_open(load: Callable) -> Callable:
     return masked_load
 
 
-def _refuse(*operands: object, **named: object) -> None:  # noqa: ARG001 - whatever it stands for takes
+def _refuse(*operands: object, **named: object) -> None:
     raise NotImplementedError("libdevice")
 
 
