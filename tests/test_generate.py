@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln_build.native import generate
+from kiln_build.native.family_header import family_header
 from kiln_build.release import package
 from kiln_recipe import targets
 from kiln_recipe.plan import plan
@@ -75,9 +76,9 @@ HEADER = """/* Kiln: the family norm, release 0.1.0b. Generated from its recipe.
  *
  * norm.rms_norm
  *   out = w * x / sqrt(mean(x^2) + eps), row by row; total, if wanted, gets the sum of all x^2.
- *   0: x      KILN_ARG_TENSOR of rank 2, dtype (fp16, bf16, fp32)
+ *   0: x      KILN_ARG_TENSOR of rank 2 [row, column], dtype (fp16, bf16, fp32)
  *   1: w      KILN_ARG_TENSOR of rank 1, dtype (fp16, bf16, fp32)
- *   2: out    KILN_ARG_TENSOR of rank 2, dtype (fp16, bf16, fp32)
+ *   2: out    KILN_ARG_TENSOR of rank 2 [row, column], dtype (fp16, bf16, fp32)
  *   3: total  KILN_ARG_TENSOR of rank 1, fp32, or KILN_ARG_ABSENT
  *   4: eps    KILN_ARG_FLOAT
  *   choice columns_up_to: 1024, 4096; the smallest that is not below x.size[1]
@@ -86,9 +87,24 @@ HEADER = """/* Kiln: the family norm, release 0.1.0b. Generated from its recipe.
 
 
 def test_a_header_says_how_the_family_is_called():
-    header = generate.family_header(recipe.load(RECIPES["norm"]), "0.1.0b")
+    header = family_header(recipe.load(RECIPES["norm"]), "0.1.0b")
     assert header.startswith(HEADER)
     assert "needs workspace" in header and "KILN_API const kiln_family* kiln_norm_family(void);" in header
+
+
+def test_a_header_says_what_sizes_in_its_sentences_are(tmp_path):
+    for name in ("rms_norm.py", "recipe.yaml"):
+        shutil.copy(RECIPES["norm"].with_name(name), tmp_path)
+    path = tmp_path / "recipe.yaml"
+    text = path.read_text()
+    text = text.replace(
+        "      columns: x.size[1]", "      columns: x.size[1]\n      half: columns // 2\n      unsaid: half * 2"
+    )
+    text = text.replace("- {contiguous: w}", '- {contiguous: w}\n      - {shape: total, is: [">= half"]}')
+    path.write_text(text)
+    header = family_header(recipe.load(path), "0.1.0b")
+    assert " *   required: total must have the shape [half or more]\n" in header
+    assert " *   where columns = x.size[1], half = columns // 2\n" in header and "unsaid" not in header
 
 
 @pytest.mark.parametrize("compiler", [["gcc", "-std=c89"], ["clang", "-std=c89"], ["g++", "-xc++", "-std=c++11"]])
@@ -99,7 +115,7 @@ def test_a_header_compiles_whatever_the_recipe_says(tmp_path, include, compiler,
     norm = recipe.load(RECIPES["norm"])
     if summary:
         norm = replace(norm, summary=summary, operations=tuple(replace(o, summary=summary) for o in norm.operations))
-    header = generate.family_header(norm, "0.1.0b")
+    header = family_header(norm, "0.1.0b")
     assert all(len(line) <= 120 for line in header.splitlines())
     (tmp_path / "kiln/norm.h").write_text(header)
     (tmp_path / "use.c").write_text('#include "kiln/norm.h"\n#include "kiln/norm.h"\nint x;\n')

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from kiln_build.base.usage import Parser
-from kiln_build.native import adapters, generate
+from kiln_build.native import adapters
+from kiln_build.native.family_header import family_header
 from kiln_build.release import package
 from kiln_recipe.read import recipe
 from small_release import ROOT, VERSION, small_release
@@ -91,7 +92,7 @@ def test_the_programs_compile_with_the_headers_alone(tmp_path, compiler, page):
         pytest.skip(f"{compiler[0]} is not installed")
     (program,) = re.findall(r"```c\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     (tmp_path / "kiln").mkdir()
-    norm = generate.family_header(recipe.load(ROOT / "examples/family/recipe.yaml"), VERSION)
+    norm = family_header(recipe.load(ROOT / "examples/family/recipe.yaml"), VERSION)
     (tmp_path / "kiln/norm.h").write_text(norm)
     for header in ("kiln.h", "family.h", "flash.h"):
         (tmp_path / "kiln" / header).write_bytes((ROOT / "include/kiln" / header).read_bytes())

@@ -43,6 +43,7 @@ class Argument:
         dtype: of a tensor, or None where a choice decides.
         dtype_choice: the choice that decides a tensor's dtype, or None.
         bits: of an integer: 1 (boolean), 32 or 64; of a float: 32 or 64; else 0.
+        axes: what a tensor's axes are called; empty where it has a rank alone.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Argument:
     dtype_choice: str | None
     optional: bool
     bits: int
+    axes: tuple[str, ...] = ()
 
     @property
     def values(self) -> tuple[str, ...]:

@@ -1,5 +1,4 @@
-"""Writes a family's dispatch tables: constexpr plain data in C++, after include/kiln/family.h; and, for a family that
-brings no header, its header.
+"""Writes a family's dispatch tables: constexpr plain data in C++, after include/kiln/family.h.
 
 All that is decided here is how rows are spelled. Which variants exist is the plan's decision, what a table means is
 family.h's, and the text around the rows is templates/family.cc.jinja's.
@@ -8,7 +7,6 @@ family.h's, and the text around the rows is templates/family.cc.jinja's.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,15 +15,13 @@ import jinja2
 from kiln_recipe.call.layout import Layout, layout
 from kiln_recipe.dtypes import DTYPES
 from kiln_recipe.expressions import CPP_PROLOGUE, Expression
-from kiln_recipe.model import Argument, Choice, Kernel, Operation, Parameter, Recipe
+from kiln_recipe.model import Argument, Kernel, Operation, Parameter, Recipe
 from kiln_recipe.plan.model import KernelPlan
 from kiln_recipe.targets import PTX_DRIVERS, Target
 
 _ARGUMENT_KINDS = {"tensor": "KILN_ARG_TENSOR", "int": "KILN_ARG_INT", "float": "KILN_ARG_FLOAT"}
 _MATCHES = {"exact": "KILN_MATCH_EXACT", "next_larger": "KILN_MATCH_NEXT_LARGER"}
 _VENDORS = {"nvidia": "KILN_VENDOR_NVIDIA", "amd": "KILN_VENDOR_AMD"}
-
-_LONGEST_SHOWN = 60  # characters of an expression that a reader takes in
 
 _environment = jinja2.Environment(
     loader=jinja2.PackageLoader("kiln_build.native"),
@@ -90,63 +86,6 @@ def family_source(
             for target in targets
         ],
     )
-
-
-def family_header(recipe: Recipe, version: str) -> str:
-    """The text of kiln/<family>.h: the declaration of the family's tables, and how its operations are called."""
-    return render(
-        "family.h.jinja",
-        family=recipe.family,
-        version=version,
-        summary=_comment(recipe.summary),
-        operations=[
-            {
-                "name": f"{recipe.family}.{operation.name}",
-                "summary": _comment(operation.summary),
-                "arguments": [line for argument in _argument_comments(operation) for line in argument],
-                "choices": [line for choice in operation.choices for line in _choice_comment(operation, choice)],
-                "requirements": [line for r in operation.requirements for line in _comment(f"required: {r.otherwise}")],
-                "workspace": operation.workspaces,
-            }
-            for operation in recipe.operations
-        ],
-    )
-
-
-def _argument_comments(operation: Operation) -> list[list[str]]:
-    """For each argument the lines that say what a call gives."""
-    width = max((len(argument.name) for argument in operation.arguments), default=0)
-    comments = []
-    for number, argument in enumerate(operation.arguments):
-        if argument.kind == "tensor":
-            choice = operation.choice(argument.dtype_choice) if argument.dtype_choice else None
-            dtype = f"{choice.name} ({', '.join(choice.spellings)})" if choice else argument.dtype or "any dtype"
-            what = f"KILN_ARG_TENSOR of rank {argument.rank}, {dtype}"
-        elif argument.kind == "int":
-            what = "KILN_ARG_INT, " + ("a boolean" if argument.bits == 1 else f"{argument.bits} bits")
-        else:
-            what = "KILN_ARG_FLOAT"
-        optional = ", or KILN_ARG_ABSENT" if argument.optional else ""
-        text = f"{number}: {argument.name.ljust(width)}  {what}{optional}"
-        comments.append(_comment(text, indent=" " * (len(str(number)) + width + 4)))
-    return comments
-
-
-def _choice_comment(operation: Operation, choice: Choice) -> list[str]:
-    """The lines that say what a call may ask for of a choice; none where an argument's line lists its dtypes."""
-    if any(argument.dtype_choice == choice.name for argument in operation.arguments):
-        return []
-    definitions = {definition.name: definition.value.text for definition in operation.definitions}
-    of = " ".join(definitions.get(choice.of.text, choice.of.text).split())  # a caller knows arguments alone
-    which = f"the smallest that is not below {of}" if choice.match == "next_larger" else f"{of} decides"
-    what = f"; {which}" if len(of) <= _LONGEST_SHOWN else ""
-    return _comment(f"choice {choice.name}: {', '.join(choice.spellings)}{what}", indent="  ")
-
-
-def _comment(text: str, indent: str = "") -> list[str]:
-    """`text` as lines that may stand in a comment of C, whatever a recipe's author wrote."""
-    plain = text.encode("ascii", "replace").decode().replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
-    return textwrap.wrap(plain, 110, subsequent_indent=indent, replace_whitespace=True)
 
 
 def c_string(text: str) -> str:

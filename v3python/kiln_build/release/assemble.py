@@ -16,6 +16,7 @@ from kiln_build.base import kept
 from kiln_build.base.progress import and_more
 from kiln_build.farm.farm import WAIVABLE, Failure
 from kiln_build.native import argument_files, generate, native
+from kiln_build.native.family_header import family_header
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets as target_table
 from kiln_recipe.errors import ArtifactError, BuildFailed
@@ -186,7 +187,7 @@ def family_of(
             tables.append(generate.KernelTables(kernel, plan.lookup(kernel, available)))
     digests = {name: index.index_digest for name, index in indexes.items()}
     source = generate.family_source(recipe, tables, the_plan.targets, the_plan.served, digests, version)
-    header = "" if recipe.native.headers else generate.family_header(recipe, version)
+    header = "" if recipe.native.headers else family_header(recipe, version)
     return native.FamilySources(
         recipe.family, source, recipe.native.sources, recipe.native.headers, header, argument_files.family_files(recipe)
     )

@@ -39,7 +39,7 @@ from kiln_recipe.model import (
 from kiln_recipe.read import space
 from kiln_recipe.read.implementations import read_implementations, refuse_unreachable, refuse_unused_choices
 from kiln_recipe.read.kernel import read_kernel
-from kiln_recipe.read.parameters import nameable, rank_of
+from kiln_recipe.read.parameters import axes_of, nameable, rank_of
 from kiln_recipe.read.requirements import read_requirements
 from kiln_recipe.read.scope import Scope, check_name, constant, read_expression
 from kiln_recipe.selection import SELECTED_NAMES
@@ -226,6 +226,7 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
     if shape.scalar is not None or shape.tensor is None:
         document.fail(keys, f"the argument {name} must be either a tensor (tensor: and axes:) or a scalar (scalar:)")
     rank = rank_of(document, keys, name, shape)
+    axes = axes_of(shape)
     if shape.tensor in operation.choices:
         values = operation.choices[shape.tensor].values
         if not any(value in DTYPES for value in values if isinstance(value, str)):
@@ -237,13 +238,13 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
                         f"{nearest(str(value), DTYPES, 'dtypes')}",
                     )
             document.fail((*keys, "tensor"), f"the values of the choice {shape.tensor} are not dtypes")
-        return Argument(name, "tensor", rank, None, shape.tensor, shape.optional, 0)
+        return Argument(name, "tensor", rank, None, shape.tensor, shape.optional, 0, axes)
     if shape.tensor not in DTYPES:
         known = [*operation.choices, *DTYPES]
         document.fail(
             (*keys, "tensor"), f"unknown dtype {shape.tensor!r}; {nearest(shape.tensor, known, 'choices and dtypes')}"
         )
-    return Argument(name, "tensor", rank, shape.tensor, None, shape.optional, 0)
+    return Argument(name, "tensor", rank, shape.tensor, None, shape.optional, 0, axes)
 
 
 def _bytes(
