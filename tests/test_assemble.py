@@ -39,6 +39,16 @@ def test_rejections_in_equal_words_are_said_once():
     ]
 
 
+def test_what_a_backend_refuses_may_be_left_out():
+    refused = "swiglu for gfx942: error: could not allocate output register for constraint 'f'"
+    with pytest.raises(BuildFailed) as error:
+        assemble.judge_all([variant(0)], {variant(0).name: failed(0, "compile", refused)}, {})
+    assert str(error.value).splitlines()[1:] == [
+        f"  glu.swiglu/swiglu[width=0][][generic]@sm_90: {refused} (log: /logs/0.log)",
+        "`targets` or `unavailable` in the recipe leaves out what a backend does not compile",
+    ]
+
+
 def test_a_waiver_covers_a_rejection_and_no_crash():
     outcomes = {o.variant: o for o in (failed(0, "compile", "no"), failed(1, "crash", "died"))}
     with pytest.raises(BuildFailed, match=r"1 of 2 variants failed:\n  .*width=1.*: died"):

@@ -213,6 +213,17 @@ def test_an_optional_tensor_that_no_choice_asks_for_is_doubted(tmp_path, capsys)
     assert "of biased asks given(bias)" in error and error.count("\n") == 1
 
 
+def test_the_name_of_kiln_s_own_family_is_doubted(tmp_path, capsys):
+    new(tmp_path, ADD)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(path.read_text().replace("family: work", "family: flash"))
+    capsys.readouterr()
+    assert cli.main(["recipes", str(path)]) == 0
+    assert (
+        capsys.readouterr().err == f"kiln: warning: {path}: Kiln has a family flash; a build needs another name here\n"
+    )
+
+
 def test_the_examples_and_attention_ask_for_what_is_optional(capsys):
     assert cli.main(["recipes", *map(str, EXAMPLES.glob("*/recipe.yaml"))]) == cli.main(["recipes"]) == 0
     assert capsys.readouterr().err == ""

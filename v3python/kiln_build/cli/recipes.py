@@ -101,6 +101,10 @@ def _write_new(arguments: argparse.Namespace) -> int:
 
 def _warn(one: Recipe) -> None:
     """Says what can be right, but seldom is."""
+    from kiln_recipe.read import recipe
+
+    if any(own.parent.name == one.family and not own.samefile(one.path) for own in recipe.find(ROOT)):
+        say(f"warning: {_shown(one.path)}: Kiln has a family {one.family}; a build needs another name here")
     for operation in one.operations:
         for name in _never_asked_for(operation):
             say(

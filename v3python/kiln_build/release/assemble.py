@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -84,8 +85,15 @@ def judge_all(
         lines = [f"{sum(map(len, failed.values()))} of {len(variants)} variants failed:"]
         for (name, reason), *more in failed.values():
             lines.append(f"  {name}{f' {and_more(len(more))}' if more else ''}: {reason}")
+        if any(_is_of_backend(outcomes[name]) for names in failed.values() for name, _ in names):
+            lines.append("`targets` or `unavailable` in the recipe leaves out what a backend does not compile")
         raise BuildFailed("\n".join(lines))
     return Harvest(images, missing, keys)
+
+
+def _is_of_backend(outcome: StoredImage | Failure) -> bool:
+    """Whether a compile failed without a mistake in the kernel's source, which has a place."""
+    return isinstance(outcome, Failure) and outcome.kind == "compile" and not re.match(r".*:\d+: ", outcome.message)
 
 
 @dataclass(frozen=True)
