@@ -134,7 +134,7 @@ def test_a_release_of_kernels_that_were_changed_is_refused_before_anything_is_co
     asked = options(tmp_path)
     before = earlier_release(asked, packs={"sm_90": small_release().inputs.packs["sm_90"]})
     monkeypatch.setattr(farm, "run", fail)
-    with pytest.raises(replacement.InTheWay, match="its images of [a-z./]+ are of another source, recipe or selection"):
+    with pytest.raises(replacement.InTheWay, match="its images of [a-z./]+ are of another source or recipe"):
         build.build(asked)
     assert contents(asked.output) == before
     with pytest.raises(BuildFailed):

@@ -121,7 +121,7 @@ def _differences(manifest: Mapping[str, Any], inputs: Inputs) -> list[str]:
         keys = inputs.keys()
         changed = dict.fromkeys(row["kernel"] for row in variants if row["key"] not in keys)
         if changed:
-            found.append(f"its images of {_listed(list(changed))} are of another source, recipe or selection")
+            found.append(f"its images of {_listed(list(changed))} are of another source or recipe")
     return found
 
 
