@@ -55,7 +55,7 @@ def test_a_model_is_served_by_the_images_of_its_head_dimension(
         ("core", "head_dim=192/128", "prefill", "in the full profile only", "the profile full"),
         ("core", "head_dim=64 fp8-cache", "decode", "in the full profile only", "a cache in bf16"),
         ("core", "head_dim=64 dtype=fp32", "training", "in the full profile only", "bf16 in place of fp32"),
-        ("full", "head_dim=576/512 kv_heads=1", "decode", "has no image for", "beyond head_dim 512"),
+        ("full", "head_dim=576/512 heads_kv=1", "decode", "has no image for", "beyond head_dim 512"),
     ],
 )
 def test_what_is_not_served_says_why_and_what_would_serve_it(
@@ -96,8 +96,10 @@ def test_targets_of_one_answer_share_a_row(capsys: pytest.CaptureFixture[str]) -
         ("head_dim=128 dropout=1", "dropout=1; it must be a number from 0 to 0.9999"),
         ("head_dim=128 keys=3 keys=4", "says keys twice; say it once"),
         ("head_dim=128 keys", "'keys', and keys is to have a value"),
-        ("head_dim=64 heads=6 kv_heads=4", "6 heads and 4 heads of keys"),
+        ("head_dim=64 heads=6 heads_kv=4", "6 heads and 4 KV heads"),
         ("head_dim=64 causal cross", "says causal and cross"),
+        ("head_dim=64 kv_heads=4", "has 'kv_heads=4'; it is called heads_kv"),
+        ("head_dim=64 heads=7 gqa=2", "heads=7, which is not a multiple of gqa=2"),
         ("head_dim=64 dtype=int8", "dtype=int8"),
         ("nowhere.json", "cannot be read"),
     ],
@@ -124,7 +126,7 @@ def test_the_bounds_themselves_can_be(capsys: pytest.CaptureFixture[str]) -> Non
         ),
         ({**LLAMA, "attention_dropout": 1.5}, "attention_dropout 1.5; it must be a number from 0 to 0.9999"),
         ({**LLAMA, "torch_dtype": "int4"}, "the dtype 'int4'"),
-        ({**LLAMA, "num_key_value_heads": 5}, "5 heads of keys"),
+        ({**LLAMA, "num_key_value_heads": 5}, "5 KV heads"),
     ],
 )
 def test_a_configuration_without_attention_is_refused(

@@ -20,7 +20,7 @@ from kiln_recipe.errors import UsageError
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
 HYBRID = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}
 MLA = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512}
-CAUSAL_128 = "32 heads, 8 of keys, head_dim 128, bf16, causal"
+CAUSAL_128 = "32 heads, 8 KV heads, head_dim 128, bf16, causal"
 
 
 def read(folder: Path, document: dict[str, Any]) -> Model:
@@ -42,13 +42,13 @@ def told(folder: Path, document: dict[str, Any]) -> dict[str, str]:
             {"model_type": "gemma3", "torch_dtype": "bfloat16", "architectures": ["Gemma3ForConditionalGeneration"],
              "text_config": {"hidden_size": 2560, "model_type": "gemma3_text", "num_hidden_layers": 34,
                              "sliding_window": 1024}},
-            {"text sliding attention x29": "8 heads, 4 of keys, head_dim 256, bf16, causal, window 1024",
-             "text full attention x5": "8 heads, 4 of keys, head_dim 256, bf16, causal"},
+            {"text sliding attention x29": "8 heads, 4 KV heads, head_dim 256, bf16, causal, window 1024",
+             "text full attention x5": "8 heads, 4 KV heads, head_dim 256, bf16, causal"},
         ),
         (
             {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "dtype": "bfloat16",
              "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 28},
-            {"full attention x28": "16 heads, 8 of keys, head_dim 128, bf16, causal"},
+            {"full attention x28": "16 heads, 8 KV heads, head_dim 128, bf16, causal"},
         ),
         (
             {"model_type": "siglip", "torch_dtype": "float32", "text_config": {"model_type": "siglip_text_model"},
@@ -61,7 +61,7 @@ def told(folder: Path, document: dict[str, Any]) -> dict[str, str]:
              "num_hidden_layers": 28, "use_sliding_window": False, "sliding_window": 32768, "torch_dtype": "bfloat16",
              "architectures": ["Qwen2VLForConditionalGeneration"],
              "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "patch_size": 14}},
-            {"full attention x28": "28 heads, 4 of keys, head_dim 128, bf16, causal",
+            {"full attention x28": "28 heads, 4 KV heads, head_dim 128, bf16, causal",
              "vision full attention x32": "16 heads, head_dim 80, bf16, bidirectional"},
         ),
         ({**LLAMA, "torch_dtype": "auto", "num_hidden_layers": 32},
@@ -78,17 +78,17 @@ def told(folder: Path, document: dict[str, Any]) -> dict[str, str]:
         ({**HYBRID, "model_type": "minimax_text_01", "attn_type_list": [0, 0, 1], "num_hidden_layers": 3},
          {"full attention x1": CAUSAL_128}),
         ({**HYBRID, "model_type": "qwen3_next", "head_dim": 256, "full_attention_interval": 4, "num_hidden_layers": 48},
-         {"full attention x12": "32 heads, 8 of keys, head_dim 256, bf16, causal"}),
+         {"full attention x12": "32 heads, 8 KV heads, head_dim 256, bf16, causal"}),
         (
             {**HYBRID, **MLA, "model_type": "kimi_linear", "num_hidden_layers": 8,
              "linear_attn_config": {"full_attn_layers": [4, 8], "num_heads": 32, "head_dim": 128}},
             {"full attention x2": "32 heads, head_dim 192/128, bf16, causal",
-             "absorbed latent attention x2": "32 heads, 1 of keys, head_dim 576/512, bf16, causal"},
+             "absorbed latent attention x2": "32 heads, 1 KV head, head_dim 576/512, bf16, causal"},
         ),
         (
             {**HYBRID, "model_type": "recurrent_gemma", "attention_window_size": 2048, "head_dim": 256,
              "block_types": ["recurrent", "recurrent", "attention"], "num_hidden_layers": 26},
-            {"sliding attention x8": "32 heads, 8 of keys, head_dim 256, bf16, causal, window 2048"},
+            {"sliding attention x8": "32 heads, 8 KV heads, head_dim 256, bf16, causal, window 2048"},
         ),
         (
             {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 12]], "num_heads": 16, "dtype": "fp16",
@@ -121,14 +121,14 @@ def told(folder: Path, document: dict[str, Any]) -> dict[str, str]:
              "swa_num_key_value_heads": 8, "sliding_window": 128, "hybrid_layer_pattern": [0, 1, 1],
              "swa_head_dim": 192, "num_hidden_layers": 3, "add_swa_attention_sink_bias": True,
              "add_full_attention_sink_bias": False},
-            {"full attention x1": "32 heads, 4 of keys, head_dim 192/128, bf16, causal",
-             "sliding attention x2": "32 heads, 8 of keys, head_dim 192/128, bf16, causal, window 128, sinks"},
+            {"full attention x1": "32 heads, 4 KV heads, head_dim 192/128, bf16, causal",
+             "sliding attention x2": "32 heads, 8 KV heads, head_dim 192/128, bf16, causal, window 128, sinks"},
         ),
         (
             {"model_type": "openelm", "num_query_heads": [12, 12, 16], "num_kv_heads": [3, 3, 4], "head_dim": 64,
              "num_transformer_layers": 3, "torch_dtype": "bfloat16", "model_dim": 1280},
-            {"full attention of 12 heads, 3 of keys x2": "12 heads, 3 of keys, head_dim 64, bf16, causal",
-             "full attention of 16 heads, 4 of keys x1": "16 heads, 4 of keys, head_dim 64, bf16, causal"},
+            {"full attention of 12 heads, 3 KV heads x2": "12 heads, 3 KV heads, head_dim 64, bf16, causal",
+             "full attention of 16 heads, 4 KV heads x1": "16 heads, 4 KV heads, head_dim 64, bf16, causal"},
         ),
         ({**HYBRID, "model_type": "laguna", "num_attention_heads_per_layer": [32, 32], "num_hidden_layers": 2,
           "head_dim": 128},
@@ -137,26 +137,26 @@ def told(folder: Path, document: dict[str, Any]) -> dict[str, str]:
             {**HYBRID, "model_type": "gemma4_text", "head_dim": 256, "sliding_window": 512, "num_hidden_layers": 3,
              "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
              "per_layer_config": {"2": {"head_dim": 512, "num_key_value_heads": 4}}},
-            {"sliding attention x2": "32 heads, 8 of keys, head_dim 256, bf16, causal, window 512",
-             "full attention x1": "32 heads, 4 of keys, head_dim 512, bf16, causal"},
+            {"sliding attention x2": "32 heads, 8 KV heads, head_dim 256, bf16, causal, window 512",
+             "full attention x1": "32 heads, 4 KV heads, head_dim 512, bf16, causal"},
         ),
         (
             {**HYBRID, "model_type": "gemma4_text", "head_dim": 256, "sliding_window": 512, "num_hidden_layers": 6,
              "global_head_dim": 512, "num_global_key_value_heads": 4, "attention_k_eq_v": True},
-            {"sliding attention x5": "32 heads, 8 of keys, head_dim 256, bf16, causal, window 512",
-             "full attention x1": "32 heads, 4 of keys, head_dim 512, bf16, causal"},
+            {"sliding attention x5": "32 heads, 8 KV heads, head_dim 256, bf16, causal, window 512",
+             "full attention x1": "32 heads, 4 KV heads, head_dim 512, bf16, causal"},
         ),
-        # Heads of keys, and widths.
+        # KV heads, and head dimensions.
         (
             {"model_type": "chatglm", "hidden_size": 4096, "kv_channels": 128, "multi_query_attention": True,
              "multi_query_group_num": 2, "num_attention_heads": 32, "num_layers": 28, "torch_dtype": "float16"},
-            {"full attention x28": "32 heads, 2 of keys, head_dim 128, fp16, causal"},
+            {"full attention x28": "32 heads, 2 KV heads, head_dim 128, fp16, causal"},
         ),
         (
             {"model_type": "minicpm3", "hidden_size": 2560, "num_attention_heads": 40, "num_hidden_layers": 62,
              "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "torch_dtype": "bfloat16"},
             {"full attention x62": "40 heads, head_dim 96/64, bf16, causal",
-             "absorbed latent attention x62": "40 heads, 1 of keys, head_dim 288/256, bf16, causal"},
+             "absorbed latent attention x62": "40 heads, 1 KV head, head_dim 288/256, bf16, causal"},
         ),
         (
             {"model_type": "bloom", "n_embed": 14336, "num_attention_heads": 112, "n_layer": 70, "dtype": "bfloat16"},
@@ -171,7 +171,7 @@ def told(folder: Path, document: dict[str, Any]) -> dict[str, str]:
           "torch_dtype": "bfloat16"},
          {"full attention x40": "40 heads, head_dim 128, bf16, causal, alibi"}),
         ({**HYBRID, "model_type": "qwen2", "is_causal": False, "num_hidden_layers": 28},
-         {"full attention x28": "32 heads, 8 of keys, head_dim 128, bf16, bidirectional"}),
+         {"full attention x28": "32 heads, 8 KV heads, head_dim 128, bf16, bidirectional"}),
         (
             {"model_type": "deberta-v2", "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
              "relative_attention": True, "attention_probs_dropout_prob": 0.0, "dtype": "float16"},
@@ -218,11 +218,11 @@ def told(folder: Path, document: dict[str, Any]) -> dict[str, str]:
         (
             {"_class_name": "Lumina2Transformer2DModel", "hidden_size": 2304, "num_attention_heads": 24,
              "num_kv_heads": 8, "num_layers": 26},
-            {"joint attention x26": "24 heads, 8 of keys, head_dim 96, bf16, bidirectional"},
+            {"joint attention x26": "24 heads, 8 KV heads, head_dim 96, bf16, bidirectional"},
         ),
         (
             {"_class_name": "AutoencoderKL", "block_out_channels": [128, 256, 512, 512]},
-            {"middle attention x2": "1 heads, head_dim 512, bf16, bidirectional"},
+            {"middle attention x2": "1 head, head_dim 512, bf16, bidirectional"},
         ),
         (
             {"_class_name": "UNet2DModel", "block_out_channels": [128, 256], "attention_head_dim": 64,
@@ -242,6 +242,78 @@ def test_what_the_class_fills_in_is_said(tmp_path: Path) -> None:
     (kind,) = read(tmp_path, {**LLAMA, "model_type": "qwen3", "torch_dtype": "bfloat16"}).kinds
     (clause,) = kind.assumed
     assert "head_dim 128" in clause and clause.endswith("as Transformers does for qwen3")
+
+
+@pytest.mark.parametrize(
+    ("document", "expected", "clause"),
+    [
+        ({"model_type": "idefics", "architectures": ["IdeficsForVisionText2Text"]}, "causal", ""),
+        ({"model_type": "evital", "architectures": ["EvitalForCausalLM"]}, "causal", ""),
+        ({"model_type": "vitals", "architectures": ["VitalsForCausalLM"]}, "causal", ""),
+        ({"model_type": "evital", "architectures": ["EvitalModel"]}, "causal", "causal"),
+        ({"model_type": "fuyu", "architectures": ["FuyuForCausalLM"], "patch_size": 30}, "causal", ""),
+        ({"model_type": "new_vit", "architectures": ["NewViTModel"]}, "bidirectional",
+         "bidirectional as its name has 'vit'"),
+        ({"model_type": "new", "architectures": ["NewViTModel"]}, "bidirectional",
+         "bidirectional as its name has 'vit'"),
+        ({"model_type": "mobilevitv9"}, "bidirectional", "bidirectional as its name has 'vit'"),
+        ({"model_type": "bert", "architectures": ["BertForCausalLM"]}, "bidirectional", ""),
+        ({"model_type": "roberta"}, "bidirectional", ""),
+        ({"model_type": "new", "is_causal": True}, "causal", ""),
+    ],
+)  # fmt: skip
+def test_what_a_name_alone_tells_is_assumed(
+    document: dict[str, Any], expected: str, clause: str, tmp_path: Path
+) -> None:
+    (kind,) = read(tmp_path, {**HYBRID, "num_hidden_layers": 2, **document}).kinds
+    assert ("causal" if kind.causal else "bidirectional") == expected
+    assert [one for one in kind.assumed if "causal" in one or "bidirectional" in one] == ([clause] if clause else [])
+
+
+def test_text_inside_a_model_is_as_its_classes_say(tmp_path: Path) -> None:
+    inside = {"model_type": "new", "text_config": {**HYBRID, "model_type": "newer", "num_hidden_layers": 2}}
+    (kind,) = read(tmp_path, {**inside, "architectures": ["NewForConditionalGeneration"]}).kinds
+    assert kind.causal and kind.assumed == ()
+    (kind,) = read(tmp_path, {**inside, "architectures": ["NewModel"]}).kinds
+    assert kind.causal and kind.assumed == ("causal",)
+
+
+@pytest.mark.parametrize(
+    ("document", "clause"),
+    [
+        ({"num_key_value_heads": [3, 4, 8], "num_hidden_layers": 4},
+         "a KV head for each head, since num_key_value_heads is not understood"),
+        ({"block_configs": {"0": 8}}, "a KV head for each head, since block_configs is not understood"),
+        ({"sliding_window": [128, 1024]}, "the largest sliding_window"),
+    ],
+)  # fmt: skip
+def test_what_differs_by_layer_is_assumed(document: dict[str, Any], clause: str, tmp_path: Path) -> None:
+    kinds = read(tmp_path, {**LLAMA, "torch_dtype": "bfloat16", **document}).kinds
+    assert all(clause in kind.assumed for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("document", "note"),
+    [
+        ({"model_type": "qwen2_5_vl", "vision_config": {"model_type": "qwen2_5_vl"}},
+         "vision most layers attend inside windows"),
+        ({"model_type": "gemma3n", "audio_config": {"model_type": "gemma3n_audio"}},
+         "audio each row attends to the chunk"),
+        ({"model_type": "longformer"}, "tokens with global attention"),
+        ({"model_type": "led"}, "tokens with global attention"),
+        ({**HYBRID, "model_type": "new", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8,
+          "num_attention_heads": [16, 32], "num_hidden_layers": 2}, "heads differ by layer too"),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)  # fmt: skip
+def test_what_is_left_out_is_noted(document: dict[str, Any], note: str, tmp_path: Path) -> None:
+    assert any(one.startswith(note) for one in read(tmp_path, document).notes)
+
+
+def test_a_decoder_by_itself_has_no_encoder(tmp_path: Path) -> None:
+    document = {"model_type": "whisper", "architectures": ["WhisperForCausalLM"], "is_encoder_decoder": True,
+                "torch_dtype": "float16"}  # fmt: skip
+    assert [kind.name for kind in read(tmp_path, document).kinds] == ["decoder self-attention"]
 
 
 def test_null_is_said_and_not_filled_in(tmp_path: Path) -> None:

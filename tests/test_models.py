@@ -34,31 +34,31 @@ def test_each_configuration_names_its_source(path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("llama-3-8b", {"full attention": "32 heads, 8 of keys, head_dim 128, bf16, causal"}),
+        ("llama-3-8b", {"full attention": "32 heads, 8 KV heads, head_dim 128, bf16, causal"}),
         (
             "gemma-2-9b",
             {
-                "sliding attention": "16 heads, 8 of keys, head_dim 256, bf16, causal, window 4096, softcap 50",
-                "full attention": "16 heads, 8 of keys, head_dim 256, bf16, causal, softcap 50",
+                "sliding attention": "16 heads, 8 KV heads, head_dim 256, bf16, causal, window 4096, softcap 50",
+                "full attention": "16 heads, 8 KV heads, head_dim 256, bf16, causal, softcap 50",
             },
         ),
         (
             "deepseek-v3",
             {
                 "full attention": "128 heads, head_dim 192/128, bf16, causal",
-                "absorbed latent attention": "128 heads, 1 of keys, head_dim 576/512, bf16, causal",
+                "absorbed latent attention": "128 heads, 1 KV head, head_dim 576/512, bf16, causal",
             },
         ),
         (
             "gpt-oss-20b",
             {
-                "sliding attention": "64 heads, 8 of keys, head_dim 64, bf16, causal, window 128, sinks",
-                "full attention": "64 heads, 8 of keys, head_dim 64, bf16, causal, sinks",
+                "sliding attention": "64 heads, 8 KV heads, head_dim 64, bf16, causal, window 128, sinks",
+                "full attention": "64 heads, 8 KV heads, head_dim 64, bf16, causal, sinks",
             },
         ),
-        ("falcon-7b", {"full attention": "71 heads, 1 of keys, head_dim 64, bf16, causal"}),
+        ("falcon-7b", {"full attention": "71 heads, 1 KV head, head_dim 64, bf16, causal"}),
         ("mpt-7b", {"full attention": "32 heads, head_dim 128, bf16, causal, alibi"}),
-        ("qwen-2.5-7b", {"full attention": "28 heads, 4 of keys, head_dim 128, bf16, causal"}),
+        ("qwen-2.5-7b", {"full attention": "28 heads, 4 KV heads, head_dim 128, bf16, causal"}),
         ("bert-base", {"full attention": "12 heads, head_dim 64, fp32, bidirectional, dropout 0.1"}),
         (
             "whisper-large-v3",
@@ -87,4 +87,4 @@ def test_layers_are_counted() -> None:
 def test_heads_of_a_unet_are_counted_by_level() -> None:
     found = kinds("sdxl-base")
     assert [kind.heads for name, kind in found.items() if name.startswith("self")] == [10, 20]
-    assert {kind.width_qk for kind in found.values()} == {64}
+    assert {kind.head_dim for kind in found.values()} == {64}

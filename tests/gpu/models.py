@@ -51,9 +51,9 @@ class Case:
 
     def __init__(self, kind: Mapping[str, Any], device: str) -> None:
         self.kind, self.device, self.dtype = kind, device, _DTYPES[kind["dtype"]]
-        self._draw = torch.Generator(device).manual_seed(kind["width_qk"] + kind["heads"])
+        self._draw = torch.Generator(device).manual_seed(kind["head_dim"] + kind["heads"])
         self.keys = kind["keys"]
-        self.scale = kind["width_qk"] ** -0.5
+        self.scale = kind["head_dim"] ** -0.5
         self.sinks = self.normal(kind["heads"], dtype=torch.float32) if kind["sinks"] else None
         self.slopes = None
         if kind["alibi"]:
@@ -65,9 +65,9 @@ class Case:
     def inputs(self, rows: int) -> dict[str, Tensor]:
         kind = self.kind
         made = {
-            "q": self.normal(BATCH, kind["heads"], rows, kind["width_qk"]),
-            "k": self.normal(BATCH, kind["heads_kv"], self.keys, kind["width_qk"]),
-            "v": self.normal(BATCH, kind["heads_kv"], self.keys, kind["width_v"]),
+            "q": self.normal(BATCH, kind["heads"], rows, kind["head_dim"]),
+            "k": self.normal(BATCH, kind["heads_kv"], self.keys, kind["head_dim"]),
+            "v": self.normal(BATCH, kind["heads_kv"], self.keys, kind["head_dim_v"]),
         }
         if kind["bias"]:
             made["bias"] = self.normal(1, kind["heads"], rows, self.keys)

@@ -20,8 +20,8 @@ class Call:
 
     heads: int
     heads_kv: int
-    width_qk: int
-    width_v: int
+    head_dim: int
+    head_dim_v: int
     causal: bool | None
     has_window: bool
     is_capped: bool
@@ -38,7 +38,7 @@ class Recorder:
         AttentionMaskInterface.register(NAME, eager_mask)
 
     def _attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **more: Any
     ) -> tuple[Tensor, None]:
         rows, keys = query.shape[2], key.shape[2]
         terms = None if mask is None else torch.zeros(()).masked_fill(~mask, -1e30) if _is_flags(mask) else mask
@@ -51,7 +51,7 @@ class Recorder:
         call = Call(
             query.shape[1], key.shape[1], query.shape[3], value.shape[3], causal,
             bool(more.get("sliding_window")) or narrow, bool(more.get("softcap")), more.get("s_aux") is not None,
-            has_bias or more.get("position_bias") is not None,
+            has_bias or _is_nonzero(more.get("position_bias")),
         )  # fmt: skip
         self.calls[call] = None
         group = query.shape[1] // key.shape[1]
@@ -59,6 +59,11 @@ class Recorder:
         scores = query @ key.transpose(-1, -2) * (more.get("scaling") or query.shape[-1] ** -0.5)
         weights = torch.softmax(scores if terms is None else scores + terms, -1).to(value.dtype)
         return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+def _is_nonzero(bias: Tensor | None) -> bool:
+    """T5 gives its attention to the encoder a bias too, of zeros."""
+    return bias is not None and bool(bias.any())
 
 
 def _is_flags(mask: Tensor) -> bool:

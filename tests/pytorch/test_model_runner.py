@@ -15,13 +15,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
 import models
 
 KIND = {
-    "name": "attention", "heads": 4, "heads_kv": 2, "width_qk": 16, "width_v": 16, "dtype": "fp32",
+    "name": "attention", "heads": 4, "heads_kv": 2, "head_dim": 16, "head_dim_v": 16, "dtype": "fp32",
     "cache_dtype": "fp32", "causal": True, "window": 0, "softcap": 0.0, "dropout": 0.0, "sinks": False, "bias": False,
     "alibi": False, "cross": False, "rows": 12, "keys": 12,
 }  # fmt: skip
 KINDS = {
     "plain": {},
-    "two widths": {"width_v": 8},
+    "two widths": {"head_dim_v": 8},
     "window and sinks": {"window": 5, "sinks": True},
     "softcap": {"softcap": 5.0},
     "bias": {"bias": True, "heads_kv": 4},

@@ -19,7 +19,7 @@ class Attention:
 
     Attributes:
         name: "full attention", "text sliding attention".
-        width_qk, width_v: head dimensions.
+        head_dim, head_dim_v: of q and k, and of v.
         dtype, cache_dtype: as recipes spell them; the second is the cache's in decode.
         window: keys that a row sees, itself included; 0: all.
         softcap, dropout: 0: none. Dropout is of training alone.
@@ -34,8 +34,8 @@ class Attention:
     name: str
     heads: int
     heads_kv: int
-    width_qk: int
-    width_v: int
+    head_dim: int
+    head_dim_v: int
     dtype: str = "bf16"
     cache_dtype: str = ""
     causal: bool = True
@@ -53,10 +53,11 @@ class Attention:
     assumed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """ "32 heads, 8 of keys, head_dim 128, bf16, causal, window 4096": in the words of the line."""
-        width = str(self.width_qk) if self.width_qk == self.width_v else f"{self.width_qk}/{self.width_v}"
+        """ "32 heads, 8 KV heads, head_dim 128, bf16, causal, window 4096": in the words of the line."""
+        width = str(self.head_dim) if self.head_dim == self.head_dim_v else f"{self.head_dim}/{self.head_dim_v}"
         parts = [
-            f"{self.heads} heads" + (f", {self.heads_kv} of keys" if self.heads_kv != self.heads else ""),
+            counted(self.heads, "head"),
+            counted(self.heads_kv, "KV head") if self.heads_kv != self.heads else "",
             f"head_dim {width}",
             self.dtype + (f" with a cache in {self.cache_dtype}" if self.cache_dtype not in ("", self.dtype) else ""),
             "causal" if self.causal else "bidirectional" if not self.cross else "cross",
@@ -66,6 +67,11 @@ class Attention:
             f"dropout {self.dropout:g}" if self.dropout else "",
         ]
         return ", ".join(filter(None, parts))
+
+
+def counted(count: int, what: str) -> str:
+    """ "1 head", "8 heads"."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,8 @@ def check(kind: Attention, where: str) -> Attention:
         UsageError: they cannot.
     """
     bounds: dict[str, tuple[float, float, float]] = {
-        "heads": (kind.heads, 1, LARGEST), "heads of keys": (kind.heads_kv, 1, LARGEST),
-        "head_dim": (kind.width_qk, 1, LARGEST), "head_dim of v": (kind.width_v, 1, LARGEST),
+        "heads": (kind.heads, 1, LARGEST), "KV heads": (kind.heads_kv, 1, LARGEST),
+        "head_dim": (kind.head_dim, 1, LARGEST), "head_dim_v": (kind.head_dim_v, 1, LARGEST),
         "rows": (kind.rows, 1, LONGEST), "keys": (kind.keys, 1, LONGEST), "window": (kind.window, 0, LONGEST),
         "softcap": (kind.softcap, 0, REALS["softcap"]), "dropout": (kind.dropout, 0, REALS["dropout"]),
     }  # fmt: skip
@@ -99,7 +105,7 @@ def check(kind: Attention, where: str) -> Attention:
             raise UsageError(f"{where}: {kind.name} has {number} as {what}; it must be from {least} to {most}")
     if kind.heads % kind.heads_kv:
         raise UsageError(
-            f"{where}: {kind.name} has {kind.heads} heads and {kind.heads_kv} heads of keys; the first must be a "
-            "multiple of the second"
+            f"{where}: {kind.name} has {counted(kind.heads, 'head')} and {counted(kind.heads_kv, 'KV head')}; the "
+            "first must be a multiple of the second"
         )
     return kind

@@ -57,7 +57,7 @@ def examples(recipe: Recipe, kind: Attention, use: str) -> tuple[Example, ...]:
 
 def _forward(recipe: Recipe, kind: Attention, rows: int, training: bool, note: str = "") -> Example:
     made = _Tensors()
-    tensors = _shared(made, kind, rows) | {"out": made(kind.dtype, _BATCH, kind.heads, rows, kind.width_v)}
+    tensors = _shared(made, kind, rows) | {"out": made(kind.dtype, _BATCH, kind.heads, rows, kind.head_dim_v)}
     if training:
         tensors["lse"] = made("fp32", _BATCH, kind.heads, rows)
     return _example(recipe, "attn_fwd", tensors, _scalars(kind, training, rows), note)
@@ -67,7 +67,7 @@ def _backward(recipe: Recipe, kind: Attention) -> Example:
     made, rows = _Tensors(), kind.rows
     tensors = _shared(made, kind, rows)
     for name in ("out", "dout"):
-        tensors[name] = made(kind.dtype, _BATCH, kind.heads, rows, kind.width_v)
+        tensors[name] = made(kind.dtype, _BATCH, kind.heads, rows, kind.head_dim_v)
     tensors["lse"] = made("fp32", _BATCH, kind.heads, rows)
     for name in ("q", "k", "v"):
         tensors[f"d{name}"] = made(kind.dtype, *tensors[name].sizes)
@@ -82,15 +82,15 @@ def _decode(recipe: Recipe, kind: Attention) -> Example:
     made = _Tensors()
     cache = kind.cache_dtype or kind.dtype
     tensors = {
-        "q": made(kind.dtype, _BATCH, kind.heads, 1, kind.width_qk),
-        "k_cache": made(cache, _BATCH, kind.heads_kv, kind.keys, kind.width_qk),
-        "v_cache": made(cache, _BATCH, kind.heads_kv, kind.keys, kind.width_v),
-        "out": made(kind.dtype, _BATCH, kind.heads, 1, kind.width_v),
+        "q": made(kind.dtype, _BATCH, kind.heads, 1, kind.head_dim),
+        "k_cache": made(cache, _BATCH, kind.heads_kv, kind.keys, kind.head_dim),
+        "v_cache": made(cache, _BATCH, kind.heads_kv, kind.keys, kind.head_dim_v),
+        "out": made(kind.dtype, _BATCH, kind.heads, 1, kind.head_dim_v),
         "seqused_k": made("int32", _BATCH),
     }
     if not kind.cross:
-        tensors["k_new"] = made(kind.dtype, _BATCH, kind.heads_kv, 1, kind.width_qk)
-        tensors["v_new"] = made(kind.dtype, _BATCH, kind.heads_kv, 1, kind.width_v)
+        tensors["k_new"] = made(kind.dtype, _BATCH, kind.heads_kv, 1, kind.head_dim)
+        tensors["v_new"] = made(kind.dtype, _BATCH, kind.heads_kv, 1, kind.head_dim_v)
     if cache not in ("bf16", "fp16", "fp32"):
         tensors["k_scale"], tensors["v_scale"] = made("fp32", kind.heads_kv), made("fp32", kind.heads_kv)
     return _example(recipe, "attn_decode", tensors | _terms(made, kind), _scalars(kind, False, 1))
@@ -98,9 +98,9 @@ def _decode(recipe: Recipe, kind: Attention) -> Example:
 
 def _shared(made: _Tensors, kind: Attention, rows: int) -> dict[str, Tensor]:
     tensors = {
-        "q": made(kind.dtype, _BATCH, kind.heads, rows, kind.width_qk),
-        "k": made(kind.dtype, _BATCH, kind.heads_kv, kind.keys, kind.width_qk),
-        "v": made(kind.dtype, _BATCH, kind.heads_kv, kind.keys, kind.width_v),
+        "q": made(kind.dtype, _BATCH, kind.heads, rows, kind.head_dim),
+        "k": made(kind.dtype, _BATCH, kind.heads_kv, kind.keys, kind.head_dim),
+        "v": made(kind.dtype, _BATCH, kind.heads_kv, kind.keys, kind.head_dim_v),
     }
     if kind.bias:
         tensors["bias"] = made(kind.dtype, _BATCH, kind.heads, rows, kind.keys, broadcast=1)
@@ -119,7 +119,7 @@ def _scalars(kind: Attention, training: bool, rows: int) -> dict[str, int | floa
         "window_left": before,
         "window_right": 0 if kind.causal else before,
         "bottom_right": int(kind.causal and rows != kind.keys),
-        "sm_scale": kind.width_qk**-0.5,
+        "sm_scale": kind.head_dim**-0.5,
         "is_capped": int(kind.softcap > 0),
         "softcap": kind.softcap or 1.0,
         "threshold": int(dropout * 2**32),

@@ -155,7 +155,7 @@ def _remedies(source: Source, kind: Attention, use: str, target: Target) -> list
             if (where := next((where for where, tables in there.items() if serves(tables, other)), None)) is not None:
                 found.append(change + (f" with {where.removeprefix('a release of ')}" if where else ""))
     widest = _widest(source, use)
-    if max(kind.width_qk, kind.width_v) > widest:
+    if max(kind.head_dim, kind.head_dim_v) > widest:
         found.append(f"a recipe whose images go beyond head_dim {widest}, which is the widest of this one")
     return found
 

@@ -12,7 +12,7 @@ from kiln_recipe.suggest import nearest
 
 EXAMPLE = "head_dim=192/128 gqa=8 window=4096 sinks fp8-cache"
 # What each can be at most.
-_COUNTS = {"heads": LARGEST, "kv_heads": LARGEST, "gqa": LARGEST, "window": LONGEST, "rows": LONGEST, "keys": LONGEST}
+_COUNTS = {"heads": LARGEST, "heads_kv": LARGEST, "gqa": LARGEST, "window": LONGEST, "rows": LONGEST, "keys": LONGEST}
 _FLAGS = ("sinks", "bias", "alibi", "cross", "causal", "bidirectional", "fp8-cache")
 DTYPES = ("bf16", "fp16", "fp32")
 _HEADS = 32
@@ -28,6 +28,8 @@ def read(line: str) -> Model:
     for word in re.findall(r"[^\s,]+", line):
         name, equals, value = word.partition("=")
         known = (*_FLAGS, "head_dim", "dtype", *_COUNTS, *REALS)
+        if name == "kv_heads":
+            raise UsageError(f"--model {line!r} has {word!r}; it is called heads_kv; for example: {EXAMPLE!r}")
         if name not in known or bool(equals) == (name in _FLAGS):
             raise UsageError(f"--model {line!r} has {word!r}, {_wrong(name, known)}; for example: {EXAMPLE!r}")
         if name in found:
@@ -35,7 +37,7 @@ def read(line: str) -> Model:
         found[name] = True if name in _FLAGS else _value(line, name, value)
     if "head_dim" not in found:
         raise UsageError(f"--model {line!r} lacks head_dim; for example: {EXAMPLE!r}")
-    for one, other in (("causal", "bidirectional"), ("causal", "cross"), ("gqa", "kv_heads")):
+    for one, other in (("causal", "bidirectional"), ("causal", "cross"), ("gqa", "heads_kv")):
         if one in found and other in found:
             raise UsageError(f"--model {line!r} says {one} and {other}; say one of them")
     return Model(line, (_kind(line, found),))
@@ -46,16 +48,16 @@ def _kind(line: str, found: dict[str, Any]) -> Attention:
     if "heads" in found:
         heads = found["heads"]
     else:
-        heads = max(_HEADS, found.get("gqa", 1), found.get("kv_heads", 1))
-        heads += -heads % (found.get("gqa") or found.get("kv_heads") or 1)
+        heads = max(_HEADS, found.get("gqa", 1), found.get("heads_kv", 1))
+        heads += -heads % (found.get("gqa") or found.get("heads_kv") or 1)
         assumed.append(f"{heads} heads")
     if "gqa" in found and heads % found["gqa"]:
-        raise UsageError(f"--model {line!r}: {heads} heads are no multiple of gqa={found['gqa']}")
-    heads_kv = found.get("kv_heads") or heads // found.get("gqa", 1)
+        raise UsageError(f"--model {line!r} has heads={heads}, which is not a multiple of gqa={found['gqa']}")
+    heads_kv = found.get("heads_kv") or heads // found.get("gqa", 1)
     if "dtype" not in found:
         assumed.append("bf16")
     dtype = found.get("dtype", "bf16")
-    width_qk, width_v = found["head_dim"]
+    head_dim, head_dim_v = found["head_dim"]
     causal = not ("bidirectional" in found or "cross" in found)
     if causal and "causal" not in found:
         assumed.append("causal")
@@ -63,8 +65,8 @@ def _kind(line: str, found: dict[str, Any]) -> Attention:
         "attention",
         heads,
         heads_kv,
-        width_qk,
-        width_v,
+        head_dim,
+        head_dim_v,
         dtype,
         "fp8e4m3" if "fp8-cache" in found else dtype,
         causal,

@@ -51,9 +51,9 @@ def kinds(fields: Fields) -> tuple[list[Attention], list[str]]:
         found.append(_kind("self-attention", heads, heads_kv, width, dtype, ROWS, ROWS, layers, of_image))
     if any(fields.whole(one) for one in ("cross_attention_dim", "caption_channels", "text_dim")):
         cross = fields.whole("num_cross_attention_heads") or heads
-        of_keys = fields.whole("num_key_value_attention_heads") or cross
+        heads_kv = fields.whole("num_key_value_attention_heads") or cross
         wide = fields.whole("cross_attention_head_dim") or width
-        found.append(_kind("cross-attention", cross, of_keys, wide, dtype, ROWS, _JOINT_TEXT, layers, of_text))
+        found.append(_kind("cross-attention", cross, heads_kv, wide, dtype, ROWS, _JOINT_TEXT, layers, of_text))
     return found, notes
 
 

@@ -51,6 +51,7 @@ _OTHERS = frozenset({
     "swa_num_attention_heads", "swa_num_key_value_heads", "use_rel_pos", "use_sliding_window", "v_head_dim",
     "window_size",
 })  # fmt: skip
+_TEXT = ("text ", "language ", "llm ", "thinker ", "talker ")  # ends of what parts with a model's text are called
 # What families.json has. Lengths of sequences are not in it: they are examples, where a model does not say them.
 NAMES = _OTHERS.union(*(names for what, names in _WHOLE.items() if what != "positions"))
 
@@ -62,6 +63,11 @@ def families() -> Mapping[str, Mapping[str, Any]]:
     return known
 
 
+def _differ(value: object) -> bool:
+    """Whether it has several numbers, which are not all equal."""
+    return isinstance(value, list) and all(type(one) is int for one in value) and len(set(value)) > 1
+
+
 class Fields:
     """Values of a configuration, checked as they are asked for.
 
@@ -70,15 +76,18 @@ class Fields:
         part: what it is called in the configuration that it is in, "encoder text "; "" if it is in none.
         outer: the dtype of that one.
         family: the model type whose defaults count, if it says none that is known.
+        classes: of the whole model, if it is the text in one that names none itself.
     """
 
     def __init__(
-        self, document: Mapping[str, Any], where: str, part: str = "", outer: str | None = None, family: str = ""
-    ) -> None:
+        self, document: Mapping[str, Any], where: str, part: str = "", outer: str | None = None, family: str = "",
+        classes: str = "",
+    ) -> None:  # fmt: skip
         self.document = document
         self.where = where
         self.part = part
         self._outer = outer
+        self.classes = self.architectures or classes
         self.family = self._of_text(self.model_type if self.model_type in families() else family or self.model_type)
         self._defaults = families().get(self.family, {})
         self._assumed: list[str] = []
@@ -96,7 +105,8 @@ class Fields:
         family = families().get(self.model_type, {}).get(PARTS, {}).get(name, "")
         if family and document.get("model_type") == self.model_type:  # some say the whole model's
             document = {**document, "model_type": family}
-        return Fields(document, self.where, part, self.dtype_said, family)
+        classes = self.classes if part.endswith(_TEXT) else ""
+        return Fields(document, self.where, part, self.dtype_said, family, classes)
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -166,6 +176,9 @@ class Fields:
         names = (*_WHOLE.get(what, (what,)), *others)
         told = [name for name in names if self._tells(self.document.get(name))]
         name, value = (told[0], self.document[told[0]]) if told else self.get(*names)
+        if what not in ("heads", "heads_kv") and _differ(value):
+            self.assume(f"the largest {name}")
+            value = max(value)
         if value is None or not self._tells(value):
             return None
         if isinstance(value, float) and value.is_integer():
@@ -178,10 +191,14 @@ class Fields:
 
     @staticmethod
     def _tells(value: object) -> bool:
-        """Whether it is one number; one for each layer is the caller's."""
+        """Whether it is one number; heads of each layer are the caller's."""
         if value is None or value is False:
             return False
         return not isinstance(value, list) or (bool(value) and all(one == value[0] for one in value))
+
+    def differing(self, what: str) -> str:
+        """The first field of these names that has different numbers for its layers; "" where none has."""
+        return next((name for name in _WHOLE[what] if _differ(self.document.get(name))), "")
 
     def whole_or_zero(self, what: str) -> int:
         """`whole`, where 0 and -1, as some write it, and nothing at all mean none."""

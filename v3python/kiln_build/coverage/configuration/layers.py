@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from kiln_build.coverage.attention import ROWS, Attention
+from kiln_build.coverage.attention import ROWS, Attention, counted
 from kiln_build.coverage.configuration import terms
 from kiln_build.coverage.configuration.fields import Fields
 from kiln_build.coverage.configuration.patterns import layer_types
@@ -29,6 +29,11 @@ def kinds(fields: Fields) -> Read:
     """Kinds of attention, and notes of what has none; none of both where the fields do not tell."""
     if fields.model_type.startswith(_WITHOUT_ATTENTION):
         return [], [f"{fields.model_type} has no softmax attention"]
+    found, notes = _kinds(fields)
+    return found, [*notes, *(terms.left_out(fields) if found else ())]
+
+
+def _kinds(fields: Fields) -> Read:
     if fields.flag("is_encoder_decoder") or fields.model_type in ("t5", "whisper", "bart", "mt5"):
         return _encoder_decoder(fields)
     if (heads := fields.numbers("num_heads")) and "swin" in fields.family:
@@ -58,7 +63,7 @@ def _single(fields: Fields) -> Read:
         rope = fields.whole_or_zero("qk_rope_head_dim")
         found.append(
             dataclasses.replace(
-                found[0], name="absorbed latent attention", heads_kv=1, width_qk=rank + rope, width_v=rank,
+                found[0], name="absorbed latent attention", heads_kv=1, head_dim=rank + rope, head_dim_v=rank,
                 uses=("decode",),
             )
         )  # fmt: skip
@@ -107,12 +112,18 @@ def _heads_kv(fields: Fields, heads: int) -> int:
     is_old_falcon = fields.model_type == "falcon" and not fields.flag("new_decoder_architecture")
     known = fields.whole("heads_kv") or fields.inside("attn_config").whole("heads_kv")
     if known is None or is_old_falcon:
-        return 1 if fields.flag("multi_query") else next((kv or heads for _, kv in _by_head_lists(fields)), heads)
+        if fields.flag("multi_query"):
+            return 1
+        by_layer = next((kv or heads for _, kv in _by_head_lists(fields)), None)
+        unread = fields.differing("heads_kv") or ("block_configs" if "block_configs" in fields.document else "")
+        if by_layer is None and unread:
+            fields.assume(f"a KV head for each head, since {unread} is not understood")
+        return by_layer or heads
     return known
 
 
 def _by_head_lists(fields: Fields) -> dict[tuple[int, int | None], int]:
-    """Heads and heads of keys, where they are told layer by layer, with the number of layers that have them."""
+    """Heads and KV heads, where they are told layer by layer, with the number of layers that have them."""
     if blocks := fields.document.get("block_configs"):  # DeciLM's
         return _by_blocks(fields, blocks)
     layers = fields.whole("layers")
@@ -123,13 +134,13 @@ def _by_head_lists(fields: Fields) -> dict[tuple[int, int | None], int]:
             ("num_kv_heads", "num_key_value_heads_per_layer", "num_key_value_heads"),
         )
     ]
-    heads, of_keys = lists
-    length = len(heads or of_keys or ())
+    heads, heads_kv = lists
+    length = len(heads or heads_kv or ())
     if heads is None and (one := fields.whole("heads")):
         heads = [one] * length
-    if not heads or (of_keys and len(heads) != len(of_keys)):
+    if not heads or (heads_kv and len(heads) != len(heads_kv)):
         return {}
-    every: Sequence[int | None] = of_keys or [fields.whole("heads_kv")] * len(heads)
+    every: Sequence[int | None] = heads_kv or [fields.whole("heads_kv")] * len(heads)
     return {
         (own, kv): count
         for (own, kv), count in Counter(zip(heads, every)).items()
@@ -176,6 +187,8 @@ def _by_layer(fields: Fields, whole: Attention) -> Read:
             found += terms.apart(fields, layer, terms.of_full(fields, kind))
             if any(word in layer for word in _SPARSE):
                 notes.append(f"{layer} ({count} layers) chooses keys, and is shown with all; the choice is not covered")
+    if len(found) > 1 and len(_by_head_lists(fields)) > 1:
+        notes.append("heads differ by layer too, and are shown as those of the first layer")
     return _by_heads(fields, found), notes
 
 
@@ -187,10 +200,12 @@ def _by_heads(fields: Fields, found: list[Attention]) -> list[Attention]:
     (kind,) = found
     return [
         dataclasses.replace(
-            kind, name=f"{kind.name} of {heads} heads, {of_keys or heads} of keys", heads=heads,
-            heads_kv=of_keys or heads, layers=count,
+            kind, name=f"{kind.name} of {counted(heads, 'head')}, {counted(heads_kv or heads, 'KV head')}",
+            heads=heads,
+            heads_kv=heads_kv or heads,
+            layers=count,
         )
-        for (heads, of_keys), count in pairs.items()
+        for (heads, heads_kv), count in pairs.items()
     ]  # fmt: skip
 
 
@@ -221,7 +236,7 @@ def _cross(fields: Fields, whole: Attention) -> list[Attention]:
         return []
     return [
         dataclasses.replace(
-            whole, name="cross-attention", width_qk=whole.width_qk // rate, width_v=whole.width_v // rate,
+            whole, name="cross-attention", head_dim=whole.head_dim // rate, head_dim_v=whole.head_dim_v // rate,
             causal=False, cross=True, bias=False, alibi=False, window=0, keys=ROWS, layers=layers,
             assumed=(*whole.assumed, f"{ROWS} keys of the other part"),
         )
@@ -254,11 +269,11 @@ def _encoder_decoder(fields: Fields) -> Read:
     decoder_heads = (
         fields.whole("decoder_attention_heads", "num_decoder_heads", "decoder_num_attention_heads") or shape.heads
     )
-    scale = shape.heads * shape.width_qk
-    width = scale // decoder_heads if decoder_heads != shape.heads else shape.width_qk
+    scale = shape.heads * shape.head_dim
+    width = scale // decoder_heads if decoder_heads != shape.heads else shape.head_dim
     decoder = dataclasses.replace(
         shape, name="decoder self-attention", heads=decoder_heads,
-        heads_kv=fields.whole("decoder_num_key_value_heads") or decoder_heads, width_qk=width, width_v=width,
+        heads_kv=fields.whole("decoder_num_key_value_heads") or decoder_heads, head_dim=width, head_dim_v=width,
         rows=rows, keys=rows, layers=fields.whole("decoder_layers", "num_decoder_layers") or shape.layers,
     )  # fmt: skip
     encoder = dataclasses.replace(
@@ -267,5 +282,7 @@ def _encoder_decoder(fields: Fields) -> Read:
     )  # fmt: skip
     if "EncoderModel" in fields.architectures or "encoder" in fields.part:
         return [encoder], []
+    if "CausalLM" in fields.architectures and not fields.flag("add_cross_attention"):  # the decoder by itself
+        return [decoder], []
     cross = dataclasses.replace(decoder, name="cross-attention", causal=False, cross=True, bias=False, keys=keys)
     return [encoder, decoder, cross], []

@@ -4,30 +4,32 @@ next: what its fields say, or its family's name where no field does."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping
 
 from kiln_build.coverage.attention import Attention
-from kiln_build.coverage.configuration.fields import Fields
+from kiln_build.coverage.configuration.fields import Fields, families
 
-# What attends to both sides: words of model_type, of the classes' names, or of where it is in the whole model; and
+# What attends to both sides: words of model_type, of where it is in the whole model, or of its classes' names; and
 # beginnings of model_type.
 _ENCODERS = (
-    "encoder", "bert", "vit", "clip", "siglip", "dinov", "deit", "beit", "swin", "electra", "esm", "wav2vec", "hubert",
-    "wavlm", "vision", "audio", "qformer", "maskedlm",
+    "encoder", "bert", "berta", "vit", "clip", "siglip", "dinov", "deit", "beit", "swin", "electra", "esm", "wav2vec",
+    "hubert", "wavlm", "vision", "audio", "qformer", "hiera", "maskedlm",
 )  # fmt: skip
 _ENCODER_TYPES = (
     "ernie", "jina_embeddings", "embedding_gemma", "unispeech", "data2vec", "xmod", "patchtst", "lasr", "tipsv2",
     "bridgetower", "openai_privacy_filter", "gte", "dpr", "sew", "longformer", "big_bird", "bigbird", "funnel", "luke",
     "mpnet", "mra", "nystromformer", "yoso", "canine", "layoutlm", "layoutxlm", "lilt", "lxmert", "markuplm",
     "splinter", "bros", "tapas", "xlm", "flaubert", "xlnet", "rembert", "roformer", "esmc", "eurobert", "neomme",
+    "nemotron3_5_transcribe_word_timestamp",
 )  # fmt: skip
 # Causal, whatever else their names say: the text models of CLIP and its like, encoders of speech as it comes in.
 _DECODER_TYPES = (
     "decoder", "clip_text", "clipseg_text", "metaclip_2_text", "owlvit_text", "owlv2_text", "ernie4", "higgs_audio",
     "mimi", "pocket_tts", "voxtral_realtime",
 )  # fmt: skip
-_DECODERS = ("CausalLM", "LMHead", "ConditionalGeneration")
+_DECODERS = ("CausalLM", "LMHead", "ConditionalGeneration", "Text2Text", "ImageTextToText")
 # Beginnings of model types whose attention has alibi_slopes, sinks, or a bias, without a field that says it.
 _ALIBI = ("bloom", "mpt")
 _BIAS = ("inkling", "wavlm", "xlnet", "funnel", "gemma3n_audio", "gemma4_audio", "phi4_multimodal_audio", "levit")
@@ -35,6 +37,27 @@ _SINKS = (
     "gpt_oss", "flint", "granite_swa", "granitemoe_swa", "hy_v4", "deepseek_v4", "mimo_v2_flash",
     "openai_privacy_filter",
 )  # fmt: skip
+# By beginnings of model types.
+_LEFT_OUT = (
+    (
+        ("qwen2_5_vl_vision", "qwen2_5_omni_vision"),
+        "most layers attend inside windows of the image; they are shown with the whole image, and the calls of "
+        "windows, whose sequences differ in length, are not covered",
+    ),
+    (
+        ("gemma3n_audio", "gemma4_audio"),
+        "each row attends to the chunk that it is in and to some rows around it; it is shown with all rows, and the "
+        "calls of chunks are not covered",
+    ),
+    (
+        ("sam2_hiera",),
+        "stages after the first have more heads, and attend inside windows; they are not covered",
+    ),
+    (
+        ("longformer", "led"),
+        "tokens with global attention, which see all rows and are seen by all, are not covered",
+    ),
+)
 _BIAS_FLAGS = (
     "relative_attention", "use_rel_pos", "has_relative_attention_bias", "use_relative_position_bias",
     "use_shared_relative_position_bias", "use_relative_position_embeddings",
@@ -42,23 +65,63 @@ _BIAS_FLAGS = (
 
 
 def is_causal(fields: Fields) -> bool:
+    """Whether rows see no later keys.
+
+    Of a family that Transformers has, its name tells, which tests hold against its models. Words in other names are a
+    guess, and assumed.
+    """
     if fields.flag("is_decoder"):
         return True
+    said = fields.document.get("is_causal")
     # "vision" there means images alone
-    if fields.document.get("use_bidirectional_attention") in (True, "all") or fields.document.get("is_causal") is False:
+    if fields.document.get("use_bidirectional_attention") in (True, "all") or said is False:
         return False
-    known = f"{fields.part} {fields.family} {fields.architectures}".lower()
+    if said is True:
+        return True
     if fields.part.endswith("mask decoder "):  # of images
         return False
-    if any(word in known for word in _DECODER_TYPES):
+    is_known = fields.family in families()
+    if is_known and "decoder" not in fields.part and (told := _told_by(fields.family)):
+        return told[0]
+    if "CausalLM" in fields.architectures:
         return True
-    if any(word in known for word in _ENCODERS) or fields.family.startswith(_ENCODER_TYPES):
-        return False
+    if told := _told_by(fields.part if is_known else f"{fields.part}{fields.family}"):
+        return _guessed(fields, *told)
     if fields.whole("patch_size"):
         return False
-    if not any(word in fields.architectures for word in _DECODERS) and not fields.part:
-        fields.assume("causal")
+    if any(word in fields.classes for word in _DECODERS):
+        return True
+    if told := _told_by(fields.architectures):
+        return _guessed(fields, *told)
+    fields.assume("causal")
     return True
+
+
+def _guessed(fields: Fields, causal: bool, word: str) -> bool:
+    fields.assume(f"{'causal' if causal else 'bidirectional'} as its name has {word!r}")
+    return causal
+
+
+def _told_by(names: str) -> tuple[bool, str] | None:
+    """Whether names are of what is causal, and by which word."""
+    for words, causal in ((_DECODER_TYPES, True), (_ENCODERS, False)):
+        if word := next((one for one in words if _has_word(names, one)), ""):
+            return causal, word
+    word = next((one for one in _ENCODER_TYPES if names.rpartition(" ")[2].startswith(one)), "")
+    return (False, word) if word else None
+
+
+def _has_word(names: str, word: str) -> bool:
+    """Whether a word begins or ends with this one, and a version: "mobilevitv2" and "ViTModel", but not "evital", have
+    "vit"."""
+    begins = rf"(?:^|(?<=[ _-])|(?=[A-Z]))(?i:{word})"
+    ends = rf"(?i:{word})(?:v?\d+)?(?=$|[ _-]|[A-Z])"
+    return re.search(f"{begins}|{ends}", names) is not None
+
+
+def left_out(fields: Fields) -> list[str]:
+    """What of a family's attention is not in the kinds that it is shown as, in sentences."""
+    return [sentence for types, sentence in _LEFT_OUT if fields.family.startswith(types)]
 
 
 def has_alibi(fields: Fields) -> bool:
@@ -87,14 +150,14 @@ def has_sinks(fields: Fields) -> bool:
 
 def of_sliding(fields: Fields, kind: Attention) -> Attention:
     """A kind whose layers slide, with what these have of their own."""
-    width = fields.whole("swa_head_dim") or kind.width_qk
-    narrow = fields.whole("swa_v_head_dim") or (kind.width_v if width == kind.width_qk else width)
+    width = fields.whole("swa_head_dim") or kind.head_dim
+    narrow = fields.whole("swa_v_head_dim") or (kind.head_dim_v if width == kind.head_dim else width)
     return dataclasses.replace(
         kind,
         heads=fields.whole("swa_num_attention_heads", "num_sliding_attention_heads") or kind.heads,
         heads_kv=fields.whole("swa_num_key_value_heads") or kind.heads_kv,
-        width_qk=width,
-        width_v=narrow,
+        head_dim=width,
+        head_dim_v=narrow,
         sinks=_said(fields, "add_swa_attention_sink_bias", kind.sinks),
     )
 
@@ -102,12 +165,12 @@ def of_sliding(fields: Fields, kind: Attention) -> Attention:
 def of_full(fields: Fields, kind: Attention) -> Attention:
     """A kind whose layers see all keys, with what these have of their own."""
     width = fields.whole("global_head_dim")
-    of_keys = fields.whole("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None
+    heads_kv = fields.whole("num_global_key_value_heads") if fields.flag("attention_k_eq_v") else None
     return dataclasses.replace(
         kind,
-        heads_kv=of_keys or kind.heads_kv,
-        width_qk=width or kind.width_qk,
-        width_v=width or kind.width_v,
+        heads_kv=heads_kv or kind.heads_kv,
+        head_dim=width or kind.head_dim,
+        head_dim_v=width or kind.head_dim_v,
         sinks=_said(fields, "add_full_attention_sink_bias", kind.sinks),
     )
 
@@ -133,8 +196,8 @@ def _of_layer(fields: Fields, own: object, kind: Attention) -> Attention:
         kind,
         heads=heads,
         heads_kv=inner.whole("heads_kv") or kind.heads_kv,
-        width_qk=width or kind.width_qk,
-        width_v=inner.whole("v_head_dim") or width or kind.width_v,
+        head_dim=width or kind.head_dim,
+        head_dim_v=inner.whole("v_head_dim") or width or kind.head_dim_v,
         window=inner.whole("window") or kind.window,
     )
 
