@@ -409,7 +409,24 @@ def test_the_verb_prints_counts_and_an_estimate(capsys, small):
     assert header.split()[:3] == ["TARGET", "KERNEL", "FUNCTIONALS"]
     row = next(line for line in lines if line.startswith("sm_90") and "/norm" in line)
     assert row.split()[1:] == ["small.rms_norm/norm", "12", "of", "18", "4", "3", "96", "0", "heuristic"]
-    assert "170 variants for 2 targets, profile core: about 3 min of compiling" in out and "with 2 at once" in out
+    assert "170 variants for 2 targets, profile core: about 42 s of compiling" in out and "with 2 at once" in out
+
+
+def test_what_multiplies_no_matrices_is_estimated_lower(capsys, tmp_path, monkeypatch):
+    """By all files that a kernel's own takes from."""
+    monkeypatch.delenv("KILN_STORE", raising=False)
+    head = "import triton\nimport triton.language as tl\n"
+    silu = (TREE / "examples/silu/silu.py").read_text().replace("tl.exp(", "power(")
+    shares = []
+    for name, body in (("elements", "tl.exp(x)"), ("products", "tl.dot(x, x)")):
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(TREE / "examples/silu/recipe.yaml", folder)
+        (folder / "silu.py").write_text(silu.replace(head, f"{head}from powers import power\n"))
+        (folder / "powers.py").write_text(f"{head}\n\n@triton.jit\ndef power(x):\n    return {body}\n")
+        found = json.loads(run(capsys, "plan", "sm_90", "--recipe", str(folder / "recipe.yaml"), "--json"))
+        shares.append(found["seconds"] / found["variants"] / targets.by_name("sm_90").compile_seconds)
+    assert shares == pytest.approx([0.2, 1.0], rel=0.05)
 
 
 def test_the_verb_estimates_from_recorded_durations(capsys, small, tmp_path):

@@ -9,6 +9,7 @@ import warnings
 import pytest
 from test_jit_compiled import compiled_here
 from test_jit_interpreted import CALLS, DECODING, attend, decode, mask_of_dropout
+from test_jit_strict import failure, run, written
 
 import tritons
 import users_package
@@ -90,3 +91,20 @@ def test_a_version_that_was_not_tested_is_told_of_once(fresh, version, count):
     told = fresh(warned_of, version)
     assert len(told) == count
     assert all(f"tested with Triton 3.6 to 3.9, but Triton {version} is installed" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("inside = (i > 0) and not (x > 2)\n    x = tl.where(inside, 9.0, x)", "[1.0, 9.0, 3.0]"),
+        ("x += tl.sum(tl.load(x_ptr + i, mask=i < n))", "[nan, nan, nan]"),
+    ],
+)
+def test_the_interpreter_is_as_strict(other, tmp_path, statement, found):
+    assert str(other(run, written(tmp_path, statement), [1.0, 2.0, 3.0])) == found
+
+
+@pytest.mark.parametrize("module", ["libdevice", "cuda.libdevice"])
+def test_the_interpreter_has_no_libdevice(other, tmp_path, module):
+    sentence, _ = other(failure, written(tmp_path, f"x = tl.extra.{module}.tanh(x)"))
+    assert sentence.startswith(f"{tmp_path}/work.py:9: Triton's interpreter has no libdevice; ")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from kiln_recipe.selection import PROFILES
 if TYPE_CHECKING:
     from kiln_build.options.variables import BuildVariables
     from kiln_recipe.plan.model import Functional, KernelPlan, Plan, Variant
+
+_WITHOUT_PRODUCTS = 0.2  # of the seconds of attention: kernels of elements and rows took 0.1 to 0.4 s
 
 EXAMPLE = """
 kiln plan "MI300X;sm_90"                             counts by target and kernel, and an estimate
@@ -133,7 +137,7 @@ def _durations(named: str | None, usual: str | None) -> Mapping[str, float]:
 
 
 class _Times:
-    """Seconds of variants: recorded, of their relatives, or their target's default."""
+    """Seconds of variants: recorded, of their relatives, or what a target's compiler usually takes."""
 
     def __init__(self, durations: Mapping[str, float]) -> None:
         from kiln_build.farm.schedule import Estimates
@@ -144,8 +148,22 @@ class _Times:
         total = 0.0
         for variant in variants:
             recorded = self.recorded(variant.name)
-            total += targets.by_name(variant.target).compile_seconds if recorded is None else recorded
+            total += _usual_seconds(variant) if recorded is None else recorded
         return total
+
+
+def _usual_seconds(variant: Variant) -> float:
+    attention = targets.by_name(variant.target).compile_seconds
+    return attention if _multiplies(variant.spec.source, variant.spec.function) else attention * _WITHOUT_PRODUCTS
+
+
+@functools.cache
+def _multiplies(source: str, function: str) -> bool:
+    """Whether a kernel's files multiply matrices, by the names of what they call."""
+    from kiln_recipe.read import fingerprint
+
+    files = fingerprint.sources(Path(source), function)
+    return any(re.search(r"\b(dot|wgmma|mfma|mma)\w*\(", file.read_text(errors="replace")) for file in files)
 
 
 @dataclass(frozen=True)
