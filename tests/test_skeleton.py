@@ -128,6 +128,16 @@ def test_axes_are_called_as_their_sizes_are(tmp_path):
     assert [(d.name, d.value.text) for d in operation.definitions if d.name == "batches"] == [("batches", "x.size[0]")]
 
 
+def test_a_size_that_is_divided_is_doubted(tmp_path):
+    whole, half = "(i < dim)\n", "(i < half)\n"
+    text = NEW_KERNELS.read_text()
+    assert text.count(whole) == 1
+    text = text.replace(whole, half).replace("    inside = (head", "    half = dim // 2\n    inside = (head")
+    new(tmp_path, text, "scale_heads")
+    written = (tmp_path / "recipe.yaml").read_text()
+    assert written.count("# TODO: the kernel divides dim: is it this size, or a part of it?\n") == 2
+
+
 def test_what_is_written_to_must_not_be_broadcast(tmp_path):
     assert "{not_broadcast: [out]}" in written(tmp_path, "scale_heads")[0]
 

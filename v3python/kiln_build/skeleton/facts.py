@@ -41,6 +41,7 @@ class Facts:
         loops: by the name of a loop's variable, from where to where it goes.
         tiling: constants that an index is multiplied or divided by: what one step or one program works on.
         steps: by the name of what // or % gives: what was divided, and by what.
+        divided: parameters that are divided by a number: half of one may be a size too.
         programs: axes of the launch whose number of programs the kernel asks for.
         tested: constants that decide a branch by being true or false.
         words, numbers: constants that are compared with texts or with numbers, and these.
@@ -57,6 +58,7 @@ class Facts:
     loops: dict[str, tuple[Value, Value]] = field(default_factory=dict)
     tiling: set[str] = field(default_factory=set)
     steps: dict[str, tuple[Value, Value]] = field(default_factory=dict)
+    divided: set[str] = field(default_factory=set)
     programs: set[str] = field(default_factory=set)
     tested: dict[str, None] = field(default_factory=dict)
     words: dict[str, list[str]] = field(default_factory=dict)

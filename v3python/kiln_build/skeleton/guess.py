@@ -227,7 +227,9 @@ class _Guess:
             own = [f"{name}.size[{place}]" in defined for place in range(len(known))]
             if known and all(known) and not all(own):
                 sizes = ", ".join(str(size) for size in known)
-                self.out.require.append(Entry("", f"{{shape: {name}, is: [{sizes}]}}"))
+                parts = [a.size for a in tensor.axes if a.size in self.facts.divided]
+                check = f"the kernel divides {' and '.join(parts)}: is it this size, or a part of it?" if parts else ""
+                self.out.require.append(Entry("", f"{{shape: {name}, is: [{sizes}]}}", check))
             if tensor.box is not None or not tensor.axes:
                 continue
             if any(axis.factors for axis in tensor.axes) or (len(tensor.axes) == 1 and not tensor.axes[0].stride):

@@ -183,6 +183,8 @@ class _Walker:
         if isinstance(node.op, (ast.FloorDiv, ast.Mod, ast.BitAnd, ast.RShift, ast.LShift)):
             self.facts.integers.update((*left.bare("parameter"), *right.bare("parameter")))
             self.facts.tiling.update(right.named("constant"))
+            if isinstance(node.op, (ast.FloorDiv, ast.RShift)) and isinstance(node.right, ast.Constant):
+                self.facts.divided.update(left.bare("parameter"))
             return self.step(node, left, right, calls)
         return Value.of("data", self.place(node, calls))
 
