@@ -7,7 +7,7 @@ import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from kiln_build.skeleton import axes
+from kiln_build.skeleton import axes, programs
 from kiln_build.skeleton.facts import Facts
 from kiln_build.skeleton.sketch import RESERVED, Entry, Sketch, plain, plain_word, spelled
 from kiln_build.skeleton.tensors import Axis, Tensor, read, sizes_of, tile_of
@@ -353,7 +353,7 @@ class _Guess:
     # ---- the launch ----
 
     def add_grid(self) -> None:
-        used = sorted({int(n) for n in self.programs()})
+        used = sorted({int(n) for n in programs.used(self.facts, (axis for _, _, axis in self.all_axes()))})
         for number in range(min(max(used, default=0), 2) + 1):
             side, check = self.side(str(number)) if number in used else ("1", "")
             self.out.grid.append(Entry("", side, check))
@@ -361,19 +361,13 @@ class _Guess:
                  if any(re.search(rf"\b{name}\b", side.text) for side in self.out.grid)]  # fmt: skip
         self.out.skip_when = " or ".join(f"{name} == 0" for name in empty)
 
-    def programs(self) -> set[str]:
-        indices = [a for _, _, axis in self.all_axes() for a in axis.index]
-        compared = [a for pair in self.facts.compared for value in pair for a in value.atoms]
-        inner = [a for pair in (*self.facts.steps.values(), *self.facts.loops.values()) for v in pair for a in v.atoms]
-        return {atom.name for atom in (*indices, *compared, *inner) if atom.kind == "program"}
-
     def side(self, program: str) -> tuple[str, str]:
         """How many programs a launch has along an axis."""
         direct: list[tuple[int, tuple[str, int, Axis], str | None]] = []
         divided: list[tuple[tuple[str, int, Axis], str | None]] = []
         wholes = {entry.key: entry.text for entry in self.out.constants}
         for tensor, place, axis in self.all_axes():
-            atoms = [atom for atom in axis.index if program in self.roots(atom) and not self.is_wrapped(atom)]
+            atoms = programs.following(self.facts, axis, program)
             if not atoms:
                 continue
             block = tile_of(axis, atoms)
@@ -395,19 +389,6 @@ class _Guess:
         if program in self.facts.programs:  # each works on several
             product = f"min({product}, 4 * device.multiprocessors)"
         return product, check
-
-    def is_wrapped(self, atom: Atom) -> bool:
-        """Whether an index is a tile's elements, taken round at the end of the tensor, and not the tile's number."""
-        return atom.kind == "step" and any(a.kind == "range" for a in self.facts.steps[atom.name][0].atoms)
-
-    def roots(self, atom: Atom, depth: int = 8) -> set[str]:
-        """The axes of the launch that an index follows from."""
-        if atom.kind == "program":
-            return {atom.name}
-        table = self.facts.steps if atom.kind == "step" else self.facts.loops if atom.kind == "loop" else {}
-        if atom.name not in table or not depth:
-            return set()
-        return {root for inner in table[atom.name][0].atoms for root in self.roots(inner, depth - 1)}
 
 
 def _quoted(word: str) -> str:
