@@ -1,5 +1,5 @@
 """Fills the tables of the pages from the code: `PYTHONPATH=v3python .kiln/venv/bin/python docs/tables.py`, with
-the packages that `./kiln` installs, or any Python that has them.
+the packages that `./kiln coverage` installs, or any Python that has them.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; tests/test_readme.py fails if one is out of date.
 """
@@ -7,37 +7,36 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; tests/test_rea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import models
 from kiln_build import cli
 from kiln_build.options import variables
 from kiln_recipe import errors, targets
 
-PAGES = tuple(Path(__file__).resolve().parent / name for name in ("reference.md", "rocm-wheels.md"))
+PAGES = tuple(Path(__file__).resolve().parent / name for name in ("models.md", "reference.md", "rocm-wheels.md"))
 # The architectures of PyTorch's own wheels for ROCm.
 _ROCM = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102",
          "gfx1103", "gfx1150", "gfx1151", "gfx1200", "gfx1201")  # fmt: skip
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all
 
 
-def tables() -> dict[str, str]:
-    """Each table by its name."""
-    return {
-        "targets": _table(("target", "GPUs"), ((f"`{t.name}`", _some(t.names)) for t in targets.load())),
-        "commands": _table(("command", "what it does"), ((f"`kiln {verb}`", cli.summary(verb)) for verb in cli.VERBS)),
-        "variables": _table(("variable", "meaning"), ((f"`{n}`", m) for n, m in variables.VARIABLES.items())),
-        "codes": _table(("code", "meaning"), _codes()),
-        "rocm": _table(("in `PYTORCH_ROCM_ARCH`", "GPUs", "Kiln"), _rocm()),
-    }
+# By name; some take a while to make.
+TABLES: Mapping[str, Callable[[], str]] = {
+    "targets": lambda: _table(("target", "GPUs"), ((f"`{t.name}`", _some(t.names)) for t in targets.load())),
+    "commands": lambda: _table(("command", "what it does"), ((f"`kiln {v}`", cli.summary(v)) for v in cli.VERBS)),
+    "variables": lambda: _table(("variable", "meaning"), ((f"`{n}`", m) for n, m in variables.VARIABLES.items())),
+    "codes": lambda: _table(("code", "meaning"), _codes()),
+    "rocm": lambda: _table(("in `PYTORCH_ROCM_ARCH`", "GPUs", "Kiln"), _rocm()),
+    "models": lambda: _table(models.HEADER, models.rows()),
+}
 
 
-def filled(text: str) -> str:
-    """The text with all tables up to date."""
-    for name, table in tables().items():
-        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, table=table: match[1] + table + match[2], text, flags=re.DOTALL)
-    return text
+def fill(text: str) -> str:
+    """The text with all its tables up to date."""
+    pattern = r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)"
+    return re.sub(pattern, lambda match: match[1] + TABLES[match[2]]() + match[3], text, flags=re.DOTALL)
 
 
 def _codes() -> list[tuple[str, str]]:
@@ -74,4 +73,4 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     for page in PAGES:
-        page.write_text(filled(page.read_text()))
+        page.write_text(fill(page.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +74,56 @@ def test_targets_of_one_answer_share_a_row(capsys: pytest.CaptureFixture[str]) -
     assert "sm_80 sm_90" in next(line for line in lines if " prefill " in line and " yes " in line)
     refused = next(line for line in lines if " decode " in line and " NO " in line)
     assert " sm_80 " in refused and "sm_90" not in refused  # Ampere has no conversions of fp8
-    assert "another target: " in next(line for line in lines if "what would serve it" in line)
+    assert "another target: sm_90" in next(line for line in lines if "what would serve it" in line)
+
+
+def test_most_targets_are_named_by_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["coverage", "core", "--model", "head_dim=128 fp8-cache", "--html", str(tmp_path / "page.html")]
+    assert cli.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(re.search(" decode +all but sm_80 sm_86 sm_87 +NO ", line) for line in lines)
+    assert any(" on all targets but sm_80, sm_86, sm_87: cache_dtype=fp8e4m3 is in the full" in line for line in lines)
+    assert "<b>decode</b> on all but sm_80 sm_86 sm_87" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "code"),
+    [("head_dim=64", "sm_90", 0), ("head_dim=192", "sm_90", 10), ("head_dim=64 fp8-cache", "sm_80;sm_90", 10)],
+)
+def test_scripts_learn_what_is_not_served(
+    capsys: pytest.CaptureFixture[str], model: str, target: str, code: int
+) -> None:
+    words = ["coverage", "full" if "fp8" in model else "core", "--model", model, "--target", target]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert cli.main([*words, "--check"]) == code
+    checked = capsys.readouterr()
+    assert checked.out == shown
+    if "fp8" in model:
+        assert "does not serve 1 of 6 uses, each on a target; the first is decode of" in checked.err
+        assert checked.err.rstrip().endswith("attention, on sm_80")
+    assert bool(checked.err) == bool(code)
+    assert cli.main([*words, "--check", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["verdicts"]
+
+
+def test_a_file_of_a_profile_s_name_is_not_the_profile(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "core").write_text("mine")
+    assert cli.main(["coverage", "core", "--model", "head_dim=64", "--target", "sm_90"]) == 0
+    assert cli.main(["coverage", "./core", "--model", "head_dim=64", "--target", "sm_90"]) != 0
+    assert "core is not a file of Kiln's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("profile", "where"), [("core", " with the profile full"), ("full", "")])
+def test_a_latent_cache_can_be_expanded(capsys: pytest.CaptureFixture[str], profile: str, where: str) -> None:
+    path = ROOT / "tests" / "models" / "deepseek-v3.json"
+    found = verdicts(capsys, profile, "--model", str(path))["absorbed latent attention", "decode"]
+    expanded = f"full attention over keys and values expanded to 128 KV heads of head_dim 192/128{where}"
+    assert found["remedies"][0] == expanded
+    assert "a recipe whose images go beyond head_dim 512" in found["remedies"][1]
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,15 @@ def test_a_call_becomes_launches(operation, tables):
     assert dict(count.launch.arguments) == {"total_ptr": 0x9000, "out_ptr": 0x2000, "n": 5}
 
 
+def test_a_call_is_explained_for_a_gpu_that_is_not_here(operation, tables):
+    explained = tables.explain(operation, "small.rms_norm", given_of(5, 100, gemma=1))
+    assert [one.variant for one in explained] == [one.variant for one in dispatched(operation, tables, 5, 100, gemma=1)]
+    assert explained[1].launch.zeros[0][0] == 1 << 60  # of a workspace that is nowhere
+    assert tables.explain(operation, "small.rms_norm", given_of(0)) == []  # nothing to do
+    assert Device.of(targets.by_name("sm_90")) == DEVICE
+    assert Device.of(targets.by_name("gfx942"), 304) == Device("AMD", 304, describes=False)
+
+
 def test_a_fp32_parameter_is_rounded_once(operation, tables):
     (norm,) = dispatched(operation, tables, eps=0.1)
     assert dict(norm.launch.arguments)["eps"] == struct.unpack("<f", struct.pack("<f", 0.1))[0] != 0.1

@@ -98,6 +98,12 @@ class LedgerError(KilnError):
     exit_code = 9
 
 
+class NotServed(KilnError):
+    """`kiln coverage --check` found a use that is not served."""
+
+    exit_code = 10
+
+
 class Interrupted(KilnError):
     """Ctrl-C or another signal to end; what was done is kept. The exit code is the shell's: 128 and the signal."""
 

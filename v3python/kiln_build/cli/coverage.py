@@ -14,7 +14,7 @@ from kiln_build.base.tables import print_json
 from kiln_build.base.usage import add_targets, filled
 from kiln_build.options.words import check_new_file, check_outside, check_there
 from kiln_recipe import targets
-from kiln_recipe.errors import EnvironmentProblem, escaped
+from kiln_recipe.errors import EnvironmentProblem, NotServed, escaped
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 kiln coverage core --model config.json                   a Transformers or diffusers configuration
 kiln coverage output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --model config.json --target sm_90
-kiln coverage full --model 'head_dim=192/128 gqa=8 window=4096 sinks fp8-cache' --json"""
+kiln coverage full --model 'head_dim=192/128 gqa=8 window=4096 sinks fp8-cache' --json
+kiln coverage core --model config.json --target sm_90 --check   for scripts"""
 
 _SOURCE = "core, full, a release's tarball, or the folder that it was unpacked to"
 
@@ -45,10 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", type=filled("--html", "the file to write"), metavar="FILE", help="write a page with the answers"
     )
     parser.add_argument("--json", action="store_true", help="as JSON: models, and a verdict for each use and target")
+    parser.add_argument(
+        "--check", action="store_true",
+        help=f"exit with {NotServed.exit_code} if a use is not served on one of the targets; without it with 0, "
+        "whatever is found",
+    )  # fmt: skip
 
 
 def check(arguments: argparse.Namespace) -> None:
-    if arguments.source not in PROFILES or Path(arguments.source).exists():
+    if arguments.source not in PROFILES:
         check_there(arguments.source, f"give {_SOURCE}")
     targets.parse(";".join(arguments.target) or "all")
 
@@ -65,9 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         _write_page(arguments, source, models, verdicts)
     if arguments.json:
         print_json(show.document(source, models, verdicts))
-        return 0
-    for line in show.lines(source, models, verdicts, arguments.images):
-        print(escaped(line))
+    else:
+        for line in show.lines(source, models, verdicts, arguments.images):
+            print(escaped(line))
+    if arguments.check and (refused := [one for one in verdicts if not one.is_served]):
+        first = refused[0]
+        raise NotServed(
+            f"{source.name} does not serve {len(refused)} of {len(verdicts)} uses, each on a target; the first is "
+            f"{first.use} of {first.model}, {first.kind.name}, on {first.target}"
+        )
     return 0
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kiln_recipe.errors import UsageError
 
 USES = ("prefill", "decode", "training")
+FORWARD_ONLY = ("prefill", "training")  # of what has no cache: encoders, diffusion
+DTYPES = ("bf16", "fp16", "fp32")
 ROWS = 4096  # of a sequence, where a model does not say less
 # Above these a number is a mistake: of heads and head dimensions; of rows, keys and windows; what calls can have.
 LARGEST, LONGEST = 1 << 20, (1 << 31) - 1
@@ -27,6 +29,7 @@ class Attention:
         cross: the keys are another sequence's, which decode does not add to.
         rows, keys: lengths of the example calls.
         layers: how many there are; 0: not known.
+        expanded: of attention over a latent cache, the kind that it is once each head has keys and values of its own.
         uses: of USES, those that the model has.
         assumed: what the model does not say, in clauses.
     """
@@ -49,6 +52,7 @@ class Attention:
     rows: int = ROWS
     keys: int = ROWS
     layers: int = 0
+    expanded: Attention | None = None
     uses: tuple[str, ...] = USES
     assumed: tuple[str, ...] = ()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kiln_build.coverage.attention import DTYPES as PLAIN
 from kiln_build.coverage.attention import Attention
 from kiln_recipe.call.evaluate import Given, Tensor
 from kiln_recipe.dtypes import DTYPES
@@ -91,7 +92,7 @@ def _decode(recipe: Recipe, kind: Attention) -> Example:
     if not kind.cross:
         tensors["k_new"] = made(kind.dtype, _BATCH, kind.heads_kv, 1, kind.head_dim)
         tensors["v_new"] = made(kind.dtype, _BATCH, kind.heads_kv, 1, kind.head_dim_v)
-    if cache not in ("bf16", "fp16", "fp32"):
+    if cache not in PLAIN:
         tensors["k_scale"], tensors["v_scale"] = made("fp32", kind.heads_kv), made("fp32", kind.heads_kv)
     return _example(recipe, "attn_decode", tensors | _terms(made, kind), _scalars(kind, False, 1))
 

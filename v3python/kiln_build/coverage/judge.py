@@ -10,17 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kiln_build.coverage.attention import ROWS, Attention, Model
+from kiln_build.coverage.attention import ROWS, Attention, Model, counted
 from kiln_build.coverage.calls import Example, examples
 from kiln_build.coverage.source import Source
-from kiln_recipe.call import evaluate
-from kiln_recipe.call.dispatch import Chosen, Tables
-from kiln_recipe.call.evaluate import ALIGNMENT, Device, Refusal
+from kiln_recipe.call.dispatch import Tables
+from kiln_recipe.call.evaluate import Refusal
 from kiln_recipe.targets import Target
-
-MULTIPROCESSORS = 132  # of the device that example calls are for; it decides configurations, not whether one is served
-_VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
-_MADE = 1 << 60  # where workspaces lie
 
 
 @dataclass(frozen=True)
@@ -63,31 +58,14 @@ class Verdict:
 
 def judge(source: Source, models: Sequence[Model], wanted: Sequence[Target]) -> list[Verdict]:
     """A verdict for each model, kind, use and target, in this order."""
-    verdicts = []
+    known, verdicts = [target.name for target in source.targets], []
     for model in models:
         for kind in model.kinds:
             for use in kind.uses:
                 row = [_judge(source, model, kind, use, target) for target in wanted]
                 serving = [one.target for one in row if one.is_served]
-                verdicts += [_with_targets(one, serving) for one in row]
+                verdicts += [_with_targets(one, serving, known) for one in row]
     return verdicts
-
-
-def dispatch(tables: Tables, target: Target, example: Example) -> list[Chosen]:
-    """The kernels of a call.
-
-    Raises:
-        Refusal: it is not served.
-    """
-    vendor = _VENDORS[target.vendor]
-    device = Device(vendor, MULTIPROCESSORS, describes=vendor == "NVIDIA")
-    call = tables.begin(example.operation, example.name, example.given, device)
-    addresses, end = {}, _MADE
-    if not call.missing and not call.skipped:
-        for name, size in evaluate.workspaces(call).items():
-            addresses[name] = end
-            end += size + -size % ALIGNMENT
-    return tables.dispatch(call, addresses)
 
 
 def _judge(source: Source, model: Model, kind: Attention, use: str, target: Target) -> Verdict:
@@ -97,14 +75,14 @@ def _judge(source: Source, model: Model, kind: Attention, use: str, target: Targ
         why = f"{source.name} has no images for {target.name}"
         return Verdict(model.name, kind, use, target.name, (), why, _absent(source, kind, use, target), notes)
     try:
-        images = _images(source, calls, source.tables(target), target)
+        images = _images(source, calls, source.tables(target))
     except Refusal as refusal:
         remedies = tuple(_remedies(source, kind, use, target))
         return Verdict(model.name, kind, use, target.name, (), str(refusal), remedies, notes)
     return Verdict(model.name, kind, use, target.name, images, notes=notes)
 
 
-def _images(source: Source, calls: Sequence[Example], tables: Tables, target: Target) -> tuple[Image, ...]:
+def _images(source: Source, calls: Sequence[Example], tables: Tables) -> tuple[Image, ...]:
     return tuple(
         Image(
             call.name,
@@ -116,14 +94,14 @@ def _images(source: Source, calls: Sequence[Example], tables: Tables, target: Ta
             source.key(chosen.variant),
         )
         for call in calls
-        for chosen in dispatch(tables, target, call)
+        for chosen in tables.explain(call.operation, call.name, call.given)
     )
 
 
-def _serves(source: Source, tables: Tables, kind: Attention, use: str, target: Target) -> bool:
+def _serves(source: Source, tables: Tables, kind: Attention, use: str) -> bool:
     try:
         for call in examples(source.recipe, kind, use):
-            dispatch(tables, target, call)
+            tables.explain(call.operation, call.name, call.given)
     except Refusal:
         return False
     return True
@@ -132,29 +110,26 @@ def _serves(source: Source, tables: Tables, kind: Attention, use: str, target: T
 def _absent(source: Source, kind: Attention, use: str, target: Target) -> tuple[str, ...]:
     """What would serve a call on a target that the release is not for."""
     for profile in dict.fromkeys((source.profile, "full")):
-        if _serves(source, source.built(target, profile), kind, use, target):
+        if _serves(source, source.built(target, profile), kind, use):
             return (f"a release of the profile {profile} for {target.name}",)
     return tuple(_remedies(source, kind, use, target))
 
 
 def _remedies(source: Source, kind: Attention, use: str, target: Target) -> list[str]:
     """What would serve a call on the target; nothing is named that was not tried."""
-    profiles = {profile: source.built(target, profile) for profile in dict.fromkeys((source.profile, "full"))}
-    there = {f"a release of the profile {profile}": tables for profile, tables in profiles.items()}
-    if target in source.targets:
-        there = {"": source.tables(target), **there}
-    if source.images is None:  # what a build of the profile makes is what there is
-        there.pop(f"a release of the profile {source.profile}", None)
-    serves = partial(_serves, source, use=use, target=target)
+    own = source.profile if source.images is None else ""  # what a build of the profile makes is what there is
+    others = {name: source.built(target, name) for name in dict.fromkeys((source.profile, "full")) if name != own}
+    places = {"": source.tables(target)} if target in source.targets else {}
+    places |= {f" with the profile {name}": tables for name, tables in others.items()}
+    serves = partial(_serves, source, use=use)
     found = []
-    if whole := next((where for where, tables in there.items() if where and serves(tables, kind)), ""):
-        found.append(f"the profile {whole.rpartition(' ')[2]}" if source.images is None else whole)
+    if whole := next((name for name, tables in others.items() if serves(tables, kind)), ""):
+        found.append(f"the profile {whole}" if own else f"a release of the profile {whole}")
     # Fewer tokens only where they alone help: a call of many that lacks an image lacks it with few too.
-    for changes in (_of_other_dtypes(kind, use), {} if found else _of_fewer_tokens(kind)):
-        for change, other in changes.items():
-            if (where := next((where for where, tables in there.items() if serves(tables, other)), None)) is not None:
-                found.append(change + (f" with {where.removeprefix('a release of ')}" if where else ""))
-    widest = _widest(source, use)
+    changes = {**_of_other_dtypes(kind, use), **({} if found else _of_fewer_tokens(kind)), **_of_expansion(kind)}
+    for change, other in changes.items():
+        found += next(([change + where] for where, tables in places.items() if serves(tables, other)), [])
+    widest = _widest(source, kind, use)
     if max(kind.head_dim, kind.head_dim_v) > widest:
         found.append(f"a recipe whose images go beyond head_dim {widest}, which is the widest of this one")
     return found
@@ -179,15 +154,38 @@ def _of_fewer_tokens(kind: Attention) -> Mapping[str, Attention]:
     return {f"fewer tokens, such as {rows} rows and {keys} keys": dataclasses.replace(kind, rows=rows, keys=keys)}
 
 
-def _widest(source: Source, use: str) -> int:
-    names = {"decode": ("attn_decode",), "prefill": ("attn_fwd",)}.get(use, ("attn_fwd", "attn_bwd"))
-    return min(
-        max(operation.choice("head_dim").numbers) for operation in source.recipe.operations if operation.name in names
-    )
+def _of_expansion(kind: Attention) -> Mapping[str, Attention]:
+    if kind.expanded is None:
+        return {}
+    keys = counted(kind.expanded.heads_kv, "KV head")
+    width = f"{kind.expanded.head_dim}/{kind.expanded.head_dim_v}"
+    return {f"{kind.expanded.name} over keys and values expanded to {keys} of head_dim {width}": kind.expanded}
 
 
-def _with_targets(verdict: Verdict, serving: Sequence[str]) -> Verdict:
+def _widest(source: Source, kind: Attention, use: str) -> int:
+    operations = (example.operation for example in examples(source.recipe, kind, use))
+    return min(max(operation.choice("head_dim").numbers) for operation in operations)
+
+
+def _with_targets(verdict: Verdict, serving: Sequence[str], known: Sequence[str]) -> Verdict:
     """A refusal's remedies, with the targets that serve the same."""
     if verdict.is_served or not serving:
         return verdict
-    return dataclasses.replace(verdict, remedies=(*verdict.remedies, f"another target: {', '.join(serving)}"))
+    return dataclasses.replace(
+        verdict, remedies=(*verdict.remedies, f"another target: {in_words(serving, known, between=', ')}")
+    )
+
+
+def in_words(names: Sequence[str], known: Sequence[str], every: str = "all", between: str = " ") -> str:
+    """Targets, of those that are known: "all", "sm_80 sm_90", or "all but sm_80 sm_86".
+
+    Args:
+        every: "all".
+        between: what stands between names.
+    """
+    others = [name for name in known if name not in names]
+    if len(known) > 1 and not others:
+        return every
+    if set(names) <= set(known) and len(others) < len(names):
+        return f"{every} but {between.join(others)}"
+    return between.join(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kiln_build.coverage.attention import LARGEST, LONGEST, REALS, ROWS, Attention, Model, check
+from kiln_build.coverage.attention import DTYPES, LARGEST, LONGEST, REALS, ROWS, Attention, Model, check
 from kiln_recipe.dtypes import SYNONYMS
 from kiln_recipe.errors import UsageError
 from kiln_recipe.suggest import nearest
@@ -14,7 +14,6 @@ EXAMPLE = "head_dim=192/128 gqa=8 window=4096 sinks fp8-cache"
 # What each can be at most.
 _COUNTS = {"heads": LARGEST, "heads_kv": LARGEST, "gqa": LARGEST, "window": LONGEST, "rows": LONGEST, "keys": LONGEST}
 _FLAGS = ("sinks", "bias", "alibi", "cross", "causal", "bidirectional", "fp8-cache")
-DTYPES = ("bf16", "fp16", "fp32")
 _HEADS = 32
 
 

@@ -28,7 +28,7 @@ def page(source: Source, models: Sequence[Model], verdicts: Sequence[Verdict]) -
             own = [one for one in verdicts if one.model == model.name and one.kind == kind]
             yield f"<h3>{escape(kind.name)}</h3>\n<p>{escape(str(kind))}</p>\n"
             yield _table(kind, own, names)
-            yield "".join(_details(own))
+            yield "".join(_details(own, source))
     notes = dict.fromkeys(show.notes_of(models, verdicts))
     if notes:
         yield "<h2>Notes</h2>\n<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>\n"
@@ -46,22 +46,22 @@ def _table(kind: Attention, own: Sequence[Verdict], names: Sequence[str]) -> str
 
 
 def _cell(one: Verdict) -> str:
-    said = "; ".join(show.leading(one.images)) if one.is_served else str(one.refusal)
+    said = "; ".join(show.first_of_each(one.images)) if one.is_served else str(one.refusal)
     return (
         f'<td class="{"yes" if one.is_served else "no"}" title="{escape(said)}">{"yes" if one.is_served else "no"}</td>'
     )
 
 
-def _details(own: Sequence[Verdict]) -> Iterator[str]:
+def _details(own: Sequence[Verdict], source: Source) -> Iterator[str]:
     """Once for all targets of one answer: the images, or why there are none and what would serve the call."""
-    for first, targets in show.grouped(own):
-        where = f"<b>{first.use}</b> on {escape(' '.join(targets))}: "
+    for first, targets in show.group(own):
+        where = f"<b>{first.use}</b> on {escape(show.targets_in_words(targets, source))}: "
         if first.is_served:
             by = "".join(f"<li><code>{escape(_image(image))}</code></li>" for image in first.images)
             yield f"<details><summary>{where}served</summary><ul>{by}</ul></details>\n"
         else:
-            remedies = escape(show.of_all("; ".join(first.remedies), first, targets) or show.NOTHING)
-            refusal = show.of_all(str(first.refusal), first, targets)
+            remedies = escape(show.of_all("; ".join(first.remedies), first, targets, source) or show.NOTHING)
+            refusal = show.of_all(str(first.refusal), first, targets, source)
             yield f"<p>{where}{escape(refusal)}. What would serve it: {remedies}.</p>\n"
 
 

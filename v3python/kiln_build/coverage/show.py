@@ -9,8 +9,9 @@ from typing import Any
 
 from kiln_build.base.tables import table_lines
 from kiln_build.coverage.attention import Model
-from kiln_build.coverage.judge import MULTIPROCESSORS, Image, Verdict
+from kiln_build.coverage.judge import Image, Verdict, in_words
 from kiln_build.coverage.source import Source
+from kiln_recipe.call.evaluate import TYPICAL_MULTIPROCESSORS
 
 _HEADER = ("MODEL", "ATTENTION", "USE", "TARGETS", "SERVED", "BY")
 
@@ -22,12 +23,12 @@ def lines(source: Source, models: Sequence[Model], verdicts: Sequence[Verdict], 
         images: then each image of what is served, of the first of those targets.
     """
     rows, reasons = [], []
-    for first, targets in grouped(verdicts):
+    for first, targets in group(verdicts):
         number = ""
         if not first.is_served:
             reasons.append((first, targets))
             number = f"({len(reasons)})"
-        by = "; ".join(leading(first.images)) if first.is_served else f"see {number}"
+        by = "; ".join(first_of_each(first.images)) if first.is_served else f"see {number}"
         rows.append(
             (first.model, first.kind.name, first.use, targets_in_words(targets, source), _YES[first.is_served], by)
         )
@@ -35,8 +36,8 @@ def lines(source: Source, models: Sequence[Model], verdicts: Sequence[Verdict], 
     for place, (verdict, targets) in enumerate(reasons, 1):
         yield ""
         yield f"({place}) {verdict.model}, {verdict.kind.name}, {verdict.use}: {verdict.kind}"
-        yield f"    why not: {of_all(str(verdict.refusal), verdict, targets)}"
-        yield f"    what would serve it: {of_all('; '.join(verdict.remedies), verdict, targets) or NOTHING}"
+        yield f"    why not: {of_all(str(verdict.refusal), verdict, targets, source)}"
+        yield f"    what would serve it: {of_all('; '.join(verdict.remedies), verdict, targets, source) or NOTHING}"
     if images:
         yield from _images(verdicts)
     notes = list(dict.fromkeys(notes_of(models, verdicts)))
@@ -46,7 +47,7 @@ def lines(source: Source, models: Sequence[Model], verdicts: Sequence[Verdict], 
 
 
 def _images(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    for first, _ in grouped(verdicts):
+    for first, _ in group(verdicts):
         if first.is_served:
             yield ""
             yield f"{first.model}, {first.kind.name}, {first.use}, on {first.target}:"
@@ -64,7 +65,7 @@ NOTHING = "nothing that this recipe can build"
 _YES = {True: "yes", False: "NO"}
 
 
-def grouped(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, list[str]]]:
+def group(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, list[str]]]:
     """Verdicts of one use of one kind that differ by their target alone, with the targets: served by the same
     functionals, or refused for one reason."""
     groups: dict[tuple[object, ...], tuple[Verdict, list[str]]] = {}
@@ -79,9 +80,8 @@ def grouped(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, list[str]]]:
 
 
 def targets_in_words(names: Sequence[str], source: Source) -> str:
-    """ "all", or their names."""
-    every = [target.name for target in source.targets]
-    return "all" if len(every) > 1 and set(names) >= set(every) else " ".join(names)
+    """ "all", their names, or "all but" some."""
+    return in_words(names, [target.name for target in source.targets])
 
 
 def notes_of(models: Sequence[Model], verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -102,7 +102,7 @@ def document(source: Source, models: Sequence[Model], verdicts: Sequence[Verdict
         "profile": source.profile,
         "selection": {name: list(values) for name, values in source.selection},
         "targets": [target.name for target in source.targets],
-        "multiprocessors": MULTIPROCESSORS,
+        "multiprocessors": TYPICAL_MULTIPROCESSORS,
         "models": [asdict(model) for model in models],
         "verdicts": [
             {
@@ -121,7 +121,7 @@ def document(source: Source, models: Sequence[Model], verdicts: Sequence[Verdict
     }
 
 
-def leading(images: Sequence[Image]) -> list[str]:
+def first_of_each(images: Sequence[Image]) -> list[str]:
     """For each operation the kernel that most choices decide: "attn_fwd dtype=bf16 head_dim=128 ..."."""
     found: dict[str, Image] = {}
     for image in images:
@@ -140,9 +140,10 @@ def _short(image: Image) -> str:
     return f"{image.kernel} [{image.functional}]"
 
 
-def of_all(text: str, first: Verdict, names: Sequence[str]) -> str:
+def of_all(text: str, first: Verdict, names: Sequence[str], source: Source) -> str:
     """What is said of the first of a group's targets, said of all of them."""
-    return _of_target(first.target).sub(", ".join(names), text)
+    known = [target.name for target in source.targets]
+    return _of_target(first.target).sub(in_words(names, known, "all targets", ", "), text)
 
 
 def _plain(text: str, target: str) -> str:

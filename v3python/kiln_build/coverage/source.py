@@ -115,7 +115,7 @@ def open_source(word: str) -> Source:
         UsageError: it is something else, or a release without the attention family.
         ArtifactError, EnvironmentProblem: it is malformed, or cannot be read.
     """
-    if word in PROFILES and not Path(word).exists():
+    if word in PROFILES:  # a file of this name is ./core
         return Source(word, word, (), tuple(targets.load()))
     artifact = reader.open_artifact(Path(word), RIGHT)
     if not isinstance(artifact, reader.Release):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
 
 
+_MADE_UP = 1 << 60  # where workspaces are that nothing is written to
+
+
 @dataclass(frozen=True)
 class Chosen:
     """A kernel of a call: how it is launched, and what is compiled for it.
@@ -115,6 +118,20 @@ class Tables:
             return []
         wanted = (step for step in call.operation.steps if evaluate.is_wanted(call, step[0]))
         return [self._choose(call, step, addresses) for step in wanted]
+
+    def explain(self, operation: Operation, name: str, given: Sequence[Given]) -> list[Chosen]:
+        """The kernels that a call would run on a GPU that need not be here; its workspaces are at made-up addresses.
+
+        Raises:
+            evaluate.Refusal: it is not served.
+        """
+        call = self.begin(operation, name, given, Device.of(self.target))
+        addresses, end = {}, _MADE_UP
+        if not call.missing and not call.skipped:
+            for workspace, size in evaluate.workspaces(call).items():
+                addresses[workspace] = end
+                end += size + -size % evaluate.ALIGNMENT
+        return self.dispatch(call, addresses)
 
     def unsupported(self, call: Call, failed: Sequence[Kernel], why: str | None) -> evaluate.Refusal:
         def exists(kernel: Kernel, functional: int) -> bool:

@@ -15,10 +15,15 @@ from kiln_recipe.call.implementations import Described, PassedOver, describe, la
 from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
 from kiln_recipe.expressions import INT64_MAX, Expression, Fault
 from kiln_recipe.model import MULTIPROCESSORS, Argument, Choice, Kernel, Operation, Specialization
+from kiln_recipe.targets import Target
 
 ALIGNMENT = 256  # KILN_WORKSPACE_ALIGNMENT
 MOST_BYTES = INT64_MAX // 512  # of a workspace: INT64_MAX / KILN_MAX_VALUES
 NOWHERE = 256  # the address of an empty tensor without memory, which is given all the same
+
+# Of a device that is not here: it decides which configuration a call takes, not whether it is served.
+TYPICAL_MULTIPROCESSORS = 132
+_VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
 
 DTYPE_NAMES: Mapping[int, str] = {code: name for name, code in DTYPES.items()}
 _BYTES = {DTYPES[name]: size for name, size in DTYPE_BYTES.items()}
@@ -74,6 +79,11 @@ class Device:
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     driver: int | None = None
     describes: bool = True
+
+    @staticmethod
+    def of(target: Target, multiprocessors: int = TYPICAL_MULTIPROCESSORS) -> Device:
+        """A device of a target, with a driver that loads everything."""
+        return Device(_VENDORS[target.vendor], multiprocessors, describes=target.vendor == "nvidia")
 
 
 @dataclass(frozen=True)

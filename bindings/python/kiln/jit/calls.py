@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
 
 INTERPRETED_TARGET = "sm_90"
-INTERPRETED_MULTIPROCESSORS = 132
-_VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Run:
             tensors.describe(full, name, value) if name in used else value for name, value in given.items()
         ]
         try:
-            call = loaded.tables(target, interpreted).begin(model, full, plain, Device(_VENDORS[target.vendor], count))
+            call = loaded.tables(target, interpreted).begin(model, full, plain, Device.of(target, count))
         except Refusal as refusal:
             raise of_refusal(refusal) from None
         absent = [one.name for one in model.arguments if one.kind == "tensor" and given[one.name] is None]
@@ -232,5 +230,5 @@ def _target_of(full: str, device: torch.device) -> Target:
 
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
-        return INTERPRETED_MULTIPROCESSORS
+        return evaluate.TYPICAL_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -19,10 +19,6 @@ from kiln_recipe.model import Kernel
 from kiln_recipe.plan.model import Variant as Planned
 from kiln_recipe.selection import parse_selection
 
-MULTIPROCESSORS = 132  # of the device that is thought of; it decides configurations, not whether a call is served
-_WORKSPACES = 1 << 60
-_VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
-
 
 class _Tensor(evaluate.Tensor):
     """As the formulas of arguments read it."""
@@ -96,16 +92,9 @@ class Ahead:
             formula = _arguments.RECIPE.get(argument.name)
             value = formula(given) if formula else given.get(argument.name)
             values.append(int(value) if isinstance(value, bool) else value)
-        vendor = _VENDORS[self.target.vendor]
-        device = evaluate.Device(vendor, MULTIPROCESSORS, describes=vendor == "NVIDIA")
         try:
-            call = self._tables.begin(model, f"{self._recipe.family}.{operation}", values, device)
-            addresses, end = {}, _WORKSPACES
-            if not call.missing and not call.skipped:
-                for name, size in evaluate.workspaces(call).items():
-                    addresses[name] = end
-                    end += size + -size % evaluate.ALIGNMENT
-            return [self._rows[self._place(chosen.variant)] for chosen in self._tables.dispatch(call, addresses)]
+            chosen = self._tables.explain(model, f"{self._recipe.family}.{operation}", values)
+            return [self._rows[self._place(one.variant)] for one in chosen]
         except evaluate.Refusal as refusal:
             raise of_refusal(refusal) from None
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln_build.coverage.attention import ROWS, Attention
+from kiln_build.coverage.attention import FORWARD_ONLY, ROWS, Attention
 from kiln_build.coverage.configuration.fields import Fields
 from kiln_recipe.errors import UsageError
 
-_USES = ("prefill", "training")
 _TEXT = 77  # tokens of CLIP's text
 _JOINT_TEXT = 512  # tokens of T5's text, joined to those of the image
 _LAYERS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
@@ -111,5 +110,5 @@ def _kind(
 ) -> Attention:  # fmt: skip
     return Attention(
         name, heads, heads_kv, width, width, dtype, dtype, causal=False, cross=rows != keys, rows=rows, keys=keys,
-        layers=layers, uses=_USES, assumed=assumed,
+        layers=layers, uses=FORWARD_ONLY, assumed=assumed,
     )  # fmt: skip

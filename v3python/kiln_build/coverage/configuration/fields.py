@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kiln_build.coverage.attention import LONGEST, REALS
-from kiln_build.coverage.line import DTYPES
+from kiln_build.coverage.attention import DTYPES, LONGEST, REALS
 from kiln_recipe.dtypes import SYNONYMS
 from kiln_recipe.errors import UsageError
 
@@ -31,7 +30,7 @@ _WHOLE = {
               "encoder_num_attention_heads", "conf_num_attention_heads"),
     "heads_kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num",
                  "num_attention_groups", "encoder_num_key_value_heads"),
-    "head_dim": ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "d_head"),
+    "head_dim": ("head_dim", "d_kv", "attention_head_dim", "attention_head_size", "kv_channels", "d_head"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "depth",
                "num_transformer_layers", "conf_num_hidden_layers"),
     "positions": ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length"),

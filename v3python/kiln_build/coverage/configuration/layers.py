@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from kiln_build.coverage.attention import ROWS, Attention, counted
+from kiln_build.coverage.attention import FORWARD_ONLY, ROWS, USES, Attention, counted
 from kiln_build.coverage.configuration import terms
 from kiln_build.coverage.configuration.fields import Fields
 from kiln_build.coverage.configuration.patterns import layer_types
@@ -20,9 +20,9 @@ INLINE = frozenset({
 Read = tuple[list[Attention], list[str]]
 
 _WITHOUT_SOFTMAX = ("linear", "mamba", "recurrent", "conv", "rwkv")
-_WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "rwkv", "xlstm")  # beginnings of model types
+# Beginnings of model types; the last four approximate softmax, or do without it.
+_WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "rwkv", "xlstm", "fnet", "mra", "nystromformer", "yoso")
 _SPARSE = ("indexed", "sparse", "compressed")
-_FORWARD_ONLY = ("prefill", "training")
 
 
 def kinds(fields: Fields) -> Read:
@@ -53,7 +53,7 @@ def _single(fields: Fields) -> Read:
         causal=causal,
         rows=length,
         keys=length,
-        uses=("prefill", "decode", "training") if causal else _FORWARD_ONLY,
+        uses=USES if causal else FORWARD_ONLY,
     )
     crossing = _cross(fields, whole)
     if fields.numbers("cross_attention_layers"):  # Mllama's are instead of its others
@@ -64,7 +64,7 @@ def _single(fields: Fields) -> Read:
         found.append(
             dataclasses.replace(
                 found[0], name="absorbed latent attention", heads_kv=1, head_dim=rank + rope, head_dim_v=rank,
-                uses=("decode",),
+                uses=("decode",), expanded=found[0],
             )
         )  # fmt: skip
         notes.append("decode is shown with expanded keys and values, and absorbed: over the latent cache itself")
@@ -254,7 +254,7 @@ def _stages(fields: Fields, heads: Sequence[int]) -> Read:
         Attention(
             f"window attention of stage {stage}", count, count, (narrow << stage) // count, (narrow << stage) // count,
             dtype, dtype, causal=False, bias=True, dropout=fields.real("dropout"), rows=tokens, keys=tokens,
-            layers=depth, uses=_FORWARD_ONLY, assumed=fields.assumed,
+            layers=depth, uses=FORWARD_ONLY, assumed=fields.assumed,
         )
         for stage, (count, depth) in enumerate(zip(heads, depths))
     ], ["each window is shown as a sequence"]  # fmt: skip
@@ -278,7 +278,7 @@ def _encoder_decoder(fields: Fields) -> Read:
     )  # fmt: skip
     encoder = dataclasses.replace(
         shape, name="encoder self-attention", causal=False, window=_window(fields), rows=keys, keys=keys,
-        uses=_FORWARD_ONLY,
+        uses=FORWARD_ONLY,
     )  # fmt: skip
     if "EncoderModel" in fields.architectures or "encoder" in fields.part:
         return [encoder], []

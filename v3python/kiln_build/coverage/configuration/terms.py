@@ -37,17 +37,22 @@ _SINKS = (
     "gpt_oss", "flint", "granite_swa", "granitemoe_swa", "hy_v4", "deepseek_v4", "mimo_v2_flash",
     "openai_privacy_filter",
 )  # fmt: skip
-# By beginnings of model types.
+# What the kinds that a family is shown as do not have, by beginnings of model types.
 _LEFT_OUT = (
     (
-        ("qwen2_5_vl_vision", "qwen2_5_omni_vision"),
+        ("qwen2_5_vl_vision", "qwen2_5_omni_vision", "sam_vision", "sam_hq_vision", "sam3_vit", "vitdet"),
         "most layers attend inside windows of the image; they are shown with the whole image, and the calls of "
-        "windows, whose sequences differ in length, are not covered",
+        "windows, whose sequences are shorter, are not covered",
     ),
     (
         ("gemma3n_audio", "gemma4_audio"),
         "each row attends to the chunk that it is in and to some rows around it; it is shown with all rows, and the "
         "calls of chunks are not covered",
+    ),
+    (
+        ("reformer",),
+        "rows attend inside chunks, of neighbours or of equal hashes; they are shown with all rows, and the calls of "
+        "chunks are not covered",
     ),
     (
         ("sam2_hiera",),
@@ -56,6 +61,10 @@ _LEFT_OUT = (
     (
         ("longformer", "led"),
         "tokens with global attention, which see all rows and are seen by all, are not covered",
+    ),
+    (
+        ("longt5", "bigbird_pegasus"),
+        "rows of the encoder attend to some blocks of keys; they are shown with all, and the choice is not covered",
     ),
 )
 _BIAS_FLAGS = (
