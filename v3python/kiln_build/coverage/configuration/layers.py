@@ -23,6 +23,7 @@ _WITHOUT_SOFTMAX = ("linear", "mamba", "recurrent", "conv", "rwkv")
 # Beginnings of model types; the last four approximate softmax, or do without it.
 _WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "rwkv", "xlstm", "fnet", "mra", "nystromformer", "yoso")
 _SPARSE = ("indexed", "sparse", "compressed")
+_SEE_ALL = ("full_attention", "attention", "full", "hybrid", "window_attention")
 
 
 def kinds(fields: Fields) -> Read:
@@ -175,18 +176,25 @@ def _by_layer(fields: Fields, whole: Attention) -> Read:
     found, notes = [], []
     for layer, count in counts.items():
         kind = dataclasses.replace(whole, name=layer.replace("_", " "), layers=count)
+        which = f"{layer} ({counted(count, 'layer')})" if count else layer
         if any(word in layer for word in _WITHOUT_SOFTMAX):
-            notes.append(f"{layer} ({count} layers) is not softmax attention, and not covered")
+            notes.append(f"{which} is not softmax attention, and not covered")
         elif "sliding" in layer:
             found += terms.apart(fields, layer, terms.of_sliding(fields, dataclasses.replace(kind, window=window)))
         elif layer.startswith("chunked"):
             length = min(fields.whole("attention_chunk_size") or ROWS, ROWS)
             found.append(dataclasses.replace(kind, rows=length, keys=length))
-            notes.append(f"{layer} ({count} layers) is shown as a call for each chunk")
-        else:
+            notes.append(f"{which} is shown as a call for each chunk")
+        elif layer in _SEE_ALL or any(word in layer for word in _SPARSE):
             found += terms.apart(fields, layer, terms.of_full(fields, kind))
-            if any(word in layer for word in _SPARSE):
-                notes.append(f"{layer} ({count} layers) chooses keys, and is shown with all; the choice is not covered")
+            if layer not in _SEE_ALL:
+                notes.append(f"{which} chooses keys, and is shown with all; the choice is not covered")
+            elif layer == "window_attention":
+                notes.append(f"{which} is shown with all rows; the calls of windows are not covered")
+        else:
+            notes.append(f"{which} is unknown to Kiln, and not covered")
+        if layer.startswith("hybrid"):
+            notes.append(f"{which} is not attention alone; the rest of it is not covered")
     if len(found) > 1 and len(_by_head_lists(fields)) > 1:
         notes.append("heads differ by layer too, and are shown as those of the first layer")
     return _by_heads(fields, found), notes

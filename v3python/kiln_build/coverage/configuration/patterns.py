@@ -13,8 +13,8 @@ from kiln_recipe.errors import UsageError
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 # Letters and words for layers, in patterns: Mamba, attention, and layers that are no mixer of tokens at all.
 _LETTERS = {"M": "mamba", "*": FULL, "-": "mlp", "E": "moe", "L": SLIDING, "G": FULL}
-_WORDS = {"global": FULL, "local": SLIDING}
-_NO_MIXER = ("mlp", "moe")
+_WORDS = {"global": FULL, "global_attention": FULL, "local": SLIDING, "local_attention": SLIDING}
+_NO_MIXER = ("mlp", "moe", "dense", "ffn")
 _UNKNOWN = 60  # layers, where it is not told how many there are
 
 
