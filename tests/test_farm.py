@@ -115,6 +115,7 @@ def test_an_edited_kernel_is_compiled_before_what_takes_longer(build):
 def test_nothing_to_do_starts_no_worker(build):
     build(variant("a"))
     assert build(variant("a"), prepare=tasks.die_at_once).compiled == 0
+    assert ("start", 0) in build.progress.events and build.progress.events[-1] == ("close",)
     assert build().outcomes == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -145,6 +146,18 @@ def test_bad_targets(place, targets, said):
 def test_bad_input(place, changes, code, said):
     assert refused(place, code=code, **changes).startswith(f"kiln: {said}")
     assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize(("targets", "code"), [("sm_91", 2), ("sm_90", 5)])
+def test_the_log_of_a_failed_build_ends_with_the_sentence_and_the_code(tmp_path, damaged, targets, code):
+    """Refused by the first half, and by the second."""
+    log = tmp_path / "log"
+    words = [damaged, tmp_path / "work", tmp_path / "out", "0.1.0b", targets]
+    done = door(*words, KILN_LOG_JSON=os.path.relpath(log, ROOT))
+    assert done.returncode == code, done.stderr
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert (last["event"], last["code"]) == ("error", code)
+    assert f"kiln: {last['text']}\n" in done.stderr and log.read_text().count('"error"') == 1
 
 
 def test_an_unknown_variable_is_a_warning(place):

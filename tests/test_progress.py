@@ -105,6 +105,16 @@ def test_programs_are_told_of_each_failure(tmp_path):
     assert [line["name"] for line in told if line.get("detail") == "k.py:14: nn is not defined"] == ["a", "b"]
 
 
+def test_a_phase_of_nothing_is_told_to_programs_alone(tmp_path):
+    for stream in (io.StringIO(), Terminal()):
+        with make_progress(stream, tmp_path / "log") as progress:
+            progress.start(0, 0.0, title="compile")
+            progress.close()
+        assert stream.getvalue() == ""
+    told = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert told == ["start", "close"] * 2
+
+
 def test_bytes_as_lines():
     stream, clock = io.StringIO(), Clock()
     lines = Lines(stream, interval=5, clock=clock)

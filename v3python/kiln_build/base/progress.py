@@ -48,7 +48,8 @@ class Piece:
 class Progress:
     """Told of work by those who do it. This one shows nothing.
 
-    A phase is `start`, any number of `advance`, `done` and `message`, and `close`; phases may follow one another.
+    A phase is `start`, any number of `advance`, `done` and `message`, and `close`; phases may follow one another. One
+    of nothing is told to programs alone.
     Its maker leaves it (`with`) after the last one.
     """
 
@@ -135,6 +136,8 @@ class Bar(Progress):
     def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
         with self._lock:
             self.close()
+            if not total:
+                return
             self._counts_bytes = unit == "B"
             shape = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}"
             self._bar = self._tqdm(
@@ -201,7 +204,7 @@ class Lines(Progress):
     def start(self, total: int, estimate: float | None = None, *, title: str = "", unit: str = "job") -> None:
         with self._lock:
             self.close()
-            self._open, self._total, self._title, self._unit = True, total, title, unit
+            self._open, self._total, self._title, self._unit = bool(total), total, title, unit
             self._count = 0
             self._outcomes: Counter[str] = Counter()
             self._remaining: Remaining = estimate
@@ -260,7 +263,7 @@ class Lines(Progress):
 
 
 class JsonLines(Progress):
-    """One JSON object a line, for programs: {"time": ..., "event": "start|done|message|close", ...}.
+    """One JSON object a line, for programs: {"time": ..., "event": "start|done|message|close|error", ...}.
 
     `time` is in seconds since the epoch. Bytes are reported at most every `interval` seconds.
     """
@@ -297,11 +300,18 @@ class JsonLines(Progress):
     def message(self, text: str, **facts: object) -> None:
         self._write(event="message", text=text, **facts)
 
+    def error(self, text: str, code: int) -> None:
+        """The last line of a build that failed: the sentence that the user sees, and the exit code."""
+        self._write(event="error", text=text, code=code)
+
     def close(self) -> None:
         with self._lock:
             if self._open:
                 self._open = False
                 self._write(event="close")
+
+    def __enter__(self) -> JsonLines:  # noqa: PYI034  (Self needs Python 3.11)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -363,20 +373,23 @@ def make_progress(stream: TextIO | None = None, log_json: str | int | Path | Non
         shown: Progress = Bar(stream) if stream.isatty() else Lines(stream)
     except ImportError:
         shown = Lines(stream)
-    if log_json is None:
-        return shown
+    return shown if log_json is None else Several((shown, open_log(log_json)))
+
+
+def open_log(log_json: str | int | Path) -> JsonLines:
+    """What writes JSON lines to a file, or a descriptor, as `make_progress` takes it and raises for it."""
     text = str(log_json)
     try:
         if text.isdecimal():
             os.fstat(int(text))
-            return Several((shown, JsonLines(int(text))))
+            return JsonLines(int(text))
         descriptor = os.open(text, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise EnvironmentProblem(
             f"progress cannot be written to {text} ({reason}); give a file, or a descriptor that is open"
         )
-    return Several((shown, JsonLines(descriptor, owned=True)))
+    return JsonLines(descriptor, owned=True)
 
 
 def _left(remaining: float | tuple[float, float]) -> str:

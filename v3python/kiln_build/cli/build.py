@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sysconfig
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kiln_build.base import ROOT
@@ -12,6 +13,7 @@ from kiln_build.base.spelling import say
 from kiln_build.base.usage import add_families, filled
 from kiln_build.front import source, workspace
 from kiln_build.options import options
+from kiln_build.options.failure_log import failures_logged
 from kiln_build.options.options import Options
 from kiln_recipe.errors import UsageError
 
@@ -55,8 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    options.check_environment()
-    _options(arguments)
+    with _failures_logged(arguments):
+        options.check_environment()
+        _options(arguments)
+
+
+def _failures_logged(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    return failures_logged(arguments.log_json or os.environ.get("KILN_LOG_JSON"))
 
 
 def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
@@ -85,6 +92,11 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with _failures_logged(arguments):
+        return _build(arguments)
+
+
+def _build(arguments: argparse.Namespace) -> int:
     from kiln_build.release import build
     from kiln_recipe.compile import lock  # here, so that --help needs no package
 

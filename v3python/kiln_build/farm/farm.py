@@ -172,6 +172,9 @@ def run(
         changed = _changed(wanted, {jobs[key].spec.fingerprint for key in found})
         outcomes = _Farm(wanted, waived, store, options, workers, progress, tally, changed).run(arguments)
         found |= {key: outcomes[name] for name, key in missing.items()}
+    else:  # for programs, which wait for the end of the phase
+        progress.start(0, 0.0, title="compile")
+        progress.close()
     outcomes = {}
     for key, names in by_key.items():
         for name in names:

@@ -31,7 +31,7 @@ from kiln_build.front.signals import SIGNALS, leave  # noqa: E402
 from kiln_build.options.options import FrontDoor, check_variables, environment_of, read_front_door  # noqa: E402
 from kiln_build.options.variables import VARIABLES  # noqa: E402
 from kiln_recipe import targets  # noqa: E402
-from kiln_recipe.errors import EnvironmentProblem  # noqa: E402
+from kiln_recipe.errors import EnvironmentProblem, Interrupted  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 10.0  # seconds that an interrupted build has to put things in order
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     """Runs a build; returns its exit code."""
     if list(words) == ["--variables"]:
         return guarded(lambda _: _print_variables())
-    return guarded(lambda interruption: _run(words, interruption))
+    return guarded(lambda interruption: _run(words, interruption), os.environ.get("KILN_LOG_JSON"))
 
 
 def _print_variables() -> int:
@@ -191,7 +191,10 @@ def run(
         if not interactive:
             _kill_group(child)
     if interruption.received is None:
-        return code if code >= 0 else 128 - code
+        if code < 0:  # it could not say so itself
+            name = signal.Signals(-code).name
+            raise Interrupted(f"the build was ended by {name}; what was compiled is kept", -code)
+        return code
     if code not in {128 + number for number in SIGNALS}:
         raise KeyboardInterrupt(interruption.received)
     return interruption.exit_code

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kiln_build.base.spelling import say
 from kiln_build.front.signals import SIGNALS, let_through
+from kiln_build.options.failure_log import log_failure
 from kiln_recipe import errors
 from kiln_recipe.errors import KilnError
 
@@ -16,8 +17,12 @@ def _nothing(number: int) -> None:
     pass
 
 
-def guarded(half: Callable[[Interruption], int]) -> int:
-    """Runs a half; returns its exit code. What a user did or can mend becomes one sentence."""
+def guarded(half: Callable[[Interruption], int], log_json: str | None = None) -> int:
+    """Runs a half; returns its exit code. What a user did or can mend becomes one sentence.
+
+    Args:
+        log_json: KILN_LOG_JSON, where that sentence is the last line.
+    """
     interruption = Interruption()
     problem: KilnError | None
     try:
@@ -34,12 +39,18 @@ def guarded(half: Callable[[Interruption], int]) -> int:
     except OSError as error:
         problem = errors.of_system(error, "the workspace or the output")
         if problem is None:
+            log_failure(log_json, f"{type(error).__name__}: {error}", KilnError.exit_code)
             raise
         errors.forget_output()
     except KeyboardInterrupt:
         say(str(interruption))
+        log_failure(log_json, str(interruption), interruption.exit_code)
         return interruption.exit_code
+    except Exception as error:  # a defect of ours
+        log_failure(log_json, f"{type(error).__name__}: {error}", KilnError.exit_code)
+        raise
     say(str(problem))
+    log_failure(log_json, str(problem), problem.exit_code)
     return problem.exit_code
 
 

@@ -23,7 +23,7 @@ from kiln_recipe.compile import lock
 
 def main(words: Sequence[str]) -> int:
     """Takes build.sh's five words, made absolute; returns the exit code."""
-    return guarded(lambda interruption: _run(words, interruption))
+    return guarded(lambda interruption: _run(words, interruption), os.environ.get("KILN_LOG_JSON"))
 
 
 def _run(words: Sequence[str], interruption: Interruption) -> int:
