@@ -258,6 +258,17 @@ def test_a_target_that_a_release_lacks_is_one_to_build() -> None:
     )
 
 
+def test_a_target_without_its_pack_is_not_served() -> None:
+    source = dataclasses.replace(release(), absent={"sm_90": "is missing"})
+    for words, remedy in (
+        ("head_dim=64", "the release's own pack of sm_90"),
+        ("head_dim=192", "a release of the profile full for sm_90"),
+    ):
+        for found in of_release(source, words).values():
+            assert found.refusal == "in kiln.tar.gz the pack of sm_90 is missing"
+            assert (found.images, found.remedies) == ((), (remedy,))
+
+
 def test_targets_that_a_release_lacks_share_an_answer() -> None:
     source, model = release(), line.read("head_dim=64")
     verdicts = judge(source, [model], targets.parse("gfx942;sm_80;sm_90"))

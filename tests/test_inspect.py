@@ -27,7 +27,7 @@ import deflate
 import pytest
 import zstandard
 
-from kiln_build.artifacts import manifest, picture, verify
+from kiln_build.artifacts import manifest, picture, presence, verify
 from kiln_build.artifacts import reader as inspect
 from kiln_build.cli import main
 from kiln_build.release import portable, release
@@ -538,6 +538,47 @@ def test_links_lead_to_files_and_folders_beside_them(folder):
 
     rewrite(folder, name)
     assert problems(folder) == ["lib/nowhere.so is a link to nothing.so, which does not exist"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "clause"),
+    [
+        (lambda pack: pack.unlink(), "is missing"),
+        (lambda pack: pack.rename(pack.with_name("nvidia-sm_80.pack")), "is missing"),
+        (
+            lambda pack: shutil.copyfile(pack.with_name("amd-gfx942.pack"), pack),
+            "is not the one that the manifest names",
+        ),
+        (lambda pack: pack.write_bytes(pack.read_bytes()[:-1]), "is truncated or damaged"),
+        (lambda pack: pack.write_bytes(pack.read_bytes()[:100] + b"x"), "is truncated or damaged"),
+        (lambda pack: (pack.unlink(), pack.mkdir()), "cannot be read (Is a directory)"),
+    ],
+)
+def test_a_folder_says_which_packs_are_not_there(folder, capsys, damage, clause):
+    damage(folder / "lib/kiln.images/nvidia-sm_90.pack")
+    sentence = f"sm_90: its pack lib/kiln.images/nvidia-sm_90.pack {clause}"
+    for words in (["inspect"], ["list"], ["list", "--target", "sm_90"]):
+        assert main([words[0], str(folder), *words[1:]]) == 0
+        assert capsys.readouterr().out.splitlines().count(sentence) == 1
+    assert main(["list", str(folder), "--target", "gfx942"]) == 0
+    assert "its pack" not in capsys.readouterr().out
+    assert main(["inspect", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["absent_packs"] == {"sm_90": clause}
+    assert main(["list", str(folder), "--json"]) == 0
+    for row in json.loads(capsys.readouterr().out):
+        if row["target"] == "gfx942" or row["image"] is None:
+            assert row["unavailable"] in (None, "not on this GPU")
+        else:
+            assert row["unavailable"] == f"its pack {clause}"
+
+
+def test_packs_in_a_tarball_are_looked_at(folder, tmp_path):
+    assert presence.absent_packs(inspect.open_artifact(small_release().tarball)) == {}
+    packs = folder / "lib/kiln.images"
+    shutil.copyfile(packs / "amd-gfx942.pack", packs / "nvidia-sm_90.pack")
+    (packs / "amd-gfx942.pack").unlink()
+    found = presence.absent_packs(inspect.open_artifact(release.make_release(folder, tmp_path, VERSION)))
+    assert found == {"gfx942": "is missing", "sm_90": "is not the one that the manifest names"}
 
 
 def test_a_pack_of_another_release(folder, tmp_path):

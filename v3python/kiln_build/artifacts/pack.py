@@ -145,6 +145,27 @@ def parse_pack(data: bytes, name: str) -> Pack:
 
 def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
     """`read_pack` for `size` bytes that come by `read`; what it leaves unread are the groups, in order."""
+    version, digest, index = _index_of(read, size, name)
+    try:
+        return _parse_index(index, version, digest.hex(), size, name)
+    except (struct.error, LookupError, ValueError) as error:
+        raise ArtifactError(f"{name} is corrupt: its index is malformed ({error})") from error
+
+
+def index_digest(start: bytes, size: int, name: str) -> str:
+    """The digest of a pack's index, which is held against it but not read.
+
+    Args:
+        start: at least the first HEADER.size + LARGEST_INDEX bytes of the pack's `size`, or all of it.
+
+    Raises:
+        ArtifactError: as `read_pack`.
+    """
+    return _index_of(io.BytesIO(start).read, size, name)[1].hex()
+
+
+def _index_of(read: Callable[[int], bytes], size: int, name: str) -> tuple[int, bytes, bytes]:
+    """Version, digest and bytes of an index."""
     head = read(HEADER.size)
     if head[:8] != MAGIC:
         raise ArtifactError(f"{name} is not a Kiln pack: it must begin with {MAGIC.decode()}")
@@ -163,10 +184,7 @@ def read_index(read: Callable[[int], bytes], size: int, name: str) -> Pack:
     index = read(index_size)
     if hashlib.sha256(index).digest() != digest:
         raise ArtifactError(f"{name} is corrupt: its index does not have the digest that its header states")
-    try:
-        return _parse_index(index, version, digest.hex(), size, name)
-    except (struct.error, LookupError, ValueError) as error:
-        raise ArtifactError(f"{name} is corrupt: its index is malformed ({error})") from error
+    return version, digest, index
 
 
 def check_group(stored: bytes, group: Group, name: str) -> None:

@@ -9,12 +9,13 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from kiln_build.artifacts import manifest_model, verify
+from kiln_build.artifacts import manifest_model, presence, verify
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
 from kiln_build.base.appear import appear
@@ -70,15 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     artifact = inspect.open_artifact(Path(arguments.artifact))
     report = verify.verify(artifact) if arguments.verify else None
+    absent = presence.absent_packs(artifact) if isinstance(artifact, Release) and artifact.is_folder else {}
     if arguments.html:
         _write_page(artifact, _page_file(artifact, arguments.html))
     if arguments.json:
         document = _document(artifact)
+        if isinstance(artifact, Release) and artifact.is_folder:
+            document["absent_packs"] = absent
         if report:
             document["verified"] = asdict(report)
         print_json(document)
     else:
-        print(escaped(describe(artifact)))
+        print(escaped(describe(artifact, absent)))
         if report and not report.problems:
             print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {_counts(report)} checked")
             print("".join(f"note: {note}\n" for note in report.notes), end="")
@@ -87,10 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(artifact: Release | PackFile | ImageFile) -> str:
-    """What an artifact is and holds, as text."""
+def describe(artifact: Release | PackFile | ImageFile, absent: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What an artifact is and holds, as text; `absent`: of a release, by target why its pack does not serve it."""
     if isinstance(artifact, Release):
-        return _describe_release(artifact)
+        return _describe_release(artifact, absent)
     if isinstance(artifact, PackFile):
         return _describe_pack(artifact)
     facts = inspect.facts_of(artifact)
@@ -102,7 +106,7 @@ def describe(artifact: Release | PackFile | ImageFile) -> str:
     return "\n".join(lines)
 
 
-def _describe_release(release: Release) -> str:
+def _describe_release(release: Release, absent: Mapping[str, str]) -> str:
     manifest = release.manifest
     source, files = manifest["source"], manifest["files"]
     rows = inspect.variants_of(release)
@@ -117,7 +121,8 @@ def _describe_release(release: Release) -> str:
         f"tools       {inspect.tools_of(release)}",
         f"families    {', '.join(manifest.get('families') or inspect.families_of(rows)) or 'none'}",
         "",
-        _targets_table(manifest, rows),
+        _targets_table(manifest, rows, absent),
+        *presence.sentences_of(release, absent),
         "",
         *(f"{target['name']:11} {target['verified']}" for target in manifest["targets"]),
     ]
@@ -131,7 +136,7 @@ def _describe_release(release: Release) -> str:
     return "\n".join(lines)
 
 
-def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]], absent: Mapping[str, str]) -> str:
     sizes = {row["path"]: row.get("bytes", 0) for row in manifest["files"]}
     header = ("TARGET", "PACK", "IMAGES", "RAW", "VARIANTS", "UNAVAILABLE", "LEFT OUT", "REGISTERS", "SHARED",
               "SPILLS", "ABI", "PTX", "DRIVER")  # fmt: skip
@@ -145,7 +150,7 @@ def _targets_table(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         lines.append(
             (
                 target["name"],
-                "-" if stored is None else quantity(stored),
+                "see below" if target["name"] in absent else "-" if stored is None else quantity(stored),
                 target["images"],
                 quantity(sum(image["bytes"] for image in images)),
                 target["variants"],

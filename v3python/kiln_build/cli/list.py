@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kiln_build.artifacts import presence
 from kiln_build.artifacts import reader as inspect
-from kiln_build.artifacts.reader import ImageFile, PackFile
+from kiln_build.artifacts.reader import ImageFile, PackFile, Release
 from kiln_build.base.tables import plural, print_json, table, table_lines
 from kiln_build.base.usage import add_targets, filled, selection
 from kiln_build.options.words import check_there
@@ -61,6 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = _targets(arguments.target, {row["target"] for row in every})
     rows = inspect.select(every, choices, chosen, rules)
     rules = inspect.select_rules(rules, choices, chosen)
+    absent = {}
+    if isinstance(artifact, Release) and artifact.is_folder:
+        shown, found = {row["target"] for row in rows}, presence.absent_packs(artifact)
+        absent = {target: problem for target, problem in found.items() if target in shown}
+    for row in rows:
+        if row["target"] in absent and row["image"] is not None:
+            row["unavailable"] = f"its pack {absent[row['target']]}"
     if arguments.json:
         print_json([*rows, *rules] if arguments.missing else rows)
         return 0
@@ -78,6 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     reasons = Counter(row["unavailable"] or "no reason given" for row in rows if row["image"] is None)
     for reason, count in sorted(reasons.items()):
         print(f"without an image: {count}: {reason}")
+    if isinstance(artifact, Release):
+        for sentence in presence.sentences_of(artifact, absent):
+            print(sentence)
     if rules and arguments.missing:
         columns = ("TARGET", "KERNEL", "LEFT OUT", "WHERE", "REASON")
         lines = [(r["target"], r["kernel"], r["variants"], _where(r), r["reason"]) for r in rules]

@@ -74,6 +74,9 @@ def _judge(source: Source, model: Model, kind: Attention, use: str, target: Targ
     if target not in source.targets:
         why = f"{source.name} has no images for {target.name}"
         return Verdict(model.name, kind, use, target.name, (), why, _absent(source, kind, use, target), notes)
+    if absent := source.absent.get(target.name):
+        why = f"in {source.name} the pack of {target.name} {absent}"
+        return Verdict(model.name, kind, use, target.name, (), why, _of_whole(source, kind, use, target), notes)
     try:
         images = _images(source, calls, source.tables(target))
     except Refusal as refusal:
@@ -107,6 +110,13 @@ def _serves(source: Source, tables: Tables, kind: Attention, use: str) -> bool:
     return True
 
 
+def _of_whole(source: Source, kind: Attention, use: str, target: Target) -> tuple[str, ...]:
+    """What would serve a call on a target whose pack is not there."""
+    if _serves(source, source.tables(target), kind, use):
+        return (f"the release's own pack of {target.name}",)
+    return _absent(source, kind, use, target)
+
+
 def _absent(source: Source, kind: Attention, use: str, target: Target) -> tuple[str, ...]:
     """What would serve a call on a target that the release is not for."""
     for profile in dict.fromkeys((source.profile, "full")):
@@ -119,7 +129,8 @@ def _remedies(source: Source, kind: Attention, use: str, target: Target) -> list
     """What would serve a call on the target; nothing is named that was not tried."""
     own = source.profile if source.images is None else ""  # what a build of the profile makes is what there is
     others = {name: source.built(target, name) for name in dict.fromkeys((source.profile, "full")) if name != own}
-    places = {"": source.tables(target)} if target in source.targets else {}
+    is_there = target in source.targets and target.name not in source.absent
+    places = {"": source.tables(target)} if is_there else {}
     places |= {f" with the profile {name}": tables for name, tables in others.items()}
     serves = partial(_serves, source, use=use)
     found = []

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.artifacts import reader
+from kiln_build.artifacts import presence, reader
 from kiln_build.base import ROOT
 from kiln_recipe import targets
 from kiln_recipe.call.dispatch import Tables
@@ -42,6 +42,7 @@ class Source:
         name: as the user gave it.
         targets: those that it is for.
         images: of a release by (target, variant); None: of a profile, of which all that is planned counts as there.
+        absent: of a release by target why its pack does not serve it, "is missing".
     """
 
     name: str
@@ -50,6 +51,7 @@ class Source:
     targets: tuple[Target, ...]
     images: Mapping[tuple[str, ...], ReleasedImage] | None = None
     version: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
     _tables: dict[tuple[str, str, bool], Tables] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -131,7 +133,9 @@ def open_source(word: str) -> Source:
         for row in own
     }
     for_targets = tuple(targets.by_name(name) for name in dict.fromkeys(row["target"] for row in own))
-    source = Source(word, manifest["profile"], (), for_targets, images, manifest["kiln"])
+    source = Source(
+        word, manifest["profile"], (), for_targets, images, manifest["kiln"], presence.absent_packs(artifact)
+    )
     source.selection = plan.selection_of(source.recipe, parse_selection(manifest["selection"]))
     return source
 
