@@ -266,6 +266,8 @@ def test_each_adapter_has_a_prefix_and_the_main_one_the_release_itself(tmp_path)
         assert (folder / "include/other/other.h").read_text() == f"// {version}\n"
         for pack in small.packs:
             assert (folder / "lib/other.images" / pack).samefile(stage / "lib/kiln.images" / pack)
+        for notice in ("LICENSE", "licences/zstd.txt"):
+            assert (folder / "lib/other.images/kiln" / notice).samefile(stage / "share/kiln" / notice)
     assert (stage / "lib/other/2/lib/libother.so.2").samefile(stage / "lib/libother.so.2")
     assert (stage / "lib/cmake/kiln/kilnConfig.cmake").is_file()
 

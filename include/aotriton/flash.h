@@ -1,5 +1,6 @@
 /* Kiln: AOTriton's interface to the flash family, in libaotriton_v2.so. What was written for AOTriton compiles, links
- * and runs with it; HIP's headers must be at hand. Documentation of what is not said here: kiln/flash.h.
+ * and runs with it; HIP's headers must be at hand. It takes C++17 or later, and a compiler other than hipcc needs
+ * -D__HIP_PLATFORM_AMD__ for HIP's headers. Documentation of what is not said here: kiln/flash.h.
  *
  * Versions. aotriton/config.h says whose interface this is: 0.11, 0.12, 0.13 or 0.14. Each has a library of its own,
  * whose file name ends in the version. Structures differ: a program runs with the library of its headers. Others'

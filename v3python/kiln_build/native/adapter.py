@@ -10,11 +10,11 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Prefix:
     """A folder of a release that is an installed prefix, complete by itself: others' builds copy it, without what its
-    links would lead to. So it has the library, its headers and the packs, as further names of the same files.
+    links would lead to. So it has the library, its headers, packs and licences, as further names of the same files.
 
     Attributes:
         folder: its path in the release.
-        images: the folder of packs in its lib/.
+        images: the folder of packs in its lib/, which has the licences too.
         texts: other files by path; where the adapter is the release's own, the release has them too.
     """
 

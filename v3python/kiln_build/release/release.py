@@ -6,6 +6,7 @@
       kiln/lib/cmake/kiln/, kiln/lib/pkgconfig/kiln.pc, kiln_<family>.pc
       kiln/include/kiln/, kiln/include/aotriton/
       kiln/lib/aotriton/<version>/lib/, include/: a prefix for each interface of AOTriton's, complete by itself
+      kiln/lib/aotriton.images/, and the same in each prefix: the packs, and kiln/LICENSE, NOTICES.txt, licences/
       kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
 
 A tarball counts with its .sha256 beside it only. Both appear by rename once they are complete, the .sha256 last; until
@@ -31,6 +32,8 @@ from kiln_build.release import package, portable, replacement
 from kiln_recipe.errors import EnvironmentProblem
 
 PLATFORM = "manylinux_2_28_x86_64"
+NOTICES = "share/kiln"
+NOTICES_BESIDE_PACKS = "kiln"  # below a prefix's folder of packs
 
 
 class _NothingToDo(Exception):
@@ -89,10 +92,10 @@ def lay_out(contents: Contents, stage: Path) -> None:
         ).items():
             _put(stage / name, text)
         for name, text in contents.notices.items():
-            _put(stage / "share/kiln" / name, text)
+            _put(stage / NOTICES / name, text)
         _put(stage / "share/kiln" / portable.NAME, portable.inspector(contents.version))
         for adapter in main:
-            _lay_out_adapter(stage, stage, adapter, contents.packs)
+            _lay_out_adapter(stage, stage, adapter, contents)
         for adapter in contents.adapters:
             if adapter.prefix:
                 folder = stage / adapter.prefix.folder
@@ -101,18 +104,26 @@ def lay_out(contents: Contents, stage: Path) -> None:
                     _name_again(library, stage / "lib" / adapter.library)
                 else:
                     _put(library, contents.libraries[adapter.library])
-                _lay_out_adapter(stage, folder, adapter, contents.packs)
+                _lay_out_adapter(stage, folder, adapter, contents)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {error.filename or stage}: {error.strerror}") from error
 
 
-def _lay_out_adapter(stage: Path, folder: Path, adapter: Adapter, packs: Iterable[str]) -> None:
+def name_images_again(stage: Path, folder: Path, packs: Iterable[str], notices: Iterable[str]) -> None:
+    """Gives the packs of the staged release another folder, and with them the licences: whoever copies that folder into
+    a package of theirs, and nothing else of the release, ships what must go along."""
+    for pack in packs:
+        _name_again(folder / pack, stage / IMAGES / pack)
+    for notice in notices:
+        _name_again(folder / NOTICES_BESIDE_PACKS / notice, stage / NOTICES / notice)
+
+
+def _lay_out_adapter(stage: Path, folder: Path, adapter: Adapter, contents: Contents) -> None:
     """What an adapter has besides its library, in a folder with a lib/ that has it."""
     _link(folder / "lib", adapter.links)
     _put_headers(folder, adapter.headers)
     if adapter.prefix:
-        for pack in packs:
-            _name_again(folder / "lib" / adapter.prefix.images / pack, stage / IMAGES / pack)
+        name_images_again(stage, folder / "lib" / adapter.prefix.images, contents.packs, contents.notices)
         for path, text in adapter.prefix.texts.items():
             _put(folder / path, text)
 
