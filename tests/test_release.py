@@ -173,7 +173,7 @@ def test_whatever_stands_in_a_tarballs_place_is_found_before_anything_is_compile
     path = tmp_path / release.tarball_name(VERSION)
     make(path)
     with pytest.raises(replacement.InTheWay, match=sentence):
-        replacement.check_before(path, replacement.Inputs("unknown", False, "", {}))
+        replacement.check_before(path, replacement.Inputs("unknown", False, "", {}, set))
     with pytest.raises(EnvironmentProblem):
         release.make_release(stage, tmp_path, VERSION)
     assert os.path.lexists(path) and not replacement.checksum_of(path).exists()
