@@ -87,6 +87,17 @@ def test_a_build_says_what_a_selection_leaves_without_images(tmp_path, monkeypat
         assert said.count("warning: with head_dim=96 there is no image of flash.attn_decode/attn_decode on") == times
 
 
+@pytest.mark.parametrize("suffix", ["", ".sha256"])
+@pytest.mark.parametrize("variables", [{}, {"KILN_REPLACE": "1"}])
+def test_a_folder_of_a_result_s_name_is_refused_before_anything_is_compiled(tmp_path, monkeypatch, suffix, variables):
+    monkeypatch.setattr(farm, "run", fail)
+    asked = options(tmp_path, **variables)
+    path = tarball_of(asked).with_name(tarball_of(asked).name + suffix)
+    path.mkdir(parents=True)
+    with pytest.raises(replacement.InTheWay, match=f"{suffix or '.gz'} is a folder, which builds do not replace"):
+        build.build(asked)
+
+
 def test_all_that_is_temporary_lies_in_the_workspace(tmp_path, monkeypatch):
     seen = []
 

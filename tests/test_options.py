@@ -96,7 +96,16 @@ def test_a_version_is_a_plain_file_name_or_refused(version):
         ({"output": "work"}, UsageError, "output {place}/work is the workspace, which only holds temporary files"),
         ({"output": "same/way", "workspace": "way"}, UsageError, "output {place}/same/way is the workspace"),
         ({"output": "a" * 300}, EnvironmentProblem, "cannot be written (File name too long); give a folder"),
-        ({"output": "input/toolchain.lock.yaml"}, EnvironmentProblem, "toolchain.lock.yaml is a file; give a folder"),
+        ({"output": "work/build"}, UsageError, "output {place}/work/build is in {place}/work/build, which only holds"),
+        (
+            {"output": "work/tmp/a/b"},
+            UsageError,
+            "output {place}/work/tmp/a/b is in {place}/work/tmp, which only holds",
+        ),
+        ({"output": "same/way/venv", "workspace": "way"}, UsageError, "same/way/venv is in {place}/way/venv, which"),
+        ({"output": "input"}, UsageError, "output {place}/input is in the input, which only holds what builds read"),
+        ({"output": "input/cache"}, UsageError, "output {place}/input/cache is in the input"),
+        ({"output": "letter"}, EnvironmentProblem, "output {place}/letter is a file; give a folder"),
         (
             {"workspace": "input/toolchain.lock.yaml"},
             EnvironmentProblem,
@@ -110,6 +119,7 @@ def test_a_version_is_a_plain_file_name_or_refused(version):
 def test_bad_words(place, words, error, said):
     (place / "broken").symlink_to("nowhere")
     (place / "same").symlink_to(".")
+    (place / "letter").touch()
     with pytest.raises(error) as caught:
         door(place, **words)
     assert said.replace("{place}", str(place)) in str(caught.value)

@@ -104,12 +104,12 @@ def test_a_workspace_that_is_removed_before_it_is_locked_is_made_anew(tmp_path, 
 def test_a_workspace_that_was_made_anew_is_not_removed_for_its_dead_namesake(tmp_path, monkeypatch):
     path = tmp_path / f"{workspace._MEMORY_PREFIX}x"
     path.mkdir()
-    (path / workspace._LOCK).touch()
+    (path / workspace.WORKSPACE_LOCK).touch()
     flock = workspace.fcntl.flock
 
     def slow(descriptor, how):
-        (path / workspace._LOCK).unlink()  # a third build is faster, and the first goes on in a new folder
-        (path / workspace._LOCK).touch()
+        (path / workspace.WORKSPACE_LOCK).unlink()  # a third build is faster, and the first goes on in a new folder
+        (path / workspace.WORKSPACE_LOCK).touch()
         flock(descriptor, how)
 
     monkeypatch.setattr(workspace.fcntl, "flock", slow)
@@ -198,6 +198,22 @@ def test_clean_keeps_what_is_not_ours(tmp_path):
     (tmp_path / "zig").symlink_to(tmp_path / "mine")
     with own_workspace(tmp_path, print, True):
         assert {path.name for path in tmp_path.iterdir()} == {".kiln-workspace", "mine", "other"}
+
+
+def test_a_release_is_never_cleaned_away(tmp_path):
+    with own_workspace(tmp_path, print, False):
+        pass
+    (tmp_path / "build" / "mine").mkdir(parents=True)
+    (tmp_path / "tmp").mkdir()
+    release = tmp_path / "build" / "mine" / "kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz"
+    release.touch()
+    release.with_name(f"{release.name}.sha256").touch()
+    with pytest.raises(EnvironmentProblem, match="shared.tar.gz is a release, which is not removed; move it"):
+        workspace.clean_workspace(tmp_path)
+    assert release.exists() and (tmp_path / "tmp").exists()
+    assert workspace.clean_workspace(tmp_path, ["build"]) == ["tmp"]
+    release.with_name(f"{release.name}.sha256").unlink()  # what a build left that was killed
+    assert workspace.clean_workspace(tmp_path) == ["build"]
 
 
 def test_clean_keeps_the_python_that_we_run_on(tmp_path, monkeypatch):

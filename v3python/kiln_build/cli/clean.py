@@ -7,6 +7,7 @@ import json
 
 from kiln_build.base.usage import one_of, path
 from kiln_build.front import workspace
+from kiln_build.options.words import WORKSPACE_PARTS
 from kiln_recipe.errors import EnvironmentProblem
 
 EXAMPLE = """
@@ -20,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "workspace", type=path("the workspace", "the folder that build.sh was given"), help="as build.sh was given it"
     )
     parser.add_argument(
-        "--keep", nargs="+", type=one_of("part", workspace.KEPT), default=[], metavar="PART",
-        help=f"keep these parts: {', '.join(workspace.KEPT)}",
+        "--keep", nargs="+", type=one_of("part", WORKSPACE_PARTS), default=[], metavar="PART",
+        help=f"keep these parts: {', '.join(WORKSPACE_PARTS)}",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON: a list of the parts that were removed")
 

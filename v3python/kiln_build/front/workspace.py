@@ -19,6 +19,7 @@ from pathlib import Path
 from kiln_build.base import machine
 from kiln_build.base.folder import is_same_file
 from kiln_build.base.spelling import spell_size
+from kiln_build.options.words import WORKSPACE_LOCK, WORKSPACE_PARTS
 from kiln_recipe.errors import EnvironmentProblem
 
 GIB = 1 << 30
@@ -26,9 +27,6 @@ MEMORY_NEEDED = 6 * GIB  # packages 2, store and caches 2, and something for the
 DISK_NEEDED_AT_FIRST = 5 * GIB // 2
 DISK_NEEDED = GIB // 4
 
-# Everything that a build makes in a workspace; nothing else in the folder is ever removed.
-KEPT = ("venv", "toolchains", "store", "zig", "triton", "logs", "build", "source", "container", "pycache", "tmp")
-_LOCK = ".kiln-workspace"
 _NOBODYS = {"lost+found"}  # in the root of a file system that is empty otherwise
 _MEMORY_PREFIX = "kiln-workspace-"
 _REMOVALS = 20
@@ -115,7 +113,7 @@ def own_workspace(path: Path, say: Callable[[str], None], clean: bool, *, instal
     with locked(path, say):
         if clean:
             ours = os.path.realpath(sys.prefix)
-            clean_workspace(path, [name for name in KEPT if os.path.realpath(path / name) == ours])
+            clean_workspace(path, [name for name in WORKSPACE_PARTS if os.path.realpath(path / name) == ours])
         check_room(path, installs)
         yield path
 
@@ -143,7 +141,7 @@ def locked(path: Path, say: Callable[[str], None], *, wait: bool = True) -> Iter
                     )
                 say(f"workspace: {path} is in use by another Kiln process; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if not is_same_file(lock, path / _LOCK):
+            if not is_same_file(lock, path / WORKSPACE_LOCK):
                 continue  # it was taken for a dead build's, and removed
             yield
             return
@@ -158,7 +156,7 @@ def _open_lock(path: Path) -> int:
             raise EnvironmentProblem(
                 f"workspace {path} holds {strange[0]!r}, which no build makes; give an empty or new folder, or tmpfs"
             )
-        return os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(path / WORKSPACE_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise EnvironmentProblem(
             f"workspace {path} cannot be written ({error.strerror}); give a folder that you may write to, or tmpfs"
@@ -167,7 +165,7 @@ def _open_lock(path: Path) -> int:
 
 def is_workspace(path: Path) -> bool:
     """Whether a build has worked there."""
-    return (path / _LOCK).is_file()
+    return (path / WORKSPACE_LOCK).is_file()
 
 
 def check_room(path: Path, installs: bool = True) -> None:
@@ -193,10 +191,13 @@ def clean_workspace(path: Path, keep: Collection[str] = ()) -> list[str]:
     """Removes what builds made in a workspace, but for `keep`, and nothing else; returns the names.
 
     Raises:
-        EnvironmentProblem: something cannot be removed.
+        EnvironmentProblem: there is a release in it, or something cannot be removed.
     """
+    for name in WORKSPACE_PARTS:
+        if name not in keep and (release := _find_release(path / name)):
+            raise EnvironmentProblem(f"{release} is a release, which is not removed; move it, or remove it yourself")
     removed = []
-    for name in KEPT:
+    for name in WORKSPACE_PARTS:
         if name in keep:
             continue
         try:
@@ -214,16 +215,25 @@ def clean_workspace(path: Path, keep: Collection[str] = ()) -> list[str]:
     return removed
 
 
+def _find_release(folder: Path) -> Path | None:
+    """A finished tarball below a folder, which somebody put there: builds take no output in one of their own."""
+    for place, _, files in () if folder.is_symlink() else os.walk(folder):
+        for name in files:
+            if name.startswith("kiln-") and name.endswith(".tar.gz.sha256") and name.removesuffix(".sha256") in files:
+                return Path(place, name.removesuffix(".sha256"))
+    return None
+
+
 def _remove_dead(place: Path) -> None:
     """Removes memory workspaces whose build was killed: their lock is free."""
     for path in place.glob(f"{_MEMORY_PREFIX}*"):
         try:
-            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path / WORKSPACE_LOCK, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue  # another user's, or not yet locked
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_same_file(descriptor, path / _LOCK):  # else its build has just made it anew
+            if is_same_file(descriptor, path / WORKSPACE_LOCK):  # else its build has just made it anew
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
             pass  # alive

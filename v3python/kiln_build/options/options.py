@@ -161,10 +161,11 @@ def read_front_door(words: Sequence[str], environment: Mapping[str, str], cwd: P
         more["python"] = str(absolute(more["python"], cwd))
     more["ca_bundle"] = read_ca_bundle(environment, cwd)
     workspace = check_workspace(workspace_word, cwd)
+    folder = check_input(input_word, cwd)
     door = FrontDoor(
-        input=check_input(input_word, cwd),
+        input=folder,
         workspace=workspace,
-        output=check_output(output_word, cwd, workspace),
+        output=check_output(output_word, cwd, workspace, folder),
         version=check_version(version),
         targets=targets,
         build=make_absolute(build, cwd),
@@ -265,11 +266,12 @@ def make_options(
     workspace = check_workspace(workspace_word, cwd)
     if workspace is None:
         raise UsageError("the word tmpfs is for build.sh; `kiln build` takes a folder as its workspace")
+    folder = check_input(input_word, cwd)
     return Options(
         source=source,
-        input=check_input(input_word, cwd),
+        input=folder,
         workspace=workspace,
-        output=check_output(output_word, cwd, workspace),
+        output=check_output(output_word, cwd, workspace, folder),
         version=check_version(version),
         targets=targets.parse(targets_word),
         build=make_absolute(build, cwd),

@@ -18,6 +18,12 @@ _NUMBER = r"(?:0|[1-9][0-9]{0,4})"
 _NUMBERS = rf"{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?"
 _SUFFIX = r"[a-z]+[0-9]*"
 
+# Everything that a build makes in a workspace; nothing else in the folder is ever removed.
+WORKSPACE_PARTS = (
+    "venv", "toolchains", "store", "zig", "triton", "logs", "build", "source", "container", "pycache", "tmp",
+)  # fmt: skip
+WORKSPACE_LOCK = ".kiln-workspace"  # stands in every workspace
+
 
 def absolute(word: str | Path, cwd: Path) -> Path:
     """`word` as an absolute path without '..'; symbolic links stay as they are named."""
@@ -82,11 +88,15 @@ def check_input(word: str, cwd: Path) -> Path:
     return path
 
 
-def check_output(word: str, cwd: Path, workspace: Path | None) -> Path:
+def check_output(word: str, cwd: Path, workspace: Path | None, input_folder: Path | None = None) -> Path:
     """The absolute output folder. What is not there is not made: the build may yet be refused.
 
+    Args:
+        workspace, input_folder: of a build, absolute.
+
     Raises:
-        UsageError: the word is empty, or the folder is the workspace.
+        UsageError: the word is empty; the folder is the workspace, the input or within it, or it is in what builds make
+            in some workspace, which `kiln clean` removes.
         EnvironmentProblem: it cannot be made or written to.
     """
     if not word:
@@ -94,6 +104,16 @@ def check_output(word: str, cwd: Path, workspace: Path | None) -> Path:
     path = absolute(word, cwd)
     if workspace is not None and os.path.realpath(path) == os.path.realpath(workspace):
         raise UsageError(f"output {path} is the workspace, which only holds temporary files; give another folder")
+    real = Path(os.path.realpath(path))
+    if input_folder is not None and real.is_relative_to(os.path.realpath(input_folder)):
+        raise UsageError(f"output {path} is in the input, which only holds what builds read; give another folder")
+    known = Path(os.path.realpath(workspace)) if workspace is not None else None
+    for place in real.parents:
+        is_workspace = place == known or (place / WORKSPACE_LOCK).is_file()
+        if is_workspace and (part := real.relative_to(place).parts[0]) in WORKSPACE_PARTS:
+            raise UsageError(
+                f"output {path} is in {place / part}, which only holds temporary files; give another folder"
+            )
     return _possible(path, f"output {path}")
 
 

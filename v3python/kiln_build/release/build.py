@@ -62,6 +62,7 @@ def build(options: Options) -> Path:
 
 def _build(options: Options, chosen: Families, tarball: Path, progress: Progress) -> Path:
     began = time.monotonic()
+    replacement.check_names(tarball)
     the_plan = make_plan(options, chosen)
     summary.begin(options, the_plan, tarball, progress)
     for warning in the_plan.warnings if not options.build.no_image else ():

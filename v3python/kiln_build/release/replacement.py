@@ -47,6 +47,16 @@ def is_finished(tarball: Path) -> bool:
     return tarball.exists() and checksum_of(tarball).exists()
 
 
+def check_names(tarball: Path) -> None:
+    """
+    Raises:
+        InTheWay: a folder stands where the tarball, or its .sha256, is to be; none is ever replaced.
+    """
+    for path in (tarball, checksum_of(tarball)):
+        if path.is_dir():
+            raise InTheWay(f"{path} is a folder, which builds do not replace; remove it, or give another output folder")
+
+
 def check_before(tarball: Path, inputs: Inputs) -> None:
     """Compares what a build would be made from with what the tarball of its name was made from. One without its
     checksum is somebody's too: builds leave nothing under that name that is not whole.
@@ -56,8 +66,6 @@ def check_before(tarball: Path, inputs: Inputs) -> None:
     """
     if not os.path.lexists(tarball):
         return
-    if tarball.is_dir():
-        raise InTheWay(f"{tarball} is a folder, which builds do not replace; remove it, or give another output folder")
     try:
         artifact = inspect.open_artifact(tarball)
     except (ArtifactError, EnvironmentProblem) as error:
