@@ -227,20 +227,25 @@ def test_generated_sources_are_left_as_cmake_takes_them(tmp_path):
     folder = tmp_path / "build/generated"
     one = native.FamilySources("one", "one's tables", (), ())
     other = native.FamilySources("other", "other's tables", (), (), "/* other */")
-    native.write_generated([one, other], folder)
+    native.write_generated([one, other], folder, {}, {})
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         "one.cc": "one's tables", "other.cc": "other's tables", "other.h": "/* other */"
     }  # fmt: skip
-    native.write_generated([one], folder)
-    assert [path.name for path in folder.iterdir()] == ["one.cc"]
+    packs = {"nvidia-sm_90.pack": "ab" * 32, "amd-gfx942.pack": "cd" * 32}
+    native.write_generated([one], folder, packs, {"LICENSE": "A licence", "licences/zstd.txt": "Another"})
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
+        "one.cc", "packs.txt", "notices/LICENSE", "notices/licences/zstd.txt"
+    }  # fmt: skip
+    lines = (folder / "packs.txt").read_text().splitlines()
+    assert lines == [f"{'cd' * 32}  amd-gfx942.pack", f"{'ab' * 32}  nvidia-sm_90.pack"]
     headers = {"one/arguments.h": "// the family's", "torch/arguments.h": "// an adapter's"}
-    native.write_generated([native.FamilySources("one", "one's tables", (), (), generated=headers)], folder)
+    native.write_generated([native.FamilySources("one", "one's tables", (), (), generated=headers)], folder, {}, {})
     assert (folder / "torch/arguments.h").read_text() == "// an adapter's"
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.h")} == {*headers}
 
 
 def test_cmake_takes_the_same_versions():
-    pattern = re.search(r'NOT KILN_VERSION MATCHES "(.*)"\)', (ROOT / "CMakeLists.txt").read_text())[1]
+    pattern = re.search(r'NOT public_version MATCHES "(.*)"\)', (ROOT / "CMakeLists.txt").read_text())[1]
     taken = []
     for version in VERSIONS:
         with contextlib.suppress(UsageError):

@@ -326,6 +326,9 @@ def cmake_build(folder: Path, built: Path, source: Path, *options: str) -> None:
     run(["cmake", "--build", folder])
 
 
+NOTICES = ("LICENSE", "NOTICES.txt", "licences/zstd.txt")
+
+
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory) -> Path:
     """A release as CMake installs it, from the toy family's tables."""
@@ -339,8 +342,13 @@ def installed(built, tmp_path_factory) -> Path:
     shutil.copy(built / "flash.cc", generated / "flash.cc")
     shutil.copytree(built / "generated", generated, dirs_exist_ok=True)
     (generated / "toy.h").write_text("/* as the generator writes one */\n")
+    lines = [f"{packs.digest_of(path.read_bytes())}  {path.name}" for path in (built / "lib/kiln.images").iterdir()]
+    (generated / "packs.txt").write_text("\n".join(lines))
+    for name in NOTICES:
+        (generated / "notices" / name).parent.mkdir(parents=True, exist_ok=True)
+        (generated / "notices" / name).write_text(f"{name}\n")
     cmake_build(
-        folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
+        folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3+full", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
         f"-DKILN_GENERATED={generated}", f"-DKILN_PACKS={built / 'lib' / 'kiln.images'}", "-DCMAKE_BUILD_TYPE=Release",
         "-DCMAKE_C_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_INSTALL_LIBDIR=lib",
         f"-DKILN_HIP_INCLUDE={hip_headers()}",
@@ -357,18 +365,21 @@ def test_cmake_install(installed):
         "include/kiln/version.h", "include/kiln/toy.h", "lib/libkiln.so", "lib/libkiln.so.0", "lib/libkiln_toy.so",
         "lib/libkiln_flash.so", "lib/kiln.images/nvidia-sm_90.pack", "lib/pkgconfig/kiln.pc",
         "lib/cmake/kiln/kilnConfig.cmake", "lib/cmake/kiln/kilnConfigVersion.cmake",
+        *(f"share/kiln/{name}" for name in NOTICES),
     } <= files  # fmt: skip
     assert not any(name.endswith(".in") for name in files)
+    headers = {path.name for path in [*(ROOT / "include/kiln").iterdir(), *(ROOT / "include/kiln/jit").glob("*")]}
+    assert {path.name for path in (installed / "include/kiln").rglob("*.h*")} <= {*headers, "version.h", "toy.h"}
     check_library(installed / "lib" / "libkiln.so.0", EXPORTS, [])
     flash = check_library(installed / "lib" / "libkiln_flash.so", FLASH_EXPORTS, ["$ORIGIN"])
     assert "libkiln.so.0" in flash["needed"]
     for name in ("libkiln_torch.so", "libaotriton_v2.so"):
         hardening.check(installed / "lib" / name)
-    assert '#define KILN_VERSION "1.2.3"' in (installed / "include/kiln/version.h").read_text()
+    assert '#define KILN_VERSION "1.2.3+full"' in (installed / "include/kiln/version.h").read_text()
 
 
-def test_cmake_installs_a_pack_once(installed, tmp_path):
-    """Its other places are links to it, also below DESTDIR, and are in the list of what was installed."""
+def test_cmake_installs_packs_and_licences_once(installed, tmp_path):
+    """Their other places are links to them, also below DESTDIR, and are in the list of what was installed."""
     build = installed.parent / "build"
     run(["cmake", "--install", build, "--prefix", "/usr"], env={**os.environ, "DESTDIR": str(tmp_path)})
     listed = (build / "install_manifest.txt").read_text().splitlines()
@@ -378,6 +389,9 @@ def test_cmake_installs_a_pack_once(installed, tmp_path):
         assert {"kiln.images/nvidia-sm_90.pack", "aotriton.images/nvidia-sm_90.pack",
                 "aotriton/0.13/lib/aotriton.images/nvidia-sm_90.pack"} <= places  # fmt: skip
         assert len({path.stat().st_ino for path in packs}) == 1 and len(packs) == packs[0].stat().st_nlink == 6
+        for notice in NOTICES:
+            for images in ("lib/aotriton.images", "lib/aotriton/0.11/lib/aotriton.images"):
+                assert (prefix / images / "kiln" / notice).samefile(prefix / "share/kiln" / notice)
     assert {f"/usr/lib/{place}" for place in places} <= {path.replace(str(tmp_path), "") for path in listed}
 
 
@@ -392,7 +406,7 @@ target_include_directories(consumer PRIVATE {HERE})
 target_link_libraries(consumer PRIVATE kiln::kiln kiln::toy {built}/lib/libfake.so)
 """)
     cmake_build(tmp_path / "b", built, tmp_path, f"-DCMAKE_PREFIX_PATH={installed}")
-    assert run([tmp_path / "b" / "consumer"]).startswith("1.2.3 10 50 aligned 2 ")
+    assert run([tmp_path / "b" / "consumer"]).startswith("1.2.3+full 10 50 aligned 2 ")
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.20)\nproject(consumer C)\nfind_package(kiln 1.3 REQUIRED)\n"
     )
@@ -421,7 +435,7 @@ def test_pkg_config(installed, built, tmp_path):
         "#include <kiln/kiln.h>\n#include <stdio.h>\nint main(void) { return puts(kiln_version()) < 0; }\n"
     )
     run(["cc", source, *words, f"-Wl,-rpath,{installed / 'lib'}", "-o", tmp_path / "version"])
-    assert run([tmp_path / "version"]) == "1.2.3\n"
+    assert run([tmp_path / "version"]) == "1.2.3+full\n"
 
 
 @pytest.mark.parametrize("version", ["1/2", "1", "v1.2", "1.2.3.4", "1.2-rc1", ""])
@@ -430,3 +444,33 @@ def test_cmake_refuses_versions(tmp_path, version):
         ["cmake", "-S", ROOT, "-B", tmp_path / "b", f"-DKILN_VERSION={version}"], capture_output=True, text=True
     )
     assert done.returncode != 0 and "it must be X.Y or X.Y.Z" in done.stderr
+
+
+def test_cmake_refuses_packs_of_another_build(installed, built, tmp_path):
+    other = tmp_path / "images"
+    cache = ["cmake", "-S", ROOT, "-B", tmp_path / "b", "-DKILN_VERSION=1.2.3", f"-DKILN_PACKS={other}",
+             f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
+             f"-DKILN_GENERATED={installed.parent / 'generated'}"]  # fmt: skip
+    other.mkdir()
+    for name, sentence in (
+        ("", "must be a folder with packs"),
+        (packs.FILES["sm_90"], "is not of the build that made"),
+    ):
+        if name:
+            (other / name).write_bytes(packs.toy_pack("sm_80"))
+        done = subprocess.run([*map(str, cache)], capture_output=True, text=True)
+        assert done.returncode != 0 and sentence in " ".join(done.stderr.split())
+
+
+def test_cmake_without_tables_has_the_licences_of_its_sources(tmp_path):
+    zstd = tmp_path / "zstd"
+    zstd.mkdir()
+    for name in ("zstd.c", "LICENSE"):
+        (zstd / name).write_text("/* of zstd */")
+    build = tmp_path / "b"
+    run(["cmake", "-S", ROOT, "-B", build, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={zstd}"])
+    (build / "libkiln.so.0").touch()
+    (build / "libkiln.so").touch()
+    run(["cmake", "--install", build, "--prefix", tmp_path / "kiln"])
+    assert (tmp_path / "kiln/share/kiln/LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert (tmp_path / "kiln/share/kiln/licences/zstd.txt").read_text() == "/* of zstd */"

@@ -74,8 +74,15 @@ class FamilySources:
         return {path.partition("/")[2]: text for path, text in self.generated.items() if path.partition("/")[0] == name}
 
 
-def write_generated(families: Sequence[FamilySources], folder: Path) -> None:
-    """Leaves in `folder`, which is emptied first, what CMakeLists.txt takes as KILN_GENERATED."""
+def write_generated(
+    families: Sequence[FamilySources], folder: Path, packs: Mapping[str, str], notices: Mapping[str, str]
+) -> None:
+    """Leaves in `folder`, which is emptied first, what CMakeLists.txt takes as KILN_GENERATED.
+
+    Args:
+        packs: the digest of each pack's index, which the tables hold, by the pack's file; empty without images.
+        notices: texts by path below share/kiln/.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for family in families:
@@ -85,6 +92,11 @@ def write_generated(families: Sequence[FamilySources], folder: Path) -> None:
         for name, text in family.generated.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)
+    if packs:
+        (folder / "packs.txt").write_text("".join(f"{digest}  {file}\n" for file, digest in sorted(packs.items())))
+    for name, text in notices.items():
+        (folder / "notices" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "notices" / name).write_text(text)
 
 
 def zig_compiler(python: str, cache: Path, version: str) -> Compiler:

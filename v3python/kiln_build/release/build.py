@@ -101,7 +101,10 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
     sources = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
-    native.write_generated(sources, options.workspace / "build/generated")
+    files = {name: target_table.by_name(name).pack_file for name in packs}
+    texts = notices.collect(options.source, options.site, options.cache / zstd.name)
+    digests = {files[name]: index.index_digest for name, index in indexes.items()}
+    native.write_generated(sources, options.workspace / "build/generated", digests, texts)
     first = options.targets[0].name
     adapted = [
         adapter
@@ -124,11 +127,11 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
             version=options.version,
             libraries=libraries,
             families=[family.name for family in sources],
-            packs={target_table.by_name(name).pack_file: path for name, path in packs.items()},
+            packs={files[name]: path for name, path in packs.items()},
             headers=_headers(options.source, header, sources),
             adapters=adapted,
             templates=options.source / "cmake",
-            notices=notices.collect(options.source, options.site, options.cache / zstd.name),
+            notices=texts,
         ),
         stage,
     )
