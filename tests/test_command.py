@@ -106,6 +106,39 @@ def test_what_is_refused_installs_nothing(checkout, words, variables, code, said
     assert not (checkout / ".kiln").exists()
 
 
+@pytest.mark.parametrize(
+    ("word", "code", "said"),
+    [
+        (
+            "/proc/kiln",
+            7,
+            "workspace /proc/kiln cannot be written (No such file or directory); give a folder that you may",
+        ),
+        ("tmpfs", 2, "KILN_WORKSPACE=tmpfs is for build.sh alone; give a folder"),
+        ("input", 7, "holds 'README.md', which no build makes; give an empty or new folder, by KILN_WORKSPACE: "),
+        ("build.sh", 7, "build.sh is a file; give a folder"),
+    ],
+)
+def test_packages_that_cannot_be_kept_there(checkout, word, code, said):
+    done = call(checkout, "targets", KILN_WORKSPACE=word)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+    assert said in done.stderr and ("KILN_WORKSPACE" in done.stderr or word == "build.sh")
+
+
+def test_a_checkout_that_cannot_be_written_is_used_with_another_folder(checkout, tmp_path):
+    """A file in the place of .kiln stands for what root may write as well."""
+    (checkout / ".kiln").touch()
+    try:
+        done = call(checkout, "targets")
+        assert done.returncode == 7 and "KILN_WORKSPACE" in done.stderr and "tmpfs" not in done.stderr
+        done = call(checkout, "plan", "sm_90", cwd=tmp_path, KILN_WORKSPACE="own place")
+        assert done.returncode == 0 and f"{SETTING_UP} {tmp_path / 'own place/venv'}" in done.stderr
+        done = call(checkout, "store", "info", "--store", tmp_path, cwd=tmp_path, KILN_WORKSPACE="own place")
+        assert "adding zstandard" in done.stderr and "is not a store" in done.stderr
+    finally:
+        (checkout / ".kiln").unlink()
+
+
 def test_output_that_is_closed_is_refused(checkout):
     done = subprocess.run(["bash", "-c", "./kiln plan sm_90 >&-"], cwd=checkout, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (

@@ -4,7 +4,8 @@ Its words and variables are judged first, by the standard library: a call that m
 `base/verbs.py` says what each verb needs. --help, --version, `fetch --verify` and `fetch --unbundle` need nothing;
 `plan` with a store also needs what reads one.
 
-`.kiln/` is a workspace as a build's is, with its own lock and virtual environment. Standard library only, but for
+`.kiln/`, or what KILN_WORKSPACE names, is a workspace as a build's is, with its own lock and virtual environment; a
+build's, made by the same lock, has all packages already. Standard library only, but for
 `provide`, which runs in that environment. Run by path, isolated (`python -I`).
 """
 
@@ -30,12 +31,13 @@ from kiln_build.base.spelling import say  # noqa: E402
 from kiln_build.base.verbs import VERBS  # noqa: E402
 from kiln_build.front import packages, workspace  # noqa: E402
 from kiln_build.front.interruption import guarded  # noqa: E402
+from kiln_build.front.packages import EVERYTHING  # noqa: E402
 from kiln_build.front.signals import hold_back, leave  # noqa: E402
-from kiln_build.options.options import read_ca_bundle  # noqa: E402
+from kiln_build.options.options import read_ca_bundle, read_workspace  # noqa: E402
 from kiln_recipe import digests  # noqa: E402
 from kiln_recipe.compile.lock import LOCK_NAME  # noqa: E402
 
-PLACE = ROOT / ".kiln"
+_USUAL = ROOT / ".kiln"
 _INPUT = ROOT / "input"
 _BARE = {"-h", "--help", "help", "-V", "--version", "version"}
 _READERS = ("zstandard", "pyelftools")
@@ -54,20 +56,22 @@ def main(words: Sequence[str]) -> int:
 def _become(words: Sequence[str]) -> int:
     group = group_of(words)
     is_bare = group == "nothing"
-    python = Path(sys.executable) if is_bare else packages.environment_python(PLACE)
+    place = read_workspace(os.environ, Path.cwd(), _USUAL)
+    python = Path(sys.executable) if is_bare else packages.environment_python(place)
     certificates = None if is_bare else read_ca_bundle(os.environ, Path.cwd())
-    if not is_bare and not _is_there(group):
+    if not is_bare and not _is_there(place, group):
         # By its name, as it is run below: the command line lies above this part.
         if code := importlib.import_module("kiln_build.cli").judge(words):
             return code
-        with workspace.locked(PLACE, say):
-            code = _prepare(group, certificates)
+        with workspace.locked(place, say, or_else="by KILN_WORKSPACE: ./kiln keeps its packages there"):
+            code = _prepare(place, group, certificates)
         if code:
             return code
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PYTHONPATH": str(ROOT / "v3python"), "PYTHONNOUSERSITE": "1"}  # for the processes that it starts
     hold_back()  # Python would die of one with a traceback while it starts; `cli.main` lets them through
-    return os.execve(python, _command(python, "kiln_build.cli", "main", words, keeps=not is_bare), environment)
+    kept = None if is_bare else place
+    return os.execve(python, _command(python, "kiln_build.cli", "main", words, kept), environment)
 
 
 def group_of(words: Sequence[str]) -> str:
@@ -81,49 +85,52 @@ def group_of(words: Sequence[str]) -> str:
     return VERBS[verb].needs if verb in VERBS else "front"
 
 
-def _is_there(group: str) -> bool:
+def _is_there(place: Path, group: str) -> bool:
     """Whether a group is installed, in the versions that the locks have now."""
-    has_front = packages.has_front(PLACE, _INPUT)
-    return has_front and (
-        group == "front" or packages.read_stamp(PLACE).get(group) == digests.of_file(_INPUT / LOCK_NAME)
-    )
+    if not packages.has_front(place, _INPUT):
+        return False
+    stamp = packages.read_stamp(place)
+    return group == "front" or digests.of_file(_INPUT / LOCK_NAME) in (stamp.get(group), stamp.get(EVERYTHING))
 
 
-def _prepare(group: str, certificates: Path | None) -> int:
-    python = packages.prepare_front(PLACE, _INPUT, certificates, say)
-    if _is_there(group):
+def _prepare(place: Path, group: str, certificates: Path | None) -> int:
+    python = packages.prepare_front(place, _INPUT, certificates, say)
+    if _is_there(place, group):
         return 0
-    words = [group, str(certificates or "")]
+    words = [str(place), group, str(certificates or "")]
     return subprocess.run(
-        _command(python, "kiln_build.front.command", "provide", words, keeps=True), check=False, preexec_fn=hold_back
+        _command(python, "kiln_build.front.command", "provide", words, place), check=False, preexec_fn=hold_back
     ).returncode
 
 
-def _command(python: Path, module: str, name: str, words: Sequence[str], *, keeps: bool) -> list[str]:
-    """A function of ours on `words`, in a Python of its own; `keeps` compiled modules for the next."""
+def _command(python: Path, module: str, name: str, words: Sequence[str], kept: Path | None) -> list[str]:
+    """A function of ours on `words`, in a Python of its own; `kept`: the workspace that keeps compiled modules."""
     code = _RUN.format(path=str(ROOT / "v3python"), module=module, name=name)
-    cache = ["-X", f"pycache_prefix={PLACE / 'pycache'}"] if keeps else ["-B"]
+    cache = ["-X", f"pycache_prefix={kept / 'pycache'}"] if kept else ["-B"]
     return [str(python), "-I", *cache, "-c", code, *words]
 
 
 def provide(words: Sequence[str]) -> int:
-    """In the environment: fetches and installs a group; takes its name and a file of certificates."""
+    """In the environment: fetches and installs a group; takes the workspace, its name and a file of certificates."""
     return guarded(lambda _: _provide(*words))
 
 
-def _provide(group: str, certificates: str) -> int:
+def _provide(workspace_word: str, group: str, certificates: str) -> int:
     from kiln_build.base import progress
     from kiln_build.front import cache
     from kiln_recipe.compile import lock
 
+    place = Path(workspace_word)
     the_lock = lock.read_lock(_INPUT / LOCK_NAME)
     python = lock.check_python(the_lock, lock.running_python())
     only = _READERS if group == "reading" else None
-    say(f"packages: adding {' and '.join(_READERS) if only else 'all that a build needs'}")
+    what = " and ".join(_READERS) if only else f"all that a build needs (1.3 GB) to {place}"
+    spared = "" if only or place != _USUAL else "; KILN_WORKSPACE=<a build's workspace> would use that one's"
+    say(f"packages: adding {what}{spared}")
     cache.fill(the_lock, python, _INPUT / "cache", Path(certificates) if certificates else None, only=only)
     requirements = the_lock.requirements(python, ("front", "build"), only=only)
-    packages.install_locked(PLACE, _INPUT / "cache", requirements, progress=progress.make_progress())
-    packages.write_stamp(PLACE, {**packages.read_stamp(PLACE), group: digests.of_file(_INPUT / LOCK_NAME)})
+    packages.install_locked(place, _INPUT / "cache", requirements, progress=progress.make_progress())
+    packages.add_to_stamp(place, group, digests.of_file(_INPUT / LOCK_NAME))
     return 0
 
 

@@ -17,7 +17,7 @@ from kiln_build.front.interruption import Interruption, guarded
 from kiln_build.front.signals import leave
 from kiln_build.options import options
 from kiln_build.options.options import FrontDoor
-from kiln_recipe import targets
+from kiln_recipe import digests, targets
 from kiln_recipe.compile import lock
 
 
@@ -78,6 +78,8 @@ def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, t
         site = triton.build_from_source(sources, door.input, place, tools, door.build.jobs, say)
     else:
         site = packages.environment_site(place)
+        whole = {packages.EVERYTHING: digests.of_file(door.input / lock.LOCK_NAME)}  # for a ./kiln that works here
+        packages.write_stamp(place, {**packages.read_stamp(place), **whole})
     target_sites = []
     for target in targets.parse(door.targets):
         package = the_lock.override_of((target.name, *reversed(target.groups)))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kiln_build.base.progress import Progress
 
 FRONT_LOCK = "front.lock"
+EVERYTHING = "everything"  # the group of all packages of a build, as `Verb.needs` says it
 _STAMP = "kiln-stamp.json"
 _SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -107,9 +108,10 @@ def prepare_rest(workspace: Path, folder: Path, requirements: str, progress: Pro
     stamp = read_stamp(workspace)
     if stamp.get("rest") == digests.of_text(requirements):
         return
-    write_stamp(workspace, {key: stamp[key] for key in ("base", "front") if key in stamp})
+    kept = {key: digest for key, digest in stamp.items() if key in ("base", "front")}
+    write_stamp(workspace, kept)
     install_locked(workspace, folder / "cache", requirements, progress=progress)
-    write_stamp(workspace, {**stamp, "rest": digests.of_text(requirements)})
+    write_stamp(workspace, {**kept, "rest": digests.of_text(requirements)})
 
 
 def prepare_toolchain(
@@ -349,6 +351,14 @@ def read_stamp(workspace: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return stamp if isinstance(stamp, dict) else {}
+
+
+def add_to_stamp(workspace: Path, group: str, lock: str) -> None:
+    """Says that a group of packages has been installed as the lock with this digest has them. What is said of another
+    lock's may no longer be true."""
+    stamp = read_stamp(workspace)
+    kept = {name: digest for name, digest in stamp.items() if name in ("base", "front") or digest == lock}
+    write_stamp(workspace, {**kept, group: lock})
 
 
 def write_stamp(workspace: Path, stamp: Mapping[str, str]) -> None:

@@ -119,18 +119,21 @@ def own_workspace(path: Path, say: Callable[[str], None], clean: bool, *, instal
 
 
 @contextlib.contextmanager
-def locked(path: Path, say: Callable[[str], None], *, wait: bool = True) -> Iterator[None]:
+def locked(path: Path, say: Callable[[str], None], *, wait: bool = True, or_else: str = "or tmpfs") -> Iterator[None]:
     """Holds a workspace's lock; makes the folder.
 
     A folder becomes a workspace only while it is new or empty: cleaning one may then remove all that builds make, and
     never touches a home, a checkout or a root that somebody named by mistake.
+
+    Args:
+        or_else: the end of what is said where the folder will not do: what else to give, and how.
 
     Raises:
         EnvironmentProblem: it cannot be made or written, or has something in it that no build made; or it is in use,
             and we shall not wait.
     """
     while True:
-        lock = _open_lock(path)
+        lock = _open_lock(path, or_else)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,17 +152,17 @@ def locked(path: Path, say: Callable[[str], None], *, wait: bool = True) -> Iter
             os.close(lock)
 
 
-def _open_lock(path: Path) -> int:
+def _open_lock(path: Path, or_else: str) -> int:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not is_workspace(path) and (strange := sorted({entry.name for entry in path.iterdir()} - _NOBODYS)):
             raise EnvironmentProblem(
-                f"workspace {path} holds {strange[0]!r}, which no build makes; give an empty or new folder, or tmpfs"
+                f"workspace {path} holds {strange[0]!r}, which no build makes; give an empty or new folder, {or_else}"
             )
         return os.open(path / WORKSPACE_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise EnvironmentProblem(
-            f"workspace {path} cannot be written ({error.strerror}); give a folder that you may write to, or tmpfs"
+            f"workspace {path} cannot be written ({error.strerror}); give a folder that you may write to, {or_else}"
         )
 
 

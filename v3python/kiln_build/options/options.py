@@ -193,6 +193,22 @@ def read_ca_bundle(environment: Mapping[str, str], cwd: Path) -> Path | None:
     return path
 
 
+def read_workspace(environment: Mapping[str, str], cwd: Path, usual: Path) -> Path:
+    """The workspace of `./kiln` itself: that of KILN_WORKSPACE, or the usual one.
+
+    Raises:
+        UsageError: it is the word that means memory.
+        EnvironmentProblem: it is not a folder.
+    """
+    word = environment.get("KILN_WORKSPACE")
+    if not word:
+        return usual
+    path = check_workspace(word, cwd)
+    if path is None:
+        raise UsageError("KILN_WORKSPACE=tmpfs is for build.sh alone; give a folder, or a name that does not exist yet")
+    return path
+
+
 def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
     """The variables that `kiln build` and `kiln plan` obey.
 

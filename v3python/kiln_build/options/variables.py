@@ -195,6 +195,7 @@ INTERNAL = (
 
 VARIABLES: Mapping[str, str] = {
     **{variable.name: variable.meaning for variable in (*BUILD, *DOOR)},
+    "KILN_WORKSPACE": "the folder for ./kiln's own packages: a new one, or a build's workspace; default .kiln",
     # Read by the runtime and by the tests, named here so that they are no unknown variables.
     "KILN_PACK_PATH": "where libkiln.so looks for packs",
     "KILN_TEST_VENV": "where test.sh keeps its packages",
