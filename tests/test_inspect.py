@@ -21,13 +21,14 @@ import tarfile
 import tempfile
 import types
 import xml.etree.ElementTree
+import zlib
 from pathlib import Path
 
 import deflate
 import pytest
 import zstandard
 
-from kiln_build.artifacts import manifest, picture, presence, verify
+from kiln_build.artifacts import manifest, pack, picture, presence, verify
 from kiln_build.artifacts import reader as inspect
 from kiln_build.cli import main
 from kiln_build.release import portable, release
@@ -697,7 +698,7 @@ def test_bytes_behind_the_end(tmp_path, capsys):
     capsys.readouterr()
     for cut in (1, 4, 8):  # of the stream's CRC and length
         path.write_bytes(whole[:-cut])
-        assert any("is truncated or corrupt" in problem for problem in problems(path))
+        assert any("is truncated (" in problem or "is corrupt (" in problem for problem in problems(path))
 
 
 def test_outputs_stand_where_links_lead_and_replace_no_node(tmp_path, capsys):
@@ -774,8 +775,38 @@ def test_problems_are_the_exit_code(folder, capsys):
     assert main(["inspect", str(folder), "--verify"]) == 6
     captured = capsys.readouterr()
     assert captured.err == f"kiln: {folder} is not what it should be: share/kiln/LICENSE is missing\n"
-    assert "whole" not in captured.out
+    assert captured.out == ""
+    page = folder.parent / "page.html"
+    assert main(["inspect", str(folder), "--verify", "--html", str(page)]) == 6 and not page.exists()
+    capsys.readouterr()
+    assert main(["inspect", str(folder), "--verify", "--json"]) == 6
+    assert json.loads(capsys.readouterr().out)["verified"]["problems"] == ["share/kiln/LICENSE is missing"]
     assert main(["inspect", str(folder)]) == 0
+
+
+def test_a_flipped_byte_is_said_once(tmp_path):
+    path = tmp_path / small_release().tarball.name
+    plain = gzip.decompress(small_release().tarball.read_bytes())
+    at = plain.index(pack.MAGIC) + 300
+    sum_of_whole = zlib.crc32(plain).to_bytes(4, "little")
+    bad = deflate.gzip_compress(plain[:at] + bytes([plain[at] ^ 1]) + plain[at + 1 :], 6)
+    path.write_bytes(bad[:-8] + sum_of_whole + bad[-4:])
+    assert problems(path) == [
+        "lib/kiln.images/amd-gfx942.pack does not have the digest and size that the manifest states"
+    ]
+    whole = deflate.gzip_compress(plain, 6)
+    path.write_bytes(whole[:-8] + b"1234" + whole[-4:])
+    assert problems(path) == [f"{path} is corrupt (its gzip stream: incorrect data check)"]
+
+
+def test_what_is_wrong_stands_last():
+    words = [sys.executable, "-m", "kiln_build", "coverage", "core", "--model", "head_dim=192", "--target", "sm_90"]
+    done = subprocess.run(
+        [*words, "--check"], env=os.environ | {"PYTHONPATH": str(ROOT / "v3python")}, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 10
+    assert [line.startswith("kiln: ") for line in done.stdout.splitlines()].index(True) == done.stdout.count("\n") - 1
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------

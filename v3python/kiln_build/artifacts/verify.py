@@ -103,6 +103,18 @@ def _verify_release(release: Release, report: Report) -> None:
     else:
         _verify_checksum(release.path, report)
     stated = _Stated(release.manifest)
+    before = len(report.problems)
+    try:
+        _verify_entries(release, stated, report)
+    except tarball.WrongSum:
+        if len(report.problems) == before:  # else it was said already which file is wrong
+            raise
+        return
+    _verify_tables(stated, report)
+    _verify_libraries(stated, report)
+
+
+def _verify_entries(release: Release, stated: _Stated, report: Report) -> None:
     seen: set[str] = set()
     for entry in release.entries():
         name = entry.path if not entry.path or tar.is_plain(entry.path) else ascii(entry.path)
@@ -130,8 +142,6 @@ def _verify_release(release: Release, report: Report) -> None:
         else:
             _verify_file(entry, row, stated, report)
     report.problems += [f"{path} is missing" for path in sorted(set(stated.files) - seen)]
-    _verify_tables(stated, report)
-    _verify_libraries(stated, report)
 
 
 class _Stated:

@@ -208,6 +208,10 @@ def open_file(path: Path) -> BinaryIO:
     return file
 
 
+class WrongSum(ArtifactError):
+    """The bytes of a gzip member do not have the CRC or the size behind them; which are wrong it does not tell."""
+
+
 class _Unzipped:
     """What the gzip members of a release hold; zlib checks the CRC and the size of each."""
 
@@ -239,8 +243,12 @@ class _Unzipped:
                     self._finish()
                 if plain:
                     return plain
-        except (zlib.error, EOFError) as error:
-            raise ArtifactError(f"{self._path} is truncated or corrupt ({error})") from error
+        except EOFError as error:
+            raise ArtifactError(f"{self._path} is truncated ({error})") from error
+        except zlib.error as error:
+            what = str(error).rpartition(": ")[2]
+            kind = WrongSum if what in ("incorrect data check", "incorrect length check") else ArtifactError
+            raise kind(f"{self._path} is corrupt (its gzip stream: {what})") from error
 
     def _begin(self) -> zlib._Decompress | None:
         """Begins a gzip member; None where there is none."""

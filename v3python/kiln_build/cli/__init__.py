@@ -49,9 +49,10 @@ def _guarded(run: Callable[[list[str]], int], words: list[str]) -> int:
         errors.need_output()
         if hasattr(sys.stdout, "reconfigure"):  # of files' names, which a terminal's encoding may lack
             sys.stdout.reconfigure(errors="backslashreplace")
-        code = run(words)
-        sys.stdout.flush()
-        return code
+        try:
+            return run(words)
+        finally:
+            sys.stdout.flush()  # what a command found stands before the sentence of what is wrong with it
     except KilnError as error:
         say(str(error))
         return error.exit_code

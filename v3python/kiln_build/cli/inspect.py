@@ -72,8 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     artifact = inspect.open_artifact(Path(arguments.artifact))
     report = verify.verify(artifact) if arguments.verify else None
     absent = presence.absent_packs(artifact) if isinstance(artifact, Release) and artifact.is_folder else {}
-    if arguments.html:
-        _write_page(artifact, _page_file(artifact, arguments.html))
+    page = _page_file(artifact, arguments.html) if arguments.html else None
+    is_damaged = report is not None and bool(report.problems)  # then what it states of itself counts for nothing
+    if page and not is_damaged:
+        _write_page(artifact, page)
     if arguments.json:
         document = _document(artifact)
         if isinstance(artifact, Release) and artifact.is_folder:
@@ -81,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
         if report:
             document["verified"] = asdict(report)
         print_json(document)
-    else:
+    elif not is_damaged:
         print(escaped(describe(artifact, absent)))
-        if report and not report.problems:
+        if report:
             print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {_counts(report)} checked")
             print("".join(f"note: {note}\n" for note in report.notes), end="")
     if report:
