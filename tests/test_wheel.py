@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import venv
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.licenses import canonicalize_license_expression
 
 from kiln_build import cli
 from kiln_build.artifacts import reader
@@ -34,6 +37,7 @@ READ = {"elftools"}  # where images are looked into
         ("0.1.0b", "0.1.0b0"),
         ("1.2", "1.2"),
         ("1.2.0rc1", "1.2.0rc1"),
+        ("1.2.0dev20261125", "1.2.0.dev20261125"),
         ("0.1.0b+full.s0a.with.rms_norm", "0.1.0b0+full.s0a.with.rms.norm"),
     ],
 )
@@ -87,8 +91,23 @@ def test_metadata():
     assert [*images.files] == ["kiln/lib/kiln.images/nvidia-sm_90.pack"] and images.licences == texts
     fields = images.metadata.partition("\n\n")[0].splitlines()
     for field in ("Name: kiln-images-sm-90", "Version: 0.1.0b0", "Requires-Dist: kiln-runtime[sm-90]===0.1.0b0",
-                  "Requires-Python: >=3.10", "License-File: NOTICES.txt"):  # fmt: skip
+                  "Requires-Python: >=3.10", "License-File: NOTICES.txt", "License-Expression: MIT"):  # fmt: skip
         assert field in fields
+    assert images.metadata.partition("\n\n")[2].strip(), "a description"
+
+
+def test_the_licence_is_an_spdx_expression():
+    """Of Kiln and of all parts; what has no name there is a reference."""
+    rows = yaml.safe_load((ROOT / "notices/notices.yaml").read_text())
+    text = "".join(f"\nLicence: {row['licence']}, licences/{row['file']}\n" for row in rows)
+    contents = wheel.Contents("0.1.0b", ("sm_90",), {}, {}, {}, {"NOTICES.txt": text})
+    metadata = wheel.runtime_metadata(contents, contents.texts, "")
+    (stated,) = re.findall(r"^License-Expression: (.*)$", metadata, re.MULTILINE)
+    assert canonicalize_license_expression(stated) == stated
+    assert stated.startswith(
+        "MIT AND BSD-3-Clause AND Apache-2.0 WITH LLVM-exception AND LicenseRef-LGPL-2.1-or-later-"
+    )
+    assert "NCSA" in stated and "LicenseRef-NVIDIA-CUDA-Toolkit-EULA" in stated and "\nLicense: " not in metadata
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from kiln_recipe.selection import parse_selection
     ],
 )
 def test_versions_that_cannot_be(version, said):
-    with pytest.raises(UsageError, match=f"{said}; for example 0.1.0b, 1.2 or 1.2.0rc1"):
+    with pytest.raises(UsageError, match=f"{said}; for example 0.1.0b, 1.2, 1.2.0rc1 or 1.2.0dev20261125"):
         words.check_version(version)
 
 

@@ -8,7 +8,7 @@ import difflib
 import functools
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from kiln_recipe import plain_yaml
@@ -21,6 +21,14 @@ PTX_DRIVERS = {
 }  # fmt: skip
 _LAST_OF_CUDA_12 = 88
 _ALIKE = 0.6  # words less alike than that share letters by chance
+_MOST_NAMED = 12  # of unknown targets in one sentence
+# Architectures of GPUs that Kiln has no target for: what is asked for is no slip of the pen, and no target is near.
+_OTHERS = frozenset(
+    ("gfx803", "gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c", "gfx940", "gfx941", "gfx1010", "gfx1011",
+     "gfx1012", "gfx1013", "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx1103",
+     "gfx1150", "gfx1152", "gfx1153", "gfx1250", "gfx1251", "sm50", "sm52", "sm53", "sm60", "sm61", "sm62", "sm70",
+     "sm72", "sm75", "sm88", "sm101", "sm110")
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +186,7 @@ def by_name(name: str) -> Target:
     for target in load():
         if target.name == name:
             return target
-    raise UsageError(_unknown(name))
+    raise UsageError(_refusal({name: name}))
 
 
 def group_names() -> frozenset[str]:
@@ -195,9 +203,10 @@ def parse(text: str) -> tuple[Target, ...]:
     `all`. Case, spaces, '-' and '_' within a name do not matter.
 
     Raises:
-        UsageError: an entry is unknown, empty, or asks for a virtual architecture.
+        UsageError: entries are unknown, all of which it names, or empty, or ask for a virtual architecture.
     """
     chosen: set[str] = set()
+    unknown: dict[str, str] = {}  # with what stands behind it in its entry
     for entry in re.split(r"[;,]", text):
         if not entry.strip():
             where = f" in {text!r}" if text.strip() else ""
@@ -211,7 +220,12 @@ def parse(text: str) -> tuple[Target, ...]:
                     del words[:count]
                     break
             else:
-                raise UsageError(_unknown(words[0], " ".join(words)))
+                unknown[words[0]] = " ".join(words)
+                if not _looks_like(words[0]):  # the rest may be a part of the same unknown name
+                    break
+                del words[0]
+    if unknown:
+        raise UsageError(_refusal(unknown))
     return tuple(target for target in load() if target.name in chosen)
 
 
@@ -249,34 +263,60 @@ def _plain(spelling: str) -> str:
     return re.sub(r"[\s_-]", "", spelling).casefold()
 
 
-def _unknown(word: str, rest: str = "") -> str:
+def _refusal(unknown: Mapping[str, str]) -> str:
+    """What is wrong with each word, the keys of `unknown` (values: the rest of their entries), and what there is."""
+    others = list(dict.fromkeys(word.partition(":")[0] for word in unknown if _other(word) in _OTHERS))
+    clauses = [f"Kiln has no target for {', '.join(others[:_MOST_NAMED])}"] if others else []
+    rest = [word for word in unknown if _other(word) not in _OTHERS]
+    clauses += [_unknown(word, unknown[word]) for word in rest[:_MOST_NAMED]]
+    if more := max(len(others) - _MOST_NAMED, 0) + max(len(rest) - _MOST_NAMED, 0):
+        clauses.append(f"{more} more are unknown")
+    vendors = {_looks_like(word) for word in unknown}
+    vendor = vendors.pop() if len(vendors) == 1 else ""
+    owners = {"amd": "AMD's targets", "nvidia": "NVIDIA's targets"}.get(vendor, "the targets")
+    comma = "," if _NEAREST in clauses[-1] else ";"
+    return f"{'; '.join(clauses)}{comma} {owners} are {_list(vendor)}; `kiln targets` lists their GPUs"
+
+
+_NEAREST = "the nearest is"
+
+
+def _looks_like(word: str) -> str:
+    """The vendor of an architecture that is spelled as it spells them, or ""."""
+    if re.match(r"gfx[0-9]", word, re.IGNORECASE):
+        return "amd"
+    return "nvidia" if re.match(r"(sm_?|compute_?)?[0-9]", word, re.IGNORECASE) else ""
+
+
+def _other(word: str) -> str:
+    """An architecture in the spelling of _OTHERS."""
+    name = re.sub(r"-(real|virtual)$", "", word.partition(":")[0].casefold())
+    number = re.fullmatch(r"(?:sm|compute)?_?(\d+)\.?(\d)[af]?", name)
+    return f"sm{number[1]}{number[2]}" if number else name
+
+
+def _unknown(word: str, rest: str) -> str:
     plain, colon, _ = word.partition(":")
     if colon and _plain(plain) in _spellings():
         real = _spellings()[_plain(plain)][0]
-        return (
-            f"target {word!r} names features; say {real}, for Kiln compiles for an architecture without them "
-            f"(the targets are {_list()})"
-        )
+        return f"target {word!r} names features; say {real}, for Kiln compiles for an architecture without them"
     virtual = re.fullmatch(r"(?:compute_?(\S+?)|(\S+?))(?:-virtual)?", word, re.IGNORECASE)
     number = _plain(virtual[1] or virtual[2]) if virtual else ""
     if virtual and (word.casefold().endswith("-virtual") or virtual[1]) and number in _spellings():
         real = _spellings()[number][0]
         if by_name(real).vendor == "amd":
-            return f"target {word!r} asks for PTX, which AMD's GPUs have not; say {real} (the targets are {_list()})"
-        return (
-            f"target {word!r} asks for PTX alone; say {real}, whose pack holds PTX too if KILN_PTX=1 "
-            f"(the targets are {_list()})"
-        )
+            return f"target {word!r} asks for PTX, which AMD's GPUs have not; say {real}"
+        return f"target {word!r} asks for PTX alone; say {real}, whose pack holds PTX too if KILN_PTX=1"
     if word.endswith((".yaml", ".yml")):
-        return f"{word!r} is a file, and no target; a recipe is given by --recipe {word} (the targets are {_list()})"
+        return f"{word!r} is a file, and no target; a recipe is given by --recipe {word}"
     shown = {_plain(name): name for target in load() for name in (target.name, *target.names)}
     shown |= {key: key for key in _spellings() if key not in shown}
     nearest = max(shown, key=lambda key: max(_likeness(word, key), _likeness(rest, key)))
     like = max(_likeness(word, nearest), _likeness(rest, nearest))[0]
-    groups = list(dict.fromkeys(group for target in load() for group in target.groups))
-    close = f"the group {shown[nearest]}" if shown[nearest] in groups else shown[nearest]
-    guess = f"the nearest is {close}, " if like >= _ALIKE and not word.startswith("-") else ""
-    return f"unknown target {word!r}; {guess}the targets are {_list()}, the groups are {', '.join(groups)}, all"
+    is_group = any(shown[nearest] in target.groups for target in load())
+    close = f"the group {shown[nearest]}" if is_group else shown[nearest]
+    guess = f"; {_NEAREST} {close}" if like >= _ALIKE and not word.startswith("-") else ""
+    return f"unknown target {word!r}{guess}"
 
 
 def _likeness(word: str, key: str) -> tuple[float, int]:
@@ -285,5 +325,5 @@ def _likeness(word: str, key: str) -> tuple[float, int]:
     return difflib.SequenceMatcher(None, plain, key, autojunk=False).ratio(), same_start
 
 
-def _list() -> str:
-    return ", ".join(target.name for target in load())
+def _list(vendor: str = "") -> str:
+    return ", ".join(target.name for target in load() if vendor in ("", target.vendor))

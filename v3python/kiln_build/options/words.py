@@ -45,7 +45,7 @@ def check_version(version: str) -> str:
                 what = f", and {number} has {'a leading 0' if number[0] == '0' else 'more than five digits'}"
         raise UsageError(
             f"version {version!r} is not X.Y or X.Y.Z with an optional suffix of small letters and then digits{what}; "
-            "for example 0.1.0b, 1.2 or 1.2.0rc1"
+            "for example 0.1.0b, 1.2, 1.2.0rc1 or 1.2.0dev20261125"
         )
     return version
 

@@ -359,7 +359,8 @@ def _metadata(
         ("Name", name),
         ("Version", python_version(contents.version)),
         ("Summary", summary),
-        ("License", "MIT, and for parts the licences that NOTICES.txt names"),
+        ("Author", "The Kiln authors"),
+        ("License-Expression", _licences(texts)),
         *(("License-File", path) for path in sorted(texts)),
         *(("Classifier", classifier) for classifier in _CLASSIFIERS),
         ("Requires-Python", ">={}.{}".format(*OLDEST)),
@@ -368,6 +369,16 @@ def _metadata(
         ("Description-Content-Type", "text/markdown"),
     ]
     return "".join(f"{key}: {value}\n" for key, value in fields) + "\n" + described
+
+
+def _licences(texts: Mapping[str, str]) -> str:
+    """The SPDX expression of Kiln's licence and those that NOTICES.txt names for parts."""
+    parts = re.findall(r"^Licence: (.+), licences/", texts.get("NOTICES.txt", ""), re.MULTILINE)
+    names = [
+        part if " WITH " in part or " " not in part else "LicenseRef-" + re.sub(r"[^A-Za-z0-9.]+", "-", part)
+        for part in parts
+    ]
+    return " AND ".join(dict.fromkeys(("MIT", *names)))
 
 
 def _wheel(
