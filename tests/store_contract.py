@@ -67,7 +67,7 @@ def has_nothing_at_first(open_store: Open) -> None:
     store = open_store()
     assert store.get(digest(1)) is None and store.get_ir(digest("ir 1")) is None
     assert store.alias(digest(2), digest("ir 1")) is None
-    assert store.durations() == {} and store.info().variants == 0
+    assert store.durations() == {} and store.info().variants == 0 and store.refusal() == ""
     with pytest.raises(ArtifactError, match="missing"):
         store.read(digest("no such object"))
 

@@ -253,6 +253,14 @@ def test_a_full_disk_ends_the_build(build):
     assert build.progress.events[-1] == ("close",)
 
 
+def test_a_store_that_is_read_only_serves_what_it_has_and_refuses_the_rest_at_once(build, monkeypatch):
+    build(variant("a"))
+    monkeypatch.setattr(build.store, "refusal", lambda: "Read-only file system")
+    assert build(variant("a")).reused == 1
+    with pytest.raises(EnvironmentProblem, match="^1 of 2 images are not in the store .*, and it cannot be written"):
+        build(variant("a"), variant("b"), prepare=tasks.die_at_once)
+
+
 def test_logs_that_cannot_be_made(build, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem, match="folder for logs"):

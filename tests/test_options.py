@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln_build import cli
+from kiln_build.base.folder import SharedFolder
 from kiln_build.options import variables, words
 from kiln_build.options.options import (
     check_variables,
@@ -154,6 +155,19 @@ def test_bad_variables(place, name, value, said):
     with pytest.raises(UsageError) as caught:
         door(place, environment={name: value})
     assert said in str(caught.value)
+
+
+def test_a_store_that_is_there_may_be_read_only(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(EnvironmentProblem, match="^KILN_STORE=s cannot be written .Read-only file system.; give"):
+        words.check_store("s", tmp_path)
+    assert SharedFolder(tmp_path / "s").refusal() == "Read-only file system"
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/format").touch()
+    assert words.check_store("s", tmp_path) == str(tmp_path / "s")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -72,6 +73,15 @@ class SharedFolder:
             self._is_made = True
         except OSError as error:
             raise self.problem("write", self.root, error) from error
+
+    def refusal(self) -> str:
+        """Why nothing can be written here, as the system says it; "" if it can be. Nothing is left of the trial."""
+        there = next(folder for folder in (self.root, *self.root.parents) if os.path.lexists(folder))
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=".trial-", dir=there))
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def write(self, path: Path, data: bytes) -> None:
         """A file that appears complete, by rename, in the place of an older one if there is one."""

@@ -141,7 +141,7 @@ def run(
 
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; what was done is in the store.
-        EnvironmentProblem, ToolchainError: nothing can be compiled here: a full disk, no Triton ...
+        EnvironmentProblem, ToolchainError: nothing can be compiled here: a full disk, a read-only store, no Triton ...
     """
     began = time.monotonic()
     identity = toolchain.identity
@@ -165,6 +165,12 @@ def run(
     missing = {names[0]: key for key, names in by_key.items() if key not in found}
     workers = _workers(options, len(missing))
     if missing:
+        if reason := store.refusal():
+            images = f"{len(missing)} of {len(by_key)} images"
+            raise EnvironmentProblem(
+                f"{images} are not in the store {store.location}, and it cannot be written ({reason}); give KILN_STORE "
+                "a folder that you may write to, such as a copy of it"
+            )
         if found:
             progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
         wanted = {name: jobs[key] for name, key in missing.items()}

@@ -200,12 +200,16 @@ def scheme_of(address: str) -> str:
 
 def check_store(word: str, cwd: Path) -> str:
     """The absolute folder of KILN_STORE, or the address that it is; stores.py says which addresses there may be. What
-    is not there is not made: it may lie in a workspace that is still to be.
+    is not there is not made: it may lie in a workspace that is still to be. A store that is there may be read-only: it
+    may have every image, and the farm refuses it if not.
 
     Raises:
-        EnvironmentProblem: the folder cannot be made or written to.
+        EnvironmentProblem: the folder cannot be made or written to, and is not a store.
     """
-    return word if scheme_of(word) else str(_possible(absolute(word, cwd), f"KILN_STORE={word}"))
+    path = absolute(word, cwd)
+    if scheme_of(word) or (path / "format").is_file():
+        return word if scheme_of(word) else str(path)
+    return str(_possible(path, f"KILN_STORE={word}"))
 
 
 def check_log(word: str, cwd: Path) -> str:

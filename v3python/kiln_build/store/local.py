@@ -77,6 +77,9 @@ class LocalStore(Store):
         self.files.remove_entry(self.files.path("index", key))
         self.files.remove_entry(self.files.path("ir", stored.ir))
 
+    def refusal(self) -> str:
+        return self.files.folder.refusal()
+
     # ---- who works on it ----
 
     def claim(

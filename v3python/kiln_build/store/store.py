@@ -118,6 +118,10 @@ class Store(Protocol):
     def forget(self, key: str, stored: StoredImage) -> None:
         """Removes the entries by which this image is found; the next look-up of them is a miss."""
 
+    def refusal(self) -> str:
+        """Why nothing can be put here, "Read-only file system"; "" if it can be, or is not known beforehand."""
+        return ""
+
     # ---- who works on it ----
 
     def claim(self, ir: str, waiting: Callable[[], AbstractContextManager] = ...) -> AbstractContextManager[None]:
