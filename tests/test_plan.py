@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ import small_recipe
 from kiln_build import cli
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
-from kiln_recipe.errors import RecipeError, UsageError
+from kiln_recipe.errors import RecipeError, ToolchainError, UsageError
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import KernelPlan, Plan
 from kiln_recipe.read import recipe
@@ -409,7 +410,31 @@ def test_the_verb_prints_counts_and_an_estimate(capsys, small):
     assert header.split()[:3] == ["TARGET", "KERNEL", "FUNCTIONALS"]
     row = next(line for line in lines if line.startswith("sm_90") and "/norm" in line)
     assert row.split()[1:] == ["small.rms_norm/norm", "12", "of", "18", "4", "3", "96", "0", "heuristic"]
-    assert "170 variants for 2 targets, profile core: about 42 s of compiling" in out and "with 2 at once" in out
+    assert "170 variants for 2 targets, profile core: about 42 s of compiling" in out
+    assert out.endswith("with 2 at once; an empty store is assumed: KILN_STORE or --store names one to look into\n")
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_the_verb_counts_what_the_store_has(capsys, small, tmp_path, monkeypatch, has_triton):
+    def toolchain_of(_tree):
+        if not has_triton:
+            raise ToolchainError("no Triton is installed")
+        return SimpleNamespace(identity="this one")
+
+    monkeypatch.setattr("kiln_build.ledger.ledger.toolchain_of", toolchain_of)
+    store = LocalStore(tmp_path / "store")
+    keys = {variant.spec.key("this one"): variant.name for variant in planned(small).variants}
+    first = next(iter(keys))
+    monkeypatch.setattr(LocalStore, "get", lambda self, key: key if key in keys and key != first else None)
+    for variant in planned(small).variants:
+        store.record_duration(variant.name, 10.0)
+    words = ["plan", "sm_90", "--recipe", str(small.path), "--store", str(tmp_path / "store"), "--jobs", "1"]
+    out = run(capsys, *words)
+    if has_triton:
+        assert "about 10 s of compiling from recorded" in out and f"96 of 97 are in the store {store.location}\n" in out
+    else:
+        assert "about 16 min of compiling" in out and "without Triton it is not known which images it has" in out
+    assert json.loads(run(capsys, *words, "--json"))["stored"] == (96 if has_triton else None)
 
 
 def test_what_multiplies_no_matrices_is_estimated_lower(capsys, tmp_path, monkeypatch):
@@ -447,6 +472,7 @@ def test_the_verb_estimates_from_recorded_durations(capsys, small, tmp_path):
     )
     document = json.loads(out)
     assert document["variants"] == 97 and document["seconds"] == 970.0 and document["durations"] == "recorded"
+    assert document["stored"] in (0, None), "None where no Triton is installed"
     assert [kernel["kernel"] for kernel in document["kernels"]] == ["small.rms_norm/norm", "small.rms_norm/count"]
     names = [variant["name"] for kernel in document["kernels"] for variant in kernel["variants"]]
     assert names == [variant.name for variant in planned(small).variants]

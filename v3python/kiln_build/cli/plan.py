@@ -20,11 +20,12 @@ from kiln_build.base.spelling import say, spell_estimate
 from kiln_build.base.usage import add_families, count, filled, one_of, path, selection
 from kiln_build.options import options, words
 from kiln_recipe import targets
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
     from kiln_build.options.variables import BuildVariables
+    from kiln_build.store.store import Store
     from kiln_recipe.plan.model import Functional, KernelPlan, Plan, Variant
 
 _WITHOUT_PRODUCTS = 0.2  # of the seconds of attention: kernels of elements and rows took 0.1 to 0.4 s
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--store", type=filled("--store", "a store, or a build's workspace"), metavar="FOLDER",
-        help="a store, or a build's workspace, with durations to use; default: KILN_STORE",
+        help="a store, or a build's workspace: its images are not counted, its durations are used; default: KILN_STORE",
     )  # fmt: skip
     parser.add_argument(
         "--jobs",
@@ -103,9 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for warning in the_plan.warnings:
         say(f"warning: {warning}")
-    durations = _durations(arguments.store, asked.store)
+    held = _look_up(the_plan, _open(arguments.store, asked.store))
     jobs = arguments.jobs or asked.jobs or machine.usable_cpus()
-    times = _Times(durations)
+    times = _Times(held)
     if arguments.json:
         print(json.dumps(_document(the_plan, times, jobs), indent=2))
         return 0
@@ -126,27 +127,69 @@ def _asked(arguments: argparse.Namespace) -> BuildVariables:
     return options.read_build_variables(environment)
 
 
-def _durations(named: str | None, usual: str | None) -> Mapping[str, float]:
-    """What the store knows; a build makes the usual one, so that may be missing yet."""
+def _open(named: str | None, usual: str | None) -> Store | None:
+    """The store that is asked; a build makes the usual one, so that may be missing yet."""
     place = named or (usual if usual and (words.scheme_of(usual) or Path(usual).is_dir()) else None)
     if place is None:
-        return {}
+        return None
     from kiln_build.store.stores import open_store
 
-    return open_store(place, there=named is not None).durations()
+    return open_store(place, there=named is not None)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a store has for a plan.
+
+    Attributes:
+        durations: seconds that variants took, by name.
+        names: of the variants whose images it has; None: that is not known.
+        note: what is said of it.
+    """
+
+    durations: Mapping[str, float]
+    names: frozenset[str] | None
+    note: str
+
+
+def _look_up(the_plan: Plan, store: Store | None) -> _Held:
+    if store is None:
+        return _Held({}, None, "an empty store is assumed: KILN_STORE or --store names one to look into")
+    from kiln_build.farm.job import Job
+    from kiln_build.ledger.ledger import toolchain_of
+    from kiln_recipe.compile import lock
+
+    durations = store.durations()
+    try:
+        identity = toolchain_of(ROOT).identity
+    except ToolchainError:  # every key depends on it
+        why = "without Triton it is not known which images it has; KILN_WORKSPACE=<a build's workspace> uses that one's"
+        return _Held(durations, None, f"{store.location} has the durations; {why}")
+    others = lock.read_lock(ROOT / "input" / lock.LOCK_NAME).overrides  # compiled by another Triton
+    ours = {target.name for target in the_plan.targets if not any(target.is_called(name) for name in others)}
+    names = frozenset(
+        variant.name
+        for variant in the_plan.variants
+        if variant.target in ours and store.get(Job.of(variant.spec, identity).key) is not None
+    )
+    return _Held(durations, names, f"{len(names)} of {len(the_plan.variants)} are in the store {store.location}")
 
 
 class _Times:
-    """Seconds of variants: recorded, of their relatives, or what a target's compiler usually takes."""
+    """Seconds that variants will take, those that the store has aside: recorded, of their relatives, or what a
+    target's compiler usually takes."""
 
-    def __init__(self, durations: Mapping[str, float]) -> None:
+    def __init__(self, held: _Held) -> None:
         from kiln_build.farm.schedule import Estimates
 
-        self.recorded = Estimates(durations)
+        self.held = held
+        self.recorded = Estimates(held.durations)
 
     def __call__(self, variants: Sequence[Variant]) -> float:
         total = 0.0
         for variant in variants:
+            if variant.name in (self.held.names or ()):
+                continue
             recorded = self.recorded(variant.name)
             total += _usual_seconds(variant) if recorded is None else recorded
         return total
@@ -212,7 +255,7 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
     variants, on = _count(len(the_plan.variants), "variant"), _count(len(the_plan.targets), "target")
     print(
         f"\n{variants} for {on}, profile {the_plan.profile}: about {spell_estimate(total)} of compiling {source}, "
-        f"{spell_estimate(total / jobs)} with {jobs} at once"
+        f"{spell_estimate(total / jobs)} with {jobs} at once; {times.held.note}"
     )
 
 
@@ -284,6 +327,7 @@ def _document(the_plan: Plan, times: _Times, jobs: int) -> dict:
         "profile": the_plan.profile,
         "targets": [target.name for target in the_plan.targets],
         "variants": len(the_plan.variants),
+        "stored": None if times.held.names is None else len(times.held.names),
         "seconds": round(total, 1),
         "seconds_elapsed": round(total / jobs, 1),
         "jobs": jobs,
