@@ -38,6 +38,22 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 # ---- what there is ---------------------------------------------------------------------------------------------------
 
 
+def test_what_was_left_out_counts_as_listed_and_not_as_compiled(runtime, monkeypatch):
+    """As in releases of a selection, whose packs list all variants of the profile."""
+    core = information.core_of(runtime)
+    rows = core.variants(None, None)
+    rows[0]["unavailable"] = "this build was made for dtype=bf16 alone"
+
+    class Core:
+        def __getattr__(self, name: str) -> object:
+            return (lambda *_: rows) if name == "variants" else getattr(core, name)
+
+    monkeypatch.setattr(information, "core_of", lambda _: Core())
+    (target,) = kiln.info(runtime).targets
+    assert (target.variants, target.compiled) == (len(rows), len(rows) - 1)
+    assert [variant.unavailable for variant in kiln.variants(runtime=runtime)][:2] == [rows[0]["unavailable"], None]
+
+
 def test_info(runtime, fake):
     info = kiln.info(runtime)
     assert info.version == kiln.__version__ == _core.version() and info.families == ("flash",)
@@ -45,6 +61,7 @@ def test_info(runtime, fake):
     every = kiln.variants(runtime=runtime)
     assert target.name == "sm_90" and target.variants == len(every)
     assert target.images == len({variant.key for variant in every if variant.unavailable is None})
+    assert target.compiled == len([variant for variant in every if variant.unavailable is None])
     assert info.pack_problem is None
     assert (info.profile, info.selection) == ("full", "family=flash") and info.dtypes == ("bf16", "fp16", "fp32")
     assert info.location == str(Path(kiln.__file__).parent)
@@ -77,7 +94,8 @@ def test_info_says_what_attention_there_is():
             ("norm.rms_norm", "dtype=fp64 head_dim=7", None),
         )
     ]
-    assert information._served(types.SimpleNamespace(variants=lambda *_: rows)) == (("bf16", "fp16"), (64, 128))
+    listed = information._listed(types.SimpleNamespace(variants=lambda *_: rows), "sm_90")
+    assert information._served(listed) == (("bf16", "fp16"), (64, 128))
 
 
 def test_info_of_damaged_packs(fake, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,16 @@ class Target:
 
     Attributes:
         name: "sm_90", "gfx942".
-        variants: how many its pack lists.
+        variants: how many its pack lists, also those that the build left out and has no image of, which are most.
         images: how many were compiled for them, one for each key, which several variants may share; of those that
             came out alike the pack holds one, and `kiln inspect` counts that.
+        compiled: how many of `variants` have an image, as `kiln list` counts.
     """
 
     name: str
     variants: int
     images: int
+    compiled: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Variant:
-    """One compiled kernel, as `variants()` and `explain()` show it.
+    """A compiled kernel, or one that the build left out (`unavailable`), as `variants()` and `explain()` show it.
 
     Attributes:
         key: 64 hexadecimal digits, which force_keys takes.
@@ -185,7 +189,9 @@ def info(runtime: Runtime | None = None) -> Info:
     """
     core = core_of(runtime)
     targets, _, failure = core.targets()
-    dtypes, head_dims = _served(core)
+    listed = [row for name, *_ in targets for row in _listed(core, name)]
+    dtypes, head_dims = _served(listed)
+    compiled = Counter(row["target"] for row in listed)
     rows, status, sentence = core.devices()
     names = [name.partition(".")[0] for name in core.operations()]
     is_failed = status not in (0, NoDeviceError.status)
@@ -198,7 +204,7 @@ def info(runtime: Runtime | None = None) -> Info:
         selection=_release.SELECTION,
         dtypes=dtypes,
         head_dims=head_dims,
-        targets=tuple(Target(*row) for row in targets),
+        targets=tuple(Target(*row, compiled=compiled[row[0]]) for row in targets),
         devices=tuple(_device(row) for row in rows),
         drivers=tuple(_driver(vendor) for vendor in _VENDORS),
         pack_problem=failure or None,
@@ -206,15 +212,17 @@ def info(runtime: Runtime | None = None) -> Info:
     )
 
 
-def _served(core: _core.Runtime) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Dtypes and head dimensions of attention's images; none where the packs cannot be used."""
+def _listed(core: _core.Runtime, target: str) -> list[dict[str, Any]]:
+    """A target's variants that have an image; none where its pack cannot be used."""
     try:
-        rows = core.variants(None, None)
+        return [row for row in core.variants(None, target) if not row["unavailable"]]
     except KilnError:
-        return (), ()
-    functionals = {
-        row["functional"] for row in rows if row["operation"].startswith("flash.attn_") and not row["unavailable"]
-    }
+        return []
+
+
+def _served(listed: Iterable[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Dtypes and head dimensions of attention's images."""
+    functionals = {row["functional"] for row in listed if row["operation"].startswith("flash.attn_")}
     words = [word.partition("=") for functional in functionals for word in functional.split()]
     found = {name: sorted({value for own, _, value in words if own == name}) for name in ("dtype", "head_dim")}
     return tuple(found["dtype"]), tuple(sorted(map(int, found["head_dim"])))
@@ -238,10 +246,12 @@ def devices(runtime: Runtime | None = None) -> list[Device]:
 def variants(
     operation: str | None = None, target: str | None = None, *, runtime: Runtime | None = None
 ) -> list[Variant]:
-    """The compiled kernels in the packs that are found. Needs no device and no driver.
+    """What the packs that are found list: compiled kernels, and those that the build left out, with the reason in
+    `unavailable`. Needs no device and no driver.
 
         for variant in kiln.variants("flash.attn_fwd", "sm_90"):
-            print(variant)
+            if variant.unavailable is None:
+                print(variant)
 
     Args:
         operation: "flash.attn_fwd"; None: all.
