@@ -124,6 +124,12 @@ def test_no_room(small_tmpfs):
     with pytest.raises(EnvironmentProblem, match=r"has 64.0 MiB free, and a build needs 256.0 MiB"):
         with own_workspace(small_tmpfs / "w", print, False, installs=False):
             pass
+    assert not (small_tmpfs / "w").exists(), "what is refused leaves nothing"
+    (small_tmpfs / "w/venv").mkdir(parents=True)
+    (small_tmpfs / "w" / workspace.WORKSPACE_LOCK).touch()
+    with pytest.raises(EnvironmentProblem, match=r"has 64.0 MiB free"), own_workspace(small_tmpfs / "w", print, False):
+        pass
+    assert workspace.is_workspace(small_tmpfs / "w"), "but for a workspace that was there"
 
 
 def test_a_folder_that_cannot_be_made():

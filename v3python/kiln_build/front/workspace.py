@@ -110,12 +110,26 @@ def own_workspace(path: Path, say: Callable[[str], None], clean: bool, *, instal
     Raises:
         EnvironmentProblem: it cannot be made or written, or has too little room.
     """
+    was_there = path.exists()
     with locked(path, say):
         if clean:
             ours = os.path.realpath(sys.prefix)
             clean_workspace(path, [name for name in WORKSPACE_PARTS if os.path.realpath(path / name) == ours])
-        check_room(path, installs)
+        try:
+            check_room(path, installs)
+        except EnvironmentProblem:
+            _leave_nothing(path, was_there)
+            raise
         yield path
+
+
+def _leave_nothing(path: Path, was_there: bool) -> None:
+    """Takes the lock, which we hold, out of a folder with nothing else in it, and the folder away if it is new."""
+    with contextlib.suppress(OSError):
+        if [entry.name for entry in path.iterdir()] == [WORKSPACE_LOCK]:
+            (path / WORKSPACE_LOCK).unlink()
+            if not was_there:
+                path.rmdir()
 
 
 @contextlib.contextmanager
