@@ -114,7 +114,7 @@ def test_a_file_of_a_profile_s_name_is_not_the_profile(
     (tmp_path / "core").write_text("mine")
     assert cli.main(["coverage", "core", "--model", "head_dim=64", "--target", "sm_90"]) == 0
     assert cli.main(["coverage", "./core", "--model", "head_dim=64", "--target", "sm_90"]) != 0
-    assert "core is not a file of Kiln's" in capsys.readouterr().err
+    assert "core is not a release, a pack or an image" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("profile", "where"), [("core", " with the profile full"), ("full", "")])
@@ -194,7 +194,9 @@ def test_a_page_shows_the_answers_and_replaces_only_a_page(tmp_path: Path, capsy
     (tmp_path / "page.html").write_text("mine")
     assert cli.main(words) == 2
     assert (tmp_path / "page.html").read_text() == "mine"
-    assert "is not a page made by kiln" in capsys.readouterr().err
+    assert "is not a page of `kiln coverage`, so it stays" in capsys.readouterr().err
+    assert cli.main(["coverage", "core", "--model", "head_dim=64", "--html", "-"]) == 2
+    assert "--html - would be a file called '-'; give its name, or ./- for that one" in capsys.readouterr().err
 
 
 def test_images_are_listed_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -436,8 +436,8 @@ def test_nothing_of_kilns(tmp_path, capsys):
     (tmp_path / "other.tar.gz").write_bytes(deflate.gzip_compress(plain.getvalue(), 6))
     os.mkfifo(tmp_path / "fifo")
     for name, message in (
-        ("text", "is not a file of Kiln's; give a release's tarball"),
-        ("empty", "is not a file of Kiln's"),
+        ("text", "is not a release, a pack or an image; give a release's tarball"),
+        ("empty", "is not a release, a pack or an image"),
         ("other.tar.gz", "the header at byte 0 is not of a file, a folder or a link"),
         (".", "is not an unpacked release: it has no share/kiln/manifest.json; give a release's tarball"),
     ):
@@ -736,7 +736,7 @@ def test_a_page_takes_no_other_files_place(tmp_path, capsys, over):
     before = page.read_bytes()
     assert main(["inspect", str(artifact), "--html", str(page)]) == 2
     assert (
-        f"--html {page} exists and is not a page made by kiln, so it stays; give a name that does not exist yet"
+        f"--html {page} exists and is not a page of `kiln inspect`, so it stays; give a name that does not exist yet"
         in capsys.readouterr().err
     )
     assert page.read_bytes() == before

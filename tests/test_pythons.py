@@ -94,9 +94,7 @@ def test_what_is_no_python(tmp_path, text):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     for command in (str(path), str(tmp_path / "nowhere"), str(tmp_path)):
-        with pytest.raises(
-            EnvironmentProblem, match="is not a Python that can be run; name one, for example python3.12"
-        ):
+        with pytest.raises(EnvironmentProblem, match="cannot be run as a Python; name one that is installed"):
             headers_of(command)
 
 

@@ -24,9 +24,12 @@ from fakes import Array
 
 import kiln
 from kiln import _core, information
+from kiln.__main__ import main as command
 
 SHAPE = (1, 2, 8, 64)
 PACKAGE = str(Path(kiln.__file__).parent)
+
+NO_PACK = "kiln: no pack can be used, so nothing can run; the `targets` and `problem` that it prints tell more"
 
 
 def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -144,32 +147,45 @@ def test_without_a_driver():
         assert vendors["NVIDIA"].version is None and "libcuda.so.1" in vendors["NVIDIA"].problem
 
 
-def test_command(tmp_path):
-    done = python("-m", "kiln", "info")
-    assert done.returncode == 0 and done.stdout.startswith(f"Kiln {kiln.__version__} in ") and not done.stderr
-    assert json.loads(python("-m", "kiln", "info", "--json").stdout)["version"] == kiln.__version__
-    assert python("-m", "kiln", "--help").stdout.startswith("usage: python -m kiln info [--json]")
+def test_command(runtime, monkeypatch, capsys):
+    info = kiln.info(runtime)
+    monkeypatch.setattr(kiln, "info", lambda: info)
+    assert command(["info"]) == 0
+    done = capsys.readouterr()
+    assert done.out.startswith(f"Kiln {kiln.__version__} in ") and not done.err
+    assert command(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == kiln.__version__
+    for words in (["--help"], ["info", "--help"]):
+        done = python("-m", "kiln", *words)
+        assert done.returncode == 0 and done.stdout.startswith("usage: python -m kiln info [--json]")
     for words in ((), ("inof",), ("info", "--jsn"), ("info", "info")):
         done = python("-m", "kiln", *words)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "usage: python -m kiln info" in done.stderr
+
+
+def test_the_command_fails_where_no_pack_can_be_used():
+    """As here: the pack beside the library is not its own."""
+    done = python("-m", "kiln", "info", "--json")
+    assert done.returncode == 10 and json.loads(done.stdout)["targets"] == []
+    assert done.stderr == f"{NO_PACK}\n"
 
 
 @pytest.mark.parametrize("words", ["info", "info --json", "--help"])
 @pytest.mark.parametrize(
     ("to", "codes", "said"),
     [
-        ("| true; exit ${PIPESTATUS[0]}", (0, 141), ""),
+        ("| true; exit ${PIPESTATUS[0]}", (0, 10, 141), ""),
         (">/dev/full", (7,), "kiln: the output cannot be written (No space left on device); make room on its disk\n"),
         (">/dev/full 2>&1", (7,), ""),
         (">/dev/full 2>&-", (7,), ""),
         ("1</dev/null", (7,), "kiln: the output cannot be written (Bad file descriptor)\n"),
-        (">&-", (0,), ""),
+        (">&-", (0, 10), ""),
     ],
 )
 def test_output_that_nobody_takes(words, to, codes, said):
     command = f"{shlex.quote(sys.executable)} -m kiln {words} {to}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert done.returncode in codes and done.stderr == said
+    assert done.returncode in codes and done.stderr == (f"{NO_PACK}\n" if done.returncode == 10 else said)
 
 
 @pytest.mark.parametrize("to", ["2>/dev/full", "2>&1 | true; exit ${PIPESTATUS[0]}", "2>&-"])

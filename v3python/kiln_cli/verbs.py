@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 
 from kiln_cli import GROUP
 
-_BROUGHT_BY = "kiln-runtime brings what runs kernels, kiln-build what builds them: pip install one of them"
+_BROUGHT_BY = {"kiln-runtime": "what runs kernels", "kiln-build": "what builds them"}
 _USAGE, _ENVIRONMENT = 2, 7  # exit codes, as those of kiln_recipe.errors
 
 
@@ -19,7 +19,7 @@ def run(words: Sequence[str]) -> int:
         return _refuse("standard output is closed; leave it open, or send it to a file or /dev/null", _ENVIRONMENT)
     verbs = find_verbs()
     if not verbs:
-        return _refuse(f"no command is installed; {_BROUGHT_BY}", _ENVIRONMENT)
+        return _refuse(f"no command is installed{_others(verbs)}", _ENVIRONMENT)
     if not words:
         print(_overview(verbs), file=sys.stderr)
         return _USAGE
@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     if words[0] not in verbs:
         near = difflib.get_close_matches(words[0], verbs, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(verbs)}; {_BROUGHT_BY}"
+        hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(verbs)}{_others(verbs)}"
         return _refuse(f"unknown command {words[0]!r}; {hint}", _USAGE)
     return verbs[words[0]].load()(words)
 
@@ -56,6 +56,13 @@ def _versions(verbs: Mapping[str, EntryPoint]) -> Iterator[str]:
             yield f"{name} {version(name)}"
         except PackageNotFoundError:
             continue
+
+
+def _others(verbs: Mapping[str, EntryPoint]) -> str:
+    """What could be installed besides, if anything."""
+    there = {_distribution(point) for point in verbs.values()}
+    others = {name: what for name, what in _BROUGHT_BY.items() if name not in there}
+    return f"; pip install {' or '.join(f'{name} ({what})' for name, what in others.items())}" if others else ""
 
 
 def _distribution(point: EntryPoint) -> str:

@@ -99,7 +99,7 @@ class LedgerError(KilnError):
 
 
 class NotServed(KilnError):
-    """`kiln coverage --check` found a use that is not served."""
+    """`kiln coverage --check` found a use that is not served, or `kiln info` no pack that can be used."""
 
     exit_code = 10
 

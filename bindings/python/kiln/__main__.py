@@ -9,14 +9,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from kiln_recipe.errors import NotServed
+
 _USAGE = "usage: python -m kiln info [--json]"
 
 
 def main(words: Sequence[str]) -> int:
     """Runs a command; returns the exit code: 2 for a word that cannot be, 5 where the libraries cannot be loaded, 7
-    where what it prints cannot be written, 141 where it is not read."""
+    where what it prints cannot be written, 10 where no pack can be used, 141 where the output is not read."""
     code, text = _answer(words)
-    if code:
+    if code not in (0, NotServed.exit_code):
         _say(text)
         return code
     try:
@@ -31,7 +33,9 @@ def main(words: Sequence[str]) -> int:
         room = "; make room on its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         _say(f"kiln: the output cannot be written ({error.strerror}){room}")
         return 7
-    return 0
+    if code:
+        _say("kiln: no pack can be used, so nothing can run; the `targets` and `problem` that it prints tell more")
+    return code
 
 
 def _say(text: str) -> None:
@@ -54,9 +58,12 @@ def _drop_output() -> None:
 
 
 def _answer(words: Sequence[str]) -> tuple[int, str]:
-    """The exit code, and what is printed: where that is not 0, the sentence for standard error."""
-    if list(words) in (["-h"], ["--help"], ["help"]):
-        return 0, f"{_USAGE}\n\nPrints version, targets with packs, drivers and devices; with --json, for programs."
+    """The exit code, and what is printed: where the command fails, the sentence for standard error."""
+    if words and (words[0] == "help" or {"-h", "--help"} & {*words}):
+        return 0, (
+            f"{_USAGE}\n\nPrints version, targets with packs, drivers and devices; with --json, for programs.\n"
+            f"Exits with {NotServed.exit_code} if no pack can be used."
+        )
     if not words or words[0] != "info" or any(word != "--json" for word in words[1:]):
         wrong = next((w for i, w in enumerate(words) if w != ("--json" if i else "info")), "")
         return 2, f"kiln: {f'unknown argument {wrong!r}' if wrong else 'a command is missing'}; {_USAGE}"
@@ -65,7 +72,8 @@ def _answer(words: Sequence[str]) -> tuple[int, str]:
     except ImportError as error:  # in a checkout, say
         return 5, f"kiln: {error}"
     found = info()
-    return 0, json.dumps(found.as_dict(), indent=2) if "--json" in words else str(found)
+    code = 0 if found.targets else NotServed.exit_code
+    return code, json.dumps(found.as_dict(), indent=2) if "--json" in words else str(found)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def open_artifact(path: Path, right: str = WHAT) -> Release | PackFile | ImageFi
                 return _image(path, file.read(LARGEST_IMAGE + 1))
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {right}") from error
-    raise ArtifactError(f"{path} is not a file of Kiln's; {right}")
+    raise ArtifactError(f"{path} is not a release, a pack or an image; {right}")
 
 
 def _image(path: Path, data: bytes) -> ImageFile:

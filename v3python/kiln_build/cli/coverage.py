@@ -88,7 +88,7 @@ def _write_page(
 ) -> None:
     from kiln_build.coverage import page
 
-    path = check_new_file(arguments.html, Path.cwd(), "--html", page.BEGIN.encode(), "page")
+    path = check_new_file(arguments.html, Path.cwd(), "--html", page.BEGIN.encode(), "page of `kiln coverage`")
     check_outside(path, Path(arguments.source), f"--html {arguments.html}")
     try:
         with appear(path) as fresh:

@@ -83,7 +83,7 @@ def check(arguments: argparse.Namespace) -> None:
 def _bundle_file(word: Path) -> Path:
     from kiln_build.fetch import bundle
 
-    return words.check_new_file(word, Path.cwd(), "--bundle", bundle.BEGIN, "bundle")
+    return words.check_new_file(word, Path.cwd(), "--bundle", bundle.BEGIN, "bundle of `kiln fetch`")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -223,7 +223,7 @@ def _page_file(artifact: Release | PackFile | ImageFile, word: str) -> Path:
     """Where the page is to be written; nothing of what it shows is replaced, or gets another file among its own."""
     from kiln_build.artifacts.picture import BEGIN
 
-    path = check_new_file(word, Path.cwd(), "--html", BEGIN.encode(), "page")
+    path = check_new_file(word, Path.cwd(), "--html", BEGIN.encode(), "page of `kiln inspect`")
     check_outside(path, artifact.path, f"--html {word}")
     return path
 

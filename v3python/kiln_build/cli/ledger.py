@@ -27,7 +27,7 @@ kiln ledger                                     does the ledger match the tree? 
 kiln ledger --update --store workspace          compile images with new keys, and write the ledger
 kiln ledger --update --store workspace --targets sm_90 --select "kernel=attn_fwd;head_dim=64"
 kiln ledger --sample 40                         also compile 40 images again and compare
-kiln ledger --against v0.1 --json               what is worse than in that revision
+kiln ledger --against HEAD^ --json              what is worse than in that revision
 """
 
 

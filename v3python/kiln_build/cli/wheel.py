@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels
-kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --python python3.12 --target sm_90"""
+kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --python python3 --target sm_90"""
 
 
 _RIGHT = "a release's tarball, or the folder that it was unpacked to"

@@ -86,7 +86,9 @@ def headers_of(python: str) -> Headers:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         facts = None
     if facts is None:
-        raise EnvironmentProblem(f"{python} is not a Python that can be run; name one, for example python3.12")
+        raise EnvironmentProblem(
+            f"{python} cannot be run as a Python; name one that is installed, by its command or its path"
+        )
     name = f"{python} (Python {facts['full']})"
     if facts["implementation"] != "cpython" or tuple(facts["version"]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))

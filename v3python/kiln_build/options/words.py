@@ -139,12 +139,14 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
     Args:
         what: the sentence's first word, "--html".
         begins: what all files of this kind begin with.
-        kind_of_file: "page".
+        kind_of_file: "page of `kiln inspect`".
 
     Raises:
-        UsageError: a file of another kind is there.
+        UsageError: a file of another kind is there, or it is the word by which some commands mean standard output.
         EnvironmentProblem: something is there that is no file, or there is no such folder.
     """
+    if str(word) == "-":
+        raise UsageError(f"{what} - would be a file called '-'; give its name, or ./- for that one")
     path = absolute(word, cwd)
     try:
         path = path.resolve()
@@ -160,8 +162,7 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
             raise EnvironmentProblem(f"{what} {word} is {_kind(path)}; give a file, or a name that does not exist yet")
         if not is_of_kind(path, begins):
             raise UsageError(
-                f"{what} {word} exists and is not a {kind_of_file} made by kiln, so it stays; "
-                "give a name that does not exist yet"
+                f"{what} {word} exists and is not a {kind_of_file}, so it stays; give a name that does not exist yet"
             )
     return path
 

@@ -40,7 +40,7 @@ from kiln_build.release import notices, replacement
 from kiln_build.release.release import PLATFORM
 from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_recipe.compile import lock, toolchain
-from kiln_recipe.errors import ArtifactError, ToolchainError
+from kiln_recipe.errors import ArtifactError, ToolchainError, UsageError
 from kiln_recipe.selection import PROFILES
 
 RECIPE = "kiln-recipe"
@@ -126,12 +126,13 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
         targets: whose packs; empty: all.
 
     Raises:
-        ArtifactError: the release is damaged, has no such pack, or not the libraries.
+        UsageError: the release has no images for one of the targets.
+        ArtifactError: it is damaged, or has not the libraries.
     """
     packs = {row["name"]: row["pack"] for row in release.manifest["targets"] if row.get("pack")}
     for target in targets:
         if target not in packs:
-            raise ArtifactError(f"{release.path} has no images for {target}; it has {', '.join(packs) or 'none'}")
+            raise UsageError(f"{release.path} has no images for {target}; it has {', '.join(packs) or 'none'}")
     wanted = {f"{IMAGES}/{packs[target]}": target for target in targets or packs}
     found = dict(_taken(release, set(wanted), folder))
     for path in (*(f"lib/{name}" for name in extension.LIBRARIES), *wanted):
