@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -349,3 +350,12 @@ def test_a_family_gets_no_name_that_a_release_has(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(ADD)
     assert cli.main(["recipes", "--new", str(tmp_path / "torch.py")]) == 0
     assert recipe.load(tmp_path / "recipe.yaml").family == "torch_family"
+
+
+def test_the_next_commands_can_be_pasted(tmp_path, capsys):
+    folder = tmp_path / "a b's"
+    folder.mkdir()
+    (folder / "kernel.py").write_text((EXAMPLES / "silu/silu.py").read_text())
+    assert cli.main(["recipes", "--new", str(folder / "kernel.py"), "silu"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("next: ", "then: "))]
+    assert [shlex.split(line)[-1] for line in lines] == [str(folder / "recipe.yaml")] * 2

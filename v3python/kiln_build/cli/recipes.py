@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,8 +95,8 @@ def _write_new(arguments: argparse.Namespace) -> int:
     recipe.load(output)
     print(f"wrote {_shown(output)}; {checks} places to check are marked TODO")
     kiln = command()
-    print(f"next: {kiln} plan sm_90 --recipe {_shown(output)}")
-    print(f"then: {kiln} build input workspace output 0.1.0b sm_90 --recipe {_shown(output)}")
+    print(f"next: {kiln} plan sm_90 --recipe {shlex.quote(_shown(output))}")
+    print(f"then: {kiln} build input workspace output 0.1.0b sm_90 --recipe {shlex.quote(_shown(output))}")
     return 0
 
 
