@@ -50,7 +50,7 @@ if (($# == 0)); then
     exit 2
 fi
 if [[ ! -e /dev/fd/1 ]]; then
-    echo "kiln: standard output is closed; leave it open, or send it to a file or /dev/null" >&2
+    echo "kiln: standard output is closed; leave it open, or send it to a file or /dev/null" >&2 || true # closed too
     exit 7
 fi
 if ! pwd -P >/dev/null 2>&1; then

@@ -163,11 +163,19 @@ def test_a_defect_stays_a_traceback():
         guarded(half)
 
 
-@pytest.mark.parametrize(("result", "code", "said"), [("full", 7, "cannot be written"), ("closed", 141, "")])
+@pytest.mark.parametrize(
+    ("result", "code", "said"),
+    [
+        ("full", 7, "kiln: p is whole, but standard output cannot be written (No space left on device)"),
+        ("closed", 141, ""),
+    ],
+)
 def test_a_result_that_nobody_takes(result, code, said):
     """The release is there; who reads its name is gone, or has no room for it."""
     script = (
-        "import sys; from kiln_build.front.interruption import guarded; sys.exit(guarded(lambda _: print('p') or 0))"
+        "import sys; from kiln_build.base.spelling import print_made; "
+        "from kiln_build.front.interruption import guarded; "
+        "sys.exit(guarded(lambda _: print_made('p', 'p is whole') or 0))"
     )
     if result == "full":
         takes = os.open("/dev/full", os.O_WRONLY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kiln_recipe.errors import escaped, forget_output
+from kiln_recipe.errors import EnvironmentProblem, escaped, forget_output
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -17,6 +17,25 @@ def say(text: str) -> None:
         print(escaped(f"kiln: {text}"), file=sys.stderr, flush=True)
     except OSError:
         forget_output()
+
+
+def print_made(result: str, what: str) -> None:
+    """The result of a command that has made something, on standard output.
+
+    Args:
+        what: says that it was made: "the release /out/x was made".
+
+    Raises:
+        EnvironmentProblem: it cannot be written there, which is no fault of the disk that was written to.
+        BrokenPipeError: the reader has gone.
+    """
+    try:
+        print(result, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget_output()
+        raise EnvironmentProblem(f"{what}, but standard output cannot be written ({error.strerror})") from error
 
 
 def spell_seconds(seconds: float) -> str:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kiln_build.base import ROOT
-from kiln_build.base.spelling import say
+from kiln_build.base.spelling import print_made, say
 from kiln_build.base.usage import add_families, filled
 from kiln_build.front import source, workspace
 from kiln_build.options import options
@@ -108,5 +108,6 @@ def _build(arguments: argparse.Namespace) -> int:
         what = f"the lock has another Triton for {', '.join(named)}" if named else "KILN_TRITON=source"
         raise UsageError(f"{what}: `kiln build` compiles with the Triton of its own environment; use build.sh")
     with workspace.own_workspace(made.workspace, say, made.build.clean, installs=False):
-        print(build.build(made))
+        tarball = build.build(made)
+    print_made(str(tarball), f"the release {tarball} is whole")
     return 0

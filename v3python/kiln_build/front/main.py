@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kiln_build.base import ROOT, progress
-from kiln_build.base.spelling import say
+from kiln_build.base.spelling import print_made, say
 from kiln_build.front import cache, engine, packages, source, triton
 from kiln_build.front.interruption import Interruption, guarded
 from kiln_build.front.signals import leave
@@ -33,7 +33,8 @@ def _run(words: Sequence[str], interruption: Interruption) -> int:
     if chosen is not None:
         return engine.build(chosen, door, ROOT, say)
     interruption.first = make_helpers_stop()
-    print(_build_here(door))
+    made = _build_here(door)
+    print_made(str(made), f"the release {made} is whole")
     return 0
 
 
