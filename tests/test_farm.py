@@ -85,7 +85,7 @@ def test_compiles_what_is_missing_and_only_that(build):
     second = build(*[variant(f"v{n}") for n in range(7)])
     assert (second.compiled, second.reused) == (2, 5)
     assert build.progress.events[0] == ("message", "5 of 7 images are in the store")
-    assert build.progress.events[1][1].startswith("2 images to compile, 2 workers, about ")
+    assert build.progress.events[1][1].startswith("2 images to compile, 2 workers")  # how long: by what these took
     assert build.progress.events[2] == ("start", 2)
     assert build.progress.events[-1] == ("close",)
 
