@@ -158,6 +158,11 @@ class Target:
         return 0 if name == "default" else -1
 
 
+def ptx_number(version: str) -> int:
+    """86 of "8.6", as PTX versions are compared; 0 of "", which is said of what has none."""
+    return int(version.replace(".", "") or 0)
+
+
 @functools.cache
 def load() -> tuple[Target, ...]:
     """All targets, in the table's order."""

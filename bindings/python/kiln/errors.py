@@ -174,7 +174,8 @@ def with_package(sentence: str) -> str:
 def in_source_tree() -> bool:
     """Whether this package is a checkout's, which has no extension and no generated module."""
     package = Path(__file__).parent
-    return not any(package.glob("_core.*.so")) and (package.parents[2] / "tritonsrc/flash/recipe.yaml").is_file()
+    tree = package.parent.parent.parent  # at any depth, where `parents` may have no third
+    return not any(package.glob("_core.*.so")) and (tree / "tritonsrc/flash/recipe.yaml").is_file()
 
 
 def needs_extension(name: str) -> NoReturn:

@@ -36,7 +36,7 @@ from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.plan.model import Variant
 from kiln_recipe.shape import plain
-from kiln_recipe.targets import Target
+from kiln_recipe.targets import Target, ptx_number
 
 # What one needs who makes a manifest, here for them too.
 __all__ = ["PATH", "Inputs", "Manifest", "Source", "Tool", "Verification", "Waiver", "encode",
@@ -243,7 +243,7 @@ def _image_rows(pack: Pack, target: Target, ptx_versions: Mapping[str, str]) -> 
                 continue
             image = by_digest[slot.image]
             version = ptx_versions.get(image.digest, usual)
-            abi = target.assembly(int(version.replace(".", "") or 0)).abi
+            abi = target.assembly(ptx_number(version)).abi
             rows[slot.image] = ImageRow(
                 target=pack.target,
                 sha256=image.digest,

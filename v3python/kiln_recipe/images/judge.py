@@ -6,7 +6,7 @@ from __future__ import annotations
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.images import elf
 from kiln_recipe.images.image import ImageInfo
-from kiln_recipe.targets import Target
+from kiln_recipe.targets import Target, ptx_number
 
 # Triton appends pointers to its global and profile scratch to a kernel's parameters, or leaves them out.
 MAX_HIDDEN_PARAMETERS = 2
@@ -72,7 +72,7 @@ def verdict(info: ImageInfo, target: Target, parameters: int, spill_allowance: i
     hidden = info.parameters - parameters
     if not 0 <= hidden <= MAX_HIDDEN_PARAMETERS:
         reasons.append(f"takes {info.parameters} parameters; the dispatch table passes {parameters}")
-    abi = target.assembly(int(info.ptx_version.replace(".", "") or 0)).abi
+    abi = target.assembly(ptx_number(info.ptx_version)).abi
     if info.abi != abi:
         reasons.append(f"is of ABI {info.abi}; such images for {target.name} are of ABI {abi} (targets.yaml)")
     if info.kind != target.image_kind:

@@ -129,7 +129,7 @@ def _ptx(document: Document, keys: Keys, shape: KernelShape, served: Sequence[Ta
         return 0
     if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", shape.ptx):
         document.fail(keys, f"ptx is {shape.ptx!r}; it must be a version such as '8.6'")
-    version = int(shape.ptx.replace(".", ""))
+    version = targets.ptx_number(shape.ptx)
     for target in served:
         described = [n for n, p in shape.parameters.items() if isinstance(p, ParameterShape) and p.descriptor]
         if not target.tensor_descriptors and described:  # which ptx is there for
