@@ -64,6 +64,36 @@ def test_facts_of_images_and_the_users_environment_changes_nothing():
     assert steered == plain
 
 
+def test_fused_multiply_and_add_are_an_option_whatever_the_environment(tmp_path):
+    (tmp_path / "k.py").write_text(
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef k(x_ptr):\n"
+        "    at = x_ptr + tl.arange(0, 64)\n    x = tl.load(at)\n    tl.store(at, x * x + x)\n"
+    )
+    (tmp_path / "recipe.yaml").write_text(
+        "family: f\noperations:\n  o:\n    arguments: {x: {tensor: fp32, rank: 1}}\n    kernels:\n      k:\n"
+        "        source: k.py\n        parameters: {x_ptr: {type: '*fp32', value: x.data}}\n"
+        "        specializations: {generic: {}}\n        grid: [1]\n        configurations:\n"
+        "        - core: [{num_warps: 1}, {num_warps: 1, enable_fp_fusion: [true, false]}]\n"
+    )
+    answer = run(
+        """
+        import hashlib
+        result = {"sm_90": [], "gfx942": []}
+        for variant in variants(sys.argv[1], "sm_90;gfx942"):
+            one = compile.compile_variant(variant.spec, chain)
+            result[variant.target].append([hashlib.sha256(one.image.code).hexdigest(), one.ir,
+                                           variant.spec.key(chain.identity)])
+        print(json.dumps(result))
+        """,
+        tmp_path / "recipe.yaml",
+        TRITON_DEFAULT_FP_FUSION="0",
+    )
+    for rows in answer.values():
+        (default, _, _), (on, _, _), (off, _, _) = rows
+        assert default == on != off
+        assert len({ir for _, ir, _ in rows}) == len({key for _, _, key in rows}) == 3
+
+
 def test_what_llvm_only_prints_fails_the_variant(tmp_path):
     (tmp_path / "k.py").write_text(
         "import triton\nimport triton.language as tl\n\n@triton.jit\ndef k(x_ptr):\n"

@@ -15,7 +15,8 @@ import small_implementations
 import small_recipe
 from kiln_build import cli
 from kiln_build.store.local import LocalStore
-from kiln_recipe import targets
+from kiln_recipe import model, targets
+from kiln_recipe.compile import toolchain
 from kiln_recipe.errors import RecipeError, ToolchainError, UsageError
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import KernelPlan, Plan
@@ -577,6 +578,16 @@ def test_language_and_ptx_are_in_a_key_where_they_are_not_the_usual(tiles):
                                              replace(specs["copy.tiles"], language="triton"))}  # fmt: skip
     assert len(keys) == 3
     assert [specs[name].compile_options["ptx_version"] for name in specs] == [86, 87, 80]
+
+
+def test_an_option_s_default_is_passed_and_is_in_a_key_by_the_toolchain(tiles, monkeypatch):
+    spec = next(v.spec for v in planned(tiles).variants if v.kernel == "copy.plain")
+    off = replace(spec, options=(*spec.options, ("enable_fp_fusion", False)))
+    assert spec.compile_options["enable_fp_fusion"] is True and off.compile_options["enable_fp_fusion"] is False
+    chain = toolchain.Toolchain("", "3.8.0", ())
+    keys = {spec.key(chain.identity), off.key(chain.identity)}
+    monkeypatch.setitem(model.OPTION_DEFAULTS, "enable_fp_fusion", False)
+    assert len(keys | {spec.key(chain.identity)}) == 3
 
 
 def test_a_descriptor_s_type_names_its_tile(tiles):

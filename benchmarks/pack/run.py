@@ -41,7 +41,7 @@ from kiln_recipe.read import recipe  # noqa: E402
 
 def _prepare(chain: toolchain.Toolchain) -> None:
     # Triton's defaults: line information stays, nothing is stripped.
-    toolchain.PINNED_ENVIRONMENT = {"TRITON_DUMP_PTXAS_LOG": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
+    toolchain.PINNED_ENVIRONMENT = {"TRITON_DUMP_PTXAS_LOG": "1"}
     compile_module.PINNED_ENVIRONMENT = toolchain.PINNED_ENVIRONMENT
     elf.strip = lambda code: code
     with tempfile.TemporaryFile() as log:  # what compilers print is read back from a file of this process's own

@@ -23,6 +23,9 @@ OPTIONS: Mapping[str, Mapping[str, type]] = {
     "hip": {"num_warps": int, "num_stages": int, "waves_per_eu": int, "matrix_instr_nonkdim": int, "kpack": int,
             "enable_fp_fusion": bool, "allow_flush_denorm": bool, "schedule_hint": str, "llvm_fn_attrs": str},
 }  # fmt: skip
+# Passed to every compile that neither a configuration nor a specialization gives another value, so that no default of
+# Triton's, and no variable that changes one, decides. The toolchain's identity covers them; a key lists what was set.
+OPTION_DEFAULTS: Mapping[str, Value] = {"enable_fp_fusion": True}
 OPTION_ORDER = tuple(dict.fromkeys(name for options in OPTIONS.values() for name in options))
 
 MULTIPROCESSORS = ("device.multiprocessors", "multiprocessors")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from kiln_recipe import digests
 from kiln_recipe.errors import ToolchainError
+from kiln_recipe.model import OPTION_DEFAULTS
 
 if TYPE_CHECKING:
     from kiln_recipe.targets import Target
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
 # other. Line information would make images depend on paths and line numbers, and triples a cubin's size.
 PINNED_ENVIRONMENT: Mapping[str, str] = {
     "TRITON_DISABLE_LINE_INFO": "1",
-    "TRITON_DEFAULT_FP_FUSION": "1",
     "TRITON_DUMP_PTXAS_LOG": "1",
     # Its own backends, not those that other packages announce by entry points.
     "TRITON_BACKENDS_IN_TREE": "1",
 }
+
+# What an option's default is called in the identity: by Triton's variable of that default, which once pinned it. Any
+# name would do; this one keeps the keys of images whose bytes are the same.
+_VARIABLES_OF_DEFAULTS = {"enable_fp_fusion": "TRITON_DEFAULT_FP_FUSION"}
 
 # What a worker keeps of the caller's environment: where to find programs and put temporary files, no more.
 INHERITED_VARIABLES = ("PATH", "TMPDIR", "LANG", "LC_ALL", "HOME", "LD_LIBRARY_PATH")
@@ -94,7 +98,9 @@ class Toolchain:
     @property
     def identity(self) -> str:
         """Digest that stands for this toolchain in the keys of images."""
-        document = {"triton": self.triton_version, "files": self.files, "environment": dict(PINNED_ENVIRONMENT)}
+        defaults = {_VARIABLES_OF_DEFAULTS[name]: str(int(value)) for name, value in OPTION_DEFAULTS.items()}
+        environment = {**PINNED_ENVIRONMENT, **defaults}
+        document = {"triton": self.triton_version, "files": self.files, "environment": environment}
         return digests.of_text(json.dumps(document, sort_keys=True))
 
     @property

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from kiln_recipe import targets as target_table
 from kiln_recipe.images import image
-from kiln_recipe.model import Configuration, Kernel, Recipe, Rule, Value
+from kiln_recipe.model import OPTION_DEFAULTS, Configuration, Kernel, Recipe, Rule, Value
 from kiln_recipe.targets import Target
 
 
@@ -87,8 +87,8 @@ class CompileSpec:
 
     @property
     def compile_options(self) -> dict[str, int | float | bool | str]:
-        """The options, and what the table of targets pins besides, as Triton's backend takes them."""
-        options = dict(self.options)
+        """The options, with defaults and what the table of targets pins, as Triton's backend takes them."""
+        options: dict[str, int | float | bool | str] = {**OPTION_DEFAULTS, **dict(self.options)}
         if self.ptx_version:
             options["ptx_version"] = self.ptx_version
         return options
