@@ -24,7 +24,7 @@ _INSTALL_TOOLCHAIN = """
 import os
 import sys
 from pathlib import Path
-from kiln_build.base import progress
+from kiln_recipe.console import progress
 from kiln_build.options import options
 from kiln_recipe.compile import lock
 from kiln_build.front import cache, packages

@@ -325,9 +325,9 @@ def ends_well(words: list[str], plain: bytes) -> str:
 def corpus(folder: Path) -> None:
     """Puts what cases are made of into a folder."""
     import small_recipe
-    from kiln_build.base.progress import Progress
     from kiln_build.fetch.bundle import write_bundle
     from kiln_recipe.compile.lock import LOCK_NAME, write_lock
+    from kiln_recipe.console.progress import Progress
     from small_release import linked_release
     from test_fetch import make_files, make_lock
 

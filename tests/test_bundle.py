@@ -12,11 +12,11 @@ import tarfile
 import pytest
 
 from kiln_build.base import tar
-from kiln_build.base.progress import Progress
 from kiln_build.cli import main
 from kiln_build.fetch.bundle import _DIALECT as DIALECT
 from kiln_build.fetch.bundle import _incomplete, read_bundle, write_bundle
 from kiln_recipe.compile.lock import LOCK_NAME, Lock, LockedFile, Package, running_python, write_lock
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, ToolchainError
 from test_fetch import SOURCE, Meter, make_files, make_lock, wheel
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kiln_build import __version__, cli
-from kiln_build.base.usage import Parser
 from kiln_build.store.local import LocalStore
+from kiln_recipe.console.usage import Parser
 from kiln_recipe.errors import ToolchainError
 from test_cli_store import INFO, Image
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from kiln_build.base import spelling
 from kiln_build.cli import main
 from kiln_build.cli.store import parse_size
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.local import LocalStore
+from kiln_recipe.console import spelling
 from kiln_recipe.errors import UsageError
 from kiln_recipe.images import elf
 from kiln_recipe.images.image import Image, ImageInfo

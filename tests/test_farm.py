@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import worker_tasks as tasks
-from kiln_build.base.progress import Progress
 from kiln_build.farm import farm
 from kiln_build.farm.farm import FarmOptions
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.local import LocalStore
 from kiln_build.store.store import StoredImage
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from worker_tasks import StandInSpec, StandInToolchain, StandInVariant, expected_image
 
@@ -297,7 +297,7 @@ _BUILD = """
 import signal, sys
 from pathlib import Path
 import worker_tasks as tasks
-from kiln_build.base import progress
+from kiln_recipe.console import progress
 from kiln_build.farm import farm
 from kiln_build.store import local
 from kiln_recipe.errors import KilnError

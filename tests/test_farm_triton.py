@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kiln_build.base.progress import Progress
 from kiln_build.farm import farm
 from kiln_build.store.local import LocalStore
 from kiln_recipe.compile.lock import LOCK_NAME, read_lock
 from kiln_recipe.compile.toolchain import find_toolchain
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.plan.model import CompileSpec
 from kiln_recipe.read.fingerprint import fingerprint
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from faulty_server import Faults, FaultyIndex
-from kiln_build.base.progress import Progress
 from kiln_build.fetch import download
 from kiln_build.fetch.download import Patience
 from kiln_build.fetch.fetch import fetch_files, verify_cache
 from kiln_build.fetch.registry import ClientConfiguration, Registry
 from kiln_recipe.compile.lock import LOCK_NAME, Lock, LockedAddress, LockedFile, Package, running_python, write_lock
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"

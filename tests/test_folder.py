@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from kiln_build.base.appear import appear, appear_folder
 from kiln_build.base.folder import is_same_file
+from kiln_recipe.console.appear import appear, appear_folder
 
 
 class Broken(Exception):

@@ -173,7 +173,7 @@ def test_a_defect_stays_a_traceback():
 def test_a_result_that_nobody_takes(result, code, said):
     """The release is there; who reads its name is gone, or has no room for it."""
     script = (
-        "import sys; from kiln_build.base.spelling import print_made; "
+        "import sys; from kiln_recipe.console.spelling import print_made; "
         "from kiln_build.front.interruption import guarded; "
         "sys.exit(guarded(lambda _: print_made('p', 'p is whole') or 0))"
     )

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from kiln_build import cli
-from kiln_build.base.progress import Progress
 from kiln_build.farm import farm
 from kiln_build.farm.farm import FarmOptions
 from kiln_build.ledger import file as ledger_file
@@ -23,6 +22,7 @@ from kiln_build.ledger.file import Facts, Line, Place, Was
 from kiln_build.ledger.reasons import Worse
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import Interrupted, LedgerError, RecipeError
 from kiln_recipe.read import recipe
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln_build.base.progress import Progress
 from kiln_build.front import packages
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ToolchainError
 
 

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from kiln_build.base.progress import Bar, JsonLines, Lines, Progress, Several, make_progress
-from kiln_build.base.spelling import spell_seconds
+from kiln_recipe.console.progress import Bar, JsonLines, Lines, Progress, Several, make_progress
+from kiln_recipe.console.spelling import spell_seconds
 from kiln_recipe.errors import EnvironmentProblem
 
 

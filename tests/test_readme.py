@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kiln_build.base.usage import Parser
 from kiln_build.native import adapters
 from kiln_build.native.family_header import family_header
 from kiln_build.release import package
+from kiln_recipe.console.usage import Parser
 from kiln_recipe.read import recipe
 from small_release import ROOT, VERSION, small_release
 

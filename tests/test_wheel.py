@@ -28,7 +28,7 @@ from small_release import ROOT, small_release
 FILES = wheel.package_files(ROOT)
 STANDARD = sys.stdlib_module_names | {"__future__"}
 THIRD = {"msgspec", "yaml", "numpy", "torch", "triton", "transformers"}  # of the extras
-READ = {"elftools"}  # where images are looked into
+READ = {"elftools", "tqdm"}  # where images are looked into, and for a bar
 
 
 @pytest.mark.parametrize(

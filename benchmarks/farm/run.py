@@ -29,11 +29,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln_build.base.progress import make_progress  # noqa: E402
 from kiln_build.farm import farm  # noqa: E402
 from kiln_build.store.local import LocalStore  # noqa: E402
 from kiln_recipe import targets  # noqa: E402
 from kiln_recipe.compile import lock, toolchain  # noqa: E402
+from kiln_recipe.console.progress import make_progress  # noqa: E402
 from kiln_recipe.plan import plan  # noqa: E402
 from kiln_recipe.read import recipe  # noqa: E402
 from kiln_recipe.selection import parse_selection  # noqa: E402

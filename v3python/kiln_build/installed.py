@@ -18,13 +18,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kiln_build.base.spelling import say
-from kiln_build.base.usage import Parser
 from kiln_build.cli import build, summary
 from kiln_build.front.interruption import guarded
 from kiln_build.front.signals import hold_back
 from kiln_recipe import digests
 from kiln_recipe.compile.lock import LOCK_NAME
+from kiln_recipe.console.spelling import say
+from kiln_recipe.console.usage import Parser
 from kiln_recipe.errors import EnvironmentProblem
 
 PROJECT = "project"

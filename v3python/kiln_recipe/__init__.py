@@ -8,6 +8,7 @@ only from those after it, and from the modules beside them:
     compile   one variant through Triton, by a locked toolchain
     read      recipe files, kernels' sources and tuned rules
     images    what a compiled image is, states and needs
+    console   what command lines share: words, tables, progress
 
 Modules: errors (every way to fail, with its exit code), expressions (a recipe's), model (a recipe, once read),
 selection (which of its variants), targets (the table of GPUs), dtypes (the table of them), digests, shape (of data from

@@ -28,7 +28,7 @@ from kiln_build.artifacts.pack import (
     KernelSlots,
 )
 from kiln_build.artifacts.split import Instructions, split
-from kiln_build.base.appear import appear
+from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.images.image import DescriptorInfo, ImageInfo
 from kiln_recipe.shape import is_line

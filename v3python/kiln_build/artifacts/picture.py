@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import PackFile, Release
-from kiln_build.base.tables import plural, quantity, span
+from kiln_recipe.console.tables import plural, quantity, span
 
 _CELL = 22  # pixels; a cell holds the specializations side by side
 _LETTER = 7.0  # width of a letter of the labels, about

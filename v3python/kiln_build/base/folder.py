@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from kiln_build.base.appear import appear
+from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)

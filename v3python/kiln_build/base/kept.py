@@ -11,8 +11,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from kiln_build.base.appear import appear
 from kiln_recipe import digests
+from kiln_recipe.console.appear import appear
 
 
 def is_whole(path: Path) -> bool:

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import ModuleType
 
 import kiln_build
-from kiln_build.base.spelling import say
-from kiln_build.base.usage import Parser
 from kiln_build.base.verbs import VERBS
 from kiln_build.front.signals import let_through
 from kiln_recipe import errors
+from kiln_recipe.console.spelling import say
+from kiln_recipe.console.usage import Parser
 from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 from kiln_recipe.suggest import nearest
 

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kiln_build.base import ROOT
-from kiln_build.base.spelling import print_made, say
-from kiln_build.base.usage import add_families, filled
 from kiln_build.front import source, workspace
 from kiln_build.options import options
 from kiln_build.options.failure_log import failures_logged
 from kiln_build.options.options import Options
+from kiln_recipe.console.spelling import print_made, say
+from kiln_recipe.console.usage import add_families, filled
 from kiln_recipe.errors import UsageError
 
 EXAMPLE = """\

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from kiln_build.base.usage import one_of, path
 from kiln_build.front import workspace
 from kiln_build.options.words import WORKSPACE_PARTS
+from kiln_recipe.console.usage import one_of, path
 from kiln_recipe.errors import EnvironmentProblem
 
 EXAMPLE = """

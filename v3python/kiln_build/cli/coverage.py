@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.base.appear import appear
-from kiln_build.base.tables import print_json
-from kiln_build.base.usage import add_targets, filled
 from kiln_build.options.words import check_new_file, check_outside, check_there
 from kiln_recipe import targets
+from kiln_recipe.console.appear import appear
+from kiln_recipe.console.tables import print_json
+from kiln_recipe.console.usage import add_targets, filled
 from kiln_recipe.errors import EnvironmentProblem, NotServed, escaped
 from kiln_recipe.selection import PROFILES
 

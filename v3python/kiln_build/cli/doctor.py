@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kiln_build.base import ROOT
-from kiln_build.base.spelling import spell_size
-from kiln_build.base.usage import path
+from kiln_recipe.console.spelling import spell_size
+from kiln_recipe.console.usage import path
 from kiln_recipe.errors import EnvironmentProblem, KilnError
 
 EXAMPLE = """

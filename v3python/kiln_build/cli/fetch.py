@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
-from kiln_build.base.usage import count, filled, path
 from kiln_build.options import options, words
+from kiln_recipe.console.usage import count, filled, path
 from kiln_recipe.errors import ToolchainError, UsageError
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def _bundle_file(word: Path) -> Path:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.base import progress
     from kiln_build.fetch import bundle, fetch
     from kiln_recipe.compile.lock import LOCK_NAME, check_python, read_lock, running_python
+    from kiln_recipe.console import progress
 
     folder, cache = arguments.input, arguments.input / "cache"
     made = _bundle_file(arguments.bundle) if arguments.bundle else None

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
-from kiln_build.base.usage import count, filled, path, selection
 from kiln_build.options import options, words
 from kiln_recipe import targets
+from kiln_recipe.console.usage import count, filled, path, selection
 from kiln_recipe.errors import LedgerError, UsageError
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ def _update(
     shelves: Sequence[Shelf],
     names: frozenset[str],
 ) -> None:
-    from kiln_build.base.progress import make_progress
-    from kiln_build.base.spelling import spell_seconds
     from kiln_build.ledger import ledger
     from kiln_build.store.stores import open_store
+    from kiln_recipe.console.progress import make_progress
+    from kiln_recipe.console.spelling import spell_seconds
 
     update = ledger.Update(shelves, chain, names)
     new = sum(
@@ -161,9 +161,9 @@ def _update(
 
 
 def _sample(drawn: list, chain: Toolchain, asked: options.BuildVariables, jobs: int | None) -> list[str]:
-    from kiln_build.base.progress import make_progress
     from kiln_build.ledger import ledger
     from kiln_build.store.stores import open_store
+    from kiln_recipe.console.progress import make_progress
 
     with make_progress(log_json=asked.log_json) as progress, _scratch(asked, jobs) as (farm_options, empty):
         return ledger.check_sample(drawn, chain, open_store(empty, progress.message), farm_options, progress)

@@ -12,10 +12,10 @@ from typing import Any
 from kiln_build.artifacts import presence
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
-from kiln_build.base.tables import plural, print_json, table, table_lines
-from kiln_build.base.usage import add_targets, filled, selection
 from kiln_build.options.words import check_there
 from kiln_recipe import targets
+from kiln_recipe.console.tables import plural, print_json, table, table_lines
+from kiln_recipe.console.usage import add_targets, filled, selection
 from kiln_recipe.errors import UsageError
 
 EXAMPLE = """\

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT, machine
-from kiln_build.base.spelling import say, spell_estimate
-from kiln_build.base.usage import add_families, count, filled, one_of, path, selection
 from kiln_build.options import options, words
 from kiln_recipe import targets
+from kiln_recipe.console.spelling import say, spell_estimate
+from kiln_recipe.console.usage import add_families, count, filled, one_of, path, selection
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from kiln_recipe.selection import PROFILES
 

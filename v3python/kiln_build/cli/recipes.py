@@ -8,10 +8,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.base import ROOT
-from kiln_build.base.spelling import say
-from kiln_build.base.usage import command, path
+from kiln_build.base import ROOT, command
 from kiln_recipe import targets
+from kiln_recipe.console.spelling import say
+from kiln_recipe.console.usage import path
 from kiln_recipe.errors import UsageError
 
 if TYPE_CHECKING:

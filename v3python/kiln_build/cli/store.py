@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.base import spelling
-from kiln_build.base.usage import filled, one_of
 from kiln_build.options import options
 from kiln_build.options.words import scheme_of
+from kiln_recipe.console import spelling
+from kiln_recipe.console.usage import filled, one_of
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:

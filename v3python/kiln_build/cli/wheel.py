@@ -18,12 +18,12 @@ from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts import verify
 from kiln_build.artifacts.reader import Release
 from kiln_build.base import ROOT
-from kiln_build.base.spelling import say
-from kiln_build.base.usage import add_targets, filled
 from kiln_build.cli import VERBS
 from kiln_build.front import source, workspace
 from kiln_build.options import words
 from kiln_recipe import targets as table
+from kiln_recipe.console.spelling import say
+from kiln_recipe.console.usage import add_targets, filled
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kiln_build.base.tables import table_lines
 from kiln_build.coverage.attention import Model
 from kiln_build.coverage.judge import Image, Verdict, in_words
 from kiln_build.coverage.source import Source
 from kiln_recipe.call.evaluate import TYPICAL_MULTIPROCESSORS
+from kiln_recipe.console.tables import table_lines
 
 _HEADER = ("MODEL", "ATTENTION", "USE", "TARGETS", "SERVED", "BY")
 

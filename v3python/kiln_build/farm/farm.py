@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import machine
-from kiln_build.base.progress import FAILED, Progress
-from kiln_build.base.spelling import spell_estimate
-from kiln_build.base.tables import plural
 from kiln_build.farm import executor, job
 from kiln_build.farm.executor import Executor, StartExecutor, Task
 from kiln_build.farm.job import Host, Job, JobResult, ToolDied
@@ -25,6 +22,9 @@ from kiln_build.farm.schedule import End, Kill, Policy, Scheduler
 from kiln_build.options.variables import BuildVariables
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe.compile.compile import compile_variant, prepare_worker
+from kiln_recipe.console.progress import FAILED, Progress
+from kiln_recipe.console.spelling import spell_estimate
+from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import CompileError, EnvironmentProblem, Interrupted, KilnError
 
 if TYPE_CHECKING:

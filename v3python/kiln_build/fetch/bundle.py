@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import tar, tarball
-from kiln_build.base.appear import appear
-from kiln_build.base.spelling import spell_size
 from kiln_recipe.compile.lock import (
     LARGEST,
     LOCK_NAME,
@@ -31,10 +29,12 @@ from kiln_recipe.compile.lock import (
     parse_lock,
     running_python,
 )
+from kiln_recipe.console.appear import appear
+from kiln_recipe.console.spelling import spell_size
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, ToolchainError
 
 if TYPE_CHECKING:
-    from kiln_build.base.progress import Progress
+    from kiln_recipe.console.progress import Progress
 
 BEGIN = LOCK_NAME.encode() + b"\0"  # of every bundle: the name of its first member
 _PREFIX = "cache/"

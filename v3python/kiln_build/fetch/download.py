@@ -25,12 +25,12 @@ from pathlib import Path
 import requests
 import urllib3
 
-from kiln_build.base.appear import appear
 from kiln_build.base.folder import is_same_file
-from kiln_build.base.progress import Progress
 from kiln_build.fetch.registry import Candidate, Registry
 from kiln_recipe import digests
 from kiln_recipe.compile.lock import Lock, LockedAddress, LockedFile, difference, has_size
+from kiln_recipe.console.appear import appear
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ToolchainError
 
 _BLOCK = 1 << 18

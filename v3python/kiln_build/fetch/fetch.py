@@ -16,9 +16,9 @@ from kiln_recipe.compile.lock import Lock, LockedAddress, LockedFile, check_file
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 
 if TYPE_CHECKING:
-    from kiln_build.base.progress import Progress
     from kiln_build.fetch.download import Patience
     from kiln_build.fetch.registry import Registry
+    from kiln_recipe.console.progress import Progress
 
 
 def missing_files(files: Sequence[LockedFile | LockedAddress], cache: Path) -> list[LockedFile | LockedAddress]:

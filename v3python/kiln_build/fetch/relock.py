@@ -14,7 +14,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
-from kiln_build.base.appear import appear
 from kiln_build.fetch.download import spell_error
 from kiln_build.fetch.registry import Candidate, Registry
 from kiln_build.fetch.wheel_members import local_path, members_of
@@ -31,6 +30,7 @@ from kiln_recipe.compile.lock import (
     write_lock,
 )
 from kiln_recipe.compile.toolchain import takes_part
+from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 
 # A release is built for glibc 2.28, and so are the wheels that build it; older names mean older glibcs.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from kiln_build.base import progress
 from kiln_build.fetch import fetch
 from kiln_build.fetch.registry import Registry, read_configuration
 from kiln_recipe.compile.lock import Lock
+from kiln_recipe.console import progress
 from kiln_recipe.errors import ToolchainError
 
 _USES = ("front", "build", "override")

@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln_build.base.spelling import say  # noqa: E402
 from kiln_build.base.verbs import VERBS  # noqa: E402
 from kiln_build.front import packages, workspace  # noqa: E402
 from kiln_build.front.interruption import guarded  # noqa: E402
@@ -36,6 +35,7 @@ from kiln_build.front.signals import hold_back, leave  # noqa: E402
 from kiln_build.options.options import read_ca_bundle, read_workspace  # noqa: E402
 from kiln_recipe import digests  # noqa: E402
 from kiln_recipe.compile.lock import LOCK_NAME  # noqa: E402
+from kiln_recipe.console.spelling import say  # noqa: E402
 
 _USUAL = ROOT / ".kiln"
 _INPUT = ROOT / "input"
@@ -116,9 +116,9 @@ def provide(words: Sequence[str]) -> int:
 
 
 def _provide(workspace_word: str, group: str, certificates: str) -> int:
-    from kiln_build.base import progress
     from kiln_build.front import cache
     from kiln_recipe.compile import lock
+    from kiln_recipe.console import progress
 
     place = Path(workspace_word)
     the_lock = lock.read_lock(_INPUT / LOCK_NAME)

@@ -24,13 +24,13 @@ ROOT = Path(__file__).resolve().parents[3]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "v3python"))
 
-from kiln_build.base.spelling import say  # noqa: E402
 from kiln_build.front import packages, source, triton, workspace  # noqa: E402
 from kiln_build.front.interruption import Interruption, guarded  # noqa: E402
 from kiln_build.front.signals import SIGNALS, leave  # noqa: E402
 from kiln_build.options.options import FrontDoor, check_variables, environment_of, read_front_door  # noqa: E402
 from kiln_build.options.variables import VARIABLES  # noqa: E402
 from kiln_recipe import targets  # noqa: E402
+from kiln_recipe.console.spelling import say  # noqa: E402
 from kiln_recipe.errors import EnvironmentProblem, Interrupted  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1

@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Callable
 
-from kiln_build.base.spelling import say
 from kiln_build.front.signals import SIGNALS, let_through
 from kiln_build.options.failure_log import log_failure
 from kiln_recipe import errors
+from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import KilnError
 
 

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kiln_build.base import ROOT, progress
-from kiln_build.base.spelling import print_made, say
+from kiln_build.base import ROOT
 from kiln_build.front import cache, engine, packages, source, triton
 from kiln_build.front.interruption import Interruption, guarded
 from kiln_build.front.signals import leave
@@ -19,6 +18,8 @@ from kiln_build.options import options
 from kiln_build.options.options import FrontDoor
 from kiln_recipe import digests, targets
 from kiln_recipe.compile import lock
+from kiln_recipe.console import progress
+from kiln_recipe.console.spelling import print_made, say
 
 
 def main(words: Sequence[str]) -> int:

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.base.appear import appear, appear_folder
 from kiln_recipe import digests
+from kiln_recipe.console.appear import appear, appear_folder
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 
 if TYPE_CHECKING:
-    from kiln_build.base.progress import Progress
+    from kiln_recipe.console.progress import Progress
 
 FRONT_LOCK = "front.lock"
 EVERYTHING = "everything"  # the group of all packages of a build, as `Verb.needs` says it

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln_build.base.appear import appear_folder
+from kiln_recipe.console.appear import appear_folder
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 ORIGIN_NAME = ".source.json"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from kiln_build.base import machine
 from kiln_build.base.folder import is_same_file
-from kiln_build.base.spelling import spell_size
 from kiln_build.options.words import WORKSPACE_LOCK, WORKSPACE_PARTS
+from kiln_recipe.console.spelling import spell_size
 from kiln_recipe.errors import EnvironmentProblem
 
 GIB = 1 << 30

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from kiln_build.base.appear import appear
+from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem, LedgerError
 
 DIGITS = 12  # of a key

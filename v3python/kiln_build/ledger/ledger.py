@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln_build.artifacts.reader import select
-from kiln_build.base.progress import Progress
 from kiln_build.farm import farm
 from kiln_build.farm.farm import Failure, FarmOptions, FarmResult
 from kiln_build.ledger import file as ledger_file
@@ -27,6 +26,7 @@ from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import KilnError, UsageError
 from kiln_recipe.images import occupancy
 from kiln_recipe.images.image import ImageInfo

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from kiln_build.base.tables import plural
 from kiln_build.front import source
 from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger import ledger
@@ -16,6 +15,7 @@ from kiln_build.ledger.file import short
 from kiln_build.ledger.ledger import Difference, Shelf
 from kiln_build.ledger.reasons import Worse
 from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import UsageError
 
 _SHOWN = 3  # names in a line; --json has all

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kiln_build.base.appear import appear_folder
 from kiln_build.native.adapter import Adapter
 from kiln_build.native.library import Compiler, Flags, Library, Part
+from kiln_recipe.console.appear import appear_folder
 from kiln_recipe.errors import ToolchainError
 
 # The public headers of every release; a family's recipe names its own.

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from kiln_build.base.progress import open_log
 from kiln_build.options.words import check_log
 from kiln_recipe import errors
+from kiln_recipe.console.progress import open_log
 from kiln_recipe.errors import KilnError
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.base.spelling import say
 from kiln_build.options import variables
 from kiln_build.options.variables import BUILD, DOOR, INTERNAL, NAMED, VARIABLES, BuildVariables
 from kiln_build.options.words import (
@@ -27,6 +26,7 @@ from kiln_build.options.words import (
     check_version,
     check_workspace,
 )
+from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:

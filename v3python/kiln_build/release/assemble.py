@@ -14,12 +14,12 @@ from kiln_build.artifacts import pack, pack_writer, split
 from kiln_build.artifacts.left_out import NO_KEY
 from kiln_build.artifacts.pack import KernelSlots, Pack, Slot
 from kiln_build.base import kept
-from kiln_build.base.progress import and_more
 from kiln_build.farm.farm import WAIVABLE, Failure
 from kiln_build.native import argument_files, generate, native
 from kiln_build.native.family_header import family_header
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets as target_table
+from kiln_recipe.console.progress import and_more
 from kiln_recipe.errors import ArtifactError, BuildFailed
 from kiln_recipe.images import elf, judge
 from kiln_recipe.model import Recipe

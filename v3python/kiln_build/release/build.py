@@ -15,9 +15,6 @@ from pathlib import Path
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
-from kiln_build.base.progress import Progress, make_progress
-from kiln_build.base.spelling import spell_seconds
-from kiln_build.base.tables import plural
 from kiln_build.farm import farm
 from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
@@ -30,6 +27,9 @@ from kiln_build.store.stores import open_store
 from kiln_recipe import targets as target_table
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.console.progress import Progress, make_progress
+from kiln_recipe.console.spelling import spell_seconds
+from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import Plan

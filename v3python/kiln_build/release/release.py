@@ -26,9 +26,9 @@ from pathlib import Path
 from kiln_build.artifacts import manifest
 from kiln_build.artifacts.manifest_model import IMAGES
 from kiln_build.base import tarball
-from kiln_build.base.appear import appear
 from kiln_build.native.adapter import Adapter
 from kiln_build.release import package, portable, replacement
+from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem
 
 PLATFORM = "manylinux_2_28_x86_64"

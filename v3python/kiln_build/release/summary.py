@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kiln_build.artifacts.pack import Pack
-from kiln_build.base.progress import Progress
-from kiln_build.base.spelling import spell_seconds, spell_size
-from kiln_build.base.tables import plural
-from kiln_build.base.usage import command
+from kiln_build.base import command
 from kiln_build.options.options import Options
+from kiln_recipe.console.progress import Progress
+from kiln_recipe.console.spelling import spell_seconds, spell_size
+from kiln_recipe.console.tables import plural
 from kiln_recipe.model import FAMILY
 from kiln_recipe.plan.model import Plan
 from kiln_recipe.selection import spell_selection

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from kiln_build.base.appear import appear
+from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem
 
 _LEVEL = 6

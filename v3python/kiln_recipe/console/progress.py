@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from kiln_build.base.spelling import spell_seconds
+from kiln_recipe.console.spelling import spell_seconds
 from kiln_recipe.errors import EnvironmentProblem
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from kiln_build.base import ROOT
 from kiln_recipe.errors import UsageError
 from kiln_recipe.selection import parse_selection
 from kiln_recipe.suggest import nearest
@@ -166,8 +165,3 @@ def add_targets(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument(
         "--target", action="append", type=filled("--target", "the name of a target"), default=[], help=meaning
     )
-
-
-def command() -> str:
-    """What users call this Kiln by, in lines that tell them what to run: "./kiln" in a checkout, else "kiln"."""
-    return "./kiln" if (ROOT / "kiln").is_file() else "kiln"
