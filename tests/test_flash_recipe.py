@@ -55,8 +55,8 @@ def constants() -> dict[str, int]:
     return {node.targets[0].id: node.value.args[0].value for node in tree.body if isinstance(node, ast.Assign)}
 
 
-def flags_of(operation: Operation, asked: dict[str, int]) -> dict[str, int]:
-    """By kernel, its argument `flags` in a call of tensors of 16 that are not there, a window, and what is asked."""
+def environment_of(operation: Operation, asked: dict[str, int]) -> dict[str, int]:
+    """What expressions read in a call of tensors of 16 that are not there, a window, and what is asked."""
     environment = {"multiprocessors": 1, "device.multiprocessors": 1}
     for argument in operation.arguments:
         environment |= {name: 16 if ".size" in name or ".stride" in name else 0 for name in argument.values}
@@ -64,6 +64,12 @@ def flags_of(operation: Operation, asked: dict[str, int]) -> dict[str, int]:
     environment |= {name: 1 for name in environment if name.startswith("window_")} | asked
     for definition in operation.definitions:
         environment[definition.name] = definition.value.evaluate(environment)
+    return environment
+
+
+def flags_of(operation: Operation, asked: dict[str, int]) -> dict[str, int]:
+    """By kernel, its argument `flags` in such a call."""
+    environment = environment_of(operation, asked)
     return {
         kernel.name: parameter.value.evaluate(environment)
         for kernel in operation.kernels
@@ -185,3 +191,32 @@ def test_whatever_a_build_leaves_out_a_call_gets_what_can_serve_it_or_a_refusal(
         except Refusal as refusal:
             assert refusal.status == "UNSUPPORTED"
             assert max(width, width_v) > largest or not {"any"} <= kinds or "true" not in padded
+
+
+@pytest.mark.parametrize(
+    ("tiles", "keys", "width", "dtype", "splits"),
+    [
+        (64, 32768, 128, "bf16", 4),  # two blocks for each multiprocessor: all but 8
+        (240, 32768, 128, "bf16", 1),
+        (140, 32768, 128, "bf16", 5),  # once would leave half without a block: three rounds
+        (140, 2048, 128, "bf16", 4),  # of parts of 512 keys
+        (140, 512, 128, "bf16", 1),
+        (500, 32768, 128, "bf16", 3),
+        (960, 32768, 128, "bf16", 1),
+        (8, 1024, 128, "bf16", 8),  # no part is below 128 keys
+        (8, 100, 128, "bf16", 1),
+        (1, 10**6, 128, "bf16", 128),
+        (128, 32768, 64, "bf16", 4),
+        (128, 32768, 128, "fp8e4m3", 8),
+        (64, 32768, 256, "bf16", 8),
+    ],
+)
+def test_keys_are_split_so_that_blocks_come_out_even(tiles, keys, width, dtype, splits):
+    (decode,) = (operation for operation in flash().operations if operation.name == "attn_decode")
+    asked = {
+        "multiprocessors": 132, "q.size[0]": tiles, "q.size[1]": 1, "q.size[2]": 1, "k_cache.size[1]": 1,
+        "k_cache.size[2]": keys, "q.size[3]": width, "v_cache.size[3]": width, "max_seqlen_k": 0, "window_left": -1,
+        "window_right": -1, "wanted_splits": 0, "k_cache.dtype": DTYPES[dtype],
+    }  # fmt: skip
+    assert environment_of(decode, asked)["splits"] == splits
+    assert environment_of(decode, asked | {"wanted_splits": 7})["splits"] == 7
