@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kiln_build.options import words
+from kiln_recipe.console import files
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 from kiln_recipe.selection import parse_selection
 
@@ -40,10 +41,10 @@ def test_a_selection_of_separators_alone_is_not_everything(text):
 
 def test_a_new_file_stands_where_links_lead(tmp_path):
     (tmp_path / "link").symlink_to("there")
-    assert words.check_new_file("link", tmp_path, "--html", b"<!doctype", "page") == tmp_path / "there"
+    assert files.check_new_file("link", tmp_path, "--html", b"<!doctype", "page") == tmp_path / "there"
     (tmp_path / "there").touch()
-    assert words.check_new_file(tmp_path / "link", tmp_path, "--html", b"<!doctype", "page") == tmp_path / "there"
+    assert files.check_new_file(tmp_path / "link", tmp_path, "--html", b"<!doctype", "page") == tmp_path / "there"
     (tmp_path / "astray").symlink_to("no/where")
     for word, said in ((".", "is a folder"), ("no/where", "there is no folder"), ("astray", "there is no folder")):
         with pytest.raises(EnvironmentProblem, match=f"--html {word}:? {said}"):
-            words.check_new_file(word, tmp_path, "--html", b"<!doctype", "page")
+            files.check_new_file(word, tmp_path, "--html", b"<!doctype", "page")

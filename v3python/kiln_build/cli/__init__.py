@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +18,9 @@ from types import ModuleType
 import kiln_build
 from kiln_build.base.verbs import VERBS
 from kiln_build.front.signals import let_through
-from kiln_recipe import errors
-from kiln_recipe.console.spelling import say
+from kiln_recipe.console.guard import guarded
 from kiln_recipe.console.usage import Parser
-from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 from kiln_recipe.suggest import nearest
 
 _EXAMPLES = (
@@ -44,42 +42,19 @@ def judge(words: Sequence[str]) -> int:
 
 
 def _guarded(run: Callable[[list[str]], int], words: list[str]) -> int:
-    try:
+    def begun(words: list[str]) -> int:
         let_through()  # `./kiln` has held interruptions back until now
-        errors.need_output()
-        if hasattr(sys.stdout, "reconfigure"):  # of files' names, which a terminal's encoding may lack
-            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return run(words)
-        finally:
-            sys.stdout.flush()  # what a command found stands before the sentence of what is wrong with it
-    except KilnError as error:
-        say(str(error))
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        if (error.name or "kiln").startswith("kiln"):
-            raise
-        say(
-            f"{words[0]} needs the package {error.name}, which this Python lacks; ./kiln in a source tree "
-            "installs what it needs, and a build leaves a Python with all packages in <workspace>/venv/bin/python"
-        )
-        return EnvironmentProblem.exit_code
-    except MemoryError:
-        say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")
-        return EnvironmentProblem.exit_code
-    except KeyboardInterrupt:
-        say("interrupted; what was done is kept")
-        return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of `kiln list | head` has gone
-        errors.forget_output()
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        problem = errors.of_system(error)
-        if problem is None:
-            raise
-        errors.forget_output()
-        say(str(problem))
-        return problem.exit_code
+        except ModuleNotFoundError as error:
+            if (error.name or "kiln").startswith("kiln"):
+                raise
+            raise EnvironmentProblem(
+                f"{words[0]} needs the package {error.name}, which this Python lacks; ./kiln in a source tree "
+                "installs what it needs, and a build leaves a Python with all packages in <workspace>/venv/bin/python"
+            ) from error
+
+    return guarded(begun, words)
 
 
 def _run(words: list[str]) -> int:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.options.words import check_new_file, check_outside, check_there
+from kiln_build.options.words import check_outside, check_there
 from kiln_recipe import targets
 from kiln_recipe.console.appear import appear
+from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, filled
 from kiln_recipe.errors import EnvironmentProblem, NotServed, escaped

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
-from kiln_build.options import options, words
+from kiln_build.options import options
+from kiln_recipe.console import files
 from kiln_recipe.console.usage import count, filled, path
 from kiln_recipe.errors import ToolchainError, UsageError
 
@@ -83,7 +84,7 @@ def check(arguments: argparse.Namespace) -> None:
 def _bundle_file(word: Path) -> Path:
     from kiln_build.fetch import bundle
 
-    return words.check_new_file(word, Path.cwd(), "--bundle", bundle.BEGIN, "bundle of `kiln fetch`")
+    return files.check_new_file(word, Path.cwd(), "--bundle", bundle.BEGIN, "bundle of `kiln fetch`")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -18,8 +18,9 @@ from typing import Any
 from kiln_build.artifacts import manifest_model, presence, verify
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
-from kiln_build.options.words import check_new_file, check_outside, check_there
+from kiln_build.options.words import check_outside, check_there
 from kiln_recipe.console.appear import appear
+from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.tables import plural, print_json, quantity, span, table
 from kiln_recipe.console.usage import filled
 from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped

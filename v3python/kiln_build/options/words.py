@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import tempfile
 from pathlib import Path
 
+from kiln_recipe.console.files import absolute, is_of_kind, kind_of
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,4})"
@@ -23,11 +23,6 @@ WORKSPACE_PARTS = (
     "venv", "toolchains", "store", "zig", "triton", "logs", "build", "source", "container", "pycache", "tmp",
 )  # fmt: skip
 WORKSPACE_LOCK = ".kiln-workspace"  # stands in every workspace
-
-
-def absolute(word: str | Path, cwd: Path) -> Path:
-    """`word` as an absolute path without '..'; symbolic links stay as they are named."""
-    return Path(os.path.normpath(cwd / word))
 
 
 def check_version(version: str) -> str:
@@ -64,7 +59,7 @@ def check_workspace(word: str, cwd: Path) -> Path | None:
     path = absolute(word, cwd)
     if os.path.lexists(path) and not path.is_dir():
         raise EnvironmentProblem(
-            f"workspace {path} is {_kind(path)}; give a folder, a name that does not exist yet, or tmpfs"
+            f"workspace {path} is {kind_of(path)}; give a folder, a name that does not exist yet, or tmpfs"
         )
     return path
 
@@ -131,42 +126,6 @@ def check_there(word: str, right: str) -> None:
         raise EnvironmentProblem(f"{Path(word)} cannot be read ({error.strerror}); {right}") from error
 
 
-def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_of_file: str) -> Path:
-    """Where a file that the user names is to be written: at the end of its links, so that these stay.
-
-    A file that is there is replaced only if it is of the same kind: a slip of the keyboard must not cost a release.
-
-    Args:
-        what: the sentence's first word, "--html".
-        begins: what all files of this kind begin with.
-        kind_of_file: "page of `kiln inspect`".
-
-    Raises:
-        UsageError: a file of another kind is there, or it is the word by which some commands mean standard output.
-        EnvironmentProblem: something is there that is no file, or there is no such folder.
-    """
-    if str(word) == "-":
-        raise UsageError(f"{what} - would be a file called '-'; give its name, or ./- for that one")
-    path = absolute(word, cwd)
-    try:
-        path = path.resolve()
-        kind = path.stat().st_mode
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise EnvironmentProblem(f"{what} {word}: there is no folder {path.parent}; make it, or name another")
-    except (OSError, RuntimeError) as error:  # RuntimeError: of links that lead in a circle, before Python 3.13
-        reason = getattr(error, "strerror", None) or error
-        raise EnvironmentProblem(f"{what} {word} cannot be written ({reason}); give another name")
-    else:
-        if not stat.S_ISREG(kind):
-            raise EnvironmentProblem(f"{what} {word} is {_kind(path)}; give a file, or a name that does not exist yet")
-        if not is_of_kind(path, begins):
-            raise UsageError(
-                f"{what} {word} exists and is not a {kind_of_file}, so it stays; give a name that does not exist yet"
-            )
-    return path
-
-
 def check_outside(path: Path, artifact: Path, what: str) -> None:
     """
     Args:
@@ -179,18 +138,6 @@ def check_outside(path: Path, artifact: Path, what: str) -> None:
     """
     if artifact.is_dir() and path.resolve().is_relative_to(artifact.resolve()):
         raise UsageError(f"{what} lies inside of {artifact}; give a name outside of it")
-
-
-def is_of_kind(path: Path, begins: bytes) -> bool:
-    """Whether what is there may be written to: a file that begins so or is empty, no file, or nothing at all."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return True
-        with path.open("rb") as file:
-            found = file.read(len(begins))
-    except OSError:
-        return not path.is_file()
-    return found == begins or not found
 
 
 def scheme_of(address: str) -> str:
@@ -264,7 +211,7 @@ def check_recipe(word: str, cwd: Path, what: str = "KILN_RECIPES") -> Path:
 def _possible(path: Path, name: str) -> Path:
     """A folder that can be written to, or made where it is not there; nothing is left of the trial."""
     if os.path.lexists(path) and not path.is_dir():
-        raise EnvironmentProblem(f"{name} is {_kind(path)}; give a folder, or a name that does not exist yet")
+        raise EnvironmentProblem(f"{name} is {kind_of(path)}; give a folder, or a name that does not exist yet")
     there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -273,18 +220,3 @@ def _possible(path: Path, name: str) -> Path:
     except OSError as error:
         raise EnvironmentProblem(f"{name} cannot be written ({error.strerror}); give a folder that you may write to")
     return path
-
-
-def _kind(path: Path) -> str:
-    if path.is_file():
-        return "a file"
-    for is_such, kind in (
-        (path.is_dir, "a folder"),
-        (path.is_fifo, "a pipe"),
-        (path.is_socket, "a socket"),
-        (path.is_block_device, "a device"),
-        (path.is_char_device, "a device"),
-    ):
-        if is_such():
-            return kind
-    return "a dangling link" if path.is_symlink() and not path.exists() else "no folder"

@@ -1,0 +1,79 @@
+"""Files that a command line names: where they are, and whether what is there may be replaced. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from kiln_recipe.errors import EnvironmentProblem, UsageError
+
+
+def absolute(word: str | Path, cwd: Path) -> Path:
+    """`word` as an absolute path without '..'; symbolic links stay as they are named."""
+    return Path(os.path.normpath(cwd / word))
+
+
+def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_of_file: str) -> Path:
+    """Where a file that the user names is to be written: at the end of its links, so that these stay.
+
+    A file that is there is replaced only if it is of the same kind: a slip of the keyboard must not cost a release.
+
+    Args:
+        what: the sentence's first word, "--html".
+        begins: what all files of this kind begin with.
+        kind_of_file: "page of `kiln inspect`".
+
+    Raises:
+        UsageError: a file of another kind is there, or it is the word by which some commands mean standard output.
+        EnvironmentProblem: something is there that is no file, or there is no such folder.
+    """
+    if str(word) == "-":
+        raise UsageError(f"{what} - would be a file called '-'; give its name, or ./- for that one")
+    path = absolute(word, cwd)
+    try:
+        path = path.resolve()
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise EnvironmentProblem(f"{what} {word}: there is no folder {path.parent}; make it, or name another")
+    except (OSError, RuntimeError) as error:  # RuntimeError: of links that lead in a circle, before Python 3.13
+        reason = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"{what} {word} cannot be written ({reason}); give another name")
+    else:
+        if not stat.S_ISREG(kind):
+            raise EnvironmentProblem(
+                f"{what} {word} is {kind_of(path)}; give a file, or a name that does not exist yet"
+            )
+        if not is_of_kind(path, begins):
+            raise UsageError(
+                f"{what} {word} exists and is not a {kind_of_file}, so it stays; give a name that does not exist yet"
+            )
+    return path
+
+
+def is_of_kind(path: Path, begins: bytes) -> bool:
+    """Whether what is there may be written to: a file that begins so or is empty, no file, or nothing at all."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return True
+        with path.open("rb") as file:
+            found = file.read(len(begins))
+    except OSError:
+        return not path.is_file()
+    return found == begins or not found
+
+
+def kind_of(path: Path) -> str:
+    if path.is_file():
+        return "a file"
+    for is_such, kind in (
+        (path.is_dir, "a folder"),
+        (path.is_fifo, "a pipe"),
+        (path.is_socket, "a socket"),
+        (path.is_block_device, "a device"),
+        (path.is_char_device, "a device"),
+    ):
+        if is_such():
+            return kind
+    return "a dangling link" if path.is_symlink() and not path.exists() else "no folder"

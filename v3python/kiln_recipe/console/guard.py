@@ -1,0 +1,42 @@
+"""What stands around a command: every failure becomes one sentence on standard error, and an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from kiln_recipe import errors
+from kiln_recipe.console.spelling import say
+from kiln_recipe.errors import EnvironmentProblem, KilnError
+
+
+def guarded(run: Callable[[list[str]], int], words: Sequence[str]) -> int:
+    """Runs a command on its words, the first of which is its name; returns the exit code."""
+    try:
+        errors.need_output()
+        if hasattr(sys.stdout, "reconfigure"):  # of files' names, which a terminal's encoding may lack
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            return run([*words])
+        finally:
+            sys.stdout.flush()  # what a command found stands before the sentence of what is wrong with it
+    except KilnError as error:
+        say(str(error))
+        return error.exit_code
+    except MemoryError:
+        say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")
+        return EnvironmentProblem.exit_code
+    except KeyboardInterrupt:
+        say("interrupted; what was done is kept")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of `kiln list | head` has gone
+        errors.forget_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        problem = errors.of_system(error)
+        if problem is None:
+            raise
+        errors.forget_output()
+        say(str(problem))
+        return problem.exit_code
