@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -72,42 +71,6 @@ def test_a_page_that_names_no_image_is_a_mistake(block):
 def test_what_is_listed_is_read_back(images):
     text = f"# x\n\n{measured.listed(f'{key} sm_90 {name}' for key, name in images)}\n"
     assert measured.keys_of(text) == (frozenset(key for key, _ in images) or None)
-
-
-def test_the_benchmarks_page_names_what_each_row_ran(tmp_path):
-    """From the results that a run keeps."""
-
-    def row(direction, images, **more):
-        times = {"kiln": [1.0], "flash": [1.5], "cudnn": [0.9], "copy": [1.0]}
-        sides = {"forward": ("kiln", "flash", "cudnn"), "decode": ("kiln", "copy")}[direction]
-        return {
-            "direction": direction, "head_dim": 64, "causal": False, "length": 2048, "refusals": {}, "images": images,
-            "milliseconds": {side: times[side] for side in sides}, "host_ahead": True, **more,
-        }  # fmt: skip
-
-    one, two = f"{KEY} sm_90 flash.attn_fwd/attn_fwd[a=1][B=2][aligned]", f"{OTHER} sm_90 flash.attn_decode/x[][B=2][c]"
-    cache = {"kind": "MHA", "keys": 32768, "page": 0, "dtype": "bf16", "batch": 4, "bytes": 10**9, "copied": 10**9}
-    about = {"date": "2026-11-23", "gpu": {}, "torch": "2.11", "cudnn": "9", "release": "0.1.0b", "manifest": "0" * 64,
-             "dtype": "bf16", "layout": "bhsd", "rounds": 7, "budget_ms": 20.0, "splits": 0}  # fmt: skip
-    rows = [row("forward", [one]), row("forward", [one], causal=True), row("decode", [two, one], **cache)]
-    (tmp_path / "r.json").write_text(json.dumps({"about": about, "busy": [], "rows": rows}))
-    page = tmp_path / "page.md"
-    command = [sys.executable, ROOT / "benchmarks/attention/run.py", "--from", tmp_path / "r.json", "--markdown", page]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert page.exists(), done.stderr
-    text = page.read_text()
-    assert "| 64 | false | 2048 |" in text and "| 1 |\n" in text and "| 2 1 |\n" in text
-    assert f"1. `{KEY}` sm_90 flash.attn_fwd/attn_fwd[a=1][B=2][aligned]\n2. `{OTHER}`" in text
-    assert "the other release" not in text
-    rows[0]["milliseconds"]["against"] = [2.0]
-    about["against"] = "1" * 64
-    (tmp_path / "r.json").write_text(json.dumps({"about": about, "busy": [], "rows": rows}))
-    subprocess.run(command, capture_output=True, text=True, check=False)
-    beside = page.read_text()
-    assert "| Kiln | FlashAttention-2 | cuDNN | the other release |" in beside and "| to the other release |" in beside
-    assert "| 1.50 | 0.90 | 2.00 | 1 |" in beside and f"of the other release `{'1' * 64}`" in " ".join(beside.split())
-    assert measured.keys_of(text) == {KEY, OTHER}
-    assert measured.filled(text, frozenset({KEY, OTHER})) == text
 
 
 FIGURE = re.compile(r"\d(?:\.\d+)? *(?:µs|us|ms|TB/s|TFLOP/s|times the speed|of the speed)\b|\b[01]\.\d\d\b")

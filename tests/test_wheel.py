@@ -67,7 +67,20 @@ def test_a_module_imports_what_its_wheel_asks_for():
                 roots = {node.module.partition(".")[0]}
             else:
                 continue
-            assert roots <= allowed | (READ if name in recipe else {"kiln"}), (name, roots)
+            assert roots <= allowed | (READ if name in recipe else {"kiln", "kiln_bench"}), (name, roots)
+
+
+def test_what_measures_asks_for_no_more():
+    """Besides the standard library: PyTorch and, where they are used, matplotlib, PyYAML and what is measured."""
+    used = {"torch", "matplotlib", "yaml", "kiln_recipe", "kiln_bench"}
+    for path in (ROOT / "v3python/kiln_bench").rglob("*.py"):
+        more = {"kiln", "flash_attn"} if path.name == "host_time.py" else set()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= STANDARD | used | more, path
+    found = wheel.bench_files(ROOT, {f"kiln/{name}": name.encode() for name in ("kiln.h", "flash.h")})
+    assert found["kiln_bench/include/flash.h"] == b"flash.h" and "kiln_bench/attention/row.py" in found
 
 
 def test_what_kiln_jit_reads():

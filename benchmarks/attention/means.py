@@ -1,31 +1,34 @@
-"""Gradients where inputs have a mean: dq's error beside PyTorch's attention, and what it costs to be right.
+"""Gradients where inputs have a mean: dq's error beside PyTorch's attention.
 
-    python3 benchmarks/attention/means.py --prefix <unpacked>/kiln [--against <other>/kiln] --json FILE
+    python3 benchmarks/attention/means.py --release <tarball, unpacked release or folder of wheels> --json FILE
     python3 benchmarks/attention/means.py --from FILE --markdown FILE     # of results that were kept; no GPU
 
 q, k, v and dout are uniform in [0, 1), and keys have an offset besides. An error is the root mean square of what dq
 differs by from float64's, beside that of dq itself: of Kiln, FlashAttention-2, cuDNN, and PyTorch's math attention,
-which computes in fp32. With --against backward is timed beside another release's, in turns; of normal inputs, since the
-time depends on no values. Needs an NVIDIA GPU and PyTorch. Judged (exit code 1 if
-one is missed):
-
-    error       at most twice that of PyTorch's math attention, or 0.01, whichever is more
-    time        backward at most 1.02 times as long as the other release's, by the geometric mean of the shapes
+which computes in fp32. What it costs to be right beside another release: `kiln bench ONE OTHER --only backward`. Needs
+an NVIDIA GPU and PyTorch. Judged (exit code 1 if it is missed): the error is at most twice that of PyTorch's math
+attention, or 0.01, whichever is more.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import json
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-import figures
-import means_report
-from shapes import shapes
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "v3python"))
+
+import means_report  # noqa: E402
+
+from kiln_bench import timing  # noqa: E402
+from kiln_bench.attention.row import reason  # noqa: E402
+from kiln_bench.release import headers, places  # noqa: E402
+from kiln_bench.release.library import Libraries, Refused  # noqa: E402
+from kiln_recipe.console.appear import appear  # noqa: E402
+
 OFFSETS = (0.0, 5.0, 50.0)
 HEADS = 2  # of errors; each is a mean over them
 
@@ -48,14 +51,14 @@ def _exact(q, k, v, dout):
     return result
 
 
-def _by_kiln(entries, q, k, v, dout):
+def _by_kiln(libraries, q, k, v, dout):
     import torch
 
     out, dq, dk, dv = (torch.full_like(t, torch.nan) for t in (dout, q, k, v))
     lse = torch.full(q.shape[:3], torch.nan, dtype=torch.float32, device=q.device)
     given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    entries.forward(**given)()
-    launch = entries.backward(**given, dout=dout, dq=dq, dk=dk, dv=dv)
+    libraries.prepare("attn_fwd", **given)()
+    launch = libraries.prepare("attn_bwd", **given, dout=dout, dq=dq, dk=dk, dv=dv)
     launch()
     return dq, launch.images
 
@@ -70,11 +73,9 @@ def _by_torch(backend, q, k, v, dout):
     return torch.autograd.grad(out, leaves[0], dout)[0]
 
 
-def errors(entries, dtype: str, head_dim: int, offset: float, rows: int, keys: int, device: str = "cuda") -> dict:
+def errors(libraries, dtype: str, head_dim: int, offset: float, rows: int, keys: int, device: str = "cuda") -> dict:
     """A row of the results: each side's error, or why it refused."""
-    import ffi
     import torch
-    from entries import reason
     from torch.nn.attention import SDPBackend
 
     types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -86,7 +87,7 @@ def errors(entries, dtype: str, head_dim: int, offset: float, rows: int, keys: i
 
     given = uniform(rows), uniform(keys, offset), uniform(keys), uniform(rows)
     exact = _exact(*given)
-    sides = {"kiln": lambda: _by_kiln(entries, *given), "math": lambda: _by_torch(SDPBackend.MATH, *given)}
+    sides = {"kiln": lambda: _by_kiln(libraries, *given), "math": lambda: _by_torch(SDPBackend.MATH, *given)}
     if dtype != "fp32":
         sides["flash"] = lambda: _by_torch(SDPBackend.FLASH_ATTENTION, *given)
         sides["cudnn"] = lambda: _by_torch(SDPBackend.CUDNN_ATTENTION, *given)
@@ -98,87 +99,68 @@ def errors(entries, dtype: str, head_dim: int, offset: float, rows: int, keys: i
                 made, row["images"] = made
             difference = torch.linalg.vector_norm(made.double() - exact) / torch.linalg.vector_norm(exact)
             row["errors"][name] = difference.item()
-        except (ffi.Failure, RuntimeError) as error:
-            row["refusals"][name] = reason(error)
+        except (Refused, RuntimeError) as error:
+            row["refusals"][name] = reason(error, [])
     return row
 
 
-def costs(releases: dict, words: argparse.Namespace, look) -> list[dict]:
-    """Rows of times: milliseconds of both releases' backward in each round, by shape. look() is called at work."""
-    import timing
-    import torch
-    import training
-
-    rows = []
-    for shape in shapes([64, 128], words.lengths):
-        problem = training.Problem(releases, shape, torch.bfloat16, "bhsd")
-        made = problem.sides("backward")
-        if absent := [name for name in releases if name not in made]:
-            raise SystemExit(f"means.py: {absent[0]} refuses: {problem.refusals[absent[0]]}")
-        sides = {name: made[name] for name in releases}
-        times, _ = timing.interleave(sides, words.rounds, words.budget_ms, while_busy=look)
-        rows.append({"head_dim": shape.head_dim, "causal": shape.causal, "length": shape.length,
-                     "milliseconds": times, "images": sides["kiln"].images})  # fmt: skip
-        del problem, made, sides
-    return rows
-
-
 def measure(words: argparse.Namespace, keep) -> dict:
-    sys.path.append(str(ROOT / "tests/runtime"))  # ffi
-    import timing
+    """All results. keep(results) is called after each row: what was measured outlives a device that fails."""
     import torch
-    from entries import Entries, digest
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    results = {
-        "about": {
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": timing.nvidia_smi(),
-            "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()), "manifest": digest(words.prefix),
-            "against": digest(words.against) if words.against else "", "rows": words.rows, "keys": words.keys,
-        },
-        "errors": [], "times": [], "busy": [],
-    }  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        entries = stack.enter_context(Entries(words.prefix))
-        results["about"]["release"] = entries.version
+    with places.found(words.release) as place, Libraries(place.libraries, headers.read(place.headers)) as libraries:
+        results = {
+            "about": {
+                "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": timing.nvidia_smi(),
+                "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()), "release": libraries.version,
+                "pack": place.pack(libraries.devices()[0]["target"]), "rows": words.rows, "keys": words.keys,
+            },
+            "errors": [],
+        }  # fmt: skip
         for dtype in words.dtypes:
             for head_dim in words.head_dims:
                 for offset in OFFSETS:
-                    results["errors"].append(errors(entries, dtype, head_dim, offset, words.rows, words.keys))
+                    results["errors"].append(errors(libraries, dtype, head_dim, offset, words.rows, words.keys))
                     keep(results)
-        if words.against:
-            releases = {"kiln": entries, "against": stack.enter_context(Entries(words.against, is_second=True))}
-            results["times"] = costs(releases, words, lambda: results["busy"].append(timing.nvidia_smi()))
-            keep(results)
     return results
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    figures.add_words(parser)
-    parser.add_argument("--against", type=Path, help="another release's folder `kiln`, for the time")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--release", help="a tarball, an unpacked release, or a folder of wheels")
+    source.add_argument("--from", type=Path, dest="kept", metavar="FILE", help="what --json wrote; measures nothing")
+    parser.add_argument("--json", type=Path, help="all figures; written anew after each row")
+    parser.add_argument("--markdown", type=Path, help="the tables, as docs/measurements has them")
     parser.add_argument("--dtypes", nargs="+", choices=("bf16", "fp16", "fp32"), default=["bf16", "fp16", "fp32"])
     parser.add_argument("--head-dims", nargs="+", type=int, default=[32, 64, 96, 128, 192, 256])
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--keys", type=int, default=8192)
-    parser.add_argument(
-        "--lengths", nargs="+", type=int, default=[2048, 8192, 16384], help="of sequences, for the time"
-    )
     words = parser.parse_args(arguments)
-    if min(words.rows, words.keys, words.rounds, *words.head_dims, *words.lengths) < 1 or words.budget_ms <= 0:
-        parser.error("sizes, lengths, --rounds and --budget-ms must be above 0")
-    if words.kept and words.against:
-        parser.error("--against is measured, so it cannot be together with --from")
+    if min(words.rows, words.keys, *words.head_dims) < 1:
+        parser.error("sizes must be above 0")
     return words
 
 
 def main() -> int:
     words = parse()
-    results = figures.taken(words, measure)
+
+    def keep(results: dict) -> None:
+        if words.json:
+            _write(words.json, json.dumps(results, indent=1) + "\n")
+
+    results = json.loads(words.kept.read_text()) if words.kept else measure(words, keep)
+    keep(results)
     print(means_report.text(results))
     if words.markdown:
-        figures.write(words.markdown, means_report.markdown(results))
+        _write(words.markdown, means_report.markdown(results))
     return 1 if means_report.judge(results) else 0
+
+
+def _write(path: Path, text: str) -> None:
+    with appear(path) as fresh:
+        fresh.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Times the aligned images of attention forward and backward on this GPU and writes the tuned rules of its target.
 
-    python3 benchmarks/tune/run.py --prefix <unpacked>/kiln --output tuning/flash/sm_90.yaml
+    python3 benchmarks/tune/run.py --release RELEASE --output tuning/flash/sm_90.yaml
 
 For each functional without extras and each bin of a kernel's look-up, every configuration is forced in turn on a shape
 of that bin, with a causal mask and without; the one with the least geometric mean of both times becomes the bin's rule,
 unless one that other bins take too is within --tolerance of it. A backward call is timed whole: what its other kernels
 take is in each figure. Launches are captured into a CUDA graph and timed by events, so the host's cost is no part.
---results FILE takes all figures as JSON. How the result stands beside other libraries: benchmarks/attention.
+--results FILE takes all figures as JSON. How the result stands beside other libraries: `kiln bench`.
 
 Needs a GPU, PyTorch and PyYAML. Build the release with KILN_PROFILE=full to choose among all configurations.
 """
@@ -28,12 +28,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/runtime"), str(ROOT / "benchmarks/attention")]  # ffi; entries, timing
+sys.path.append(str(ROOT / "v3python"))
 
 import rules  # noqa: E402
-import timing  # noqa: E402
 import torch  # noqa: E402
-from entries import Entries  # noqa: E402
+
+from kiln_bench import timing  # noqa: E402
+from kiln_bench.release import headers, places  # noqa: E402
+from kiln_bench.release.library import Launch, Libraries  # noqa: E402
 
 RECIPE = ROOT / "tritonsrc/flash/recipe.yaml"
 OPERATIONS = {"attn_fwd": "attn_fwd", "attn_bwd_dq": "attn_bwd", "attn_bwd_dk_dv": "attn_bwd"}  # by kernel
@@ -55,24 +57,23 @@ class Shape:
         return torch.randn(1, self.heads, rows, self.head_dim, dtype=dtype, device="cuda")[..., : self.width]
 
 
-class Release(Entries):
+class Release(Libraries):
     """A release's entries, and its images by kernel."""
 
-    def __init__(self, prefix: Path) -> None:
-        super().__init__(prefix)
-        self._kiln.register(self._flash, "flash")
-        self.target = self._kiln.devices()[0]["target"].decode()
+    def __init__(self, place: places.Place) -> None:
+        super().__init__(place.libraries, headers.read(place.headers))
+        self.target = self.devices()[0]["target"]
 
     def images(self, kernel: str) -> dict[str, dict[str, str]]:
         """By functional and configuration the keys of its aligned images."""
         found = collections.defaultdict(dict)
-        for variant in self._kiln.variants(f"flash.{OPERATIONS[kernel]}", self.target):
-            is_image = variant["unavailable"] is None and variant["specialization"] == b"aligned"
-            if is_image and variant["kernel"] == kernel.encode():
-                found[variant["functional"].decode()][variant["configuration"].decode()] = variant["key"].decode()
+        for variant in self.variants(f"flash.{OPERATIONS[kernel]}", self.target):
+            is_image = variant["unavailable"] is None and variant["specialization"] == "aligned"
+            if is_image and variant["kernel"] == kernel:
+                found[variant["functional"]][variant["configuration"]] = variant["key"]
         return found
 
-    def calls(self, kernel: str, shape: Shape, dtype: torch.dtype) -> Callable[[str, bool], Callable[[], None]]:
+    def calls(self, kernel: str, shape: Shape, dtype: torch.dtype) -> Callable[[str, bool], Launch]:
         """A function of a key and whether there is a causal mask, which makes a call with that image forced."""
         q, out = (shape.tensor(shape.seqlen_q, dtype) for _ in range(2))
         k, v = (shape.tensor(shape.seqlen_k, dtype) for _ in range(2))
@@ -80,14 +81,16 @@ class Release(Entries):
         if OPERATIONS[kernel] == "attn_bwd":
             given["lse"] = torch.empty(1, shape.heads, shape.seqlen_q, device="cuda")
             # No score is far above a log-sum-exp over all keys, so the gradients are finite with a mask too.
-            self.forward(**given)()
+            self.prepare("attn_fwd", **given)()
             lengths = {"dout": shape.seqlen_q, "dq": shape.seqlen_q, "dk": shape.seqlen_k, "dv": shape.seqlen_k}
             gradients = {name: shape.tensor(rows, dtype) for name, rows in lengths.items()}
 
-        def make(key: str, causal: bool) -> Callable[[], None]:
+        def make(key: str, causal: bool) -> Launch:
             keys = (ctypes.c_char_p * 1)(key.encode())
             forced = given | {"causal": int(causal), "force_keys": keys, "force_count": 1}
-            return self.backward(**forced, **gradients) if "lse" in given else self.forward(**forced)
+            if "lse" in given:
+                return self.prepare("attn_bwd", **forced, **gradients)
+            return self.prepare("attn_fwd", **forced)
 
         return make
 
@@ -167,7 +170,7 @@ def time_bins(release: Release, kernel: str, dtype: str, budget_ms: float) -> li
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--prefix", type=Path, required=True, help="an unpacked release: .../kiln")
+    parser.add_argument("--release", required=True, help="a tarball, an unpacked release, or a folder of wheels")
     parser.add_argument("--output", type=Path, help="the tuning file; default: none is written")
     parser.add_argument("--results", type=Path, help="all figures, as JSON")
     parser.add_argument("--kernels", nargs="+", default=list(OPERATIONS), choices=list(OPERATIONS))
@@ -176,7 +179,7 @@ def main() -> int:
     parser.add_argument("--budget-ms", type=float, default=25.0, help="device time for one figure")
     words = parser.parse_args()
     rows, written = [], {}
-    with Release(words.prefix) as release:
+    with places.found(words.release) as place, Release(place) as release:
         for kernel in words.kernels:
             mine = time_bins(release, kernel, words.dtype, words.budget_ms)
             axes = rules.edges(RECIPE, OPERATIONS[kernel], kernel)

@@ -21,9 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def facts(tarball: Path) -> dict:
-    sys.path.append(str(ROOT / "benchmarks/attention"))
-    import timing
+    sys.path.append(str(ROOT / "v3python"))
     import torch
+
+    from kiln_bench import timing
 
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),

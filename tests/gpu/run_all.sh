@@ -141,6 +141,7 @@ if [[ -e $prefix/lib/libkiln_norm.so ]]; then step "example, own family" call_ow
 if command -v cmake >/dev/null; then step "example, CMake" build_with_cmake; fi
 if command -v pkg-config >/dev/null; then step "example, pkg-config" build_with_pkg_config; fi
 step "launch cost" launch_cost
+step "kiln bench" tests tests/gpu/test_gpu_bench.py
 if [[ -e $prefix/lib/libkiln_matmul.so ]]; then step "descriptor cost" descriptor_cost; fi
 python3 "$here/tests/gpu/report.py" "$tarball" "$KILN_RESULTS" "$output" || failed=1
 exit $failed

@@ -99,9 +99,16 @@ class LedgerError(KilnError):
 
 
 class NotServed(KilnError):
-    """`kiln coverage --check` found a use that is not served, or `kiln info` no pack that can be used."""
+    """`kiln coverage --check` found a use that is not served, `kiln info` no pack that can be used, or `kiln bench` no
+    image for the GPU."""
 
     exit_code = 10
+
+
+class WrongResult(KilnError):
+    """`kiln bench` found wrong results of Kiln's."""
+
+    exit_code = 11
 
 
 class Interrupted(KilnError):

@@ -17,7 +17,7 @@ class Verb:
         needs: what `./kiln` installs before it runs: "nothing"; "front", the packages of input/front.lock; "reading",
             also those that read a release or a store; "everything", also Triton and compilers, as a build.
         python: the lowest Python that it runs in, --help aside; what only looks runs in older ones than a build.
-        is_packaged: whether the wheel kiln-build brings it; not if it is about the repository.
+        is_packaged: whether the wheel kiln-build brings it; not if it is about the repository, or another wheel does.
     """
 
     needs: str = "front"
@@ -39,4 +39,5 @@ VERBS = {
     "clean": Verb("nothing"),
     "doctor": Verb(),
     "fetch": Verb(),
+    "bench": Verb("nothing", is_packaged=False),
 }

@@ -12,6 +12,7 @@ and kiln-recipe and kiln-cli, which they need.
       kiln/flash/                                                   the family's recipe, kernels and tuning rules
       kiln/_core.*.so                                               the extension
       kiln/lib/libkiln.so.0, libkiln_flash.so, libkiln_torch.so
+      kiln_bench/                                                   `kiln bench`, with the headers that it reads
     kiln_images_<target>-<version>-py3-none-any.whl
       kiln/lib/kiln.images/<pack>
 
@@ -48,11 +49,11 @@ RUNTIME = "kiln-runtime"
 CLI = "kiln-cli"
 BUILD = "kiln-build"
 VERBS = "kiln.verbs"  # kiln_cli.GROUP
-RUNTIME_POINTS = {VERBS: {"info": "kiln.__main__:main"}}
+RUNTIME_POINTS = {VERBS: {"info": "kiln.__main__:main", "bench": "kiln_bench.command:main"}}
 # Of the source tree, what kiln-build takes along: folders and files.
 PROJECT = (
     "bindings/", "cmake/", "csrc/", "docs/measurements/verified/", "dockerfile/", "include/", "input/", "notices/",
-    "tritonsrc/", "tuning/", "CMakeLists.txt", "LICENSE", "build.sh",
+    "tritonsrc/", "tuning/", "v3python/kiln_bench/", "CMakeLists.txt", "LICENSE", "build.sh",
 )  # fmt: skip
 _TORCH_LIBRARY = "libkiln_torch.so"  # of a release that has it
 _SHARE = "share/kiln/"
@@ -169,6 +170,14 @@ def package_files(source: Path) -> dict[str, Path]:
     return files
 
 
+def bench_files(source: Path, headers: Mapping[str, bytes]) -> dict[str, Path | bytes]:
+    """`kiln bench`, with what it reads of a release's headers."""
+    files: dict[str, Path | bytes] = {
+        f"kiln_bench/{name}": path for name, path in _modules(source / "v3python/kiln_bench").items()
+    }
+    return files | {f"kiln_bench/include/{name}": headers[f"kiln/{name}"] for name in ("kiln.h", "flash.h")}
+
+
 def generated_files(source: Path, profile: str, selection: str) -> dict[str, bytes]:
     """The modules of the package kiln that are generated, by path below kiln/.
 
@@ -263,6 +272,7 @@ def runtime_wheel(
         f"kiln/{name}": data for name, data in generated_files(source, contents.profile, contents.selection).items()
     }
     files |= {f"kiln/lib/{name}": path for name, path in contents.libraries.items()}
+    files |= bench_files(source, contents.headers)
     files[f"kiln/{headers.file_name}"] = built
     texts = notices.with_extension(contents.texts, source, site)
     described = (source / "bindings/python/README.md").read_text()

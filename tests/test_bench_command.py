@@ -1,0 +1,173 @@
+"""The words of `kiln bench`, what it refuses and with which exit code, and what it does with kept results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench_results
+from kiln_bench import command, measure, shapes
+from kiln_bench.attention import peers
+from kiln_recipe.errors import NotServed, WrongResult
+from small_release import ROOT
+from test_bench_release import tarball, unpacked
+
+
+def bench(capsys, *words: object) -> tuple[int, str, str]:
+    code = command.main(["bench", *map(str, words)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_help_has_examples(capsys):
+    code, out, err = bench(capsys, "--help")
+    assert (code, err) == (0, "") and "examples:\n  kiln bench " in out
+    for option in ("--shapes", "--only", "--sides", "--budget", "--rounds", "--json", "--plot", "--from"):
+        assert f"  {option}" in out
+    done = subprocess.run(
+        [sys.executable, "-m", "kiln_bench", "--help"], capture_output=True, text=True, cwd=ROOT / "v3python"
+    )
+    assert done.stdout.replace("\n", " ").split() == out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--shapes", "nope"], 7, "--shapes nope is not there; give core, llm or a file"),
+        (["--shapes", ""], 2, "--shapes is empty; give a preset or a file"),
+        (["--only", "forwrd"], 2, "--only: unknown 'forwrd'; did you mean 'forward'?"),
+        (["--only", ","], 2, "--only is empty; give some of forward,backward,decoding,host"),
+        (["--sides", "cudn"], 2, "--sides: unknown 'cudn'; did you mean 'cudnn'?"),
+        (["--budget", "soon"], 2, "--budget soon is invalid; expected a time such as 60s, 5m or 1h"),
+        (["--budget", "0s"], 2, "--budget 0s is invalid"),
+        (["--rounds", "0"], 2, "--rounds 0 is invalid; expected a whole number from 1 to 1000"),
+        (["--json", "release.tar.gz"], 2, "--json release.tar.gz is invalid; expected a file that ends in .json"),
+        (["--json", "/nowhere/x.json"], 7, "--json /nowhere/x.json: there is no folder /nowhere"),
+        (["--plot", "x.pdf"], 2, "--plot x.pdf is invalid; expected a file that ends in .svg or .png"),
+        (["--from", "x.json", "release"], 2, "--from shows what was measured before; leave release out"),
+        (["--from", "nowhere.json"], 7, "nowhere.json cannot be read (No such file or directory); give what"),
+        (["--form", "x"], 2, "`kiln bench` has no option '--form'; did you mean '--from'?"),
+        (["nowhere"], 7, "nowhere is not there, or is no file and no folder; give a release's tarball"),
+        ([""], 2, "the release is empty; give a release's tarball"),
+    ],
+)
+def test_refusals(capsys, tmp_path, monkeypatch, words, code, sentence):
+    monkeypatch.chdir(tmp_path)
+    found, out, err = bench(capsys, *words)
+    assert (found, out) == (code, "") and err.startswith("kiln: ") and sentence in err and err.count("\n") == 1
+
+
+def test_a_file_of_another_kind_stays(capsys, tmp_path):
+    for name, option in (("mine.json", "--json"), ("mine.svg", "--plot")):
+        (tmp_path / name).write_text("<!-- mine -->" if name.endswith("svg") else '{"mine": 1}')
+        before = (tmp_path / name).read_text()
+        code, _, err = bench(capsys, option, tmp_path / name)
+        assert code == 2 and "exists and is not a file of `kiln bench`, so it stays" in err
+        assert (tmp_path / name).read_text() == before
+
+
+def test_without_pytorch_or_a_gpu(capsys, tmp_path, monkeypatch):
+    path = tarball(tmp_path / "r.tar.gz")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, _, err = bench(capsys, path)
+    assert (
+        code == 7 and f"PyTorch is not installed in this Python, {sys.executable}" in err and "pip install torch" in err
+    )
+    monkeypatch.undo()
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, _, err = bench(capsys, path)
+    assert (
+        code == 7 and f"PyTorch {torch.__version__}, built " in err and "finds no GPU" in err and err.count("\n") == 1
+    )
+
+
+# ---- what it makes ---------------------------------------------------------------------------------------------------
+
+
+def test_kept_results_are_shown_again(capsys, tmp_path):
+    kept = bench_results.written(tmp_path)
+    code, out, err = bench(capsys, "--from", kept, "--plot", tmp_path / "x.svg")
+    assert (code, err) == (0, "") and "Forward, TFLOP/s" in out and (tmp_path / "x.svg").is_file()
+    code, out, _ = bench(capsys, "--from", kept, "--json", "--plot", tmp_path / "x.svg")  # its own file is replaced
+    assert code == 0 and json.loads(out) == bench_results.results()
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A function that lets `kiln bench` find these results, kept row by row, instead of measuring."""
+
+    def stand_in(found, failure=None):
+        def run(wanted, there, progress, keep):
+            rows = found["rows"]
+            for count in range(1, len(rows) + 1):
+                keep(found | {"rows": rows[:count]})
+            if failure:
+                raise failure
+            stand_in.wanted, stand_in.places = wanted, there
+
+        monkeypatch.setattr(measure, "check_device", lambda: None)
+        monkeypatch.setattr(measure, "run", run)
+
+    return stand_in
+
+
+def test_a_run(capsys, tmp_path, measured):
+    measured(bench_results.results())
+    (tmp_path / "b").mkdir()
+    releases = tarball(tmp_path / "a.tar.gz"), unpacked(tmp_path / "b")
+    words = ["--only", "decoding,forward", "--sides", "cudnn", "--budget", "1.5m", "--shapes", "llm", "--rounds", "3"]
+    code, out, err = bench(capsys, *releases, *words, "--json", tmp_path / "r.json", "--plot", tmp_path / "r.svg")
+    assert (code, err) == (0, "") and "Decoding, TB/s" in out
+    assert [place.name for place in measured.places] == ["a.tar.gz", "b"]
+    wanted = measured.wanted
+    assert (wanted.parts, wanted.sides, wanted.seconds, wanted.rounds) == (["forward", "decoding"], ["cudnn"], 90, 3)
+    assert wanted.shapes.name == "llm" and json.loads((tmp_path / "r.json").read_text()) == bench_results.results()
+    measured(bench_results.results())
+    code, _, _ = bench(capsys, releases[0], "--sides", "none", "--json", tmp_path / "r.json")
+    assert code == 0 and measured.wanted.sides == [] and measured.wanted.parts == list(shapes.PARTS)
+    measured(bench_results.results())
+    assert bench(capsys, releases[0])[0] == 0 and measured.wanted.sides == list(peers.NAMES)
+
+
+def test_what_was_measured_outlives_a_failure(capsys, tmp_path, measured):
+    measured(bench_results.results(), KeyboardInterrupt())
+    code, out, err = bench(capsys, tarball(tmp_path / "a.tar.gz"), "--json", tmp_path / "r.json")
+    assert code == 130 and "Forward, TFLOP/s" in out and "interrupted" in err
+    assert len(json.loads((tmp_path / "r.json").read_text())["rows"]) == len(bench_results.results()["rows"])
+
+
+def test_wrong_results_of_kilns_are_a_failure(capsys, tmp_path, measured):
+    found = bench_results.results()
+    found["rows"][1]["wrong"]["kiln"] = "its result is off by 0.2"
+    measured(found)
+    code, out, err = bench(capsys, tarball(tmp_path / "a.tar.gz"))
+    assert code == WrongResult.exit_code == 11 and "wrong" in out
+    assert err.startswith("kiln: 1 results of Kiln's are wrong: forward, d64, ")
+
+
+def test_nothing_served_is_a_failure(capsys, tmp_path, measured):
+    found = bench_results.results()
+    found["rows"] = [bench_results.row("forward", bench_results.PLAIN, {}, refused={"kiln": "no image"})]
+    measured(found)
+    code, out, err = bench(capsys, tarball(tmp_path / "a.tar.gz"), "--plot", tmp_path / "x.svg")
+    assert code == NotServed.exit_code and "refused: Kiln: no image" in out
+    assert "no call was served" in err and "x.svg was not written: there are no figures" in err
+    assert not (tmp_path / "x.svg").exists()
+
+
+def test_forward_and_backward_of_a_shape_stand_together():
+    wanted = measure.Wanted(shapes.read("core"), list(shapes.PARTS), [])
+    rows = wanted.rows()
+    assert (
+        len(rows) == 24 * 2 + 18
+        and rows[0][1] is rows[1][1]
+        and [part for part, _ in rows[:2]] == ["forward", "backward"]
+    )
+    only = measure.Wanted(shapes.read("core"), ["decoding"], [])
+    assert {part for part, _ in only.rows()} == {"decoding"} and Path(command.__file__).is_file()

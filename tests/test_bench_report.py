@@ -1,0 +1,152 @@
+"""What `kiln bench` shows of results: tables, notes, plots, the page of measurements."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+import bench_results
+from bench_results import CACHE, CAUSAL, KEY, OTHER, PACK, PLAIN, VARLEN, results
+from kiln_bench import plot, report
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from small_release import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import measured
+
+PAGE = ROOT / "benchmarks/attention/page.py"
+
+
+def line(text: str, begin: str) -> list[str]:
+    (found,) = [line for line in text.splitlines() if line.startswith(begin)]
+    return found.removeprefix(begin).split()
+
+
+def test_the_tables():
+    text = report.text(results())
+    forward, rest = text.split("Forward, TFLOP/s\n")[1].split("Backward, TFLOP/s\n")
+    figures = [PLAIN.operations("forward") / ms / 1e9 for ms in (1.0, 1.5, 0.9)]
+    assert line(forward, f"{PLAIN}") == [
+        f"{figures[0]:.0f}", "±0.5%", f"{figures[1]:.0f}", "±0.0%", f"{figures[2]:.0f}", "±0.0%", "1.50", "0.90",
+    ]  # fmt: skip
+    assert line(forward, f"{VARLEN}")[2:] == ["refused", "refused", "-", "-"]
+    assert line(forward, "geometric mean") == ["1.50", "0.90"] and line(forward, "least") == ["1.50", "0.90"]
+    assert "wrong" not in line(rest.split("Decoding")[0], f"{PLAIN}")  # of cuDNN there is no column: it has no figure
+    share = (CACHE.bytes / 0.3) / ((1 << 30) / 0.25)
+    assert line(rest, f"{CACHE}") == [
+        f"{CACHE.bytes / 0.3 / 1e9:.2f}", "±0.0%", f"{(1 << 30) / 0.25 / 1e9:.2f}", "±0.0%", "300.0", f"{share:.2f}",
+    ]  # fmt: skip
+    assert line(rest, "kiln.torch.attention  ") == ["8.10", "0.51"]
+    assert line(rest, "kiln.torch.attention, recorded") == ["30.00", "1.25"]
+
+
+def test_what_stands_above_and_below_them():
+    text = report.text(results())
+    for words in ("NVIDIA H200, driver 580.1, SM clock 1725 to 1980 MHz under load (at most 1980 MHz)",
+                  "PyTorch 2.11.0 with cuDNN 91900", f"; nvidia-sm_90.pack, sha256 {PACK['sha256']}",
+                  "\nKiln: 0.1.0b, kiln-0.1.0b.tar.gz;",
+                  f"refused: PyTorch, flash; PyTorch, cuDNN: no varlen (forward: {VARLEN})",
+                  f"wrong: PyTorch, cuDNN: its result is off by 0.5 (backward: {PLAIN})",
+                  f"not measured: the budget is used up (backward: {CAUSAL})",
+                  f"slow host: its time may be in the figures: it did not keep ahead of the GPU (forward: {CAUSAL})",
+                  "1 rows of short calls were timed in CUDA graphs", "flashinfer is not installed"):  # fmt: skip
+        assert words in text, words
+    assert report.wrong(results()) == []  # of Kiln's own
+    found = results()
+    found["rows"][1]["wrong"]["kiln"] = "its result is off by 0.2"
+    assert report.wrong(found) == [f"forward, {PLAIN}: its result is off by 0.2"]
+
+
+def test_many_calls_with_one_reason_are_counted():
+    found = results()
+    more = [bench_results.Training(64, 64, heads, heads, 1, 128) for heads in (1, 2, 3)]
+    found["rows"] += [bench_results.row("forward", shape, {}, refused={"flash": "no"}) for shape in more]
+    assert "refused: PyTorch, flash: no (3 calls of forward)" in report.notes(found)
+
+
+def test_results_that_were_kept(tmp_path):
+    assert report.read(bench_results.written(tmp_path)) == json.loads(json.dumps(results()))
+    path = tmp_path / "x.json"
+    with pytest.raises(EnvironmentProblem, match="x.json cannot be read"):
+        report.read(path)
+    for text, sentence in (("{", "is not JSON"), ("{}", "is not what"), ("[1]", "is not what")):
+        path.write_text(text)
+        with pytest.raises(ArtifactError, match=sentence):
+            report.read(path)
+    path.write_text(json.dumps(results() | {"format": 99}))
+    with pytest.raises(ArtifactError, match="has format 99, which this Kiln does not read; it reads 1"):
+        report.read(path)
+
+
+# ---- plots -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plot_is_an_svg_with_a_bar_for_each_figure(tmp_path):
+    plot.write(results(), tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text()
+    assert text.startswith(plot.BEGIN) and plot.svg(plot.picture(results())) == text, "equal results, equal bytes"
+    elements = list(ET.fromstring(text).iter())
+    said = [e.text for e in elements if e.tag.endswith("text")]
+    assert {"Forward, TFLOP/s", "Backward, TFLOP/s", "Decoding, TB/s of the cache", "d64 causal", "copy"} <= set(said)
+    figure = f"{PLAIN.operations('forward') / 0.9 / 1e9:.0f}"
+    assert said.count(figure) == 1 and any(PACK["sha256"] in text for text in said)
+    bars = [e for e in elements if e.get("fill") == "#1f5fa8"]
+    assert len(bars) == 4 + 3 + 1 + 1 + 2  # legends of four panels; forward, backward, decoding, host
+    width, height = map(float, ET.fromstring(text).get("viewBox").split()[2:])
+    for element in elements:
+        if element.get("x"):
+            assert 0 <= float(element.get("x")) <= width and 0 <= float(element.get("y")) <= height
+
+
+def test_axes_have_few_round_marks():
+    for highest in (0.03, 0.9, 1.0, 3.3, 4.6, 12.0, 99.0, 650.0, 1200.0):
+        step = plot._step(highest)
+        assert 2 <= highest / step <= 10 and f"{step:e}"[0] in "125", (highest, step)
+
+
+def test_a_png_needs_matplotlib(tmp_path):
+    path = tmp_path / "x.png"
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        with pytest.raises(EnvironmentProblem, match="x.png needs matplotlib, which this Python lacks; give an .svg"):
+            plot.check(path)
+        return
+    plot.check(path)
+    plot.write(results(), path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def page_of(folder, found: dict) -> tuple[subprocess.CompletedProcess, str]:
+    page = folder / "page.md"
+    command = [sys.executable, PAGE, bench_results.written(folder, found), page]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert page.exists(), done.stderr
+    return done, page.read_text()
+
+
+def test_the_page_of_measurements_names_what_each_row_ran(tmp_path):
+    done, text = page_of(tmp_path, results())
+    assert f"| {PLAIN} | " in text and "| 1.50 | 0.90 | 1 |\n" in text and "| 2 1 |\n" in text
+    assert f"1. `{KEY}` sm_90 flash.attn_fwd/attn_fwd[a=1][B=2][aligned]\n2. `{OTHER}`" in text
+    assert measured.keys_of(text) == {KEY, OTHER}
+    assert measured.filled(text, frozenset({KEY, OTHER})) == text
+    assert "![Speed by shape](page.svg)" in text and (tmp_path / "page.svg").read_text().startswith(plot.BEGIN)
+    assert done.returncode == 1
+    assert f"missed: forward, {PLAIN}: 0.90 of PyTorch, cuDNN, not 1.0" in done.stdout
+    assert "missed: forward: geometric mean 1.50 of PyTorch, flash, not 2.0" in done.stdout
+    assert f"missed: decoding, {CACHE}: 0.83 of the copy bandwidth, not 0.9" in done.stdout
+
+
+def test_a_page_that_misses_nothing(tmp_path):
+    found = results()
+    found["rows"] = [bench_results.row("forward", PLAIN, {"kiln": [1.0], "flash": [2.5], "cudnn": [1.2]})]
+    done, _ = page_of(tmp_path, found)
+    assert (done.returncode, done.stdout) == (0, "passed\n")

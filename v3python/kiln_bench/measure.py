@@ -1,0 +1,224 @@
+"""The order of a run: which rows are measured, how long each may take, what is kept of each."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from kiln_bench import host, timing
+from kiln_bench.attention import peers
+from kiln_bench.attention.kiln import Kiln
+from kiln_bench.attention.problem import CacheProblem, Problem, Side
+from kiln_bench.attention.row import Row, Rows
+from kiln_bench.release import headers
+from kiln_bench.release.library import Libraries, Refused
+from kiln_bench.shapes import Decoding, Shapes, Training
+from kiln_recipe.errors import EnvironmentProblem, NotServed
+
+if TYPE_CHECKING:
+    from kiln_bench.release.places import Place
+    from kiln_recipe.console.progress import Progress
+
+Keep = Callable[[dict[str, Any]], None]
+MADE_BY = "kiln bench"
+FORMAT = 1
+_BETWEEN_LOOKS = 1.0  # seconds
+_SHARE_OF_MEMORY = 0.9  # that a row's tensors may take of what is free
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run is asked for.
+
+    Attributes:
+        parts: of shapes.PARTS.
+        sides: names of peers.NAMES.
+        seconds: for all rows; None: as long as they want.
+    """
+
+    shapes: Shapes
+    parts: Sequence[str]
+    sides: Sequence[str]
+    rounds: int = timing.ROUNDS
+    seconds: float | None = None
+
+    def rows(self) -> list[tuple[str, Training | Decoding]]:
+        """Parts and shapes, forward and backward of a shape one after the other, since they share tensors."""
+        found: list[tuple[str, Training | Decoding]] = []
+        for shape in dict.fromkeys((*self.shapes.forward, *self.shapes.backward)):
+            for part in ("forward", "backward"):
+                if part in self.parts and shape in getattr(self.shapes, part):
+                    found.append((part, shape))
+        if "decoding" in self.parts:
+            found += [("decoding", shape) for shape in self.shapes.decoding]
+        return found
+
+
+def check_device() -> None:
+    """
+    Raises:
+        EnvironmentProblem: there is no PyTorch, or no GPU that it can use.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"PyTorch is not installed in this Python, {sys.executable} ({error}); `kiln bench` measures beside it: "
+            "pip install torch"
+        ) from error
+    if not torch.cuda.is_available():
+        built = "for ROCm" if torch.version.hip else "for CUDA" if torch.version.cuda else "without a GPU"
+        raise EnvironmentProblem(
+            f"PyTorch {torch.__version__}, built {built}, finds no GPU; `kiln bench` needs one and its driver"
+        )
+
+
+@contextlib.contextmanager
+def _releases(places: Sequence[Place], vendor: str) -> Iterator[tuple[list[Side], list[dict[str, Any]], str]]:
+    """Each release as a side, what it is, and the GPU's target.
+
+    Raises:
+        NotServed: one has no images for the GPU.
+    """
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        sides: list[Side] = []
+        facts, target = [], ""
+        for number, place in enumerate(places):
+            try:
+                libraries = stack.enter_context(Libraries(place.libraries, headers.read(place.headers), number, vendor))
+                devices = [row for row in libraries.devices() if row["vendor"] == libraries.vendor]
+            except Refused as error:
+                raise EnvironmentProblem(f"{place.name} cannot use the GPU's driver: {error}") from error
+            device = devices[torch.cuda.current_device()] if len(devices) > torch.cuda.current_device() else devices[0]
+            target = device["target"]
+            if device["refusal"]:
+                raise NotServed(f"{place.name} cannot run on this GPU, {device['name']}: {device['refusal']}")
+            name = "kiln" if not number else f"kiln-{number + 1}"
+            sides.append(Kiln(name, "Kiln" if not number else f"Kiln {number + 1}", libraries))
+            facts.append({
+                "side": name, "release": place.name, "version": libraries.version, "target": target,
+                "pack": place.pack(target) or _nearest_pack(place, target),
+            })  # fmt: skip
+        yield sides, facts, target
+
+
+def _nearest_pack(place: Place, target: str) -> dict[str, str] | None:
+    """The pack of an earlier GPU of the same major number, whose images run here too; the highest."""
+    for minor in range(9, -1, -1):
+        if found := place.pack(f"{target[:-1]}{minor}"):
+            return found
+    return None
+
+
+def run(wanted: Wanted, places: Sequence[Place], progress: Progress, keep: Keep) -> dict[str, Any]:
+    """Measures. keep(results) is called after each row: what was measured outlives a device that fails.
+
+    Raises:
+        EnvironmentProblem: there is no GPU.
+        NotServed: a release has no images for it.
+    """
+    check_device()
+    import torch
+
+    vendor = "amd" if torch.version.hip else "nvidia"
+    rows = wanted.rows()
+    hosts = list(places) if "host" in wanted.parts else []
+    with _releases(places, vendor) as (ours, facts, target):
+        others, absent = peers.there(list(wanted.sides))
+        sides = [*ours, *others]
+        results: dict[str, Any] = {
+            "made_by": MADE_BY, "format": FORMAT, "about": _about(wanted, facts, target),
+            "sides": {side.name: side.label for side in sides}, "absent": absent, "clocks": [], "rows": [],
+        }  # fmt: skip
+        uuid = str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
+
+        looked = 0.0
+
+        def look() -> None:
+            nonlocal looked
+            if time.monotonic() - looked > _BETWEEN_LOOKS and (found := timing.nvidia_smi(uuid)):
+                results["clocks"].append(found["clocks.sm"])
+                looked = time.monotonic()
+
+        budget = timing.Budget(wanted.seconds, len(rows) + len(hosts))
+        makes = Rows(sides, wanted.rounds, while_busy=look, slowest_ms=budget.slowest_ms)
+        progress.start(len(rows) + len(hosts), wanted.seconds, title="bench", unit="row")
+
+        def done(row: dict[str, Any], title: str, began: float) -> None:
+            results["rows"].append(row | {"seconds": round(time.monotonic() - began, 3)})
+            budget.row_done()
+            keep(results)
+            outcome = "skipped" if row.get("skipped") else "wrong" if row["wrong"] else "measured"
+            progress.done(title, time.monotonic() - began, outcome, remaining=budget.remaining)
+
+        for place, fact in zip(hosts, facts):  # first: while the GPU is idle, so is the host
+            began = time.monotonic()
+            done(host.row(place, fact["side"], wanted.seconds), f"host, {place.name}", began)
+        for row, title, began in _rows(rows, makes, budget, wanted.rounds):
+            done(row, title, began)
+        progress.close()
+        return results
+
+
+def _rows(
+    rows: Sequence[tuple[str, Training | Decoding]], makes: Rows, budget: timing.Budget, rounds: int
+) -> Iterator[tuple[dict[str, Any], str, float]]:
+    """Each row, its title and when it began."""
+    import torch
+
+    problem: Problem | CacheProblem | None = None
+    for part, shape in rows:
+        began = time.monotonic()
+        if problem is None or problem.shape != shape:
+            problem = None
+            gc.collect()
+            torch.cuda.empty_cache()
+        skipped = _why_skipped(shape, budget) if problem is None or budget.is_used_up else ""
+        if skipped:
+            yield Row(part, shape, more={"skipped": skipped}).as_dict(), f"{part}, {shape}", began
+            continue
+
+        def turn_ms(sides: int) -> float:
+            return budget.turn_ms(sides, rounds)
+
+        if isinstance(shape, Training):
+            problem = problem if isinstance(problem, Problem) else Problem(shape)
+            row = makes.training(problem, part, turn_ms)
+        else:
+            problem = CacheProblem(shape, torch.cuda.get_device_properties().L2_cache_size)
+            row = makes.decoding(problem, turn_ms)
+        yield row.as_dict(), f"{part}, {shape}", began
+
+
+def _why_skipped(shape: Training | Decoding, budget: timing.Budget) -> str:
+    import torch
+
+    if budget.is_used_up:
+        return "the budget is used up"
+    free = torch.cuda.mem_get_info()[0] * _SHARE_OF_MEMORY
+    if shape.bytes > free:
+        return f"its tensors take about {shape.bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+    return ""
+
+
+def _about(wanted: Wanted, releases: list[dict[str, Any]], target: str) -> dict[str, Any]:
+    import torch
+
+    properties = torch.cuda.get_device_properties()
+    state = timing.nvidia_smi(str(getattr(properties, "uuid", "")))
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": properties.name, "target": target,
+        "driver": state.get("driver_version", ""), "clock_limit": state.get("clocks.max.sm", ""),
+        "power_limit": state.get("power.limit", ""), "torch": torch.__version__, "cudnn": cudnn and str(cudnn),
+        "packages": peers.versions(), "releases": releases, "shapes": wanted.shapes.name,
+        "rounds": wanted.rounds, "seconds": wanted.seconds,
+    }  # fmt: skip

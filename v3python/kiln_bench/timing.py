@@ -1,0 +1,219 @@
+"""Times of work on the GPU, of several sides in turns; how much time a row may take; the state of the device."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Work = Callable[[], object]
+ROUNDS = 7
+TURN_MS, LEAST_TURN_MS = 20.0, 1.0  # about how long a side works in a round
+_CALLS = 8  # of a side whose single call takes longer than its turn, its checks included
+_QUERY = (
+    "name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit", "memory.total",
+)  # fmt: skip
+
+
+class Clock(Protocol):
+    """The device's: marks are put between the work that is enqueued."""
+
+    def mark(self) -> Any:
+        """A moment between what was enqueued before and what will be."""
+
+    def is_past(self, mark: Any) -> bool:
+        """Whether the device has come there."""
+
+    def milliseconds(self, begin: Any, end: Any) -> float:
+        """Between two marks that are past."""
+
+    def wait(self) -> None:
+        """Until all that was enqueued is done."""
+
+
+class DeviceClock:
+    """PyTorch's events on its current stream."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+
+    def mark(self) -> Any:
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def is_past(self, mark: Any) -> bool:
+        return mark.query()
+
+    def milliseconds(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end)
+
+    def wait(self) -> None:
+        self._cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one row.
+
+    Attributes:
+        milliseconds: of one call in each round, by side.
+        host_ahead: whether the host kept ahead of the device all the time: then none of its time is in the figures.
+        graphs: whether calls were captured into CUDA graphs, so that the host's time is in no figure.
+    """
+
+    milliseconds: dict[str, list[float]]
+    host_ahead: bool
+    graphs: bool = False
+
+
+def interleave(
+    sides: Mapping[str, Work], rounds: int, turn_ms: float, clock: Clock, while_busy: Work | None = None
+) -> Times:
+    """Times the sides in turns.
+
+    In each round every side works for about `turn_ms`, and another one is first; one whose single call takes longer
+    takes part in fewer rounds. All rounds are enqueued at once, after one that does not count: while the device is
+    behind, no time of the host is in any figure. `while_busy` is called once, while the device works.
+    """
+    about = {name: _about(work, clock, turn_ms) for name, work in sides.items()}
+    counts = {name: max(1, round(turn_ms / one)) for name, one in about.items()}
+    turns = {name: rounds if one <= turn_ms else max(2, int(rounds * turn_ms / one)) for name, one in about.items()}
+    names, ahead = list(sides), True
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in sides}
+    clock.wait()
+    for number in range(rounds + 1):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if number > turns[name]:
+                continue
+            begin = clock.mark()
+            for _ in range(counts[name] - 1):
+                sides[name]()
+            before_last = clock.mark()
+            sides[name]()
+            # A device that is past it already keeps up with the host, and so may wait for it.
+            ahead &= number == 0 or not clock.is_past(before_last)
+            marks[name].append((begin, clock.mark()))
+    if while_busy:
+        while_busy()
+    clock.wait()
+    spent = {name: [clock.milliseconds(*pair) / counts[name] for pair in pairs[1:]] for name, pairs in marks.items()}
+    return Times(spent, ahead)
+
+
+def _about(work: Work, clock: Clock, enough_ms: float) -> float:
+    """About how many milliseconds it takes: a call that takes `enough_ms`, or three."""
+    took = 0.0
+    for count in (1, 3):
+        begin = clock.mark()
+        for _ in range(count):
+            work()
+        end = clock.mark()
+        clock.wait()
+        took = max(clock.milliseconds(begin, end) / count, 0.001)
+        if took >= enough_ms:
+            break
+    return took
+
+
+def captured(work: Work, count: int) -> Work:
+    """What replays a CUDA graph of `count` calls.
+
+    Raises:
+        RuntimeError: it cannot be captured.
+    """
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            work()
+    return graph.replay
+
+
+IN_A_GRAPH = 20  # calls; then launching the graph is a small part of its time
+
+
+def measured(
+    sides: Mapping[str, Work], rounds: int, turn_ms: float, while_busy: Work | None = None,
+    clock: Clock | None = None, capture: Callable[[Work, int], Work] = captured,
+) -> Times:  # fmt: skip
+    """`interleave`; where the host does not keep ahead, again with all sides in CUDA graphs, if all can be captured."""
+    clock = clock or DeviceClock()
+    plain = interleave(sides, rounds, turn_ms, clock, while_busy)
+    if plain.host_ahead:
+        return plain
+    try:
+        graphs = {name: capture(work, IN_A_GRAPH) for name, work in sides.items()}
+    except RuntimeError:
+        return plain
+    times = interleave(graphs, rounds, turn_ms, clock).milliseconds
+    return Times({name: [value / IN_A_GRAPH for value in each] for name, each in times.items()}, True, True)
+
+
+class Budget:
+    """How long the sides of a row may work, so that all rows together take a given time.
+
+    Args:
+        seconds: for all rows; None: as long as each wants.
+        rows: how many there are.
+    """
+
+    def __init__(self, seconds: float | None, rows: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._left, self._now = seconds, rows, now
+        self._begin = now()
+
+    def turn_ms(self, sides: int, rounds: int) -> float:
+        """Of a side of the next row, in a round. A row's tensors and checks take time as well."""
+        if self._seconds is None:
+            return TURN_MS
+        return min(TURN_MS, max(LEAST_TURN_MS, 500 * self._share / ((rounds + 2) * max(sides, 1))))
+
+    def slowest_ms(self) -> float | None:
+        """Of a call of the next row's sides: what takes longer would take half of the row's time; None: any."""
+        return None if self._seconds is None else 500 * self._share / _CALLS
+
+    @property
+    def _share(self) -> float:
+        """Seconds of the next row."""
+        return max(0.0, (self._seconds or 0.0) - self.spent) / max(self._left, 1)
+
+    @property
+    def spent(self) -> float:
+        return self._now() - self._begin
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._seconds is not None and self.spent >= self._seconds
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds that the rest will take, if that is known."""
+        return None if self._seconds is None else max(0.0, self._seconds - self.spent)
+
+    def row_done(self) -> None:
+        self._left -= 1
+
+
+def nvidia_smi(uuid: str = "") -> dict[str, str]:
+    """The state of an NVIDIA GPU, by default the first; empty without the program."""
+    which = [f"--id=GPU-{uuid}"] if uuid else []
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *which, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"],
+            capture_output=True, text=True, check=False, timeout=30,
+        )  # fmt: skip
+        return dict(zip(_QUERY, map(str.strip, done.stdout.splitlines()[0].split(","))))
+    except (OSError, IndexError, subprocess.TimeoutExpired):
+        return {}
