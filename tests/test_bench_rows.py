@@ -3,6 +3,7 @@ that are right, wrong or refuse, and with modules that stand for the packages be
 
 from __future__ import annotations
 
+import time
 import types
 import warnings
 
@@ -83,7 +84,7 @@ class Refusing(Right):
 def rows_of(*sides, slowest=None):
     timed = []
 
-    def measured(works, rounds, turn_ms, while_busy):
+    def measured(works, rounds, turn_ms, while_busy, cycle):
         timed.append((set(works), rounds, turn_ms))
         return timing.Times({name: [1.0] * rounds for name in works}, True)
 
@@ -167,9 +168,13 @@ def test_refusals_have_their_reasons():
 
 
 def test_a_call_that_is_too_slow_for_the_budget_is_refused():
-    makes = rows_of(Right("a"), slowest=0.0)
+    slow = Right("b")
+    slow.training = lambda problem, part: Prepared([lambda: time.sleep(0.3)], dict)
+    makes = rows_of(Right("a"), slow, slowest=0.0)
     made = makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
-    assert made.refused == {"a": "a call takes too long for the budget"} and makes.timed == []
+    assert made.refused == {"b": "a call takes too long for the budget"} and makes.timed[0][0] == {"a"}
+    alone = rows_of(Right("a"), slowest=0.0).training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
+    assert alone.refused == {}, "nothing is faster"
 
 
 # ---- the sides beside it ---------------------------------------------------------------------------------------------

@@ -73,6 +73,14 @@ def test_where_the_host_is_late_graphs_are_timed():
     def capture(work: timing.Work, count: int) -> timing.Work:
         return device.work("graph", lambda: 0.1 * count)
 
+    counts = []
+
+    def counted(work: timing.Work, count: int) -> timing.Work:
+        counts.append(count)
+        return capture(work, count)
+
+    times = timing.measured(sides, 3, 8.0, cycle=15, clock=device, capture=counted)
+    assert counts == [30] and times.milliseconds["one"] == pytest.approx([0.1] * 3)
     times = timing.measured(sides, 3, 8.0, clock=device, capture=capture)
     assert times.graphs and times.milliseconds["one"] == pytest.approx([0.1] * 3)
 
@@ -92,7 +100,12 @@ def test_a_budget_is_shared_by_the_rows_that_are_left():
     budget.row_done()
     assert budget.turn_ms(2, 3) == pytest.approx(500 / 3 / (5 * 2)) and budget.remaining == pytest.approx(1.0)
     now[0] = 11.0
-    assert budget.is_used_up and budget.remaining == 0.0 and budget.turn_ms(2, 3) == timing.LEAST_TURN_MS
+    assert (
+        budget.slowest_ms() == timing.TURN_MS / 2
+        and budget.is_used_up
+        and budget.remaining == 0.0
+        and budget.turn_ms(2, 3) == timing.LEAST_TURN_MS
+    )
 
 
 def test_without_a_budget_each_row_takes_what_it_wants():

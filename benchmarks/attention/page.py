@@ -86,7 +86,7 @@ def markdown(results: report.Results, plot_name: str) -> str:
         f"![Speed by shape]({plot_name})",
     ]
     for part in ("forward", "backward", "decoding"):
-        head, body = report.device_table(results, part, {"images": numbers}, with_spread=False)
+        head, body = report.device_table(results, part, {"images": numbers}, for_people=False)
         if body:
             parts += [f"## {part.capitalize()}, {report.UNITS[part]}", report.piped(head, body)]
     if lines := report.notes(results):

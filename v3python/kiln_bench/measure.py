@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,15 +50,24 @@ class Wanted:
     seconds: float | None = None
 
     def rows(self) -> list[tuple[str, Training | Decoding]]:
-        """Parts and shapes, forward and backward of a shape one after the other, since they share tensors."""
+        """Parts and shapes: forward and backward of a shape one after the other, since they share tensors; training and
+        decoding by turns, so that a short budget leaves something of both."""
         found: list[tuple[str, Training | Decoding]] = []
         for shape in dict.fromkeys((*self.shapes.forward, *self.shapes.backward)):
             for part in ("forward", "backward"):
                 if part in self.parts and shape in getattr(self.shapes, part):
                     found.append((part, shape))
-        if "decoding" in self.parts:
-            found += [("decoding", shape) for shape in self.shapes.decoding]
-        return found
+        decoding = [("decoding", shape) for shape in self.shapes.decoding if "decoding" in self.parts]
+        return [*_merged(found, decoding)]
+
+
+def _merged(one: Sequence[Any], other: Sequence[Any]) -> Iterator[Any]:
+    """The one's rows, those of a shape together, and the other's, each in its order and at an even pace."""
+    groups = [[*rows] for _, rows in itertools.groupby(one, lambda row: row[1])]
+    paced = [((n + 1) / len(groups), 0, rows) for n, rows in enumerate(groups)]
+    paced += [((n + 1) / len(other), 1, [row]) for n, row in enumerate(other)]
+    for _, _, rows in sorted(paced, key=lambda entry: entry[:2]):
+        yield from rows
 
 
 def check_device() -> None:
@@ -179,10 +189,7 @@ def _rows(
         began = time.monotonic()
         if problem is None or problem.shape != shape:
             problem = None
-            gc.collect()
-            torch.cuda.empty_cache()
-        skipped = _why_skipped(shape, budget) if problem is None or budget.is_used_up else ""
-        if skipped:
+        if skipped := _why_skipped(shape, budget, problem is None):
             yield Row(part, shape, more={"skipped": skipped}).as_dict(), f"{part}, {shape}", began
             continue
 
@@ -198,15 +205,19 @@ def _rows(
         yield row.as_dict(), f"{part}, {shape}", began
 
 
-def _why_skipped(shape: Training | Decoding, budget: timing.Budget) -> str:
+def _why_skipped(shape: Training | Decoding, budget: timing.Budget, is_new: bool) -> str:
+    """ "" if there is time and, for tensors that are not there yet, memory."""
     import torch
 
     if budget.is_used_up:
         return "the budget is used up"
-    free = torch.cuda.mem_get_info()[0] * _SHARE_OF_MEMORY
-    if shape.bytes > free:
-        return f"its tensors take about {shape.bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-    return ""
+    for _ in range(2 if is_new else 0):
+        free = torch.cuda.mem_get_info()[0] * _SHARE_OF_MEMORY
+        if shape.bytes <= free:
+            return ""
+        gc.collect()
+        torch.cuda.empty_cache()
+    return f"its tensors take about {shape.bytes / 1e9:.1f} GB, more than is free" if is_new else ""
 
 
 def _about(wanted: Wanted, releases: list[dict[str, Any]], target: str) -> dict[str, Any]:

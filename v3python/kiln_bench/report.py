@@ -107,24 +107,24 @@ def number(value: float | None, digits: int) -> str:
 
 
 def device_table(
-    results: Results, part: str, more: Mapping[str, Callable[[Row], str]] = {}, with_spread: bool = True
+    results: Results, part: str, more: Mapping[str, Callable[[Row], str]] = {}, for_people: bool = True
 ) -> tuple[list[str], list[list[str]]]:
     """Heading and rows of forward, backward or decoding: figures by side, Kiln's beside each other's.
 
     Args:
         more: by heading what gives a cell of a row, behind all else.
-        with_spread: whether a figure has that of its rounds.
+        for_people: at a terminal: short names of the sides, and each figure with the spread of its rounds.
     """
     rows = [row for row in of(results, part) if not row.get("skipped")]
-    sides, names = sides_of(results, part), labels(results)
-    first = ours(results)[0]
+    sides, first = sides_of(results, part), ours(results)[0]
+    names = {side: label.removeprefix("PyTorch, ") if for_people else label for side, label in labels(results).items()}
     others = [side for side in sides if side != first and first in sides]
     head = ["shape", *(names[side] for side in sides)]
     head += ["µs"] if part == "decoding" else []
     head += [f"to {names[side]}" for side in others] + [*more]
     body = []
     for row in rows:
-        cells = [_figure(row, side, with_spread) for side in sides]
+        cells = [_figure(row, side, for_people) for side in sides]
         if part == "decoding":
             took = median(row, first)
             cells.append(number(took and took * 1000, 1))
@@ -142,7 +142,8 @@ def _figure(row: Row, side: str, with_spread: bool) -> str:
     for kind in ("wrong", "refused"):
         if side in row[kind]:
             return kind
-    text = number(figure(row, side), 2 if row["part"] == "decoding" else 0)
+    value = figure(row, side)
+    text = number(value, 2 if row["part"] == "decoding" else 0 if not value or value >= 10 else 1)
     times = row["milliseconds"].get(side)
     return f"{text} ±{spread(times) / 2:.1%}" if times and with_spread else text
 

@@ -146,20 +146,25 @@ IN_A_GRAPH = 20  # calls; then launching the graph is a small part of its time
 
 
 def measured(
-    sides: Mapping[str, Work], rounds: int, turn_ms: float, while_busy: Work | None = None,
+    sides: Mapping[str, Work], rounds: int, turn_ms: float, while_busy: Work | None = None, cycle: int = 1,
     clock: Clock | None = None, capture: Callable[[Work, int], Work] = captured,
 ) -> Times:  # fmt: skip
-    """`interleave`; where the host does not keep ahead, again with all sides in CUDA graphs, if all can be captured."""
+    """`interleave`; where the host does not keep ahead, again with all sides in CUDA graphs, if all can be captured.
+
+    Args:
+        cycle: after so many calls a side does the same again; a graph holds a multiple of that.
+    """
     clock = clock or DeviceClock()
     plain = interleave(sides, rounds, turn_ms, clock, while_busy)
     if plain.host_ahead:
         return plain
     try:
-        graphs = {name: capture(work, IN_A_GRAPH) for name, work in sides.items()}
+        count = -(-IN_A_GRAPH // cycle) * cycle
+        graphs = {name: capture(work, count) for name, work in sides.items()}
     except RuntimeError:
         return plain
     times = interleave(graphs, rounds, turn_ms, clock).milliseconds
-    return Times({name: [value / IN_A_GRAPH for value in each] for name, each in times.items()}, True, True)
+    return Times({name: [value / count for value in each] for name, each in times.items()}, True, True)
 
 
 class Budget:
@@ -182,7 +187,7 @@ class Budget:
 
     def slowest_ms(self) -> float | None:
         """Of a call of the next row's sides: what takes longer would take half of the row's time; None: any."""
-        return None if self._seconds is None else 500 * self._share / _CALLS
+        return None if self._seconds is None else max(TURN_MS / 2, 500 * self._share / _CALLS)
 
     @property
     def _share(self) -> float:

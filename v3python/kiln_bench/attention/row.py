@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import warnings
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 COPY = "copy"  # of memory, beside decoding
 _COPIED = 1 << 30
 _LONGEST_REASON = 300
+_MUCH = 4.0  # times as long as the fastest
 # What libraries raise where they refuse; none of them has a class for that alone.
 _REFUSALS = (Refused, RuntimeError, ValueError, TypeError, AssertionError, AttributeError, KeyError, OSError)
 
@@ -99,7 +101,7 @@ class Rows:
             works[COPY] = lambda: target.copy_(source)
             row.more["copied_bytes"] = 2 * source.numel()
         row.more["caches"] = len(problem.caches)
-        return self._time(row, works, turn_ms)
+        return self._time(row, works, turn_ms, len(problem.caches))
 
     def _copy(self) -> list[torch.Tensor]:
         import torch
@@ -111,7 +113,7 @@ class Rows:
 
     def _prepare(self, row: Row, make: Callable[[Side], Prepared]) -> dict[str, Prepared]:
         """Those that do not refuse; what they say besides, as PyTorch does in warnings, is why they do."""
-        found = {}
+        found, fastest = {}, math.inf
         for side in self._sides:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
@@ -119,7 +121,8 @@ class Rows:
                     prepared = make(side)
                     for work in prepared.works:
                         work()
-                    self._refuse_slow(prepared)
+                    self._wait()
+                    fastest = min(fastest, self._refuse_slow(prepared, fastest))
                 except _REFUSALS as error:
                     row.refused[side.name] = reason(error, [str(warning.message) for warning in said])
                     self._survive(side, row, error)
@@ -151,24 +154,26 @@ class Rows:
             row.wrong[name] = sentence
             del prepared[name]
 
-    def _time(self, row: Row, works: Mapping[str, timing.Work], turn_ms: Callable[[int], float]) -> Row:
+    def _time(self, row: Row, works: Mapping[str, timing.Work], turn_ms: Callable[[int], float], cycle: int = 1) -> Row:
         row.more |= {"host_ahead": True, "graphs": False}
         if works:
-            times = self._measured(works, self._rounds, turn_ms(len(works)), self._while_busy)
+            times = self._measured(works, self._rounds, turn_ms(len(works)), self._while_busy, cycle)
             row.milliseconds = times.milliseconds
             row.more |= {"host_ahead": times.host_ahead, "graphs": times.graphs}
         return row
 
-    def _refuse_slow(self, prepared: Prepared) -> None:
-        """Waits; a call that takes more of the budget than others leave is refused."""
-        self._wait()
+    def _refuse_slow(self, prepared: Prepared, fastest: float) -> float:
+        """About how many milliseconds a call takes; one that would take most of a short budget is refused, if others
+        are much faster."""
         if (limit := self._slowest_ms()) is None:
-            return
+            return math.inf
         began = time.perf_counter()
         prepared.works[0]()
         self._wait()
-        if (time.perf_counter() - began) * 1000 > limit:
+        took = (time.perf_counter() - began) * 1000
+        if took > max(limit, _MUCH * fastest):
             raise Refused(0, "a call takes too long for the budget")
+        return took
 
     def _wait(self) -> None:
         if self._device == "cuda":
