@@ -240,7 +240,8 @@ def of_release(source: Source, words: str, target: str = "sm_90") -> dict[str, V
 def test_a_release_names_the_keys_of_its_images() -> None:
     (image,) = of_release(release(), "head_dim=64")["prefill"].images
     assert image.key == (
-        f"key of flash.attn_fwd/attn_fwd[{image.functional}][{image.configuration}][{image.specialization}]@sm_90"
+        f"key of flash.attn_fwd/attn_fwd.hopper[{image.functional}][{image.configuration}]"
+        f"[{image.specialization}]@sm_90"
     )
 
 

@@ -21,8 +21,8 @@ RECIPE = ROOT / "tritonsrc/flash/recipe.yaml"
 ABOUT = {"date": "2026-01-01", "device": "a GPU: 'quoted'", "driver": "1.2", "clock": "1 MHz", "release": "0.1.0"}
 TOLERANCE = 0.02
 FLASH = recipe.load(RECIPE)
-NAME = "attn_fwd"
-AXES = rules.edges(RECIPE, NAME, NAME)
+NAME = "attn_fwd.general"
+AXES = rules.edges(RECIPE, "attn_fwd", NAME)
 FUNCTIONALS = [f"dtype=bf16 head_dim={head_dim} padded=false extras=none" for head_dim in (64, 128)]
 PLAN = plan.make_plan([FLASH], [targets.by_name("sm_90")])
 CONFIGURATIONS = {

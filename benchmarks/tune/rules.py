@@ -16,9 +16,11 @@ from kiln_recipe.documents.file import RecipeShape
 
 
 def edges(recipe: Path, operation: str, kernel: str) -> dict[str, list[int]]:
-    """The bins of a kernel's look-up, as its recipe has them."""
-    operations = document.read(recipe, RecipeShape).value.operations
-    return {name: list(entry.edges) for name, entry in operations[operation].kernels[kernel].lookup.items()}
+    """The bins of a kernel's look-up, as its recipe has them; `attn_fwd.general` is an implementation's."""
+    name, _, implementation = kernel.partition(".")
+    written = document.read(recipe, RecipeShape).value.operations[operation].kernels[name]
+    lookup = written.implementations[implementation].lookup if implementation else written.lookup
+    return {axis: list(entry.edges) for axis, entry in lookup.items()}
 
 
 def choose(rows: list[dict], tolerance: float) -> dict[tuple, str]:

@@ -38,7 +38,7 @@ from kiln_bench.release import headers, places  # noqa: E402
 from kiln_bench.release.library import Launch, Libraries  # noqa: E402
 
 RECIPE = ROOT / "tritonsrc/flash/recipe.yaml"
-OPERATIONS = {"attn_fwd": "attn_fwd", "attn_bwd_dq": "attn_bwd", "attn_bwd_dk_dv": "attn_bwd"}  # by kernel
+OPERATIONS = {"attn_fwd.general": "attn_fwd", "attn_bwd_dq": "attn_bwd", "attn_bwd_dk_dv": "attn_bwd"}  # by kernel
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 EXACT = (64, 128)  # head dimensions with an image that is not padded; all others have no other
 LONGEST = 8192

@@ -210,11 +210,14 @@ kiln_status none_fits(Plan& plan, int32_t first, int32_t count, bool forced) {
   const kiln_kernel_table& kernel = plan.operation->table->kernels[first];
   int32_t passed = forced ? 1 : count;
   const PassedOver* why = plan.passed + plan.passed_count - passed;
-  bool images = true;  // are what is lacking
+  auto lacks_images = [&](int32_t i) { return why[i].lack == Lack::kTarget || why[i].lack == Lack::kImage; };
+  // What the last implementation, which the others leave calls to, lacks are images: then what the others do not take
+  // is no reason.
+  bool images = lacks_images(passed - 1);
   FixedText<1200> lacks;
   for (int32_t i = 0; i < passed; ++i) {
-    images &= why[i].lack == Lack::kTarget || why[i].lack == Lack::kImage;
-    if (i) lacks.add("; ");
+    if (images && !lacks_images(i)) continue;
+    if (lacks.c_str()[0]) lacks.add("; ");
     word(plan, why[i], lacks);
   }
   if (forced)

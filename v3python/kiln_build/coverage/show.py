@@ -67,11 +67,11 @@ _YES = {True: "yes", False: "NO"}
 
 def group(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, list[str]]]:
     """Verdicts of one use of one kind that differ by their target alone, with the targets: served by the same
-    functionals, or refused for one reason."""
+    functionals, whichever implementation a target has, or refused for one reason."""
     groups: dict[tuple[object, ...], tuple[Verdict, list[str]]] = {}
     for one in verdicts:
         answer = (
-            tuple(map(_short, one.images))
+            tuple((image.kernel.partition(".")[0], image.functional) for image in one.images)
             if one.is_served
             else tuple(_plain(text, one.target) for text in (str(one.refusal), *one.remedies))
         )
@@ -133,11 +133,6 @@ def first_of_each(images: Sequence[Image]) -> list[str]:
 
 def _operation(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _short(image: Image) -> str:
-    """ "attn_fwd [dtype=bf16 head_dim=128 padded=false extras=none]": `kernel` names its implementation too."""
-    return f"{image.kernel} [{image.functional}]"
 
 
 def of_all(text: str, first: Verdict, names: Sequence[str], source: Source) -> str:

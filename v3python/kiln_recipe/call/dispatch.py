@@ -140,9 +140,10 @@ class Tables:
         return nearest.unsupported(call, failed, self.target.name, why, exists)
 
     def none_fits(self, call: Call, step: Sequence[Kernel], passed: Sequence[PassedOver]) -> evaluate.Refusal:
-        """The refusal of a call that no implementation of a kernel fits."""
-        lacks = "; ".join(map(str, passed))
-        if not all(one.of_images for one in passed):
+        """The refusal of a call that no implementation of a kernel fits. What the last of them, which the others leave
+        calls to, lacks are images: then what the others do not take is no reason."""
+        lacks = "; ".join(str(one) for one in passed if one.of_images or not passed[-1].of_images)
+        if not passed[-1].of_images:
             return evaluate.Refusal(
                 "UNSUPPORTED",
                 f"{call.name}: kernel {step[0].kernel} does not take this call on {self.target.name}: {lacks}",
