@@ -107,29 +107,33 @@ def _releases(places: Sequence[Place], vendor: str) -> Iterator[tuple[list[Side]
                 devices = [row for row in libraries.devices() if row["vendor"] == libraries.vendor]
             except Refused as error:
                 raise EnvironmentProblem(f"{place.name} cannot use the GPU's driver: {error}") from error
-            device = devices[torch.cuda.current_device()] if len(devices) > torch.cuda.current_device() else devices[0]
-            target = device["target"]
+            if len(devices) <= (ordinal := torch.cuda.current_device()):
+                raise EnvironmentProblem(f"{place.name} finds {len(devices)} GPUs, and PyTorch uses number {ordinal}")
+            device, target = devices[ordinal], devices[ordinal]["target"]
             if device["refusal"]:
                 raise NotServed(f"{place.name} cannot run on this GPU, {device['name']}: {device['refusal']}")
             name = "kiln" if not number else f"kiln-{number + 1}"
             sides.append(Kiln(name, "Kiln" if not number else f"Kiln {number + 1}", libraries))
             facts.append({
                 "side": name, "release": place.name, "version": libraries.version, "target": target,
-                "pack": place.pack(target) or _nearest_pack(place, target),
+                "pack": place.pack(target) or _earlier_pack(place, target),
             })  # fmt: skip
         yield sides, facts, target
 
 
-def _nearest_pack(place: Place, target: str) -> dict[str, str] | None:
-    """The pack of an earlier GPU of the same major number, whose images run here too; the highest."""
-    for minor in range(9, -1, -1):
-        if found := place.pack(f"{target[:-1]}{minor}"):
-            return found
-    return None
+def _earlier_pack(place: Place, target: str) -> dict[str, str] | None:
+    """The pack of an earlier GPU of NVIDIA's with the same major number, whose images run here too; the latest."""
+    minors = range(int(target[-1]) - 1, -1, -1) if target.startswith("sm_") else ()
+    return next(filter(None, (place.pack(f"{target[:-1]}{minor}") for minor in minors)), None)
 
 
-def run(wanted: Wanted, places: Sequence[Place], progress: Progress, keep: Keep) -> dict[str, Any]:
+def run(
+    wanted: Wanted, places: Sequence[Place], progress: Progress, keep: Keep, device: str = "cuda"
+) -> dict[str, Any]:
     """Measures. keep(results) is called after each row: what was measured outlives a device that fails.
+
+    Args:
+        device: where the tensors are.
 
     Raises:
         EnvironmentProblem: there is no GPU.
@@ -159,7 +163,7 @@ def run(wanted: Wanted, places: Sequence[Place], progress: Progress, keep: Keep)
                 looked = time.monotonic()
 
         budget = timing.Budget(wanted.seconds, len(rows) + len(hosts))
-        makes = Rows(sides, wanted.rounds, while_busy=look, slowest_ms=budget.slowest_ms)
+        makes = Rows(sides, wanted.rounds, device, while_busy=look, slowest_ms=budget.slowest_ms)
         progress.start(len(rows) + len(hosts), wanted.seconds, title="bench", unit="row")
 
         def done(row: dict[str, Any], title: str, began: float) -> None:
@@ -172,14 +176,14 @@ def run(wanted: Wanted, places: Sequence[Place], progress: Progress, keep: Keep)
         for place, fact in zip(hosts, facts):  # first: while the GPU is idle, so is the host
             began = time.monotonic()
             done(host.row(place, fact["side"], wanted.seconds), f"host, {place.name}", began)
-        for row, title, began in _rows(rows, makes, budget, wanted.rounds):
+        for row, title, began in _rows(rows, makes, budget, wanted.rounds, device):
             done(row, title, began)
         progress.close()
         return results
 
 
 def _rows(
-    rows: Sequence[tuple[str, Training | Decoding]], makes: Rows, budget: timing.Budget, rounds: int
+    rows: Sequence[tuple[str, Training | Decoding]], makes: Rows, budget: timing.Budget, rounds: int, device: str
 ) -> Iterator[tuple[dict[str, Any], str, float]]:
     """Each row, its title and when it began."""
     import torch
@@ -197,10 +201,10 @@ def _rows(
             return budget.turn_ms(sides, rounds)
 
         if isinstance(shape, Training):
-            problem = problem if isinstance(problem, Problem) else Problem(shape)
+            problem = problem if isinstance(problem, Problem) else Problem(shape, device)
             row = makes.training(problem, part, turn_ms)
         else:
-            problem = CacheProblem(shape, torch.cuda.get_device_properties().L2_cache_size)
+            problem = CacheProblem(shape, torch.cuda.get_device_properties().L2_cache_size, device)
             row = makes.decoding(problem, turn_ms)
         yield row.as_dict(), f"{part}, {shape}", began
 

@@ -69,7 +69,7 @@ class Panel:
     """Bars in groups.
 
     Attributes:
-        groups: a label of one or two lines, and a bar for each side, None where there is no figure.
+        groups: a label of some lines, and a bar for each side, None where there is no figure.
         digits: of the figures on the bars.
     """
 
@@ -112,7 +112,7 @@ def _label(row: Mapping[str, Any]) -> str:
         width += f"/{shape.head_dim_v}" if shape.head_dim_v != shape.head_dim else ""
         mask = "window" if shape.window else "causal" if shape.causal else ""
         long = "varlen" if shape.lengths else shapes.spelled(shape.length)
-        return f"{width} {mask}\n{long}"
+        return f"{width}\n{long}\n{mask}"
     grouped = f" {shape.heads // shape.heads_kv}:1" if shape.heads != shape.heads_kv else ""
     dtype = " fp8" if shape.cache_dtype.startswith("fp8") else ""
     page = f" p{shape.page}" if shape.page else ""
@@ -176,7 +176,7 @@ def _panel(panel: Panel, top: float) -> list[Box | Text]:
             shift = 2.4 if is_turned else 0.0
             anchor = "start" if is_turned else "middle"
             items.append(Text(x + each * 0.47 + shift, base - height - 2, said, _SMALL, anchor, is_turned))
-        for line, words in enumerate(label.split("\n")):
+        for line, words in enumerate(filter(None, label.split("\n"))):
             items.append(Text(left + room * 0.43, base + 11 + 9 * line, words.strip(), _size(words, room), "middle"))
     items.append(Box(_LEFT, base, _WIDTH - _LEFT - _RIGHT, 0.7, _INK))
     return items
