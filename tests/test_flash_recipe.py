@@ -202,8 +202,8 @@ def test_whatever_a_build_leaves_out_a_call_gets_what_can_serve_it_or_a_refusal(
         (64, 32768, 128, "bf16", 4),  # two blocks for each multiprocessor: all but 8
         (240, 32768, 128, "bf16", 1),
         (140, 32768, 128, "bf16", 5),  # once would leave half without a block: three rounds
-        (140, 2048, 128, "bf16", 4),  # of parts of 512 keys
-        (140, 512, 128, "bf16", 1),
+        (140, 8192, 128, "bf16", 4),  # of parts of 2048 keys
+        (140, 2048, 128, "bf16", 1),
         (500, 32768, 128, "bf16", 3),
         (960, 32768, 128, "bf16", 1),
         (8, 1024, 128, "bf16", 8),  # no part is below 128 keys
