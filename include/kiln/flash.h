@@ -227,7 +227,8 @@ typedef struct kiln_attn_decode_params {
                                         block table holds. The speed depends on it, and the least rows of rotary_cos */
     int64_t window_left;             /* below 0: unlimited, the default */
     int64_t window_right;
-    int64_t splits;                  /* into how many parts the keys are split, at most 128; 0: as it is fastest */
+    int64_t splits;                  /* into how many parts the keys are split, at most 128; 0: as it is fastest, which
+                                        depends on the batch: with a number, a sequence's result does not */
     float sm_scale;                  /* 0: 1 / sqrt(head_dim) */
     float softcap;                   /* 0: none */
     int32_t causal;                  /* non-zero: window_right is 0 */

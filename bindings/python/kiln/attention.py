@@ -281,7 +281,8 @@ def attn_decode(
         softcap: 0: none.
         causal: row i sees the keys up to i + d, whatever window[1] says.
         window: see above; below 0: no limit.
-        splits: into how many parts the keys are split, at most 128; 0: as it is fastest.
+        splits: into how many parts the keys are split, at most 128; 0: as it is fastest, which depends on the batch.
+            With a number, a sequence's result does not.
 
     Other arguments: see `help(kiln.attention)`.
 

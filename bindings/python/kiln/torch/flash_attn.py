@@ -306,7 +306,8 @@ def flash_attn_with_kvcache(
         cache_leftpad: int32, [batch]: how many keys at the start of the cache are not seen. Not with block_table.
         block_table: int32, [batch, pages of the longest sequence].
         rotary_interleaved: elements 2 c and 2 c + 1 make a pair, else c and c + rotary_dim / 2.
-        num_splits: into how many parts the keys are split, at most 128; 0: as it is fastest.
+        num_splits: into how many parts the keys are split, at most 128; 0: as it is fastest, which depends on the
+            batch. With a number, a sequence's result does not.
         return_softmax_lse: returns (out, softmax_lse).
         others: see the module.
 
