@@ -47,12 +47,11 @@ def results() -> dict[str, Any]:
         "power_limit": "700.00 W", "torch": "2.11.0", "cudnn": "91900", "packages": {}, "releases": [release],
         "shapes": "core", "rounds": 3, "seconds": None,
     }  # fmt: skip
-    found = {
+    return {
         "made_by": "kiln bench", "format": 1, "about": about,
         "sides": {"kiln": "Kiln", "flash": "PyTorch, flash", "cudnn": "PyTorch, cuDNN"},
         "absent": {"flashinfer": "is not installed"}, "clocks": ["1980 MHz", "1725 MHz"], "rows": rows,
     }  # fmt: skip
-    return json.loads(json.dumps(found))  # tuples become lists
 
 
 def written(folder: Path, found: dict[str, Any] | None = None) -> Path:

@@ -90,6 +90,17 @@ def test_a_call_launches_what_it_was_given(opened, fake, number):
     assert {row["kernel"] for row in one.variants("flash.attn_fwd", "sm_90")} == {"attn_fwd"}
 
 
+def test_an_image_can_be_forced(opened, fake):
+    one, given = opened(), tensors(128, 64)
+    (usual,) = one.prepare("attn_fwd", **given).variants
+    forced = one.prepare("attn_fwd", [usual["key"]], **given)
+    assert forced.variants == [usual] and usual["operation"] == "flash.attn_fwd" and usual["unavailable"] is None
+    forced()
+    assert len(fake.launches()) == 1
+    with pytest.raises(library.Refused, match="force_keys.* no variant|is not a variant|has no"):
+        one.prepare("attn_fwd", ["1" * 64], **given)
+
+
 def test_refusals_are_one_line(opened):
     one, given = opened(), tensors(128, 64)
     with pytest.raises(library.Refused, match="this release's attn_fwd has no future and other") as refusal:

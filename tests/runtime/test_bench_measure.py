@@ -3,6 +3,7 @@ nothing: its results are never written, so they must count as wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 
@@ -111,3 +112,20 @@ def test_images_of_an_earlier_gpu(tmp_path):
     place = places.Place("x", tmp_path, tmp_path, None)
     assert measure._earlier_pack(place, "sm_86")["file"] == "nvidia-sm_80.pack"
     assert measure._earlier_pack(place, "sm_90") is None and measure._earlier_pack(place, "gfx942") is None
+
+
+def test_the_tuner_on_a_release_with_one_image_for_each_call(there, tmp_path, monkeypatch, capsys):
+    """From the words to the calls; there is nothing to choose, and nothing is written."""
+    from kiln_bench.tune import command, session
+
+    monkeypatch.setattr(session, "Libraries", measure.Libraries)
+    monkeypatch.setattr(places, "found", lambda word: contextlib.nullcontext(there))
+    monkeypatch.setattr(session, "go_on", functools.partial(session.go_on, device="cpu"))
+    monkeypatch.setattr(shapes, "read", lambda word: SHAPES)
+    words = ["tune", "r.tar.gz", "--output", str(tmp_path / "out/sm_90.yaml"), "--target"]
+    assert command.main([*words, "sm_90"]) == NotServed.exit_code
+    said = capsys.readouterr()
+    assert "no call could be run by more than one image" in said.err and "tune 5/5: 5 measured" in said.err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sm_90.json"]
+    assert command.main([*words, "sm_80"]) == NotServed.exit_code
+    assert "this GPU, Fake NVIDIA 0, is of sm_90; --target sm_80 wants one of sm_80" in capsys.readouterr().err

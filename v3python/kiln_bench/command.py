@@ -85,7 +85,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--from shows what was measured before; leave {' and '.join(arguments.release)} out")
     arguments.only = _some_of("--only", arguments.only, shapes.PARTS, "parts")
     arguments.sides = [] if arguments.sides == _NONE else _some_of("--sides", arguments.sides, [*peers.NAMES], "sides")
-    arguments.seconds = _seconds(arguments.budget) if arguments.budget else None
+    arguments.seconds = seconds(arguments.budget) if arguments.budget else None
     arguments.plot = _new_file("--plot", arguments.plot, plot.SUFFIXES) if arguments.plot else None
     if arguments.json and arguments.json != _STDOUT:
         arguments.json = _new_file("--json", arguments.json, (".json",))
@@ -153,7 +153,12 @@ def _some_of(option: str, text: str, known: Sequence[str], what: str) -> list[st
     return [word for word in known if word in words]
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time such as 60s, 5m or 1h.
+
+    Raises:
+        UsageError: it is none.
+    """
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*([a-z]*)", text.strip())
     if match is None or match[2] not in _UNITS or not float(match[1]):
         raise UsageError(f"--budget {text} is invalid; expected a time such as 60s, 5m or 1h")

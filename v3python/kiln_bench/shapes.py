@@ -356,4 +356,5 @@ def of_row(row: Mapping[str, Any]) -> Training | Decoding:
 
 
 def as_row(shape: Training | Decoding) -> dict[str, Any]:
-    return asdict(shape)
+    """As JSON gives it back."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(shape).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kiln_bench.attention.problem import CacheProblem, Prepared, Problem
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class Kiln:
-    """The typed entries of a release's libraries. What is never written must not look right: results begin as NaN."""
+    """The typed entries of a release's libraries. What is never written must not look right: results begin as NaN.
+
+    `force_keys`: of variants that run instead of those that the look-up gives.
+    """
 
     def __init__(self, name: str, label: str, libraries: Libraries) -> None:
         self.name, self.label, self._libraries = name, label, libraries
 
-    def training(self, problem: Problem, part: str) -> Prepared:
+    def training(self, problem: Problem, part: str, force_keys: Sequence[str] = ()) -> Prepared:
         import torch
 
         shape = problem.shape
@@ -33,15 +37,15 @@ class Kiln:
         if problem.starts is not None:
             for which in "qk":
                 given |= {f"cu_seqlens_{which}": problem.starts, f"max_seqlen_{which}": shape.length}
-        forward = self._libraries.prepare("attn_fwd", **given)
+        forward = self._libraries.prepare("attn_fwd", force_keys if part == "forward" else (), **given)
         if part == "forward":
-            return Prepared([forward], lambda: {"out": out}, forward.images)
+            return Prepared([forward], lambda: {"out": out}, forward.images, forward.variants)
         forward()
         gradients = dict(zip(GRADIENTS, map(_blank, (problem.q, problem.k, problem.v))))
-        backward = self._libraries.prepare("attn_bwd", **given, dout=problem.dout, **gradients)
-        return Prepared([backward], lambda: gradients, backward.images)
+        backward = self._libraries.prepare("attn_bwd", force_keys, **given, dout=problem.dout, **gradients)
+        return Prepared([backward], lambda: gradients, backward.images, backward.variants)
 
-    def decoding(self, problem: CacheProblem) -> Prepared:
+    def decoding(self, problem: CacheProblem, force_keys: Sequence[str] = ()) -> Prepared:
         out = _blank(problem.q)
         given = {"q": problem.q, "out": out, "seqused_k": problem.used, "block_table": problem.table}
         given |= {f"{which}_scale": scale for which, scale in zip("kv", problem.scales or ())}
@@ -49,8 +53,8 @@ class Kiln:
         launches = []
         for caches in problem.caches:
             both = {f"{which}_cache": cache for which, cache in zip("kv", caches)}
-            launches.append(self._libraries.prepare("attn_decode", **given, **both))
-        return Prepared(launches, lambda: {"out": out}, launches[0].images)
+            launches.append(self._libraries.prepare("attn_decode", force_keys, **given, **both))
+        return Prepared(launches, lambda: {"out": out}, launches[0].images, launches[0].variants)
 
 
 def _blank(like: torch.Tensor) -> torch.Tensor:

@@ -29,12 +29,14 @@ class Prepared:
     Attributes:
         works: each enqueues it; of decoding one for each cache.
         results: of the last run, by name, with heads before rows: "out", or "dq", "dk", "dv".
-        images: what a release runs.
+        images: what a release runs, in lines.
+        variants: the same, by the names of kiln_variant's fields.
     """
 
     works: Sequence[Work]
     results: Callable[[], Mapping[str, torch.Tensor]]
     images: list[str] = field(default_factory=list)
+    variants: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def run(self) -> Work:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +40,17 @@ class Launch:
     """A call that is ready: calling it launches on PyTorch's current stream.
 
     Attributes:
-        images: what it runs, a line of key and variant each, spelled as pages of measurements have it.
+        variants: what it runs, by the names of kiln_variant's fields.
     """
 
     _launch: Callable[[], None]
-    images: list[str]
+    variants: list[dict[str, Any]]
     _kept: tuple = field(default=(), repr=False)  # tensors must live as long as what points to them
+
+    @property
+    def images(self) -> list[str]:
+        """A line of key and variant each, spelled as pages of measurements have it."""
+        return [_spelled(row) for row in self.variants]
 
     def __call__(self) -> None:
         self._launch()
@@ -116,8 +121,11 @@ class Libraries:
             lambda handle, *visit: asks(handle, operation.encode(), target.encode(), *visit), "kiln_variant"
         )
 
-    def prepare(self, entry: str, **values: object) -> Launch:
+    def prepare(self, entry: str, force_keys: Sequence[str] = (), **values: object) -> Launch:
         """A call of an entry, "attn_fwd", with these values and tensors, and with the workspace that it wants.
+
+        Args:
+            force_keys: of the variants to run, at most one a kernel.
 
         Raises:
             Refused: no image serves it; or the release has no such entry, or no such parameter.
@@ -137,6 +145,10 @@ class Libraries:
                 setattr(params, name, pointer)
             elif value is not None:
                 setattr(params, name, value)
+        if force_keys:
+            keys = (ctypes.c_char_p * len(force_keys))(*(key.encode() for key in force_keys))
+            params.force_keys, params.force_count = keys, len(force_keys)
+            kept.append(keys)
         queue = self._interface["kiln_queue"](vendor=self.vendor, device=-1)
         common = (self._handle, ctypes.byref(queue), ctypes.byref(params))
         size = ctypes.c_uint64()
@@ -145,16 +157,14 @@ class Libraries:
             workspace = torch.empty(size.value, dtype=torch.uint8, device=kept[0].device)
             params.workspace, params.workspace_bytes = workspace.data_ptr(), size.value
             kept.append(workspace)
-        images = [
-            _spelled(row) for row in self._visited(lambda handle, *visit: explains(*common, *visit), "kiln_variant")
-        ]
+        variants = self._visited(lambda handle, *visit: explains(*common, *visit), "kiln_variant")
         check, of_stream = self._check, _stream_of(kept[0])
 
         def launch() -> None:
             queue.stream = of_stream()
             check(launches(*common))
 
-        return Launch(launch, images, (kept, params, queue))
+        return Launch(launch, variants, (kept, params, queue))
 
     def _entry(self, entry: str, what: str) -> Any:
         try:

@@ -1,0 +1,75 @@
+"""Which images could run a call, and in which bin of a look-up the call lies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kiln_bench.shapes import Decoding, Training
+from kiln_recipe.errors import RecipeError
+
+if TYPE_CHECKING:
+    from kiln_recipe.model import Kernel, Recipe
+
+Variant = Mapping[str, Any]  # by the names of kiln_variant's fields
+Name = tuple[str, str]  # a kernel, "attn_fwd.general", and a configuration
+
+
+class Images:
+    """A target's images, by what a call must have in common with them."""
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self._alike: dict[tuple[str, ...], dict[Name, str]] = defaultdict(dict)
+        for variant in variants:
+            if variant["unavailable"] is None:
+                self._alike[_common(variant)][variant["kernel"], variant["configuration"]] = variant["key"]
+
+    def beside(self, ran: Variant) -> dict[Name, str]:
+        """The keys of all that could run in the place of a variant, that one included: other configurations, and other
+        implementations of the same kernel."""
+        return self._alike.get(_common(ran), {})
+
+
+def _common(variant: Variant) -> tuple[str, ...]:
+    kernel = variant["kernel"].partition(".")[0]
+    return (variant["operation"], kernel, variant["functional"], variant["specialization"])
+
+
+def kernels(recipe: Recipe) -> dict[str, Kernel]:
+    """By name, "attn_fwd.general"."""
+    return {kernel.name: kernel for operation in recipe.operations for kernel in operation.kernels}
+
+
+def bin_of(kernel: Kernel, shape: Training | Decoding, multiprocessors: int) -> dict[str, int]:
+    """For each axis of a kernel's look-up the lower edge of the call's bin, 0 of the first.
+
+    Raises:
+        RecipeError: an axis asks for something that a shape does not tell.
+    """
+    values = _values(shape) | {"multiprocessors": multiprocessors}
+    found = {}
+    for axis in kernel.bins:
+        try:
+            value = axis.of.evaluate(values)
+        except KeyError as error:
+            raise RecipeError(
+                f"the look-up of {kernel.name} has the axis {axis.name}, which asks for {error}: the tuner knows "
+                f"{', '.join(values)} of a call"
+            ) from error
+        found[axis.name] = max((edge for edge in axis.edges if edge <= value), default=0)
+    return found
+
+
+def _values(shape: Training | Decoding) -> dict[str, int]:
+    """What the family's expressions call them."""
+    if isinstance(shape, Decoding):
+        return {
+            "batch": shape.batch, "heads": shape.heads, "heads_kv": shape.heads_kv, "seqlen_q": 1,
+            "seqlen_k": shape.keys, "packed": shape.heads // shape.heads_kv, "page_size": shape.page,
+        }  # fmt: skip
+    return {
+        "batch": len(shape.lengths) or shape.batch, "heads": shape.heads, "heads_kv": shape.heads_kv,
+        "seqlen_q": shape.length, "seqlen_k": shape.length, "causal": int(shape.causal),
+        "windowed": int(bool(shape.window)),
+    }  # fmt: skip

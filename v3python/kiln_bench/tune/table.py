@@ -1,0 +1,136 @@
+"""From times to a tuning file: a configuration for each bin of a look-up, and the rules that say so. Needs no GPU."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+Bin = tuple[tuple[str, int], ...]  # lower edges by axis
+Place = tuple[str, Bin]  # a functional without its dtype, and a bin
+Row = Mapping[str, Any]  # what command.py keeps of a call: kernel, functional, bin, microseconds by configuration
+Rule = dict[str, Any]
+
+
+def without_dtype(functional: str) -> str:
+    """What is tuned for one dtype is for all: "head_dim=64 padded=false extras=none"."""
+    return " ".join(word for word in functional.split() if not word.startswith("dtype="))
+
+
+def gathered(rows: Iterable[Row], kernel: str) -> dict[Place, dict[str, float]]:
+    """A kernel's configurations in each place: how many times as long as the fastest each takes, the geometric mean of
+    the calls that lie there. One that some call was not measured with is left out, unless that leaves none."""
+    calls: dict[Place, list[dict[str, float]]] = {}
+    for row in rows:
+        times = row["microseconds"].get(kernel)
+        if times:
+            place = without_dtype(row["functional"]), tuple(row["bins"][kernel].items())
+            fastest = min(times.values())
+            calls.setdefault(place, []).append({name: took / fastest for name, took in times.items()})
+    found = {}
+    for place, each in calls.items():
+        common = [name for name in each[0] if all(name in one for one in each)] or [*each[0]]
+        found[place] = {
+            name: math.exp(statistics.fmean(math.log(one[name]) for one in each if name in one)) for name in common
+        }
+    return found
+
+
+def choose(places: Mapping[Place, Mapping[str, float]], tolerance: float) -> dict[Place, str]:
+    """The configuration of each place: of each functional as few different ones as the tolerance lets."""
+    chosen = {}
+    for functional in dict.fromkeys(functional for functional, _ in places):
+        mine = {place: times for place, times in places.items() if place[0] == functional}
+        good = {
+            p: {c for c, t in times.items() if t <= min(times.values()) * (1 + tolerance)} for p, times in mine.items()
+        }
+        left = dict(mine)
+        while left:  # greedily, the one that serves most places, and of equals the fastest in all
+
+            def merit(name: str, left: Mapping = left, mine: Mapping = mine, good: Mapping = good) -> tuple[int, float]:
+                total = sum(times.get(name, max(times.values())) / min(times.values()) for times in mine.values())
+                return sum(name in good[place] for place in left), -total
+
+            best = max(dict.fromkeys(c for times in left.values() for c in times), key=merit)
+            for place in [place for place in left if best in good[place]]:
+                chosen[place] = best
+                del left[place]
+    return chosen
+
+
+def rules(axes: Mapping[str, Sequence[int]], chosen: Mapping[Place, str]) -> list[Rule]:
+    """A kernel's rules: exceptions first; then what most bins take, for each functional of which all were measured."""
+    total = math.prod(len(edges) + 1 for edges in axes.values())
+    exceptions, defaults = [], []
+    for functional in dict.fromkeys(functional for functional, _ in chosen):
+        about = values(functional)
+        mine = {place: name for (of, place), name in chosen.items() if of == functional}
+        common = None
+        if len(mine) == total:
+            ((common, _),) = collections.Counter(mine.values()).most_common(1)
+            defaults.append({"when": about, "use": values(common)})
+        for place, name in mine.items():
+            if name != common:
+                spans = {axis: _span(axes[axis], lower) for axis, lower in place}
+                exceptions.append({"when": {**about, **{a: s for a, s in spans.items() if s}}, "use": values(name)})
+    return merged(exceptions) + defaults
+
+
+def _span(edges: Sequence[int], lower: int) -> dict[str, int]:
+    above = [edge for edge in edges if edge > lower]
+    return ({"at_least": lower} if lower else {}) | ({"below": above[0]} if above else {})
+
+
+def merged(given: Iterable[Rule]) -> list[Rule]:
+    """Rules that differ in one axis alone and touch there become one, until none do."""
+    found = list(given)
+    while True:
+        for one, other in itertools.permutations(found, 2):
+            if set(one["when"]) != set(other["when"]) or one["use"] != other["use"]:
+                continue
+            differ = [name for name in one["when"] if one["when"][name] != other["when"][name]]
+            if len(differ) == 1 and isinstance(one["when"][differ[0]], dict):
+                low, high = one["when"][differ[0]], other["when"][differ[0]]
+                if low.get("below") is not None and low.get("below") == high.get("at_least"):
+                    span = {k: v for k, v in low.items() if k == "at_least"}
+                    span |= {k: v for k, v in high.items() if k == "below"}
+                    when = {k: v for k, v in one["when"].items() if k != differ[0]}
+                    found[found.index(one)] = {"when": when | ({differ[0]: span} if span else {}), "use": one["use"]}
+                    found.remove(other)
+                    break
+        else:
+            return found
+
+
+def values(names: str) -> dict[str, int | bool | str]:
+    """A configuration's or a functional's name as what a recipe says: "BLOCK_M=64 ADVANCE=true"."""
+    return {name: yaml.safe_load(value) for name, value in (word.split("=") for word in names.split())}
+
+
+def inline(value: object) -> str:
+    """A value as one line of YAML."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+    return text.strip().removesuffix("...").strip()
+
+
+def file_text(
+    found: Mapping[str, Sequence[Rule]], before: Mapping[str, Sequence[Rule]], about: str, device: str
+) -> str:
+    """The tuning file.
+
+    Args:
+        found: new rules by kernel.
+        before: those of the file that is replaced; they stay behind the new ones, of which the first that fits counts.
+        about: a sentence: where, when and with what they were found.
+    """
+    lines = [f"# {line}" for line in about.splitlines()] + [f"summary: {inline('Tuned on ' + device)}", "kernels:"]
+    for kernel in dict.fromkeys((*found, *before)):
+        mine = [inline(rule) for rule in (*found.get(kernel, ()), *before.get(kernel, ()))]
+        if mine:
+            lines += [f"  {kernel}:", *(f"    - {rule}" for rule in dict.fromkeys(mine))]
+    return "\n".join(lines if lines[-1] != "kernels:" else [*lines, "  {}"]) + "\n"
