@@ -58,12 +58,32 @@ def compiled(target: str, folder: str, languages: tuple[str, ...]) -> list[tuple
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_kernels_are_compiled(other, target, tmp_path, request):
-    # Gluon changes with each version. The sources here are written for the toolchain's, which 3.9 takes too.
-    has_gluon = request.node.callspec.params["other"] != "3.6.0"
+    version = tuple(map(int, request.node.callspec.params["other"].split(".")[:2]))
+    has_gluon = version >= toolchain.GLUON_SINCE
     made = other(compiled, target, str(tmp_path), ("triton", "gluon") if has_gluon else ("triton",))
     products = {{"sm_90": "matmul_hopper", "gfx942": "matmul_cdna"}[target]} if has_gluon else set()
     assert {name for name, _, _ in made} == {"rms_norm", "total", "dropout_mask", "attn_fwd"} | products
     assert all(first == b"\x7fELF" and clean for _, first, clean in made), made
+
+
+def unfit() -> dict[str, str | None]:
+    from pathlib import Path
+
+    from kiln.jit.compiled import not_compiled
+    from kiln_recipe.read import recipe
+
+    flash = recipe.load(Path(__file__).resolve().parents[2] / "tritonsrc/flash/recipe.yaml")
+    return {kernel.name: not_compiled(kernel) for operation in flash.operations for kernel in operation.kernels}
+
+
+def test_the_gluon_of_another_version_is_passed_over(other, request):
+    found = {name: reason for name, reason in other(unfit).items() if reason}
+    version = request.node.callspec.params["other"]
+    if tuple(map(int, version.split(".")[:2])) < toolchain.GLUON_SINCE:
+        assert set(found) >= {"attn_fwd.hopper", "attn_decode.hopper"} and "attn_decode.general" not in found
+        assert set(found.values()) == {f"its source is in the Gluon of Triton 3.8, and Triton {version} is installed"}
+    else:
+        assert not found
 
 
 def test_the_versions_are_those_that_the_code_names():

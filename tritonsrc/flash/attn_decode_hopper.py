@@ -19,6 +19,17 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 # The rows of a block, as the tensor cores' instruction has them.
 ROWS = gl.constexpr(16)
+# Triton 3.9 has another name for it.
+IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+
+@gluon.jit
+def reinterpreted(shared, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """The same bytes of shared memory, seen otherwise."""
+    if IS_PUBLIC:
+        return shared.reinterpret(dtype, shape, layout)
+    else:
+        return shared._reinterpret(dtype, shape, layout)
 
 
 @gluon.jit
@@ -197,8 +208,8 @@ def attn_decode_hopper(
         swizzle: gl.constexpr = k_desc.layout.swizzle_byte_width
         of_bytes: gl.constexpr = gl.NVMMASharedLayout(swizzle, 8, rank=2)
         of_pairs_of_bytes: gl.constexpr = gl.NVMMASharedLayout(swizzle, 16, rank=2)
-        k_blocks = k_shared._reinterpret(fp8, [STAGES, BLOCK_N, HEAD_DIM], of_bytes)
-        v_blocks = v_shared._reinterpret(gl.int16, [STAGES, BLOCK_N, HEAD_DIM // 2], of_pairs_of_bytes)
+        k_blocks = reinterpreted(k_shared, fp8, [STAGES, BLOCK_N, HEAD_DIM], of_bytes)
+        v_blocks = reinterpreted(v_shared, gl.int16, [STAGES, BLOCK_N, HEAD_DIM // 2], of_pairs_of_bytes)
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         for slot in gl.static_range(STAGES):
             mbarrier.init(full.index(slot), count=1)

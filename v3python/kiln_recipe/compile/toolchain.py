@@ -46,6 +46,9 @@ INHERITED_VARIABLES = ("PATH", "TMPDIR", "LANG", "LC_ALL", "HOME", "LD_LIBRARY_P
 # one that its lock names.
 JIT_VERSIONS = ((3, 6), (3, 9))
 
+# The oldest minor version of Triton whose Gluon is the one that kernels are written in; it changes with each.
+GLUON_SINCE = (3, 8)
+
 # In the site-packages of a Triton that was built here: {"source archive": SHA-256, ...}
 SOURCES_NAME = "kiln-sources.json"
 

@@ -6,7 +6,6 @@ call's values, so it is not asked: `triton.compile` gets exactly what a build's 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,12 @@ import torch
 
 from kiln.jit.errors import KernelError, ResourcesError
 from kiln.jit.locks import TRITON
-from kiln.jit.packages import need
+from kiln.jit.packages import minor_version, need
 from kiln_recipe.call.dispatch import Chosen
 from kiln_recipe.call.implementations import Described
 from kiln_recipe.compile import mistakes
 from kiln_recipe.compile.source import triton_source
-from kiln_recipe.compile.toolchain import Toolchain
+from kiln_recipe.compile.toolchain import GLUON_SINCE, Toolchain
 from kiln_recipe.model import Kernel
 from kiln_recipe.plan.model import CompileSpec
 from kiln_recipe.targets import Target
@@ -74,9 +73,11 @@ def compile_spec(spec: CompileSpec, target: Target, function: Any) -> Any:
 
 def not_compiled(kernel: Kernel) -> str | None:
     """Why the installed Triton cannot compile an implementation, or None."""
-    if kernel.language == "gluon" and importlib.util.find_spec("triton.experimental.gluon") is None:
-        return f"its source is in Gluon, which Triton {need('triton').__version__} lacks"
-    return None
+    minor = minor_version()
+    if kernel.language != "gluon" or minor is None or minor >= GLUON_SINCE:
+        return None
+    since = ".".join(map(str, GLUON_SINCE))
+    return f"its source is in the Gluon of Triton {since}, and Triton {need('triton').__version__} is installed"
 
 
 @dataclass(frozen=True)

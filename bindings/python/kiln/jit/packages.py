@@ -36,13 +36,18 @@ def need(*modules: str) -> ModuleType:
     return found
 
 
+def minor_version() -> tuple[int, ...] | None:
+    """Of the installed Triton: (3, 8); None if its version begins otherwise."""
+    numbers = re.match(r"(\d+)\.(\d+)", need("triton").__version__)
+    return None if numbers is None else tuple(map(int, numbers.groups()))
+
+
 @cache
 def check_triton() -> None:
     """Warns, once, if kiln.jit was not tested with the installed version of Triton."""
-    version = need("triton").__version__
+    version, minor = need("triton").__version__, minor_version()
     oldest, newest = JIT_VERSIONS
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or not oldest <= tuple(map(int, numbers.groups())) <= newest:
+    if minor is None or not oldest <= minor <= newest:
         tested = " to ".join(".".join(map(str, one)) for one in JIT_VERSIONS)
         warnings.warn(
             f"kiln.jit is tested with Triton {tested}, but Triton {version} is installed; it is used, but may "
