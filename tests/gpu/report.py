@@ -112,7 +112,7 @@ def sections(answer: dict) -> list[str]:
                 for e in kinds.get("random", [])
             ],
         ),
-        "## Deterministic backward",
+        "## Equal bits",
         "",
         *table(
             ["call", "by", "runs with equal bits"],
