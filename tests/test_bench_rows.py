@@ -177,6 +177,28 @@ def test_a_call_that_is_too_slow_for_the_budget_is_refused():
     assert alone.refused == {}, "nothing is faster"
 
 
+def test_what_fails_behind_the_first_call_costs_the_row_alone():
+    def measured(*_):
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 9 GiB")
+
+    makes = rows_of(Right("a"))
+    makes._measured = measured
+    made = makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
+    assert made.milliseconds == {} and made.more["skipped"] == "out of memory: tried to allocate 9 GiB"
+
+
+def test_a_gpu_that_fails_ends_the_run(monkeypatch):
+    """What a kernel did wrong is told by whatever comes next."""
+
+    def wait():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    makes = rows_of(Refusing("a"))
+    monkeypatch.setattr(makes, "_wait", wait)
+    with pytest.raises(row.DeviceFailed, match="the GPU failed in A, forward, d32, 4:2 heads, 48, batch 2 .*--sides"):
+        makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
+
+
 # ---- the sides beside it ---------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import threading
 
 import pytest
 
-from kiln_recipe.console.progress import Bar, JsonLines, Lines, Progress, Several, make_progress
+from kiln_recipe.console.progress import Bar, JsonLines, Line, Lines, Progress, Several, make_progress
 from kiln_recipe.console.spelling import spell_seconds
 from kiln_recipe.errors import EnvironmentProblem
 
@@ -40,6 +41,22 @@ def test_lines_are_few_but_each_failure_shows():
     assert shown[-1] == "compile 100/100: 99 compiled, 1 failed, in 10.0 s"
     assert 1 <= len(shown) - 2 <= 2
     assert all("about 3.0 s left" in line for line in shown[1:-1])
+
+
+def test_a_terminal_without_tqdm_gets_a_line_that_is_written_over(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert isinstance(make_progress(Terminal()), Line)
+    stream, clock = io.StringIO(), Clock()
+    line = Line(stream, clock)
+    line.start(4, 8.0, title="bench")
+    for number in range(4):
+        clock.now += 1.0
+        line.done(f"v{number}", 1.0, "failed" if number == 2 else "measured", detail="why", remaining=3.0 - number)
+    line.close()
+    first, *shown, end = [text.removesuffix("\x1b[K") for text in stream.getvalue().split("\r")[1:]]
+    assert first == "bench 1/4 after 1.0 s, about 3.0 s left |######------------------|"
+    assert shown[0].endswith("|############------------|") and shown[1] == "FAILED v2 after 1.0 s: why\x1b[K\n"
+    assert end == "bench 4/4: 1 failed, 3 measured, in 4.0 s\x1b[K\n" and len(shown) == 4
 
 
 def test_nothing_is_left_where_the_estimate_is_used_up():

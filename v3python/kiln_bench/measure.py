@@ -200,12 +200,15 @@ def _rows(
         def turn_ms(sides: int) -> float:
             return budget.turn_ms(sides, rounds)
 
-        if isinstance(shape, Training):
-            problem = problem if isinstance(problem, Problem) else Problem(shape, device)
-            row = makes.training(problem, part, turn_ms)
-        else:
-            problem = CacheProblem(shape, torch.cuda.get_device_properties().L2_cache_size, device)
-            row = makes.decoding(problem, turn_ms)
+        try:
+            if isinstance(shape, Training):
+                problem = problem if isinstance(problem, Problem) else Problem(shape, device)
+                row = makes.training(problem, part, turn_ms)
+            else:
+                problem = CacheProblem(shape, torch.cuda.get_device_properties().L2_cache_size, device)
+                row = makes.decoding(problem, turn_ms)
+        except torch.OutOfMemoryError:
+            problem, row = None, Row(part, shape, more={"skipped": "the GPU's memory does not hold its tensors"})
         yield row.as_dict(), f"{part}, {shape}", began
 
 

@@ -87,21 +87,38 @@ class Rows:
         """A row of forward or backward. turn_ms(sides): how long each may work in a round."""
         row = Row(part, problem.shape)
         prepared = self._prepare(row, lambda side: side.training(problem, part))
-        self._check(row, prepared, lambda _: problem.samples(part))
-        return self._time(row, {name: one.run for name, one in prepared.items()}, turn_ms)
+
+        def rest() -> None:
+            self._check(row, prepared, lambda _: problem.samples(part))
+            self._time(row, {name: one.run for name, one in prepared.items()}, turn_ms)
+
+        return self._whole(row, rest)
 
     def decoding(self, problem: CacheProblem, turn_ms: Callable[[int], float]) -> Row:
         """A row of decoding, with a copy of memory in the same rounds."""
         row = Row("decoding", problem.shape)
         prepared = self._prepare(row, lambda side: side.decoding(problem))
-        self._check(row, prepared, problem.samples)
-        works: dict[str, timing.Work] = {name: one.run for name, one in prepared.items()}
-        if works and self._device == "cuda":
-            source, target = self._copy()
-            works[COPY] = lambda: target.copy_(source)
-            row.more["copied_bytes"] = 2 * source.numel()
         row.more["caches"] = len(problem.caches)
-        return self._time(row, works, turn_ms, len(problem.caches))
+
+        def rest() -> None:
+            self._check(row, prepared, problem.samples)
+            works: dict[str, timing.Work] = {name: one.run for name, one in prepared.items()}
+            if works and self._device == "cuda":
+                source, target = self._copy()
+                works[COPY] = lambda: target.copy_(source)
+                row.more["copied_bytes"] = 2 * source.numel()
+            self._time(row, works, turn_ms, len(problem.caches))
+
+        return self._whole(row, rest)
+
+    def _whole(self, row: Row, rest: Callable[[], None]) -> Row:
+        """The row once the rest is done; without figures if that fails, for want of memory say."""
+        try:
+            rest()
+        except RuntimeError as error:
+            self._survive("a side", row, error)
+            row.milliseconds, row.more["skipped"] = {}, reason(error, [])
+        return row
 
     def _copy(self) -> list[torch.Tensor]:
         import torch
@@ -125,11 +142,11 @@ class Rows:
                     fastest = min(fastest, self._refuse_slow(prepared, fastest))
                 except _REFUSALS as error:
                     row.refused[side.name] = reason(error, [str(warning.message) for warning in said])
-                    self._survive(side, row, error)
+                    self._survive(side.label, row, error)
                     continue
                 except Exception as error:  # noqa: BLE001 - of libraries that are not ours, in classes of their own
                     row.refused[side.name] = f"{type(error).__name__}: {reason(error, [])}"
-                    self._survive(side, row, error)
+                    self._survive(side.label, row, error)
                     continue
             found[side.name] = prepared
             if prepared.images:
@@ -154,13 +171,14 @@ class Rows:
             row.wrong[name] = sentence
             del prepared[name]
 
-    def _time(self, row: Row, works: Mapping[str, timing.Work], turn_ms: Callable[[int], float], cycle: int = 1) -> Row:
+    def _time(
+        self, row: Row, works: Mapping[str, timing.Work], turn_ms: Callable[[int], float], cycle: int = 1
+    ) -> None:
         row.more |= {"host_ahead": True, "graphs": False}
         if works:
             times = self._measured(works, self._rounds, turn_ms(len(works)), self._while_busy, cycle)
             row.milliseconds = times.milliseconds
             row.more |= {"host_ahead": times.host_ahead, "graphs": times.graphs}
-        return row
 
     def _refuse_slow(self, prepared: Prepared, fastest: float) -> float:
         """About how many milliseconds a call takes; one that would take most of a short budget is refused, if others
@@ -181,7 +199,7 @@ class Rows:
 
             torch.cuda.synchronize()
 
-    def _survive(self, side: Side, row: Row, error: Exception) -> None:
+    def _survive(self, side: str, row: Row, error: Exception) -> None:
         """A kernel's fault ends all work of this process on the device.
 
         Raises:
@@ -191,7 +209,7 @@ class Rows:
             self._wait()
         except RuntimeError:
             raise DeviceFailed(
-                f"the GPU failed in {side.label}, {row.part}, {row.shape} ({reason(error, [])}); what was measured "
+                f"the GPU failed in {side}, {row.part}, {row.shape} ({reason(error, [])}); what was measured "
                 "before it is kept; leave that side out by --sides, or that call by --shapes"
             ) from error
 

@@ -1,7 +1,7 @@
 """What a user sees of work that takes long: a bar on a terminal, plain lines elsewhere, JSON lines on request.
 
-Nothing else in Kiln prints progress. All three speak one interface, `Progress`, whose methods may be called from any
-thread, and never fail because they are not read. The bar alone needs more than the standard library.
+Nothing else in Kiln prints progress. All of them speak one interface, `Progress`, whose methods may be called from any
+thread, and never fail because they are not read. tqdm draws the bar where it is installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Outcomes that a user must see at once; all others are only counted.
 FAILED = "failed"
 
-_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS = 5.0, 0.2
+_BAR, _TO_END = 24, "\x1b[K"  # characters of a bar; what clears the rest of a terminal's line
 _LOG = re.compile(r" \(log: [^()]*\)$")  # with which the farm ends a detail
 
 
@@ -249,7 +250,7 @@ class Lines(Progress):
         self._last = now
         left = "" if self._remaining is None else _left(self._remaining)
         took = spell_seconds(now - self._began)
-        self._print(f"{self._heading()} after {took}" + (f", {left}" if left else ""))
+        self._show(f"{self._heading()} after {took}" + (f", {left}" if left else ""))
 
     def _heading(self) -> str:
         if self._unit == "B":
@@ -257,9 +258,28 @@ class Lines(Progress):
             return f"{self._title}{' ' if self._title else ''}{count}/{total} MiB"
         return f"{self._title}{' ' if self._title else ''}{self._count}/{self._total}"
 
-    def _print(self, text: str) -> None:
+    def _show(self, text: str) -> None:
+        """How far the phase is."""
+        self._print(text)
+
+    def _print(self, text: str, end: str = "\n") -> None:
         with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stop a build
-            print(text, file=self._stream, flush=True)
+            print(text, file=self._stream, flush=True, end=end)
+
+
+class Line(Lines):
+    """A bar in one line that is written over: for terminals, where there is no tqdm."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream, _SECONDS_BETWEEN_BARS, clock)
+
+    def _show(self, text: str) -> None:
+        done = min(1.0, self._count / self._total)
+        bar = "#" * round(_BAR * done)
+        super()._print(f"\r{text} |{bar:-<{_BAR}}|{_TO_END}", end="")
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        super()._print(f"\r{text}{_TO_END}", end)
 
 
 class JsonLines(Progress):
@@ -372,7 +392,7 @@ def make_progress(stream: TextIO | None = None, log_json: str | int | Path | Non
     try:
         shown: Progress = Bar(stream) if stream.isatty() else Lines(stream)
     except ImportError:
-        shown = Lines(stream)
+        shown = Line(stream)
     return shown if log_json is None else Several((shown, open_log(log_json)))
 
 
