@@ -210,24 +210,23 @@ kiln_status none_fits(Plan& plan, int32_t first, int32_t count, bool forced) {
   const kiln_kernel_table& kernel = plan.operation->table->kernels[first];
   int32_t passed = forced ? 1 : count;
   const PassedOver* why = plan.passed + plan.passed_count - passed;
-  auto lacks_images = [&](int32_t i) { return why[i].lack == Lack::kTarget || why[i].lack == Lack::kImage; };
-  // What the last implementation, which the others leave calls to, lacks are images: then what the others do not take
-  // is no reason.
-  bool images = lacks_images(passed - 1);
+  bool images = true;  // are what is lacking
   FixedText<1200> lacks;
   for (int32_t i = 0; i < passed; ++i) {
-    if (images && !lacks_images(i)) continue;
-    if (lacks.c_str()[0]) lacks.add("; ");
+    images &= why[i].lack == Lack::kTarget || why[i].lack == Lack::kImage;
+    if (i) lacks.add("; ");
     word(plan, why[i], lacks);
   }
   if (forced)
     return fail(KILN_E_UNSUPPORTED, "%s: the variant forced for kernel %s does not take this call on %s: %s",
                 plan.operation->name, kernel.name, target_of(plan), lacks.c_str());
+  // The last implementation is what the others leave calls to: if it lacks an image, that is the reason.
+  const PassedOver& last = why[passed - 1];
+  if (last.lack == Lack::kImage) return unsupported(plan, {first, count}, last.reason);
   if (!images)
     return fail(KILN_E_UNSUPPORTED, "%s: kernel %s does not take this call on %s: %s", plan.operation->name,
                 kernel.name, target_of(plan), lacks.c_str());
-  if (count > 1) return unsupported(plan, {first, count}, lacks.c_str());
-  return unsupported(plan, {first, 1}, why->lack == Lack::kTarget ? "its target has no such kernel" : why->reason);
+  return unsupported(plan, {first, count}, count > 1 ? lacks.c_str() : "its target has no such kernel");
 }
 
 }  // namespace kiln

@@ -140,18 +140,18 @@ class Tables:
         return nearest.unsupported(call, failed, self.target.name, why, exists)
 
     def none_fits(self, call: Call, step: Sequence[Kernel], passed: Sequence[PassedOver]) -> evaluate.Refusal:
-        """The refusal of a call that no implementation of a kernel fits. What the last of them, which the others leave
-        calls to, lacks are images: then what the others do not take is no reason."""
-        lacks = "; ".join(str(one) for one in passed if one.of_images or not passed[-1].of_images)
-        if not passed[-1].of_images:
+        """The refusal of a call that no implementation of a kernel fits. Where the last of them, which the others leave
+        calls to, lacks an image, that is the reason, whatever the others do not take."""
+        last = passed[-1]
+        if last.kernel.name in self.kernels and last.of_images:
+            return self.unsupported(call, step, last.lack)
+        lacks = "; ".join(map(str, passed))
+        if not all(one.of_images for one in passed):
             return evaluate.Refusal(
                 "UNSUPPORTED",
                 f"{call.name}: kernel {step[0].kernel} does not take this call on {self.target.name}: {lacks}",
             )
-        if len(step) > 1:
-            return self.unsupported(call, step, lacks)
-        is_there = step[0].name in self.kernels
-        return self.unsupported(call, step, passed[0].lack if is_there else "its target has no such kernel")
+        return self.unsupported(call, step, lacks if len(step) > 1 else "its target has no such kernel")
 
     def _choose(self, call: Call, step: Sequence[Kernel], addresses: Mapping[str, int]) -> Chosen:
         """The first implementation of a kernel that fits a call."""
