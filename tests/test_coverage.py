@@ -201,7 +201,7 @@ def test_a_page_shows_the_answers_and_replaces_only_a_page(tmp_path: Path, capsy
 
 def test_images_are_listed_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["coverage", "core", "--model", "head_dim=128", "--target", "sm_90", "--images"]) == 0
-    line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("attn_bwd   attn_bwd_dq"))
+    line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("attn_bwd   attn_bwd_finish"))
     assert "dtype=bf16 head_dim=128" in line and "BLOCK_M=" in line and "aligned" in line
 
 
@@ -246,7 +246,9 @@ def test_a_release_names_the_keys_of_its_images() -> None:
 
 
 def test_an_image_that_a_release_lacks_serves_nothing() -> None:
-    found = of_release(release(lambda name: "too large" if "attn_bwd_dq[dtype=bf16" in name else None), "head_dim=64")
+    found = of_release(
+        release(lambda name: "too large" if "attn_bwd_d" in name and "dtype=bf16" in name else None), "head_dim=64"
+    )
     assert found["prefill"].is_served and not found["training"].is_served
     assert "too large" in str(found["training"].refusal)
     assert found["training"].remedies == ("a release of the profile core",)

@@ -33,6 +33,7 @@ hipError_t prepare_and_run(const Backward& call, void* stream) {
   const int64_t batch = prepared.sequences.batch;
   const Placed &rows = prepared.sequences.rows, &keys = prepared.sequences.keys;
   kiln_attn_bwd_params params = KILN_ATTN_BWD_PARAMS_INIT;
+  params.deterministic = 1;  // as AOTriton's own attn_bwd is, whatever its options say
   fill(call, prepared, &params);
   kiln_tensor shaped[4], again;
   params.dout = shape(rows, batch, call.dout, &shaped[0]);

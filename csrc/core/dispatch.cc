@@ -25,7 +25,7 @@ kiln_status define(Plan& plan) {
 // The index of the value that a call means, or -1.
 int32_t match(const kiln_choice_table& choice, int64_t asked) {
   for (int32_t i = 0; i < choice.count; ++i)
-    if (choice.match == KILN_MATCH_EXACT ? choice.values[i] == asked : choice.values[i] >= asked) return i;
+    if (choice.match == KILN_MATCH_NEXT_LARGER ? choice.values[i] >= asked : choice.values[i] == asked) return i;
   return -1;
 }
 
@@ -110,12 +110,79 @@ kiln_status read_keys(const Plan& plan, Keys& keys) {
   return KILN_OK;
 }
 
+bool all_used(const Plan& plan, const Keys& keys) { return keys.used == (uint64_t{1} << plan.call->force_count) - 1; }
+
 kiln_status check_used(const Plan& plan, const Keys& keys) {
   for (int32_t i = 0; i < plan.call->force_count; ++i)
     if (!(keys.used >> i & 1))
       return fail(KILN_E_UNSUPPORTED, "%s: the forced key %s is not a variant of this call's functional on %s",
                   plan.operation->name, plan.call->force_keys[i],
                   plan.binding->family->table->packs[plan.binding->pack_number].target);
+  return KILN_OK;
+}
+
+// The choice that is of the first value that fits, and the place of the next value to try; nullptr if there is none.
+const kiln_choice_table* find_next(const Plan& plan, int32_t* number, int32_t* place) {
+  const kiln_operation_table& op = *plan.operation->table;
+  for (*number = 0; *number < op.choice_count; ++*number) {
+    const kiln_choice_table& choice = op.choices[*number];
+    if (choice.match != KILN_MATCH_FIRST_THAT_FITS) continue;
+    const int32_t chosen = plan.chosen[*number];
+    for (int32_t later = chosen + 1; later < choice.count; ++later)
+      if ((*place = choice.served[later]) > chosen) return &choice;
+  }
+  return nullptr;
+}
+
+// Plans the kernels of the values that are chosen. kPassedOver: of one no implementation fits, or a forced key is none
+// of theirs, and another value is there to be tried.
+kiln_status plan_kernels(Plan& plan, uint64_t workspace, Keys* keys) {
+  const kiln_operation_table& op = *plan.operation->table;
+  int32_t number, place;
+  const bool may_fail = find_next(plan, &number, &place) != nullptr;
+  const int32_t before = plan.passed_count;
+  plan.kernel_count = plan.descriptor_count = 0;
+  if (keys) keys->used = 0;
+  int32_t broken = 0;
+  kiln_status status = place_workspaces(plan, workspace);
+  if (status != KILN_OK) return status;
+  uint64_t scratch = 0, align = kAlignment;
+  for (int32_t i = 0, count; i < op.kernel_count; i += count) {
+    const kiln_kernel_table& kernel = op.kernels[i];
+    count = implementation_count(op, i);
+    if (kernel.when) {
+      bool wanted = kernel.when(plan.v, &broken) != 0;
+      if (broken) return fault(plan, "the condition of kernel", kernel.name);
+      if (!wanted) continue;
+    }
+    const int32_t passed = plan.passed_count;
+    status = plan_kernel(plan, i, count, keys, may_fail);
+    if (status == kPassedOver) {
+      // Of what was passed over on the way only what decided is told, as far as there is room for it.
+      plan.passed_count = before;
+      for (int32_t k = passed; k < passed + count && before + count <= KILN_MAX_KERNELS; ++k) {
+        plan.passed[plan.passed_count] = plan.passed[k];
+        plan.passed[plan.passed_count++].instead = true;
+      }
+    }
+    if (status != KILN_OK) return status;
+    if ((status = add_scratch(plan, plan.kernels[plan.kernel_count - 1], &scratch, &align)) != KILN_OK) return status;
+  }
+  if (keys && may_fail && !all_used(plan, *keys)) {
+    plan.passed_count = before;
+    return kPassedOver;
+  }
+  if (keys && (status = check_used(plan, *keys)) != KILN_OK) return status;
+  if (plan.kernel_count) {
+    plan.kernels[0].first_passed -= before;
+    plan.kernels[0].passed_count += before;
+  }
+  if (scratch) {
+    // The workspace is aligned to kAlignment only; what a stricter image needs besides is asked for.
+    uint64_t begin = workspace + plan.workspace_bytes;
+    plan.scratch_address = (begin + align - 1) & ~(align - 1);
+    plan.workspace_bytes += scratch + (align - kAlignment);
+  }
   return KILN_OK;
 }
 
@@ -133,36 +200,24 @@ kiln_status dispatch(Plan& plan, uint64_t workspace) {
   if (plan.call->force_count && (status = read_keys(plan, keys)) != KILN_OK) return status;
   if ((status = define(plan)) != KILN_OK) return status;
   if ((status = choose(plan)) != KILN_OK) return status;
-  int32_t broken = 0;
-  if (op.skip_when) {
-    bool skip = op.skip_when(plan.v, &broken) != 0;
-    if (broken) return fault(plan, "skip_when", "");
-    if (skip) return KILN_OK;
-  }
-  status = bind(*plan.operation->family, *plan.device, plan.call->force_target, &plan.binding);
-  if (status != KILN_OK) return status;
-  if ((status = place_workspaces(plan, workspace)) != KILN_OK) return status;
-  uint64_t scratch = 0, align = kAlignment;
-  for (int32_t i = 0, count; i < op.kernel_count; i += count) {
-    const kiln_kernel_table& kernel = op.kernels[i];
-    count = implementation_count(op, i);
-    if (kernel.when) {
-      bool wanted = kernel.when(plan.v, &broken) != 0;
-      if (broken) return fault(plan, "the condition of kernel", kernel.name);
-      if (!wanted) continue;
+  for (;;) {
+    int32_t broken = 0;
+    if (op.skip_when) {
+      bool skip = op.skip_when(plan.v, &broken) != 0;
+      if (broken) return fault(plan, "skip_when", "");
+      if (skip) return KILN_OK;
     }
-    status = plan_kernel(plan, i, count, plan.call->force_count ? &keys : nullptr);
-    if (status != KILN_OK) return status;
-    if ((status = add_scratch(plan, plan.kernels[plan.kernel_count - 1], &scratch, &align)) != KILN_OK) return status;
+    if (!plan.binding) {
+      status = bind(*plan.operation->family, *plan.device, plan.call->force_target, &plan.binding);
+      if (status != KILN_OK) return status;
+    }
+    status = plan_kernels(plan, workspace, plan.call->force_count ? &keys : nullptr);
+    if (status != kPassedOver) return status;
+    int32_t number, place;
+    const kiln_choice_table* choice = find_next(plan, &number, &place);
+    plan.chosen[number] = place;
+    plan.v[choice->index] = choice->values[place];
   }
-  if (plan.call->force_count && (status = check_used(plan, keys)) != KILN_OK) return status;
-  if (scratch) {
-    // The workspace is aligned to kAlignment only; what a stricter image needs besides is asked for.
-    uint64_t begin = workspace + plan.workspace_bytes;
-    plan.scratch_address = (begin + align - 1) & ~(align - 1);
-    plan.workspace_bytes += scratch + (align - kAlignment);
-  }
-  return KILN_OK;
 }
 
 }  // namespace kiln

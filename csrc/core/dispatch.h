@@ -33,6 +33,7 @@ struct PassedOver {
   int32_t descriptor, dimension;  // where a descriptor cannot
   int64_t value;                  // that address, size or stride
   const char* reason;             // for kImage: the pack's, or nullptr
+  bool instead;  // the call does not run the kernel at all, but what another value of a choice makes it
 };
 
 // What a call of one kernel comes to.
@@ -67,7 +68,7 @@ struct Plan {
   int32_t chosen[KILN_MAX_VALUES];  // by choice, the index of the value that serves it, or -1
   int32_t passed_count, descriptor_count;
   KernelPlan kernels[KILN_MAX_KERNELS];
-  PassedOver passed[KILN_MAX_KERNELS];
+  PassedOver passed[2 * KILN_MAX_KERNELS];  // of the last value of a choice that is tried, and what decided before
   Descriptor descriptors[KILN_MAX_CALL_DESCRIPTORS];
 };
 
@@ -85,8 +86,8 @@ kiln_status read_arguments(Plan& plan);
 kiln_status dispatch(Plan& plan, uint64_t workspace);
 
 // Adds the plan of a kernel, whose `count` implementations begin at the operation's number `first`. `keys` may be
-// nullptr.
-kiln_status plan_kernel(Plan& plan, int32_t first, int32_t count, Keys* keys);
+// nullptr. Where none fits, kPassedOver if that may be.
+kiln_status plan_kernel(Plan& plan, int32_t first, int32_t count, Keys* keys, bool may_fail);
 
 // Evaluates the descriptors of a kernel's image into plan.descriptors, from kernel.first_descriptor on; they are not
 // encoded. `values`: of the kernel's parameters. kPassedOver: one cannot describe its tensor.

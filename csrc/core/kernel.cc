@@ -345,7 +345,7 @@ kiln_status plan_implementation(Plan& plan, const Forced& forced, KernelPlan& ou
 
 }  // namespace
 
-kiln_status plan_kernel(Plan& plan, int32_t first, int32_t count, Keys* keys) {
+kiln_status plan_kernel(Plan& plan, int32_t first, int32_t count, Keys* keys, bool may_fail) {
   const kiln_kernel_table* kernels = plan.operation->table->kernels + first;
   KernelPlan& out = plan.kernels[plan.kernel_count];
   Forced forced;
@@ -366,9 +366,10 @@ kiln_status plan_kernel(Plan& plan, int32_t first, int32_t count, Keys* keys) {
     }
     if (status != kPassedOver) return status;
     why.table = &kernels[i];
+    why.instead = false;
     ++plan.passed_count;
   }
-  return none_fits(plan, first, count, forced.table != nullptr);
+  return may_fail ? kPassedOver : none_fits(plan, first, count, forced.table != nullptr);
 }
 
 }  // namespace kiln

@@ -7,6 +7,9 @@ namespace {
 
 constexpr int64_t kMostCombinations = 1 << 22;  // what an error may cost to word
 
+// Whether images differ by the choice: of another all values have been tried.
+bool is_of_images(const kiln_choice_table& choice) { return choice.match != KILN_MATCH_FIRST_THAT_FITS; }
+
 // Whether a call can get an image of the kernel's functional: some bin of the look-up leads to a configuration that has
 // one. An image that only a forced key leads to does not count.
 bool exists(const Binding& binding, const kiln_operation_state& operation, int32_t number, int64_t functional) {
@@ -50,7 +53,7 @@ Distance distance(const Plan& plan, const int32_t* candidate) {
   Distance d = {0, 0};
   for (int32_t i = 0; i < op.choice_count; ++i) {
     int64_t value = op.choices[i].values[candidate[i]], asked = plan.asked[i];
-    if (value == asked) continue;
+    if (value == asked || !is_of_images(op.choices[i])) continue;
     ++d.differing;
     uint64_t apart = value > asked ? static_cast<uint64_t>(value) - static_cast<uint64_t>(asked)
                                    : static_cast<uint64_t>(asked) - static_cast<uint64_t>(value);
@@ -93,7 +96,8 @@ bool nearest(const Plan& plan, Group failed, int32_t* best) {
   const kiln_operation_table& op = *plan.operation->table;
   int64_t combinations = 1;
   for (int32_t i = 0; i < op.choice_count; ++i)
-    if (__builtin_mul_overflow(combinations, op.choices[i].count, &combinations) || combinations > kMostCombinations)
+    if (is_of_images(op.choices[i]) &&
+        (__builtin_mul_overflow(combinations, op.choices[i].count, &combinations) || combinations > kMostCombinations))
       return false;
   uint32_t wanted = wanted_kernels(plan);
   bool found = false;
@@ -102,6 +106,10 @@ bool nearest(const Plan& plan, Group failed, int32_t* best) {
   for (int64_t number = 0; number < combinations; ++number) {
     int64_t rest = number;
     for (int32_t i = op.choice_count - 1; i >= 0; --i) {
+      if (!is_of_images(op.choices[i])) {
+        candidate[i] = plan.chosen[i];
+        continue;
+      }
       candidate[i] = static_cast<int32_t>(rest % op.choices[i].count);
       rest /= op.choices[i].count;
     }
@@ -141,7 +149,8 @@ kiln_status unsupported(Plan& plan, Group failed, const char* why) {
   }
   FixedText<600> wanted, other;
   for (int32_t i = 0; i < op.choice_count; ++i) {
-    wanted.add("%s%s=", i ? " " : "", op.choices[i].name);
+    if (!is_of_images(op.choices[i])) continue;
+    wanted.add("%s%s=", wanted.length() ? " " : "", op.choices[i].name);
     spell(op, i, plan.asked[i], wanted);
   }
   const char* target = plan.binding->family->table->packs[plan.binding->pack_number].target;
@@ -150,7 +159,8 @@ kiln_status unsupported(Plan& plan, Group failed, const char* why) {
     return fail(KILN_E_UNSUPPORTED, "%s has no image for %s on %s%s%s, nor for anything similar", plan.operation->name,
                 wanted.c_str(), target, why ? ": " : "", why ? why : "");
   for (int32_t i = 0; i < op.choice_count; ++i)
-    other.add("%s%s=%s", i ? " " : "", op.choices[i].name, op.choices[i].spellings[best[i]]);
+    if (is_of_images(op.choices[i]))
+      other.add("%s%s=%s", other.length() ? " " : "", op.choices[i].name, op.choices[i].spellings[best[i]]);
   return fail(KILN_E_UNSUPPORTED, "%s has no image for %s on %s%s%s; the nearest that exists is %s",
               plan.operation->name, wanted.c_str(), target, why ? ": " : "", why ? why : "", other.c_str());
 }
@@ -200,7 +210,10 @@ kiln_status fault(const Plan& plan, const char* what, const char* name) {
 }
 
 void word(const Plan& plan, const PassedOver& passed, Text& text) {
-  if (passed.table->implementation) text.add("%s: ", passed.table->implementation);
+  if (passed.instead)
+    text.add("%s: ", FullName(*passed.table).c_str());
+  else if (passed.table->implementation)
+    text.add("%s: ", passed.table->implementation);
   word_lack(plan, passed, text);
 }
 

@@ -52,11 +52,13 @@ const char* check_arguments(const kiln_operation_table& op) {
 }
 
 const char* check_choices(const kiln_operation_table& op) {
+  int32_t fitting = 0;
   for (int32_t i = 0; i < op.choice_count; ++i) {
     const kiln_choice_table& choice = op.choices[i];
     if (!is_name(choice.name) || !choice.value) return "a choice has no name or no expression";
-    if (choice.match != KILN_MATCH_EXACT && choice.match != KILN_MATCH_NEXT_LARGER)
+    if (choice.match < KILN_MATCH_EXACT || choice.match > KILN_MATCH_FIRST_THAT_FITS)
       return "a choice has an unknown way to match";
+    if (choice.match == KILN_MATCH_FIRST_THAT_FITS && fitting++) return "two choices are of the first value that fits";
     if (choice.count <= 0 || !choice.values || !choice.spellings || !choice.served) return "a choice has no values";
     if (!fits(op, choice.index, 1)) return "a choice lies outside of the values";
     for (int32_t j = 0; j < choice.count; ++j) {

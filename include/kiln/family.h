@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define KILN_FAMILY_ABI 5
+#define KILN_FAMILY_ABI 6
 #define KILN_MAX_VALUES 512     /* length of `v` */
 #define KILN_MAX_KERNELS 32     /* of an operation, each implementation of a kernel counted */
 #define KILN_MAX_PARAMETERS 64  /* of a kernel */
@@ -56,7 +56,10 @@ typedef struct kiln_argument_table {
     int32_t integer_bits; /* of an integer: 1 (boolean), 32 or 64 */
 } kiln_argument_table;
 
-enum { KILN_MATCH_EXACT = 0, KILN_MATCH_NEXT_LARGER = 1 };
+/* FIRST_THAT_FITS: the value asked for, or the first behind it with which each kernel that the call runs has an
+ * implementation that fits, and each forced key is a variant of one. At most one choice of an operation; no kernel depends
+ * on it but by `when`. */
+enum { KILN_MATCH_EXACT = 0, KILN_MATCH_NEXT_LARGER = 1, KILN_MATCH_FIRST_THAT_FITS = 2 };
 typedef struct kiln_choice_table {
     const char* name;
     kiln_expression value;         /* what the call asks for */
@@ -94,7 +97,7 @@ typedef struct kiln_parameter_table {
  * element type and swizzle that the pack states of the image. To the image it is 1 + rank + rank parameters: a
  * CUtensorMap (128 bytes, aligned to 64), the sizes (int32_t), the strides (int64_t, elements). */
 typedef struct kiln_descriptor_table {
-    const char* argument;        /* the tensor's name, for sentences */
+    const char* argument;        /* the name of the tensor or workspace, for sentences */
     int32_t rank;                /* 1 to KILN_MAX_DESCRIPTOR_RANK */
     int32_t dtype;               /* a kiln_dtype, or -1 - c where choice c (an index) decides */
     kiln_expression sizes[KILN_MAX_DESCRIPTOR_RANK];   /* elements, the outermost first; `rank` of them */

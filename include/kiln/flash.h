@@ -147,8 +147,8 @@ typedef struct kiln_attn_bwd_params {
     float dropout;
     int32_t causal;
     int32_t bottom_right;
-    int32_t deterministic;           /* non-zero: equal bits from equal calls; zero, the default: what is fastest. At
-                                        present that is the same */
+    int32_t deterministic;           /* non-zero: equal bits from equal calls; zero, the default: what is fastest, which
+                                        on Hopper may add to dq in any order */
     void* workspace;
     uint64_t workspace_bytes;
     const char* const* force_keys;

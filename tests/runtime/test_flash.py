@@ -124,7 +124,7 @@ SHARED = {
 }  # fmt: skip
 DEFAULTS = {
     "attn_fwd": SHARED,
-    "attn_bwd": SHARED,
+    "attn_bwd": {"deterministic": 0, **SHARED},
     "attn_decode": {
         "max_seqlen_q": 0, "max_seqlen_k": 0, "window_left": INFINITE, "window_right": INFINITE, "wanted_splits": 0,
         "sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "rotary_interleaved": 0,
@@ -155,7 +155,7 @@ FIELDS = [
     ("dropout", 2.0**-40, {"threshold": 0, "keep_scale": fp32(1.0)}),
     ("seed_value", 1 << 62, {"seed_value": 1 << 62}),
     ("offset_value", -1, {"offset_value": INFINITE}),
-    ("deterministic", 9, {}),
+    ("deterministic", 9, {"deterministic": 1}),
     ("splits", 12, {"wanted_splits": 12}),
     ("rotary_interleaved", 4, {"rotary_interleaved": 1}),
 ]

@@ -74,7 +74,7 @@ class Choice:
 
     Attributes:
         kind: "int", "bool", "dtype" or "word".
-        match: "exact" or "next_larger".
+        match: "exact", "next_larger" or "first_that_fits".
         values: as the recipe spells them: 64, True, "bf16".
         numbers: the same as `v` holds them; a dtype's is its kiln_dtype, a word's its place in the list.
         core: which of the values the core profile has.
@@ -109,8 +109,18 @@ class Definition:
 
 @dataclass(frozen=True)
 class Workspace:
+    """Device memory from the caller.
+
+    Attributes:
+        dtype: of its elements; None where the choice `dtype_choice` decides, or where only bytes are given.
+        sizes: of its dimensions, outermost first; () where it has none.
+    """
+
     name: str
     bytes: Expression
+    dtype: str | None = None
+    dtype_choice: str | None = None
+    sizes: tuple[Expression, ...] = ()
 
 
 DESCRIPTOR = "descriptor"  # the type of a parameter that is a tensor descriptor
@@ -121,7 +131,7 @@ class Descriptor:
     """What a parameter that is a tensor descriptor tells of its tensor.
 
     Attributes:
-        argument: the tensor's name.
+        argument: the name of the tensor or workspace.
         dtype: the tensor's, or None where the choice `Parameter.dtype_choice` decides.
         sizes, strides: the tensor's, outermost first.
         box: sides of the tile that one copy moves, outermost first: over choices, constants and configuration values.
@@ -367,6 +377,12 @@ class Operation:
     def steps(self) -> tuple[tuple[Kernel, ...], ...]:
         """The implementations of each kernel, in the order of launch: a call runs the first that fits it."""
         return tuple(tuple(group) for _, group in itertools.groupby(self.kernels, lambda kernel: kernel.kernel))
+
+    def may_be_replaced(self, kernel: Kernel) -> bool:
+        """Whether a call for which no implementation of the kernel fits may run other kernels instead: its `when` reads
+        a choice that matches first_that_fits."""
+        tried = {choice.name for choice in self.choices if choice.match == "first_that_fits"}
+        return kernel.when is not None and not tried.isdisjoint(kernel.when.names)
 
 
 @dataclass(frozen=True)

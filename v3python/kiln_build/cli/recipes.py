@@ -129,11 +129,18 @@ def _never_asked_for(operation: Operation) -> list[str]:
     return [argument for address, argument in optional.items() if address not in asked]
 
 
+_MATCHES = {
+    "exact": "",
+    "next_larger": ", the smallest that is large enough",
+    "first_that_fits": ", the first whose kernels all fit",
+}
+
+
 def _print_operation(one: Recipe, operation: Operation) -> None:
     print(f"  {one.family}.{operation.name}  {operation.summary}".rstrip())
     print(f"    arguments  {', '.join(f'{a.name}: {_type(a)}' for a in operation.arguments)}")
     for choice in operation.choices:
-        serves = ", the smallest that is large enough" if choice.match == "next_larger" else ""
+        serves = _MATCHES[choice.match]
         if choice.general is not None:
             serves = f"; {choice.spellings[choice.general]} also serves what a build leaves out"
         print(f"    choice     {choice.name} = {', '.join(choice.spellings)}{serves}")

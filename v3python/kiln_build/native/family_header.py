@@ -59,7 +59,11 @@ def _choice_comment(operation: Operation, choice: Choice) -> list[str]:
         return []
     definitions = {definition.name: definition.value.text for definition in operation.definitions}
     of = " ".join(definitions.get(choice.of.text, choice.of.text).split())  # a caller knows arguments alone
-    which = f"the smallest that is not below {of}" if choice.match == "next_larger" else f"{of} decides"
+    which = {
+        "exact": f"{of} decides",
+        "next_larger": f"the smallest that is not below {of}",
+        "first_that_fits": f"the first from {of} on whose kernels all fit",
+    }[choice.match]
     what = f"; {which}" if len(of) <= _LONGEST_SHOWN else ""
     return _comment(f"choice {choice.name}: {', '.join(choice.spellings)}{what}", indent="  ")
 

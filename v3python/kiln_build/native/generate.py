@@ -20,7 +20,11 @@ from kiln_recipe.plan.model import KernelPlan
 from kiln_recipe.targets import PTX_DRIVERS, Target
 
 _ARGUMENT_KINDS = {"tensor": "KILN_ARG_TENSOR", "int": "KILN_ARG_INT", "float": "KILN_ARG_FLOAT"}
-_MATCHES = {"exact": "KILN_MATCH_EXACT", "next_larger": "KILN_MATCH_NEXT_LARGER"}
+_MATCHES = {
+    "exact": "KILN_MATCH_EXACT",
+    "next_larger": "KILN_MATCH_NEXT_LARGER",
+    "first_that_fits": "KILN_MATCH_FIRST_THAT_FITS",
+}
 _VENDORS = {"nvidia": "KILN_VENDOR_NVIDIA", "amd": "KILN_VENDOR_AMD"}
 
 _environment = jinja2.Environment(

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
 
 
-_MADE_UP = 1 << 60  # where workspaces are that nothing is written to
-
-
 @dataclass(frozen=True)
 class Chosen:
     """A kernel of a call: how it is launched, and what is compiled for it.
@@ -59,6 +56,15 @@ class _KernelTable:
         each = len(self.plan.configurations) * len(self.plan.kernel.specializations)
         slots = range(functional * each, (functional + 1) * each)
         return next((self.reasons[slot] for slot in slots if slot in self.reasons), None)
+
+
+def _made_up(call: Call) -> dict[str, int]:
+    """Addresses of a call's workspaces that nothing is written to."""
+    addresses, end = {}, 1 << 60
+    for workspace, size in evaluate.workspaces(call).items():
+        addresses[workspace] = end
+        end += size + -size % evaluate.ALIGNMENT
+    return addresses
 
 
 class Tables:
@@ -101,7 +107,33 @@ class Tables:
         Raises:
             evaluate.Refusal: the operation has no such argument, or a requirement does not hold.
         """
-        return evaluate.begin(operation, name, given, device, self._served[operation.name])
+        served = self._served[operation.name]
+        call = evaluate.begin(operation, name, given, device, served)
+        while not call.missing and not call.skipped:
+            passed = self._none_fits(call)
+            following = evaluate.with_next(call, served, passed) if passed else None
+            if following is None:
+                break
+            call = following
+        return call
+
+    def _none_fits(self, call: Call) -> list[PassedOver]:
+        """Why no implementation of one of the call's kernels fits; empty where each has one that does. Asked only of
+        calls that could run others instead."""
+        if all(choice.match != "first_that_fits" for choice in call.operation.choices):
+            return []
+        addresses = _made_up(call)
+        for step in call.operation.steps:
+            if evaluate.is_wanted(call, step[0]):
+                passed: list[PassedOver] = []
+                for kernel in step:
+                    found = self._try(call, kernel, addresses)
+                    if isinstance(found, Chosen):
+                        break
+                    passed.append(found)
+                else:
+                    return passed
+        return []
 
     def dispatch(self, call: Call, addresses: Mapping[str, int]) -> list[Chosen]:
         """The kernels that a call runs, in their order.
@@ -117,7 +149,10 @@ class Tables:
         if call.skipped:
             return []
         wanted = (step for step in call.operation.steps if evaluate.is_wanted(call, step[0]))
-        return [self._choose(call, step, addresses) for step in wanted]
+        chosen = [self._choose(call, step, addresses) for step in wanted]
+        if chosen and call.passed:
+            chosen[0] = dataclasses.replace(chosen[0], passed=(*call.passed, *chosen[0].passed))
+        return chosen
 
     def explain(self, operation: Operation, name: str, given: Sequence[Given]) -> list[Chosen]:
         """The kernels that a call would run on a GPU that need not be here; its workspaces are at made-up addresses.
@@ -126,12 +161,7 @@ class Tables:
             evaluate.Refusal: it is not served.
         """
         call = self.begin(operation, name, given, Device.of(self.target))
-        addresses, end = {}, _MADE_UP
-        if not call.missing and not call.skipped:
-            for workspace, size in evaluate.workspaces(call).items():
-                addresses[workspace] = end
-                end += size + -size % evaluate.ALIGNMENT
-        return self.dispatch(call, addresses)
+        return self.dispatch(call, {} if call.missing or call.skipped else _made_up(call))
 
     def unsupported(self, call: Call, failed: Sequence[Kernel], why: str | None) -> evaluate.Refusal:
         def exists(kernel: Kernel, functional: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kiln_recipe.call.implementations import Described, PassedOver, describe, lack_of_description
 from kiln_recipe.dtypes import DTYPE_BYTES, DTYPES
@@ -96,6 +96,7 @@ class Call:
         asked: by choice the value that the call wants, whatever serves it.
         chosen: by choice the place of the value that serves it; -1 where none does.
         skipped: there is nothing to do.
+        passed: implementations of kernels that other values of a choice which matches first_that_fits would run.
     """
 
     operation: Operation
@@ -105,6 +106,7 @@ class Call:
     asked: Mapping[str, int]
     chosen: Mapping[str, int]
     skipped: bool
+    passed: tuple[PassedOver, ...] = ()
 
     @property
     def missing(self) -> bool:
@@ -185,6 +187,31 @@ def begin(
     _check_dtypes(operation, name, given, values, chosen)
     skipped = operation.skip_when is not None and _evaluate(name, operation.skip_when, values, "skip_when") != 0
     return Call(operation, name, device, values, wanted, chosen, skipped)
+
+
+def with_next(call: Call, served: Mapping[str, Sequence[int]], passed: Sequence[PassedOver]) -> Call | None:
+    """The call with the next value of its choice that matches first_that_fits; None if there is none.
+
+    Args:
+        served: as of begin().
+        passed: why it is not taken with its value.
+    """
+    choice = next((choice for choice in call.operation.choices if choice.match == "first_that_fits"), None)
+    if choice is None:
+        return None
+    later = (served[choice.name][place] for place in range(call.chosen[choice.name] + 1, len(choice.values)))
+    place = next((place for place in later if place > call.chosen[choice.name]), None)
+    if place is None:
+        return None
+    values = {**call.values, choice.name: choice.numbers[place]}
+    skip_when = call.operation.skip_when
+    return replace(
+        call,
+        values=values,
+        chosen={**call.chosen, choice.name: place},
+        skipped=skip_when is not None and _evaluate(call.name, skip_when, values, "skip_when") != 0,
+        passed=(*call.passed, *(replace(one, instead=True) for one in passed)),
+    )
 
 
 def arguments(operation: Operation, name: str, given: Sequence[Given]) -> dict[str, int]:

@@ -28,15 +28,18 @@ class PassedOver:
     Attributes:
         lack: what it lacks, or what the call has that it does not take; "" where nothing is known.
         of_images: it is images that are lacking: another target's or functional's would do.
+        instead: the call does not run the kernel at all, for no implementation fits (`match: first_that_fits`).
     """
 
     kernel: Kernel
     lack: str
     of_images: bool = False
+    instead: bool = False
 
     def __str__(self) -> str:
         lack = self.lack or "it has no image for this call"
-        return f"{self.kernel.implementation}: {lack}" if self.kernel.implementation else lack
+        name = self.kernel.name if self.instead else self.kernel.implementation
+        return f"{name}: {lack}" if name else lack
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def describe(parameter: Parameter, values: Mapping[str, int]) -> Described:
     return Described(
         descriptor.argument,
         parameter.value.evaluate(values),
-        values[f"{descriptor.argument}.dtype"],
+        DTYPES[descriptor.dtype] if descriptor.dtype is not None else values[str(parameter.dtype_choice)],
         tuple(size.evaluate(values) for size in descriptor.sizes),
         tuple(stride.evaluate(values) for stride in descriptor.strides),
     )

@@ -23,19 +23,19 @@ def unsupported(call: Call, failed: Sequence[Kernel], target: str, why: str | No
         failed: the implementations of the kernel that has no variant; none where some choice has no value that serves.
         why: the reason, if one is known.
     """
-    asked = " ".join(f"{c.name}={_spelled(call, c)}" for c in call.operation.choices)
+    asked = " ".join(f"{c.name}={_spelled(call, c)}" for c in _of_images(call))
     sentence = f"{call.name} has no image for {asked} on {target}" + (f": {why}" if why else "")
     places = _nearest(call, failed, exists)
     if places is None:
         return Refusal("UNSUPPORTED", f"{sentence}, nor for anything similar")
-    found = " ".join(f"{c.name}={c.spellings[places[c.name]]}" for c in call.operation.choices)
+    found = " ".join(f"{c.name}={c.spellings[places[c.name]]}" for c in _of_images(call))
     return Refusal("UNSUPPORTED", f"{sentence}; the nearest that exists is {found}")
 
 
 def _nearest(call: Call, failed: Sequence[Kernel], exists: Exists) -> dict[str, int] | None:
     """By choice the place of its value in the nearest combination that exists; None if there is none. One that leads to
     the same functionals of the kernel that failed would fail as the call does."""
-    choices = call.operation.choices
+    choices = _of_images(call)
     if math.prod(len(choice.values) for choice in choices) > MOST_COMBINATIONS:
         return None
     wanted = [step for step in call.operation.steps if _may_be_wanted(call, step[0])]
@@ -53,9 +53,14 @@ def _nearest(call: Call, failed: Sequence[Kernel], exists: Exists) -> dict[str, 
     return best
 
 
+def _of_images(call: Call) -> list[Choice]:
+    """The choices that images differ by: the other, if there is one, has all its values tried."""
+    return [choice for choice in call.operation.choices if choice.match != "first_that_fits"]
+
+
 def _distance(call: Call, places: dict[str, int]) -> tuple[int, int]:
     """How many choices differ from what the call asks, and by how much in all."""
-    apart = [abs(c.numbers[places[c.name]] - call.asked[c.name]) for c in call.operation.choices]
+    apart = [abs(c.numbers[places[c.name]] - call.asked[c.name]) for c in _of_images(call)]
     return sum(difference != 0 for difference in apart), sum(apart)
 
 

@@ -56,8 +56,12 @@ class ChoiceShape(Shape, frozen=True):
         Meta(min_length=1, description="Integers, truth values, dtypes, or words, whose `of` is 0 for the first."),
     ]
     match: Annotated[
-        Literal["exact", "next_larger"],
-        Meta(description="next_larger: the smallest value that is not below what is asked for and that a build has."),
+        Literal["exact", "next_larger", "first_that_fits"],
+        Meta(
+            description="next_larger: the smallest value that is not below what is asked for and that a build has. "
+            "first_that_fits: what is asked for, or the first value behind it with which each kernel of the call has "
+            "an implementation that fits; kernels read it in `when`."
+        ),
     ] = "exact"
     core: Annotated[tuple[Value, ...] | None, Meta(description="The values of the core profile; all if not said.")] = (
         None
@@ -158,7 +162,13 @@ class WorkspaceShape(Shape, frozen=True):
     """Device memory that the caller gives, as elements of one dtype."""
 
     dtype: Annotated[str, Meta(description="A dtype, or the choice that decides it.")]
-    elements: Annotated[Text, Meta(description="How many: an expression. 0: none is needed.")]
+    elements: Annotated[
+        Text | None, Meta(description="How many: an expression. 0: none is needed. Or else `shape`.")
+    ] = None
+    shape: Annotated[
+        Annotated[tuple[Text, ...], Meta(min_length=1, max_length=5)] | None,
+        Meta(description="Its sizes, of a workspace that a tensor descriptor describes."),
+    ] = None
 
 
 class BinShape(Shape, frozen=True):

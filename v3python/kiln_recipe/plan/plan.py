@@ -69,7 +69,8 @@ def make_plan(
                         planners.append(planner)
                         kernels.append(planner.plan(rules.get(kernel.name, ())))
                         variants += planner.variants
-                    if selected and planners[0].is_wanted and not any(planner.variants for planner in planners):
+                    wanted = planners[0].is_wanted and not operation.may_be_replaced(step[0])
+                    if selected and wanted and not any(planner.variants for planner in planners):
                         empty.append(planners)
     if not variants:
         shown = spell_selection(selection)
@@ -94,10 +95,12 @@ def _implementations(operation: Operation, target: Target) -> Iterator[list[Kern
     """Of each kernel those that are for a target.
 
     Raises:
-        RecipeError: a kernel has none for it.
+        RecipeError: a kernel has none for it, and no others are run instead.
     """
     for step in operation.steps:
         own = [kernel for kernel in step if kernel.is_for(target)]
+        if not own and operation.may_be_replaced(step[0]):
+            continue
         if not own:
             raise RecipeError(
                 f"{step[0].place}: {step[0].kernel} has no implementation for {target.name}; add one whose `targets` "
@@ -163,7 +166,7 @@ def _served(choice: Choice, profile: str, selection: Mapping[str, tuple[str, ...
     def serves(place: int) -> int:
         if place in there:
             return place
-        if choice.match == "next_larger":
+        if choice.match in ("next_larger", "first_that_fits"):
             return next((larger for larger in there if larger > place), place)
         return choice.general if choice.general in there else place
 

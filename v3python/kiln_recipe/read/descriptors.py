@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import ParameterShape
@@ -20,6 +21,7 @@ from kiln_recipe.model import (
     Parameter,
     Scalar,
     Value,
+    Workspace,
     spelled,
 )
 from kiln_recipe.read.scope import Scope, read_expression
@@ -41,6 +43,7 @@ def read_descriptor(
     name: str,
     shape: ParameterShape,
     arguments: Sequence[Argument],
+    workspaces: Sequence[Workspace],
     choices: Sequence[str],
     served: Sequence[Target],
     ptx: int,
@@ -63,13 +66,8 @@ def read_descriptor(
     for field in ("type", "value"):
         if getattr(shape, field) is not None:
             document.fail((*keys, field), f"{name} is a tensor descriptor: its {field} follows from the tensor")
-    tensors = {argument.name: argument for argument in arguments if argument.kind == "tensor"}
-    given = shape.descriptor or ""
-    if given not in tensors:
-        known = next((argument for argument in arguments if argument.name == given), None)
-        why = "is a scalar" if known else f"is not an argument; {nearest(given, tensors, 'tensors')}"
-        document.fail((*keys, "descriptor"), f"{name} must be the descriptor of a tensor, and {given!r} {why}")
-    tensor = tensors[given]
+    tensor = _tensor(document, keys, name, shape.descriptor or "", arguments, workspaces)
+    given = tensor.name
     if not 1 <= tensor.rank <= MAX_RANK:
         document.fail(
             (*keys, "descriptor"), f"{given} has rank {tensor.rank}; a tensor descriptor has from 1 to {MAX_RANK}"
@@ -100,14 +98,60 @@ def read_descriptor(
                 f'from PTX {stated}; say ptx: "8.6" beside `parameters`',
             )
 
-    def axes(what: str) -> tuple[Expression, ...]:
-        texts = (f"{given}.{what}[{axis}]" for axis in range(tensor.rank))
+    def read(texts: Iterable[str]) -> tuple[Expression, ...]:
         return tuple(read_expression(document, keys, text, scope) for text in texts)
 
     box = tuple(read_expression(document, (*keys, "box", i), side, tile_scope) for i, side in enumerate(shape.box))
-    descriptor = Descriptor(given, tensor.dtype, axes("size"), axes("stride"), box)
-    address = read_expression(document, keys, f"{given}.data", scope)
+    descriptor = Descriptor(given, tensor.dtype, read(tensor.sizes), read(tensor.strides), box)
+    address = read_expression(document, keys, tensor.address, scope)
     return Parameter(name, DESCRIPTOR, tensor.dtype_choice, address, descriptor)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A tensor or workspace; what its address, sizes and strides are, as expressions."""
+
+    name: str
+    dtype: str | None
+    dtype_choice: str | None
+    address: str
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+
+def _tensor(
+    document: Document,
+    keys: Keys,
+    name: str,
+    given: str,
+    arguments: Sequence[Argument],
+    workspaces: Sequence[Workspace],
+) -> _Described:
+    """What `given`, a tensor or a workspace with a shape, has to be described."""
+    tensors = {argument.name: argument for argument in arguments if argument.kind == "tensor"}
+    if given in tensors:
+        tensor = tensors[given]
+        sizes, strides = (
+            tuple(f"{given}.{what}[{axis}]" for axis in range(tensor.rank)) for what in ("size", "stride")
+        )
+        return _Described(given, tensor.dtype, tensor.dtype_choice, f"{given}.data", sizes, strides)
+    workspace = next((one for one in workspaces if one.name == given), None)
+    if workspace is None or not workspace.sizes:
+        if workspace is not None:
+            why = "is a workspace without a `shape`"
+        elif any(argument.name == given for argument in arguments):
+            why = "is a scalar"
+        else:
+            shaped = [one.name for one in workspaces if one.sizes]
+            why = f"is not an argument; {nearest(given, [*tensors, *shaped], 'tensors')}"
+        document.fail((*keys, "descriptor"), f"{name} must be the descriptor of a tensor, and {given!r} {why}")
+    sizes = tuple(f"({size.text})" for size in workspace.sizes)
+    strides = tuple(" * ".join((*sizes[place + 1 :], "1")) for place in range(len(sizes)))
+    return _Described(given, workspace.dtype, workspace.dtype_choice, given, sizes, strides)
 
 
 def without_descriptors(name: str, target: Target) -> str:

@@ -88,7 +88,9 @@ def read_kernel(
     columns = _columns(document, keys, tunable, all_configurations, scope)
     inner = with_configurations(scope, columns, all_configurations, switches)
     constants = _constants(document, keys, shape, constexprs, inner)
-    parameters = read_parameters(implementation, signature, function, own, arguments, constants, names, inner)
+    parameters = read_parameters(
+        implementation, signature, function, own, arguments, workspaces, constants, names, inner
+    )
     specializations = _specializations(implementation, parameters, tunable, sets)
     bins = _bins(document, keys, shape, own, columns, scope)
     words = Vocabulary(own, all_configurations, tuple(s.name for s in specializations), bins)
@@ -234,6 +236,11 @@ def _choices(document: Document, keys: Keys, shape: KernelShape, choices: Sequen
             document.fail((*keys, "choices", position), f"unknown choice {name!r}; {nearest(name, known, 'choices')}")
         if name in shape.choices[:position]:
             document.fail((*keys, "choices", position), f"the choice {name!r} stands here twice")
+        if known[name].match == "first_that_fits":
+            document.fail(
+                (*keys, "choices", position),
+                f"the choice {name} matches first_that_fits: it decides which kernels a call runs, by their `when`",
+            )
     return tuple(known[name] for name in shape.choices)
 
 

@@ -22,7 +22,7 @@ from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import MAX_RANK, ArgumentShape, OperationShape, ParameterShape, WorkspaceShape
 from kiln_recipe.dtypes import DTYPES, TRITON_DTYPES
 from kiln_recipe.expressions import Expression, parse
-from kiln_recipe.model import Argument, Choice, Parameter, Scalar
+from kiln_recipe.model import Argument, Choice, Parameter, Scalar, Workspace
 from kiln_recipe.read.descriptors import MAX_DESCRIPTORS, read_descriptor, scope_of_tiles
 from kiln_recipe.read.fingerprint import FunctionParameter
 from kiln_recipe.read.implementations import Implementation
@@ -136,6 +136,7 @@ def read_parameters(
     function: str,
     own: Sequence[Choice],
     arguments: Sequence[Argument],
+    workspaces: Sequence[Workspace],
     constants: Sequence[tuple[str, Expression | Scalar]],
     names: Nameable,
     scope: Scope,
@@ -144,7 +145,7 @@ def read_parameters(
 
     Args:
         own: the choices that the kernel depends on.
-        arguments: of the operation.
+        arguments, workspaces: of the operation.
         constants: of the kernel, which the tiles of descriptors may read.
         scope: what the parameters' values may read.
 
@@ -160,7 +161,9 @@ def read_parameters(
         if isinstance(given, ParameterShape) and given.descriptor is not None:
             served, ptx = implementation.served, implementation.ptx
             result.append(
-                read_descriptor(document, here, name, given, arguments, shape.choices, served, ptx, scope, tiles)
+                read_descriptor(
+                    document, here, name, given, arguments, workspaces, shape.choices, served, ptx, scope, tiles
+                )
             )
             if sum(entry.descriptor is not None for entry in result) > MAX_DESCRIPTORS:
                 document.fail(here, f"a kernel can have {MAX_DESCRIPTORS} tensor descriptors")

@@ -147,6 +147,8 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
     chosen = call
     choices: tuple[Choice, ...] = ()
     for choice, choice_shape in shape.choices.items():
+        if choice_shape.match == "first_that_fits" and any(one.match == "first_that_fits" for one in choices):
+            document.fail((*keys, "choices", choice, "match"), "one choice of an operation may match first_that_fits")
         choices += (_choice(document, (*keys, "choices", choice), choice, choice_shape, chosen, shape),)
         chosen = chosen.with_names([choice], "choice")
     chosen = chosen.with_words_of(choices)
@@ -163,7 +165,7 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
         check_name(document, here, workspace, "a workspace")
         if chosen.knows(workspace):
             document.fail(here, f"{workspace!r} is {chosen.kind(workspace)} already; give the workspace another name")
-        workspaces.append(Workspace(workspace, _bytes(document, here, entry, choices, chosen)))
+        workspaces.append(_workspace(document, here, workspace, entry, choices, chosen))
     everything = chosen.with_names(list(shape.workspace), "workspace")
     kernels = []
     contiguous: list[Requirement] = []
@@ -247,19 +249,31 @@ def _argument(document: Document, keys: Keys, name: str, shape: ArgumentShape, o
     return Argument(name, "tensor", rank, shape.tensor, None, shape.optional, 0, axes)
 
 
-def _bytes(
-    document: Document, keys: Keys, entry: WorkspaceShape | Text, choices: Sequence[Choice], scope: Scope
-) -> Expression:
-    """How many bytes a workspace has."""
+def _workspace(
+    document: Document, keys: Keys, name: str, entry: WorkspaceShape | Text, choices: Sequence[Choice], scope: Scope
+) -> Workspace:
     if not isinstance(entry, WorkspaceShape):
-        return _size(document, keys, entry, "bytes", scope)
+        return Workspace(name, _size(document, keys, entry, "bytes", scope))
     dtypes = [choice.name for choice in choices if choice.kind == "dtype"]
     if entry.dtype not in DTYPES and entry.dtype not in dtypes:
         known = nearest(entry.dtype, [*dtypes, *DTYPES], "choices and dtypes")
         document.fail((*keys, "dtype"), f"unknown dtype {entry.dtype!r}; {known}")
-    _size(document, (*keys, "elements"), entry.elements, "elements", scope)
+    if (entry.elements is None) == (entry.shape is None):
+        document.fail(keys, f"the workspace {name} must have either `elements`, how many, or `shape`, their sizes")
+    field = "elements" if entry.shape is None else "shape"
+    sizes = entry.shape or ()
+    for place, text in enumerate(sizes):
+        _size(document, (*keys, field, place), text, "elements along a dimension", scope)
+    elements = " * ".join(f"({size})" for size in sizes) if entry.elements is None else entry.elements
+    _size(document, (*keys, field), elements, "elements", scope)
     size = DTYPE_BYTES.get(entry.dtype) or f"sizeof({entry.dtype})"
-    return read_expression(document, (*keys, "elements"), f"({entry.elements}) * {size}", scope)
+    return Workspace(
+        name,
+        read_expression(document, (*keys, field), f"({elements}) * {size}", scope),
+        entry.dtype if entry.dtype in DTYPES else None,
+        None if entry.dtype in DTYPES else entry.dtype,
+        tuple(read_expression(document, (*keys, field, i), text, scope) for i, text in enumerate(sizes)),
+    )
 
 
 def _size(document: Document, keys: Keys, text: Text, what: str, scope: Scope) -> Expression:
@@ -336,7 +350,13 @@ def _choice(
 
 def _refuse_unused(document: Document, keys: Keys, operation: Operation, scope: Scope) -> None:
     for choice in operation.choices:
-        if not any(choice.name in kernel.choices for kernel in operation.kernels):
+        if choice.match == "first_that_fits":
+            if not any(operation.may_be_replaced(kernel) for kernel in operation.kernels):
+                document.fail(
+                    (*keys, "choices", choice.name),
+                    f"the choice {choice.name} is used by no kernel: none has it in `when`",
+                )
+        elif not any(choice.name in kernel.choices for kernel in operation.kernels):
             document.fail((*keys, "choices", choice.name), f"the choice {choice.name} is used by no kernel")
     for argument in operation.arguments:
         if not scope.used & set(argument.values):

@@ -21,6 +21,7 @@ class Attention(TypedDict, total=False):
     bottom_right: bool
     rows_first: bool
     rng: Tensor | None
+    deterministic: bool
 
 class Decode(TypedDict, total=False):
     k_new: Tensor | None

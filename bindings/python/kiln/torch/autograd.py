@@ -19,6 +19,7 @@ from kiln.torch import native, operators
 _Tensor, _Parameter = Tensor, torch.nn.Parameter
 _FORWARD = _arguments.ARGUMENTS["attn_fwd"]
 _BIAS, _SINKS, _RETURN_LSE = (_FORWARD.index(name) for name in ("bias", "sinks", "return_lse"))
+_DETERMINISTIC = _arguments.ARGUMENTS["attn_bwd"].index("deterministic")
 _NOTHING = (None,) * len(_FORWARD)
 # What `Plain` takes besides q, k and v.
 _plain_of = itemgetter(*map(_FORWARD.index, ("scale", "causal", "bottom_right", "rows_first")))
@@ -87,9 +88,10 @@ class Attention(torch.autograd.Function):
         *tensors, out, lse = ctx.saved_tensors
         needs = ctx.needs_input_grad
         arguments = _arguments.backward_of(
-            tensors, ctx.others, dout=dout, out=out, lse=lse, need_dbias=needs[_BIAS], need_dsinks=needs[_SINKS],
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )  # fmt: skip
+            tensors, ctx.others, dout=dout, out=out, lse=lse, need_dbias=needs[_BIAS], need_dsinks=needs[_SINKS]
+        )
+        if torch.are_deterministic_algorithms_enabled():
+            arguments = (*arguments[:_DETERMINISTIC], True, *arguments[_DETERMINISTIC + 1 :])
         # Recorded, so that differentiating again is refused, where gradients of these are wanted.
         if is_compiling() or torch.is_grad_enabled() or not _all_real((dout, *tensors)):
             gradients = operators.attn_bwd(*arguments)

@@ -14,7 +14,7 @@ window_size        (left, right): row i sees the keys from i + keys - rows - lef
 softcap            above 0: scores become softcap * tanh(score / softcap); with dropout as well.
 alibi_slopes       fp32, [heads] or [batch, heads]: slope * |i + keys - rows - j| is taken from the score of row i
                    and key j.
-deterministic      equal calls give equal bits, forward and backward, whatever it says.
+deterministic      equal calls give equal bits, of gradients too; of what is not a gradient they always do.
 return_attn_probs  returns (out, softmax_lse, S_dmask). softmax_lse: fp32, the natural logarithm of each row's sum of
                    exponentials, minus infinity for a row that sees no key; no gradient flows through it. S_dmask with
                    dropout: the softmax's weights in q's dtype, negative where a weight was dropped; they are computed
@@ -64,7 +64,7 @@ def flash_attn_func(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
+    deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """Attention of sequences of one length.
@@ -80,6 +80,7 @@ def flash_attn_func(
     """
     _check_ranks(4, q=q, k=k, v=v)
     call = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    call.update(deterministic=deterministic)
     if not return_attn_probs:
         return attention(q, k, v, **call)
     return _with_weights(q, k, v, call)
@@ -158,7 +159,7 @@ def flash_attn_varlen_func(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,  # noqa: ARG001  (equal bits in any case)
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
@@ -192,7 +193,7 @@ def flash_attn_varlen_func(
                 q, k, v, seqused_k=used, block_table=block_table.contiguous(), return_lse=return_attn_probs, **call
             )
         return (*results, q.new_empty(0)) if return_attn_probs else results
-    call.update(cu_seqlens_k=cu_seqlens_k)
+    call.update(cu_seqlens_k=cu_seqlens_k, deterministic=deterministic)
     if not return_attn_probs:
         return attention(q, k, v, **call)
     return _with_weights(q, k, v, call)

@@ -124,7 +124,7 @@ def attention(
     seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0,
     scale: float | None = None, softcap: float = 0.0, dropout: float = 0.0, causal: bool = False,
     window: tuple[int, int] = (-1, -1), bottom_right: bool = False, rows_first: bool = False,
-    rng: Tensor | None = None, return_lse: bool = False,
+    rng: Tensor | None = None, return_lse: bool = False, deterministic: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention: softmax(mask(score(scale * q k^T))) v, differentiable once in q, k, v, bias and sinks.
 
@@ -167,6 +167,8 @@ def attention(
     Results:
         return_lse: the natural logarithm of each row's softmax denominator besides: fp32, [batch, heads, rows] whatever
             the layout, or [heads, rows] of a q without batches. It has no gradient.
+        deterministic: whether equal calls must give equal bits of gradients, as under
+            torch.use_deterministic_algorithms(). Those of out always do.
 
     Returns:
         out, in the layout and dtype of q with v's head dimension; and lse if it is wanted. A row that sees no key is 0,
