@@ -36,7 +36,7 @@ def test_help_has_examples(capsys):
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--shapes", "nope"], 7, "--shapes nope is not there; give core, llm or a file"),
+        (["--shapes", "nope"], 7, "--shapes nope does not exist; give core, llm or a file"),
         (["--shapes", ""], 2, "--shapes is empty; give a preset or a file"),
         (["--only", "forwrd"], 2, "--only: unknown 'forwrd'; did you mean 'forward'?"),
         (["--only", ","], 2, "--only is empty; give some of forward,backward,decoding,host"),
@@ -50,7 +50,7 @@ def test_help_has_examples(capsys):
         (["--from", "x.json", "release"], 2, "--from shows what was measured before; leave release out"),
         (["--from", "nowhere.json"], 7, "nowhere.json cannot be read (No such file or directory); give what"),
         (["--form", "x"], 2, "`kiln bench` has no option '--form'; did you mean '--from'?"),
-        (["nowhere"], 7, "nowhere is not there, or is no file and no folder; give a release's tarball"),
+        (["nowhere"], 7, "nowhere does not exist, or is neither a file nor a folder; give a release's tarball"),
         ([""], 2, "the release is empty; give a release's tarball"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_was_measured_outlives_a_failure(capsys, tmp_path, measured):
 
 def test_wrong_results_of_kilns_are_a_failure(capsys, tmp_path, measured):
     found = bench_results.results()
-    found["rows"][1]["wrong"]["kiln"] = "its result is off by 0.2"
+    found["rows"][1]["wrong"]["kiln"] = "its result differs from fp32's by 0.2"
     measured(found)
     code, out, err = bench(capsys, tarball(tmp_path / "a.tar.gz"))
     assert code == WrongResult.exit_code == 11 and "wrong" in out

@@ -121,7 +121,7 @@ def test_what_is_installed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "kind", "sentence"),
     [
-        (lambda p: p / "nowhere", EnvironmentProblem, "is not there, or is no file and no folder; give a release's"),
+        (lambda p: p / "nowhere", EnvironmentProblem, "does not exist, or is neither a file nor a folder"),
         (lambda p: p, ArtifactError, "has neither lib/libkiln.so.0 nor wheels of kiln-runtime"),
         (lambda p: unpacked(p, {"lib/libkiln.so.0": b""}), ArtifactError, "it was built without attention"),
         (lambda p: tarball(p / "r.tar.gz", {"x": b""}), ArtifactError, "r.tar.gz has no kiln/lib/libkiln.so.0"),

@@ -50,15 +50,15 @@ def test_what_stands_above_and_below_them():
                   "PyTorch 2.11.0 with cuDNN 91900", f"; nvidia-sm_90.pack, sha256 {PACK['sha256']}",
                   "\nKiln: 0.1.0b, kiln-0.1.0b.tar.gz;",
                   f"refused: PyTorch, flash; PyTorch, cuDNN: no varlen (forward: {VARLEN})",
-                  f"wrong: PyTorch, cuDNN: its result is off by 0.5 (backward: {PLAIN})",
+                  f"wrong: PyTorch, cuDNN: its result differs from fp32's by 0.5 (backward: {PLAIN})",
                   f"not measured: the budget is used up (backward: {CAUSAL})",
                   f"slow host: its time may be in the figures: it did not keep ahead of the GPU (forward: {CAUSAL})",
                   "1 rows of short calls were timed in CUDA graphs", "flashinfer is not installed"):  # fmt: skip
         assert words in text, words
     assert report.wrong(results()) == []  # of Kiln's own
     found = results()
-    found["rows"][1]["wrong"]["kiln"] = "its result is off by 0.2"
-    assert report.wrong(found) == [f"forward, {PLAIN}: its result is off by 0.2"]
+    found["rows"][1]["wrong"]["kiln"] = "its result differs from fp32's by 0.2"
+    assert report.wrong(found) == [f"forward, {PLAIN}: its result differs from fp32's by 0.2"]
 
 
 def test_many_calls_with_one_reason_are_counted():

@@ -146,7 +146,7 @@ def test_what_is_wrong_is_named_and_not_timed():
     makes = rows_of(*sides)
     made = makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
     assert made.wrong.keys() == {"b", "c", "d"} and made.milliseconds.keys() == {"a", "e"} == makes.timed[0][0]
-    assert made.wrong["b"] == "its result is off by nan beside fp32's; what is wrong is not timed"
+    assert made.wrong["b"] == "its result differs from fp32's by nan, so it was not timed"
     assert made.wrong["d"].startswith("its result differs from that of A by ")
 
 
@@ -172,7 +172,7 @@ def test_a_call_that_is_too_slow_for_the_budget_is_refused():
     slow.training = lambda problem, part: Prepared([lambda: time.sleep(0.3)], dict)
     makes = rows_of(Right("a"), slow, slowest=0.0)
     made = makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
-    assert made.refused == {"b": "a call takes too long for the budget"} and makes.timed[0][0] == {"a"}
+    assert made.refused == {"b": "one call takes too long for this --budget"} and makes.timed[0][0] == {"a"}
     alone = rows_of(Right("a"), slowest=0.0).training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
     assert alone.refused == {}, "nothing is faster"
 

@@ -94,7 +94,7 @@ def test_mistakes_are_one_sentence(tmp_path, text, sentence):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(EnvironmentProblem, match="--shapes nope is not there; give core, llm or a file"):
+    with pytest.raises(EnvironmentProblem, match="--shapes nope does not exist; give core, llm or a file"):
         shapes.read("nope")
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UsageError, match="is not valid JSON"):

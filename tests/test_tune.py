@@ -231,7 +231,7 @@ def test_a_row_has_the_candidates_that_are_right():
     (row,) = tuner.rows(Problem(shape, "cpu"), "forward")
     assert row["microseconds"] == {NAME: {"B=1": 3000.0, "B=3": 2000.0}} and row["used"] == [NAME, "B=1"]
     (why,) = row["wrong"].values()
-    assert row["wrong"].keys() == {f"{NAME}: B=2"} and why.startswith("its result is off by ")
+    assert row["wrong"].keys() == {f"{NAME}: B=2"} and why.startswith("its result differs from fp32's by ")
     assert row["bins"] == {NAME: {"queries": 0, "keys": 0, "occupancy": 0}} and row["shape"] == shapes.as_row(shape)
     assert loss(row) == pytest.approx(0.5) and winner(row) == (NAME, "B=3") and "B=3" in kiln.ran[-1]
     alone = Tuner(kiln, candidates.Images(every[:1]), KERNELS, 132, timed)
@@ -283,7 +283,7 @@ def test_what_comes_of_it(tmp_path, capsys):
     assert command.finish(arguments(tmp_path), FLASH, ABOUT, rows, ["1980 MHz", "1700 MHz"], 0) == 0
     text, said = (tmp_path / "t/sm_90.yaml").read_text(), capsys.readouterr()
     assert text.startswith("# Made by `python -m kiln_bench.tune --shapes x` on ") and "a GPU, driver " in text
-    assert "SM clock 1700 to 1980 MHz, release 0.1.0b.\n# 54 calls; half" in text and f"sha256 {'0' * 64}" in text
+    assert "SM clock 1700 to 1980 MHz, release 0.1.0b.\n# 54 calls; quartiles" in text and f"sha256 {'0' * 64}" in text
     assert "200.0%" in said.out and CONFIGURATIONS[FUNCTIONALS[0]][1] in said.out and "sm_90.yaml" in said.out
     found = decisions(tmp_path / "again", text)
     assert {name for name, _ in found[FUNCTIONALS[0]]} == {CONFIGURATIONS[FUNCTIONALS[0]][1]}
@@ -301,8 +301,10 @@ def test_a_check_writes_nothing_and_names_what_is_slow(tmp_path, capsys):
 
 def test_wrong_images_and_nothing_to_choose(tmp_path):
     rows = rows_of([[1.0] * COUNT], bins=BINS[:1])
-    rows[0]["wrong"] = {"attn_fwd.hopper: A=1": "its result is off by 1 beside fp32's"}
-    with pytest.raises(WrongResult, match="images gave wrong results: attn_fwd.hopper: A=1: its result is off by 1"):
+    rows[0]["wrong"] = {"attn_fwd.hopper: A=1": "its result differs from fp32's by 1"}
+    with pytest.raises(
+        WrongResult, match="images gave wrong results: attn_fwd.hopper: A=1: its result differs from fp32's by 1"
+    ):
         command.finish(arguments(tmp_path), FLASH, ABOUT, rows, [], 0)
     with pytest.raises(NotServed, match="no call could be run by more than one image"):
         command.finish(arguments(tmp_path), FLASH, ABOUT, [], [], 0)
@@ -325,7 +327,7 @@ def test_help(capsys):
             "--output x.txt is invalid; expected a file",
         ),
         (["r.tar.gz", "--target", "sm_90", "--budget", "x"], 2, "--budget x is invalid"),
-        (["r.tar.gz", "--target", "sm_90", "--output", "x.yaml"], 7, "r.tar.gz is not there"),
+        (["r.tar.gz", "--target", "sm_90", "--output", "x.yaml"], 7, "r.tar.gz does not exist"),
     ],
 )
 def test_words(capsys, tmp_path, monkeypatch, words, code, sentence):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import bench_results
 import test_types
 from builds import NAME, ROOT, SELECTION, Built, environment
 from kiln_build.native import pythons
@@ -199,6 +200,16 @@ def test_abi3audit(wheels):
 # ---- installed -------------------------------------------------------------------------------------------------------
 
 
+def test_bench_is_there_and_wants_pytorch(installed, tmp_path):
+    """Its words, the release that is installed, and results of others; measuring needs more than a wheel has."""
+    kiln = installed.parent / "kiln"
+    assert "usage: kiln bench" in run(kiln, "bench", "--help") == run(installed, "-m", "kiln", "bench", "--help")
+    assert "Forward, TFLOP/s" in run(kiln, "bench", "--from", bench_results.written(tmp_path))
+    done = subprocess.run([kiln, "bench"], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr.startswith("kiln: PyTorch is not installed in this Python, ") and done.stderr.count("\n") == 1
+
+
 def test_importing_needs_no_gpu(installed):
     said = run(installed, "-m", "kiln", "info")
     assert f"Kiln {NAME} in " in said and "targets:  sm_90 (" in said
@@ -226,7 +237,7 @@ print(driver.fake_launches(), *kiln.explain(kiln.attn_fwd, q, k, k, causal=True,
     path = os.pathsep.join(str(ROOT / "tests" / folder) for folder in ("python", "runtime"))
     said = run(installed, "-c", code, PYTHONPATH=path, LD_LIBRARY_PATH=str(driver))
     launches, _, explained = said.partition(" ")
-    assert int(launches) >= 3 and explained.startswith("attn_fwd (dtype=bf16 head_dim=64")
+    assert int(launches) >= 3 and explained.startswith("attn_fwd.general (dtype=bf16 head_dim=64")
 
 
 def test_type_checkers_know_the_functions(installed, tmp_path):

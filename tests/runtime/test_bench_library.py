@@ -43,7 +43,7 @@ def test_constants(interface):
 
 
 def test_headers_that_are_not_kilns(tmp_path):
-    with pytest.raises(ArtifactError, match=r"has not the headers kiln.h and flash.h"):
+    with pytest.raises(ArtifactError, match=r"lacks the headers kiln.h and flash.h"):
         headers.read(tmp_path)
     with pytest.raises(ArtifactError, match="declare no kiln_attn_fwd_params"):
         headers.Interface("int main(void);")["kiln_attn_fwd_params"]
@@ -108,7 +108,7 @@ def test_refusals_are_one_line(opened):
     assert refusal.value.status == ffi.UNSUPPORTED
     with pytest.raises(library.Refused, match="v has rank 3; it must be 4"):
         one.prepare("attn_fwd", **given | {"v": torch.zeros(2, 128, 64, dtype=torch.bfloat16)})
-    with pytest.raises(library.Refused, match="complex64 is no dtype of Kiln's"):
+    with pytest.raises(library.Refused, match="complex64 is not a dtype of Kiln's"):
         one.prepare("attn_fwd", **given | {"v": torch.zeros(2, 4, 128, 64, dtype=torch.complex64)})
 
 

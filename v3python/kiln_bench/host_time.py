@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -139,7 +140,7 @@ def check(found: Mapping[str, Way]) -> tuple[dict[str, Callable[[], Any]], dict[
         if all(error <= LARGEST_ERROR for error in errors):
             right[name] = way.call
         else:
-            wrong[name] = f"its result is off by {max(errors, key=abs):.2g} beside fp32's; what is wrong is not timed"
+            wrong[name] = f"its result differs from fp32's by {max(errors, key=abs):.2g}, so it was not timed"
     return right, refused, wrong
 
 
@@ -204,5 +205,6 @@ def run(batches: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file, whose modules have common names
+    here = os.path.dirname(os.path.abspath(__file__))  # whose modules have common names
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
     print(json.dumps(run(int(sys.argv[1]) if sys.argv[1:] else BATCHES)))

@@ -260,8 +260,8 @@ def about(results: Results) -> list[str]:
         digest = f"{pack['file']}, sha256 {pack['sha256']}" if pack else "no pack"
         lines.append(f"{labels(results)[release['side']]}: {release['version']}, {release['release']}; {digest}")
     lines.append(
-        f"shapes {facts['shapes']}; medians of {facts['rounds']} rounds, all sides in turns on the same tensors; half "
-        f"of a side's rounds lie within {widest(results):.1%}"
+        f"shapes {facts['shapes']}; medians of {facts['rounds']} rounds, all sides in turns on the same tensors; "
+        f"quartiles of a side differ by at most {widest(results):.1%}"
     )
     return lines
 

@@ -191,7 +191,7 @@ def read(word: str) -> Shapes:
         return parse(PRESETS[word], word, word)
     path = Path(word)
     if not path.is_file():
-        raise EnvironmentProblem(f"--shapes {word} is not there; give {', '.join(PRESETS)} or a file")
+        raise EnvironmentProblem(f"--shapes {word} does not exist; give {', '.join(PRESETS)} or a file")
     return parse(_document(path), word, path.name)
 
 

@@ -145,7 +145,7 @@ def _check_memory(needed: int) -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         if needed > torch.cuda.mem_get_info()[0]:
-            raise NotAsked("it writes all scores, for which there is not enough memory")
+            raise NotAsked("it keeps all scores, and there is not enough memory for them")
 
 
 class Flash:

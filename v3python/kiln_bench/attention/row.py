@@ -112,7 +112,7 @@ class Rows:
         return self._whole(row, rest)
 
     def _whole(self, row: Row, rest: Callable[[], None]) -> Row:
-        """The row once the rest is done; without figures if that fails, for want of memory say."""
+        """The row once the rest is done; without figures if that fails, if memory runs out, say."""
         try:
             rest()
         except RuntimeError as error:
@@ -165,7 +165,7 @@ class Rows:
                 off = problems.wrongness(one.results(), expected)
                 row.errors[name] = max(off, row.errors.get(name, 0.0)) if off == off else off
                 if not off <= reference.LARGEST_ERROR:
-                    row.wrong[name] = f"its result is off by {off:.2g} beside fp32's; what is wrong is not timed"
+                    row.wrong[name] = f"its result differs from fp32's by {off:.2g}, so it was not timed"
                     del prepared[name]
         for name, sentence in disagreeing(prepared, {side.name: side.label for side in self._sides}).items():
             row.wrong[name] = sentence
@@ -190,7 +190,7 @@ class Rows:
         self._wait()
         took = (time.perf_counter() - began) * 1000
         if took > max(limit, _MUCH * fastest):
-            raise Refused(0, "a call takes too long for the budget")
+            raise Refused(0, "one call takes too long for this --budget")
         return took
 
     def _wait(self) -> None:
@@ -228,9 +228,7 @@ def disagreeing(prepared: Mapping[str, Prepared], labels: Mapping[str, str]) -> 
             prepared[name].works[0]()
             off = reference.worst(prepared[name].results(), right)
             if not off <= reference.LARGEST_ERROR:
-                found[name] = (
-                    f"its result differs from that of {labels[anchor]} by {off:.2g}; what is wrong is not timed"
-                )
+                found[name] = f"its result differs from that of {labels[anchor]} by {off:.2g}, so it was not timed"
         if 2 * len(found) < max(2, len(prepared)):
             break
     return found

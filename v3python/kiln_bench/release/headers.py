@@ -108,12 +108,12 @@ def read(folder: Path) -> Interface:
     """Of the headers in a folder.
 
     Raises:
-        ArtifactError: it has not all of them.
+        ArtifactError: it lacks one of them.
     """
     try:
         return Interface(*((folder / name).read_text() for name in NAMES))
     except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{folder} has not the headers {' and '.join(NAMES)} ({error})") from error
+        raise ArtifactError(f"{folder} lacks the headers {' and '.join(NAMES)} ({error})") from error
 
 
 def own() -> Path:

@@ -177,7 +177,7 @@ class Libraries:
         name = str(tensor.dtype).removeprefix("torch.")
         code = next((row.number for row in dtypes.TABLE if row.torch == name), None)
         if code is None:
-            raise Refused(self._status("ARGUMENT"), f"{tensor.dtype} is no dtype of Kiln's")
+            raise Refused(self._status("ARGUMENT"), f"{tensor.dtype} is not a dtype of Kiln's")
         view = self._interface["kiln_tensor"](data=tensor.data_ptr(), dtype=code, rank=tensor.dim())
         view.sizes[: tensor.dim()], view.strides[: tensor.dim()] = tuple(tensor.shape), tensor.stride()  # type: ignore[attr-defined]
         return view

@@ -76,7 +76,7 @@ def found(word: str | None) -> Iterator[Place]:
             elif path.is_file():
                 yield _tarball(path, Path(temporary))
             else:
-                raise EnvironmentProblem(f"{word} is not there, or is no file and no folder; {RIGHT}")
+                raise EnvironmentProblem(f"{word} does not exist, or is neither a file nor a folder; {RIGHT}")
         except PermissionError as error:
             raise EnvironmentProblem(f"{error.filename or word} cannot be read ({error.strerror}); {RIGHT}") from error
 

@@ -171,7 +171,7 @@ def _file(
         f"Made by `{COMMAND} --shapes {arguments.shapes.name}` on {datetime.now(timezone.utc):%Y-%m-%d}: "
         f"{about['device']}, driver {timing.nvidia_smi().get('driver_version', 'unknown')}, SM clock "
         f"{f'{seen[0]} to {seen[-1]} MHz' if seen else 'unknown'}, release {about['release']}.\n"
-        f"{len(rows)} calls; half of a candidate's rounds lie within {statistics.median(spreads):.1%} of its median. "
+        f"{len(rows)} calls; quartiles of a candidate differ by {statistics.median(spreads):.1%} in the median. "
         f"Pack: sha256 {about['pack']}."
     )
     return tables.file_text(found, before, said, about["device"])

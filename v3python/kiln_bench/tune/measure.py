@@ -72,7 +72,7 @@ class Tuner:
             if off <= reference.LARGEST_ERROR:
                 works[title], names[title] = prepared.run, (kernel, configuration)
             else:
-                wrong[title] = f"its result is off by {off:.2g} beside fp32's"
+                wrong[title] = f"its result differs from fp32's by {off:.2g}"
         figures = race(works, self._timed)
         by_kernel: dict[str, dict[str, Figure]] = {}
         for title, figure in figures.items():
