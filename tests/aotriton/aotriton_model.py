@@ -60,7 +60,7 @@ def forward(**given) -> list[tuple[str, dict]]:
 
 def backward(**given) -> dict:
     rows, keys = _most(given)
-    fields = _shared(given)
+    fields = _shared(given) | {"deterministic": 1}
     fields |= {name: _narrow(_full(given[name]), rows) for name in ("dout", "dq")}
     fields |= {name: _narrow(_full(given[name]), keys) for name in ("dk", "dv")}
     if db := _full(given.get("db")):

@@ -91,7 +91,8 @@ def call_of(name: str) -> tuple[str, dict[str, object], tuple[str, ...]]:
         recipe().operation("attn_fwd")(**filled("attn_fwd", arguments))
         grads = {f"d{of}": torch.empty_like(arguments[of]) for of in "qkv"}
         sinks = {"sinks": torch.zeros(HEADS, device="cuda"), "dsinks": torch.empty(HEADS, device="cuda")}
-        return "attn_bwd", arguments | grads | sinks | {"dout": normal(*q.shape)}, ("dq", "dk", "dv", "dsinks")
+        more = {"dout": normal(*q.shape), "deterministic": 1}
+        return "attn_bwd", arguments | grads | sinks | more, ("dq", "dk", "dv", "dsinks")
     assert name == "decoding"
     angle = torch.rand((KEYS, 16), generator=draw, device="cuda") * 6
     few = {"q": q[:, :, :2], "out": out[:, :, :2].contiguous(), "lse": lse[:, :, :2].contiguous()}

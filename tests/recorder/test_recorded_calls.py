@@ -128,13 +128,17 @@ def test_random_calls_of_a_kernel_with_several_implementations(runner, fake, reg
     assert lacks == set(LACKS if runner.judge.target == "sm_90" else LACKS[:2])
 
 
+def told(variant: ffi.Variant) -> tuple[str, str]:
+    """A variant's key, and what is said of those that are passed over for it."""
+    return variant.key.decode(), (variant.passed_over or b"").decode()
+
+
 def explained(runner: Runner, name: str, given: Sequence[Given]) -> list[tuple[str, str]]:
     """Of each variant that a call would run its key, and what kiln_explain says was passed over for it."""
     found: list[tuple[str, str]] = []
 
     def visit(variant: object, _: object) -> int:
-        row = variant.contents
-        found.append((row.key.decode(), (row.passed_over or b"").decode()))
+        found.append(told(variant.contents))
         return 0
 
     call = entries.call_of(runner.kiln, name, operation(name), given, vendor=runner.vendor, device=-1,
@@ -148,14 +152,14 @@ def test_explain_and_prepare_say_and_load_what_a_call_runs(runner, fake, name):
     for number in range(CALLS // 10):
         fields = drawn_fields(name, random.Random(f"explain {name} {runner.judge.target} {number}"))
         wanted, queue = expected(runner, name, fields), runner.queue(fake.stream(runner.vendor))
-        keys: list[str] = []
-        visit = ffi.VariantFn(lambda variant, _, keys=keys: keys.append(variant.contents.key.decode()) or 0)
+        found: list[tuple[str, str]] = []
+        visit = ffi.VariantFn(lambda variant, _, found=found: found.append(told(variant.contents)) or 0)
         runner.check_status(runner.entry(name, queue, fields, visit, None, suffix="_explain"), wanted)
         runner.check_status(runner.entry(name, queue, fields, suffix="_prepare"), wanted)
-        assert keys == ([] if isinstance(wanted, Refusal) else list(wanted.keys))
+        assert found == ([] if isinstance(wanted, Refusal) else [*zip(wanted.keys, wanted.passed)])
         assert fake.record().steps == []
         loaded = {digest_of(image.code) for image in fake.record().images.values()}
-        assert loaded >= {runner.judge.by_key[key].image for key in keys}
+        assert loaded >= {runner.judge.by_key[key].image for key, _ in found}
 
 
 @pytest.mark.parametrize("name", [name for name in entries.STRUCTURES if name != "dropout_mask"])

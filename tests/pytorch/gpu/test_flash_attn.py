@@ -39,14 +39,14 @@ def test_caches(dtype):
         checked(flash_cache_cases.check, flash_cache_cases.draw(dtype, seed, WIDTHS, (24, 130)[seed % 2]))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_equal_calls_give_equal_bits(deterministic):
+@pytest.mark.parametrize(("rows", "dropout"), [(300, 0.1), (700, 0.0)])
+def test_equal_calls_give_equal_bits(rows, dropout):
     torch.manual_seed(1)
-    qkv = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    qkv = torch.randn(2, rows, 3, 4, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
     results = []
     for _ in range(3):
         torch.manual_seed(7)
-        out = flash_attn.flash_attn_qkvpacked_func(qkv, 0.1, causal=True, deterministic=deterministic)
+        out = flash_attn.flash_attn_qkvpacked_func(qkv, dropout, causal=True, deterministic=True)
         (gradient,) = torch.autograd.grad(out.float().square().sum(), qkv)
         results.append((out, gradient))
     for out, gradient in results[1:]:
