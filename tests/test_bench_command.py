@@ -48,6 +48,7 @@ def test_help_has_examples(capsys):
         (["--json", "/nowhere/x.json"], 7, "--json /nowhere/x.json: there is no folder /nowhere"),
         (["--plot", "x.pdf"], 2, "--plot x.pdf is invalid; expected a file that ends in .svg or .png"),
         (["--from", "x.json", "release"], 2, "--from shows what was measured before; leave release out"),
+        (["--from", "x.json", "--budget", "3s", "--rounds", "3"], 2, "leave --budget and --rounds out"),
         (["--from", "nowhere.json"], 7, "nowhere.json cannot be read (No such file or directory); give what"),
         (["--form", "x"], 2, "`kiln bench` has no option '--form'; did you mean '--from'?"),
         (["nowhere"], 7, "nowhere does not exist, or is neither a file nor a folder; give a release's tarball"),
@@ -95,6 +96,20 @@ def test_kept_results_are_shown_again(capsys, tmp_path):
     assert (code, err) == (0, "") and "Forward, TFLOP/s" in out and (tmp_path / "x.svg").is_file()
     code, out, _ = bench(capsys, "--from", kept, "--json", "--plot", tmp_path / "x.svg")  # its own file is replaced
     assert code == 0 and json.loads(out) == bench_results.results()
+
+
+def test_some_of_what_was_kept(capsys, tmp_path):
+    kept, less = bench_results.written(tmp_path), tmp_path / "less.json"
+    words = ["--from", kept, "--only", "forward,host", "--sides", "flash", "--json", less]
+    code, out, _ = bench(capsys, *words)
+    assert code == 0 and "Backward" not in out and "cuDNN" not in out.partition("Forward")[2]
+    assert "to flash" in out and "Host, " in out and "flashinfer" not in out
+    found = json.loads(less.read_text())
+    assert [row["part"] for row in found["rows"]] == ["host", "forward", "forward", "forward"]
+    assert found["sides"].keys() == {"kiln", "flash"} and found["rows"][1]["milliseconds"].keys() == {"kiln", "flash"}
+    assert found["rows"][0] == bench_results.results()["rows"][0]
+    alone = bench(capsys, "--from", kept, "--only", "forward", "--sides", "none")[1]
+    assert "flash" not in alone and "geometric mean" not in alone
 
 
 @pytest.fixture

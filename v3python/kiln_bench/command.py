@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default: the release that is installed",
     )  # fmt: skip
     parser.add_argument(
-        "--shapes", default="core", type=usage.filled("--shapes", "a preset or a file"), metavar="NAME|FILE",
+        "--shapes", type=usage.filled("--shapes", "a preset or a file"), metavar="NAME|FILE",
         help=f"the calls: {', '.join(shapes.PRESETS)}, or a YAML or JSON file of your own; default: core",
     )  # fmt: skip
     parser.add_argument(
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="about how long all of it may take, 60s or 5m; calls for which no time is left are listed",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=usage.count("--rounds", 1000), default=timing.ROUNDS,
+        "--rounds", type=usage.count("--rounds", 1000),
         help=f"turns of each side, whose median counts; default: {timing.ROUNDS}",
     )  # fmt: skip
     parser.add_argument(
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="kept", metavar="FILE.json", type=usage.filled("--from", "what --json wrote"),
-        help="show what --json wrote; measures nothing and needs no GPU",
+        help="show what --json wrote, or of that --only and --sides; measures nothing and needs no GPU",
     )  # fmt: skip
 
 
@@ -81,8 +81,11 @@ def check(arguments: argparse.Namespace) -> None:
         UsageError: the words cannot be together, or one of them cannot be.
         EnvironmentProblem: a file cannot be written, or read.
     """
-    if arguments.kept and arguments.release:
-        raise UsageError(f"--from shows what was measured before; leave {' and '.join(arguments.release)} out")
+    measuring = ("shapes", "budget", "rounds")
+    given = [*arguments.release, *(f"--{name}" for name in measuring if getattr(arguments, name) is not None)]
+    if arguments.kept and given:
+        raise UsageError(f"--from shows what was measured before; leave {' and '.join(given)} out")
+    arguments.rounds = arguments.rounds or timing.ROUNDS
     arguments.only = _some_of("--only", arguments.only, shapes.PARTS, "parts")
     arguments.sides = [] if arguments.sides == _NONE else _some_of("--sides", arguments.sides, [*peers.NAMES], "sides")
     arguments.seconds = seconds(arguments.budget) if arguments.budget else None
@@ -92,21 +95,20 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         plot.check(arguments.plot)
     if not arguments.kept:
-        arguments.shapes = shapes.read(arguments.shapes)
+        arguments.shapes = shapes.read(arguments.shapes or "core")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kept:
-        results = report.read(Path(arguments.kept))
+        results = report.selected(report.read(Path(arguments.kept)), arguments.only, arguments.sides)
+        _keep(results, arguments)
         _show(results, arguments)
         return 0
     kept: dict[str, Any] = {}
 
     def keep(found: dict[str, Any]) -> None:
         kept.update(found)
-        if arguments.json and arguments.json != _STDOUT:
-            with appear(arguments.json) as fresh:
-                fresh.write_text(_json(found), "utf-8")
+        _keep(found, arguments)
 
     wanted = measure.Wanted(arguments.shapes, arguments.only, arguments.sides, arguments.rounds, arguments.seconds)
     try:
@@ -123,6 +125,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not kept or not report.has_figures(kept):
         raise NotServed("no call was served, or there was no time for one; the lines above say why")
     return 0
+
+
+def _keep(results: report.Results, arguments: argparse.Namespace) -> None:
+    if arguments.json and arguments.json != _STDOUT:
+        with appear(arguments.json) as fresh:
+            fresh.write_text(_json(results), "utf-8")
 
 
 def _show(results: report.Results, arguments: argparse.Namespace) -> None:

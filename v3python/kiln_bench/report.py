@@ -45,6 +45,20 @@ def read(path: Path) -> Results:
     return found
 
 
+def selected(results: Results, parts: Iterable[str], sides: Iterable[str]) -> Results:
+    """Some parts, and of those beside whom it was measured some sides."""
+    left = {*ours(results), COPY, *sides}
+    by_side = ("milliseconds", "refused", "wrong", "errors", "images")
+    rows = []
+    for row in results["rows"]:
+        if row["part"] not in parts:
+            continue
+        kept = {name: {s: what for s, what in row[name].items() if s in left} for name in by_side if name in row}
+        rows.append({**row, **kept} if row["part"] != "host" else row)
+    named = {name: {s: what for s, what in results[name].items() if s in left} for name in ("sides", "absent")}
+    return {**results, **named, "rows": rows}
+
+
 def of(results: Results, part: str) -> list[Row]:
     return [row for row in results["rows"] if row["part"] == part]
 
