@@ -61,9 +61,9 @@ def there(built, fake, tmp_path, monkeypatch) -> places.Place:
     return places.Place("r.tar.gz", built / "lib", headers.own(), None, "no package")
 
 
-def run(place, seconds=None, parts=shapes.PARTS, sides=("flash", "cudnn", "math", "flashinfer")):
+def run(place, seconds=None, parts=shapes.PARTS, sides=("flash", "cudnn", "math", "flashinfer"), given=SHAPES):
     kept = []
-    wanted = measure.Wanted(SHAPES, parts, sides, 3, seconds)
+    wanted = measure.Wanted(given, parts, sides, 3, seconds)
     found = measure.run(wanted, [place], Progress(), lambda results: kept.append(len(results["rows"])), "cpu")
     assert kept == [*range(1, len(found["rows"]) + 1)]
     return found
@@ -83,6 +83,17 @@ def test_a_whole_run(there):
     assert found["absent"] == {"flashinfer": "is not installed"}
     assert len(report.wrong(found)) == 5 and not report.has_figures(found)
     assert "Forward, TFLOP/s" in report.text(found)
+
+
+def test_all_that_a_shape_can_say_is_taken(there, fake):
+    """By the entries of the release: nothing is refused."""
+    every = {"head_dim": 64, "heads": 4, "heads_kv": 2, "lengths": [20, 9], "causal": True, "window": 8, "softcap": 3,
+             "sinks": True, "deterministic": True, "dtype": "fp16", "rows_first": True}  # fmt: skip
+    cache = {**DECODING, "heads_kv": 2, "page": 16, "cache_dtype": "fp8e4m3", "rows_first": True}
+    found = run(there, sides=(), given=shapes.parse({"training": [every], "decoding": [cache]}, "x", "x"))
+    assert [row["part"] for row in found["rows"]] == ["host", "forward", "backward", "decoding"]
+    for row in found["rows"][1:]:
+        assert row["refused"] == {} and row["wrong"].keys() == {"kiln"} and row["images"]["kiln"], row
 
 
 def test_what_no_time_is_left_for(there):

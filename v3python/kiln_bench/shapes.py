@@ -5,8 +5,9 @@
     entry  = {name: value, ...}               a list of values stands for one call with each of them, but `lengths`
 
 Names of training: head_dim, head_dim_v, heads or width (heads * head_dim), heads_kv, length (of queries and keys) or
-lengths (of sequences that lie one after another), batch or tokens, causal, window, dtype, rows_first. Of decoding:
-head_dim, heads, heads_kv, keys, page, batch or cache_bytes, dtype, cache_dtype, rows_first. PRESETS are examples.
+lengths (of sequences that lie one after another), batch or tokens, causal, window, softcap, sinks, deterministic (of
+backward), dtype, rows_first. Of decoding: head_dim, heads, heads_kv, keys, page, batch or cache_bytes, dtype,
+cache_dtype, rows_first. PRESETS are examples.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Training:
         lengths: of sequences that lie one after another, in a batch of 1; none: all have `length`.
         window: how many keys a row sees, itself the last; 0: all.
         rows_first: whether rows come before heads in memory.
+        softcap: of scores; 0: none.
+        sinks: whether each head has a score of a key without value.
+        deterministic: whether backward has to give equal bits for equal calls.
     """
 
     head_dim: int
@@ -51,6 +55,9 @@ class Training:
     window: int = 0
     dtype: str = "bf16"
     rows_first: bool = False
+    softcap: int = 0
+    sinks: bool = False
+    deterministic: bool = False
 
     @property
     def rows(self) -> int:
@@ -82,7 +89,9 @@ class Training:
         long = f"{len(self.lengths)} sequences to {spelled(self.length)}" if self.lengths else spelled(self.length)
         mask = f"window {spelled(self.window)}" if self.window else "causal" if self.causal else ""
         size = "" if self.lengths else f"batch {self.batch}"
-        rest = ("rows first" if self.rows_first else "", self.dtype if self.dtype != "bf16" else "")
+        extras = (f"softcap {self.softcap}" if self.softcap else "", "sinks" if self.sinks else "")
+        kind = "deterministic" if self.deterministic else ""
+        rest = (*extras, kind, "rows first" if self.rows_first else "", self.dtype if self.dtype != "bf16" else "")
         return ", ".join(filter(None, (width, heads, mask, long, size, *rest)))
 
 
@@ -130,7 +139,8 @@ def spelled(number: int) -> str:
     return f"{number >> 10}k" if number >= 1024 and number % 1024 == 0 else str(number)
 
 
-# As in models of 8, of 70 billion parameters; Mistral's window; Gemma's wide heads; DeepSeek's prefill.
+# As in models of 8, of 70 billion parameters; Mistral's window; Gemma's wide heads, and soft cap; the sinks of gpt-oss;
+# DeepSeek's prefill.
 PRESETS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "core": {
         _TRAINING: [
@@ -152,6 +162,9 @@ PRESETS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
             {"head_dim": 128, "heads": 64, "heads_kv": 8, "causal": True, "length": [4096, 16384], "tokens": 16384},
             {"head_dim": 128, "heads": 32, "heads_kv": 8, "causal": True, "window": 4096, "length": 16384, "batch": 1},
             {"head_dim": 256, "heads": 16, "heads_kv": 8, "causal": True, "length": 8192, "batch": 2},
+            {"head_dim": 256, "heads": 16, "heads_kv": 8, "causal": True, "length": 8192, "batch": 2, "softcap": 50},
+            {"head_dim": 64, "heads": 64, "heads_kv": 8, "causal": True, "window": [0, 128], "length": 8192, "batch": 2,
+             "sinks": True},
             {"head_dim": 192, "head_dim_v": 128, "heads": 16, "causal": True, "length": 8192, "batch": 2},
             {"head_dim": 128, "heads": 32, "heads_kv": 8, "causal": True,
              "lengths": [8192, 128, 2048, 512, 4096, 256, 1024, 128]},
@@ -320,7 +333,7 @@ def _training(entry: _Entry) -> Training:
     shape = Training(
         head_dim, entry.integer("head_dim_v", head_dim), heads, entry.integer("heads_kv", heads), batch, length,
         lengths, entry.flag("causal"), entry.integer("window", 0, 0), entry.one_of("dtype", _FLOATS, "bf16"),
-        entry.flag("rows_first"),
+        entry.flag("rows_first"), entry.integer("softcap", 0, 0), entry.flag("sinks"), entry.flag("deterministic"),
     )  # fmt: skip
     entry.done()
     if shape.heads % shape.heads_kv:

@@ -32,8 +32,9 @@ class Kiln:
         lse = torch.full(sizes, torch.nan, dtype=torch.float32, device=problem.device)
         given = {
             "q": problem.q, "k": problem.k, "v": problem.v, "out": out, "lse": lse, "causal": int(shape.causal),
-            "window_left": shape.window - 1 if shape.window else None,
+            "window_left": shape.window - 1 if shape.window else None, "softcap": shape.softcap or None,
         }  # fmt: skip
+        given["sinks"] = problem.sinks
         if problem.starts is not None:
             for which in "qk":
                 given |= {f"cu_seqlens_{which}": problem.starts, f"max_seqlen_{which}": shape.length}
@@ -42,6 +43,7 @@ class Kiln:
             return Prepared([forward], lambda: {"out": out}, forward.images, forward.variants)
         forward()
         gradients = dict(zip(GRADIENTS, map(_blank, (problem.q, problem.k, problem.v))))
+        given["deterministic"] = int(shape.deterministic) or None
         backward = self._libraries.prepare("attn_bwd", force_keys, **given, dout=problem.dout, **gradients)
         return Prepared([backward], lambda: gradients, backward.images, backward.variants)
 

@@ -77,6 +77,11 @@ class Torch:
         self.name, self.label, self._backend = name, label, getattr(SDPBackend, backend)
 
     def training(self, problem: Problem, part: str) -> Prepared:
+        shape = problem.shape
+        if shape.softcap or shape.sinks:
+            raise NotAsked("scaled_dot_product_attention has no soft cap and no sinks")
+        if shape.deterministic and part == "backward":
+            raise NotAsked("its backward is deterministic only where all of PyTorch is")
         forward = self._one_length(problem) if problem.starts is None else self._several_lengths(problem)
         return (_gradients if part == "backward" else _forward)(problem, forward)
 
@@ -156,7 +161,11 @@ class Flash:
 
     def training(self, problem: Problem, part: str) -> Prepared:
         shape, starts, module = problem.shape, problem.starts, self._module
+        if shape.sinks:
+            raise NotAsked("it has no sinks")
         options = {"causal": shape.causal, "window_size": (shape.window - 1, 0) if shape.window else (-1, -1)}
+        options |= {"softcap": float(shape.softcap)} if shape.softcap else {}
+        options |= {"deterministic": True} if shape.deterministic else {}
 
         def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             if starts is None:
@@ -202,6 +211,8 @@ class FlashInfer:
         if part == "backward":
             raise NotAsked("FlashInfer has no backward")
         shape, starts = problem.shape, problem.starts
+        if shape.sinks:
+            raise NotAsked("this wrapper of FlashInfer has no sinks")
         if starts is None:
             starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=problem.device) * shape.rows
         given = [problem.flat(tensor).contiguous() for tensor in (problem.q, problem.k, problem.v)]
@@ -209,7 +220,7 @@ class FlashInfer:
         wrapper.plan(
             starts, starts, shape.heads, shape.heads_kv, shape.head_dim, head_dim_vo=shape.head_dim_v,
             causal=shape.causal, window_left=shape.window - 1 if shape.window else -1,
-            q_data_type=dtype_of(shape.dtype),
+            q_data_type=dtype_of(shape.dtype), **({"logits_soft_cap": float(shape.softcap)} if shape.softcap else {}),
         )  # fmt: skip
         found: list[Any] = []
 

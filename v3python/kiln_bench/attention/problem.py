@@ -77,6 +77,7 @@ class Problem:
     Attributes:
         q, k, v, dout: [batch, heads, rows, head_dim].
         starts: int32, where each sequence begins, and the end; None: all have one length.
+        sinks: fp32, [heads]; None: there are none.
     """
 
     def __init__(self, shape: Training, device: str = "cuda") -> None:
@@ -97,6 +98,7 @@ class Problem:
         self.dout = tensor(shape.heads, shape.head_dim_v)
         ends = torch.tensor(shape.lengths, dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
         self.starts = torch.nn.functional.pad(ends, (1, 0)) if shape.lengths else None
+        self.sinks = torch.randn(shape.heads, device=device, generator=draw) if shape.sinks else None
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """[all rows, heads, head_dim]: what libraries with sequences one after another take. A view, for rows first."""
@@ -119,7 +121,8 @@ class Problem:
             heads = slice(head * group, (head + 1) * group)
             dout = self.dout[batch, heads, rows] if part == "backward" else None
             given = (self.q[batch, heads, rows], self.k[batch, head, rows], self.v[batch, head, rows])
-            right = reference.exact(*given, dout, shape.causal, shape.window)
+            sinks = None if self.sinks is None else self.sinks[heads]
+            right = reference.exact(*given, dout, shape.causal, shape.window, shape.softcap, sinks)
             if dout is not None:
                 del right["out"]
             places = {"out": (batch, heads, rows), "dq": (batch, heads, rows)}

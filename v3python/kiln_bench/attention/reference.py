@@ -32,13 +32,15 @@ def worst(mine: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -
 
 
 def exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor | None, causal: bool = False, window: int = 0
-) -> dict[str, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor | None, causal: bool = False, window: int = 0,
+    softcap: float = 0.0, sinks: torch.Tensor | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Attention of one head of keys: `out`, and with `dout` its gradients.
 
     Args:
         q, dout: [heads, rows, head_dim], of the query heads that share the head.
         k, v: [keys, head_dim].
+        sinks: [heads].
     """
     import torch
 
@@ -51,6 +53,8 @@ def exact(
     for begin in range(0, q.shape[1], step):
         rows = slice(begin, min(begin + step, q.shape[1]))
         scores = q[:, rows] @ k.T * scale
+        bent = torch.tanh(scores / softcap) if softcap else None
+        scores = scores if bent is None else bent * softcap
         if causal:
             row = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
             key = torch.arange(keys, device=q.device)[None]
@@ -58,13 +62,17 @@ def exact(
             if window:
                 hidden |= key <= row - window
             scores.masked_fill_(hidden, -torch.inf)
-        weights = torch.softmax(scores, -1)
+        if sinks is not None:  # one more key, whose weight is left out
+            sink = sinks[:, None, None].expand(*scores.shape[:2], 1)
+            scores = torch.cat((scores, sink), -1)
+        weights = torch.softmax(scores, -1)[..., :keys]
         found["out"][:, rows] = weights @ v
         if dout is None:
             continue
         given = dout[:, rows].float()
         slopes = given @ v.T
         slopes = weights * (slopes - (weights * slopes).sum(-1, keepdim=True)) * scale
+        slopes = slopes if bent is None else slopes * (1 - bent**2)
         found["dq"][:, rows] = slopes @ k
         found["dk"] += torch.einsum("hrk,hrd->kd", slopes, q[:, rows])
         found["dv"] += torch.einsum("hrk,hrd->kd", weights, given)
