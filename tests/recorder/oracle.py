@@ -197,8 +197,9 @@ class Oracle:
     ) -> Iterator[tuple[evaluate.Launch, tuple[PassedOver, ...]]]:
         family = call.name.partition(".")[0]
         for chosen in self.tables[family].dispatch(call, addresses):
-            kernel = chosen.launch.kernel
-            if kernel.name in forced:
+            step = next(step for step in call.operation.steps if chosen.launch.kernel in step)
+            kernel = next((one for one in step if one.name in forced), None)
+            if kernel:  # whether or not the call would take this implementation
                 row = self.plan((family, "", kernel.name)).configuration_rows[forced[kernel.name]]
                 launch = evaluate.launch(call, kernel, forced[kernel.name], row, addresses)
                 assert isinstance(launch, evaluate.Launch)

@@ -176,6 +176,8 @@ def test_every_image_when_it_is_forced(runner, fake, name):
             fields = whole_call(name, {**functional, "extras": "none"})
             for tensor in () if is_aligned or kernel.kernel.descriptors else ("out", "dq"):
                 fields[tensor] = replace(fields[tensor], data=fields[tensor].data + 2)
+        elif kernel.kernel.descriptors:  # of heads of 64, attn_fwd.hopper takes many rows only
+            fields = whole_call(name, functional, rows=1100)
         else:
             fields = whole_call(name, functional, is_aligned)
         wanted = expected(runner, name, fields, forced={kernel.kernel.name: configuration})

@@ -27,12 +27,15 @@ class _Tensors:
         self.made[name] = Tensor(((len(self.made) + 1) << 32) + shift, DTYPES[dtype], sizes, strides)
 
 
-def whole_call(name: str, functional: Mapping[str, str], is_aligned: bool = True) -> dict[str, object]:
+def whole_call(
+    name: str, functional: Mapping[str, str], is_aligned: bool = True, rows: int = ROWS
+) -> dict[str, object]:
     """The fields of a call.
 
     Args:
         functional: of some kernel, by choice its value as it is spelled: {"padded": "true", "extras": "any"}.
         is_aligned: tensors begin at multiples of 16 bytes; else at what is one of no more than an element.
+        rows: of queries, for attention.
     """
     tensors = _Tensors(is_aligned)
     made, add = tensors.made, tensors.add
@@ -40,7 +43,7 @@ def whole_call(name: str, functional: Mapping[str, str], is_aligned: bool = True
         add("mask", (BATCH, HEADS, ROWS, KEYS), functional.get("mask_dtype", "uint8"))
         return made | {"dropout": 0.25}
     width = 56 if functional.get("padded") == "true" else 64
-    q, k = (BATCH, HEADS, ROWS, width), (BATCH, HEADS_KV, KEYS, width)
+    q, k = (BATCH, HEADS, rows, width), (BATCH, HEADS_KV, KEYS, width)
     cache = "_cache" if name == "attn_decode" else ""
     for tensor, sizes in {"q": q, f"k{cache}": k, f"v{cache}": k, "out": q}.items():
         add(tensor, sizes)
@@ -58,7 +61,7 @@ def whole_call(name: str, functional: Mapping[str, str], is_aligned: bool = True
         add("sinks", (HEADS,), "fp32")
         add("dsinks", (HEADS,), "fp32")
     if "bias" in extras:
-        add("bias", (BATCH, HEADS, ROWS, KEYS))
+        add("bias", (BATCH, HEADS, rows, KEYS))
         if name == "attn_bwd":
-            add("dbias", (BATCH, HEADS, ROWS, KEYS))
+            add("dbias", (BATCH, HEADS, rows, KEYS))
     return made | {extra: 0.25 for extra in extras if extra != "bias"}
