@@ -118,7 +118,9 @@ def test_an_empty_word_is_refused_by_its_name(words, capsys):
     assert said.count("\n") == 1
     if words[-1].startswith("--") and "is empty" in said:
         assert words[-1].rstrip("=") in said
-    assert re.search("is empty; give |empty target|unknown (part|profile|action) ''|is invalid; expected", said)
+    assert re.search(
+        "is empty; give |empty target|unknown (part|profile|configuration|action) ''|is invalid; expected", said
+    )
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,7 @@ def test_what_the_container_is_told(place):
         "KILN_ENGINE": "none",
         "KILN_SOURCE": "tree",
         "KILN_PROFILE": "full",
+        "KILN_CONFIGURATIONS": "chosen",
         "KILN_JOBS": "3",
         "KILN_STORE": "/kiln/store",
         "KILN_RECIPES": "/kiln/recipes/0/recipe.yaml:/kiln/recipes/1/norm.yaml",

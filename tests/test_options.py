@@ -130,6 +130,7 @@ def test_bad_words(place, words, error, said):
     ("name", "value", "said"),
     [
         ("KILN_PROFILE", "fast", "KILN_PROFILE=fast is unknown; expected one of core, full"),
+        ("KILN_CONFIGURATIONS", "some", "KILN_CONFIGURATIONS=some is unknown; expected one of chosen, all"),
         ("KILN_ENGINE", "lxc", "expected one of auto, docker, podman, buildah, none"),
         ("KILN_SOURCE", "head", "expected one of tag, tree"),
         ("KILN_TRITON", "git", "expected one of wheel, source"),
@@ -216,6 +217,7 @@ def test_what_is_for_containers_alone_is_refused_without_one(place):
 
 FULL = {
     "KILN_PROFILE": "full",
+    "KILN_CONFIGURATIONS": "all",
     "KILN_SELECT": "dtype=bf16;head_dim=64,128",
     "KILN_JOBS": "3",
     "KILN_TIMEOUT": "12.5",

@@ -406,13 +406,16 @@ def run(capsys, *words: str, code: int = 0) -> str:
 
 
 def test_the_verb_prints_counts_and_an_estimate(capsys, small):
-    out = run(capsys, "plan", "sm_90;gfx90a", "--recipe", str(small.path), "--jobs", "2")
+    words = ["plan", "sm_90;gfx90a", "--recipe", str(small.path), "--jobs", "2"]
+    out = run(capsys, *words, "--configurations", "all")
     header, *lines = out.splitlines()
     assert header.split()[:3] == ["TARGET", "KERNEL", "FUNCTIONALS"]
     row = next(line for line in lines if line.startswith("sm_90") and "/norm" in line)
     assert row.split()[1:] == ["small.rms_norm/norm", "12", "of", "18", "4", "3", "96", "0", "heuristic"]
     assert "170 variants for 2 targets, profile core: about 42 s of compiling" in out
     assert out.endswith("with 2 at once; an empty store is assumed: KILN_STORE or --store names one to look into\n")
+    assert "110 variants for 2 targets, profile core: " in run(capsys, *words), "without configurations of no rule"
+    assert "unknown configuration 'some'" in run(capsys, *words, "--configurations", "some", code=2)
 
 
 @pytest.mark.parametrize("has_triton", [True, False])
@@ -430,6 +433,7 @@ def test_the_verb_counts_what_the_store_has(capsys, small, tmp_path, monkeypatch
     for variant in planned(small).variants:
         store.record_duration(variant.name, 10.0)
     words = ["plan", "sm_90", "--recipe", str(small.path), "--store", str(tmp_path / "store"), "--jobs", "1"]
+    words += ["--configurations", "all"]
     out = run(capsys, *words)
     if has_triton:
         assert "about 10 s of compiling from recorded" in out and f"96 of 97 are in the store {store.location}\n" in out
@@ -469,6 +473,8 @@ def test_the_verb_estimates_from_recorded_durations(capsys, small, tmp_path):
         str(tmp_path / "store"),
         "--jobs",
         "1",
+        "--configurations",
+        "all",
         "--json",
     )
     document = json.loads(out)

@@ -1,52 +1,27 @@
-"""The tuner: candidates and their race, a run that goes on, and the file that comes of the times: whatever these
-are, it takes a fast configuration in each bin."""
+"""The tuner: candidates and their race, and the file that comes of the times: whatever these are, it takes a fast
+configuration in each bin."""
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
 import random
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln_bench import shapes
 from kiln_bench.shapes import Decoding, Training
-from kiln_bench.tune import candidates, command, session, table
+from kiln_bench.tune import candidates, table
 from kiln_bench.tune.race import STAGES, Stage, race
 from kiln_recipe import targets
-from kiln_recipe.console.progress import Progress
-from kiln_recipe.errors import NotServed, RecipeError, UsageError, WrongResult
+from kiln_recipe.errors import RecipeError, UsageError
 from kiln_recipe.plan import plan
-from kiln_recipe.read import recipe
 from small_release import ROOT
+from tune_rows import AXES, BINS, CONFIGURATIONS, COUNT, FLASH, FUNCTIONALS, KERNELS, NAME, PLAIN, rows_of
 
-FLASH = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
-NAME, TOLERANCE = "attn_fwd.general", 0.02
-KERNELS = candidates.kernels(FLASH)
-AXES = {axis.name: list(axis.edges) for axis in KERNELS[NAME].bins}
-FUNCTIONALS = [f"dtype=bf16 head_dim={head_dim} padded=false extras=none" for head_dim in (64, 128)]
-PLAN = plan.make_plan([FLASH], [targets.by_name("sm_90")])
-CONFIGURATIONS = {
-    name: list(dict.fromkeys(v.configuration for v in PLAN.variants if v.kernel == NAME and v.functional == name))
-    for name in FUNCTIONALS
-}
-(COUNT,) = {len(names) for names in CONFIGURATIONS.values()}
-BINS = [dict(zip(AXES, place)) for place in itertools.product(*([0, *edges] for edges in AXES.values()))]
-PLAIN = Training(64, 64, 8, 8, 2, 2048)
-
-
-def rows_of(times: list[list[float]], bins=BINS) -> list[dict]:
-    """What a run kept, of two functionals of bf16."""
-    return [
-        {"part": "forward", "shape": shapes.as_row(PLAIN), "functional": name, "bins": {NAME: place}, "wrong": {},
-         "microseconds": {NAME: dict(zip(CONFIGURATIONS[name], row))}, "spread": {NAME: {"x": 0.01}},
-         "used": [NAME, CONFIGURATIONS[name][0]]}
-        for (name, place), row in zip(itertools.product(FUNCTIONALS, bins), times)
-    ]  # fmt: skip
+TOLERANCE = 0.02
 
 
 def rules_of(rows: list[dict]) -> list[dict]:
@@ -126,6 +101,30 @@ def test_calls_of_one_bin_count_alike_and_dtypes_together():
 def test_names_become_values():
     assert table.values("head_dim=64 padded=false extras=none ADVANCE=true") == about(64) | {"ADVANCE": True}
     assert table.file_text({NAME: []}, {}, "x", "y").endswith("kernels:\n  {}\n")
+
+
+def test_rules_that_never_fire_go():
+    """Of the file that was there those go which new rules cover; the others stay, and say the same."""
+    new = [{"when": {"head_dim": [64, 128], "keys": {"at_least": 513}}, "use": {"BLOCK_M": 64}}]
+    gone = [
+        {"when": {"head_dim": 64, "padded": True, "keys": {"at_least": 4097}}, "use": {"BLOCK_M": 128}},
+        {"when": {"head_dim": 128, "keys": {"at_least": 513, "below": 4097}}, "use": {"BLOCK_M": 128}},
+    ]
+    stay = [{"when": {"head_dim": 64, "keys": {"below": 4097}}, "use": {"BLOCK_M": 128}},
+            {"when": {"head_dim": 96, "keys": {"at_least": 513}}, "use": {"BLOCK_M": 128}},
+            {"when": {"head_dim": True, "keys": {"at_least": 513}}, "use": {"BLOCK_M": 128}},
+            {"use": {"BLOCK_M": 128}}]  # fmt: skip
+    text = table.file_text({NAME: new}, {NAME: [*gone, *stay]}, "Made.", "a GPU")
+    assert yaml.safe_load(text)["kernels"][NAME] == [*new, *stay]
+
+
+def test_a_file_that_is_no_tuning_file_stays(tmp_path):
+    for number, text in enumerate(["mine: 1\n", "[", "kernels: [1]\n", "kernels: {a: 1}\n"]):
+        (tmp_path / f"{number}.yaml").write_text(text)
+        with pytest.raises(UsageError, match="exists and is not a tuning file, so it stays"):
+            table.read_before(tmp_path / f"{number}.yaml")
+    assert table.read_before(tmp_path / "none.yaml") == {}
+    assert table.read_before(ROOT / "tuning/flash/sm_90.yaml").keys() >= {NAME}
 
 
 # ---- the race --------------------------------------------------------------------------------------------------------
@@ -236,104 +235,3 @@ def test_a_row_has_the_candidates_that_are_right():
     assert loss(row) == pytest.approx(0.5) and winner(row) == (NAME, "B=3") and "B=3" in kiln.ran[-1]
     alone = Tuner(kiln, candidates.Images(every[:1]), KERNELS, 132, timed)
     assert alone.rows(Problem(shape, "cpu"), "forward") == [], "there is nothing to choose"
-
-
-# ---- a session -------------------------------------------------------------------------------------------------------
-
-SHAPES = shapes.parse({"training": [{"head_dim": 64, "heads": 2, "length": 16, "batch": 1, "causal": [False, True]}],
-                       "decoding": [{"head_dim": 64, "heads": 2, "keys": 32, "batch": 1}]}, "x", "x")  # fmt: skip
-ABOUT = {"release": "0.1.0b", "target": "sm_90", "device": "a GPU", "multiprocessors": 132, "pack": "0" * 64}
-
-
-class Counting:
-    """A tuner that finds a row in each call."""
-
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-
-    def rows(self, problem, part):
-        self.parts.append(part)
-        return rows_of([[1.0] * COUNT], bins=BINS[:1])
-
-
-def test_a_run_goes_on_where_another_ended(tmp_path):
-    pytest.importorskip("torch")
-    path, clock = tmp_path / "sm_90.json", itertools.count(0.0, 10.0)
-    first, tuner = session.Session(ABOUT, path), Counting()
-    left = session.go_on(first, tuner, SHAPES, 15.0, Progress(), 1, "cpu", lambda: next(clock))
-    assert left == 5 - len(tuner.parts) and 0 < len(tuner.parts) < 5 and path.read_bytes().startswith(session.BEGIN)
-    again, rest = session.Session(ABOUT, path), Counting()
-    assert again.rows == first.rows
-    assert session.go_on(again, rest, SHAPES, None, Progress(), 1, "cpu") == 0 and len(rest.parts) == left
-    assert len(json.loads(path.read_text())["rows"]) == 5
-    assert session.go_on(session.Session(ABOUT, path), Counting(), SHAPES, None, Progress(), 1, "cpu") == 0
-    other = session.Session(ABOUT | {"pack": "1" * 64}, path)
-    assert other.rows == [], "of other images nothing is taken"
-
-
-def arguments(tmp_path, **more) -> argparse.Namespace:
-    (tmp_path / "t").mkdir(exist_ok=True)
-    words = {"check": False, "output": tmp_path / "t/sm_90.yaml", "shapes": SHAPES, "tolerance": 0.02}
-    return argparse.Namespace(**(words | more))
-
-
-def test_what_comes_of_it(tmp_path, capsys):
-    times = [[3.0, 1.0, *[9.0] * (COUNT - 2)]] * 2 * len(BINS)
-    rows = rows_of(times)
-    assert command.finish(arguments(tmp_path), FLASH, ABOUT, rows, ["1980 MHz", "1700 MHz"], 0) == 0
-    text, said = (tmp_path / "t/sm_90.yaml").read_text(), capsys.readouterr()
-    assert text.startswith("# Made by `python -m kiln_bench.tune --shapes x` on ") and "a GPU, driver " in text
-    assert "SM clock 1700 to 1980 MHz, release 0.1.0b.\n# 54 calls; quartiles" in text and f"sha256 {'0' * 64}" in text
-    assert "200.0%" in said.out and CONFIGURATIONS[FUNCTIONALS[0]][1] in said.out and "sm_90.yaml" in said.out
-    found = decisions(tmp_path / "again", text)
-    assert {name for name, _ in found[FUNCTIONALS[0]]} == {CONFIGURATIONS[FUNCTIONALS[0]][1]}
-
-
-def test_a_check_writes_nothing_and_names_what_is_slow(tmp_path, capsys):
-    slow = rows_of([[1.04, 1.0, *[9.0] * (COUNT - 2)]], bins=BINS[:1])
-    with pytest.raises(NotServed, match="1 of 1 take more than 3% longer than they could"):
-        command.finish(arguments(tmp_path, check=True), FLASH, ABOUT, slow, [], 0)
-    fine = rows_of([[1.02, 1.0, *[9.0] * (COUNT - 2)]], bins=BINS[:1])
-    assert command.finish(arguments(tmp_path, check=True), FLASH, ABOUT, fine, [], 3) == 0
-    assert "3 calls are left; the same command goes on" in capsys.readouterr().err
-    assert not [*(tmp_path / "t").iterdir()]
-
-
-def test_wrong_images_and_nothing_to_choose(tmp_path):
-    rows = rows_of([[1.0] * COUNT], bins=BINS[:1])
-    rows[0]["wrong"] = {"attn_fwd.hopper: A=1": "its result differs from fp32's by 1"}
-    with pytest.raises(
-        WrongResult, match="images gave wrong results: attn_fwd.hopper: A=1: its result differs from fp32's by 1"
-    ):
-        command.finish(arguments(tmp_path), FLASH, ABOUT, rows, [], 0)
-    with pytest.raises(NotServed, match="no call could be run by more than one image"):
-        command.finish(arguments(tmp_path), FLASH, ABOUT, [], [], 0)
-
-
-def test_help(capsys):
-    assert command.main(["tune", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert "take more than 3 % longer" in " ".join(said.split()) and "examples:\n  python -m kiln_bench.tune" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (["r.tar.gz"], 2, "`python -m kiln_bench.tune` lacks --target"),
-        (["r.tar.gz", "--target", "sm_90", "--tolerance", "x"], 2, "--tolerance x is invalid; expected a number"),
-        (
-            ["r.tar.gz", "--target", "sm_90", "--output", "x.txt"],
-            2,
-            "--output x.txt is invalid; expected a file",
-        ),
-        (["r.tar.gz", "--target", "sm_90", "--budget", "x"], 2, "--budget x is invalid"),
-        (["r.tar.gz", "--target", "sm_90", "--output", "x.yaml"], 7, "r.tar.gz does not exist"),
-    ],
-)
-def test_words(capsys, tmp_path, monkeypatch, words, code, sentence):
-    monkeypatch.chdir(tmp_path)
-    assert command.main(["tune", *words]) == code
-    said = capsys.readouterr()
-    assert said.out == "" and sentence in said.err and said.err.count("\n") == 1
-    with pytest.raises(UsageError):
-        command._share("-1")

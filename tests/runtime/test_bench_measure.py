@@ -131,8 +131,10 @@ def test_the_tuner_on_a_release_with_one_image_for_each_call(there, tmp_path, mo
 
     monkeypatch.setattr(session, "Libraries", measure.Libraries)
     monkeypatch.setattr(places, "found", lambda word: contextlib.nullcontext(there))
+    monkeypatch.setattr(session, "roof", lambda timed: {"tflops": 1.0, "gbytes": 1.0})
     monkeypatch.setattr(session, "go_on", functools.partial(session.go_on, device="cpu"))
     monkeypatch.setattr(shapes, "read", lambda word: SHAPES)
+    (tmp_path / "out").mkdir()
     words = ["tune", "r.tar.gz", "--output", str(tmp_path / "out/sm_90.yaml"), "--target"]
     assert command.main([*words, "sm_90"]) == NotServed.exit_code
     said = capsys.readouterr()

@@ -32,6 +32,7 @@ _OURS = ("#1f5fa8", "#73a9dd", "#123a66", "#a8c9ea")
 _INK, _FAINT = "#222222", "#dddddd"
 _WIDTH, _LEFT, _RIGHT = 820.0, 46.0, 12.0
 _HEIGHT, _ABOVE, _BELOW = 150.0, 30.0, 42.0  # of a panel: its bars, title, labels
+PANEL_HEIGHT = _ABOVE + _HEIGHT + _BELOW
 _SMALL, _MEDIUM, _LARGE = 6.5, 8.0, 10.0
 _DPI = 160
 
@@ -134,8 +135,8 @@ def picture(results: Results) -> Picture:
     items: list[Box | Text] = []
     y = 6.0
     for panel in panels(results):
-        items += _panel(panel, y)
-        y += _ABOVE + _HEIGHT + _BELOW
+        items += bars(panel, y)
+        y += PANEL_HEIGHT
     for line in _caption(results):
         items.append(Text(_LEFT, y + 4, line, _SMALL))
         y += 10
@@ -147,7 +148,8 @@ def _caption(results: Results) -> list[str]:
     return [first, *releases, last]
 
 
-def _panel(panel: Panel, top: float) -> list[Box | Text]:
+def bars(panel: Panel, top: float) -> list[Box | Text]:
+    """A panel below `top`, PANEL_HEIGHT high."""
     highest = max((value for _, values in panel.groups for value in values if value), default=1.0)
     step = _step(highest)
     scale = _HEIGHT / (highest * 1.08)
@@ -195,10 +197,10 @@ def _step(highest: float) -> float:
     return power
 
 
-def svg(drawn: Picture) -> str:
+def svg(drawn: Picture, begin: str = BEGIN) -> str:
     """The picture as SVG, one element a line."""
     lines = [
-        BEGIN.strip(),
+        begin.strip(),
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_short_number(drawn.width)} '
         f'{_short_number(drawn.height)}" font-family="Helvetica, Arial, sans-serif" fill="{_INK}">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',

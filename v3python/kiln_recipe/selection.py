@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # Python 3.8 has no such expressions
     Selection = tuple[tuple[str, tuple[str, ...]], ...]
 
 PROFILES = ("core", "full")
+CHOSEN, ALL = CONFIGURATIONS = ("chosen", "all")  # those that a look-up can choose, or also the others
 # What a selection can name besides choices and kernels, and how several are called. No choice may have such a name.
 SELECTED_NAMES = {"family": "families", "operation": "operations"}
 

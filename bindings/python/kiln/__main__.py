@@ -1,4 +1,5 @@
-"""`python -m kiln info [--json]`: what is installed, and what it can run on; `python -m kiln bench`: how fast."""
+"""`python -m kiln info [--json]`: what is installed, and what it can run on; `python -m kiln bench`: how fast;
+`python -m kiln tune`: which configurations are the fastest."""
 
 from __future__ import annotations
 
@@ -11,17 +12,21 @@ from collections.abc import Sequence
 
 from kiln_recipe.errors import NotServed
 
-_USAGE = "usage: python -m kiln info [--json], or python -m kiln bench --help"
+_USAGE = "usage: python -m kiln info [--json], or python -m kiln bench --help, or python -m kiln tune --help"
 
 
 def main(words: Sequence[str]) -> int:
     """Runs a command; returns the exit code: 2 for a word that cannot be, 5 where the libraries cannot be loaded, 7
     where what it prints cannot be written, 10 where no pack can be used, 141 where the output is not read; of `bench`
-    those of kiln_bench."""
+    and `tune` those of kiln_bench."""
     if words[:1] == ["bench"]:
         from kiln_bench import command
 
         return command.main(words)
+    if words[:1] == ["tune"]:
+        from kiln_bench.tune import command as tuning
+
+        return tuning.main(words)
     code, text = _answer(words)
     if code not in (0, NotServed.exit_code):
         _say(text)

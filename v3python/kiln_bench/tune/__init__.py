@@ -1,4 +1,4 @@
-"""`python -m kiln_bench.tune`: which configuration is fastest in each bin of a look-up, on the GPU that is there.
+"""`kiln tune`: which configuration is fastest in each bin of a look-up, on the GPU that is there.
 
 A call of a shape is made with each image that could run it (candidates), each result is checked, and the times come of
 a race in which losers drop out early (race). What was found is kept row by row, so that a run goes on where another

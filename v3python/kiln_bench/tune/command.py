@@ -1,55 +1,73 @@
-"""`python -m kiln_bench.tune`: the fastest configuration for each bin of a look-up, on the GPU that is there."""
+"""`kiln tune`: the fastest configuration for each bin of a target's look-ups, on the GPU that is there."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln_bench import shapes, timing
 from kiln_bench.command import seconds
 from kiln_bench.release import places
 from kiln_recipe.console import usage
-from kiln_recipe.console.appear import appear
 from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.guard import guarded
 from kiln_recipe.console.progress import make_progress
-from kiln_recipe.console.spelling import say
-from kiln_recipe.console.tables import table
-from kiln_recipe.errors import EnvironmentProblem, NotServed, UsageError, WrongResult
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 
-COMMAND = "python -m kiln_bench.tune"
-EXAMPLE = f"""\
-{COMMAND} release.tar.gz --target sm_90 --shapes llm --budget 10m
-{COMMAND} release.tar.gz --target sm_90 --check      names calls that could be faster"""
+if TYPE_CHECKING:
+    from kiln_bench.tune.session import Session
+
+COMMAND = "kiln tune"
+EXAMPLE = """\
+kiln tune release.tar.gz --target sm_90 --shapes llm --budget 10m
+kiln tune release.tar.gz --target sm_90 --check               samples calls, names those that could be faster
+kiln tune --from sm_90.json --output sm_90.yaml               rules and plots of times that were kept; no GPU
+kiln tune --from second.json --against first.json             whether two runs find the same"""
 SUMMARY = "The fastest configuration for each bin of a target's look-ups, measured on the GPU that is there"
-LARGEST_LOSS = 0.03  # that --check lets pass
+_SAMPLE_SECONDS = 60.0  # of --check without --budget
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "release", type=usage.filled("the release", places.RIGHT.removeprefix("give ")),
-        help="a tarball, an unpacked release or a folder of wheels; of the full profile, to choose among all",
+        "release", nargs="?", type=usage.filled("the release", places.RIGHT.removeprefix("give ")),
+        help="a tarball, an unpacked release or a folder of wheels; of the full profile "
+        "and built with KILN_CONFIGURATIONS=all, to choose among all",
     )  # fmt: skip
     parser.add_argument(
-        "--target", required=True, type=usage.filled("--target", "the name of a target"),
-        help="whose look-ups; the GPU must be of it",
+        "--target", type=usage.filled("--target", "the name of a target"), help="whose look-ups; the GPU must be of it",
     )  # fmt: skip
     parser.add_argument(
-        "--shapes", default="core", type=usage.filled("--shapes", "a preset or a file"), metavar="NAME|FILE",
-        help="the calls, as `kiln bench` takes them; default: core",
+        "--shapes", type=usage.filled("--shapes", "a preset or a file"), metavar="NAME|FILE",
+        help=f"the calls: {', '.join(shapes.PRESETS)}, or a file as `kiln bench` takes it; default: core",
     )  # fmt: skip
     parser.add_argument(
         "--budget", metavar="TIME", type=usage.filled("--budget", "a time such as 10m"),
-        help="about how long it may take; the same command goes on from there",
+        help="about how long it may take; the same command goes on from there; default: all calls, of --check 60s",
     )  # fmt: skip
     parser.add_argument(
         "--output", metavar="FILE.yaml", type=usage.path("--output", "the tuning file"),
-        help="the tuning file, beside which all times are kept; default: tuning/flash/<target>.yaml",
+        help="the tuning file; beside it, all times in a .json and their plots in an .svg; default: that of this "
+        "checkout, tuning/<family>/<target>.yaml",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", metavar="FILE.json", type=usage.path("--resume", "the times of a run"),
+        help="go on from these times; default: those beside the tuning file, if they are of the same images and GPU",
+    )  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true",
+        help="write nothing; of calls spread over all shapes, name those that take more than 3 %% longer than they "
+        "could",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from", dest="kept", metavar="FILE.json", type=usage.path("--from", "the times of a run"),
+        help="show times that were kept, and with --output write their rules and plots; measures nothing, needs no GPU",
+    )  # fmt: skip
+    parser.add_argument(
+        "--against", metavar="FILE.json", type=usage.path("--against", "the times of another run"),
+        help="in how many bins what is fastest here is within 2 %% of the fastest there; less than 95 %% is a failure",
     )  # fmt: skip
     parser.add_argument(
         "--recipe", metavar="FILE", type=usage.path("--recipe", "the family's recipe.yaml"),
@@ -59,29 +77,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", default="2", metavar="PERCENT", type=usage.filled("--tolerance", "a number of percent"),
         help="how much slower a configuration may be that other bins take too; default: 2",
     )  # fmt: skip
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; name calls that take more than 3 %% longer than they could"
-    )
+    parser.add_argument("--json", action="store_true", help="print all times and the new rules as JSON, not a table")
 
 
 def check(arguments: argparse.Namespace) -> None:
     """
     Raises:
-        UsageError, EnvironmentProblem: the words cannot be.
+        UsageError, EnvironmentProblem, ArtifactError, RecipeError: the words cannot be, or a file that they name.
     """
-    from kiln_bench.tune.session import BEGIN
+    from kiln_bench.tune import session
 
-    arguments.seconds = seconds(arguments.budget) if arguments.budget else None
+    measuring = {"release": arguments.release, "--target": arguments.target, "--shapes": arguments.shapes,
+                 "--budget": arguments.budget, "--resume": arguments.resume, "--check": arguments.check}  # fmt: skip
+    if arguments.kept:
+        if given := [name for name, value in measuring.items() if value]:
+            raise UsageError(f"--from shows what was measured before; leave {' and '.join(given)} out")
+    elif missing := [name for name in ("release", "--target") if not measuring[name]]:
+        raise UsageError(f"`{COMMAND}` lacks {' and '.join(missing)}; for example: `{EXAMPLE.splitlines()[0]}`")
+    if arguments.check and (arguments.output or arguments.resume):
+        raise UsageError("--check writes nothing and starts anew; leave --output and --resume out")
     arguments.tolerance = _share(arguments.tolerance)
-    arguments.shapes = shapes.read(arguments.shapes)
-    arguments.output = arguments.output or Path("tuning/flash", f"{arguments.target}.yaml")
-    if arguments.output.suffix != ".yaml":
-        raise UsageError(f"--output {arguments.output} is invalid; expected a file that ends in .yaml")
-    arguments.kept = None
-    if not arguments.check:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        kept = arguments.output.with_suffix(".json")
-        arguments.kept = check_new_file(kept, Path.cwd(), "the file of times", BEGIN, "file of the tuner")
+    if not (arguments.kept or arguments.check or arguments.output):
+        arguments.output = _usual_output(arguments.target)
+    arguments.seconds = seconds(arguments.budget) if arguments.budget else _SAMPLE_SECONDS if arguments.check else None
+    arguments.shapes = None if arguments.kept else shapes.read(arguments.shapes or "core")
+    arguments.session = session.read(arguments.kept) if arguments.kept else None
+    arguments.resume = session.read(arguments.resume) if arguments.resume else None
+    arguments.against = session.read(arguments.against) if arguments.against else None
+    _recipes()
+    if arguments.output:
+        _check_output(arguments.output)
 
 
 def _share(text: str) -> float:
@@ -94,106 +119,87 @@ def _share(text: str) -> float:
     return value
 
 
+def _usual_output(target: str) -> Path:
+    """A build reads tuned rules from its source tree, so from a checkout they go there.
+
+    Raises:
+        UsageError: this is no checkout.
+    """
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "tritonsrc/flash/recipe.yaml").is_file():
+        raise UsageError(
+            f"this Kiln is installed, and not a checkout with a tuning/flash/{target}.yaml; give --output FILE.yaml"
+        )
+    return root / "tuning/flash" / f"{target}.yaml"
+
+
+def _check_output(output: Path) -> None:
+    """Before hours of work: whether the three files may be written."""
+    from kiln_bench.tune import page, session, table
+
+    if output.suffix != ".yaml":
+        raise UsageError(f"--output {output} is invalid; expected a file that ends in .yaml")
+    check_new_file(output, Path.cwd(), "--output", b"", "tuning file")
+    table.read_before(output)
+    check_new_file(output.with_suffix(".json"), Path.cwd(), "the file of times", session.BEGIN, "file of the tuner")
+    check_new_file(
+        output.with_suffix(".svg"), Path.cwd(), "the page of plots", page.BEGIN.encode(), "page of `kiln tune`"
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
+    from kiln_bench.tune import results
+
     recipe = _recipe(arguments.recipe)
+    found, left = (arguments.session, 0) if arguments.kept else _measure(arguments, recipe)
+    wanted = results.Wanted(arguments.output, arguments.tolerance, arguments.check, arguments.json, arguments.against)
+    return results.finish(wanted, recipe, found, left)
+
+
+def _measure(arguments: argparse.Namespace, recipe: Any) -> tuple[Session, int]:
+    """What was found, and how many calls are left."""
     from kiln_bench.tune import session as sessions
 
     with places.found(arguments.release) as place, sessions.opened(place, arguments.target) as (libraries, about):
         import torch
 
-        session = sessions.Session(about, arguments.kept)
+        path = arguments.output.with_suffix(".json") if arguments.output else None
+        session = sessions.begin(about, arguments.shapes.name, path, arguments.resume)
         tuner = sessions.tuner_of(libraries, recipe, about)
+        session.roof = session.roof or sessions.roof(lambda works: timing.measured(works, 5, 20.0).milliseconds)
         l2_bytes = torch.cuda.get_device_properties().L2_cache_size
         with make_progress() as progress:
-            left = sessions.go_on(session, tuner, arguments.shapes, arguments.seconds, progress, l2_bytes)
-    return finish(arguments, recipe, session.about, session.rows, session.clocks, left)
+            wanted = sessions.Calls(arguments.shapes, spread=arguments.check, seconds=arguments.seconds)
+            left = sessions.go_on(session, tuner, wanted, progress, l2_bytes)
+    return session, left
 
 
-def finish(
-    arguments: argparse.Namespace, recipe: Any, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
-    clocks: Sequence[str], left: int,
-) -> int:  # fmt: skip
-    """Prints what was found, and writes the tuning file unless it was only to be checked."""
-    from kiln_bench.tune.measure import loss
+def _recipes() -> Any:
+    """The module that reads recipes.
 
-    print(_table(rows))
-    if left:
-        say(f"{left} calls are left; the same command goes on with them")
-    if rows and not arguments.check:
-        with appear(arguments.output) as fresh:
-            fresh.write_text(_file(arguments, recipe, about, rows, clocks), "utf-8")
-        print(arguments.output)
-    wrong = dict.fromkeys(f"{name}: {why}" for row in rows for name, why in row["wrong"].items())
-    if wrong:
-        raise WrongResult(f"images gave wrong results: {'; '.join(wrong)}")
-    if not rows:
-        raise NotServed("no call could be run by more than one image, so there is nothing to choose")
-    if arguments.check and (slow := [row for row in rows if loss(row) > LARGEST_LOSS]):
-        raise NotServed(f"{len(slow)} of {len(rows)} take more than {LARGEST_LOSS:.0%} longer than they could")
-    return 0
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    from kiln_bench.tune.measure import loss, winner
-
-    body = []
-    for row in rows:
-        if not row["microseconds"]:
-            continue
-        kernel, configuration = winner(row)
-        took = row["microseconds"][kernel][configuration]
-        title = f"{row['part']}, {shapes.of_row(row)}"
-        used = "" if [kernel, configuration] == row["used"] else " ".join(row["used"])
-        body.append([title, kernel, configuration, f"{took:.1f}", f"{loss(row):.1%}", used])
-    return table(["call", "kernel", "fastest", "µs", "lost", "instead of"], body, right=["µs", "lost"])
-
-
-def _file(
-    arguments: argparse.Namespace, recipe: Any, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
-    clocks: Sequence[str],
-) -> str:  # fmt: skip
-    import yaml
-
-    from kiln_bench.tune import candidates
-    from kiln_bench.tune import table as tables
-
-    before: Mapping[str, Any] = {}
-    if arguments.output.is_file():
-        before = (yaml.safe_load(arguments.output.read_text()) or {}).get("kernels") or {}
-    found = {}
-    for name, kernel in candidates.kernels(recipe).items():
-        places_of = tables.gathered(rows, name)
-        axes = {axis.name: list(axis.edges) for axis in kernel.bins}
-        found[name] = tables.rules(axes, tables.choose(places_of, arguments.tolerance)) if places_of else []
-    seen = sorted({int(text.split()[0]) for text in clocks})
-    spreads = [value for row in rows for each in row["spread"].values() for value in each.values()]
-    said = (
-        f"Made by `{COMMAND} --shapes {arguments.shapes.name}` on {datetime.now(timezone.utc):%Y-%m-%d}: "
-        f"{about['device']}, driver {timing.nvidia_smi().get('driver_version', 'unknown')}, SM clock "
-        f"{f'{seen[0]} to {seen[-1]} MHz' if seen else 'unknown'}, release {about['release']}.\n"
-        f"{len(rows)} calls; quartiles of a candidate differ by {statistics.median(spreads):.1%} in the median. "
-        f"Pack: sha256 {about['pack']}."
-    )
-    return tables.file_text(found, before, said, about["device"])
-
-
-def _recipe(path: Path | None) -> Any:
+    Raises:
+        EnvironmentProblem: its packages are missing.
+    """
     try:
         from kiln_recipe.read import recipe
     except ImportError as error:
         raise EnvironmentProblem(
-            f"{COMMAND} reads a recipe, for which this Python lacks {error.name}: pip install PyYAML msgspec"
+            f"`{COMMAND}` reads a recipe, for which this Python lacks {error.name}: pip install PyYAML msgspec"
         ) from error
+    return recipe
+
+
+def _recipe(path: Path | None) -> Any:
     site = Path(__file__).resolve().parents[2]
     own = [site / "kiln/flash/recipe.yaml", site.parent / "tritonsrc/flash/recipe.yaml"]
     found = path or next((place for place in own if place.is_file()), None)
     if found is None:
         raise EnvironmentProblem("this Kiln has no recipe of attention; name one by --recipe")
-    return recipe.load(found)
+    return _recipes().load(found)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs it on words, the first of which is its name; returns the exit code."""
+    """The verb of the command `kiln`; the first word is its name."""
 
     def begun(words: list[str]) -> int:
         parser = usage.Parser(COMMAND, SUMMARY, EXAMPLE)

@@ -7,9 +7,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from kiln_recipe.errors import UsageError
 
 Bin = tuple[tuple[str, int], ...]  # lower edges by axis
 Place = tuple[str, Bin]  # a functional without its dtype, and a bin
@@ -22,6 +25,10 @@ def without_dtype(functional: str) -> str:
     return " ".join(word for word in functional.split() if not word.startswith("dtype="))
 
 
+def place_of(row: Row, kernel: str) -> Place:
+    return without_dtype(row["functional"]), tuple(row["bins"][kernel].items())
+
+
 def gathered(rows: Iterable[Row], kernel: str) -> dict[Place, dict[str, float]]:
     """A kernel's configurations in each place: how many times as long as the fastest each takes, the geometric mean of
     the calls that lie there. One that some call was not measured with is left out, unless that leaves none."""
@@ -29,7 +36,7 @@ def gathered(rows: Iterable[Row], kernel: str) -> dict[Place, dict[str, float]]:
     for row in rows:
         times = row["microseconds"].get(kernel)
         if times:
-            place = without_dtype(row["functional"]), tuple(row["bins"][kernel].items())
+            place = place_of(row, kernel)
             fastest = min(times.values())
             calls.setdefault(place, []).append({name: took / fastest for name, took in times.items()})
     found = {}
@@ -38,6 +45,19 @@ def gathered(rows: Iterable[Row], kernel: str) -> dict[Place, dict[str, float]]:
         found[place] = {
             name: math.exp(statistics.fmean(math.log(one[name]) for one in each if name in one)) for name in common
         }
+    return found
+
+
+def agreement(rows: Iterable[Row], others: Iterable[Row], kernel: str) -> list[tuple[str, Place, float]]:
+    """For each place that two runs have measured with more than one configuration: how many times as long as the
+    fastest of the other run that takes which is the fastest of this run."""
+    mine, theirs = gathered(rows, kernel), gathered(others, kernel)
+    found = []
+    for place, times in mine.items():
+        there = theirs.get(place, {})
+        best = min(times, key=lambda name: times[name])
+        if len(times) > 1 and len(there) > 1:
+            found.append((kernel, place, there.get(best, math.inf) / min(there.values())))
     return found
 
 
@@ -107,6 +127,32 @@ def merged(given: Iterable[Rule]) -> list[Rule]:
             return found
 
 
+def covers(rule: Rule, other: Rule) -> bool:
+    """Whether a rule fits wherever the other does, so that the other, behind it, decides nothing. What one cannot be
+    sure of counts as no."""
+    for name, wanted in rule.get("when", {}).items():
+        there = other.get("when", {}).get(name)
+        if isinstance(wanted, dict):
+            if not isinstance(there, dict):
+                return False
+            if wanted.get("at_least", 0) > there.get("at_least", 0):
+                return False
+            if wanted.get("below", math.inf) < there.get("below", math.inf):
+                return False
+        elif there is None or [value for value in _listed(there) if not _is_in(value, _listed(wanted))]:
+            return False
+    return True
+
+
+def _listed(value: object) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_in(value: object, others: Sequence[object]) -> bool:
+    """1 is not true."""
+    return any(type(value) is type(other) and value == other for other in others)
+
+
 def values(names: str) -> dict[str, int | bool | str]:
     """A configuration's or a functional's name as what a recipe says: "BLOCK_M=64 ADVANCE=true"."""
     return {name: yaml.safe_load(value) for name, value in (word.split("=") for word in names.split())}
@@ -118,6 +164,24 @@ def inline(value: object) -> str:
     return text.strip().removesuffix("...").strip()
 
 
+def read_before(path: Path) -> dict[str, list[Rule]]:
+    """By kernel the rules of a tuning file; none where there is no file.
+
+    Raises:
+        UsageError: it is something else, and stays.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        found = None
+    kernels = found.get("kernels") if isinstance(found, dict) else None
+    if not isinstance(kernels, dict) or not all(isinstance(rules, list) for rules in kernels.values()):
+        raise UsageError(f"{path} exists and is not a tuning file, so it stays; give a name that does not exist yet")
+    return kernels
+
+
 def file_text(
     found: Mapping[str, Sequence[Rule]], before: Mapping[str, Sequence[Rule]], about: str, device: str
 ) -> str:
@@ -125,12 +189,15 @@ def file_text(
 
     Args:
         found: new rules by kernel.
-        before: those of the file that is replaced; they stay behind the new ones, of which the first that fits counts.
+        before: those of the file that is replaced; they stay behind the new ones, of which the first that fits counts,
+            without those that one of these covers: only the bins that were measured change.
         about: a sentence: where, when and with what they were found.
     """
     lines = [f"# {line}" for line in about.splitlines()] + [f"summary: {inline('Tuned on ' + device)}", "kernels:"]
     for kernel in dict.fromkeys((*found, *before)):
-        mine = [inline(rule) for rule in (*found.get(kernel, ()), *before.get(kernel, ()))]
+        new = found.get(kernel, ())
+        old = [rule for rule in before.get(kernel, ()) if not any(covers(one, rule) for one in new)]
+        mine = [inline(rule) for rule in (*new, *old)]
         if mine:
             lines += [f"  {kernel}:", *(f"    - {rule}" for rule in dict.fromkeys(mine))]
     return "\n".join(lines if lines[-1] != "kernels:" else [*lines, "  {}"]) + "\n"

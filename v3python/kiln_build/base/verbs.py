@@ -40,4 +40,5 @@ VERBS = {
     "doctor": Verb(),
     "fetch": Verb(),
     "bench": Verb("nothing", is_packaged=False),
+    "tune": Verb("nothing", is_packaged=False),
 }

@@ -21,7 +21,7 @@ from kiln_recipe import targets
 from kiln_recipe.console.spelling import say, spell_estimate
 from kiln_recipe.console.usage import add_families, count, filled, one_of, path, selection
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
-from kiln_recipe.selection import PROFILES
+from kiln_recipe.selection import CONFIGURATIONS, PROFILES
 
 if TYPE_CHECKING:
     from kiln_build.options.variables import BuildVariables
@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=one_of("profile", PROFILES), help="core or full; default: KILN_PROFILE, or core"
     )
+    parser.add_argument(
+        "--configurations", type=one_of("configuration", CONFIGURATIONS),
+        help="chosen: those that some call takes, or all; default: KILN_CONFIGURATIONS, or chosen",
+    )  # fmt: skip
     parser.add_argument(
         "--select",
         type=selection("--select"),
@@ -101,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.profile or asked.profile,
         asked.selection if arguments.select is None else arguments.select,
         arguments.tuning,
+        arguments.configurations or asked.configurations,
     )
     for warning in the_plan.warnings:
         say(f"warning: {warning}")

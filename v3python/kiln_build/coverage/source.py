@@ -16,6 +16,7 @@ from kiln_recipe.errors import UsageError
 from kiln_recipe.model import FAMILY, Recipe
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import Variant
+from kiln_recipe.plan.slots import NOT_CHOSEN
 from kiln_recipe.read import recipe as recipes
 from kiln_recipe.selection import PROFILES, parse_selection
 from kiln_recipe.targets import Target
@@ -43,6 +44,7 @@ class Source:
         targets: those that it is for.
         images: of a release by (target, variant); None: of a profile, of which all that is planned counts as there.
         absent: of a release by target why its pack does not serve it, "is missing".
+        is_whole: whether a release has all configurations, not only those that its look-ups choose.
     """
 
     name: str
@@ -52,7 +54,12 @@ class Source:
     images: Mapping[tuple[str, ...], ReleasedImage] | None = None
     version: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = True
     _tables: dict[tuple[str, str, bool], Tables] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def _combinations(self) -> set[tuple[str, ...]]:
+        return {_combination(place) for place in self.images or ()}
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -96,7 +103,10 @@ class Source:
 
     def _lack(self, variant: Variant) -> str | None:
         assert self.images is not None
-        image = self.images.get(place_of(variant))
+        place = place_of(variant)
+        image = self.images.get(place)
+        if image is None and not self.is_whole and _combination(place) in self._combinations:
+            return NOT_CHOSEN
         if image is None:
             raise UsageError(self._stranger("it", place_of(variant)))
         return image.lack
@@ -108,6 +118,12 @@ class Source:
             f"{self.name} is of another source than this Kiln: {who} does not know {variant}; use the kiln of the "
             f"release's version {self.version}"
         )
+
+
+def _combination(place: tuple[str, ...]) -> tuple[str, ...]:
+    """A variant's place without its configuration."""
+    target, kernel, functional, _, specialization = place
+    return target, kernel, functional, specialization
 
 
 def open_source(word: str) -> Source:
@@ -134,8 +150,9 @@ def open_source(word: str) -> Source:
     }
     for_targets = tuple(targets.by_name(name) for name in dict.fromkeys(row["target"] for row in own))
     source = Source(
-        word, manifest["profile"], (), for_targets, images, manifest["kiln"], presence.absent_packs(artifact)
-    )
+        word, manifest["profile"], (), for_targets, images, manifest["kiln"], presence.absent_packs(artifact),
+        all(row["reason"] != NOT_CHOSEN for row in manifest["left_out"]),
+    )  # fmt: skip
     source.selection = plan.selection_of(source.recipe, parse_selection(manifest["selection"]))
     return source
 

@@ -2,6 +2,7 @@
 
     0.1.0b                       the core profile, all of it
     0.1.0b+full                  the full profile
+    0.1.0b+all                   with KILN_CONFIGURATIONS=all
     0.1.0b+full.s4f1c0a9e        of it what KILN_SELECT names, by a digest of the selection
     0.1.0b+noimage, 0.1.0b+ptx   with KILN_NOIMAGE=1, with KILN_PTX=1
     0.1.0b+with.norm             with the families of KILN_RECIPES
@@ -19,7 +20,7 @@ import hashlib
 from collections.abc import Iterable
 
 from kiln_build.options.options import BuildVariables
-from kiln_recipe.selection import PROFILES, spell_selection
+from kiln_recipe.selection import CONFIGURATIONS, PROFILES, spell_selection
 
 _DIGITS = 8  # of a digest
 
@@ -34,6 +35,8 @@ def name_of(version: str, build: BuildVariables, families: Iterable[str] = (), o
     words = []
     if build.profile != PROFILES[0]:
         words.append(build.profile)
+    if build.configurations != CONFIGURATIONS[0]:
+        words.append(build.configurations)
     if build.selection:
         words.append("s" + hashlib.sha256(spell_selection(build.selection).encode()).hexdigest()[:_DIGITS])
     if build.no_image:

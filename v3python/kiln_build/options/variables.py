@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln_recipe.errors import UsageError
-from kiln_recipe.selection import PROFILES, parse_selection, spell_selection
+from kiln_recipe.selection import CONFIGURATIONS, PROFILES, parse_selection, spell_selection
 
 CONTAINER_ENGINES = ("docker", "podman", "buildah")
 ENGINES = ("auto", *CONTAINER_ENGINES, "none")
@@ -120,6 +120,7 @@ class BuildVariables:
 
     Attributes:
         profile: "core" or "full".
+        configurations: "chosen" or "all".
         selection: (name, values) to restrict families, operations and functionals to; empty: all.
         jobs: compiles at once; None: as many as cores and memory allow.
         job_timeout: seconds.
@@ -135,6 +136,7 @@ class BuildVariables:
     """
 
     profile: str
+    configurations: str
     selection: Selection
     jobs: int | None
     job_timeout: float
@@ -154,6 +156,8 @@ class BuildVariables:
 BUILD = (
     Variable("KILN_PROFILE", "profile", one_of(*PROFILES),
              "core (default) or full: which dtypes, head dimensions ... are compiled, and how many configurations"),
+    Variable("KILN_CONFIGURATIONS", "configurations", one_of(*CONFIGURATIONS),
+             "chosen (default) or all: also compile configurations that no call takes, for kiln tune to choose from"),
     Variable("KILN_SELECT", "selection", lambda name, text: parse_selection(text, name),
              "compile only these: 'family=flash;operation=attn_fwd;dtype=bf16'", spell_selection),
     Variable("KILN_JOBS", "jobs", number(int, "a whole number from 1", 10_000),

@@ -172,7 +172,8 @@ def find_toolchains(options: Options, the_lock: lock.Lock) -> dict[str, Toolchai
 def make_plan(options: Options, chosen: Families) -> Plan:
     """The plan of a build of these families."""
     asked = options.build
-    return plan.make_plan(chosen.recipes, options.targets, asked.profile, asked.selection, options.source / "tuning")
+    rules = options.source / "tuning"
+    return plan.make_plan(chosen.recipes, options.targets, asked.profile, asked.selection, rules, asked.configurations)
 
 
 def _whole_harvest(

@@ -12,7 +12,7 @@ and kiln-recipe and kiln-cli, which they need.
       kiln/flash/                                                   the family's recipe, kernels and tuning rules
       kiln/_core.*.so                                               the extension
       kiln/lib/libkiln.so.0, libkiln_flash.so, libkiln_torch.so
-      kiln_bench/                                                   `kiln bench`, with the headers that it reads
+      kiln_bench/                                                   `kiln bench`, `kiln tune`; the headers they read
     kiln_images_<target>-<version>-py3-none-any.whl
       kiln/lib/kiln.images/<pack>
 
@@ -49,7 +49,13 @@ RUNTIME = "kiln-runtime"
 CLI = "kiln-cli"
 BUILD = "kiln-build"
 VERBS = "kiln.verbs"  # kiln_cli.GROUP
-RUNTIME_POINTS = {VERBS: {"info": "kiln.__main__:main", "bench": "kiln_bench.command:main"}}
+RUNTIME_POINTS = {
+    VERBS: {
+        "info": "kiln.__main__:main",
+        "bench": "kiln_bench.command:main",
+        "tune": "kiln_bench.tune.command:main",
+    }
+}
 # Of the source tree, what kiln-build takes along: folders and files.
 PROJECT = (
     "bindings/", "cmake/", "csrc/", "docs/measurements/verified/", "dockerfile/", "include/", "input/", "notices/",

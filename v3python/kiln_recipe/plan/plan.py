@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,10 @@ from kiln_recipe.documents.file import RecipeShape
 from kiln_recipe.errors import RecipeError, UsageError
 from kiln_recipe.model import Choice, Kernel, Operation, Recipe
 from kiln_recipe.plan.model import KernelPlan, Plan, Variant
-from kiln_recipe.plan.slots import Planner, left_out
+from kiln_recipe.plan.slots import NOT_CHOSEN, Planner, left_out
 from kiln_recipe.read import tuning
 from kiln_recipe.read.fingerprint import fingerprint
-from kiln_recipe.selection import PROFILES, SELECTED_NAMES, spell_selection
+from kiln_recipe.selection import ALL, PROFILES, SELECTED_NAMES, spell_selection
 from kiln_recipe.suggest import nearest
 from kiln_recipe.targets import Target
 
@@ -28,6 +29,7 @@ def make_plan(
     profile: str = "core",
     selection: Selection = (),
     tuning_root: Path | None = None,
+    configurations: str = ALL,
 ) -> Plan:
     """The plan of a build.
 
@@ -36,6 +38,7 @@ def make_plan(
         selection: (name, values): which families, operations, implementations and functionals are compiled; a choice
             that it names is free of the profile.
         tuning_root: the folder of tuned rules.
+        configurations: one of selection.CONFIGURATIONS.
 
     Raises:
         UsageError: the profile or something in the selection is unknown, or nothing is left to compile.
@@ -67,8 +70,11 @@ def make_plan(
                         planner = Planner(recipe, operation, kernel, target, profile, selected, fingerprints[source])
                         planner.run()
                         planners.append(planner)
-                        kernels.append(planner.plan(rules.get(kernel.name, ())))
-                        variants += planner.variants
+                        made, own = planner.plan(rules.get(kernel.name, ())), planner.variants
+                        if configurations != ALL:
+                            made, own = _without_losers(made, own)
+                        kernels.append(made)
+                        variants += own
                     wanted = planners[0].is_wanted and not operation.may_be_replaced(step[0])
                     if selected and wanted and not any(planner.variants for planner in planners):
                         empty.append(planners)
@@ -89,6 +95,26 @@ def make_plan(
         served,
         _left_empty(empty, len(targets)),
     )
+
+
+def _without_losers(plan: KernelPlan, variants: Sequence[Variant]) -> tuple[KernelPlan, list[Variant]]:
+    """Without the variants whose configuration the look-up takes for no call, whether or not those have images that the
+    recipe lets be missing. The look-up is the same without them: what decides a bin is still the first that it finds.
+    A functional of which all may be missing keeps them all.
+    """
+    every = {variant.slot for variant in variants}
+    certain = {variant.slot for variant in variants if variant.waiver is None}
+    taken = {
+        (functional, decision.configuration)
+        for available in (every, certain)
+        for functional, row in enumerate(explain(plan, available))
+        for decision in row
+    }
+    alike = len(plan.kernel.specializations)
+    places = {v.slot: divmod(v.slot // alike, len(plan.configurations)) for v in variants}
+    kept = [v for v in variants if places[v.slot] in taken or (places[v.slot][0], None) in taken]
+    lost = dict.fromkeys(sorted(every - {variant.slot for variant in kept}), NOT_CHOSEN)
+    return replace(plan, absent={**plan.absent, **lost}), kept
 
 
 def _implementations(operation: Operation, target: Target) -> Iterator[list[Kernel]]:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
 
 
+# Why a build without losers (selection.CHOSEN) lacks a variant.
+NOT_CHOSEN = "no rule for this target chooses its configuration; KILN_CONFIGURATIONS=all builds it too"
+
+
 def left_out(choice: Choice, place: int, profile: str, selection: Mapping[str, tuple[str, ...]]) -> str | None:
     """Why a build has no kernels of a choice's value, or None."""
     selected = selection.get(choice.name)

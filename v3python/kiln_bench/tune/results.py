@@ -1,0 +1,154 @@
+"""What comes of times: a table or JSON, the tuning file, the page of plots; and whether something is wrong."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kiln_bench import shapes
+from kiln_bench.tune import candidates, page
+from kiln_bench.tune import table as tables
+from kiln_bench.tune.measure import loss, winner
+from kiln_bench.tune.session import MADE_BY, Session
+from kiln_recipe.console.appear import appear
+from kiln_recipe.console.spelling import say
+from kiln_recipe.console.tables import table
+from kiln_recipe.errors import NotServed, WrongResult
+
+if TYPE_CHECKING:
+    from kiln_recipe.model import Recipe
+
+LARGEST_LOSS = 0.03  # that --check lets pass
+ALIKE, LEAST_ALIKE = 0.02, 0.95  # of two runs: how much slower, in which share of bins
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to come of times.
+
+    Attributes:
+        output: the tuning file; None: nothing is written.
+        tolerance: as table.choose.
+        is_check: the release's own choices are judged.
+        is_json: JSON is printed, not a table.
+        against: another run.
+    """
+
+    output: Path | None
+    tolerance: float
+    is_check: bool = False
+    is_json: bool = False
+    against: Session | None = None
+
+
+def finish(wanted: Wanted, recipe: Recipe, session: Session, left: int) -> int:
+    """Prints what was found, and writes what is to be written.
+
+    Args:
+        left: how many calls no time was left for.
+
+    Raises:
+        WrongResult: images gave wrong results.
+        NotServed: there is nothing to choose, or a check found something.
+    """
+    rows = session.rows
+    chosen = choices(recipe, rows, wanted.tolerance)
+    found = rules(recipe, chosen)
+    if wanted.is_json:
+        print(json.dumps({**session.document(), "left": left, "rules": found}, indent=1))
+    else:
+        print(_table(rows))
+    if left and wanted.is_check:
+        say(f"a sample of {len(session.done)} of {len(session.done) + left} calls; --budget gives it more time")
+    elif left:
+        say(f"{left} calls are left; the same command goes on with them")
+    if rows and wanted.output:
+        files = {".yaml": text_of(found, session, wanted.output), ".svg": page.text(session, chosen, recipe)}
+        for suffix, text in files.items():
+            with appear(wanted.output.with_suffix(suffix)) as fresh:
+                fresh.write_text(text, "utf-8")
+            say(f"wrote {wanted.output.with_suffix(suffix)}")
+    _judge(wanted, recipe, session)
+    return 0
+
+
+def _judge(wanted: Wanted, recipe: Recipe, session: Session) -> None:
+    rows = session.rows
+    wrong = dict.fromkeys(f"{name}: {why}" for row in rows for name, why in row["wrong"].items())
+    if wrong:
+        raise WrongResult(f"images gave wrong results: {'; '.join(wrong)}")
+    if not rows:
+        raise NotServed(
+            "no call could be run by more than one image, so there is nothing to choose; build the release with "
+            "KILN_CONFIGURATIONS=all"
+        )
+    slow = [row for row in rows if loss(row) > LARGEST_LOSS]
+    if wanted.is_check and slow:
+        raise NotServed(
+            f"{len(slow)} of {len(rows)} take more than {LARGEST_LOSS:.0%} longer than they could: "
+            f"{'; '.join(dict.fromkeys(map(_title, slow)))}"
+        )
+    if wanted.against is not None:
+        _compare(recipe, rows, wanted.against.rows)
+
+
+def _compare(recipe: Recipe, rows: Rows, others: Rows) -> None:
+    """Says in how many bins the fastest of a run is among the fastest of another."""
+    both = [pair for name in candidates.kernels(recipe) for pair in tables.agreement(rows, others, name)]
+    if not both:
+        raise NotServed("the two runs have no bin in common, so they cannot be compared; measure the same --shapes")
+    apart = [f"{kernel} {place[0]} {dict(place[1])}" for kernel, place, times in both if times > 1 + ALIKE]
+    share = 1 - len(apart) / len(both)
+    sentence = (
+        f"in {share:.1%} of {len(both)} bins what is fastest is within {ALIKE:.0%} of the fastest of the other run"
+    )
+    if share < LEAST_ALIKE:
+        raise NotServed(f"{sentence}, which is less than {LEAST_ALIKE:.0%}; not in {'; '.join(apart)}")
+    say(sentence)
+
+
+def choices(recipe: Recipe, rows: Rows, tolerance: float) -> dict[str, dict[tables.Place, str]]:
+    """By kernel what each place takes; kernels that were not measured are not there."""
+    places = {name: tables.gathered(rows, name) for name in candidates.kernels(recipe)}
+    return {name: tables.choose(each, tolerance) for name, each in places.items() if each}
+
+
+def rules(recipe: Recipe, chosen: Mapping[str, Mapping[tables.Place, str]]) -> dict[str, list[tables.Rule]]:
+    """By kernel the rules by which a look-up chooses so."""
+    kernels = candidates.kernels(recipe)
+    axes = {name: {axis.name: list(axis.edges) for axis in kernels[name].bins} for name in chosen}
+    return {name: tables.rules(axes[name], places) for name, places in chosen.items()}
+
+
+def text_of(found: Mapping[str, Sequence[tables.Rule]], session: Session, output: Path) -> str:
+    """The tuning file: the rules found, before those of the file that is there."""
+    about = session.about
+    spreads = [value for row in session.rows for each in row["spread"].values() for value in each.values()]
+    said = (
+        f"Made by `{MADE_BY} --shapes {session.shapes}` on {session.date}: {about['device']}, driver "
+        f"{about['driver']}, SM clock {page.clocks(session)}, release {about['release']}.\n"
+        f"{len(session.rows)} calls; quartiles of a candidate differ by {statistics.median(spreads):.1%} in the "
+        f"median, {max(spreads):.1%} at most.\nPack: sha256 {about['pack']}."
+    )
+    return tables.file_text(found, tables.read_before(output), said, about["device"])
+
+
+def _table(rows: Rows) -> str:
+    body = []
+    for row in rows:
+        if not row["microseconds"]:
+            continue
+        kernel, configuration = winner(row)
+        took = row["microseconds"][kernel][configuration]
+        used = "" if [kernel, configuration] == row["used"] else " ".join(row["used"])
+        body.append([_title(row), kernel, configuration, f"{took:.1f}", f"{loss(row):.1%}", used])
+    return table(["call", "kernel", "fastest", "µs", "lost", "instead of"], body, right=["µs", "lost"])
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return f"{row['part']}, {shapes.of_row(row)}"
