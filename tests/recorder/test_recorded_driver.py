@@ -100,7 +100,7 @@ def pack_image(judge: Oracle) -> bytes:
     return next(
         judge.codes[slot.image]
         for place, kernel in judge.slots.items()
-        if place == ("flash", "attn_fwd", "attn_fwd")
+        if place == ("flash", "attn_fwd", "attn_fwd.general")
         for slot in kernel.slots
         if slot.image
     )
