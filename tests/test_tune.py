@@ -175,9 +175,13 @@ def test_candidates_are_of_the_same_functional_and_kernel():
 
 def test_bins_of_calls():
     small = candidates.bin_of(KERNELS[NAME], Training(64, 64, 1, 1, 1, 64), 132)
-    assert small == {"queries": 0, "keys": 0, "occupancy": 0}
+    assert small == {"queries": 0, "keys": 0, "causal": 0, "occupancy": 0}
     long = candidates.bin_of(KERNELS[NAME], Training(64, 64, 32, 32, 1, 8192), 132)
-    assert long == {"queries": 1025, "keys": 4097, "occupancy": 4}
+    assert long == {"queries": 1025, "keys": 4097, "causal": 0, "occupancy": 4}
+    causal = candidates.bin_of(KERNELS[NAME], Training(64, 64, 32, 32, 1, 8192, causal=True), 132)
+    assert causal == long | {"causal": 1}
+    windowed = candidates.bin_of(KERNELS[NAME], Training(64, 64, 32, 32, 1, 8192, causal=True, window=512), 132)
+    assert windowed == long | {"keys": 0}, "a row sees 512 keys"
     grouped = candidates.bin_of(KERNELS["attn_decode.general"], Decoding(128, 64, 2, 1, 1024), 132)
     assert grouped == {"packed": 17}
     for kernel in KERNELS.values():  # of all, something is known
@@ -231,7 +235,9 @@ def test_a_row_has_the_candidates_that_are_right():
     assert row["microseconds"] == {NAME: {"B=1": 3000.0, "B=3": 2000.0}} and row["used"] == [NAME, "B=1"]
     (why,) = row["wrong"].values()
     assert row["wrong"].keys() == {f"{NAME}: B=2"} and why.startswith("its result differs from fp32's by ")
-    assert row["bins"] == {NAME: {"queries": 0, "keys": 0, "occupancy": 0}} and row["shape"] == shapes.as_row(shape)
+    assert row["bins"] == {NAME: {"queries": 0, "keys": 0, "causal": 0, "occupancy": 0}} and row[
+        "shape"
+    ] == shapes.as_row(shape)
     assert loss(row) == pytest.approx(0.5) and winner(row) == (NAME, "B=3") and "B=3" in kiln.ran[-1]
     alone = Tuner(kiln, candidates.Images(every[:1]), KERNELS, 132, timed)
     assert alone.rows(Problem(shape, "cpu"), "forward") == [], "there is nothing to choose"

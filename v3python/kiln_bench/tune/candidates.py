@@ -12,6 +12,7 @@ from kiln_recipe.errors import RecipeError
 if TYPE_CHECKING:
     from kiln_recipe.model import Kernel, Recipe
 
+_UNLIMITED = 1 << 30  # of a window's side: recipe.yaml
 Variant = Mapping[str, Any]  # by the names of kiln_variant's fields
 Name = tuple[str, str]  # a kernel, "attn_fwd.general", and a configuration
 
@@ -70,6 +71,7 @@ def _values(shape: Training | Decoding) -> dict[str, int]:
         }  # fmt: skip
     return {
         "batch": len(shape.lengths) or shape.batch, "heads": shape.heads, "heads_kv": shape.heads_kv,
-        "seqlen_q": shape.length, "seqlen_k": shape.length, "causal": int(shape.causal),
-        "windowed": int(bool(shape.window)),
+        "seqlen_q": shape.length, "seqlen_k": shape.length,
+        "left": shape.window - 1 if shape.window else _UNLIMITED,
+        "right": 0 if shape.causal or shape.window else _UNLIMITED,
     }  # fmt: skip
