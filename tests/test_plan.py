@@ -56,6 +56,20 @@ def test_the_slot_space_is_whole_and_each_slot_is_filled_or_says_why(small):
                 assert kernel.slot(functional, configuration, specialization) == variant.slot
 
 
+def test_configurations_without_variants_have_no_slots(small):
+    """Of those that the profile, the selection or the recipe leaves out wherever the build has a functional."""
+
+    def blocks(made: KernelPlan) -> set:
+        return {configuration.mapping["BLOCK"] for configuration in made.configurations}
+
+    narrow = kernel_plan(planned(small, "sm_90", "full", (("columns_most", ("256",)),)), "norm", "sm_90")
+    whole = kernel_plan(planned(small, "sm_90", "full"), "norm", "sm_90")
+    assert blocks(narrow) == {256, 512} and blocks(whole) == {64, 256, 512} and narrow.layout != whole.layout
+    assert narrow.slots == len(narrow.functionals) * len(narrow.configurations) * 3 < whole.slots
+    none = kernel_plan(planned(small, "sm_90", "core", (("gemma", ("false",)),)), "norm", "sm_90")
+    assert blocks(none) == {64, 256}
+
+
 def test_functionals_are_mixed_radix_numbers_the_first_choice_the_most_significant(small):
     names = [functional.name for functional in kernel_plan(planned(small), "norm", "sm_90").functionals]
     assert names[:3] == [

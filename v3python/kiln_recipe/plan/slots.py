@@ -85,7 +85,7 @@ class Planner:
                 f"{self.kernel.place}: {self.kernel.name} has {len(self.configurations)} configurations for "
                 f"{self.target.name}; a target can have {MAX_CONFIGURATIONS}"
             )
-        slot = 0
+        reasons = []  # for each functional those of all configurations
         for values in self.places():
             functional = Functional(
                 " ".join(f"{c.name}={c.spellings[i]}" for c, i in zip(self.choices, values)),
@@ -94,12 +94,27 @@ class Planner:
             )
             self.functionals.append(functional)
             left_out = self.not_selected or next(iter(self.left_out(values).values()), None)
-            reasons = [left_out or self.excluded(functional, configuration) for configuration in self.configurations]
-            for configuration, reason in zip(self.configurations, reasons):
+            reasons.append([left_out or self.excluded(functional, one) for one in self.configurations])
+        self._fill(reasons)
+
+    def _fill(self, reasons: Sequence[Sequence[str | None]]) -> None:
+        """Fills the slots: of the configurations that the build has variants of, if it has any. Slots of the others
+        would be most of a small pack.
+
+        Args:
+            reasons: for each functional why the build has none of a configuration, or None.
+        """
+        used = [any(row[number] is None for row in reasons) for number in range(len(self.configurations))]
+        if any(used):
+            self.configurations = tuple(itertools.compress(self.configurations, used))
+            reasons = [[*itertools.compress(row, used)] for row in reasons]
+        slot = 0
+        for functional, row in zip(self.functionals, reasons):
+            for configuration, reason in zip(self.configurations, row):
                 for specialization in self.kernel.specializations:
                     if not reason:
                         self.variants.append(self.variant(slot, functional, configuration, specialization))
-                    elif None in reasons:  # what the target cannot hold says more than what a configuration is for
+                    elif None in row:  # what the target cannot hold says more than what a configuration is for
                         self.absent[slot] = self.waiver(functional, configuration, specialization) or reason
                     else:
                         self.absent[slot] = reason
