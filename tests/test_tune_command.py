@@ -76,10 +76,10 @@ def test_a_run_goes_on_where_another_ended(tmp_path, capsys):
     idle = Counting()
     assert go_on(session.begin(ABOUT, "y", path, None), idle) == 0 and idle.parts == []
     capsys.readouterr()
-    other = session.begin(ABOUT | {"pack": "1" * 64, "driver": "581"}, "x", path, None)
-    assert (
-        other.rows == [] and f"{path} has times of another driver and pack; it is replaced" in capsys.readouterr().err
-    )
+    more = session.begin(ABOUT | {"driver": "581"}, "y", path, None)
+    assert more.rows and more.about["driver"] == "580, 581" and more.shapes == "x, y"
+    other, said = session.begin(ABOUT | {"pack": "1" * 64, "device": "b"}, "x", path, None), capsys.readouterr().err
+    assert other.rows == [] and f"{path} has times of another device and pack; it is replaced" in said
 
 
 def test_resume_is_of_the_same_images_or_refused(tmp_path):
@@ -174,7 +174,7 @@ def test_the_page_has_each_part(tmp_path):
     chosen = results.choices(FLASH, one.rows, 0.02)
     text = page.text(one, chosen, FLASH)
     assert text.startswith(page.BEGIN) and text == page.text(one, chosen, FLASH)
-    assert text.count("percent of the fastest configuration") == 3, f"{len(every)} calls, 24 in a panel"
+    assert text.count("percent of the fastest configuration") == -(-len(every) // 24), "of calls in a panel"
     assert text.count(">33<") >= len(every), "what the release takes has a third of the speed"
     assert text.count(f"{NAME}: time over the fastest") == 1 and text.count(">9.00<") == len(every) * (COUNT - 2)
     assert "Roofline: 700 TFLOP/s of a product in bf16, 4000 GB/s of a copy" in text and "a GPU, driver 580" in text
@@ -206,7 +206,7 @@ def test_work_of_calls():
 
 def test_letters():
     assert [page._letter(n) for n in (0, 25, 26, 51, 52, 701, 702)] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
-    assert page._color(1.0) != page._color(1.5) and page._color(2.0) == page._color(9.0) == "#ffffff"
+    assert page._color(1.0) != page._color(1.2) and page._color(1.5) == page._color(9.0) == "#ffffff"
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -244,9 +244,10 @@ def test_two_runs_agree_or_not(tmp_path, capsys):
     alike = kept(tmp_path / "2.json", rows_of([[1.015, 1.0, *[9.0] * (COUNT - 2)]] * 2 * len(BINS)))
     code, _, err = tune(capsys, "--from", first, "--against", alike)
     assert code == 0 and f"in 100.0% of {2 * len(BINS)} bins what is fastest is within 2% of the fastest" in err
-    other = [[1.015, 1.0, *[9.0] * (COUNT - 2)]] * (2 * len(BINS) - 3) + [[1.03, 1.0, *[9.0] * (COUNT - 2)]] * 3
+    few = 2 * len(BINS) // 18  # more than a twentieth
+    other = [[1.015, 1.0, *[9.0] * (COUNT - 2)]] * (2 * len(BINS) - few) + [[1.03, 1.0, *[9.0] * (COUNT - 2)]] * few
     code, _, err = tune(capsys, "--from", first, "--against", kept(tmp_path / "3.json", rows_of(other)))
-    assert code == 10 and "in 94.4% of 54 bins" in err and f"not in {NAME} head_dim=128" in err
+    assert code == 10 and f"in 94.4% of {2 * len(BINS)} bins" in err and f"not in {NAME} head_dim=128" in err
     none = kept(tmp_path / "4.json", [])
     code, _, err = tune(capsys, "--from", first, "--against", none)
     assert code == 10 and "the two runs have no bin in common" in err

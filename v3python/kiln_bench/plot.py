@@ -89,7 +89,7 @@ def panels(results: Results) -> list[Panel]:
         rows = [row for row in report.of(results, part) if row["milliseconds"]]
         if not rows:
             continue
-        groups = [(_label(row), [report.figure(row, side) for side in sides]) for row in rows]
+        groups = [(label(row), [report.figure(row, side) for side in sides]) for row in rows]
         colored = [(names[side], _color(results, side)) for side in sides]
         digits = 0 if part != "decoding" else 1
         found.append(Panel(f"{part.capitalize()}, {report.UNITS[part]}", groups, colored, digits))
@@ -106,7 +106,8 @@ def panels(results: Results) -> list[Panel]:
     return found
 
 
-def _label(row: Mapping[str, Any]) -> str:
+def label(row: Mapping[str, Any]) -> str:
+    """Of a call, below its bars: lines."""
     shape = shapes.of_row(row)
     width = f"d{shape.head_dim}"
     if isinstance(shape, Training):

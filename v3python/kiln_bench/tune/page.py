@@ -27,7 +27,7 @@ Row = dict[str, Any]
 _WIDTH, _LEFT, _RIGHT = 820.0, 46.0, 12.0  # as plot's
 _GROUPS = 24  # of bars beside one another
 _LINE, _TITLES = 11.0, 250.0  # of a heat map: height of a call, width of the calls' titles
-_DARK, _LIGHT = (31, 95, 168), (255, 255, 255)  # of the fastest, and of what takes twice as long or more
+_DARK, _LIGHT = (31, 95, 168), (255, 255, 255)  # of the fastest, and of what takes 1.5 times as long or more
 _PARTS = {"forward": "#1f5fa8", "backward": "#d9a441", "decoding": "#5f7f6b"}
 _ROOF_HEIGHT, _DOT = 220.0, 4.0
 _SIDES = (("heuristic", "#9aa5b1"), ("release", "#73a9dd"), ("new rules", "#1f5fa8"))
@@ -61,7 +61,7 @@ def text(session: Session, chosen: Choices, recipe: Recipe) -> str:
 def clocks(session: Session) -> str:
     """Of the multiprocessors, "1700 to 1980 MHz"."""
     seen = sorted({int(text.split()[0]) for text in session.clocks})
-    return f"{seen[0]} to {seen[-1]} MHz" if seen else "unknown"
+    return f"{' to '.join(map(str, dict.fromkeys((seen[0], seen[-1]))))} MHz" if seen else "unknown"
 
 
 def _caption(session: Session) -> Iterator[str]:
@@ -100,7 +100,7 @@ def _bars(session: Session, chosen: Choices, recipe: Recipe) -> Iterator[_Bars]:
             )
             values = [best / times[name] * 100 if name in times else None for name in taken]
             if len(times) > 1:
-                groups.append((f"{row['part']}\n{_short(row)}", values))
+                groups.append((f"{row['part']}\n{plot.label(row)}", values))
     for first in range(0, len(groups), _GROUPS):
         title = "Speed of what calls take, percent of the fastest configuration's"
         yield _Bars(Panel(title, groups[first : first + _GROUPS], _SIDES, 0))
@@ -173,7 +173,7 @@ def _letter(number: int) -> str:
 
 def _color(over: float) -> str:
     """Paler, the longer it takes; never so dark that a figure on it cannot be read."""
-    share = 0.65 * max(0.0, 2 - over)
+    share = 0.65 * max(0.0, 3 - 2 * over)
     return "#" + "".join(f"{round(light + (dark - light) * share):02x}" for dark, light in zip(_DARK, _LIGHT))
 
 
@@ -194,7 +194,7 @@ class _Roofline:
         roof = [(2.0**e, min(self.tflops, 2.0**e * self.gbytes / 1000)) for e in range(-1, 15)]
         xs = [math.log2(x) for x, _ in roof]
         low = math.floor(math.log2(min(y for _, y, _ in self.dots))) if self.dots else 0
-        high = math.ceil(math.log2(self.tflops))
+        high = math.ceil(math.log2(max(self.tflops, *(y for _, y, _ in self.dots))))
         low = min(low, high - 1)
         base = top + 24 + _ROOF_HEIGHT
         wide = _WIDTH - _LEFT - _RIGHT
@@ -257,10 +257,3 @@ def _work(row: Row) -> tuple[float, float]:
 
 def _title(row: Row) -> str:
     return f"{row['part']}, {shapes.of_row(row)}"
-
-
-def _short(row: Row) -> str:
-    """Of a bar: two lines."""
-    shape = shapes.of_row(row)
-    long = shape.length if isinstance(shape, Training) else shape.keys
-    return f"d{shape.head_dim}\n{shapes.spelled(long)}"

@@ -126,12 +126,18 @@ def begin(about: Mapping[str, Any], wanted: str, path: Path | None, given: Sessi
             before = None
     if before is None:
         return Session(about, wanted, path=path)
-    names = wanted if before.shapes in ("", wanted) else f"{before.shapes}, {wanted}"
-    return replace(before, shapes=names, path=path)
+    both = {**about, "driver": _joined(before.about["driver"], about["driver"])}
+    return replace(before, about=both, shapes=_joined(before.shapes, wanted), path=path)
+
+
+def _joined(before: str, now: str) -> str:
+    """Names between commas, each once."""
+    return ", ".join(dict.fromkeys((*filter(None, before.split(", ")), now)))
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    """Drivers may differ: of a session both are named."""
+    return [name for name in {**one, **other} if name != "driver" and one.get(name) != other.get(name)]
 
 
 @contextmanager
