@@ -255,7 +255,7 @@ def test_the_mask_of_a_call(release, worker):
     plain = forward(worker, "v2.attn_fwd", **DENSE, scale=0.125)
     causal = forward(worker, "v2.attn_fwd", **DENSE, scale=0.125, is_causal=True)
     last = forward(worker, *FORWARD_CALLS["v3, bottom right"][:1], **FORWARD_CALLS["v3, bottom right"][1])
-    seen = [named(release, worker, record, "attn_fwd") for record in (plain, causal, last)]
+    seen = [named(release, worker, record, "attn_fwd.general") for record in (plain, causal, last)]
     assert [(a["window_left"], a["window_right"], a["flags"] >> 4 & 1) for a in seen] == [
         (none, none, 0), (none, 0, 0), (none, 0, 1),
     ]  # fmt: skip
@@ -264,11 +264,11 @@ def test_the_mask_of_a_call(release, worker):
 def test_the_seed_of_a_call(release, worker):
     """Read only where dropout needs it: without, PyTorch leaves whatever there is, memory of the host too."""
     record = forward(worker, "v2.attn_fwd", **DENSE, scale=0.1, p=0.25, **SEED)
-    with_dropout = named(release, worker, record, "attn_fwd")
+    with_dropout = named(release, worker, record, "attn_fwd.general")
     assert (with_dropout["seed_ptr"], with_dropout["offset_ptr"]) == (STEP * 40, STEP * 41)
     assert (with_dropout["offset"], with_dropout["threshold"]) == (5, 1 << 30)
     record = forward(worker, "v2.attn_fwd", **DENSE, scale=0.1, **SEED, **SEED_OUT)
-    without = named(release, worker, record, "attn_fwd")
+    without = named(release, worker, record, "attn_fwd.general")
     assert (without["seed_ptr"], without["offset_ptr"], without["threshold"]) == (0, 0, 0)
     assert (without["seed_out_ptr"], without["offset_out_ptr"]) == (STEP * 42, STEP * 43)
 
