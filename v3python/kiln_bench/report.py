@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kiln_bench import shapes
+from kiln_bench import kept, shapes
 from kiln_bench.shapes import Training
 from kiln_recipe.console.tables import table
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -28,21 +26,9 @@ def read(path: Path) -> Results:
         EnvironmentProblem: the file cannot be read.
         ArtifactError: it is not what `kiln bench --json` writes.
     """
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{path} cannot be read ({error.strerror}); give what `kiln bench --json` wrote"
-        ) from error
-    except ValueError as error:
-        raise ArtifactError(f"{path} is not JSON ({error}); give what `kiln bench --json` wrote") from error
-    if not isinstance(found, dict) or found.get("made_by") != MADE_BY:
-        raise ArtifactError(f"{path} is not what `kiln bench --json` writes")
-    if found.get("format") != FORMAT:
-        raise ArtifactError(
-            f"{path} has format {found.get('format')}, which this Kiln does not read; it reads {FORMAT}"
-        )
-    return found
+    return kept.read(
+        path, MADE_BY, FORMAT, "what `kiln bench --json` wrote", "is not what `kiln bench --json` writes"
+    )  # fmt: skip
 
 
 def selected(results: Results, parts: Iterable[str], sides: Iterable[str]) -> Results:

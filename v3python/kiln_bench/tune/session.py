@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kiln_bench import measure, shapes, timing
+from kiln_bench import kept, measure, shapes, timing
 from kiln_bench.attention.kiln import Kiln
 from kiln_bench.attention.problem import CacheProblem, Problem
 from kiln_bench.release import headers
@@ -88,18 +88,7 @@ def read(path: Path) -> Session:
         EnvironmentProblem: the file cannot be read.
         ArtifactError: it is not what `kiln tune` keeps.
     """
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give what `{MADE_BY}` kept") from error
-    except ValueError as error:
-        raise ArtifactError(f"{path} is not JSON ({error}); give what `{MADE_BY}` kept") from error
-    if not isinstance(found, dict) or found.get("made_by") != MADE_BY:
-        raise ArtifactError(f"{path} has no times of `{MADE_BY}`")
-    if found.get("format") != _FORMAT:
-        raise ArtifactError(
-            f"{path} has format {found.get('format')}, which this Kiln does not read; it reads {_FORMAT}"
-        )
+    found = kept.read(path, MADE_BY, _FORMAT, f"what `{MADE_BY}` kept", f"has no times of `{MADE_BY}`")
     names = ("about", "shapes", "date", "roof", "rows", "clocks", "done")
     if missing := [name for name in names if name not in found]:
         raise ArtifactError(f"{path} lacks {', '.join(missing)}; give what `{MADE_BY}` kept")

@@ -1,0 +1,37 @@
+"""Files of results that a command kept, read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+
+
+def read(path: Path, made_by: str, number: int, right: str, other: str) -> dict[str, Any]:
+    """What a file holds.
+
+    Args:
+        made_by: what the file says it is of.
+        number: of the format that is known.
+        right: what to give, for sentences: "what `kiln bench --json` wrote".
+        other: what a file of something else is said to be.
+
+    Raises:
+        EnvironmentProblem: the file cannot be read.
+        ArtifactError: it is of something else, or of another format.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give {right}") from error
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not JSON ({error}); give {right}") from error
+    if not isinstance(found, dict) or found.get("made_by") != made_by:
+        raise ArtifactError(f"{path} {other}")
+    if found.get("format") != number:
+        raise ArtifactError(
+            f"{path} has format {found.get('format')}, which this Kiln does not read; it reads {number}"
+        )
+    return found
