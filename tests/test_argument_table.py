@@ -78,10 +78,10 @@ def test_gradients_are_results_of_the_backward():
 
 def test_the_bits_of_flags_do_not_move():
     """They are arguments of torch.ops.kiln_native, of which older Python code may have some."""
-    assert [*TABLE.flags.items()][:11] == [
+    assert [*TABLE.flags.items()][:12] == [
         ("causal", 1), ("bottom_right", 2), ("rows_first", 4), ("return_lse", 8), ("for_backward", 16), ("alike", 32),
         ("need_dbias", 64), ("need_dsinks", 128), ("deterministic", 256), ("rotary_interleaved", 512),
-        ("equal_heads", 1024),
+        ("equal_heads", 1024), ("batch_invariant", 2048),
     ]  # fmt: skip
 
 

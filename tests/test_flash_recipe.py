@@ -115,33 +115,38 @@ def test_what_a_target_cannot_hold_is_the_reason_of_all_configurations():
 
 
 @cache
-def tables_of(select: str) -> Tables:
-    """Of the core profile, for sm_90."""
-    return Tables(flash(), targets.by_name("sm_90"), "core", parse_selection(select), ROOT / "tuning")
+def tables_of(select: str, target: str = "sm_90") -> Tables:
+    """Of the core profile."""
+    return Tables(flash(), targets.by_name(target), "core", parse_selection(select), ROOT / "tuning")
 
 
 @cache
-def attn_fwd() -> Operation:
-    return next(o for o in flash().operations if o.name == "attn_fwd")
+def operation(name: str) -> Operation:
+    return next(o for o in flash().operations if o.name == name)
+
+
+def tensor(*sizes: int, dtype: str = "bf16") -> Tensor:
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, strides[0] * size)
+    return Tensor(1 << 20, DTYPES[dtype], sizes, tuple(strides))
+
+
+def dispatched(tables: Tables, name: str, some: dict[str, object]) -> list[Chosen]:
+    """The kernels of a call of the operation with these arguments; what is not given is 0, or of reals 1."""
+    nothing = {"tensor": None, "int": 0, "float": 1.0}
+    values = [some.get(argument.name, nothing[argument.kind]) for argument in operation(name).arguments]
+    call = tables.begin(operation(name), f"flash.{name}", values, Device("NVIDIA", 132))
+    return [*tables.dispatch(call, dict.fromkeys(("partial", "partial_softmax", "rotated"), 1 << 30))]
 
 
 def forward(tables: Tables, width: int, width_v: int, wanted: frozenset[str]) -> Chosen:
     """The kernel of a call of attn_fwd with these extras."""
-
-    def tensor(*sizes: int) -> Tensor:
-        strides = [1]
-        for size in reversed(sizes[1:]):
-            strides.insert(0, strides[0] * size)
-        return Tensor(1 << 20, DTYPES["bf16"], sizes, tuple(strides))
-
     some = {"q": tensor(1, 2, 9, width), "k": tensor(1, 2, 9, width), "v": tensor(1, 2, 9, width_v)}
     some |= {"out": tensor(1, 2, 9, width_v), "window_left": -1, "window_right": -1, "sm_scale": 0.1}
     some |= {"softcap": 30.0, "is_capped": "softcap" in wanted, "threshold": 99 * ("dropout" in wanted)}
     some |= {"bias": tensor(1, 2, 9, 9)} if "bias" in wanted else {}
-    nothing = {"tensor": None, "int": 0, "float": 1.0}
-    values = [some.get(argument.name, nothing[argument.kind]) for argument in attn_fwd().arguments]
-    call = tables.begin(attn_fwd(), "flash.attn_fwd", values, Device("NVIDIA", 132))
-    (chosen,) = tables.dispatch(call, {})
+    (chosen,) = dispatched(tables, "attn_fwd", some)
     return chosen
 
 
@@ -215,7 +220,7 @@ def test_whatever_a_build_leaves_out_a_call_gets_what_can_serve_it_or_a_refusal(
     ],
 )
 def test_keys_are_split_so_that_blocks_come_out_even(tiles, keys, width, dtype, splits):
-    (decode,) = (operation for operation in flash().operations if operation.name == "attn_decode")
+    decode = operation("attn_decode")
     asked = {
         "multiprocessors": 132, "q.size[0]": tiles, "q.size[1]": 1, "q.size[2]": 1, "k_cache.size[1]": 1,
         "k_cache.size[2]": keys, "q.size[3]": width, "v_cache.size[3]": width, "max_seqlen_k": 0, "window_left": -1,
@@ -223,3 +228,53 @@ def test_keys_are_split_so_that_blocks_come_out_even(tiles, keys, width, dtype, 
     }  # fmt: skip
     assert environment_of(decode, asked)["splits"] == splits
     assert environment_of(decode, asked | {"wanted_splits": 7})["splits"] == 7
+
+
+LENGTH = st.sampled_from([1, 16, 64, 65, 200, 1024, 1025, 5000, 100_000])
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942", "gfx1100"])
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 7, 300]), LENGTH, LENGTH), min_size=2, max_size=4),
+    st.sampled_from([16, 64, 80, 128]), st.sampled_from([1, 8]), st.booleans(), st.sampled_from(EXTRAS), st.booleans(),
+)  # fmt: skip
+def test_a_batch_invariant_forward_runs_the_same_image_in_any_batch(
+    target, calls, width, group, ragged, wanted, causal
+):
+    images = set()
+    for batch, rows, keys in calls:
+        q, k = ((1, batch * rows), (1, batch * keys)) if ragged else ((batch, rows), (batch, keys))
+        shapes = {"q": (q[0], 8, q[1], width), "k": (k[0], 8 // group, k[1], width)}
+        some = {"q": shapes["q"], "out": shapes["q"], "k": shapes["k"], "v": shapes["k"]}
+        some |= {"bias": (batch, 8, q[1], k[1])} if "bias" in wanted else {}
+        some = {name: tensor(*sizes) for name, sizes in some.items()}
+        if ragged:
+            some |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), tensor(batch + 1, dtype="int32"))
+            some |= {"max_seqlen_q": rows, "max_seqlen_k": keys}
+        some |= {"softcap": 30.0, "is_capped": "softcap" in wanted, "threshold": 99 * ("dropout" in wanted)}
+        some |= {"window_left": -1, "window_right": -1 if not causal else 0, "sm_scale": 0.1, "batch_invariant": 1}
+        (chosen,) = dispatched(tables_of("", target), "attn_fwd", some)
+        images.add(chosen.variant)
+    assert len(images) == 1
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942", "gfx1100"])
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 7, 300]), LENGTH, st.integers(0, 100_000)), min_size=2, max_size=4),
+    st.sampled_from([1, 4, 300]), st.sampled_from([64, 80, 128]), st.sampled_from([1, 8]), st.booleans(),
+)  # fmt: skip
+def test_batch_invariant_decoding_depends_on_rows_and_heads_alone(target, calls, rows, width, group, ragged):
+    images, splits = set(), set()
+    for batch, keys, longest in calls:
+        q, k = (1, 8, batch * rows, width) if ragged else (batch, 8, rows, width), (batch, 8 // group, keys, width)
+        some = {"q": tensor(*q), "out": tensor(*q), "k_cache": tensor(*k), "v_cache": tensor(*k)}
+        if ragged:
+            some |= {"cu_seqlens_q": tensor(batch + 1, dtype="int32"), "max_seqlen_q": rows}
+        some |= {"max_seqlen_k": longest, "window_left": -1, "window_right": -1, "sm_scale": 0.1, "batch_invariant": 1}
+        chosen = dispatched(tables_of("", target), "attn_decode", some)
+        images.add(tuple(kernel.variant for kernel in chosen))
+        splits.add(16 if len(chosen) == 2 else 1)
+    assert len(images) == 1
+    assert splits == {16 if rows * group <= 64 else 1}

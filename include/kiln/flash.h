@@ -94,10 +94,13 @@ typedef struct kiln_attn_fwd_params {
     int32_t padded;                  /* non-zero: cu_seqlens_q and cu_seqlens_k only tell how long sequences are; each
                                         lies at the start of its batch, as with seqused */
     int32_t reserved2;               /* zero */
+    int32_t batch_invariant;         /* non-zero: a sequence's results have the same bits whatever else is in the batch,
+                                        and however many sequences; zero, the default: what is fastest */
+    int32_t reserved3;               /* zero */
 } kiln_attn_fwd_params;
 #define KILN_ATTN_FWD_PARAMS_INIT                                                                                   \
     {sizeof(kiln_attn_fwd_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
-     NULL, NULL, NULL, 0, 0, -1, -1, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL, 0, 0, 0, 0}
+     NULL, NULL, NULL, 0, 0, -1, -1, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL, 0, 0, 0, 0, 0, 0}
 
 KILN_API kiln_status kiln_attn_fwd(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params);
 KILN_API kiln_status kiln_attn_fwd_workspace(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params,
@@ -227,8 +230,8 @@ typedef struct kiln_attn_decode_params {
                                         block table holds. The speed depends on it, and the least rows of rotary_cos */
     int64_t window_left;             /* below 0: unlimited, the default */
     int64_t window_right;
-    int64_t splits;                  /* into how many parts the keys are split, at most 128; 0: as it is fastest, which
-                                        depends on the batch: with a number, a sequence's result does not */
+    int64_t splits;                  /* into how many parts the keys are split, at most 128; 0: as it is fastest, or
+                                        with batch_invariant a number that depends on rows and heads alone */
     float sm_scale;                  /* 0: 1 / sqrt(head_dim) */
     float softcap;                   /* 0: none */
     int32_t causal;                  /* non-zero: window_right is 0 */
@@ -239,10 +242,15 @@ typedef struct kiln_attn_decode_params {
     const char* force_target;
     int32_t force_count;
     int32_t reserved1;               /* zero */
+    int32_t batch_invariant;         /* non-zero: a sequence's result has the same bits whatever keys the others of the
+                                        batch have, and however many there are, as long as max_seqlen_q (without
+                                        cu_seqlens_q: the number of rows) is the same; zero, the default: what is
+                                        fastest */
+    int32_t reserved2;               /* zero */
 } kiln_attn_decode_params;
 #define KILN_ATTN_DECODE_PARAMS_INIT                                                                                \
     {sizeof(kiln_attn_decode_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-     NULL, NULL, NULL, NULL, NULL, 0, 0, -1, -1, 0, 0.0f, 0.0f, 0, 0, NULL, 0, NULL, NULL, 0, 0}
+     NULL, NULL, NULL, NULL, NULL, 0, 0, -1, -1, 0, 0.0f, 0.0f, 0, 0, NULL, 0, NULL, NULL, 0, 0, 0, 0}
 
 KILN_API kiln_status kiln_attn_decode(kiln_t kiln, const kiln_queue* queue, const kiln_attn_decode_params* params);
 KILN_API kiln_status kiln_attn_decode_workspace(kiln_t kiln, const kiln_queue* queue,

@@ -1,8 +1,10 @@
-"""Decoding that is told into how many parts keys are split: a sequence's bits depend on nothing else in the batch."""
+"""Calls that are batch invariant, and decoding that is told into how many parts keys are split: a sequence's bits
+depend on nothing else in the batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import ffi
 import pytest
@@ -34,7 +36,7 @@ class Cached:
         order = torch.randperm(shape[0], device=DEVICE).to(torch.int32).view(len(USED), pages)
         return Cached(tensors, order if page else None)
 
-    def attend(self, flash, chosen: list[int], splits: int) -> torch.Tensor:
+    def attend(self, flash, chosen: list[int], **fields: int) -> torch.Tensor:
         """The answers for these sequences, in this order."""
         which = torch.tensor(chosen, device=DEVICE)
         tensors = dict(self.tensors)
@@ -46,28 +48,92 @@ class Cached:
         else:
             tensors["block_table"] = self.table[which].contiguous()
         # A reference to what is passed is held until the work is done.
-        held = flash.enqueue("kiln_attn_decode", ffi.AttnDecode(splits=splits), tensors), tensors
+        held = flash.enqueue("kiln_attn_decode", ffi.AttnDecode(**fields), tensors), tensors
         return held[1]["out"].clone().view(torch.int16)
 
 
-@pytest.mark.parametrize("splits", [1, 8])
+@pytest.mark.parametrize("fields", [{"splits": 1}, {"splits": 8}, {"batch_invariant": 1}], ids=str)
 @pytest.mark.parametrize("page", [0, 16])
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["bf16", "fp8"])
-def test_a_sequences_bits_do_not_depend_on_its_batch(flash, record, is_fp8, page, splits):
+def test_a_sequences_bits_do_not_depend_on_its_batch(flash, record, is_fp8, page, fields):
     cached, every = Cached.make(is_fp8, page), list(range(len(USED)))
-    expected = cached.attend(flash, every, splits)
+    expected = cached.attend(flash, every, **fields)
     assert not expected.view(torch.bfloat16).isnan().any()
     batches = [every, every[::-1], every * 9, *([number] for number in every)]
     for chosen in batches:
-        found = cached.attend(flash, chosen, splits)
+        found = cached.attend(flash, chosen, **fields)
         differ = [number for number, one in zip(chosen, found) if not torch.equal(one, expected[number])]
         assert not differ, f"sequences {differ} have other bits in a batch of {len(chosen)}"
-    call = f"decoding, {'fp8' if is_fp8 else 'bf16'}, pages of {page or 'any size'}, splits {splits}"
+    call = f"decoding, {'fp8' if is_fp8 else 'bf16'}, pages of {page or 'any size'}, {fields}"
     record("deterministic", call=call, target=None, runs=len(batches))
 
 
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["bf16", "fp8"])
 def test_a_repeated_call_gives_equal_bits_where_the_library_splits(flash, is_fp8):
     cached, every = Cached.make(is_fp8, 16), list(range(len(USED)))
-    first = cached.attend(flash, every, 0)
-    assert all(torch.equal(cached.attend(flash, every, 0), first) for _ in range(5))
+    first = cached.attend(flash, every)
+    assert all(torch.equal(cached.attend(flash, every), first) for _ in range(5))
+
+
+ROWS = (1, 2999, 129, 17, 1024, 700, 2)  # of queries, each as many as it has keys, or fewer
+KEYS = (1, 2999, 640, 17, 1500, 700, 900)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Seven sequences of ROWS and KEYS."""
+
+    q: list[torch.Tensor]
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+
+    @staticmethod
+    def make(dtype: torch.dtype, width: int) -> Sequences:
+        torch.manual_seed(width)
+
+        def drawn(heads: int, lengths: tuple[int, ...]) -> list[torch.Tensor]:
+            return [torch.randn((heads, length, width), device=DEVICE).to(dtype) for length in lengths]
+
+        return Sequences(drawn(8, ROWS), drawn(2, KEYS), drawn(2, KEYS))
+
+    def attend(self, flash, chosen: list[int], ragged: bool, **fields: object) -> list[torch.Tensor]:
+        """The answers for these sequences, in this order: one after another, or each at the start of a batch of its
+        own, filled up with NaN."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name in ("q", "k", "v"):
+            parts = [getattr(self, name)[number] for number in chosen]
+            lengths = torch.tensor([part.shape[1] for part in parts], dtype=torch.int32, device=DEVICE)
+            axis = "q" if name == "q" else "k"
+            if ragged:
+                tensors[name] = torch.cat(parts, 1)[None].contiguous()
+                tensors[f"cu_seqlens_{axis}"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+            else:
+                full = torch.full((len(parts), parts[0].shape[0], int(lengths.max()), parts[0].shape[2]), torch.nan)
+                tensors[name] = full.to(parts[0])
+                for place, part in enumerate(parts):
+                    tensors[name][place, :, : part.shape[1]] = part
+                tensors[f"seqused_{axis}"] = lengths
+        tensors["out"] = torch.full_like(tensors["q"], torch.nan)
+        # A reference to what is passed is held until the work is done.
+        held = flash.enqueue("kiln_attn_fwd", ffi.AttnFwd(batch_invariant=1, **fields), tensors), tensors
+        out, rows = held[1]["out"], [ROWS[number] for number in chosen]
+        ends = torch.tensor([0, *rows]).cumsum(0).tolist()
+        if ragged:
+            return [out[0, :, begin:end].clone() for begin, end in pairwise(ends)]
+        return [out[place, :, :count].clone() for place, count in enumerate(rows)]
+
+
+@pytest.mark.parametrize("fields", [{}, {"causal": 1, "bottom_right": 1}, {"softcap": 20.0}], ids=str)
+@pytest.mark.parametrize("ragged", [False, True], ids=["padded", "ragged"])
+@pytest.mark.parametrize("width", [64, 80, 128])
+def test_a_sequences_forward_does_not_depend_on_its_batch(flash, record, width, ragged, fields):
+    sequences, every = Sequences.make(torch.bfloat16, width), list(range(len(ROWS)))
+    expected = sequences.attend(flash, every, ragged, **fields)
+    assert not any(out.isnan().any() for out in expected)
+    batches = [every, every[::-1], every * 9, *([number] for number in every)]
+    for chosen in batches:
+        found = sequences.attend(flash, chosen, ragged, **fields)
+        differ = [number for number, one in zip(chosen, found) if not torch.equal(one, expected[number])]
+        assert not differ, f"sequences {differ} have other bits in a batch of {len(chosen)}"
+    call = f"forward, {width}, {'ragged' if ragged else 'padded'}, {fields}"
+    record("deterministic", call=call, target=None, runs=len(batches))

@@ -100,6 +100,7 @@ class ReferenceEngine:
         cache_batch=None, leftpad=None, rotary_cos=None, rotary_sin=None, k_scale=None, v_scale=None, sinks=None,
         alibi_slopes=None, max_seqlen_q=0, max_seqlen_k=0, window_left=-1, window_right=-1, splits=0, scale=0.0,
         softcap=0.0, causal=False, rotary_interleaved=False, rows_first=False, return_lse=False,
+        batch_invariant=False,
     ):  # fmt: skip
         rows_of = [x.transpose(1, 2) if x is not None and rows_first else x for x in (k_cache, v_cache, k_new, v_new)]
         k_all, v_all, k_more, v_more = rows_of

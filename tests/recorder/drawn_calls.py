@@ -151,6 +151,7 @@ def attn_fwd(rng: random.Random) -> Drawn:
     if drawn.chance(5):
         for name in ("seed_out", "offset_out"):
             drawn.tensor(name, (), INT64)
+    drawn.number("batch_invariant", 5, lambda: rng.choice((1, -1)))
     return drawn
 
 
@@ -206,6 +207,7 @@ def attn_decode(rng: random.Random) -> Drawn:
     drawn.number("max_seqlen_k", 3, lambda: max(1, keys // 2))
     if packed:
         drawn.number("max_seqlen_q", 2, lambda: max(1, rows // 2))
+    drawn.number("batch_invariant", 5, lambda: 1)
     return drawn
 
 

@@ -42,6 +42,7 @@ MEANINGS: Mapping[str, Callable[[Fields], int | float]] = {
     "bottom_right": lambda f: int(bool(f.get("bottom_right"))),
     "is_padded": lambda f: int(bool(f.get("padded"))),
     "rotary_interleaved": lambda f: int(bool(f.get("rotary_interleaved"))),
+    "batch_invariant": lambda f: int(bool(f.get("batch_invariant"))),
     "sm_scale": _scale,
     "is_negative": lambda f: int(f.get("sm_scale", 0.0) < 0),
     "is_capped": lambda f: int(f.get("softcap", 0.0) > 0),

@@ -91,6 +91,7 @@ _FORCE = [
     ("reserved1", c.c_int32),
 ]  # fmt: skip
 _PADDED = [("padded", c.c_int32), ("reserved2", c.c_int32)]
+_INVARIANT = ("batch_invariant", c.c_int32)
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _LIMITS = ("max_seqlen_q", "max_seqlen_k", "window_left", "window_right")
 
@@ -109,7 +110,8 @@ class AttnFwd(_Attn):
         *_tensors("q", "k", "v", "out", "lse", "sinks", "bias", "alibi_slopes", "seed", "offset", "seed_out"),
         *_tensors("offset_out", *_SEQUENCES), *_integers(*_LIMITS, "seed_value", "offset_value"),
         ("sm_scale", c.c_float), ("softcap", c.c_float), ("dropout", c.c_float), ("causal", c.c_int32),
-        ("bottom_right", c.c_int32), ("reserved0", c.c_int32), *_WORKSPACE, *_FORCE, *_PADDED,
+        ("bottom_right", c.c_int32), ("reserved0", c.c_int32), *_WORKSPACE, *_FORCE, *_PADDED, _INVARIANT,
+        ("reserved3", c.c_int32),
     ]  # fmt: skip
 
 
@@ -130,7 +132,7 @@ class AttnDecode(_Attn):
         *_tensors("block_table", "cache_batch", "leftpad", "rotary_cos", "rotary_sin", "k_scale", "v_scale", "sinks"),
         *_tensors("alibi_slopes"),
         *_integers(*_LIMITS, "splits"), ("sm_scale", c.c_float), ("softcap", c.c_float), ("causal", c.c_int32),
-        ("rotary_interleaved", c.c_int32), *_WORKSPACE, *_FORCE,
+        ("rotary_interleaved", c.c_int32), *_WORKSPACE, *_FORCE, _INVARIANT, ("reserved2", c.c_int32),
     ]  # fmt: skip
 
 

@@ -123,11 +123,11 @@ SHARED = {
     "keep_scale": fp32(1.0), "seed_value": 0, "offset_value": 0,
 }  # fmt: skip
 DEFAULTS = {
-    "attn_fwd": SHARED,
+    "attn_fwd": {"batch_invariant": 0, **SHARED},
     "attn_bwd": {"deterministic": 0, **SHARED},
     "attn_decode": {
         "max_seqlen_q": 0, "max_seqlen_k": 0, "window_left": INFINITE, "window_right": INFINITE, "wanted_splits": 0,
-        "sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "rotary_interleaved": 0,
+        "sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "rotary_interleaved": 0, "batch_invariant": 0,
     },
     "dropout_mask": {"threshold": 0, "seed_value": 0, "offset_value": 0},
 }  # fmt: skip
@@ -157,6 +157,7 @@ FIELDS = [
     ("offset_value", -1, {"offset_value": INFINITE}),
     ("deterministic", 9, {"deterministic": 1}),
     ("splits", 12, {"wanted_splits": 12}),
+    ("batch_invariant", 2, {"batch_invariant": 1}),
     ("rotary_interleaved", 4, {"rotary_interleaved": 1}),
 ]
 

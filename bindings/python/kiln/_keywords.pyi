@@ -28,6 +28,7 @@ class Forward(TypedDict, total=False):
     offset: Array | int
     seed_out: Array | None
     offset_out: Array | None
+    batch_invariant: bool
     stream: Any
     workspace: Array | None
     force_keys: Sequence[str]
@@ -58,6 +59,7 @@ class Decode(TypedDict, total=False):
     causal: bool
     window: tuple[int, int]
     splits: int
+    batch_invariant: bool
     stream: Any
     workspace: Array | None
     force_keys: Sequence[str]

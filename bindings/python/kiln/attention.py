@@ -80,6 +80,7 @@ def attn_fwd(
     offset: Array | int = 0,
     seed_out: Array | None = None,
     offset_out: Array | None = None,
+    batch_invariant: bool = False,
     stream: Any = None,
     workspace: Array | None = None,
     force_keys: Sequence[str] = (),
@@ -117,6 +118,7 @@ def attn_fwd(
         dropout: the probability that a weight is dropped, at most 0.9999.
         seed, offset: what dropout is drawn from: integers, or int64 arrays without dimensions.
         seed_out, offset_out: int64 arrays without dimensions: what was used is written there. Both or neither.
+        batch_invariant: whether a sequence's results must have the same bits whatever else is in the batch.
 
     Other arguments: see `help(kiln.attention)`.
 
@@ -240,6 +242,7 @@ def attn_decode(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     splits: int = 0,
+    batch_invariant: bool = False,
     stream: Any = None,
     workspace: Array | None = None,
     force_keys: Sequence[str] = (),
@@ -281,8 +284,10 @@ def attn_decode(
         softcap: 0: none.
         causal: row i sees the keys up to i + d, whatever window[1] says.
         window: see above; below 0: no limit.
-        splits: into how many parts the keys are split, at most 128; 0: as it is fastest, which depends on the batch.
-            With a number, a sequence's result does not.
+        splits: into how many parts the keys are split, at most 128; 0: as it is fastest, or with batch_invariant a
+            number that depends on rows and heads alone.
+        batch_invariant: whether a sequence's result must have the same bits whatever keys the others of the batch have,
+            and however many there are; of calls with equal rows, or with cu_seqlens_q equal max_seqlen_q.
 
     Other arguments: see `help(kiln.attention)`.
 

@@ -34,6 +34,7 @@ class RowShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     written: bool = False
     count: str | None = None
     parts: tuple[str, ...] = ()
+    forward_only: bool = False
 
 
 class ResultShape(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -78,6 +79,7 @@ class Argument:
     written: bool
     count: str | None
     parts: tuple[str, ...]
+    forward_only: bool
 
     @property
     def is_tensor(self) -> bool:
@@ -230,7 +232,7 @@ def _rows(groups: Sequence[Mapping[str, RowShape]]) -> Iterator[Argument]:
             field = None if row.field == NO_FIELD else row.field or name
             yield Argument(
                 name, row.kind, field, row.default, row.required, row.dtype, row.gradient, row.written, row.count,
-                row.parts,
+                row.parts, row.forward_only,
             )  # fmt: skip
 
 
@@ -249,11 +251,11 @@ def _check_backward(table: Table, source: document.Document[TableShape]) -> None
                 continue
             known = {row.name for row in backward.arguments}
             for row in forward.arguments:
-                if (row.field or row.parts) and row.name not in known:
+                if (row.field or row.parts) and row.name not in known and not row.forward_only:
                     source.fail(
                         ("operations", forward.name),
                         f"{row.name!r} is an argument of {forward.name} and not of {backward.name}, whose gradients "
-                        "would ignore it; add it there too",
+                        "would ignore it; add it there too, or say forward_only where they do not depend on it",
                     )
 
 

@@ -22,6 +22,7 @@ class Attention(TypedDict, total=False):
     rows_first: bool
     rng: Tensor | None
     deterministic: bool
+    batch_invariant: bool
 
 class Decode(TypedDict, total=False):
     k_new: Tensor | None
@@ -47,3 +48,4 @@ class Decode(TypedDict, total=False):
     splits: int
     rows_first: bool
     out: Tensor | None
+    batch_invariant: bool

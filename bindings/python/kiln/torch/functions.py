@@ -124,7 +124,7 @@ def attention(
     seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0,
     scale: float | None = None, softcap: float = 0.0, dropout: float = 0.0, causal: bool = False,
     window: tuple[int, int] = (-1, -1), bottom_right: bool = False, rows_first: bool = False,
-    rng: Tensor | None = None, return_lse: bool = False, deterministic: bool = False,
+    rng: Tensor | None = None, return_lse: bool = False, deterministic: bool = False, batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention: softmax(mask(score(scale * q k^T))) v, differentiable once in q, k, v, bias and sinks.
 
@@ -169,6 +169,8 @@ def attention(
             the layout, or [heads, rows] of a q without batches. It has no gradient.
         deterministic: whether equal calls must give equal bits of gradients, as under
             torch.use_deterministic_algorithms(). Those of out always do.
+        batch_invariant: whether a sequence's rows of out and lse must have the same bits whatever else is in the batch;
+            slower where rows are few. Of gradients it says nothing.
 
     Returns:
         out, in the layout and dtype of q with v's head dimension; and lse if it is wanted. A row that sees no key is 0,
@@ -309,7 +311,7 @@ def decode(
     sinks: Tensor | None = None, alibi_slopes: Tensor | None = None, max_seqlen_q: int = 0, max_seqlen_k: int = 0,
     scale: float | None = None, softcap: float = 0.0, causal: bool = False, window: tuple[int, int] = (-1, -1),
     rotary_interleaved: bool = False, splits: int = 0, rows_first: bool = False, out: Tensor | None = None,
-    return_lse: bool = False,
+    return_lse: bool = False, batch_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of new queries over cached keys and values, of which those of this call may be appended first.
 
@@ -336,7 +338,10 @@ def decode(
         rows_first: whether rows come before heads, in all of them.
         max_seqlen_k: no sequence has more keys, new ones included. 0: as many as the cache has room for.
         rotary_interleaved: columns 2c and 2c + 1 are pairs, else c and c + rotary_dim / 2.
-        splits: into how many parts the keys are split, at most 128; 0: as is fastest.
+        splits: into how many parts the keys are split, at most 128; 0: as is fastest, or with batch_invariant a number
+            that depends on rows and heads alone.
+        batch_invariant: whether a sequence's result must have the same bits whatever keys the others of the batch have,
+            and however many there are; of calls with equal rows, or with cu_seqlens_q equal max_seqlen_q.
         out: written and returned; None: a new tensor.
 
     Returns:
