@@ -25,9 +25,9 @@ LLAMA = {
 }  # fmt: skip
 
 
-def verdicts(capsys: pytest.CaptureFixture[str], *words: str) -> dict[tuple[str, str], dict]:
-    """By attention and use the verdict on sm_90."""
-    assert cli.main(["coverage", *words, "--target", "sm_90", "--json"]) == 0
+def verdicts(capsys: pytest.CaptureFixture[str], *words: str, target: str = "sm_90") -> dict[tuple[str, str], dict]:
+    """By attention and use the verdict on the target."""
+    assert cli.main(["coverage", *words, "--target", target, "--json"]) == 0
     return {(v["attention"], v["use"]): v for v in json.loads(capsys.readouterr().out)["verdicts"]}
 
 
@@ -56,7 +56,7 @@ def test_a_model_is_served_by_the_images_of_its_head_dimension(
         ("core", "head_dim=192/128", "prefill", "in the full profile only", "the profile full"),
         ("core", "head_dim=64 fp8-cache", "decode", "in the full profile only", "a cache in bf16"),
         ("core", "head_dim=64 dtype=fp32", "training", "in the full profile only", "bf16 in place of fp32"),
-        ("full", "head_dim=576/512 heads_kv=1", "decode", "has no image for", "beyond head_dim 512"),
+        ("full", "head_dim=600/512 heads_kv=1", "decode", "has no image for", "beyond head_dim 576"),
     ],
 )
 def test_what_is_not_served_says_why_and_what_would_serve_it(
@@ -117,13 +117,21 @@ def test_a_file_of_a_profile_s_name_is_not_the_profile(
     assert "core is not a release, a pack or an image" in capsys.readouterr().err
 
 
+DEEPSEEK = str(ROOT / "tests/models/deepseek-v3.json")
+
+
 @pytest.mark.parametrize(("profile", "where"), [("core", " with the profile full"), ("full", "")])
 def test_a_latent_cache_can_be_expanded(capsys: pytest.CaptureFixture[str], profile: str, where: str) -> None:
-    path = ROOT / "tests" / "models" / "deepseek-v3.json"
-    found = verdicts(capsys, profile, "--model", str(path))["absorbed latent attention", "decode"]
+    found = verdicts(capsys, profile, "--model", DEEPSEEK, target="sm_80")["absorbed latent attention", "decode"]
     expanded = f"full attention over keys and values expanded to 128 KV heads of head_dim 192/128{where}"
-    assert found["remedies"][0] == expanded
-    assert "a recipe whose images go beyond head_dim 512" in found["remedies"][1]
+    assert found["remedies"] == [expanded]
+
+
+def test_a_latent_cache_is_read_on_hopper(capsys: pytest.CaptureFixture[str]) -> None:
+    found = verdicts(capsys, "core", "--model", DEEPSEEK)["absorbed latent attention", "decode"]
+    assert found["remedies"][0] == "the profile full"
+    found = verdicts(capsys, "full", "--model", DEEPSEEK)["absorbed latent attention", "decode"]
+    assert found["served"] and "attn_decode.latent" in {image["kernel"] for image in found["images"]}
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,11 @@ KILN_API kiln_status kiln_attn_bwd_explain(kiln_t kiln, const kiln_queue* queue,
  * i + d + window_right with d = keys - rows, from which ALiBi counts too. leftpad[b] keys at the start of its cache are
  * not seen.
  *
+ * Latent keys, as DeepSeek's models decode (absorbed): v_cache may be the first columns of k_cache, in the same memory.
+ * Of head_dim 576 and head_dim_v 512 it must be, and such calls are served on Hopper alone, in fp16 and bf16, without
+ * softcap and alibi_slopes, if each key begins at a multiple of 16 bytes. Of keys that are appended so, the first
+ * columns of k_new must be v_new, and rotary_cos NULL.
+ *
  * Rotary embedding (rotary_cos given): the first rotary_dim = 2 * rotary_cos.sizes[1] elements of k_new's row i are
  * rotated by the angles of position seqused_k[b] + i, and those of q's row i by those of the same position, or of
  * seqused_k[b] where nothing is masked (neither causal nor a window), as flash-attention does. A position behind

@@ -59,8 +59,12 @@ def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCal
     if known.get("padded") == "true":
         widths.reverse()
     if operation == "attn_decode":
+        decodes = DECODES
+        if width == 576:  # latent keys; rotation by the call would turn columns of values too
+            widths = [{"width": 576, "width_v": 512, "latent": True, "heads_kv": 1}]
+            decodes = tuple({**one, "rotary": ""} for one in DECODES)
         fp8s = ({"fp8": True}, {}) if "fp8" in functional or "e4m3" in functional else ({}, {"fp8": True})
-        parts = itertools.product(fp8s, DECODE_EXTRAS, widths, ({}, {"layout": "odd rows"}), DECODES)
+        parts = itertools.product(fp8s, DECODE_EXTRAS, widths, ({}, {"layout": "odd rows"}), decodes)
         fields = [{name: value for part in some for name, value in part.items()} for some in parts]
         return [
             DecodeCall(dtype=dtype, **one)

@@ -23,6 +23,7 @@ class DecodeCall(AnyCall):
         new_rows: appended by this call.
         rotary: "", "half" or "interleaved", of rotary_dim elements.
         fp8: what is cached is fp8 with scales.
+        latent: values are the first columns of the keys, in the same memory.
         cache_batch: sequences have other batches of the cache than their own.
         leftpad: some keys at the begin do not count.
         alibi: "", "heads" (the same in all batches) or "batch".
@@ -46,6 +47,7 @@ class DecodeCall(AnyCall):
     rotary: str = ""
     rotary_dim: int = 32
     fp8: bool = False
+    latent: bool = False
     cache_batch: bool = False
     leftpad: bool = False
     causal: bool = False
@@ -137,11 +139,13 @@ class DecodeInputs:
             self.k_cache, self.v_cache = (
                 t.transpose(1, 2).contiguous().transpose(1, 2) for t in (self.k_cache, self.v_cache)
             )
+        if call.latent:
+            self.v_cache = self.k_cache[..., : call.out_width]
         self.leftpads = tuple(min(5 + b, n) for b, n in enumerate(call.cached)) if call.leftpad else (0,) * call.batch
         for b, keys in enumerate(call.cached):
             seen = torch.arange(self.leftpads[b], keys, device=device)
             pages_of, slots = self.where(b, seen)
-            for cache in (self.k_cache, self.v_cache):
+            for cache in (self.k_cache,) if call.latent else (self.k_cache, self.v_cache):
                 values = drawn(len(seen), call.heads_kv, cache.shape[3])
                 values = (values + offset if cache is self.k_cache else values).to(held)
                 bits(cache)[pages_of, :, slots] = bits(values)
@@ -151,6 +155,8 @@ class DecodeInputs:
                 (drawn(call.batch, call.heads_kv, call.new_rows, width) + more).to(dtype)
                 for width, more in ((call.width, offset), (call.out_width, 0.0))
             )
+            if call.latent:
+                self.v_new = self.k_new[..., : call.out_width]
         if call.rotary:
             room = self.size * self.places.shape[1]
             angles = torch.rand(room + call.rows, call.rotary_dim // 2, generator=generator, device=device) * 6.3

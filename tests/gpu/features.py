@@ -180,6 +180,20 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
                    page_size=size, width=width, rotary="half" if new else "", causal=True)
         for dtype, rows, new, size, width in product(("bf16", "fp16"), (1, 5), (0, 1), (0, 64), (64, 128))
     ],
+    "decode, latent keys": [
+        DecodeCall(dtype=dtype, batch=3, heads=heads, heads_kv=1, rows=rows, keys=900, used=(890, 0, 333), width=576,
+                   width_v=512, latent=True, new_rows=rows if append else 0, page_size=size, splits=splits, causal=True,
+                   layout=layout)
+        for dtype, heads, rows, append, (size, layout), splits in product(
+            ("bf16", "fp16"), (1, 16, 40, 128), (1, 2), (False, True),
+            ((0, "contiguous"), (0, "rows"), (1, "contiguous"), (64, "contiguous")), (0, 1, 7)
+        )
+    ] + [
+        DecodeCall(dtype="bf16", batch=2, heads=16, heads_kv=1, rows=3, keys=700, used=(700, 65), width=576,
+                   width_v=512, latent=True, cache_batch=True, leftpad=True, sinks=True, left=left, right=0,
+                   layout="odd rows")
+        for left in (-1, 130)
+    ],
     "decode, windows, soft cap, sinks, ALiBi": [
         DecodeCall(dtype=dtype, rows=rows, keys=900, heads=8, left=left, right=right, **extra)
         for dtype, rows, (left, right), extra in product(

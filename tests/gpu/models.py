@@ -69,11 +69,18 @@ class Case:
             "k": self.normal(BATCH, kind["heads_kv"], self.keys, kind["head_dim"]),
             "v": self.normal(BATCH, kind["heads_kv"], self.keys, kind["head_dim_v"]),
         }
+        if self.is_latent:
+            made["v"] = made["k"][..., : kind["head_dim_v"]]
         if kind["bias"]:
             made["bias"] = self.normal(1, kind["heads"], rows, self.keys)
         if self.sinks is not None:
             made["sinks"] = self.sinks
         return made
+
+    @property
+    def is_latent(self) -> bool:
+        """Attention.is_latent, of a kind of `kiln coverage --json`."""
+        return self.kind["heads_kv"] == 1 and self.kind["head_dim"] > self.kind["head_dim_v"]
 
     @property
     def window(self) -> tuple[int, int]:
@@ -157,6 +164,8 @@ def decode(case: Case) -> Iterator[tuple[Tensor, Tensor]]:
             scales[f"{name}_scale"] = tensor.float().abs().amax((0, 2, 3)) / _FP8
             tensor = tensor.float() / scales[f"{name}_scale"][None, :, None, None]
         caches[f"{name}_cache"] = tensor.to(cached)
+    if case.is_latent:
+        caches["v_cache"] = caches["k_cache"][..., : kind["head_dim_v"]]
     more: dict[str, Any] = {"seqused_k": torch.full((BATCH,), case.keys, dtype=torch.int32, device=case.device)}
     if not kind["cross"]:
         more["seqused_k"] -= 1

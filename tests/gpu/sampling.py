@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from calls import SHARED, SINKS, Call
@@ -108,7 +109,7 @@ def random_call(seed: int, number: int) -> Call:
     )  # fmt: skip
 
 
-def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
+def random_decode(seed: int, number: int, has_fp8: bool, has_latent: bool = False) -> DecodeCall:
     draw = _Draw(f"kiln decode {seed} {number}")
     batch, heads_kv = draw.choice((1, 2, 5)), draw.choice((1, 2, 4))
     rows = draw.choice((1, 1, 2, 3, 7, 16, 33, 130))
@@ -123,7 +124,7 @@ def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
     masked = draw.choice(("", "causal", "causal", "left", "both"))
     fp8 = has_fp8 and draw.some(0.25)
     rotary_dim = draw.choice((2, 16, 32, width)) // 2 * 2
-    return DecodeCall(
+    call = DecodeCall(
         dtype=draw.choice(("bf16", "fp16")) if fp8 else draw.choice(("bf16", "bf16", "fp16", "fp16", "fp32")),
         batch=batch, heads=heads_kv * draw.choice((1, 2, 4, 8)), heads_kv=heads_kv, rows=rows, lengths_q=lengths_q,
         keys=keys, used=used, width=width, width_v=draw.choice((32, 96)) if draw.some(0.1) else 0, page_size=page_size,
@@ -137,4 +138,10 @@ def random_decode(seed: int, number: int, has_fp8: bool) -> DecodeCall:
         sm_scale=draw.choice((0.0, 0.0, 0.05, 0.5, -0.2)), longest=draw.some(0.8),
         longest_k=draw.choice((0, 0, max(used or (keys,)) + new_rows, keys, 2 * keys)), number=draw.getrandbits(40),
         inputs=draw.choice(("normal", "normal", "normal", *SHARED)),
+    )  # fmt: skip
+    if not (has_latent and call.dtype != "fp32" and draw.some(0.1)):
+        return call
+    return dataclasses.replace(
+        call, latent=True, width=576, width_v=512, heads=draw.choice((4, 16, 40, 128)), heads_kv=1, fp8=False,
+        rotary="", softcap=0.0, alibi="", page_size=page_size and draw.choice((1, 16, 64, page_size)),
     )  # fmt: skip

@@ -57,7 +57,8 @@ class Tasks:
         rows, broken, worst = [], False, 0.0
         for number in range(first, last):
             if kind == "decode":
-                call = sampling.random_decode(seed, number, has_fp8=target is None)
+                has_latent = target is None and self.device == "cuda" and self.kiln.target == "sm_90"
+                call = sampling.random_decode(seed, number, target is None, has_latent)
             else:
                 call = sampling.random_call(seed, number)
             row = self.one(call, target) | {"number": number}

@@ -221,8 +221,9 @@ def _listed(core: _core.Runtime, target: str) -> list[dict[str, Any]]:
 
 
 def _served(listed: Iterable[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Dtypes and head dimensions of attention's images."""
-    functionals = {row["functional"] for row in listed if row["operation"].startswith("flash.attn_")}
+    """Dtypes and head dimensions of attention's images; latent keys, which only decoding takes, not counted."""
+    rows = [row for row in listed if row["operation"].startswith("flash.attn_")]
+    functionals = {row["functional"] for row in rows if not row["kernel"].endswith(".latent")}
     words = [word.partition("=") for functional in functionals for word in functional.split()]
     found = {name: sorted({value for own, _, value in words if own == name}) for name in ("dtype", "head_dim")}
     return tuple(found["dtype"]), tuple(sorted(map(int, found["head_dim"])))

@@ -56,6 +56,11 @@ class Attention:
     uses: tuple[str, ...] = USES
     assumed: tuple[str, ...] = ()
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are the first columns of the keys, in the same memory: they are one head's, and narrower."""
+        return self.heads_kv == 1 and self.head_dim > self.head_dim_v
+
     def __str__(self) -> str:
         """ "32 heads, 8 KV heads, head_dim 128, bf16, causal, window 4096": in the words of the line."""
         width = str(self.head_dim) if self.head_dim == self.head_dim_v else f"{self.head_dim}/{self.head_dim_v}"

@@ -82,10 +82,14 @@ def _backward(recipe: Recipe, kind: Attention) -> Example:
 def _decode(recipe: Recipe, kind: Attention) -> Example:
     made = _Tensors()
     cache = kind.cache_dtype or kind.dtype
+    keys = made(cache, _BATCH, kind.heads_kv, kind.keys, kind.head_dim)
+    values = made(cache, _BATCH, kind.heads_kv, kind.keys, kind.head_dim_v)
+    if kind.is_latent:
+        values = Tensor(keys.data, keys.dtype, values.sizes, keys.strides)
     tensors = {
         "q": made(kind.dtype, _BATCH, kind.heads, 1, kind.head_dim),
-        "k_cache": made(cache, _BATCH, kind.heads_kv, kind.keys, kind.head_dim),
-        "v_cache": made(cache, _BATCH, kind.heads_kv, kind.keys, kind.head_dim_v),
+        "k_cache": keys,
+        "v_cache": values,
         "out": made(kind.dtype, _BATCH, kind.heads, 1, kind.head_dim_v),
         "seqused_k": made("int32", _BATCH),
     }
