@@ -48,7 +48,7 @@ def bin_of(kernel: Kernel, shape: Training | Decoding, multiprocessors: int) -> 
     Raises:
         RecipeError: an axis asks for something that a shape does not tell.
     """
-    values = _values(shape) | {"multiprocessors": multiprocessors}
+    values = _values(shape) | {"multiprocessors": multiprocessors, "batch_invariant": 0}
     found = {}
     for axis in kernel.bins:
         try:
