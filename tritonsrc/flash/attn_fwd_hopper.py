@@ -5,8 +5,8 @@ copies the next tile's rows and keys while consumers are still at the last. A co
 with the next block of keys before that of the last block's weights with its values (FlashAttention-3: Shah et al.,
 2024, arXiv:2407.08608, section 3.2), and while it computes weights, the other's products are under way (section 3.1).
 
-Rows are held in registers: of what tensor cores read in a step, 192 bytes in 224 would come from shared memory, whose
-rate they reach. The order of a tile's blocks of keys is Work's (hopper_tiles.py).
+Rows of up to 128 columns are held in registers: of what tensor cores read in a step, 192 bytes in 224 would come from
+shared memory, whose rate they reach. The order of a tile's blocks of keys is Work's (hopper_tiles.py).
 """
 
 from typing import NamedTuple
@@ -69,26 +69,32 @@ class Results(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What lies in shared memory: tiles (hopper_tiles.announce), their rows, in whose place their results are put,
-    keys and values; and the barriers that say whether these are there, or may be replaced. Of keys there is a stage
-    more than of values, so that they need no such barrier: what the producer waited for before it copied the last
-    values says that the stage for the next keys is free."""
+    """What lies in shared memory: tiles (hopper_tiles.announce), their rows, keys and values, results; and the barriers
+    that say whether these are there, or may be replaced.
+
+    Results are put in their rows' place; or, of wide heads, which have no second place for the next tile's rows, in one
+    of their own, half a row at a time. k_empty is used where there are as many stages of keys as of values. Where keys
+    have one more, what the producer waited for before it copied the last values says that the stage for the next keys
+    is free."""
 
     tiles: gl.shared_memory_descriptor
     q: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
+    results: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
     v_empty: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-            ROW_STAGES: gl.constexpr):  # fmt: skip
+def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, KEY_STAGES: gl.constexpr,
+            STAGES: gl.constexpr, ROW_STAGES: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
     """Copies the rows of each tile, and block by block the keys and values that they see."""
+    COLUMNS: gl.constexpr = q_desc.block_shape[3]
     done = 0
     taken = 0
     for turn in range(turns_of(call)):
@@ -99,17 +105,21 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES:
             slot = taken % ROW_STAGES
             mbarrier.wait(shared.q_empty.index(slot), (taken // ROW_STAGES & 1) ^ 1)
             announce(shared.tiles, slot, rows, work)
-            mbarrier.expect(shared.q_full.index(slot), CONSUMERS * q_desc.nbytes_per_cta)
+            mbarrier.expect(shared.q_full.index(slot), CONSUMERS * PARTS * q_desc.nbytes_per_cta)
             for c in gl.static_range(CONSUMERS):
                 row = rows.start_q + rows.first + 64 * c
-                tma.async_load(q_desc, [rows.batch_q, rows.head, row, 0], shared.q_full.index(slot),
-                               shared.q.index(slot * CONSUMERS + c))  # fmt: skip
+                for part in gl.static_range(PARTS):
+                    tma.async_load(q_desc, [rows.batch_q, rows.head, row, part * COLUMNS], shared.q_full.index(slot),
+                                   shared.q.index((slot * CONSUMERS + c) * PARTS + part))  # fmt: skip
             for i in range(1 + work.middle + work.rest):
                 key = rows.start_k + block_of(i, work) * BLOCK_N
-                stage = done % (STAGES + 1)
-                mbarrier.expect(shared.k_full.index(stage), k_desc.nbytes_per_cta)
-                tma.async_load(k_desc, [rows.batch_k, head_kv, key, 0], shared.k_full.index(stage),
-                               shared.k.index(stage))  # fmt: skip
+                stage = done % KEY_STAGES
+                if KEY_STAGES == STAGES:
+                    mbarrier.wait(shared.k_empty.index(stage), (done // KEY_STAGES & 1) ^ 1)
+                mbarrier.expect(shared.k_full.index(stage), PARTS * k_desc.nbytes_per_cta)
+                for part in gl.static_range(PARTS):
+                    tma.async_load(k_desc, [rows.batch_k, head_kv, key, part * COLUMNS], shared.k_full.index(stage),
+                                   shared.k.index(stage * PARTS + part))  # fmt: skip
                 stage = done % STAGES
                 mbarrier.wait(shared.v_empty.index(stage), (done // STAGES & 1) ^ 1)
                 mbarrier.expect(shared.v_full.index(stage), v_desc.nbytes_per_cta)
@@ -124,13 +134,27 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES:
 
 
 @gluon.jit
-def product(q, shared, done, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, SCORES: gl.constexpr):
-    """Begins the product of rows and the done-th block of keys, once that is there."""
-    stage = done % (STAGES + 1)
-    mbarrier.wait(shared.k_full.index(stage), done // (STAGES + 1) & 1)
-    k = shared.k.index(stage).reshape([BLOCK_N, q.shape[1]])
-    zero = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
-    return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+def product(q, place, shared, done, BLOCK_N: gl.constexpr, KEY_STAGES: gl.constexpr, PARTS: gl.constexpr,
+            SCORES: gl.constexpr):  # fmt: skip
+    """Begins the product of rows and the done-th block of keys, once that is there. Rows in parts lie from number
+    `place` on; others are in q."""
+    stage = done % KEY_STAGES
+    mbarrier.wait(shared.k_full.index(stage), done // KEY_STAGES & 1)
+    COLUMNS: gl.constexpr = shared.k.shape[4]
+    scores = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
+    for part in gl.static_range(PARTS):
+        if PARTS > 1:
+            q = shared.q.index(place + part).reshape([64, COLUMNS])
+        k = shared.k.index(stage * PARTS + part).reshape([BLOCK_N, COLUMNS])
+        scores = warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=part > 0, is_async=True)
+    return scores
+
+
+@gluon.jit
+def leave_keys(shared, done, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr):
+    """The done-th keys may be replaced."""
+    if KEY_STAGES == STAGES:
+        mbarrier.arrive(shared.k_empty.index(done % KEY_STAGES), count=1)
 
 
 @gluon.jit
@@ -212,14 +236,14 @@ def weighed(row_max, row_sum, new_max, scores, factor, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def clear_beyond(shared, done, count, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
+def clear_beyond(shared, done, count, BLOCK_N: gl.constexpr, WIDTH_V: gl.constexpr, STAGES: gl.constexpr):
     """Makes zeros of the values from number `count` of a block on: another sequence's, or whatever lies there, which a
     weight of 0 does not make 0 if it is no number. Each consumer does so for itself; they write the same."""
-    LANES: gl.constexpr = min(HEAD_DIM // 8, 32)
+    LANES: gl.constexpr = min(WIDTH_V // 8, 32)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     stage = done % STAGES
     mbarrier.wait(shared.v_full.index(stage), done // STAGES & 1)
-    tile = shared.v.index(stage).reshape([BLOCK_N, HEAD_DIM])
+    tile = shared.v.index(stage).reshape([BLOCK_N, WIDTH_V])
     inside = gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT)) < count
     tile.store(gl.where(inside[:, None], tile.load(LAYOUT), 0.0))
     fence_async_shared()
@@ -227,8 +251,24 @@ def clear_beyond(shared, done, count, BLOCK_N: gl.constexpr, HEAD_DIM: gl.conste
 
 
 @gluon.jit
-def finish(acc, row_max, row_sum, results_tile, rows, tile, sinks_ptr, results, flags, INDEX: gl.constexpr,
-           HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, SUMS: gl.constexpr):  # fmt: skip
+def free_results():
+    """Waits until results have been written from their place."""
+    tma.store_wait(0)
+    gl.barrier()
+
+
+@gluon.jit
+def put_results(values, place, desc, tile, row, column):
+    """Begins to write results from `place`."""
+    place.reshape(values.shape).store(values)
+    fence_async_shared()
+    gl.barrier()
+    tma.async_store(desc, [tile.batch_q, tile.head, tile.start_q + row, column], place)
+
+
+@gluon.jit
+def finish(acc, row_max, row_sum, place, rows, tile, sinks_ptr, results, flags, INDEX: gl.constexpr,
+           WIDTH_V: gl.constexpr, ROWS: gl.constexpr, SUMS: gl.constexpr):  # fmt: skip
     """Divides the output by the sum of weights, and begins to write it."""
     OUT_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
     if flags & SINKS:
@@ -238,21 +278,24 @@ def finish(acc, row_max, row_sum, results_tile, rows, tile, sinks_ptr, results, 
     divisor = divisor_of(row_sum)
     inverse = gl.convert_layout(1.0 / divisor, OUT_ROWS)
     blind = gl.convert_layout(row_sum == 0.0, OUT_ROWS)
-    acc = gl.where(blind[:, None], 0.0, acc * inverse[:, None]).to(results_tile.dtype)
+    acc = gl.where(blind[:, None], 0.0, acc * inverse[:, None]).to(place.dtype)
     first = tile.first + 64 * INDEX
     if ((flags & (CU_Q | SUMS_Q | USED_Q)) != 0) & (first + 64 > tile.rows_q):
         # Behind the last rows of a sequence lies the next, or what is not to be written.
-        column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, SUMS))
+        column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, SUMS))
         row = first + gl.arange(0, 64, OUT_ROWS)
         at = results.out_ptr + tile.batch_q.to(gl.int64) * results.stride_ob
         at += tile.head.to(gl.int64) * results.stride_oh
         there = (row < tile.rows_q)[:, None] & (column < results.width_v)[None, :]
         gl.store(at + (tile.start_q + row)[:, None] * results.stride_om + column[None, :], acc, mask=there)
+    elif place.shape[3] == WIDTH_V:
+        put_results(acc, place, results.out_desc, tile, first, 0)
     else:
-        results_tile.reshape([64, HEAD_DIM]).store(acc)
-        fence_async_shared()
-        gl.barrier()
-        tma.async_store(results.out_desc, [tile.batch_q, tile.head, tile.start_q + first, 0], results_tile)
+        left, right = gl.split(acc.reshape([64, 2, WIDTH_V // 2]).permute([0, 2, 1]))
+        free_results()
+        put_results(left, place, results.out_desc, tile, first, 0)
+        free_results()
+        put_results(right, place, results.out_desc, tile, first, WIDTH_V // 2)
     if flags & LSE:
         by_sequence = (flags & LSE_BY_SEQUENCE) != 0
         batch_l = gl.where(by_sequence, tile.batch, tile.batch_q).to(gl.int64)
@@ -263,11 +306,12 @@ def finish(acc, row_max, row_sum, results_tile, rows, tile, sinks_ptr, results, 
 
 
 @gluon.jit
-def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, EXTRAS: gl.constexpr,
-            BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ROW_STAGES: gl.constexpr):  # fmt: skip
+def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH_V: gl.constexpr,
+            EXTRAS: gl.constexpr, BLOCK_N: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr,
+            ROW_STAGES: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
     """Computes the rows [64 * INDEX, 64 * INDEX + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH_V, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     OUT_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
@@ -282,36 +326,46 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
     while tile.rows_q > 0:
         rows = tile.first + 64 * INDEX + gl.arange(0, 64, ROWS)
         slot = taken % ROW_STAGES
-        rows_tile = shared.q.index(slot * CONSUMERS + INDEX)
-        q = rows_tile.reshape([64, HEAD_DIM])
-        if HEAD_DIM < 256:
+        place = (slot * CONSUMERS + INDEX) * PARTS
+        q = shared.q.index(place)
+        results_place = q if ROW_STAGES > 1 else shared.results.index(INDEX)
+        if PARTS == 1:
+            q = q.reshape([64, HEAD_DIM])
+        if HEAD_DIM <= 128:
             q = q.load(gl.DotOperandLayout(0, SCORES, 2))
         bias_ptr = score.bias_ptr + tile.batch.to(gl.int64) * score.stride_bb + tile.head.to(gl.int64) * score.stride_bh
         slope = slope_of(score.slopes_ptr, tile.batch, score.stride_sb, tile.head, flags, EXTRAS)
         row_max = gl.full([64], float("-inf"), gl.float32, ROWS)
         row_sum = gl.zeros([64], gl.float32, ROWS)
-        acc = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
+        acc = gl.zeros([64, WIDTH_V], gl.float32, SUMS)
 
-        products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
+        products = product(q, place, shared, done, BLOCK_N, KEY_STAGES, PARTS, SCORES)
         if ROW_STAGES > 1:
             # The last tile's results have been read by now from where its rows were.
             tma.store_wait(0)
             mbarrier.arrive(shared.q_empty.index((taken + 1) % ROW_STAGES), count=1, pred=taken > 0)
         scores = warpgroup_mma_wait(0, deps=[products])
+        leave_keys(shared, done, KEY_STAGES, STAGES)
+        if ROW_STAGES == 1:
+            mbarrier.arrive(shared.q_empty.index(0), count=1, pred=tile.middle + tile.rest == 0)
         if not PLAIN:
             scores = scored(scores, tile.last, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
         if tile.is_masked != 0:
             scores = masked(scores, tile.last, rows, tile, BLOCK_N, SCORES)
             if ((flags & (CU_K | SUMS_K | USED_K)) != 0) & ((tile.last + 1) * BLOCK_N > tile.rows_k):
-                clear_beyond(shared, done, tile.rows_k - tile.last * BLOCK_N, BLOCK_N, HEAD_DIM, STAGES)
+                clear_beyond(shared, done, tile.rows_k - tile.last * BLOCK_N, BLOCK_N, WIDTH_V, STAGES)
         new_max = highest(row_max, scores, factor)
         p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
         row_max = new_max
         weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
         for step in range(tile.middle):
-            products = product(q, shared, done + 1, BLOCK_N, STAGES, SCORES)
+            products = product(q, place, shared, done + 1, BLOCK_N, KEY_STAGES, PARTS, SCORES)
             acc = added(acc, weights, shared, done, BLOCK_N, STAGES)
             scores = warpgroup_mma_wait(1, deps=[products])
+            leave_keys(shared, done + 1, KEY_STAGES, STAGES)
+            if ROW_STAGES == 1:
+                is_last = (step == tile.middle - 1) & (tile.rest == 0)
+                mbarrier.arrive(shared.q_empty.index(0), count=1, pred=is_last)
             if not PLAIN:
                 number = tile.top - 1 - step
                 scores = scored(scores, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
@@ -330,8 +384,11 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
         # Other blocks with a mask: few, and each by itself. Weights that went from one loop to another would be
         # taken apart and put together again in each step.
         for i in range(tile.rest):
-            products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
+            products = product(q, place, shared, done, BLOCK_N, KEY_STAGES, PARTS, SCORES)
             scores = warpgroup_mma_wait(0, deps=[products])
+            leave_keys(shared, done, KEY_STAGES, STAGES)
+            if ROW_STAGES == 1:
+                mbarrier.arrive(shared.q_empty.index(0), count=1, pred=i == tile.rest - 1)
             number = rest_block(i, tile)
             if not PLAIN:
                 scores = scored(scores, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
@@ -345,12 +402,8 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
             acc = summed(acc, weights, shared, done, STAGES)
             done += 1
 
-        finish(
-            acc, row_max, row_sum, rows_tile, rows, tile, score.sinks_ptr, results, flags, INDEX, HEAD_DIM, ROWS, SUMS
-        )
-        if ROW_STAGES == 1:
-            tma.store_wait(0)
-            mbarrier.arrive(shared.q_empty.index(0), count=1)
+        finish(acc, row_max, row_sum, results_place, rows, tile, score.sinks_ptr, results, flags, INDEX, WIDTH_V, ROWS,
+               SUMS)  # fmt: skip
         taken += 1
         mbarrier.wait(shared.q_full.index(taken % ROW_STAGES), taken // ROW_STAGES & 1)
         tile = tile_at(shared.tiles, taken % ROW_STAGES)
@@ -362,40 +415,50 @@ def attn_fwd_hopper(
     q_desc, k_desc, v_desc, out_desc, bias_ptr, slopes_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale,
     softcap, stride_bb, stride_bh, stride_bm, stride_sb, batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_v,
     window_left, window_right, flags, out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb,
-    stride_lh, tiles, HEAD_DIM: gl.constexpr, EXTRAS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    ROW_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    stride_lh, tiles, HEAD_DIM: gl.constexpr, WIDTH_V: gl.constexpr, EXTRAS: gl.constexpr, BLOCK_N: gl.constexpr,
+    KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, ROW_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention forward of `tiles` blocks of rows, by as many programs as there are multiprocessors, or blocks.
 
     Shapes and arguments are those of attn_fwd.py.
 
     Args:
-        q_desc, out_desc: of [batch, heads, seqlen_q, width], in boxes of 64 rows.
+        q_desc, out_desc: of [batch, heads, seqlen_q, width], in boxes of 64 rows. Where HEAD_DIM is no power of two,
+            boxes of q and k have 64 columns; of results they have half of them if ROW_STAGES is 1.
         k_desc, v_desc: of [batch, heads / heads_per_kv, seqlen_k, width], in boxes of BLOCK_N keys. Columns from width
-            to HEAD_DIM are zeros.
+            to HEAD_DIM, or of values to WIDTH_V, are zeros.
         out_ptr: where out_desc is: rows that end within a box are written one by one.
-        STAGES: blocks of values in shared memory.
+        KEY_STAGES, STAGES: blocks of keys and of values in shared memory (Shared).
         ROW_STAGES: tiles of rows there: 2 where they fit, so that the next tile's are there when they are wanted.
         REGISTERS: of a consumer's thread.
     """
     dtype: gl.constexpr = q_desc.dtype
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    COLUMNS: gl.constexpr = q_desc.block_shape[3]
+    PARTS: gl.constexpr = HEAD_DIM // COLUMNS
+    q = gl.allocate_shared_memory(dtype, [ROW_STAGES * CONSUMERS * PARTS, 1, 1, 64, COLUMNS], q_desc.layout)
+    place = q
+    if ROW_STAGES == 1:
+        place = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, WIDTH_V // 2], out_desc.layout)
     shared = Shared(
         gl.allocate_shared_memory(gl.int32, [ROW_STAGES * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        gl.allocate_shared_memory(dtype, [ROW_STAGES * CONSUMERS, 1, 1, 64, HEAD_DIM], q_desc.layout),
-        gl.allocate_shared_memory(dtype, [STAGES + 1, 1, 1, BLOCK_N, HEAD_DIM], k_desc.layout),
-        gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, HEAD_DIM], v_desc.layout),
+        q,
+        gl.allocate_shared_memory(dtype, [KEY_STAGES * PARTS, 1, 1, BLOCK_N, COLUMNS], k_desc.layout),
+        gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, WIDTH_V], v_desc.layout),
+        place,
         gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
     )
     for slot in gl.static_range(ROW_STAGES):
         mbarrier.init(shared.q_full.index(slot), count=1)
         mbarrier.init(shared.q_empty.index(slot), count=CONSUMERS)
-    for stage in gl.static_range(STAGES + 1):
+    for stage in gl.static_range(KEY_STAGES):
         mbarrier.init(shared.k_full.index(stage), count=1)
+        mbarrier.init(shared.k_empty.index(stage), count=CONSUMERS)
     for stage in gl.static_range(STAGES):
         mbarrier.init(shared.v_full.index(stage), count=1)
         mbarrier.init(shared.v_empty.index(stage), count=CONSUMERS)
@@ -406,7 +469,9 @@ def attn_fwd_hopper(
     score = Scores(sm_scale, softcap, bias_ptr, stride_bb, stride_bh, stride_bm, slopes_ptr, stride_sb, sinks_ptr)
     results = Results(out_desc, out_ptr, stride_ob, stride_oh, stride_om, width_v, lse_ptr, stride_lb, stride_lh)
     gl.warp_specialize([
-        (consume, (shared, call, score, results, 0, HEAD_DIM, EXTRAS, BLOCK_N, STAGES, ROW_STAGES)),
-        (consume, (shared, call, score, results, 1, HEAD_DIM, EXTRAS, BLOCK_N, STAGES, ROW_STAGES)),
-        (produce, (q_desc, k_desc, v_desc, shared, call, BLOCK_N, STAGES, ROW_STAGES)),
+        (consume, (shared, call, score, results, 0, HEAD_DIM, WIDTH_V, EXTRAS, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES,
+                   PARTS)),
+        (consume, (shared, call, score, results, 1, HEAD_DIM, WIDTH_V, EXTRAS, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES,
+                   PARTS)),
+        (produce, (q_desc, k_desc, v_desc, shared, call, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES, PARTS)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
