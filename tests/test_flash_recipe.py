@@ -278,3 +278,63 @@ def test_batch_invariant_decoding_depends_on_rows_and_heads_alone(target, calls,
         splits.add(16 if len(chosen) == 2 else 1)
     assert len(images) == 1
     assert splits == {16 if rows * group <= 64 else 1}
+
+
+HOPPER, PAGES, GENERAL, REDUCE = (
+    "attn_prefill.hopper", "attn_prefill.small_pages", "attn_decode.general", "attn_decode_reduce",
+)  # fmt: skip
+LONG = {"keys": 32768}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernels"),
+    [
+        ({"rows": 512}, [HOPPER]),
+        ({"rows": 512, "page_size": 64}, [HOPPER]),
+        ({"rows": 512, "page_size": 128}, [HOPPER]),
+        ({"rows": 512, "page_size": 16}, [PAGES]),
+        ({"rows": 512, "page_size": 48}, [PAGES]),
+        ({"rows": 512, "page_size": 24}, [GENERAL]),
+        ({"rows": 512, "width": 124}, [GENERAL]),  # rows that a descriptor cannot describe
+        ({"rows": 512, "is_capped": 1}, [GENERAL]),
+        ({"rows": 512, "is_negative": 1}, [GENERAL]),
+        ({"rows": 512, "k_new": tensor(1, 8, 5, 128), "rotated": 64}, ["append_kv", "rotate_q", GENERAL]),
+        ({"rows": 512, "k_new": tensor(1, 8, 5, 128)}, ["append_kv", HOPPER]),
+        # Half of the multiprocessors, and less.
+        (LONG | {"rows": 256}, [HOPPER]),
+        (LONG | {"rows": 192}, [GENERAL, REDUCE]),
+        (LONG | {"rows": 192, "width": 256}, [HOPPER]),
+        (LONG | {"rows": 192, "wanted_splits": 1}, [HOPPER]),
+        (LONG | {"rows": 192, "batch_invariant": 1}, [HOPPER]),
+        (LONG | {"rows": 512, "wanted_splits": 2}, [GENERAL, REDUCE]),
+        # A turn of which most multiprocessors have no part.
+        (LONG | {"rows": 512 + 128}, [HOPPER]),
+        (LONG | {"rows": 512 + 32}, [HOPPER]),
+        (LONG | {"rows": 64, "batch": 5}, [GENERAL, REDUCE]),
+        (LONG | {"rows": 64, "batch": 8}, [HOPPER]),
+        (LONG | {"rows": 63, "batch": 8}, [GENERAL]),
+        # Sequences of a row among the others take a tile each.
+        ({"rows": 2048, "sequences": 2}, [HOPPER]),
+        ({"rows": 2048, "sequences": 100}, [GENERAL]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_many_rows_are_taken_by_prefill(asked, kernels):
+    """Of 32 heads and 8 of keys, on 132 multiprocessors."""
+    asked = {"batch": 1, "keys": 8192, "width": 128, "page_size": 0, "sequences": 0, "rotated": 0} | asked
+    rows, width = asked.pop("rows"), asked.pop("width")
+    batch, keys, size = asked.pop("batch"), asked.pop("keys"), asked.pop("page_size")
+    sequences, rotated = asked.pop("sequences"), asked.pop("rotated")
+    cache = tensor(batch * keys // size, 8, size, width) if size else tensor(sequences or batch, 8, keys, width)
+    some = {"q": tensor(batch, 32, rows, width), "out": tensor(batch, 32, rows, width), "sm_scale": 0.1, "softcap": 1.0}
+    some |= {"k_cache": cache, "v_cache": cache, "window_left": -1, "seqused_k": tensor(batch, dtype="int32")}
+    if size:
+        some["block_table"] = tensor(batch, keys // size, dtype="int32")
+    if sequences:
+        some |= {"cu_seqlens_q": tensor(sequences + 1, dtype="int32"), "seqused_k": tensor(sequences, dtype="int32")}
+    if rotated:
+        some |= {"rotary_cos": tensor(keys, rotated // 2), "rotary_sin": tensor(keys, rotated // 2)}
+    some |= {"v_new": asked["k_new"]} if "k_new" in asked else {}
+    some |= asked
+    chosen = dispatched(tables_of("dtype=bf16;head_dim=128,256"), "attn_decode", some)
+    assert [one.variant.kernel for one in chosen] == kernels

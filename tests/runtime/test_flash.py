@@ -127,7 +127,8 @@ DEFAULTS = {
     "attn_bwd": {"deterministic": 0, **SHARED},
     "attn_decode": {
         "max_seqlen_q": 0, "max_seqlen_k": 0, "window_left": INFINITE, "window_right": INFINITE, "wanted_splits": 0,
-        "sm_scale": fp32(0.125), "is_capped": 0, "softcap": fp32(1.0), "rotary_interleaved": 0, "batch_invariant": 0,
+        "sm_scale": fp32(0.125), "is_negative": 0, "is_capped": 0, "softcap": fp32(1.0), "rotary_interleaved": 0,
+        "batch_invariant": 0,
     },
     "dropout_mask": {"threshold": 0, "seed_value": 0, "offset_value": 0},
 }  # fmt: skip
