@@ -60,6 +60,8 @@ def whole_call(
             add(tensor, sizes)
         add("sinks", (HEADS,), "fp32")
         add("dsinks", (HEADS,), "fp32")
+        if functional.get("ordered") == "true":
+            made["deterministic"] = 1
     if "bias" in extras:
         add("bias", (BATCH, HEADS, rows, KEYS))
         if name == "attn_bwd":

@@ -22,11 +22,12 @@ def rows_of(batch, head, start_q, first_row, seqlen_q, places, flags, SPAN: tl.c
 def attn_bwd_delta(
     out_ptr, dout_ptr, lse_ptr, cu_q_ptr, used_q_ptr, sm_scale,
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_lb, stride_lh,
-    batches, heads, seqlen_q, width_v, flags, terms_ptr, dq_sums_ptr, places, tiles,
-    HEAD_DIM: tl.constexpr, SPAN: tl.constexpr, BLOCK_M: tl.constexpr,
+    batches, heads, seqlen_q, width_v, flags, terms_ptr, dq_sums_ptr, turns_ptr, places,
+    is_ordered, tiles, HEAD_DIM: tl.constexpr, SPAN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The terms of rows, [2, heads, places] fp32: minus the log-sum-exp divided by the scale, and minus delta =
-    rowsum(out * dout); and zeros for the sums of ds and dq, [heads, places] and [heads, places, HEAD_DIM] fp32.
+    rowsum(out * dout); and zeros for the sums of ds and dq, [2, heads, places] and [heads, places, HEAD_DIM] fp32,
+    and if is_ordered for turns, [heads, places / 64, 2].
 
     Rows beyond a sequence, and those that see no key, get such terms that all their weights are 0. The grid is (tiles,
     SPAN / BLOCK_M), tiles as of sequences.place() with SPAN rows. Other arguments as of attn_bwd_dq.
@@ -37,6 +38,10 @@ def attn_bwd_delta(
         return
     first_row = block * SPAN + tl.program_id(1) * BLOCK_M
     local = tl.arange(0, BLOCK_M)
+    first = rows_of(batch, head, start_q, first_row, seqlen_q, places, flags, SPAN)
+    if is_ordered:
+        for half in tl.static_range(BLOCK_M // 32):
+            tl.store(turns_ptr + first // 32 + half, 0)
     rows = first_row + local
     inside = rows < rows_q
     column = tl.arange(0, HEAD_DIM)
@@ -50,10 +55,11 @@ def attn_bwd_delta(
     lse_ptr += batch_l * stride_lb + head.to(tl.int64) * stride_lh + start_l
     lse = tl.load(lse_ptr + rows, mask=inside, other=float("-inf"))
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
-    at = rows_of(batch, head, start_q, first_row, seqlen_q, places, flags, SPAN) + local
+    at = first + local
     tl.store(terms_ptr + at, -lse / tl.maximum(sm_scale, LEAST_SCALE))
     tl.store(terms_ptr + heads.to(tl.int64) * places + at, -delta)
-    tl.store(terms_ptr + 2 * heads.to(tl.int64) * places + at, tl.zeros([BLOCK_M], tl.float32))
+    for part in tl.static_range(2):
+        tl.store(terms_ptr + (2 + part) * heads.to(tl.int64) * places + at, tl.zeros([BLOCK_M], tl.float32))
     zeros = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     tl.store(dq_sums_ptr + at[:, None] * HEAD_DIM + column[None, :], zeros)
 
@@ -78,6 +84,7 @@ def attn_bwd_finish(
     column = tl.arange(0, HEAD_DIM)
     at = rows_of(batch, head, start_q, first_row, seqlen_q, places, flags, SPAN) + local
     surplus = tl.load(terms_ptr + 2 * heads.to(tl.int64) * places + at)
+    surplus += tl.load(terms_ptr + 3 * heads.to(tl.int64) * places + at)
     if flags & SINKS:
         delta = -tl.load(terms_ptr + heads.to(tl.int64) * places + at)
         batch_l, start_l = lse_place(batch, batch_q, start_q, flags)

@@ -5,7 +5,7 @@ A program has a block of keys of a head, and walks over the rows that see it, of
 producer warp copies rows; two warpgroups of 64 keys each compute (FlashAttention-3: Shah et al., 2024,
 arXiv:2407.08608). Scores are transposed, [keys, rows]: so weights and their gradients are factors of dv and dk without
 leaving the registers. The gradients go through shared memory besides, and from there into dq: each warpgroup
-multiplies half of its columns, and adds them to those of other programs in global memory.
+multiplies half of it, and adds that to those of other programs in global memory.
 
 attn_bwd_ends.py has what comes before and after: the log-sum-exps and delta as initial values of products, which
 leaves them no registers; sums of dq to add to; dq from these sums.
@@ -13,14 +13,14 @@ leaves them no registers; sums of dq to add to; dq from these sums.
 
 from typing import NamedTuple
 
-from attn_bwd_tiles import Call, block_of, rows_of, span_of, tile_of
+from attn_bwd_pieces import add_up, clear_beyond, write
+from attn_bwd_tiles import Call, block_of, rows_of, span_of, tile_of, turn_of
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    mma_v2,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -70,6 +70,7 @@ class Ends(NamedTuple):
     terms_desc: tma.tensor_descriptor
     surplus_at: gl.tensor
     scale: gl.tensor
+    turns_ptr: gl.tensor
 
 
 @gluon.jit
@@ -106,62 +107,50 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M
 
 
 @gluon.jit
-def clear_beyond(tile, count, ROWS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Makes zeros of a tile's rows from number `count` on: another sequence's, or whatever lies there, which a weight
-    of 0 does not make 0 if it is no number. Each consumer does so for itself; they write the same."""
-    ACROSS: gl.constexpr = HEAD_DIM // 8 if HEAD_DIM < 256 else 32
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
-    inside = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) < count
-    tile.store(gl.where(inside[:, None], tile.load(LAYOUT), 0.0))
-    fence_async_shared()
-    gl.barrier()
-
-
-@gluon.jit
-def packed(values, dtype: gl.constexpr):
-    """Values rounded to 16 bits, two in a register: taken apart again, each costs an instruction, where two conversions
-    would."""
-    if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [values], gl.bfloat16, True, 2)
+def begin_dq(dq, slot, whose: gl.constexpr, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
+             ADD: gl.constexpr):  # fmt: skip
+    """Begins the product of the ds of 64 keys with them: of half of the rows, or if these are 64 of half of the
+    columns, as then there are no halves of rows for tensor cores."""
+    ds = shared.ds.index(slot * 2 + whose)
+    k = shared.k.index(whose).reshape([64, HEAD_DIM])
+    if BLOCK_M == 128:
+        return warpgroup_mma(ds.slice(64 * INDEX, 64, 1).permute((1, 0)), k, dq, use_acc=ADD, is_async=True)
     else:
-        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [values], gl.float16, True, 2)
+        HALF: gl.constexpr = HEAD_DIM // 2
+        return warpgroup_mma(ds.permute((1, 0)), k.slice(INDEX * HALF, HALF, 1), dq, use_acc=ADD, is_async=True)
 
 
 @gluon.jit
-def dq_of(done, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Begins the products of the done-th block's ds, of both consumers, with half of the columns of the keys. ds of
-    block -1 are zeros."""
-    HALF: gl.constexpr = HEAD_DIM // 2
-    HALVES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    slot = (done + 1) % 2
-    own = shared.ds.index(slot * 2 + INDEX).permute((1, 0))
-    other = shared.ds.index(slot * 2 + 1 - INDEX).permute((1, 0))
-    k = shared.k.index(INDEX).reshape([64, HEAD_DIM]).slice(INDEX * HALF, HALF, 1)
-    other_k = shared.k.index(1 - INDEX).reshape([64, HEAD_DIM]).slice(INDEX * HALF, HALF, 1)
-    mbarrier.wait(shared.ds_full.index(slot), (done + 1) // 2 & 1)
-    dq = gl.zeros([BLOCK_M, HALF], gl.float32, HALVES)
-    dq = warpgroup_mma(own, k, dq, use_acc=False, is_async=True)
-    return warpgroup_mma(other, other_k, dq, is_async=True)
+def pass_turn(place, ends, INDEX: gl.constexpr):
+    """Lets the next program add to the sums of the rows at `place`, once what this one has added is there."""
+    waited = gl.zeros([128], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.u32 $0, $1;", "=r,r", [waited], gl.int32, False, 1)
+    gl.barrier()
+    gl.atomic_add(ends.turns_ptr + (place // 64 * 2 + INDEX), 1, sem="release")
+
+
+@gluon.jit
+def await_turn(place, turn, ends, INDEX: gl.constexpr):
+    """Waits until so many others as `turn` says have added to the sums of the rows at `place`."""
+    at = ends.turns_ptr + (place // 64 * 2 + INDEX)
+    while gl.load(at, volatile=True) < turn:
+        pass
 
 
 @gluon.jit
 def add_rows(dk, dv, done, place, before, block, tile, call, ends, shared, INDEX: gl.constexpr, MASKED: gl.constexpr,
-             HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, DELAYED: gl.constexpr,
-             ONES: gl.constexpr):  # fmt: skip
-    """Adds what the done-th block of rows gives to dk and dv of 64 keys, and to half of the columns of its dq.
+             HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
+    """Adds what the done-th block of rows gives to dk and dv of 64 keys, and to half of its dq.
 
     Args:
         place, before: where this block and the one before have their sums.
-        block: its number; looked at if MASKED.
-        DELAYED: dq is the block's before: so no consumer waits for what the other computes at the same time.
+        block: its number.
         ONES: as of add_up().
     """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
-    HALF: gl.constexpr = HEAD_DIM // 2
-    HALVES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     dtype: gl.constexpr = shared.k.dtype
     stage = done % STAGES
     phase = done // STAGES & 1
@@ -195,106 +184,53 @@ def add_rows(dk, dv, done, place, before, block, tile, call, ends, shared, INDEX
         p = gl.where(seen, p, 0.0)
     slot = (done + 1) % 2
     own = shared.ds.index(slot * 2 + INDEX)
-    if DELAYED:
-        rounded = packed(p, dtype)
-        weights = gl.convert_layout(rounded, WEIGHTS)
-        dq = dq_of(done - 1, shared, INDEX, HEAD_DIM, BLOCK_M)
-        dp = warpgroup_mma_wait(2, deps=[dp])
-        dv = warpgroup_mma(weights, dout, dv, is_async=True)
-        ds = packed(rounded.to(gl.float32) * dp, dtype)
-        dq = warpgroup_mma_wait(1, deps=[dq])
-        tma.store_wait(0)
-        shared.dq.index(INDEX).store(dq)
-        # The other consumer is done with what this held: it has written its ds of the block before since.
-        own.store(ds)
-        fence_async_shared()
-        gl.barrier()
-        tma.async_atomic_add(ends.dq_desc, [before, INDEX * HALF], shared.dq.index(INDEX))
-        tma.async_atomic_add(ends.terms_desc, [ends.surplus_at + before], shared.surplus.index(slot * 2 + INDEX))
-    else:
-        weights = gl.convert_layout(p.to(dtype), WEIGHTS)
-        dp = warpgroup_mma_wait(0, deps=[dp])
-        dv = warpgroup_mma(weights, dout, dv, is_async=True)
-        ds = (p * dp).to(dtype)
-        own.store(ds)
-        fence_async_shared()
+    DQ_ROWS: gl.constexpr = 64
+    DQ_COLUMNS: gl.constexpr = HEAD_DIM * BLOCK_M // 128
+    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLUMNS, 16])
+    weights = gl.convert_layout(p.to(dtype), WEIGHTS)
+    dp = warpgroup_mma_wait(0, deps=[dp])
+    dv = warpgroup_mma(weights, dout, dv, is_async=True)
+    ds = (p * dp).to(dtype)
+    # The other consumer is done with what this held: it has written its ds of the block before since.
+    own.store(ds)
+    fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(slot), count=1)
     factors = gl.convert_layout(ds, WEIGHTS)
     dk = warpgroup_mma(factors, q, dk, is_async=True)
-    if DELAYED:
-        add_up(own, shared.surplus.index((1 - slot) * 2 + INDEX), BLOCK_M, ONES)
-        dv, weights = warpgroup_mma_wait(1, deps=[dv, weights])
-        mbarrier.arrive(shared.dout_empty.index(stage), count=1)
-        dk, factors = warpgroup_mma_wait(0, deps=[dk, factors])
-        mbarrier.arrive(shared.q_empty.index(stage), count=1)
+    dq = gl.zeros([DQ_ROWS, DQ_COLUMNS], gl.float32, DQ)
+    dq = begin_dq(dq, slot, INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, False)
+    if call.ordered:
+        if done > 0:
+            pass_turn(before, ends, INDEX)
     else:
-        dq = gl.zeros([BLOCK_M, HALF], gl.float32, HALVES)
-        dq = warpgroup_mma(own.permute((1, 0)), k.slice(INDEX * HALF, HALF, 1), dq, use_acc=False, is_async=True)
         tma.store_wait(0)
-        add_up(own, shared.surplus.index(INDEX), BLOCK_M, ONES)
-        mbarrier.wait(shared.ds_full.index(slot), (done + 1) // 2 & 1)
-        other = shared.ds.index(slot * 2 + 1 - INDEX)
-        other_k = shared.k.index(1 - INDEX).reshape([64, HEAD_DIM])
-        dq = warpgroup_mma(other.permute((1, 0)), other_k.slice(INDEX * HALF, HALF, 1), dq, is_async=True)
-        dv, weights = warpgroup_mma_wait(3, deps=[dv, weights])
-        mbarrier.arrive(shared.dout_empty.index(stage), count=1)
-        dk, factors = warpgroup_mma_wait(2, deps=[dk, factors])
-        mbarrier.arrive(shared.q_empty.index(stage), count=1)
-        dq = warpgroup_mma_wait(0, deps=[dq])
-        shared.dq.index(INDEX).store(dq)
-        fence_async_shared()
-        gl.barrier()
-        tma.async_atomic_add(ends.dq_desc, [place, INDEX * HALF], shared.dq.index(INDEX))
-        tma.async_atomic_add(ends.terms_desc, [ends.surplus_at + place], shared.surplus.index(INDEX))
+    add_up(own, shared.surplus.index(INDEX), BLOCK_M, ONES)
+    mbarrier.wait(shared.ds_full.index(slot), (done + 1) // 2 & 1)
+    dq = begin_dq(dq, slot, 1 - INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, True)
+    dv, weights = warpgroup_mma_wait(3, deps=[dv, weights])
+    mbarrier.arrive(shared.dout_empty.index(stage), count=1)
+    dk, factors = warpgroup_mma_wait(2, deps=[dk, factors])
+    mbarrier.arrive(shared.q_empty.index(stage), count=1)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    tma.store_wait(0)
+    shared.dq.index(INDEX).store(dq)
+    if call.ordered:
+        await_turn(place, turn_of(block, tile, call, BLOCK_M, 128), ends, INDEX)
+    fence_async_shared()
+    gl.barrier()
+    ROW: gl.constexpr = 64 * INDEX if BLOCK_M == 128 else 0
+    COLUMN: gl.constexpr = 0 if BLOCK_M == 128 else DQ_COLUMNS * INDEX
+    tma.async_atomic_add(ends.dq_desc, [place + ROW, COLUMN], shared.dq.index(INDEX))
+    # Sums of ds of each consumer's keys have places of their own: nothing says which consumer comes first.
+    sums_at = ends.surplus_at + INDEX * call.heads * call.places
+    tma.async_atomic_add(ends.terms_desc, [sums_at + place], shared.surplus.index(INDEX))
     return dk, dv
 
 
 @gluon.jit
-def add_up(ds, staged, BLOCK_M: gl.constexpr, ONES: gl.constexpr):
-    """Writes the sum of the ds of each row, [64 keys, rows] in shared memory, as they are rounded: what of it should
-    not be there, dq has too much of the mean key (means.py). Keys are spread over threads; read back, a thread has
-    several of a row.
-
-    Args:
-        ONES: rows are summed by a product with so many columns of ones; 0: one by one.
-    """
-    dtype: gl.constexpr = ds.dtype
-    SMALL: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
-    FACTOR: gl.constexpr = gl.DotOperandLayout(0, SMALL, 2)
-    for part in gl.static_range(BLOCK_M // 64):
-        factor = ds.slice(64 * part, 64, 1).permute((1, 0)).load(FACTOR)
-        if ONES:
-            ones = gl.full([64, ONES], 1.0, dtype, gl.DotOperandLayout(1, SMALL, 2))
-            total = gl.max(mma_v2(factor, ones, gl.zeros([64, ONES], gl.float32, SMALL)), 1)
-        else:
-            total = gl.sum(factor.to(gl.float32), 1)
-        staged.slice(64 * part, 64, 0).store(total)
-
-
-@gluon.jit
-def write(values, shared_tile, desc, ptr, stride_b, stride_h, stride_n, width, tile, INDEX: gl.constexpr,
-          HEAD_DIM: gl.constexpr, WIDE: gl.constexpr):  # fmt: skip
-    """Begins to write the rows of dk or dv that this consumer has."""
-    first = tile.first + 64 * INDEX
-    if first + 64 <= tile.rows_k:
-        shared_tile.reshape([64, HEAD_DIM]).store(values)
-        fence_async_shared()
-        gl.barrier()
-        tma.async_store(desc, [tile.batch_k, tile.head_kv, tile.start_k + first, 0], shared_tile)
-    else:
-        # Behind the last keys of a sequence lies the next, or what is not to be written.
-        column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, WIDE))
-        key = first + gl.arange(0, 64, gl.SliceLayout(1, WIDE))
-        at = ptr + tile.batch_k.to(gl.int64) * stride_b + tile.head_kv.to(gl.int64) * stride_h
-        at += (tile.start_k + key)[:, None].to(gl.int64) * stride_n
-        there = (key < tile.rows_k)[:, None] & (column < width)[None, :]
-        gl.store(at + column[None, :], values, mask=there)
-
-
-@gluon.jit
 def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
-            BLOCK_N: gl.constexpr, STAGES: gl.constexpr, DELAYED: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
-    """Computes dk and dv of the keys [64 * INDEX, 64 * INDEX + 64) of the block, and half of the columns of dq."""
+            BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
+    """Computes dk and dv of the keys [64 * INDEX, 64 * INDEX + 64) of the block, and half of dq."""
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     dtype: gl.constexpr = shared.k.dtype
     tile = tile_of(call, BLOCK_N)
@@ -311,12 +247,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
             clear_beyond(shared.v.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
         first_place = rows_of(tile, tile.head_kv * call.heads_per_kv, 0, call)
         before = first_place + span.begin * BLOCK_M
-        NOTHING: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-        if DELAYED:
-            shared.ds.index(INDEX).store(gl.zeros([64, BLOCK_M], dtype, NOTHING))
-            shared.surplus.index(2 + INDEX).store(gl.zeros([BLOCK_M], gl.float32, gl.SliceLayout(0, NOTHING)))
-            fence_async_shared()
-        mbarrier.arrive(shared.ds_full.index(0), count=1)  # of block -1
+        mbarrier.arrive(shared.ds_full.index(0), count=1)  # of a block -1: ds of the first are in the second slot
         done = 0
         for i in range(masked * call.heads_per_kv):
             number = i % masked
@@ -324,7 +255,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
             place = first_place + i // masked * call.places + block * BLOCK_M
             dk, dv = add_rows(
                 dk, dv, done, place, before, block, tile, call, ends, shared, INDEX, True,
-                HEAD_DIM, BLOCK_M, STAGES, DELAYED, ONES,
+                HEAD_DIM, BLOCK_M, STAGES, ONES,
             )  # fmt: skip
             before = place
             done += 1
@@ -333,31 +264,23 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
         left = whole
         for _ in range(whole * call.heads_per_kv):
             dk, dv = add_rows(
-                dk, dv, done, place, before, 0, tile, call, ends, shared, INDEX, False,
-                HEAD_DIM, BLOCK_M, STAGES, DELAYED, ONES,
+                dk, dv, done, place, before, span.whole_end - left, tile, call, ends, shared, INDEX, False,
+                HEAD_DIM, BLOCK_M, STAGES, ONES,
             )  # fmt: skip
             before = place
             done += 1
             left -= 1
             place += gl.where(left == 0, call.places - (whole - 1) * BLOCK_M, BLOCK_M)
             left = gl.where(left == 0, whole, left)
-        if DELAYED:  # noqa: SIM102  a constant
-            if done > 0:
-                dq = dq_of(done - 1, shared, INDEX, HEAD_DIM, BLOCK_M)
-                dq = warpgroup_mma_wait(0, deps=[dq])
-                tma.store_wait(0)
-                staged = shared.dq.index(INDEX)
-                staged.store(dq)
-                fence_async_shared()
-                gl.barrier()
-                tma.async_atomic_add(ends.dq_desc, [before, INDEX * (HEAD_DIM // 2)], staged)
-                last = shared.surplus.index((1 - done % 2) * 2 + INDEX)
-                tma.async_atomic_add(ends.terms_desc, [ends.surplus_at + before], last)
-        # This consumer alone reads its values, and its half of dq's columns.
+        # This consumer alone reads its values, and its part of dq.
         tma.store_wait(0)
+        if call.ordered:  # noqa: SIM102  a constant
+            if done > 0:
+                pass_turn(before, ends, INDEX)
+        first = tile.first + 64 * INDEX
         write(
             dv.to(dtype), shared.v.index(INDEX), ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh,
-            ends.stride_dvn, ends.width_v, tile, INDEX, HEAD_DIM, WIDE,
+            ends.stride_dvn, ends.width_v, tile, first, 0, HEAD_DIM, WIDE,
         )  # fmt: skip
         free = (
             shared.dq.index(INDEX)
@@ -366,7 +289,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
         )
         write(
             (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
-            ends.stride_dkn, ends.width_qk, tile, INDEX, HEAD_DIM, WIDE,
+            ends.stride_dkn, ends.width_qk, tile, first, 0, HEAD_DIM, WIDE,
         )  # fmt: skip
         tma.store_wait(0)
 
@@ -377,9 +300,9 @@ def attn_bwd_hopper(
     cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     sm_scale, batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, flags,
-    tiles, places,
+    tiles, places, turns_ptr,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, SPAN: gl.constexpr,
-    DELAYED: gl.constexpr, ONES: gl.constexpr,
+    ONES: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, and sums for dq and of ds, by `tiles` programs (attn_bwd_tiles.tile_of), of 128 keys each.
 
@@ -389,9 +312,11 @@ def attn_bwd_hopper(
             Columns from width to HEAD_DIM are zeros.
         dq_desc: of [heads * places, HEAD_DIM] fp32, sums of ds k, to be added to, in boxes of BLOCK_M rows and half of
             the columns.
-        terms_desc: of [3, heads, places] fp32, as attn_bwd_delta has left them, in boxes of BLOCK_M; the last third are
+        terms_desc: of [4, heads, places] fp32, as attn_bwd_delta has left them, in boxes of BLOCK_M; the last half are
             sums of ds, to be added to.
         places: of a head, in these; attn_bwd_tiles.rows_of says which row has which.
+        turns_ptr: [heads, places / 64, 2] int32, zeros: how many programs have added to a block of rows, for each
+            consumer's part; looked at if ORDERED.
         STAGES: blocks of rows in shared memory.
         REGISTERS: of a thread of consumers.
     """
@@ -407,8 +332,8 @@ def attn_bwd_hopper(
         gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], terms_desc.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], terms_desc.layout),
         gl.allocate_shared_memory(dtype, [4, 64, BLOCK_M], DS),
-        gl.allocate_shared_memory(gl.float32, [2, BLOCK_M, HEAD_DIM // 2], dq_desc.layout),
-        gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], terms_desc.layout),
+        gl.allocate_shared_memory(gl.float32, [2, 64, HEAD_DIM * BLOCK_M // 128], dq_desc.layout),
+        gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], terms_desc.layout),
         gl.allocate_shared_memory(gl.int64, [1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
@@ -427,14 +352,14 @@ def attn_bwd_hopper(
     fence_async_shared()
     call = Call(
         batches, heads, heads_per_kv, seqlen_q, seqlen_k, window_left, window_right, flags, tiles, places, SPAN,
-        cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+        ORDERED, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     )  # fmt: skip
     ends = Ends(
         dq_desc, dk_desc, dv_desc, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
-        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale,
+        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, turns_ptr,
     )  # fmt: skip
     gl.warp_specialize([
-        (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, DELAYED, ONES)),
-        (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, DELAYED, ONES)),
+        (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
+        (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
         (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M, BLOCK_N, STAGES)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip

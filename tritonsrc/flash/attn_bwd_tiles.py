@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 
 class Call(NamedTuple):
-    """What all tiles have in common."""
+    """What all tiles have in common. ordered: programs add to dq in a fixed order (turn_of)."""
 
     batches: gl.tensor
     heads: gl.tensor
@@ -23,6 +23,7 @@ class Call(NamedTuple):
     tiles: gl.tensor
     places: gl.tensor
     span: gl.constexpr
+    ordered: gl.constexpr
     cu_q_ptr: gl.tensor
     cu_k_ptr: gl.tensor
     used_q_ptr: gl.tensor
@@ -57,13 +58,29 @@ class Span(NamedTuple):
 
 
 @gluon.jit
+def program_of(call, BLOCK: gl.constexpr):
+    """Which number this program has in the order of sequences.place. Where programs add to dq in a fixed order, and all
+    of a head want the first block of rows first, those of eight heads are mixed: the next of a head begins when the one
+    before has gone on."""
+    program = gl.program_id(0)
+    if call.ordered:
+        blocks = gl.cdiv(call.seqlen_k, BLOCK)
+        is_mixed = ((call.flags & CU_K) == 0) & (call.right >= call.seqlen_k)
+        first = program // (8 * blocks) * 8
+        planes = gl.minimum(call.tiles // blocks - first, 8)
+        within = program - first * blocks
+        program = gl.where(is_mixed, (first + within % planes) * blocks + within // planes, program)
+    return program
+
+
+@gluon.jit
 def tile_of(call, BLOCK: gl.constexpr):
     """This program's Tile, by the order of sequences.place: programs side by side have tiles of one head, whose rows
-    stay in the L2 cache; under a causal mask the first keys, which most rows see, come first."""
+    stay in the L2 cache; under a causal mask the first keys, which most rows see, come first, if not ordered."""
     flags = call.flags
     heads_kv = call.heads // call.heads_per_kv
     batch, head, number = place(
-        gl.program_id(0), call.tiles, heads_kv, call.batches, call.seqlen_k, call.cu_k_ptr, flags, BLOCK, True
+        program_of(call, BLOCK), call.tiles, heads_kv, call.batches, call.seqlen_k, call.cu_k_ptr, flags, BLOCK, True
     )
     batch_q, start_q, rows_q = sequence(
         batch, call.seqlen_q, call.cu_q_ptr, call.used_q_ptr, flags, CU_Q, SUMS_Q, USED_Q
@@ -72,6 +89,9 @@ def tile_of(call, BLOCK: gl.constexpr):
         batch, call.seqlen_k, call.cu_k_ptr, call.used_k_ptr, flags, CU_K, SUMS_K, USED_K
     )
     shift = gl.where((flags & BOTTOM_RIGHT) != 0, rows_k - rows_q, 0)
+    if call.ordered:
+        count = gl.cdiv(rows_k, BLOCK)
+        number = gl.where(number < count, count - 1 - number, number)
     return Tile(batch, head, number * BLOCK, batch_q, start_q, rows_q, batch_k, start_k, rows_k, shift)
 
 
@@ -119,3 +139,13 @@ def block_of(i, span, call):
     number = i % each
     block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
     return i // each, gl.where(is_whole, span.whole_begin + number, block)
+
+
+@gluon.jit
+def turn_of(block, tile, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many programs add to dq of a block of rows before the one with this tile: those that began before it, which
+    have the later keys of the sequence. So none waits for one that has not begun. Rows see all keys before the last
+    that they see: under a causal mask, programs that begin at the same time never want the same block at once."""
+    right = gl.minimum(call.right, gl.maximum(tile.rows_q, tile.rows_k))
+    last = ((block + 1) * BLOCK_M - 1 + tile.shift + right) // BLOCK_N
+    return gl.minimum(last, gl.cdiv(tile.rows_k, BLOCK_N) - 1) - tile.first // BLOCK_N

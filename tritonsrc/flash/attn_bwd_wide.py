@@ -1,0 +1,348 @@
+"""attn_bwd_hopper.py for heads above 128, whose sums of dk and dv fill the registers of two warpgroups with 64 keys.
+
+One warpgroup computes weights, the other their gradients; each has half of the columns of dv, dk and dq. Weights and
+gradients go through shared memory. The products of a block's gradients for dk and dq follow a block later, under the
+next one's scores. Sums of ds, by which dq is corrected (means.py), are added up as there.
+"""
+
+from typing import NamedTuple
+
+from attn_bwd_hopper import LEAST_SCALE, LOG2E, Ends
+from attn_bwd_pieces import add_up, clear_beyond, packed, write
+from attn_bwd_tiles import Call, block_of, rows_of, span_of, tile_of
+from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+BLOCK = gl.constexpr(64)  # rows, and keys
+
+
+class Shared(NamedTuple):
+    """Tiles in shared memory, and the barriers that say whether they are full or may be filled anew. There are two
+    blocks of q and ds, in turn, and a part of dq for each consumer."""
+
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor
+    dout: gl.shared_memory_descriptor
+    lse: gl.shared_memory_descriptor
+    delta: gl.shared_memory_descriptor
+    p: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor
+    dq: gl.shared_memory_descriptor
+    surplus: gl.shared_memory_descriptor
+    keys_full: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    dout_full: gl.shared_memory_descriptor
+    dout_empty: gl.shared_memory_descriptor
+    p_full: gl.shared_memory_descriptor
+    p_empty: gl.shared_memory_descriptor
+    ds_full: gl.shared_memory_descriptor
+    ds_empty: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
+    """Copies the keys and values, and block by block the rows that see them, in the consumers' order."""
+    tile = tile_of(call, BLOCK)
+    if tile.first < tile.rows_k:
+        key = tile.start_k + tile.first
+        mbarrier.expect(shared.keys_full, k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
+        tma.async_load(k_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.k.index(0))
+        tma.async_load(v_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.v.index(0))
+        span = span_of(tile, call, BLOCK, BLOCK)
+        for i in range((span.end - span.begin) * call.heads_per_kv):
+            stage = i % 2
+            member, block = block_of(i, span, call)
+            head = tile.head_kv * call.heads_per_kv + member
+            row = tile.start_q + block * BLOCK
+            place = rows_of(tile, head, block * BLOCK, call)
+            # Consumers leave the second stage once before anything is copied there: zeros of a block -1.
+            mbarrier.wait(shared.q_empty.index(stage), (i // 2 & 1) ^ (1 - stage))
+            mbarrier.expect(shared.q_full.index(stage), q_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
+            tma.async_load(terms_desc, [place], shared.q_full.index(stage), shared.lse.index(stage))
+            tma.async_load(q_desc, [tile.batch_q, head, row, 0], shared.q_full.index(stage), shared.q.index(stage))
+            mbarrier.wait(shared.dout_empty, (i & 1) ^ 1)
+            mbarrier.expect(shared.dout_full, dout_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
+            delta_place = place + call.heads * call.places
+            tma.async_load(terms_desc, [delta_place], shared.dout_full, shared.delta.index(0))
+            tma.async_load(dout_desc, [tile.batch_q, head, row, 0], shared.dout_full, shared.dout.index(0))
+
+
+@gluon.jit
+def begin_dk(dk, slot, stage, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Begins the product of a block's ds with half of the columns of its rows."""
+    HALF: gl.constexpr = HEAD_DIM // 2
+    q = shared.q.index(stage).reshape([BLOCK, HEAD_DIM]).slice(INDEX * HALF, HALF, 1)
+    return warpgroup_mma(shared.ds.index(slot), q, dk, is_async=True)
+
+
+@gluon.jit
+def begin_dq(slot, shared, INDEX: gl.constexpr, PART: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Begins the product of a block's ds with a quarter of the columns of the keys: a consumer's first, or second."""
+    QUARTER: gl.constexpr = HEAD_DIM // 4
+    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUARTER, 16])
+    k = shared.k.index(0).reshape([BLOCK, HEAD_DIM]).slice((2 * INDEX + PART) * QUARTER, QUARTER, 1)
+    dq = gl.zeros([BLOCK, QUARTER], gl.float32, DQ)
+    return warpgroup_mma(shared.ds.index(slot).permute((1, 0)), k, dq, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def add_dq(dq, place, ends, shared, INDEX: gl.constexpr, PART: gl.constexpr):
+    """Begins to add these columns of dq to the sums of the rows at `place`."""
+    tma.store_wait(0)
+    shared.dq.index(INDEX).store(dq)
+    fence_async_shared()
+    gl.barrier()
+    tma.async_atomic_add(ends.dq_desc, [place, (2 * INDEX + PART) * dq.shape[1]], shared.dq.index(INDEX))
+
+
+@gluon.jit
+def clear_rows(stage, done, block, tile, call, shared, HEAD_DIM: gl.constexpr):
+    """Makes zeros of rows beyond the sequence, where other sequences' may lie."""
+    beyond = tile.rows_q - block * BLOCK
+    is_ragged = ((call.flags & (CU_Q | SUMS_Q | USED_Q)) != 0) & (beyond < BLOCK)
+    if is_ragged:
+        mbarrier.wait(shared.q_full.index(stage), done // 2 & 1)
+        mbarrier.wait(shared.dout_full, done & 1)
+        clear_beyond(shared.q.index(stage).reshape([BLOCK, HEAD_DIM]), beyond, BLOCK, HEAD_DIM)
+        clear_beyond(shared.dout.index(0).reshape([BLOCK, HEAD_DIM]), beyond, BLOCK, HEAD_DIM)
+
+
+@gluon.jit
+def weigh(dk, dv, done, before, block, tile, call, ends, shared, MASKED: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """What the first consumer adds to the first half of columns: of dv by the done-th block of rows, and of dk and dq
+    by the one before, whose sums are at `before`. Leaves the block's weights for the other."""
+    HALF: gl.constexpr = HEAD_DIM // 2
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    dtype: gl.constexpr = shared.k.dtype
+    stage = done % 2
+    slot = done % 2  # of the block before
+    k = shared.k.index(0).reshape([BLOCK, HEAD_DIM])
+    q = shared.q.index(stage).reshape([BLOCK, HEAD_DIM])
+    if MASKED:
+        clear_rows(stage, done, block, tile, call, shared, HEAD_DIM)
+    mbarrier.wait(shared.q_full.index(stage), done // 2 & 1)
+    lse = shared.lse.index(stage).load(COLUMNS)[None, :].broadcast_to([BLOCK, BLOCK])
+    scores = warpgroup_mma(k, q.permute((1, 0)), lse, is_async=True)
+    mbarrier.wait(shared.ds_full.index(slot), done // 2 & 1)
+    dk = begin_dk(dk, slot, 1 - stage, shared, 0, HEAD_DIM)
+    dq = begin_dq(slot, shared, 0, 0, HEAD_DIM)
+    scores = warpgroup_mma_wait(2, deps=[scores])
+    p = gl.exp2(scores * (gl.maximum(ends.scale, LEAST_SCALE) * LOG2E))
+    if MASKED:
+        key = tile.first + gl.arange(0, BLOCK, gl.SliceLayout(1, SCORES))
+        row = block * BLOCK + gl.arange(0, BLOCK, COLUMNS)
+        longest = gl.maximum(tile.rows_q, tile.rows_k)
+        first = key - tile.shift - gl.minimum(call.right, longest)
+        last = key - tile.shift + gl.minimum(call.left, longest)
+        last = gl.where(key < tile.rows_k, last, -1)
+        seen = (row[None, :] >= first[:, None]) & (row[None, :] <= last[:, None])
+        p = gl.where(seen, p, 0.0)
+    rounded = packed(p, dtype)
+    mbarrier.wait(shared.p_empty, (done & 1) ^ 1)
+    shared.p.store(rounded)
+    mbarrier.arrive(shared.p_full, count=1)
+    weights = gl.convert_layout(rounded, gl.DotOperandLayout(0, WIDE, 2))
+    mbarrier.wait(shared.dout_full, done & 1)
+    dout = shared.dout.index(0).reshape([BLOCK, HEAD_DIM]).slice(0, HALF, 1)
+    dv = warpgroup_mma(weights, dout, dv, is_async=True)
+    dk, dq = warpgroup_mma_wait(1, deps=[dk, dq])
+    mbarrier.arrive(shared.q_empty.index(1 - stage), count=1)
+    add_dq(dq, before, ends, shared, 0, 0)
+    dq = begin_dq(slot, shared, 0, 1, HEAD_DIM)
+    dv, weights, dq = warpgroup_mma_wait(0, deps=[dv, weights, dq])
+    mbarrier.arrive(shared.dout_empty, count=1)
+    mbarrier.arrive(shared.ds_empty.index(slot), count=1)
+    add_dq(dq, before, ends, shared, 0, 1)
+    return dk, dv
+
+
+@gluon.jit
+def differ(dk, dv, done, place, before, block, tile, call, ends, shared, MASKED: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """What the second consumer adds to the other half. Leaves the block's ds for the first, and adds their sums to
+    those at `place`."""
+    HALF: gl.constexpr = HEAD_DIM // 2
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    dtype: gl.constexpr = shared.k.dtype
+    stage = done % 2
+    slot = (done + 1) % 2
+    if MASKED:
+        clear_rows(stage, done, block, tile, call, shared, HEAD_DIM)
+    dk = begin_dk(dk, 1 - slot, 1 - stage, shared, 1, HEAD_DIM)
+    dq = begin_dq(1 - slot, shared, 1, 0, HEAD_DIM)
+    mbarrier.wait(shared.dout_full, done & 1)
+    v = shared.v.index(0).reshape([BLOCK, HEAD_DIM])
+    dout = shared.dout.index(0).reshape([BLOCK, HEAD_DIM])
+    delta = shared.delta.index(0).load(COLUMNS)[None, :].broadcast_to([BLOCK, BLOCK])
+    dp = warpgroup_mma(v, dout.permute((1, 0)), delta, is_async=True)
+    dk, dq = warpgroup_mma_wait(1, deps=[dk, dq])
+    mbarrier.arrive(shared.q_empty.index(1 - stage), count=1)
+    add_dq(dq, before, ends, shared, 1, 0)
+    mbarrier.wait(shared.p_full, done & 1)
+    rounded = shared.p.load(SCORES)
+    mbarrier.arrive(shared.p_empty, count=1)
+    weights = gl.convert_layout(rounded, gl.DotOperandLayout(0, WIDE, 2))
+    dp = warpgroup_mma_wait(0, deps=[dp])
+    dv = warpgroup_mma(weights, dout.slice(HALF, HALF, 1), dv, is_async=True)
+    ds = packed(rounded.to(gl.float32) * dp, dtype)
+    mbarrier.wait(shared.ds_empty.index(slot), ((done + 1) // 2 & 1) ^ 1)
+    shared.ds.index(slot).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full.index(slot), count=1)
+    dq = begin_dq(1 - slot, shared, 1, 1, HEAD_DIM)
+    dv, weights = warpgroup_mma_wait(1, deps=[dv, weights])
+    mbarrier.arrive(shared.dout_empty, count=1)
+    add_up(shared.ds.index(slot), shared.surplus.index(slot), BLOCK, 8)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    add_dq(dq, before, ends, shared, 1, 1)
+    tma.async_atomic_add(ends.terms_desc, [ends.surplus_at + place], shared.surplus.index(slot))
+    mbarrier.wait(shared.q_full.index(stage), done // 2 & 1)  # of which dk is summed next
+    return dk, dv
+
+
+@gluon.jit
+def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Computes half of the columns of dk and dv of the keys, and of dq."""
+    HALF: gl.constexpr = HEAD_DIM // 2
+    WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    dtype: gl.constexpr = shared.k.dtype
+    tile = tile_of(call, BLOCK)
+    if tile.first < tile.rows_k:
+        span = span_of(tile, call, BLOCK, BLOCK)
+        front = span.whole_begin - span.begin
+        masked = front + span.end - span.whole_end
+        dk = gl.zeros([BLOCK, HALF], gl.float32, WIDE)
+        dv = gl.zeros([BLOCK, HALF], gl.float32, WIDE)
+        if INDEX == 1:  # a block -1, of zeros
+            shared.ds.index(0).store(gl.zeros([BLOCK, BLOCK], dtype, SCORES))
+            shared.q.index(1).reshape([BLOCK, HEAD_DIM]).store(gl.zeros([BLOCK, HEAD_DIM], dtype, ROWS))
+            fence_async_shared()
+            gl.barrier()
+            mbarrier.arrive(shared.ds_full.index(0), count=1)
+        mbarrier.wait(shared.keys_full, 0)
+        inside = tile.rows_k - tile.first
+        if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < BLOCK):
+            clear_beyond(shared.k.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
+            clear_beyond(shared.v.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
+        first_place = rows_of(tile, tile.head_kv * call.heads_per_kv, 0, call)
+        before = first_place + span.begin * BLOCK
+        done = 0
+        for i in range(masked * call.heads_per_kv):
+            number = i % masked
+            block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
+            place = first_place + i // masked * call.places + block * BLOCK
+            if INDEX == 0:
+                dk, dv = weigh(dk, dv, done, before, block, tile, call, ends, shared, True, HEAD_DIM)
+            else:
+                dk, dv = differ(dk, dv, done, place, before, block, tile, call, ends, shared, True, HEAD_DIM)
+            before = place
+            done += 1
+        place = first_place + span.whole_begin * BLOCK
+        whole = span.whole_end - span.whole_begin
+        left = whole
+        for _ in range(whole * call.heads_per_kv):
+            if INDEX == 0:
+                dk, dv = weigh(dk, dv, done, before, 0, tile, call, ends, shared, False, HEAD_DIM)
+            else:
+                dk, dv = differ(dk, dv, done, place, before, 0, tile, call, ends, shared, False, HEAD_DIM)
+            before = place
+            done += 1
+            left -= 1
+            place += gl.where(left == 0, call.places - (whole - 1) * BLOCK, BLOCK)
+            left = gl.where(left == 0, whole, left)
+        if done > 0:
+            slot = done % 2
+            mbarrier.wait(shared.ds_full.index(slot), done // 2 & 1)
+            dk = begin_dk(dk, slot, (done - 1) % 2, shared, INDEX, HEAD_DIM)
+            for part in gl.static_range(2):
+                dq = begin_dq(slot, shared, INDEX, part, HEAD_DIM)
+                dk, dq = warpgroup_mma_wait(0, deps=[dk, dq])
+                add_dq(dq, before, ends, shared, INDEX, part)
+        free = shared.dq.index(INDEX)._reinterpret(dtype, [1, 1, 1, BLOCK, HALF], ends.dk_desc.layout).index(0)
+        tma.store_wait(0)
+        write(
+            dv.to(dtype), free, ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh, ends.stride_dvn,
+            ends.width_v, tile, tile.first, INDEX * HALF, HALF, WIDE,
+        )  # fmt: skip
+        tma.store_wait(0)
+        write(
+            (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
+            ends.stride_dkn, ends.width_qk, tile, tile.first, INDEX * HALF, HALF, WIDE,
+        )  # fmt: skip
+        tma.store_wait(0)
+
+
+@gluon.jit
+def attn_bwd_wide(
+    q_desc, dout_desc, k_desc, v_desc, dk_desc, dv_desc, dq_desc, terms_desc, dk_ptr, dv_ptr,
+    cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    sm_scale, batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, flags,
+    tiles, places,
+    HEAD_DIM: gl.constexpr, REGISTERS: gl.constexpr, SPAN: gl.constexpr,
+):  # fmt: skip
+    """dk, dv, and sums for dq and of ds, by `tiles` programs of 64 keys each. Arguments as of attn_bwd_hopper; boxes
+    have 64 rows, of dk and dv half of the columns, and of dq a quarter."""
+    dtype: gl.constexpr = q_desc.dtype
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK, BLOCK], dtype)
+    shared = Shared(
+        gl.allocate_shared_memory(dtype, [1, 1, 1, BLOCK, HEAD_DIM], k_desc.layout),
+        gl.allocate_shared_memory(dtype, [1, 1, 1, BLOCK, HEAD_DIM], v_desc.layout),
+        gl.allocate_shared_memory(dtype, [2, 1, 1, BLOCK, HEAD_DIM], q_desc.layout),
+        gl.allocate_shared_memory(dtype, [1, 1, 1, BLOCK, HEAD_DIM], dout_desc.layout),
+        gl.allocate_shared_memory(gl.float32, [2, BLOCK], terms_desc.layout),
+        gl.allocate_shared_memory(gl.float32, [1, BLOCK], terms_desc.layout),
+        gl.allocate_shared_memory(dtype, [BLOCK, BLOCK], DS),
+        gl.allocate_shared_memory(dtype, [2, BLOCK, BLOCK], DS),
+        gl.allocate_shared_memory(gl.float32, [2, BLOCK, HEAD_DIM // 4], dq_desc.layout),
+        gl.allocate_shared_memory(gl.float32, [2, BLOCK], terms_desc.layout),
+        gl.allocate_shared_memory(gl.int64, [1], barrier),
+        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [1], barrier),
+        gl.allocate_shared_memory(gl.int64, [1], barrier),
+        gl.allocate_shared_memory(gl.int64, [1], barrier),
+        gl.allocate_shared_memory(gl.int64, [1], barrier),
+        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
+    )
+    mbarrier.init(shared.keys_full, count=1)
+    mbarrier.init(shared.dout_full, count=1)
+    mbarrier.init(shared.dout_empty, count=2)
+    mbarrier.init(shared.p_full, count=1)
+    mbarrier.init(shared.p_empty, count=1)
+    for stage in gl.static_range(2):
+        mbarrier.init(shared.q_full.index(stage), count=1)
+        mbarrier.init(shared.q_empty.index(stage), count=2)
+        mbarrier.init(shared.ds_full.index(stage), count=1)
+        mbarrier.init(shared.ds_empty.index(stage), count=1)
+    fence_async_shared()
+    call = Call(
+        batches, heads, heads_per_kv, seqlen_q, seqlen_k, window_left, window_right, flags, tiles, places, SPAN, False,
+        cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    )  # fmt: skip
+    ends = Ends(
+        dq_desc, dk_desc, dv_desc, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
+        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, dk_ptr,
+    )  # fmt: skip
+    gl.warp_specialize([
+        (consume, (ends, shared, call, 0, HEAD_DIM)),
+        (consume, (ends, shared, call, 1, HEAD_DIM)),
+        (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call)),
+    ], [4, 1], [REGISTERS, 24])  # fmt: skip
