@@ -25,9 +25,9 @@ constexpr int kMaxThreadsPerBlock = 1, kWarpSize = 10, kMultiprocessors = 16, kM
 constexpr int kMaxSharedOptin = 97;
 constexpr int kStaticShared = 1, kMaxDynamicShared = 8, kNonPortableCluster = 14;
 constexpr int kJitErrorLog = 5, kJitErrorLogBytes = 6;
-constexpr unsigned kClusterDimension = 4, kClusterScheduling = 5, kClusterSpread = 1;
+constexpr unsigned kClusterDimension = 4, kClusterScheduling = 5, kProgrammaticSerialization = 6, kClusterSpread = 1;
 constexpr unsigned kLargestPortableCluster = 8;
-constexpr int kLowestDriver = 12000;
+constexpr int kLowestDriver = 12000, kFirstDriverWithOverlap = 12030;
 constexpr int kNoInterleave = 0, kPromoteTo128Bytes = 2, kFillWithZeros = 0;
 constexpr int kLastDriverWithSmallMaps = 13010;
 
@@ -248,26 +248,35 @@ kiln_status launch(Driver& driver, const Scope& scope, const Launch& launch) {
   Cuda& cuda = of(driver);
   const Loaded& image = *launch.image;
   const ImageRow& row = *image.row;
+  // Older drivers cannot capture a launch that overlaps.
+  bool overlaps = launch.overlaps && driver.version >= kFirstDriverWithOverlap;
   CUresult result;
-  if (row.clusters == 1) {
+  if (row.clusters == 1 && !overlaps) {
     result = cuda.cuLaunchKernel(image.function, launch.grid[0], launch.grid[1], launch.grid[2], row.threads, 1, 1,
                                  image.dynamic_shared, scope.stream, launch.parameters, nullptr);
-  } else {
-    CUlaunchAttribute attributes[2] = {};
-    attributes[0].id = kClusterDimension;
-    attributes[0].value.words[0] = row.clusters;
-    attributes[0].value.words[1] = attributes[0].value.words[2] = 1;
-    attributes[1].id = kClusterScheduling;
-    attributes[1].value.words[0] = kClusterSpread;
-    CUlaunchConfig config = {{launch.grid[0], launch.grid[1], launch.grid[2]},
-                             {row.threads, 1, 1},
-                             image.dynamic_shared,
-                             scope.stream,
-                             attributes,
-                             2};
-    result = cuda.cuLaunchKernelEx(&config, image.function, launch.parameters, nullptr);
+    return result ? driver_error(cuda, result, "cuLaunchKernel") : KILN_OK;
   }
-  return result ? driver_error(cuda, result, row.clusters == 1 ? "cuLaunchKernel" : "cuLaunchKernelEx") : KILN_OK;
+  CUlaunchAttribute attributes[3] = {};
+  unsigned count = 0;
+  if (row.clusters > 1) {
+    attributes[count].id = kClusterDimension;
+    attributes[count].value.words[0] = row.clusters;
+    attributes[count].value.words[1] = attributes[count].value.words[2] = 1;
+    attributes[++count].id = kClusterScheduling;
+    attributes[count++].value.words[0] = kClusterSpread;
+  }
+  if (overlaps) {
+    attributes[count].id = kProgrammaticSerialization;
+    attributes[count++].value.words[0] = 1;
+  }
+  CUlaunchConfig config = {{launch.grid[0], launch.grid[1], launch.grid[2]},
+                           {row.threads, 1, 1},
+                           image.dynamic_shared,
+                           scope.stream,
+                           attributes,
+                           count};
+  result = cuda.cuLaunchKernelEx(&config, image.function, launch.parameters, nullptr);
+  return result ? driver_error(cuda, result, "cuLaunchKernelEx") : KILN_OK;
 }
 
 // Drivers up to 13.1 set a bit of the map of a small tensor that makes the device read beyond it.

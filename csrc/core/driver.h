@@ -56,6 +56,7 @@ struct Launch {
   const Loaded* image;
   uint32_t grid[3];  // blocks, clusters counted in
   void** parameters;
+  bool overlaps;  // with the kernel before it on the stream, for whose end it waits by itself
 };
 
 struct DriverCalls {

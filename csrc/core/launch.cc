@@ -114,7 +114,10 @@ kiln_status run_kernel(Entered& entered, Plan& plan, KernelPlan& kernel, const L
   // The hidden ones: global scratch, then profile scratch, which no release has.
   uint64_t hidden[kHiddenParameters] = {image.row->scratch ? plan.scratch_address : 0, 0};
   for (int32_t i = 0; i < kernel.hidden_count; ++i) *end++ = &hidden[i];
-  Launch launch = {&image, {kernel.grid[0] * image.row->clusters, kernel.grid[1], kernel.grid[2]}, parameters};
+  Launch launch = {&image,
+                   {kernel.grid[0] * image.row->clusters, kernel.grid[1], kernel.grid[2]},
+                   parameters,
+                   kernel.table->overlaps != 0};
   return driver.calls->launch(driver, entered.scope, launch);
 }
 

@@ -163,6 +163,7 @@ const char* check_kernel(const kiln_operation_table& op, const kiln_kernel_table
   if (!is_table(kernel.specializations, kernel.specialization_count, KILN_MAX_SPECIALIZATIONS) ||
       kernel.specialization_count == 0)
     return "it has no specializations";
+  if (kernel.overlaps != 0 && kernel.overlaps != 1) return "it neither overlaps nor does not";
   if (!kernel.grid[0] || !kernel.grid[1] || !kernel.grid[2]) return "it has no grid";
   if (kernel.configuration_value_count < 0 || !fits(op, kernel.configuration_index, kernel.configuration_value_count))
     return "its configuration lies outside of the values";

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define KILN_FAMILY_ABI 6
+#define KILN_FAMILY_ABI 7
 #define KILN_MAX_VALUES 512     /* length of `v` */
 #define KILN_MAX_KERNELS 32     /* of an operation, each implementation of a kernel counted */
 #define KILN_MAX_PARAMETERS 64  /* of a kernel */
@@ -178,6 +178,8 @@ typedef struct kiln_kernel_table {
     int32_t target_count;
     int32_t configuration_index;       /* in v, of the first */
     int32_t configuration_value_count;
+    int32_t overlaps; /* 1: may begin before the kernel before it has ended, for whose end it waits by itself */
+    int32_t reserved;
 } kiln_kernel_table;
 
 typedef struct kiln_operation_table {

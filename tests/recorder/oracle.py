@@ -61,6 +61,7 @@ class Run:
     block: tuple[int, ...]
     shared: int
     cluster: int
+    overlaps: bool
     arguments: tuple[bytes | TensorMap, ...]
 
 
@@ -231,7 +232,10 @@ class Oracle:
         sizes = [len(argument) if isinstance(argument, bytes) else elf.TENSOR_MAP_BYTES for argument in arguments]
         assert sizes == [size for _, size in parameters]
         assert (symbol, len(parameters)) == (info.symbol, info.parameters)
-        return Run(digest, symbol, launch.grid, (info.threads, 1, 1), max(0, info.shared - static), 1, tuple(arguments))
+        return Run(
+            digest, symbol, launch.grid, (info.threads, 1, 1), max(0, info.shared - static), 1, launch.kernel.overlaps,
+            tuple(arguments),
+        )  # fmt: skip
 
 
 def map_of(tensor: Described, of_image: DescriptorInfo) -> TensorMap:
@@ -267,7 +271,10 @@ def run_of(launch: Launch, record: Record) -> Run:
     image = record.images[launch.module]
     assert image.symbol == launch.symbol.decode()
     arguments = tuple(read_map(a) if len(a) == elf.TENSOR_MAP_BYTES else a for a in launch.arguments)
-    return Run(digest_of(image.code), image.symbol, launch.grid, launch.block, launch.shared, launch.cluster, arguments)
+    return Run(
+        digest_of(image.code), image.symbol, launch.grid, launch.block, launch.shared, launch.cluster, launch.overlaps,
+        arguments,
+    )  # fmt: skip
 
 
 @cache

@@ -189,9 +189,12 @@ typedef struct {
 } Config;
 ENTRY(cuLaunchKernelEx, (const Config* config, Image* kernel, void** parameters, void** extra),
       (config, kernel, parameters, extra)) {
-  unsigned cluster = 1;
-  for (unsigned i = 0; i < config->count; ++i)
+  unsigned cluster = 1, overlaps = 0;
+  for (unsigned i = 0; i < config->count; ++i) {
     if (config->attributes[i].id == 4) cluster = config->attributes[i].words[0];
+    if (config->attributes[i].id == 6) overlaps = config->attributes[i].words[0];
+  }
+  fake_note("\"overlaps\": %u", overlaps);
   return launch(kernel, config->grid, config->block, config->shared, config->stream, cluster, parameters, extra);
 }
 

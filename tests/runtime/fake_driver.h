@@ -12,7 +12,7 @@
  *   symbol, static, parameters, code
  *                of a loaded image: its kernel, bytes of static shared memory, offset and size of each parameter, all
  *                as it says itself, and its bytes in hexadecimal digits
- *   symbol, grid, block, shared, cluster, stream, arguments
+ *   symbol, grid, block, shared, cluster, stream, arguments, overlaps (of cuLaunchKernelEx)
  *                of a launch: the last are the bytes of each parameter, as many as the image says
  *   buffer       of a launch whose parameters came in one: its bytes
  *   address, bytes, value, stream    of memory that is set, copied, taken or given back

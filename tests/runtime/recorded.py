@@ -29,6 +29,7 @@ class Launch:
     Attributes:
         module: the number of the image.
         device: current at the call.
+        overlaps: with the kernel before it.
         stream: None for the null stream.
         arguments: the bytes of each parameter, as many as the image says that it has.
         buffer: all of them, where the caller gave them in one.
@@ -42,6 +43,7 @@ class Launch:
     block: tuple[int, ...]
     shared: int
     cluster: int
+    overlaps: bool
     stream: int | None
     arguments: tuple[bytes, ...]
     buffer: bytes | None
@@ -213,6 +215,7 @@ def _launch(event: dict) -> Launch:
         tuple(event["block"]),
         event["shared"],
         event["cluster"],
+        bool(event.get("overlaps")),
         event["stream"] or None,
         tuple(map(bytes.fromhex, event["arguments"])),
         None if buffer is None else bytes.fromhex(buffer),

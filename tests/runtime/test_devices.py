@@ -213,7 +213,7 @@ def test_family_tables_are_validated(built, library, fake, tmp_path):
     source = tmp_path / "broken.cc"
     toy_source = (nativebuild.HERE / "toy_family.cc").read_text()
     cases = [
-        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 7; Kiln 1.2.3 reads ABI 6"),
+        ("KILN_FAMILY_ABI, 1, 4", "KILN_FAMILY_ABI + 1, 1, 4", "are of ABI 8; Kiln 1.2.3 reads ABI 7"),
         ("{sizeof(kiln_family),", "{sizeof(kiln_family) - 8,", "its size is less"),
         ('"1.2.3"', '""', "it has no version"),
         ("7, 3, 3, 1, 1, 2, MP, VALUES}", "7, 3, 3, 1, 1, 2, MP, 513}", "more values than KILN_MAX_VALUES"),

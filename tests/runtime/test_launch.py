@@ -101,6 +101,15 @@ def test_an_empty_tensor_without_memory_is_no_absent_one(kiln, fake):
     assert absent == 0 and empty != 0 and empty % 256 == 0
 
 
+@pytest.mark.parametrize(("version", "overlaps"), [(12020, False), (12030, True)])
+def test_a_driver_that_cannot_capture_an_overlap_is_not_asked_for_one(library, fake, toy, version, overlaps):
+    fake.c.fake_set_version(version, 60200000)
+    with ffi.Kiln(library, fake) as kiln:
+        kiln.register(toy)
+        kiln.launch(work(kiln, arguments(rows=300, n=2), stream=fake.stream()))
+        assert [launch.overlaps for launch in fake.launches()] == [False, overlaps]
+
+
 def test_two_kernels_scratch_clusters_and_zeroing(kiln, fake):
     args = arguments(rows=300, n=2)
     call = kiln.call(args, stream=fake.stream())
@@ -109,8 +118,9 @@ def test_two_kernels_scratch_clusters_and_zeroing(kiln, fake):
     assert kiln.workspace_size(call) == partial + blocks * 48 + (512 - 256)
     size = kiln.workspace_size(call)
     kiln.launch(kiln.call(args, stream=fake.stream(), workspace=WORK + 256, workspace_bytes=size))
-    _, reduce = fake.launches()
+    main, reduce = fake.launches()
     assert reduce.symbol == b"reduce_fp16" and reduce.cluster == 2
+    assert reduce.overlaps and not main.overlaps
     assert list(reduce.grid) == [6, 1, 1] and list(reduce.block) == [256, 1, 1]
     scratch = reduce.parameters()[3]
     assert reduce.parameters() == [WORK + 256, Y, 300, scratch]

@@ -83,13 +83,13 @@ constexpr kiln_kernel_target_table kGeneralTargets[] = {{"sm_80", 1, 0, kBlocks,
                                                         {"gfx942", 1, 0, kBlocks, kNames, kFirst, {4}, 0, 0}};
 constexpr kiln_kernel_table kProductKernels[] = {
     {"matmul", "blackwell", nullptr, nullptr, nullptr, kDtypeChoice, kGeneralParameters, kGeneralValues, kGeneric, nullptr, nullptr, nullptr,
-     kBlackwellTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 1, CONFIG, 2},
+     kBlackwellTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 1, CONFIG, 2, 0, 0},
     {"matmul", "deep", nullptr, deep_enough, "k >= 1024", kDtypeChoice, kGeneralParameters, kGeneralValues, kGeneric, nullptr, nullptr, nullptr,
-     kDeepTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 1, CONFIG, 2},
+     kDeepTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 1, CONFIG, 2, 0, 0},
     {"matmul", "hopper", nullptr, nullptr, nullptr, kDtypeChoice, kHopperParameters, kHopperValues, kHopperSpecializations, nullptr, nullptr,
-     kDescriptors, kHopperTargets, {grid_m, grid_n, one}, 0, 1, 6, 2, 0, 0, 3, 1, CONFIG, 2},
+     kDescriptors, kHopperTargets, {grid_m, grid_n, one}, 0, 1, 6, 2, 0, 0, 3, 1, CONFIG, 2, 0, 0},
     {"matmul", "general", nullptr, even, "m % 2 == 0", kDtypeChoice, kGeneralParameters, kGeneralValues, kGeneric, nullptr, nullptr, nullptr,
-     kGeneralTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 3, CONFIG, 2}};
+     kGeneralTargets, {grid_m, grid_n, one}, 0, 1, 12, 1, 0, 0, 0, 3, CONFIG, 2, 0, 0}};
 
 constexpr kiln_argument_table kCopyArguments[] = {{"x", KILN_ARG_TENSOR, 3, -1, 0, X, 0},
                                                   {"y", KILN_ARG_TENSOR, 1, KILN_FP32, 0, Y, 0}};
@@ -103,7 +103,7 @@ constexpr kiln_kernel_target_table kCopyTargets[] = {{"sm_90", 1, 12000, nullptr
                                                      {"gfx942", 1, 0, nullptr, kNames, kFirst, {5}, 0, 0}};
 constexpr kiln_kernel_table kCopyKernels[] = {
     {"copy", nullptr, nullptr, nullptr, nullptr, kDtypeChoice, kCopyParameters, kCopyValues, kGeneric, nullptr, nullptr, kCopyDescriptors,
-     kCopyTargets, {x0, one, one}, 0, 1, 2, 1, 0, 0, 2, 2, CONFIG, 0}};
+     kCopyTargets, {x0, one, one}, 0, 1, 2, 1, 0, 0, 2, 2, CONFIG, 0, 0, 0}};
 
 constexpr kiln_operation_table kOperations[] = {
     {"product", no_rows, kProductArguments, kChoices, nullptr, nullptr, nullptr, nullptr, nullptr,

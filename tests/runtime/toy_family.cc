@@ -148,9 +148,9 @@ constexpr kiln_kernel_target_table kReduceTargets[] = {
 
 constexpr kiln_kernel_table kKernels[] = {
     {"main", nullptr, nullptr, nullptr, nullptr, kMainChoices, kMainParameters, kMainValues, kMainSpecializations, kBins,
-     kZeros, nullptr, kMainTargets, {grid_x, big, one}, 0, 3, 10, 3, 2, 1, 0, 3, CONFIG, 2},
+     kZeros, nullptr, kMainTargets, {grid_x, big, one}, 0, 3, 10, 3, 2, 1, 0, 3, CONFIG, 2, 0, 0},
     {"reduce", nullptr, many_rows, nullptr, nullptr, kReduceChoices, kReduceParameters, kReduceValues,
-     kReduceSpecializations, nullptr, nullptr, nullptr, kReduceTargets, {grid_x, one, one}, 1, 1, 3, 1, 0, 0, 0, 4, CONFIG, 1}};
+     kReduceSpecializations, nullptr, nullptr, nullptr, kReduceTargets, {grid_x, one, one}, 1, 1, 3, 1, 0, 0, 0, 4, CONFIG, 1, 1, 0}};
 constexpr kiln_operation_table kOperations[] = {{"mix", no_rows, kArguments, kChoices, kDefinitions, define,
                                                  kRequirements, check, kWorkspaces, kKernels, 7, 3, 3, 1, 1, 2, MP, VALUES}};
 

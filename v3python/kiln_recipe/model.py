@@ -291,6 +291,7 @@ class Kernel:
         language: of the source: "triton" or "gluon".
         targets: names of the targets and groups that it is for.
         serves: which calls it can run; None: all.
+        overlaps: it may begin before the kernel before it has ended, for whose end it waits by itself.
         ptx: PTX version that its images are assembled from, 86 for 8.6; 0: the target's.
         source: absolute path of its module.
         function: its name there.
@@ -325,6 +326,7 @@ class Kernel:
     targets: tuple[str, ...] = ("default",)
     serves: Expression | None = None
     ptx: int = 0
+    overlaps: bool = False
 
     @property
     def kernel(self) -> str:

@@ -299,6 +299,8 @@ def _kernel(
             len(tables),
             places.configuration,
             len(kernel.columns),
+            int(kernel.overlaps),
+            0,
         ),
     }
 

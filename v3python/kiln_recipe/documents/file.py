@@ -297,6 +297,10 @@ class ImplementationShape(Shape, frozen=True):
     ptx: Annotated[
         str, Meta(description="The PTX version that its images are assembled from, '8.6'; the target's if not said.")
     ] = ""
+    overlaps: Annotated[
+        bool,
+        Meta(description="It may begin before the kernel before it has ended, for whose end it waits by gdc_wait()."),
+    ] = False
     function: Annotated[str | None, Meta(description="Its name in the file; the kernel's own if not said.")] = None
     constants: Annotated[
         dict[str, bool | int | float | str],

@@ -153,6 +153,8 @@ def not_interpreted(kernel: Kernel) -> str | None:
     """Why the interpreter cannot run an implementation, or None."""
     if kernel.language != "triton":
         return f"its source is in {kernel.language.capitalize()}, but the interpreter only runs Triton"
+    if kernel.overlaps:
+        return "it overlaps with the kernel before it, which the interpreter does not support"
     return "it takes tensor descriptors, which the interpreter does not support" if kernel.descriptors else None
 
 
