@@ -20,7 +20,7 @@ KERNELS = {
     "forward of what is not aligned": ["attn_fwd"],
     "forward of sequences": ["attn_fwd"],
     "backward": ["attn_bwd_sums", "attn_bwd_means", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dsinks"],
-    "decoding": ["append_kv", "rotate_q", "attn_decode.general", "attn_decode_reduce"],
+    "decoding": ["append_kv", "rotate_q", "attn_decode.short", "attn_decode_reduce.early"],
     "dropout mask": ["dropout_mask"],
     "lengths of sequences": ["seq_lengths"],
 }

@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents
 
 # The rows of a block, as the tensor cores' instruction has them.
 ROWS = gl.constexpr(16)
@@ -157,6 +158,8 @@ def attn_decode_hopper(
     loaded: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HEAD_DIM, HEAD_DIM // 4], [1, 1], [1, 0])
     fp8: gl.constexpr = k_desc.dtype
 
+    # Those of attn_decode_combine.py.
+    gdc_launch_dependents()
     split = gl.program_id(0) % splits
     plane = gl.program_id(0) // splits
     heads_kv = heads // heads_per_kv

@@ -17,6 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 from window import bounds, span
 
 # Columns of a key: those that are its value, and the rest (of DeepSeek's, those rotated by its position).
@@ -73,6 +74,8 @@ def attn_decode_latent(
     of_column: gl.constexpr = gl.SliceLayout(0, of_scores)
     dtype: gl.constexpr = q_ptr.dtype.element_ty
 
+    # Those of attn_decode_combine.py.
+    gdc_launch_dependents()
     split = gl.program_id(0) % splits
     tile = gl.program_id(0) // splits
     blocks = (seqlen_q * heads_per_kv + BLOCK_M - 1) // BLOCK_M

@@ -65,9 +65,11 @@ def bin_of(kernel: Kernel, shape: Training | Decoding, multiprocessors: int) -> 
 def _values(shape: Training | Decoding) -> dict[str, int]:
     """What the family's expressions call them."""
     if isinstance(shape, Decoding):
+        packed = shape.heads // shape.heads_kv
         return {
             "batch": shape.batch, "heads": shape.heads, "heads_kv": shape.heads_kv, "seqlen_q": 1,
-            "seqlen_k": shape.keys, "packed": shape.heads // shape.heads_kv, "page_size": shape.page,
+            "seqlen_k": shape.keys, "visible": shape.keys, "packed": packed, "page_size": shape.page,
+            "wanted_splits": 0, "tiles": -(-packed // (16 if packed <= 16 else 64)) * shape.heads_kv * shape.batch,
         }  # fmt: skip
     return {
         "batch": len(shape.lengths) or shape.batch, "heads": shape.heads, "heads_kv": shape.heads_kv,
