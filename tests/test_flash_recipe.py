@@ -281,7 +281,7 @@ def test_batch_invariant_decoding_depends_on_rows_and_heads_alone(target, calls,
 
 
 HOPPER, PAGES, GENERAL, REDUCE = (
-    "attn_prefill.hopper", "attn_prefill.small_pages", "attn_decode.general", "attn_decode_reduce",
+    "attn_prefill.hopper", "attn_prefill.small_pages", "attn_decode.general", "attn_decode_reduce.early",
 )  # fmt: skip
 LONG = {"keys": 32768}
 
