@@ -122,7 +122,7 @@ MISTAKES = {
     "a part that is no field": ("parts: [seed, offset]", "parts: [seed, place]", "the part 'place', which is no field"),
     "a simple operation that writes": (
         "dtype: {kind: dtype, field: none}", "dtype: {kind: dtype, field: none, written: true}",
-        "an argument of dropout_mask is written",
+        "an argument of attn_fwd_fp8 is written",
     ),
     "no default behind defaults": (
         "        return_lse: {kind: flag, field: none}\n", "        last: {kind: tensor}\n",
@@ -242,7 +242,7 @@ def test_what_the_recipe_has_and_the_table_lacks(tmp_path, mistake):
 
 # What users see: signatures with their documentation, and what hands them on.
 SEEN_BY_USERS = {
-    "bindings/python/kiln/attention.py", "bindings/python/kiln/torch/functions.py",
+    "bindings/python/kiln/attention.py", "bindings/python/kiln/torch/functions.py", "bindings/python/kiln/torch/fp8.py",
     "bindings/python/kiln/torch/flash_attn.py",
 }  # fmt: skip
 # Written from those signatures, which tests/test_types.py checks.

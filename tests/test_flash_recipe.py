@@ -36,11 +36,14 @@ ASKED = {
     "LSE_BY_SEQUENCE": {"cu_seqlens_q.data": 1, "lse.data": 1, "lse.size[0]": 15, "lse.size[2]": 3},
 }  # fmt: skip
 # What a flag's call cannot do without.
-BESIDES = {("attn_fwd", "LSE_BY_SEQUENCE"): ("CU_Q", "LSE"), ("attn_bwd", "LSE_BY_SEQUENCE"): ("CU_Q",)}
+BESIDES = {
+    ("attn_fwd", "LSE_BY_SEQUENCE"): ("CU_Q", "LSE"), ("attn_fwd_fp8", "LSE_BY_SEQUENCE"): ("CU_Q", "LSE"),
+    ("attn_bwd", "LSE_BY_SEQUENCE"): ("CU_Q",),
+}  # fmt: skip
 # What is no flag there: backward always has a log-sum-exp, a mask is written for dropout alone, and nothing is rotated.
 UNREAD = {
     ("attn_bwd", "LSE"), ("dropout_mask", "DROPOUT"), ("attn_fwd", "ONE_ANGLE"), ("attn_bwd", "ONE_ANGLE"),
-    ("attn_decode", "LSE_BY_SEQUENCE"),
+    ("attn_fwd_fp8", "ONE_ANGLE"), ("attn_decode", "LSE_BY_SEQUENCE"),
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ def arrays(q: Tensor, wanted: bool) -> None:
     out, lse = kiln.attn_decode(q, q, q, splits=2, return_lse=True)
     assert_type(lse, Tensor)
     assert_type(kiln.dropout_mask(q, 0.1), Tensor)
+    assert_type(kiln.attn_fwd_fp8(q, q, q, causal=True), tuple[Tensor, Tensor])
     assert_type(kiln.explain(kiln.attn_fwd, q, q, q), list[kiln.Variant])
     assert_type(kiln.attn_bwd(q, q, q, q, out, lse), kiln.attention.Gradients)
     assert_type(kiln.info(), kiln.Info)

@@ -109,6 +109,59 @@ KILN_API kiln_status kiln_attn_fwd_prepare(kiln_t kiln, const kiln_queue* queue,
 KILN_API kiln_status kiln_attn_fwd_explain(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_params* params,
                                              kiln_variant_fn visit, void* user);
 
+/* ---- attention forward of fp8 ------------------------------------------------------------------------------------- */
+
+/* out = softmax(mask(sm_scale * (q_descale q) (k_descale k)^T)) (v_descale v), of q, k and v of fp8e4m3; out is of fp16 or
+ * bf16. Shapes, sequences and masks are those of kiln_attn_fwd; head dimensions are multiples of 16 up to 128, and all
+ * strides but the last multiples of 16 elements. Weights are rounded to e4m3 too; products are summed in fp32, or block
+ * by block of 128 keys in what tensor cores have for it, and the sums of blocks in fp32. On Hopper alone.
+ *
+ * Scales must be above 0. Query heads that share a key head share its q_descale.
+ */
+typedef struct kiln_attn_fwd_fp8_params {
+    uint64_t size;
+    const kiln_tensor* q;
+    const kiln_tensor* k;
+    const kiln_tensor* v;
+    const kiln_tensor* out;
+    const kiln_tensor* lse;          /* NULL: none */
+    const kiln_tensor* q_descale;    /* [batch, heads_kv] fp32: what elements are multiplied by; with cu_seqlens_q, batch
+                                        is the number of sequences. Strides may be 0. NULL: 1 */
+    const kiln_tensor* k_descale;
+    const kiln_tensor* v_descale;
+    const kiln_tensor* sinks;        /* from here on as in kiln_attn_fwd_params */
+    const kiln_tensor* cu_seqlens_q;
+    const kiln_tensor* cu_seqlens_k;
+    const kiln_tensor* seqused_q;
+    const kiln_tensor* seqused_k;
+    int64_t max_seqlen_q;
+    int64_t max_seqlen_k;
+    int64_t window_left;
+    int64_t window_right;
+    float sm_scale;                  /* 0: 1 / sqrt(head_dim); not below 0 */
+    int32_t causal;
+    int32_t bottom_right;
+    int32_t padded;
+    void* workspace;
+    uint64_t workspace_bytes;
+    const char* const* force_keys;
+    const char* force_target;
+    int32_t force_count;
+    int32_t reserved1;               /* zero */
+} kiln_attn_fwd_fp8_params;
+#define KILN_ATTN_FWD_FP8_PARAMS_INIT                                                                               \
+    {sizeof(kiln_attn_fwd_fp8_params), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+     0, 0, -1, -1, 0.0f, 0, 0, 0, NULL, 0, NULL, NULL, 0, 0}
+
+KILN_API kiln_status kiln_attn_fwd_fp8(kiln_t kiln, const kiln_queue* queue, const kiln_attn_fwd_fp8_params* params);
+KILN_API kiln_status kiln_attn_fwd_fp8_workspace(kiln_t kiln, const kiln_queue* queue,
+                                                 const kiln_attn_fwd_fp8_params* params, uint64_t* bytes);
+KILN_API kiln_status kiln_attn_fwd_fp8_prepare(kiln_t kiln, const kiln_queue* queue,
+                                               const kiln_attn_fwd_fp8_params* params);
+KILN_API kiln_status kiln_attn_fwd_fp8_explain(kiln_t kiln, const kiln_queue* queue,
+                                               const kiln_attn_fwd_fp8_params* params, kiln_variant_fn visit,
+                                               void* user);
+
 /* ---- attention backward ----------------------------------------------------------------------------------------- */
 
 /* The gradients of q, k, v, and of bias and sinks where they are wanted, of the forward call with the same parameters:

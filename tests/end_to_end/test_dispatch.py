@@ -164,7 +164,10 @@ def attention(operation: str, batch: int, heads: int, heads_kv: int, queries: in
         new, angles = (batch, heads_kv, 5, 64), (keys, 16)
         shapes |= {"k_new": new, "v_new": new, "rotary_cos": angles, "rotary_sin": angles}
         numbers |= {"seqused_k": tensor(0x1000, INT32, (batch,)), "wanted_splits": 3}
-    made = {name: tensor(0x100000 * i, BF16, shape) for i, (name, shape) in enumerate(shapes.items(), 1)}
+    dtypes = dict.fromkeys("qkv", ffi.FP8E4M3) if operation == "attn_fwd_fp8" else {}
+    made = {
+        name: tensor(0x100000 * i, dtypes.get(name, BF16), shape) for i, (name, shape) in enumerate(shapes.items(), 1)
+    }
     made["lse"] = tensor(0x2000000, FP32, q[:3])
     if operation == "attn_bwd":
         made |= {name: tensor(0x3000000, FP32, (heads,)) for name in ("sinks", "dsinks")}

@@ -160,7 +160,7 @@ class Exchanged(Array):
 
 
 class Namespace:
-    float32, uint8 = "fp32", "uint8"
+    float16, float32, uint8 = "fp16", "fp32", "uint8"
     made: list[StandardArray] = []
 
     @classmethod

@@ -329,6 +329,31 @@ def test_decode(runtime, launched):
     assert (got["wanted_splits"], got["rotary_interleaved"], got["window_left"]) == (12, 1, 3)
 
 
+def test_forward_of_fp8(runtime, launched):
+    names = ("q_descale", "k_descale", "v_descale", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+    given = {name: Array(SHAPE, "fp8e4m3") for name in "qkv"} | {"out": Array(SHAPE), "lse": Array(SHAPE[:3], "fp32")}
+    given |= optional("attn_fwd_fp8", names)
+    q, k, v = (given[name] for name in "qkv")
+    out, lse = kiln.attn_fwd_fp8(
+        q, k, v, scale=0.25, window=(3, 5), bottom_right=True, padded=True, max_seqlen_q=70, max_seqlen_k=80, stream=0,
+        runtime=runtime, **{name: array for name, array in given.items() if name not in "qkv"},
+    )  # fmt: skip
+    assert out is given["out"] and lse is given["lse"]
+    got, _ = launched("attn_fwd_fp8")
+    expect(got, given)
+    scalars = {
+        "sm_scale": fp32(0.25), "is_negative": 0, "window_left": 3, "window_right": 5, "bottom_right": 1,
+        "is_padded": 1, "max_seqlen_q": 70, "max_seqlen_k": 80,
+    }  # fmt: skip
+    assert {name: got[name] for name in scalars} == scalars
+    q = StandardArray(SHAPE, "fp8e4m3")
+    out, lse = kiln.attn_fwd_fp8(q, q, q, dtype="float16", causal=True, stream=0, runtime=runtime)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (SHAPE, "fp16", SHAPE[:3], "fp32")
+    assert launched("attn_fwd_fp8")[0]["window_right"] == 0
+    with pytest.raises(kiln.ArgumentError, match="has no dtype 'bfloat16'; give another, or the results"):
+        kiln.attn_fwd_fp8(q, q, q, stream=0, runtime=runtime)
+
+
 def test_dropout_mask(runtime, launched):
     mask, seed = Array(SHAPE, "uint8"), Array((), "int64")
     assert kiln.dropout_mask(mask, 0.5, seed=seed, offset=3, stream=0, runtime=runtime) is mask

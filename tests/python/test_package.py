@@ -338,7 +338,9 @@ def test_everything_public_is_documented():
                     assert inspect.getdoc(thing), (name, member)
 
 
-@pytest.mark.parametrize("function", [kiln.attn_fwd, kiln.attn_bwd, kiln.attn_decode, kiln.dropout_mask])
+@pytest.mark.parametrize(
+    "function", [kiln.attn_fwd, kiln.attn_fwd_fp8, kiln.attn_bwd, kiln.attn_decode, kiln.dropout_mask]
+)
 def test_every_argument_is_explained(function):
     text = inspect.getdoc(function) + inspect.getdoc(kiln.attention) + inspect.getdoc(kiln.attn_fwd)
     for name in inspect.signature(function).parameters:

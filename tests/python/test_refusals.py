@@ -64,7 +64,7 @@ from kiln import _core
 class Alike(str):
     __hash__, __eq__ = object.__hash__, object.__eq__
 runtime, view = _core.Runtime(), (4096, "bf16", (1, 1, 1, 8), (8, 8, 8, 1))
-for operation in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
+for operation in ("attn_fwd", "attn_fwd_fp8", "attn_bwd", "attn_decode", "dropout_mask"):
     name = "mask" if operation == "dropout_mask" else "q"
     for count in (2, 40, 4000):
         try:
@@ -78,7 +78,7 @@ for operation in ("attn_fwd", "attn_bwd", "attn_decode", "dropout_mask"):
 def test_a_parameter_that_is_given_twice_in_a_process_of_its_own():
     """A dictionary may have any number of keys that read alike; what is written past an array may end the process."""
     done = subprocess.run([sys.executable, "-c", ALIKE], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 12), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 15), done.stderr
 
 
 @pytest.mark.parametrize("how", ["launch", "workspace", "prepare", "explain"])
@@ -335,7 +335,7 @@ def any_value():
 
 
 plain_key = st.text(max_size=3)
-FUNCTIONS = (kiln.attn_fwd, kiln.attn_bwd, kiln.attn_decode, kiln.dropout_mask)
+FUNCTIONS = (kiln.attn_fwd, kiln.attn_fwd_fp8, kiln.attn_bwd, kiln.attn_decode, kiln.dropout_mask)
 NAMES = {function: [n for n in inspect.signature(function).parameters if n != "runtime"] for function in FUNCTIONS}
 LOOSE = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -369,7 +369,7 @@ FIELDS = ["q", "k", "v", "out", "lse", "seed", "offset", "window_left", "sm_scal
 @given(
     fields=st.dictionaries(st.one_of(st.sampled_from(FIELDS), st.integers()), any_value(), max_size=5),
     queue=st.one_of(st.just((1, 0, 0)), st.tuples(*[st.integers(-3, 2)] * 3), any_value()),
-    operation=st.sampled_from(["attn_fwd", "attn_bwd", "attn_decode", "dropout_mask", "", "x"]),
+    operation=st.sampled_from(["attn_fwd", "attn_fwd_fp8", "attn_bwd", "attn_decode", "dropout_mask", "", "x"]),
     method=st.sampled_from(["launch", "workspace", "prepare", "explain"]),
 )
 def test_any_fields(runtime, fields, queue, operation, method):

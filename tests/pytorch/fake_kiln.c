@@ -58,6 +58,8 @@ int32_t kiln_operations(void* kiln, void* visit, void* user) { return (void)kiln
 ENTRY(kiln_attn_fwd)
 ENTRY(kiln_attn_bwd)
 ENTRY(kiln_attn_decode)
+ENTRY(kiln_attn_fwd_fp8)
 ENTRY(kiln_dropout_mask)
+SIZED(kiln_attn_fwd_fp8_workspace)
 SIZED(kiln_attn_bwd_workspace)
 SIZED(kiln_attn_decode_workspace)

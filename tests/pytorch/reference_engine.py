@@ -133,8 +133,37 @@ class ReferenceEngine:
             lse[place, :, begin : begin + rows] = log.float()
         return (lse[0] if q.dim() == 3 else lse) if return_lse else None
 
-    def run(self, operation, rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
-        assert operation == "dropout_mask"
+    def run(self, operation, *arguments):
+        return getattr(self, f"_{operation}")(*arguments)
+
+    def _attn_fwd_fp8(
+        self, q, k, v, q_descale=None, k_descale=None, v_descale=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None,
+        seqused_q=None, seqused_k=None, max_seqlen_q=0, max_seqlen_k=0, scale=0.0, causal=False, window_left=-1,
+        window_right=-1, bottom_right=False, dtype=torch.uint8,
+    ):  # fmt: skip
+        assert q.dtype == k.dtype == v.dtype == torch.float8_e4m3fn
+        batch = _length(cu_seqlens_q, q.shape[0] + 1) - 1
+        scores = Scores(
+            scale or 1 / math.sqrt(q.shape[-1]), window=(window_left, 0 if causal else window_right),
+            bottom_right=bottom_right, sinks=_wide(sinks),
+        )  # fmt: skip
+        out = torch.zeros(*q.shape[:3], v.shape[3], dtype=dtype, device=q.device)
+        lse = torch.full(q.shape[:3], -math.inf, device=q.device)
+        group = q.shape[1] // k.shape[1]
+        places = zip(_places(q, cu_seqlens_q, seqused_q, batch), _places(k, cu_seqlens_k, seqused_k, batch))
+        for b, ((place, begin, rows), (place_k, begin_k, keys)) in enumerate(places):
+            factors = [1.0 if x is None else _wide(x[b])[:, None, None] for x in (q_descale, k_descale, v_descale)]
+            here = _wide(q[place, :, begin : begin + rows]).unflatten(0, (-1, group))
+            here = (here.transpose(0, 1) * factors[0]).transpose(0, 1).flatten(0, 1)
+            inside = slice(begin_k, begin_k + keys)
+            found, log = scores.attend(
+                here, _wide(k[place_k, :, inside]) * factors[1], _wide(v[place_k, :, inside]) * factors[2], b
+            )
+            out[place, :, begin : begin + rows] = found.to(dtype)
+            lse[place, :, begin : begin + rows] = log.float()
+        return out, lse
+
+    def _dropout_mask(self, rng, batch, heads, rows, keys, dropout, dtype=torch.uint8):
         kept = _kept(rng, batch, heads, rows, keys, dropout)
         return kept.to(dtype) if dtype == torch.uint8 else kept.to(dtype) * 2 - 1
 

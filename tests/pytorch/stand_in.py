@@ -28,7 +28,7 @@ FORWARD = ("bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "seq
 DECODE = ("k_new", "v_new", "seqused_k", "cu_seqlens_q", "block_table", "cache_batch", "leftpad", "rotary_cos",
           "rotary_sin", "k_scale", "v_scale", "sinks", "alibi_slopes")  # fmt: skip
 PARAMS = {"kiln_attn_fwd": ffi.AttnFwd, "kiln_attn_bwd": ffi.AttnBwd, "kiln_attn_decode": ffi.AttnDecode,
-          "kiln_dropout_mask": ffi.DropoutMask}  # fmt: skip
+          "kiln_attn_fwd_fp8": ffi.AttnFwdFp8, "kiln_dropout_mask": ffi.DropoutMask}  # fmt: skip
 
 
 class Raw(c.Structure):

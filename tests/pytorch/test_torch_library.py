@@ -47,7 +47,7 @@ print(json.dumps([p.library.kiln_torch_failed(), schemas, [p.torch.fake_version(
 
     failed, schemas, versions, kernels = json.loads(inside(fake, code))
     assert failed == 0 and all(kernels)
-    names = ["attn_fwd", "attn_bwd", "attn_decode", "dropout_mask", "is_watched"]
+    names = ["attn_fwd", "attn_fwd_fp8", "attn_bwd", "attn_decode", "dropout_mask", "is_watched"]
     assert [schema.partition("(")[0] for schema in schemas] == names
     assert set(versions) == {2 << 56 | 10 << 48}  # 2.10.0
 

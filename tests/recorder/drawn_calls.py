@@ -155,6 +155,22 @@ def attn_fwd(rng: random.Random) -> Drawn:
     return drawn
 
 
+def attn_fwd_fp8(rng: random.Random) -> Drawn:
+    drawn = attention(rng)
+    for name in ("softcap", "alibi_slopes", "bias", "dropout", "seed", "offset", "seed_value", "offset_value"):
+        drawn.fields.pop(name, None)
+    fp8 = DTYPES["fp8e4m3"]
+    BYTES.setdefault(fp8, 1)
+    for name in "qkv":
+        drawn.tensor(name, drawn.fields[name].sizes, fp8)
+    if not drawn.chance(3):
+        _lse(drawn)
+    for name in ("q_descale", "k_descale", "v_descale"):
+        if drawn.chance(2):
+            drawn.tensor(name, (drawn.batch, drawn.heads_kv), FP32, broadcast=(0, 1))
+    return drawn
+
+
 def attn_bwd(rng: random.Random) -> Drawn:
     drawn = attention(rng)
     _lse(drawn)
@@ -277,7 +293,8 @@ def matmul_call(rng: random.Random) -> list[Tensor]:
 
 
 CALLS: Mapping[str, Callable[[random.Random], Drawn]] = {
-    "attn_fwd": attn_fwd, "attn_bwd": attn_bwd, "attn_decode": attn_decode, "dropout_mask": dropout_mask,
+    "attn_fwd": attn_fwd, "attn_fwd_fp8": attn_fwd_fp8, "attn_bwd": attn_bwd, "attn_decode": attn_decode,
+    "dropout_mask": dropout_mask,
 }  # fmt: skip
 
 

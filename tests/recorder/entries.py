@@ -14,7 +14,8 @@ from kiln_recipe.call.evaluate import Given, Tensor
 from kiln_recipe.model import Operation
 
 STRUCTURES = {
-    "attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode, "dropout_mask": ffi.DropoutMask,
+    "attn_fwd": ffi.AttnFwd, "attn_fwd_fp8": ffi.AttnFwdFp8, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode,
+    "dropout_mask": ffi.DropoutMask,
 }  # fmt: skip
 # By entry what else there is besides itself: what takes the same parameters.
 SUFFIXES = {name: () if name == "dropout_mask" else ("_workspace", "_prepare", "_explain") for name in STRUCTURES}

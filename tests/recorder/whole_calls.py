@@ -42,6 +42,11 @@ def whole_call(
     if name == "dropout_mask":
         add("mask", (BATCH, HEADS, ROWS, KEYS), functional.get("mask_dtype", "uint8"))
         return made | {"dropout": 0.25}
+    if name == "attn_fwd_fp8":
+        for tensor, heads, length in (("q", HEADS, rows), ("k", HEADS_KV, KEYS), ("v", HEADS_KV, KEYS)):
+            add(tensor, (BATCH, heads, length, 64), "fp8e4m3")
+        add("out", (BATCH, HEADS, rows, 64), functional.get("dtype", "bf16"))
+        return made
     width = 56 if functional.get("padded") == "true" else 64
     q, k = (BATCH, HEADS, rows, width), (BATCH, HEADS_KV, KEYS, width)
     cache = "_cache" if name == "attn_decode" else ""

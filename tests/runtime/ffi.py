@@ -136,6 +136,15 @@ class AttnDecode(_Attn):
     ]  # fmt: skip
 
 
+class AttnFwdFp8(_Attn):
+    _fields_ = [
+        ("size", c.c_uint64), *_tensors("q", "k", "v", "out", "lse", "q_descale", "k_descale", "v_descale", "sinks"),
+        *_tensors("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), *_integers(*_LIMITS),
+        ("sm_scale", c.c_float), ("causal", c.c_int32), ("bottom_right", c.c_int32), ("padded", c.c_int32),
+        *_WORKSPACE, *_FORCE,
+    ]  # fmt: skip
+
+
 class DropoutMask(c.Structure):
     _fields_ = [
         ("size", c.c_uint64), *_tensors("mask", "seed", "offset"), *_integers("seed_value", "offset_value"),

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 OURS = {
     "kiln_options": ffi.Options, "kiln_queue": ffi.Queue, "kiln_tensor": ffi.Tensor, "kiln_device": ffi.Device,
     "kiln_variant": ffi.Variant, "kiln_attn_fwd_params": ffi.AttnFwd, "kiln_attn_bwd_params": ffi.AttnBwd,
-    "kiln_attn_decode_params": ffi.AttnDecode, "kiln_dropout_mask_params": ffi.DropoutMask,
+    "kiln_attn_fwd_fp8_params": ffi.AttnFwdFp8, "kiln_attn_decode_params": ffi.AttnDecode,
+    "kiln_dropout_mask_params": ffi.DropoutMask,
 }  # fmt: skip
 
 

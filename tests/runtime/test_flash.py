@@ -19,9 +19,10 @@ from kiln_recipe.dtypes import DTYPES
 TABLE = arguments.read(flash_tables.ROOT / arguments.TABLE)
 
 PARAMS = {
-    "attn_fwd": ffi.AttnFwd, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode, "dropout_mask": ffi.DropoutMask,
+    "attn_fwd": ffi.AttnFwd, "attn_fwd_fp8": ffi.AttnFwdFp8, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode,
+    "dropout_mask": ffi.DropoutMask,
 }  # fmt: skip
-ATTENTION = ("attn_fwd", "attn_bwd", "attn_decode")
+ATTENTION = ("attn_fwd", "attn_fwd_fp8", "attn_bwd", "attn_decode")
 SIZES = {4: (2, 4, 100, 64), 3: (2, 4, 100), 2: (2, 32), 1: (3,), 0: ()}
 INFINITE = (1 << 64) - 1  # -1 in 64 bits
 
@@ -124,6 +125,11 @@ SHARED = {
 }  # fmt: skip
 DEFAULTS = {
     "attn_fwd": {"batch_invariant": 0, **SHARED},
+    "attn_fwd_fp8": {
+        name: SHARED[name]
+        for name in ("max_seqlen_q", "max_seqlen_k", "window_left", "window_right", "bottom_right", "is_padded",
+                     "sm_scale", "is_negative")
+    },
     "attn_bwd": {"deterministic": 0, **SHARED},
     "attn_decode": {
         "max_seqlen_q": 0, "max_seqlen_k": 0, "window_left": INFINITE, "window_right": INFINITE, "wanted_splits": 0,
@@ -185,8 +191,9 @@ def test_causal_goes_before_the_window(flash, operation):
 
 @pytest.mark.parametrize("operation", ATTENTION)
 def test_the_scale_follows_the_head_dimension(flash, operation):
+    dtype = flash.views(operation)["q"].dtype
     for width in (1, 80, 512):
-        got = flash.scalars(operation, q=view(0x10000, sizes=(2, 4, 100, width)))
+        got = flash.scalars(operation, q=view(0x10000, dtype, (2, 4, 100, width)))
         assert got["sm_scale"] == fp32(1 / math.sqrt(width))
 
 

@@ -8,6 +8,7 @@
 
 Functions:
     attn_fwd, attn_bwd   attention and its gradients
+    attn_fwd_fp8         attention of fp8
     attn_decode          attention over a cache of keys and values
     dropout_mask         what dropout keeps
     explain, prepare     which kernels a call would run; loads them

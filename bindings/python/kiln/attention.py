@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kiln import _keywords as keywords
     from kiln.information import Variant
 
-__all__ = ["Gradients", "attn_bwd", "attn_decode", "attn_fwd", "dropout_mask", "explain", "prepare"]
+__all__ = ["Gradients", "attn_bwd", "attn_decode", "attn_fwd", "attn_fwd_fp8", "dropout_mask", "explain", "prepare"]
 
 A = TypeVar("A", bound=Array)
 
@@ -302,6 +302,65 @@ def attn_decode(
     return operations.decode(False, **locals()).launch()
 
 
+def attn_fwd_fp8(
+    q: A,
+    k: Array,
+    v: Array,
+    *,
+    out: A | None = None,
+    lse: A | None = None,
+    dtype: Any = "bfloat16",
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    sinks: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    padded: bool = False,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    bottom_right: bool = False,
+    stream: Any = None,
+    workspace: Array | None = None,
+    force_keys: Sequence[str] = (),
+    force_target: str | None = None,
+    runtime: Runtime | None = None,
+) -> tuple[A, A]:
+    """`attn_fwd` of arrays of fp8 (e4m3), on Hopper: softmax(mask(scale * q k^T)) v, each times its descale.
+
+        out, lse = kiln.attn_fwd_fp8(q, k, v, q_descale=a, k_descale=b, v_descale=c, causal=True)
+
+    Weights are rounded to e4m3 as well.
+
+    Args:
+        q: [batch, heads, rows, head_dim] of fp8e4m3; the leading array. head_dim is a multiple of 16, at most 128, and
+            all strides but the last are multiples of 16.
+        k: [batch, heads_kv, keys, head_dim].
+        v: [batch, heads_kv, keys, head_dim_v].
+        out: [batch, heads, rows, head_dim_v] of fp16 or bf16; None: it is made.
+        lse: [batch, heads, rows] fp32; None: it is made.
+        dtype: of out, where it is made, or its name.
+        q_descale, k_descale, v_descale: [batch, heads_kv] fp32: what elements are multiplied by, above 0; with
+            cu_seqlens_q, batch is the number of sequences. Strides may be 0. None: 1.
+
+    Other arguments: as in `attn_fwd`, and see `help(kiln.attention)`.
+
+    Returns:
+        (out, lse).
+
+    Raises:
+        ArgumentError: an argument cannot be, or arguments do not fit together.
+        UnsupportedError: no kernel serves the call.
+        KilnError: another class of `kiln.errors`.
+    """
+    return operations.simple("attn_fwd_fp8", False, **locals()).launch()
+
+
 def dropout_mask(
     mask: A,
     dropout: float,
@@ -341,7 +400,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Var
             print(variant)
 
     Args:
-        function: kiln.attn_fwd, kiln.attn_bwd or kiln.attn_decode; dropout_mask has one kernel, for all calls.
+        function: kiln.attn_fwd, kiln.attn_fwd_fp8, kiln.attn_bwd or kiln.attn_decode; dropout_mask has one kernel, for
+            all calls.
         args, kwargs: as they would be given to it. Results that are not given are taken to be contiguous.
 
     Returns:

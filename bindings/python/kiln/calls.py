@@ -131,7 +131,12 @@ class Call:
         return (self._place.vendor, self._place.device, self._stream)
 
     def _empty(self, shape: tuple[int, ...], dtype: str | None) -> Any:
-        return self.library.empty(self._like, shape, dtype, self._stream, self._place)
+        try:
+            return self.library.empty(self._like, shape, dtype, self._stream, self._place)
+        except AttributeError as error:
+            if dtype is None:
+                raise
+            raise ArgumentError(f"{self.library.name} has no dtype {dtype!r}; give another, or the results") from error
 
     def _workspace(self, size: int) -> Any:
         try:

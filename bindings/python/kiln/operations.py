@@ -113,7 +113,7 @@ def simple(operation: str, is_dry: bool, **given: Any) -> Ready:
         if result.field not in call.tensors:
             dtype = layout.dtype_of(result, operation, given)
             call.make(result.field, layout.sizes_of(result, {**given, **call.tensors}), dtype)
-    values = _values(operation, given) | _numbers(seeds)
+    values = _values(operation, given) | _numbers(seeds) | (_window(given) if "window" in given else {})
 
     def launch() -> Any:
         found = call.launch(values, given.get("workspace"))

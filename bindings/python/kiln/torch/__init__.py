@@ -9,8 +9,8 @@
         loss = model(x).sum()
     print(kiln.torch.explain(q, k, v, causal=True))                      # which image would run, and why
 
-`decode` is attention over a cache. `kiln.torch.flash_attn` has the functions of the flash-attention package, and
-`register_transformers()` makes "kiln" an attn_implementation of Hugging Face Transformers.
+`decode` is attention over a cache, `attention_fp8` attention of fp8. `kiln.torch.flash_attn` has the functions of the
+flash-attention package, and `register_transformers()` makes "kiln" an attn_implementation of Hugging Face Transformers.
 
 The operators beneath are those of torch.ops.kiln, such as attn_fwd: attention is differentiable, and all are known to
 torch.compile, autocast and CUDA graphs. What Kiln has no kernel for is refused in one sentence; nothing falls back in
@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
 
 from kiln.torch import functions
 from kiln.torch.explanation import Explanation, explain
+from kiln.torch.fp8 import attention_fp8
 from kiln.torch.functions import *  # noqa: F403
 from kiln.torch.routing import (
     fallthroughs,
@@ -45,6 +46,7 @@ from kiln.torch.transformers import register_transformers
 
 __all__ = [
     "Explanation",
+    "attention_fp8",
     "explain",
     "fallthroughs",
     "is_routed",

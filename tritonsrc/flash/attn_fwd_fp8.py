@@ -1,0 +1,445 @@
+"""Attention forward of fp8 (e4m3) for Hopper, in Gluon: attn_fwd_hopper.py with values transposed on the way.
+
+Tensor cores take bytes from shared memory only where what is summed over is contiguous: keys as they are, values
+transposed. Besides the consumers and the producer, four warps transpose each block of values: they load two neighbours
+of a row as one element, by a transposing load, and permutations of bytes make of four keys' elements those of the even
+column and those of the odd one (FlashAttention-3: Shah et al., 2024, arXiv:2407.08608, section 3.3).
+
+Keys have another order in this block than in memory: in each 16, 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. So it comes
+from the transposing load, and so a thread has weights as a result of one product, four of which lie side by side as
+factors of the next.
+
+Tensor cores sum products of fp8 with about 14 bits. So weights times values are summed block by block from 0 on, and
+the results added in fp32. Weights go up to 2^8, so that those of keys down to 2^-14 of the largest have all of e4m3's
+bits.
+"""
+
+from typing import NamedTuple
+
+from attn_fwd_hopper import Results, after_wait, before_wait, finish, masked, weighed
+from flags import CU_K, CU_Q, SUMS_K, USED_K, USED_Q
+from hopper_tiles import (
+    CONSUMERS,
+    FIELDS,
+    ROWS_Q,
+    TILE_ROWS,
+    Call,
+    Work,
+    announce,
+    announce_end,
+    block_of,
+    pairs_of,
+    rest_block,
+    rows_of,
+    tile_at,
+    turns_of,
+    work_of,
+)
+from scores import LOG2E
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+TRANSPOSERS = gl.constexpr(2)  # warps
+HEADROOM = gl.constexpr(8.0)  # weights up to 2^8; e4m3 ends at 448
+# Triton 3.9 has another name for it.
+IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+
+# Bits of `flags` beside those of flags.py: which scales are given; others are 1.
+Q_SCALE = gl.constexpr(8388608)
+K_SCALE = gl.constexpr(16777216)
+V_SCALE = gl.constexpr(33554432)
+
+
+class Scales(NamedTuple):
+    """What scores and results are multiplied by: sm_scale, and for each batch and key head one of q, k and v."""
+
+    sm_scale: gl.tensor
+    q_ptr: gl.tensor
+    k_ptr: gl.tensor
+    v_ptr: gl.tensor
+    stride_qb: gl.tensor
+    stride_qh: gl.tensor
+    stride_kb: gl.tensor
+    stride_kh: gl.tensor
+    stride_vb: gl.tensor
+    stride_vh: gl.tensor
+
+
+class Shared(NamedTuple):
+    """What lies in shared memory: tiles (hopper_tiles.announce), their rows, results, keys, values, and values
+    transposed; the barriers that say whether these are there, or may be replaced; and for each consumer one that says
+    that it is its turn to multiply."""
+
+    tiles: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor
+    out: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    vt: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    vt_full: gl.shared_memory_descriptor
+    vt_empty: gl.shared_memory_descriptor
+    turns: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def reinterpreted(shared, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """The same bytes of shared memory, seen otherwise."""
+    if IS_PUBLIC:
+        return shared.reinterpret(dtype, shape, layout)
+    else:
+        return shared._reinterpret(dtype, shape, layout)
+
+
+@gluon.jit
+def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+            ROW_STAGES: gl.constexpr):  # fmt: skip
+    """Copies the rows of each tile, and block by block the keys and values that they see."""
+    done = 0
+    taken = 0
+    for turn in range(turns_of(call)):
+        rows = rows_of(turn, call)
+        if (rows.first >= 0) & (rows.first < rows.rows_q):
+            work = work_of(rows, call, BLOCK_N)
+            head_kv = rows.head // call.heads_per_kv
+            slot = taken % ROW_STAGES
+            mbarrier.wait(shared.q_empty.index(slot), (taken // ROW_STAGES & 1) ^ 1)
+            announce(shared.tiles, slot, rows, work)
+            mbarrier.expect(shared.q_full.index(slot), CONSUMERS * q_desc.nbytes_per_cta)
+            for c in gl.static_range(CONSUMERS):
+                row = rows.start_q + rows.first + 64 * c
+                tma.async_load(q_desc, [rows.batch_q, rows.head, row, 0], shared.q_full.index(slot),
+                               shared.q.index(slot * CONSUMERS + c))  # fmt: skip
+            for i in range(1 + work.middle + work.rest):
+                key = rows.start_k + block_of(i, work) * BLOCK_N
+                stage = done % STAGES
+                turned = (done // STAGES & 1) ^ 1
+                mbarrier.wait(shared.k_empty.index(stage), turned)
+                mbarrier.expect(shared.k_full.index(stage), k_desc.nbytes_per_cta)
+                tma.async_load(k_desc, [rows.batch_k, head_kv, key, 0], shared.k_full.index(stage),
+                               shared.k.index(stage))  # fmt: skip
+                mbarrier.wait(shared.v_empty.index(stage), turned)
+                mbarrier.expect(shared.v_full.index(stage), v_desc.nbytes_per_cta)
+                tma.async_load(v_desc, [rows.batch_k, head_kv, key, 0], shared.v_full.index(stage),
+                               shared.v.index(stage))  # fmt: skip
+                done += 1
+            taken += 1
+    slot = taken % ROW_STAGES
+    mbarrier.wait(shared.q_empty.index(slot), (taken // ROW_STAGES & 1) ^ 1)
+    announce_end(shared.tiles, slot)
+    mbarrier.arrive(shared.q_full.index(slot), count=1)
+
+
+@gluon.jit
+def columns_of(pairs):
+    """The even column and the odd one of pairs of bytes, of four keys each."""
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;", "=&r,=r,r,r", [pairs], dtype=(gl.int8, gl.int8),
+        is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def field_at(board, slot, FIELD: gl.constexpr):
+    """A field of a Tile, as hopper_tiles.got(), for any number of warps."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(board.index(slot * FIELDS + FIELD).load(layout), 0)
+
+
+@gluon.jit
+def blocks_at(board, slot):
+    """Of a tile: how many rows, and keys, its sequence has, and the Work."""
+    work = Work(
+        field_at(board, slot, 7), field_at(board, slot, 8), field_at(board, slot, 9), field_at(board, slot, 10),
+        field_at(board, slot, 11), field_at(board, slot, 12), field_at(board, slot, 13), field_at(board, slot, 14),
+        field_at(board, slot, 15),
+    )  # fmt: skip
+    return field_at(board, slot, ROWS_Q), field_at(board, slot, 6), work
+
+
+@gluon.jit
+def clear_beyond(pairs, count):
+    """Makes zeros of the values from number `count` of a block on: another sequence's, or whatever lies there, which a
+    weight of 0 does not make 0 if it is no number."""
+    COLUMNS: gl.constexpr = pairs.shape[1]
+    LANES: gl.constexpr = min(COLUMNS // 4, 32)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
+    PART: gl.constexpr = 32
+    for part in gl.static_range(pairs.shape[0] // PART):
+        tile = pairs.slice(part * PART, PART)
+        inside = part * PART + gl.arange(0, PART, gl.SliceLayout(1, LAYOUT)) < count
+        tile.store(gl.where(inside[:, None], tile.load(LAYOUT), 0))
+    gl.barrier()
+
+
+@gluon.jit
+def transpose(shared, call, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+              ROW_STAGES: gl.constexpr):  # fmt: skip
+    """Writes each block of values as [columns, keys]."""
+    # A thread has four keys of a pair of columns, 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16; a warp all keys.
+    PART: gl.constexpr = 32
+    PAIRS: gl.constexpr = transposed_layout(PART, HEAD_DIM, gl.num_warps())
+    OF_PAIRS: gl.constexpr = gl.NVMMASharedLayout(shared.v.layout.swizzle_byte_width, 16, rank=2)
+    values = reinterpreted(shared.v, gl.int16, [STAGES, BLOCK_N, HEAD_DIM // 2], OF_PAIRS)
+    done = 0
+    taken = 0
+    mbarrier.wait(shared.q_full.index(0), 0)
+    rows_q, rows_k, work = blocks_at(shared.tiles, 0)
+    while rows_q > 0:
+        blocks = 1 + work.middle + work.rest
+        ragged = (call.flags & (CU_K | SUMS_K | USED_K)) != 0
+        for i in range(blocks):
+            stage = done % STAGES
+            phase = done // STAGES & 1
+            mbarrier.wait(shared.v_full.index(stage), phase)
+            there = rows_k - block_of(i, work) * BLOCK_N
+            if ragged & (there < BLOCK_N):
+                clear_beyond(values.index(stage), there)
+            mbarrier.wait(shared.vt_empty.index(stage), phase ^ 1)
+            for part in gl.static_range(BLOCK_N // PART):
+                even, odd = columns_of(values.index(stage).slice(part * PART, PART).load(PAIRS))
+                columns = gl.join(even, odd).reshape([PART // 16, 2, 4, 2, HEAD_DIM // 2, 2])
+                columns = columns.permute((4, 5, 0, 2, 1, 3)).reshape([HEAD_DIM, PART])
+                shared.vt.index(stage).slice(part * PART, PART, 1).store(columns)
+            fence_async_shared()
+            gl.barrier()
+            mbarrier.arrive(shared.v_empty.index(stage), count=1)
+            mbarrier.arrive(shared.vt_full.index(stage), count=1)
+            done += 1
+        mbarrier.arrive(shared.q_empty.index(taken % ROW_STAGES), count=1)
+        taken += 1
+        mbarrier.wait(shared.q_full.index(taken % ROW_STAGES), taken // ROW_STAGES & 1)
+        rows_q, rows_k, work = blocks_at(shared.tiles, taken % ROW_STAGES)
+
+
+@gluon.constexpr_function
+def transposed_layout(keys, head_dim, warps):
+    """How the threads of warps have a block of values, [keys, pairs of columns]."""
+    registers = [[1, 0], [8, 0]] + [[16 << i, 0] for i in range((keys // 16).bit_length() - 1)]
+    pairs = [[0, 1 << i] for i in range((head_dim // 2).bit_length() - 1)]
+    registers += pairs[2 + warps.bit_length() :]
+    lanes = [[2, 0], [4, 0], *pairs[:3]]
+    return gl.DistributedLinearLayout(registers, lanes, pairs[3 : 2 + warps.bit_length()], [], [keys, head_dim // 2])
+
+
+@gluon.jit
+def product(q, shared, done, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, SCORES: gl.constexpr):
+    """Begins the product of rows and the done-th block of keys, once that is there."""
+    stage = done % STAGES
+    mbarrier.wait(shared.k_full.index(stage), done // STAGES & 1)
+    k = shared.k.index(stage).reshape([BLOCK_N, q.shape[1]])
+    zero = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
+    return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def weighted(weights, shared, done, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr):
+    """Begins the product of weights and the done-th block of values, once that is there."""
+    stage = done % STAGES
+    mbarrier.wait(shared.vt_full.index(stage), done // STAGES & 1)
+    values = reinterpreted(shared.vt.index(stage), gl.float8e4nv, shared.vt.index(stage).shape, shared.vt.layout)
+    zero = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
+    return warpgroup_mma(weights, values.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def in_fp8(p, WEIGHTS: gl.constexpr):
+    """Weights as factors, in the order of keys of transpose()."""
+    KEYS: gl.constexpr = p.shape[1]
+    p = p.reshape([64, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([64, KEYS])
+    # By itself the compiler takes each pair apart again to put four together.
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+        mov.b32 $0, {low, high};
+        }
+        """,
+        "=r,f,f,f,f", [gl.convert_layout(p, WEIGHTS)], dtype=gl.float8e4nv, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def highest(row_max, scores, factor):
+    """What weights are relative to: the largest score of each row so far, in base 2, less HEADROOM."""
+    # In two steps, of which the first has many comparisons that do not wait for each other.
+    KEYS: gl.constexpr = scores.shape[1]
+    of_parts = gl.max(scores.reshape([64, KEYS // 16, 16]), 1)
+    top = gl.convert_layout(gl.max(of_parts, 1), row_max.type.layout)
+    return gl.maximum(row_max, top * factor - HEADROOM)
+
+
+@gluon.jit
+def scale_of(ptr, stride_b, stride_h, batch, head_kv, flags, FLAG: gl.constexpr):
+    """What elements of a key head are multiplied by."""
+    at = batch.to(gl.int64) * stride_b + head_kv.to(gl.int64) * stride_h
+    return gl.load(ptr + at, mask=(flags & FLAG) != 0, other=1.0)
+
+
+@gluon.jit
+def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr,
+            BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ROW_STAGES: gl.constexpr):  # fmt: skip
+    """Computes the rows [64 * INDEX, 64 * INDEX + 64) of each tile."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 32])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 4)
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    OUT_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
+    flags = call.flags
+    done = 0
+    taken = 0
+    turn = 0
+    mbarrier.wait(shared.q_full.index(0), 0)
+    tile = tile_at(shared.tiles, 0)
+    while tile.rows_q > 0:
+        rows = tile.first + 64 * INDEX + gl.arange(0, 64, ROWS)
+        slot = taken % ROW_STAGES
+        q = shared.q.index(slot * CONSUMERS + INDEX).reshape([64, HEAD_DIM])
+        head_kv = tile.head // call.heads_per_kv
+        q_scale = scale_of(scales.q_ptr, scales.stride_qb, scales.stride_qh, tile.batch, head_kv, flags, Q_SCALE)
+        k_scale = scale_of(scales.k_ptr, scales.stride_kb, scales.stride_kh, tile.batch, head_kv, flags, K_SCALE)
+        v_scale = scale_of(scales.v_ptr, scales.stride_vb, scales.stride_vh, tile.batch, head_kv, flags, V_SCALE)
+        # Not 0, of which -inf would be no multiple: a scale of 0 makes all scores alike, and so does this.
+        factor = gl.maximum(scales.sm_scale * q_scale * k_scale, 1.2e-38) * LOG2E
+        row_max = gl.full([64], float("-inf"), gl.float32, ROWS)
+        row_sum = gl.zeros([64], gl.float32, ROWS)
+        acc = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
+
+        products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
+        scores = warpgroup_mma_wait(0, deps=[products])
+        mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
+        if tile.is_masked != 0:
+            scores = masked(scores, tile.last, rows, tile, BLOCK_N, SCORES)
+        new_max = highest(row_max, scores, factor)
+        for _ in range(tile.middle):
+            p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+            row_max = new_max
+            # The consumers' products take turns: those of both at once end together, and then both compute weights.
+            mbarrier.wait(shared.turns.index(INDEX), (turn & 1) ^ (1 - INDEX))
+            products = product(q, shared, done + 1, BLOCK_N, STAGES, SCORES)
+            sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
+            scores = warpgroup_mma_wait(1, deps=[products])
+            mbarrier.arrive(shared.k_empty.index((done + 1) % STAGES), count=1)
+            new_max = before_wait(highest(row_max, scores, factor))
+            sums = warpgroup_mma_wait(0, deps=[sums])
+            mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
+            acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+            new_max = after_wait(new_max)
+            mbarrier.arrive(shared.turns.index(1 - INDEX), count=1)
+            turn += 1
+            done += 1
+
+        p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+        row_max = new_max
+        sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
+        sums = warpgroup_mma_wait(0, deps=[sums])
+        mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
+        acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+        done += 1
+
+        # Other blocks with a mask: few, and each by itself. Scores that went from one loop to another would be moved in
+        # each step.
+        for i in range(tile.rest):
+            products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
+            scores = warpgroup_mma_wait(0, deps=[products])
+            mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
+            scores = masked(scores, rest_block(i, tile), rows, tile, BLOCK_N, SCORES)
+            new_max = highest(row_max, scores, factor)
+            p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+            row_max = new_max
+            sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
+            sums = warpgroup_mma_wait(0, deps=[sums])
+            mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
+            acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+            done += 1
+        mbarrier.arrive(shared.q_empty.index(slot), count=1)
+
+        # The last tile's results have been read by now.
+        tma.store_wait(0)
+        gl.barrier()
+        finish(
+            acc * v_scale, row_max, row_sum, shared.out.index(INDEX), rows, tile, sinks_ptr, results, flags, INDEX,
+            HEAD_DIM, ROWS, SUMS,
+        )  # fmt: skip
+        taken += 1
+        mbarrier.wait(shared.q_full.index(taken % ROW_STAGES), taken // ROW_STAGES & 1)
+        tile = tile_at(shared.tiles, taken % ROW_STAGES)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def attn_fwd_fp8(
+    q_desc, k_desc, v_desc, out_desc, q_scale_ptr, k_scale_ptr, v_scale_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
+    sm_scale, stride_qsb, stride_qsh, stride_ksb, stride_ksh, stride_vsb, stride_vsh, batches, heads, heads_per_kv,
+    seqlen_q, seqlen_k, width_v, window_left, window_right, flags, out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh,
+    stride_om, stride_lb, stride_lh, tiles, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    ROW_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Attention forward of `tiles` blocks of rows, by as many programs as there are multiprocessors, or blocks.
+
+    Shapes and arguments are those of attn_fwd_hopper.py, and
+
+    Args:
+        q_scale_ptr, k_scale_ptr, v_scale_ptr: what elements are multiplied by, of [batch, heads / heads_per_kv].
+        STAGES: blocks of keys, of values, and of values transposed, in shared memory.
+        REGISTERS: of a consumer's thread.
+    """
+    fp8: gl.constexpr = q_desc.dtype
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    shared = Shared(
+        gl.allocate_shared_memory(gl.int32, [ROW_STAGES * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        gl.allocate_shared_memory(fp8, [ROW_STAGES * CONSUMERS, 1, 1, 64, HEAD_DIM], q_desc.layout),
+        gl.allocate_shared_memory(out_desc.dtype, [CONSUMERS, 1, 1, 64, HEAD_DIM], out_desc.layout),
+        gl.allocate_shared_memory(fp8, [STAGES, 1, 1, BLOCK_N, HEAD_DIM], k_desc.layout),
+        gl.allocate_shared_memory(fp8, [STAGES, 1, 1, BLOCK_N, HEAD_DIM], v_desc.layout),
+        gl.allocate_shared_memory(gl.int8, [STAGES, HEAD_DIM, BLOCK_N], gl.NVMMASharedLayout(128, 8, rank=2)),
+        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], barrier),
+    )
+    for consumer in gl.static_range(CONSUMERS):
+        mbarrier.init(shared.turns.index(consumer), count=1)
+    for slot in gl.static_range(ROW_STAGES):
+        mbarrier.init(shared.q_full.index(slot), count=1)
+        mbarrier.init(shared.q_empty.index(slot), count=CONSUMERS + 1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(shared.k_full.index(stage), count=1)
+        mbarrier.init(shared.k_empty.index(stage), count=CONSUMERS)
+        mbarrier.init(shared.v_full.index(stage), count=1)
+        mbarrier.init(shared.v_empty.index(stage), count=1)
+        mbarrier.init(shared.vt_full.index(stage), count=1)
+        mbarrier.init(shared.vt_empty.index(stage), count=CONSUMERS)
+    blocks = gl.cdiv(seqlen_q, TILE_ROWS)
+    pairs = gl.where((flags & (CU_Q | USED_Q)) != 0, 0, pairs_of(batches * heads, blocks))
+    call = Call(batches, heads, heads_per_kv, pairs, blocks, tiles, seqlen_q, seqlen_k, window_left, window_right,
+                flags, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr)  # fmt: skip
+    scales = Scales(sm_scale, q_scale_ptr, k_scale_ptr, v_scale_ptr, stride_qsb, stride_qsh, stride_ksb, stride_ksh,
+                    stride_vsb, stride_vsh)  # fmt: skip
+    results = Results(out_desc, out_ptr, stride_ob, stride_oh, stride_om, width_v, lse_ptr, stride_lb, stride_lh)
+    gl.warp_specialize([
+        (consume, (shared, call, scales, sinks_ptr, results, 0, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
+        (consume, (shared, call, scales, sinks_ptr, results, 1, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
+        (transpose, (shared, call, BLOCK_N, HEAD_DIM, STAGES, ROW_STAGES)),
+        (produce, (q_desc, k_desc, v_desc, shared, call, BLOCK_N, STAGES, ROW_STAGES)),
+    ], [4, TRANSPOSERS, 1], [REGISTERS, 40, 40])  # fmt: skip
