@@ -44,7 +44,7 @@ def test_a_model_is_served_by_the_images_of_its_head_dimension(
     assert {use for _, use in found} == {"prefill", "decode", "training"}
     assert all(one["served"] and not one["refusal"] for one in found.values())
     kernels = {image["kernel"]: image["functional"] for image in found["full attention", "decode"]["images"]}
-    assert kernels["attn_decode.general"] == "dtype=bf16 cache_dtype=bf16 head_dim=128 extras=none"
+    assert kernels["attn_decode.short"] == "dtype=bf16 cache_dtype=bf16 head_dim=128 extras=none"
     assert {i["operation"] for i in found["full attention", "training"]["images"]} == {
         "flash.attn_fwd", "flash.attn_bwd"
     }  # fmt: skip
