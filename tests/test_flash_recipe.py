@@ -341,3 +341,13 @@ def test_many_rows_are_taken_by_prefill(asked, kernels):
     some |= asked
     chosen = dispatched(tables_of("dtype=bf16;head_dim=128,256"), "attn_decode", some)
     assert [one.variant.kernel for one in chosen] == kernels
+
+
+def test_decoding_refuses_a_log_sum_exp_by_sequences():
+    """Forward takes one; what decoding writes lies as q does."""
+    some = {"q": tensor(1, 8, 6, 64), "out": tensor(1, 8, 6, 64), "cu_seqlens_q": tensor(4, dtype="int32")}
+    some |= {"k_cache": tensor(3, 8, 99, 64), "v_cache": tensor(3, 8, 99, 64), "max_seqlen_q": 2, "sm_scale": 0.1}
+    some |= {"window_left": -1, "window_right": -1}
+    dispatched(tables_of(""), "attn_decode", some | {"lse": tensor(1, 8, 6, dtype="fp32")})
+    with pytest.raises(Refusal, match="lse must have the shape \\[batch, heads, rows\\] of q"):
+        dispatched(tables_of(""), "attn_decode", some | {"lse": tensor(3, 8, 2, dtype="fp32")})
