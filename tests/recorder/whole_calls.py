@@ -28,14 +28,14 @@ class _Tensors:
 
 
 def whole_call(
-    name: str, functional: Mapping[str, str], is_aligned: bool = True, rows: int = ROWS
+    name: str, functional: Mapping[str, str], is_aligned: bool = True, rows: int = ROWS, keys: int = KEYS
 ) -> dict[str, object]:
     """The fields of a call.
 
     Args:
         functional: of some kernel, by choice its value as it is spelled: {"padded": "true", "extras": "any"}.
         is_aligned: tensors begin at multiples of 16 bytes; else at what is one of no more than an element.
-        rows: of queries, for attention.
+        rows, keys: of attention.
     """
     tensors = _Tensors(is_aligned)
     made, add = tensors.made, tensors.add
@@ -48,7 +48,7 @@ def whole_call(
         add("out", (BATCH, HEADS, rows, 64), functional.get("dtype", "bf16"))
         return made
     width = 56 if functional.get("padded") == "true" else 64
-    q, k = (BATCH, HEADS, rows, width), (BATCH, HEADS_KV, KEYS, width)
+    q, k = (BATCH, HEADS, rows, width), (BATCH, HEADS_KV, keys, width)
     cache = "_cache" if name == "attn_decode" else ""
     for tensor, sizes in {"q": q, f"k{cache}": k, f"v{cache}": k, "out": q}.items():
         add(tensor, sizes)
@@ -68,7 +68,7 @@ def whole_call(
         if functional.get("ordered") == "true":
             made["deterministic"] = 1
     if "bias" in extras:
-        add("bias", (BATCH, HEADS, rows, KEYS))
+        add("bias", (BATCH, HEADS, rows, keys))
         if name == "attn_bwd":
-            add("dbias", (BATCH, HEADS, rows, KEYS))
+            add("dbias", (BATCH, HEADS, rows, keys))
     return made | {extra: 0.25 for extra in extras if extra != "bias"}
