@@ -89,12 +89,13 @@ def test_info(runtime, fake):
 
 def test_info_says_what_attention_there_is():
     rows = [
-        {"operation": operation, "functional": functional, "unavailable": reason}
-        for operation, functional, reason in (
-            ("flash.attn_fwd", "dtype=bf16 head_dim=128 extras=none", None),
-            ("flash.attn_decode", "dtype=fp16 cache_dtype=fp8e4m3 head_dim=64", None),
-            ("flash.attn_fwd", "dtype=fp32 head_dim=512", "too large"),
-            ("norm.rms_norm", "dtype=fp64 head_dim=7", None),
+        {"operation": operation, "kernel": kernel, "functional": functional, "unavailable": reason}
+        for operation, kernel, functional, reason in (
+            ("flash.attn_fwd", "attn_fwd.general", "dtype=bf16 head_dim=128 extras=none", None),
+            ("flash.attn_decode", "attn_decode.general", "dtype=fp16 cache_dtype=fp8e4m3 head_dim=64", None),
+            ("flash.attn_decode", "attn_decode.latent", "dtype=fp16 cache_dtype=fp16 head_dim=576", None),
+            ("flash.attn_fwd", "attn_fwd.general", "dtype=fp32 head_dim=512", "too large"),
+            ("norm.rms_norm", "rms_norm", "dtype=fp64 head_dim=7", None),
         )
     ]
     listed = information._listed(types.SimpleNamespace(variants=lambda *_: rows), "sm_90")
