@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from kiln_recipe.call.evaluate import Tensor
 from kiln_recipe.dtypes import DTYPES
 
-BF16, FP16, FP32, INT32, INT64 = (DTYPES[name] for name in ("bf16", "fp16", "fp32", "int32", "int64"))
+BF16, FP16, FP32, FP8, INT32, INT64 = (DTYPES[name] for name in ("bf16", "fp16", "fp32", "fp8e4m3", "int32", "int64"))
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 511, 512, 513, 1024, 1025, 4096, 4097, 20000)
-BYTES = {BF16: 2, FP16: 2, FP32: 4, INT32: 4, INT64: 8}
+BYTES = {BF16: 2, FP16: 2, FP32: 4, FP8: 1, INT32: 4, INT64: 8}
 
 
 class Drawn:
@@ -155,14 +155,27 @@ def attn_fwd(rng: random.Random) -> Drawn:
     return drawn
 
 
+def dense(address: int, dtype: int, sizes: Sequence[int]) -> Tensor:
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, strides[0] * max(size, 1))
+    return Tensor(address, dtype, tuple(sizes), tuple(strides))
+
+
 def attn_fwd_fp8(rng: random.Random) -> Drawn:
     drawn = attention(rng)
     for name in ("softcap", "alibi_slopes", "bias", "dropout", "seed", "offset", "seed_value", "offset_value"):
         drawn.fields.pop(name, None)
-    fp8 = DTYPES["fp8e4m3"]
-    BYTES.setdefault(fp8, 1)
-    for name in "qkv":
-        drawn.tensor(name, drawn.fields[name].sizes, fp8)
+    # Most are as tensor descriptors take them, which alone serve such a call.
+    is_dense = not drawn.chance(6)
+    for name, dtype in (("q", FP8), ("k", FP8), ("v", FP8), ("out", drawn.dtype)):
+        sizes = drawn.fields[name].sizes
+        if is_dense:
+            drawn.fields[name] = dense((len(drawn.fields) + 1) << 40, dtype, (*sizes[:3], 64))
+        elif dtype == FP8:
+            drawn.tensor(name, sizes, FP8)
+    if is_dense:
+        drawn.fields.pop("sm_scale", None)
     if not drawn.chance(3):
         _lse(drawn)
     for name in ("q_descale", "k_descale", "v_descale"):

@@ -17,6 +17,7 @@ STRUCTURES = {
     "attn_fwd": ffi.AttnFwd, "attn_fwd_fp8": ffi.AttnFwdFp8, "attn_bwd": ffi.AttnBwd, "attn_decode": ffi.AttnDecode,
     "dropout_mask": ffi.DropoutMask,
 }  # fmt: skip
+HOPPER_ALONE = ("attn_fwd_fp8",)  # what no other target has kernels of
 # By entry what else there is besides itself: what takes the same parameters.
 SUFFIXES = {name: () if name == "dropout_mask" else ("_workspace", "_prepare", "_explain") for name in STRUCTURES}
 

@@ -61,7 +61,10 @@ def test_random_calls(runner, name):
             ran += runner.check(name, fields, rng)
         except AssertionError as error:
             raise AssertionError(f"call {number}: {fields}") from error
-    assert ran > CALLS / 2, "most calls are to run"
+    if name in entries.HOPPER_ALONE and runner.vendor == ffi.AMD:
+        assert ran < CALLS / 10, "only those that have nothing to do"
+    else:
+        assert ran > CALLS / 2, "most calls are to run"
 
 
 def test_random_calls_of_an_operation_without_an_entry(runner):

@@ -4,13 +4,13 @@ restored, and the same call succeeds afterwards."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import entries
 import ffi
 import pytest
 from ffi import AMD
-from oracle import observed, operation
+from oracle import Run, observed, operation
 from running import DEVICES, WORKSPACE, Runner, opened
 from whole_calls import whole_call
 
@@ -20,6 +20,8 @@ DISPENSABLE = {"cuDriverGetVersion", "cuGetErrorName", "hipGetLastError"}
 # What happens when the caller's context is restored can only be logged.
 RESTORING = {"cuCtxPopCurrent_v2", "hipSetDevice"}
 QUEUES = {"cuStreamGetCtx", "cuCtxPushCurrent_v2", "hipStreamGetDevice"}
+# Made once in a thread, and remembered from then on; runtime/test_descriptors.py has it fail.
+REMEMBERED = {"cuTensorMapEncodeTiled"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def calls_in(events: list[dict], device: int) -> Iterator[Call]:
     for event in events:
         entry = event["call"]
         counts[entry] = counts.get(entry, 0) + 1
-        if event["result"] == 0:
+        if event["result"] == 0 and entry not in REMEMBERED:
             yield Call(entry, counts[entry], entry in RESTORING and event["device"] != device)
 
 
@@ -52,6 +54,21 @@ def run(runner: Runner, name: str, fields: dict[str, object]) -> int:
     return runner.entry(name, queue, fields)
 
 
+def is_refused(runner: Runner, name: str, fields: dict[str, object]) -> bool:
+    """Whether the target has no kernels for an entry; then the call says so."""
+    if name not in entries.HOPPER_ALONE or runner.vendor != AMD:
+        return False
+    assert run(runner, name, fields) == ffi.UNSUPPORTED and "has no image" in runner.library.error()
+    return True
+
+
+def by_version(steps: tuple, call: Call) -> tuple:
+    """The steps of a call where another of the driver's failed: of one whose version is not known nothing overlaps."""
+    if call.entry != "cuDriverGetVersion":
+        return steps
+    return tuple(replace(step, overlaps=False) if isinstance(step, Run) else step for step in steps)
+
+
 def public(entry: str) -> str:
     """An entry point as sentences call it."""
     return entry.removesuffix("_v2").removesuffix("R0600")
@@ -62,6 +79,8 @@ def test_each_call_of_the_driver_fails_once(libraries, fake, judge, name):
     fields = call_of(name)
     with opened(libraries, fake, judge) as runner:
         current = runner.make_current(DEVICES[0])
+        if is_refused(runner, name, fields):
+            return
         assert run(runner, name, fields) == ffi.OK
         calls = list(calls_in(fake.record().events, DEVICES[-1]))
         wanted = runner.expected(f"flash.{name}", entries.arguments(operation(f"flash.{name}"), fields))
@@ -81,7 +100,7 @@ def test_each_call_of_the_driver_fails_once(libraries, fake, judge, name):
             before = len(fake.record().steps)
             assert run(runner, name, fields) == ffi.OK, "the same call, afterwards"
             stream = fake.stream(runner.vendor, DEVICES[-1])
-            assert observed(fake.record(), before, stream, DEVICES[-1]) == wanted.steps
+            assert observed(fake.record(), before, stream, DEVICES[-1]) == by_version(wanted.steps, call)
 
 
 def check_failure(runner: Runner, call: Call, status: int, steps: tuple) -> None:
@@ -106,6 +125,9 @@ def test_an_image_that_cannot_be_unloaded_keeps_no_other(libraries, fake, judge,
     fields = call_of(name)
     runner = Runner(*libraries, fake, judge)
     runner.make_current(DEVICES[0])
+    if is_refused(runner, name, fields):
+        assert runner.kiln.close() == ffi.OK
+        return
     assert run(runner, name, fields) == ffi.OK
     loaded = fake.loaded
     entry = "hipModuleUnload" if runner.vendor == AMD else "cuLibraryUnload"
