@@ -33,7 +33,7 @@ def variants(target: str) -> list:
     made += engine._operations["attn_fwd"].explain(
         q=q, k=q, v=q, out=q, max_seqlen_q=0, max_seqlen_k=0, window_left=-1, window_right=0, bottom_right=0,
         is_padded=0, sm_scale=0.1, is_negative=0, is_capped=0, softcap=1.0, threshold=0, keep_scale=1.0, seed_value=0,
-        offset_value=0,
+        offset_value=0, batch_invariant=0,
     )  # fmt: skip
     return [*(one.variant.spec for one in made), *gluon(target)]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kiln.torch.ahead import Ahead
 
 _DTYPES = {getattr(torch, row.torch): row.name for row in dtypes.TABLE}
+_FORWARD_ONLY = {*_arguments.VALUES["attn_fwd"]} - {*_arguments.VALUES["attn_bwd"]}  # no gradient depends on them
 _UNKNOWN = 4096  # stands for a size that is not known while something is traced
 _PAGE = 1 << 21
 
@@ -201,6 +202,7 @@ def _plan(
     calls: dict[str, dict[str, Any]] = {"attn_fwd": {**fields, "lse": lse if with_lse else None}}
     if gradients:
         own = {f"d{name}": _dense(views[name], views[name][2][3], made) for name in "qkv"}
+        fields = {name: value for name, value in fields.items() if name not in _FORWARD_ONLY}
         calls["attn_bwd"] = {**fields, "lse": lse, "dout": out, **own, **summed}
     if ahead is not None:
         return tuple(variant for name, call in calls.items() for variant in ahead.explain(name, call))
