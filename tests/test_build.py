@@ -84,8 +84,7 @@ def test_a_build_says_what_a_selection_leaves_without_images(tmp_path, monkeypat
         with pytest.raises(BuildFailed):
             build.build(options(tmp_path, KILN_SELECT="head_dim=96", **more))
         said = capsys.readouterr().err
-        kernels = "flash.attn_decode/attn_prefill and flash.attn_decode/attn_decode"
-        assert said.count(f"warning: with head_dim=96 there is no image of {kernels} on") == times
+        assert said.count("warning: with head_dim=96 there is no image of flash.attn_decode/attn_decode on") == times
 
 
 @pytest.mark.parametrize("suffix", ["", ".sha256"])

@@ -61,6 +61,7 @@ def make_plan(
         for recipe in recipes:
             rules = tuning.tuned_rules(tuning_root, recipe, target)
             for operation in recipe.operations:
+                steps: list[list[Planner]] = []
                 for step in _implementations(operation, target):
                     planners = []
                     for kernel in step:
@@ -75,9 +76,9 @@ def make_plan(
                             made, own = _without_losers(made, own)
                         kernels.append(made)
                         variants += own
-                    wanted = planners[0].is_wanted and not operation.may_be_replaced(step[0])
-                    if selected and wanted and not any(planner.variants for planner in planners):
-                        empty.append(planners)
+                    steps.append(planners)
+                if selected:
+                    empty += [step for step in steps if _is_missed(step, steps, selected)]
     if not variants:
         shown = spell_selection(selection)
         raise UsageError(f"nothing is left to compile: no functional of the profile {profile} fits {shown!r}")
@@ -197,6 +198,23 @@ def _served(choice: Choice, profile: str, selection: Mapping[str, tuple[str, ...
         return choice.general if choice.general in there else place
 
     return tuple(map(serves, range(len(choice.values))))
+
+
+def _is_missed(step: Sequence[Planner], steps: Sequence[Sequence[Planner]], selection: Mapping[str, object]) -> bool:
+    """Whether a kernel has no variants, and calls want some: not where others of the operation may run instead, which
+    are to have variants and all that the selection restricts of the kernel."""
+
+    def has_variants(planners: Sequence[Planner]) -> bool:
+        return any(planner.variants for planner in planners)
+
+    operation, kernel = step[0].operation, step[0].kernel
+    if not step[0].is_wanted or has_variants(step):
+        return False
+    restricted = selection.keys() & {*kernel.choices}
+    return not operation.may_be_replaced(kernel) or not any(
+        has_variants(other) and operation.may_be_replaced(other[0].kernel) and restricted <= {*other[0].kernel.choices}
+        for other in steps
+    )
 
 
 def _left_empty(empty: Sequence[Sequence[Planner]], targets: int) -> tuple[str, ...]:
