@@ -28,15 +28,15 @@ OUTDATED = (
     "**Outdated: by their keys, the tree's images are others than those that were measured here.** The figures are\n"
     "history until they are measured again."
 )
+ABOUT = "What Kiln ran, by the places in the tables' last column: key, target, variant."
 _BLOCK = re.compile(r"<!-- images: ([^>]+) -->\n")
 
 
-def listed(images: Iterable[str]) -> str:
-    """The section that names images, each "KEY TARGET VARIANT"."""
+def listed(images: Iterable[str], about: str = ABOUT) -> str:
+    """The section that names images, each "KEY TARGET VARIANT"; `about` is the sentence above them."""
     rows = [f"{place}. `{image[:DIGITS]}`{image[DIGITS:]}" for place, image in enumerate(images, 1)]
     if not rows:
         return "<!-- images: unknown -->\nThe keys of the images were not kept."
-    about = "What Kiln ran, by the places in the tables' last column: key, target, variant."
     return "\n".join([about, "", "<!-- images: listed -->", *rows, "<!-- end -->"])
 
 

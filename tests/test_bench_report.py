@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 import bench_results
 from bench_results import CACHE, CAUSAL, KEY, OTHER, PACK, PLAIN, VARLEN, results
-from kiln_bench import plot, report
+from kiln_bench import plot, report, shapes
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from small_release import ROOT
 
@@ -125,9 +126,9 @@ def test_a_png_needs_matplotlib(tmp_path):
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def page_of(folder, found: dict) -> tuple[subprocess.CompletedProcess, str]:
+def page_of(folder, found: dict, *words: object) -> tuple[subprocess.CompletedProcess, str]:
     page = folder / "page.md"
-    command = [sys.executable, PAGE, bench_results.written(folder, found), page]
+    command = [sys.executable, PAGE, bench_results.written(folder, found), page, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert page.exists(), done.stderr
     return done, page.read_text()
@@ -135,7 +136,7 @@ def page_of(folder, found: dict) -> tuple[subprocess.CompletedProcess, str]:
 
 def test_the_page_of_measurements_names_what_each_row_ran(tmp_path):
     done, text = page_of(tmp_path, results())
-    assert f"| {PLAIN} | " in text and "| 1.50 | 0.90 | 1 |\n" in text and "| 2 1 |\n" in text
+    assert f"| {PLAIN} | " in text and "| 1 | 1.50 | 0.90 |\n" in text and "| 2 1 |\n" in text
     assert f"1. `{KEY}` sm_90 flash.attn_fwd/attn_fwd[a=1][B=2][aligned]\n2. `{OTHER}`" in text
     assert measured.keys_of(text) == {KEY, OTHER}
     assert measured.filled(text, frozenset({KEY, OTHER})) == text
@@ -151,3 +152,50 @@ def test_a_page_that_misses_nothing(tmp_path):
     found["rows"] = [bench_results.row("forward", PLAIN, {"kiln": [1.0], "flash": [2.5], "cudnn": [1.2]})]
     done, _ = page_of(tmp_path, found)
     assert (done.returncode, done.stdout) == (0, "passed\n")
+
+
+def test_the_page_of_a_run_of_everything(tmp_path):
+    """What speed.py adds: other ways of Kiln's, the call that a row is set against, a product of matrices."""
+    found, plain = results(), shapes.as_row(CAUSAL)
+    more = {"group": "calls", "product": 2 * 8192**3, "plain": plain}
+    window = dataclasses.replace(CAUSAL, window=128)
+    rows = [
+        bench_results.row("forward", PLAIN, {"kiln": [1.0], "product": [2.0], "invariant": [1.25]}, product=2 * 8192**3,
+                          group="shapes"),
+        bench_results.row("forward", window, {"kiln": [0.1], "plain": [0.5], "product": [2.0]}, **more),
+        bench_results.row("backward", window, {"kiln": [0.5], "deterministic": [1.0], "plain": [1.0]}, **more),
+        bench_results.row("forward", PLAIN, {"kiln": [1.0], "fp8": [0.8], "product": [2.0]}, group="fp8"),
+        bench_results.row("decoding", CACHE, {"kiln": [0.3], "invariant": [0.4], "copy": [0.25]}, copied_bytes=1 << 30,
+                          group="decoding"),
+    ]  # fmt: skip
+    launch = tmp_path / "launch.txt"
+    launch.write_text("first call          4088.1 us\nrepeated call          4.2 us\nratio              1.400\n")
+    done, text = page_of(tmp_path, found | {"rows": rows}, "--host", launch)
+    share = PLAIN.operations("forward") / 1.0 / (2 * 8192**3 / 2.0)
+    assert f"| {PLAIN} | " in text and f" | 1 | {share:.2f} |" in text.partition("## Forward, TFLOP/s")[2]
+    rate = window.operations("forward") / 0.1 / (CAUSAL.operations("forward") / 0.5)
+    assert f" | 1 | {rate:.2f} |" in text.partition("## Forward, other calls")[2]
+    assert "| 300.0 | 400.0 | " in text and "| first call of a process" not in text and "| ratio | 1.400 |" in text
+    assert f"missed: backward, {window}: 0.50 of the fast one, not 0.85" in done.stdout
+    assert f"missed: forward, {window}: {rate:.2f} of the call without, not 0.95" in done.stdout
+    assert "missed: host: 1.40 of a call without descriptors, not 1.3" in done.stdout and "fp8, d128" not in done.stdout
+
+
+def test_the_page_of_what_serves_each_feature(tmp_path):
+    image = f"{KEY} sm_90 flash.attn_fwd/attn_fwd.hopper[a=1][B=2][generic]"
+    served = {"kernels": ["attn_fwd.hopper"], "images": [image], "milliseconds": 1.0, "tflops": 612.3}
+    general = served | {"kernels": ["attn_fwd.general"]}
+    rows = [
+        {"feature": feature, "dtype": dtype, "widths": [128, 128], **(general if feature == "dropout" else served)}
+        for feature in ("plain", "dropout") for dtype in ("bf16", "fp16")
+    ]  # fmt: skip
+    kept, page = tmp_path / "results.json", tmp_path / "page.md"
+    about = {"gpu": {"name": "NVIDIA H200"}, "torch": "2.11.0", "release": "0.1.0b", "pack": PACK}
+    for more, code in ([], 0), ([{**general, "feature": "plain", "dtype": "bf16", "widths": [64, 64]}], 1):
+        kept.write_text(json.dumps(about | {"rows": rows + more}))
+        command = [sys.executable, PAGE.with_name("implementations.py"), "--page", kept, page]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+    text = page.read_text()
+    assert "| plain | hopper 612 | general 612 (?) |" in text and "| dropout | general 612 (1) |" in text
+    assert measured.keys_of(text) == {KEY} and "missed: plain, bf16, [64, 64]: ['attn_fwd.general']" in done.stdout

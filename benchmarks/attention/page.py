@@ -1,17 +1,18 @@
-"""The page and the plot of attention's speed, of what `kiln bench` measured; and what the figures miss.
+"""The page and the plot of attention's speed, of what speed.py or `kiln bench` measured; and what the figures miss.
 
-    python3 benchmarks/attention/page.py RESULTS.json [PAGE.md]       # what `kiln bench --json` wrote; no GPU
-    python3 benchmarks/attention/page.py RELEASE [PAGE.md]            # measures it first, by `kiln bench`
+    python3 benchmarks/attention/page.py RESULTS.json [PAGE.md] [--host LAUNCH.txt ...]                      # no GPU
 
-PAGE.md is docs/measurements/attention-speed.md; the plot, which README.md shows, lies beside it. Judged (exit code 1 if
-one is missed): LEAST, and decoding over JUDGED_KEYS keys of the call's own dtype.
+PAGE.md is docs/measurements/attention-speed.md; the plot, which README.md shows, lies beside it. LAUNCH.txt is what
+benchmarks/launch/launch.c prints, of head dimension 128. Judged (exit code 1 if one is missed): LEAST, and SHARES.
 """
 
 from __future__ import annotations
 
-import subprocess
+import argparse
+import re
+import statistics
 import sys
-import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,42 +21,160 @@ sys.path[:0] = [str(ROOT / "v3python"), str(ROOT / "docs")]
 import measured  # noqa: E402
 
 from kiln_bench import plot, report, shapes  # noqa: E402
+from kiln_bench.report import Results, Row, number, piped  # noqa: E402
 from kiln_recipe.console.appear import appear  # noqa: E402
 
 PAGE = ROOT / "docs/measurements/attention-speed.md"
-SIDES = ("flash", "cudnn")
 # By part and side: the geometric mean of how many times as fast Kiln is, and the least.
 LEAST = {
     ("forward", "cudnn"): (1.10, 1.0), ("forward", "flash"): (2.0, 1.0),
     ("backward", "cudnn"): (1.05, 0.95), ("backward", "flash"): (1.2, 1.0),
 }  # fmt: skip
-LEAST_SHARE, JUDGED_KEYS = 0.9, 32768  # of the bandwidth of a copy
+# The least of a row: of the rate of the call without what it asks for more; a fixed order's of any; fp8's of bf16.
+PLAIN_SHARE, ORDERED_SHARE, FP8_SHARE, HOST_RATIO = 0.95, 0.85, 1.4, 1.3
+LEAST_SHARE, JUDGED_KEYS, JUDGED_BYTES = 0.9, 32768, 10**9  # of the bandwidth of a copy
+NAMES = {"flash": "FlashAttention-2", "cudnn": "cuDNN"}
+PARTS = ("forward", "backward", "decoding")
+Column = tuple[str, Callable[[Row], str]]
 
 
-def judge(results: report.Results) -> list[str]:
+def group(results: Results, name: str, part: str) -> list[Row]:
+    """Rows of a group of speed.py's that were measured; of `kiln bench` all are of the first, and decoding."""
+    usual = "decoding" if part == "decoding" else "shapes"
+    return [row for row in report.of(results, part) if row.get("group", usual) == name and row.get("milliseconds")]
+
+
+def rate(row: Row, side: str) -> float | None:
+    """TFLOP/s; of the product of matrices and the call that a row is set against their own."""
+    took = report.median(row, side)
+    if not took or side not in ("product", "plain"):
+        return report.figure(row, side)
+    of_plain = {"part": row["part"], "shape": row.get("plain")}
+    amount = row["product"] if side == "product" else shapes.of_row(of_plain).operations(row["part"])  # type: ignore[union-attr]
+    return amount / took / 1e9
+
+
+def share(row: Row, side: str, other: str) -> float | None:
+    mine, theirs = rate(row, side), rate(row, other)
+    return mine / theirs if mine and theirs else None
+
+
+def mean_and_least(rows: Iterable[Row], side: str, other: str) -> tuple[float | None, float | None]:
+    found = [share(row, side, other) for row in rows]
+    return report.mean(found), report.least(found)
+
+
+def judge(results: Results) -> list[str]:
     """What is missed, a sentence each. What was not measured is not missed."""
-    (first, *_), missed = report.ours(results), []
-    for (part, side), (average, least) in LEAST.items():
-        ratios = {str(shapes.of_row(row)): report.ratio(row, first, side) for row in report.of(results, part)}
-        name = report.labels(results).get(side, side)
-        known = {title: ratio for title, ratio in ratios.items() if ratio is not None}
-        mean = report.mean(known.values())
-        if mean is not None and mean < average:
-            missed.append(f"{part}: geometric mean {mean:.2f} of {name}, not {average}")
-        missed += [f"{part}, {t}: {ratio:.2f} of {name}, not {least}" for t, ratio in known.items() if ratio < least]
+    missed = []
+
+    def least(rows: Iterable[Row], side: str, other: str, limit: float, of: str) -> None:
+        for row in rows:
+            found = share(row, side, other)
+            if found is not None and found < limit:
+                missed.append(f"{row['part']}, {shapes.of_row(row)}: {found:.2f} of {of}, not {limit}")
+
+    for (part, side), (average, worst) in LEAST.items():
+        rows, name = group(results, "shapes", part), report.labels(results).get(side, side)
+        found, _ = mean_and_least(rows, "kiln", side)
+        if found is not None and found < average:
+            missed.append(f"{part}: geometric mean {found:.2f} of {name}, not {average}")
+        least(rows, "kiln", side, worst, name)
+        if part == "forward":
+            least(group(results, "calls", part), "kiln", side, 1.0, name)
+    uncapped = [row for row in group(results, "calls", "forward") if not row["shape"]["softcap"]]
+    least(uncapped, "kiln", "plain", PLAIN_SHARE, "the call without")
+    for name in ("shapes", "calls"):
+        least(group(results, name, "backward"), "deterministic", "kiln", ORDERED_SHARE, "the fast one")
+    fp8 = mean_and_least((r for r in group(results, "fp8", "forward") if r["shape"]["head_dim"] == 128), "fp8", "kiln")
+    if fp8[0] is not None and fp8[0] < FP8_SHARE:
+        missed.append(f"fp8, d128: geometric mean {fp8[0]:.2f} of bf16, not {FP8_SHARE}")
     for row in report.of(results, "decoding"):
-        shape, share = shapes.of_row(row), report.beside(row, first, report.COPY)
-        is_judged = shape.keys == JUDGED_KEYS and shape.cache_dtype == shape.dtype
-        if is_judged and share is not None and share < LEAST_SHARE:
-            missed.append(f"decoding, {shape}: {share:.2f} of the copy bandwidth, not {LEAST_SHARE}")
+        shape, of_copy = shapes.of_row(row), report.beside(row, "kiln", report.COPY) if row["milliseconds"] else None
+        is_judged = shape.keys == JUDGED_KEYS and shape.cache_dtype == shape.dtype and shape.bytes >= JUDGED_BYTES
+        if is_judged and of_copy is not None and of_copy < LEAST_SHARE:
+            missed.append(f"decoding, {shape}: {of_copy:.2f} of the copy bandwidth, not {LEAST_SHARE}")
     return missed + report.wrong(results)
 
 
-def images(results: report.Results) -> list[str]:
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column | None], ratios: Sequence[tuple[str, str, str]] = ()) -> str:
+    """Columns, then ratios, each a title and two sides, with the geometric mean and the least below. A column of None
+    goes behind the ratios: which images ran."""
+    known = [one for one in columns if one is not None]
+    kept = [one for one in ratios if any(share(row, *one[1:]) for row in rows)]
+    body = [[*(cell(row) for _, cell in known), *(number(share(row, *one[1:]), 2) for one in kept)] for row in rows]
+    if kept and len(rows) > 1:
+        for place, name in enumerate(("geometric mean", "least")):
+            means = [number(mean_and_least(rows, *one[1:])[place], 2) for one in kept]
+            body.append([name, *[""] * (len(known) - 1), *means])
+    return piped([*(title for title, _ in known), *(one[0] for one in kept)], body)
+
+
+def of(side: str, digits: int = 0) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        why = next((kind for kind in ("wrong", "refused") if side in row[kind]), None)
+        return why or number(rate(row, side), digits)
+
+    return cell
+
+
+def shape(row: Row) -> str:
+    return str(shapes.of_row(row))
+
+
+def microseconds(side: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        took = report.median(row, side)
+        return number(took and took * 1000, 1)
+
+    return cell
+
+
+def images(results: Results) -> list[str]:
     """What Kiln ran, each once, in the order of the tables: "KEY TARGET VARIANT"."""
-    (first, *_), parts = report.ours(results), ("forward", "backward", "decoding")
-    rows = [row for part in parts for row in report.of(results, part)]
-    return list(dict.fromkeys(image for row in rows for image in row["images"].get(first, ())))
+    rows = [row for part in PARTS for row in report.of(results, part)]
+    ran = (image for row in rows for side in sorted(row["images"], key="kiln".__ne__) for image in row["images"][side])
+    return list(dict.fromkeys(ran))
+
+
+def summary(results: Results) -> str:
+    """Geometric means and least ratios of the shapes, by part, head dimension and mask."""
+    body = []
+    for part in ("forward", "backward"):
+        rows = group(results, "shapes", part)
+        kinds: dict[str, list[Row]] = {}
+        for row in rows:
+            kinds.setdefault(f"d{row['shape']['head_dim']}{', causal' if row['shape']['causal'] else ''}", []).append(
+                row
+            )
+        for title, mine in (*kinds.items(), ("all", rows)):
+            cells = [number(x, 2) for side in NAMES for x in mean_and_least(mine, "kiln", side)]
+            cells += [number(mean_and_least(mine, "kiln", "product")[0], 2)] if part == "forward" else ["-"]
+            cells += [number(mean_and_least(mine, "deterministic", "kiln")[0], 2)] if part == "backward" else ["-"]
+            body.append([part, title, *cells])
+    head = ["part", "shapes"]
+    head += [f"to {name}{least}" for name in NAMES.values() for least in (", mean", ", least")]
+    return piped([*head, "of a product", "deterministic to fast"], body)
+
+
+def host(texts: Sequence[str]) -> str:
+    """What launch.c printed in several runs, as a table."""
+    lines = {
+        "repeated call": "a call with descriptors, µs", "without descriptors": "the same without, µs", "ratio": "ratio",
+        "out moves": "with an `out` that moves, µs", "bare cuLaunchKernel": "bare cuLaunchKernel, µs",
+        "first call": "the first call of a process, µs",
+    }  # fmt: skip
+    found = [[re.search(rf"^{name} *([0-9.]+)", text, re.M) for text in texts] for name in lines]
+    body = [[title, *(match[1] if match else "-" for match in row)] for title, row in zip(lines.values(), found)]
+    return piped(["", *(f"run {n + 1}" for n in range(len(texts)))], body)
+
+
+def host_ratio(texts: Sequence[str]) -> float | None:
+    found = [float(match[1]) for text in texts if (match := re.search(r"^ratio *([0-9.]+)", text, re.M))]
+    return statistics.median(found) if found else None
 
 
 def wrapped(paragraph: str, width: int = 120) -> str:
@@ -67,54 +186,70 @@ def wrapped(paragraph: str, width: int = 120) -> str:
     return "\n".join(lines)
 
 
-def markdown(results: report.Results, plot_name: str) -> str:
-    (first, *_), every = report.ours(results), images(results)
+def markdown(results: Results, plot_name: str, launches: Sequence[str] = ()) -> str:
+    every = images(results)
 
-    def numbers(row: report.Row) -> str:
-        return " ".join(str(every.index(image) + 1) for image in row["images"].get(first, ())) or "-"
+    def ran(row: Row) -> str:
+        return " ".join(str(every.index(image) + 1) for image in row["images"].get("kiln", ())) or "-"
 
-    about = report.about(results)
+    beside: list[Column] = [("Kiln", of("kiln")), *((name, of(side)) for side, name in NAMES.items())]
+    ratios = [(f"to {name}", "kiln", side) for side, name in NAMES.items()]
+    of_product, ordered = ("of a product", "kiln", "product"), ("deterministic to fast", "deterministic", "kiln")
+    plain: list[Column] = [("the call without", of("plain"))]
+    of_plain, price = ("of the call without", "kiln", "plain"), ("batch-invariant to fastest", "invariant", "kiln")
+    fixed: list[Column] = [("deterministic", of("deterministic"))]
+    times: list[Column] = [("µs", microseconds("kiln")), ("batch-invariant, µs", microseconds("invariant"))]
+    bandwidth: list[Column] = [("TB/s", of("kiln", 2)), ("copy, TB/s", of(report.COPY, 2))]
+    tables = (
+        ("Forward, TFLOP/s", "shapes", "forward", [*beside, ("a product", of("product"))], [*ratios, of_product]),
+        ("Forward, other calls, TFLOP/s", "calls", "forward", [*beside, *plain], [*ratios, of_plain]),
+        ("Backward, TFLOP/s", "shapes", "backward", [*beside, *fixed], [*ratios, ordered]),
+        ("Backward, other calls, TFLOP/s", "calls", "backward", [*beside, *fixed, *plain],
+         [*ratios, ordered, of_plain]),
+        ("Forward of fp8, TFLOP/s", "fp8", "forward", [("fp8", of("fp8")), *beside], [("fp8 to bf16", "fp8", "kiln")]),
+        ("Independent of the batch: forward, TFLOP/s", "shapes", "forward", [("Kiln", of("kiln")), ("batch-invariant",
+         of("invariant"))], [price]),
+        ("Decoding", "decoding", "decoding", [*times, *bandwidth], [price]),
+    )  # fmt: skip
     parts = [
         f"# Attention: speed on {results['about']['gpu']}",
-        wrapped(f"Measured by `kiln bench`. {'. '.join(about)}."),
+        wrapped(f"Measured by `benchmarks/attention/speed.py`. {'. '.join(report.about(results))}."),
         wrapped(
-            "TFLOP/s count 4 * length² * head_dim operations for each head, half of them if causal; backward, which "
-            "was timed alone, 2.5 times as many. Kiln's forward writes the log-sum-exp. Every result was first "
-            "compared with fp32's. Decoding: a new row for each sequence, over a cache whose bytes are counted once; "
-            "`copy` is a copy of 1 GiB in the same rounds, bytes read and written."
+            "TFLOP/s count 4 * length² * head_dim operations for each head, half of them if causal, and of a window or "
+            "of several lengths those of the keys that rows see; backward, timed alone with all that it does, 2.5 "
+            "times as many. Kiln's forward writes the log-sum-exp. Every result was first compared with fp32's. A "
+            "product is one of 8,192 x 8,192 matrices in bf16 by PyTorch, in the same rounds."
         ),
         f"![Speed by shape]({plot_name})",
+        "## Summary",
+        summary(results),
     ]
-    for part in ("forward", "backward", "decoding"):
-        head, body = report.device_table(results, part, {"images": numbers}, for_people=False)
-        if body:
-            parts += [f"## {part.capitalize()}, {report.UNITS[part]}", report.piped(head, body)]
+    for title, name, part, columns, shares in tables:
+        rows = group(results, name, part)
+        if (part == "decoding" and rows) or any(share(row, *one[1:]) for row in rows for one in shares):
+            parts += [f"## {title}", table(rows, [("call", shape), *columns, ("images", ran)], shares)]
+    if launches:
+        parts += ["## Host time of a call", host(launches)]
     if lines := report.notes(results):
         parts += ["## Notes", "\n".join(f"- {line}" for line in lines)]
     return "\n\n".join([*parts, "## Images", measured.listed(every)]) + "\n"
 
 
-def measure(release: str, kept: Path) -> None:
-    """By the command that users have."""
-    words = ["--only", "forward,backward,decoding", "--sides", ",".join(SIDES), "--json", str(kept)]
-    subprocess.run([sys.executable, "-m", "kiln_bench", release, *words], cwd=ROOT / "v3python", check=True)
-
-
 def main() -> int:
-    if not sys.argv[1:] or len(sys.argv) > 3 or sys.argv[1].startswith("-"):
-        print(__doc__, file=sys.stderr)
-        return 2
-    source, page = Path(sys.argv[1]).absolute(), Path(sys.argv[2] if sys.argv[2:] else PAGE)
-    with tempfile.TemporaryDirectory() as folder:
-        if source.suffix != ".json":
-            measure(str(source), Path(folder) / "results.json")
-            source = Path(folder) / "results.json"
-        results = report.read(source)
-    picture = page.with_suffix(".svg")
-    plot.write(results, picture)
-    with appear(page) as fresh:
-        fresh.write_text(markdown(results, picture.name))
-    missed = judge(results)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("page", type=Path, nargs="?", default=PAGE)
+    parser.add_argument("--host", type=Path, nargs="*", default=[], metavar="LAUNCH.txt")
+    words = parser.parse_args()
+    results, launches = report.read(words.results), [path.read_text() for path in words.host]
+    picture = words.page.with_suffix(".svg")
+    shown = [row for row in results["rows"] if row.get("group", "shapes") == "shapes"]
+    plot.write({**results, "rows": shown}, picture)
+    with appear(words.page) as fresh:
+        fresh.write_text(markdown(results, picture.name, launches))
+    missed, ratio = judge(results), host_ratio(launches)
+    if ratio is not None and ratio > HOST_RATIO:
+        missed.append(f"host: {ratio:.2f} of a call without descriptors, not {HOST_RATIO}")
     print("\n".join(f"missed: {line}" for line in missed) or "passed")
     return 1 if missed else 0
 

@@ -149,7 +149,7 @@ def run(
         others, absent = peers.there(list(wanted.sides))
         sides = [*ours, *others]
         results: dict[str, Any] = {
-            "made_by": MADE_BY, "format": FORMAT, "about": _about(wanted, facts, target),
+            "made_by": MADE_BY, "format": FORMAT, "about": about(wanted, facts, target),
             "sides": {side.name: side.label for side in sides}, "absent": absent, "clocks": [], "rows": [],
         }  # fmt: skip
         uuid = str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
@@ -227,7 +227,8 @@ def _why_skipped(shape: Training | Decoding, budget: timing.Budget, is_new: bool
     return f"its tensors take about {shape.bytes / 1e9:.1f} GB, more than is free" if is_new else ""
 
 
-def _about(wanted: Wanted, releases: list[dict[str, Any]], target: str) -> dict[str, Any]:
+def about(wanted: Wanted, releases: list[dict[str, Any]], target: str) -> dict[str, Any]:
+    """What a run says of itself: where, when, with what."""
     import torch
 
     properties = torch.cuda.get_device_properties()

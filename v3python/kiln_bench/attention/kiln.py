@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kiln_bench.attention.problem import CacheProblem, Prepared, Problem
@@ -18,10 +18,15 @@ class Kiln:
     """The typed entries of a release's libraries. What is never written must not look right: results begin as NaN.
 
     `force_keys`: of variants that run instead of those that the look-up gives.
+
+    Args:
+        more: parameters of all calls of an entry, "attn_bwd".
     """
 
-    def __init__(self, name: str, label: str, libraries: Libraries) -> None:
-        self.name, self.label, self._libraries = name, label, libraries
+    def __init__(
+        self, name: str, label: str, libraries: Libraries, more: Mapping[str, Mapping[str, object]] = {}
+    ) -> None:
+        self.name, self.label, self._libraries, self._more = name, label, libraries, more
 
     def training(self, problem: Problem, part: str, force_keys: Sequence[str] = ()) -> Prepared:
         import torch
@@ -38,12 +43,14 @@ class Kiln:
         if problem.starts is not None:
             for which in "qk":
                 given |= {f"cu_seqlens_{which}": problem.starts, f"max_seqlen_{which}": shape.length}
-        forward = self._libraries.prepare("attn_fwd", force_keys if part == "forward" else (), **given)
+        keys = force_keys if part == "forward" else ()
+        forward = self._libraries.prepare("attn_fwd", keys, **given, **self._more.get("attn_fwd", {}))
         if part == "forward":
             return Prepared([forward], lambda: {"out": out}, forward.images, forward.variants)
         forward()
         gradients = dict(zip(GRADIENTS, map(_blank, (problem.q, problem.k, problem.v))))
         given["deterministic"] = int(shape.deterministic) or None
+        given |= self._more.get("attn_bwd", {})
         backward = self._libraries.prepare("attn_bwd", force_keys, **given, dout=problem.dout, **gradients)
         return Prepared([backward], lambda: gradients, backward.images, backward.variants)
 
@@ -52,6 +59,7 @@ class Kiln:
         given = {"q": problem.q, "out": out, "seqused_k": problem.used, "block_table": problem.table}
         given |= {f"{which}_scale": scale for which, scale in zip("kv", problem.scales or ())}
         given["max_seqlen_k"] = problem.shape.keys
+        given |= self._more.get("attn_decode", {})
         launches = []
         for caches in problem.caches:
             both = {f"{which}_cache": cache for which, cache in zip("kv", caches)}

@@ -82,7 +82,8 @@ class Torch:
             raise NotAsked("scaled_dot_product_attention has no soft cap and no sinks")
         if shape.deterministic and part == "backward":
             raise NotAsked("its backward is deterministic only where all of PyTorch is")
-        forward = self._one_length(problem) if problem.starts is None else self._several_lengths(problem)
+        is_plain = problem.starts is None and not shape.window
+        forward = self._one_length(problem) if is_plain else self._several_lengths(problem, part)
         return (_gradients if part == "backward" else _forward)(problem, forward)
 
     def _one_length(self, problem: Problem) -> Forward:
@@ -90,8 +91,6 @@ class Torch:
         from torch.nn.attention import sdpa_kernel
 
         shape, attention = problem.shape, torch.nn.functional.scaled_dot_product_attention
-        if shape.window:
-            raise NotAsked("scaled_dot_product_attention has no window")
         if self.name == "math":
             _check_memory(shape.batch * shape.heads * shape.length**2 * 12)
         options = {"is_causal": shape.causal, "enable_gqa": shape.heads != shape.heads_kv}
@@ -102,9 +101,26 @@ class Torch:
 
         return forward
 
-    def _several_lengths(self, problem: Problem) -> Forward:
-        """FlashAttention-2 alone, by torch.nn.attention.varlen of PyTorch 2.10 and later."""
+    def _several_lengths(self, problem: Problem, part: str) -> Forward:
+        """FlashAttention-2 by torch.nn.attention.varlen of PyTorch 2.10 and later; windows too. cuDNN by what that
+        module calls for it, which has no gradient, no window and no shared heads."""
+        import torch
+
         shape, starts = problem.shape, problem.starts
+        is_cudnns = part == "forward" and starts is not None and shape.heads == shape.heads_kv and not shape.window
+        if self.name == "cudnn" and is_cudnns and hasattr(torch.ops.aten, "_cudnn_attention_forward"):
+            sizes = (starts, starts, shape.length, shape.length)
+
+            def by_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                given = map(problem.flat, (q, k, v))
+                attention = torch.ops.aten._cudnn_attention_forward
+                return problem.unflat(attention(*given, None, *sizes, True, 0.0, shape.causal, False)[0])
+
+            return by_cudnn
+        if starts is None:
+            if self.name != "flash":
+                raise NotAsked("scaled_dot_product_attention has no window")
+            starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=problem.device) * shape.rows
         if self.name != "flash" or importlib.util.find_spec("torch.nn.attention.varlen") is None:
             raise NotAsked("scaled_dot_product_attention takes sequences of one length")
         from torch.nn.attention.varlen import varlen_attn
