@@ -190,7 +190,7 @@ def test_the_page_of_what_serves_each_feature(tmp_path):
         for feature in ("plain", "dropout") for dtype in ("bf16", "fp16")
     ]  # fmt: skip
     kept, page = tmp_path / "results.json", tmp_path / "page.md"
-    about = {"gpu": {"name": "NVIDIA H200"}, "torch": "2.11.0", "release": "0.1.0b", "pack": PACK}
+    about = {"gpu": {"name": "NVIDIA H200"}, "torch": "2.11.0", "release": "0.1.0b", "pack": PACK, "clocks": []}
     for more, code in ([], 0), ([{**general, "feature": "plain", "dtype": "bf16", "widths": [64, 64]}], 1):
         kept.write_text(json.dumps(about | {"rows": rows + more}))
         command = [sys.executable, PAGE.with_name("implementations.py"), "--page", kept, page]

@@ -26,7 +26,7 @@ import measured  # noqa: E402
 from kiln_bench import timing  # noqa: E402
 from kiln_bench.release import headers, places  # noqa: E402
 from kiln_bench.release.library import Launch, Libraries, Refused  # noqa: E402
-from kiln_bench.report import piped  # noqa: E402
+from kiln_bench.report import clocks, piped  # noqa: E402
 from kiln_recipe.console.appear import appear  # noqa: E402
 
 PAGE = ROOT / "docs/measurements/attention-features.md"
@@ -107,8 +107,12 @@ def measure(release: str, path: Path) -> None:
         target = libraries.devices()[torch.cuda.current_device()]["target"]
         results: dict[str, Any] = {
             "gpu": timing.nvidia_smi(), "torch": torch.__version__, "release": libraries.version,
-            "pack": place.pack(target), "rows": [],
+            "pack": place.pack(target), "clocks": [], "rows": [],
         }  # fmt: skip
+
+        def look() -> None:
+            results["clocks"].append(timing.nvidia_smi().get("clocks.sm", ""))
+
         for dtype in DTYPES:
             for width, width_v in WIDTHS:
                 launches: dict[str, Callable[[], object]] = {}
@@ -123,7 +127,7 @@ def measure(release: str, path: Path) -> None:
                         continue
                     row |= {"images": launch.images, "kernels": [ran["kernel"] for ran in launch.variants]}
                     launches[feature] = launch
-                times = timing.measured(launches, 5, 4.0).milliseconds if launches else {}
+                times = timing.measured(launches, 5, 4.0, look).milliseconds if launches else {}
                 for row in results["rows"][-len(FEATURES) :]:
                     if row["feature"] in times:
                         took = statistics.median(times[row["feature"]])
@@ -131,7 +135,6 @@ def measure(release: str, path: Path) -> None:
                         row |= {"milliseconds": took, "tflops": amount / took / 1e9}
                 with appear(path) as fresh:
                     fresh.write_text(json.dumps(results, indent=1) + "\n")
-        results["gpu_after"] = timing.nvidia_smi()
 
 
 def reason(row: dict[str, Any]) -> int | None:
@@ -161,13 +164,13 @@ def unexplained(results: dict[str, Any]) -> list[str]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    gpu, after = results["gpu"], results.get("gpu_after", {})
+    gpu = results["gpu"]
     digest = (results["pack"] or {}).get("sha256", "unknown")
     parts = [
         f"# Attention: what serves each feature, on {gpu.get('name', 'a GPU')}",
         wrapped(
             f"Made by `benchmarks/attention/implementations.py`: driver {gpu.get('driver_version', 'unknown')}, SM "
-            f"clock {after.get('clocks.sm', 'unknown')} after the run (at most {gpu.get('clocks.max.sm', 'unknown')}), "
+            f"clock {clocks(results)} under load (at most {gpu.get('clocks.max.sm', 'unknown')}), "
             f"PyTorch {results['torch']}; release {results['release']}, sha256 of its pack `{digest}`. The "
             "implementation that `explain` names, and TFLOP/s of the products that rows see; "
             "medians of 5 rounds, the features of a column in turns."

@@ -3,7 +3,8 @@
     python3 benchmarks/attention/page.py RESULTS.json [PAGE.md] [--host LAUNCH.txt ...]                      # no GPU
 
 PAGE.md is docs/measurements/attention-speed.md; the plot, which README.md shows, lies beside it. LAUNCH.txt is what
-benchmarks/launch/launch.c prints, of head dimension 128. Judged (exit code 1 if one is missed): LEAST, and SHARES.
+benchmarks/launch/launch.c prints, of head dimension 128. Decoding's long and short contexts go to PAGE-decoding.md, for
+docs/measurements/decoding.md. Judged (exit code 1 if one is missed): LEAST, and the numbers below it.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def microseconds(side: str) -> Callable[[Row], str]:
 
 def images(results: Results) -> list[str]:
     """What Kiln ran, each once, in the order of the tables: "KEY TARGET VARIANT"."""
-    rows = [row for part in PARTS for row in report.of(results, part)]
+    rows = [row for part in PARTS for row in report.of(results, part) if row.get("group") not in ("long", "short")]
     ran = (image for row in rows for side in sorted(row["images"], key="kiln".__ne__) for image in row["images"][side])
     return list(dict.fromkeys(ran))
 
@@ -235,6 +236,39 @@ def markdown(results: Results, plot_name: str, launches: Sequence[str] = ()) -> 
     return "\n\n".join([*parts, "## Images", measured.listed(every)]) + "\n"
 
 
+def decoding(results: Results) -> str:
+    """Of long and short contexts, what docs/measurements/decoding.md has of them; "" if there is nothing."""
+    rows = {name: group(results, name, "decoding") for name in ("long", "short")}
+    ran = list(dict.fromkeys(image for each in rows.values() for row in each for image in row["images"]["kiln"]))
+    if not ran:
+        return ""
+
+    def places(row: Row) -> str:
+        return " ".join(str(ran.index(image) + 1) for image in row["images"]["kiln"])
+
+    # In CUDA graphs, in which short calls are timed, PyTorch's copies are slower.
+    copied = max(filter(None, (rate(row, report.COPY) for each in rows.values() for row in each)), default=None)
+
+    def least_time(row: Row) -> float | None:
+        """Microseconds of the bytes at a copy's rate, and of a launch."""
+        launch = report.median(row, "launch")
+        return shapes.of_row(row).bytes / copied / 1e6 + launch * 1000 if copied and launch else None
+
+    def times(row: Row) -> str:
+        took, bound = report.median(row, "kiln"), least_time(row)
+        return number(took * 1000 / bound if took and bound else None, 1)
+
+    columns: list[Column] = [("call", shape), ("µs", microseconds("kiln"))]
+    bandwidth: list[Column] = [("TB/s", of("kiln", 2)), ("copy, TB/s", of(report.COPY, 2)), ("images", places)]
+    bound: list[Column] = [("bytes and a launch, µs", lambda row: number(least_time(row), 1)), ("ratio", times)]
+    parts = [
+        "## Long contexts", table(rows["long"], [*columns, *bandwidth], [("share", "kiln", report.COPY)]),
+        "## Short contexts", table(rows["short"], [*columns, *bound, ("images", places)]),
+        "## Images", measured.listed(ran),
+    ]  # fmt: skip
+    return "\n\n".join([wrapped(". ".join(report.about(results))), *parts]) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
@@ -247,6 +281,9 @@ def main() -> int:
     plot.write({**results, "rows": shown}, picture)
     with appear(words.page) as fresh:
         fresh.write_text(markdown(results, picture.name, launches))
+    if text := decoding(results):
+        with appear(words.page.with_name(f"{words.page.stem}-decoding.md")) as fresh:
+            fresh.write_text(text)
     missed, ratio = judge(results), host_ratio(launches)
     if ratio is not None and ratio > HOST_RATIO:
         missed.append(f"host: {ratio:.2f} of a call without descriptors, not {HOST_RATIO}")

@@ -37,7 +37,7 @@ from kiln_bench.release.library import Libraries  # noqa: E402
 from kiln_bench.shapes import Decoding, Training  # noqa: E402
 from kiln_recipe.console.appear import appear  # noqa: E402
 
-PARTS = ("shapes", "calls", "fp8", "decoding")
+PARTS = ("shapes", "calls", "fp8", "decoding", "long", "short")  # the last two: docs/measurements/decoding.md
 PEERS = ("flash", "cudnn")
 # Kiln in another way, by a row's part: the side's name, the entry and its parameters.
 WAYS = {
@@ -90,6 +90,17 @@ def calls() -> Iterator[tuple[Training, Training]]:
     yield replace(plain, softcap=50), plain
 
 
+def long_contexts() -> Iterator[Decoding]:
+    """Over caches of about a gigabyte."""
+    for keys in (32768, 2048):
+        for cache_dtype in ("bf16", "fp8e4m3"):
+            for head_dim in (64, 128):
+                for heads, heads_kv in ((32, 32), (64, 8)):
+                    for page in (0, 16, 256):
+                        one = Decoding(head_dim, heads, heads_kv, 1, keys, page, cache_dtype=cache_dtype)
+                        yield replace(one, batch=-(-(10**9) // one.bytes))
+
+
 def entries(parts: list[str]) -> list[Entry]:
     found = []
     for head_dim in (64, 128, 256):
@@ -106,6 +117,11 @@ def entries(parts: list[str]) -> list[Entry]:
     for batch in (1, 8, 64):
         for keys in (1024, 4096, 32768):
             found.append(Entry("decoding", "decoding", Decoding(128, 32, 8, batch, keys)))
+    found += [Entry("long", "decoding", shape) for shape in long_contexts()]
+    for head_dim, heads, heads_kv in ((128, 32, 8), (64, 64, 8), (128, 32, 32)):
+        for batch in (1, 4, 8):
+            for keys in (512, 1024, 2048, 4096):
+                found.append(Entry("short", "decoding", Decoding(head_dim, heads, heads_kv, batch, keys)))
     return [entry for entry in found if entry.group in parts]
 
 
@@ -151,12 +167,17 @@ class Run:
             return Rows(sides, rounds, measured=self._measured, while_busy=look)  # type: ignore[arg-type]
 
         self._rows = {part: rows(kiln, way, *(() if part == "decoding" else others)) for part, way in ways.items()}
-        self._fp8 = rows(kiln, Fp8(libraries), *others)
+        self._fp8, self._alone = rows(kiln, Fp8(libraries), *others), rows(kiln)
+        small = one[0, :1].clone()
+        self._launch = lambda: small.add_(1)  # of a kernel of one block
 
     def row(self, entry: Entry, problem: Problem | CacheProblem, turn_ms: Callable[[int], float]) -> dict:
         self._beside = {}
         if isinstance(problem, CacheProblem):
-            return self._rows["decoding"].decoding(problem, turn_ms).as_dict() | {"group": entry.group}
+            if entry.group == "short":
+                self._beside["launch"] = self._launch
+            makes = self._rows["decoding"] if entry.group == "decoding" else self._alone
+            return makes.decoding(problem, turn_ms).as_dict() | {"group": entry.group}
         self._beside["product"] = self._product
         if entry.plain:
             self._beside["plain"] = self._checked(entry.plain, entry.part)
