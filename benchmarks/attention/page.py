@@ -277,7 +277,11 @@ def main() -> int:
     words = parser.parse_args()
     results, launches = report.read(words.results), [path.read_text() for path in words.host]
     picture = words.page.with_suffix(".svg")
-    shown = [row for row in results["rows"] if row.get("group", "shapes") == "shapes"]
+    core = shapes.read("core").forward  # what there is room for in a plot
+    shown = [
+        row for row in results["rows"]
+        if "group" not in row or (row["group"] == "shapes" and shapes.of_row(row) in core)
+    ]  # fmt: skip
     plot.write({**results, "rows": shown}, picture)
     with appear(words.page) as fresh:
         fresh.write_text(markdown(results, picture.name, launches))
