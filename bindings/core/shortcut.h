@@ -74,7 +74,6 @@ class Shortcut {
                : nb::none();
   }
 
-  // Splits that need a workspace are not for here.
   nb::object decode(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle k_new, nb::handle v_new,
                     nb::handle given_out, nb::handle seqused_k, nb::handle block_table, double scale, int flags) {
     enum { kQ, kKCache, kVCache, kKNew, kVNew, kOut, kUsedK, kTable, kInputs };
@@ -102,7 +101,12 @@ class Shortcut {
     params.seqused_k = seen[kUsedK], params.block_table = seen[kTable];
     params.sm_scale = call.sm_scale;
     params.causal = flags & kCausal;
-    if (!call.enqueue([&](kiln_t kiln, const kiln_queue& queue) { return kiln_attn_decode(kiln, &queue, &params); }))
+    nb::object workspace;  // free again where it goes: the stream's next work comes behind this call's
+    if (!call.enqueue([&](kiln_t kiln, const kiln_queue& queue) {
+          return kiln_attn_decode_workspace(kiln, &queue, &params, &params.workspace_bytes);
+        }) ||
+        !call.make_workspace(q, params.workspace_bytes, &workspace, &params.workspace) ||
+        !call.enqueue([&](kiln_t kiln, const kiln_queue& queue) { return kiln_attn_decode(kiln, &queue, &params); }))
       return nb::none();
     if (seen[kKNew] || seen[kOut]) wrote_(nb::make_tuple(k_cache, v_cache, out));
     return out;
@@ -170,6 +174,21 @@ class Shortcut {
         if (!error.matches(PyExc_Exception)) throw;
         return {};
       }
+    }
+
+    // Memory by elements of q's dtype, which have two bytes at least.
+    bool make_workspace(nb::handle q, uint64_t bytes, nb::object* held, void** data) {
+      if (!bytes) return true;
+      DlTensor seen;
+      try {
+        *held = shortcut.empty_strided_(q, nb::make_tuple((bytes + 1) / 2), nb::make_tuple(1));
+      } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        return false;
+      }
+      if (!shortcut.is_ours(*held) || !view(*held, &seen)) return false;
+      *data = static_cast<char*>(seen.data) + seen.byte_offset;
+      return true;
     }
 
     template <typename Entry>

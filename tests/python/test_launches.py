@@ -165,6 +165,26 @@ def test_a_result_lies_as_it_is_promised(launched, shortcut, layout: str):
         expect(launched("attn_fwd")[0], {"q": q, "v": v, "out": out})
 
 
+def test_a_decode_with_a_workspace_is_taken_too(scratch_runtime, launched, shortcut):
+    """As where keys are split; of q's dtype, by elements of which the memory is asked for."""
+    q, made = Exchanged(SHAPE, "fp16"), []
+
+    def strided(q: Exchanged, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Exchanged:
+        made.append(Exchanged(sizes, q.dtype, strides))
+        return made[-1]
+
+    out = shortcut(runtime=lambda: scratch_runtime.handle, strided=strided).decode(q, q, q)
+    got, launch = launched("attn_decode")
+    expect(got, {"q": q, "out": out})
+    (workspace,) = made
+    needed = 16 * launch.grid[0] * launch.grid[1] * launch.grid[2]
+    scratch = launch.parameters()[-2]
+    assert workspace.dtype == "fp16" and len(workspace.shape) == 1 and 2 * workspace.shape[0] >= needed
+    assert workspace.address <= scratch <= workspace.address + 2 * workspace.shape[0] - needed
+    none = shortcut(runtime=lambda: scratch_runtime.handle, strided=exhausted)
+    assert none.decode(q, q, q) is None, "no memory is left to whoever asked"
+
+
 def exhausted(*_given: object) -> Array:
     raise MemoryError
 
