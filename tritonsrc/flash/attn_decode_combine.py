@@ -26,6 +26,12 @@ def parts_at(partial_ptr, partial_softmax_ptr, sums_ptr, parts, splits, place, r
 
 
 @triton.jit
+def weighted(held, weight):
+    """Parts times their weights. One of weight 0 counts for nothing, whatever it holds."""
+    return tl.where((weight != 0.0)[:, None], held, 0.0) * weight[:, None]
+
+
+@triton.jit
 def attn_decode_combine(
     partial_ptr, partial_softmax_ptr, out_ptr, lse_ptr, sinks_ptr, cu_q_ptr,
     stride_pm, stride_ob, stride_oh, stride_om, stride_lb, stride_lh,
@@ -58,13 +64,13 @@ def attn_decode_combine(
         sink = tl.load(sinks_ptr + head, mask=(flags & SINKS) != 0, other=float("-inf")) * LOG2E
         correction, row_max, row_sum = with_sink(row_max, row_sum, sink)
         factor = correction / divisor_of(row_sum)
-        acc = held * (weight * tl.math.exp2(largest - shift) * factor)[:, None]
+        acc = weighted(held, weight * tl.math.exp2(largest - shift) * factor)
         for first in tl.range(BLOCK_S, splits, BLOCK_S):
             held, largest, weight = parts_at(
                 partial_ptr, partial_softmax_ptr, sums_ptr, first + tl.arange(0, BLOCK_S), splits, place, rows_total,
                 stride_pm, columns, there,
             )  # fmt: skip
-            acc += held * (weight * tl.math.exp2(largest - shift) * factor)[:, None]
+            acc += weighted(held, weight * tl.math.exp2(largest - shift) * factor)
         out = tl.sum(acc, 0)
         out_ptr += batch_q * stride_ob + head.to(tl.int64) * stride_oh + row_q * stride_om
         tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=there)
