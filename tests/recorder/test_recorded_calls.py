@@ -191,7 +191,7 @@ def test_every_image_when_it_is_forced(runner, fake, name):
             fields = whole_call(name, functional, is_aligned)
         wanted = expected(runner, name, fields, forced={kernel.kernel.name: configuration})
         if key not in wanted.keys:  # of the other algorithm, which few keys take
-            fields = whole_call(name, functional, is_aligned, keys=500)
+            fields = whole_call(name, functional, is_aligned, keys=250)
             wanted = expected(runner, name, fields, forced={kernel.kernel.name: configuration})
         assert key in wanted.keys
         fields |= {"force_keys": (ctypes.c_char_p * 1)(key.encode()), "force_count": 1, **room}

@@ -8,12 +8,13 @@ leaving the registers. The gradients go through shared memory besides, and from 
 multiplies half of it, and adds that to those of other programs in global memory.
 
 attn_bwd_ends.py has what comes before and after: the log-sum-exps and delta as initial values of products, which
-leaves them no registers; sums of dq to add to; dq from these sums.
+leaves them no registers; sums of dq to add to; dq from these sums. Programs begin while the kernel before them ends,
+and copy keys and values until it has; and the kernel behind them may begin once all of them have.
 """
 
 from typing import NamedTuple
 
-from attn_bwd_pieces import add_up, clear_beyond, write
+from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, write
 from attn_bwd_tiles import Call, block_of, rows_of, span_of, tile_of, turn_of
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
 from triton.experimental import gluon
@@ -25,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LEAST_SCALE = gl.constexpr(1e-20)  # what log-sum-exps are divided by; attn_bwd_ends.py
@@ -71,6 +73,7 @@ class Ends(NamedTuple):
     surplus_at: gl.tensor
     scale: gl.tensor
     turns_ptr: gl.tensor
+    arrivals_ptr: gl.tensor
 
 
 @gluon.jit
@@ -84,6 +87,8 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M
             key = tile.start_k + tile.first + 64 * half
             tma.async_load(k_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.k.index(half))
             tma.async_load(v_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.v.index(half))
+        gdc_wait()
+        gdc_launch_dependents()
         span = span_of(tile, call, BLOCK_M, BLOCK_N)
         for i in range((span.end - span.begin) * call.heads_per_kv):
             stage = i % STAGES
@@ -241,6 +246,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
         dk = gl.zeros([64, HEAD_DIM], gl.float32, WIDE)
         dv = gl.zeros([64, HEAD_DIM], gl.float32, WIDE)
         mbarrier.wait(shared.keys_full, 0)
+        gdc_wait()
         inside = tile.rows_k - tile.first - 64 * INDEX
         if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < 64):
             clear_beyond(shared.k.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
@@ -291,6 +297,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
             (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
             ends.stride_dkn, ends.width_qk, tile, first, 0, HEAD_DIM, WIDE,
         )  # fmt: skip
+        arrive(ends.arrivals_ptr, first, tile, call)
         tma.store_wait(0)
 
 
@@ -300,7 +307,7 @@ def attn_bwd_hopper(
     cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     sm_scale, batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, flags,
-    tiles, places, turns_ptr,
+    tiles, places, turns_ptr, arrivals_ptr,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, SPAN: gl.constexpr,
     ONES: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
@@ -317,12 +324,12 @@ def attn_bwd_hopper(
         places: of a head, in these; attn_bwd_tiles.rows_of says which row has which.
         turns_ptr: [heads, places / 64, 2] int32, zeros: how many programs have added to a block of rows, for each
             consumer's part; looked at if ORDERED.
+        arrivals_ptr: [batches, heads / heads_per_kv] int32, zeros: how many consumers have added all that they add.
         STAGES: blocks of rows in shared memory.
         REGISTERS: of a thread of consumers.
     """
     dtype: gl.constexpr = q_desc.dtype
     BLOCK_N: gl.constexpr = 128
-    barrier: gl.constexpr = mbarrier.MBarrierLayout()
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BLOCK_M], dtype)
     shared = Shared(
         gl.allocate_shared_memory(dtype, [2, 1, 1, 64, HEAD_DIM], k_desc.layout),
@@ -334,21 +341,13 @@ def attn_bwd_hopper(
         gl.allocate_shared_memory(dtype, [4, 64, BLOCK_M], DS),
         gl.allocate_shared_memory(gl.float32, [2, 64, HEAD_DIM * BLOCK_M // 128], dq_desc.layout),
         gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], terms_desc.layout),
-        gl.allocate_shared_memory(gl.int64, [1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
+        barriers(1, 1),
+        barriers(STAGES, 1),
+        barriers(STAGES, 2),
+        barriers(STAGES, 1),
+        barriers(STAGES, 2),
+        barriers(2, 2),
     )
-    mbarrier.init(shared.keys_full, count=1)
-    for slot in gl.static_range(2):
-        mbarrier.init(shared.ds_full.index(slot), count=2)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(shared.q_full.index(stage), count=1)
-        mbarrier.init(shared.q_empty.index(stage), count=2)
-        mbarrier.init(shared.dout_full.index(stage), count=1)
-        mbarrier.init(shared.dout_empty.index(stage), count=2)
     fence_async_shared()
     call = Call(
         batches, heads, heads_per_kv, seqlen_q, seqlen_k, window_left, window_right, flags, tiles, places, SPAN,
@@ -356,7 +355,7 @@ def attn_bwd_hopper(
     )  # fmt: skip
     ends = Ends(
         dq_desc, dk_desc, dv_desc, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
-        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, turns_ptr,
+        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, turns_ptr, arrivals_ptr,
     )  # fmt: skip
     gl.warp_specialize([
         (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),

@@ -2,7 +2,19 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mma_v2, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2, tma
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """So many barriers, [COUNT, 1], or one, each passed by so many arrivals. Wants a fence behind it."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(COUNT):
+        mbarrier.init(made.index(number), count=ARRIVALS)
+    if COUNT == 1:
+        return made.index(0)
+    else:
+        return made
 
 
 @gluon.jit
@@ -66,3 +78,16 @@ def write(values, shared_tile, desc, ptr, stride_b, stride_h, stride_n, width, t
         at += (tile.start_k + key)[:, None].to(gl.int64) * stride_n
         there = (key < tile.rows_k)[:, None] & (column < width)[None, :]
         gl.store(at + column[None, :], values, mask=there)
+
+
+@gluon.jit
+def arrive(arrivals_ptr, first, tile, call):
+    """Counts this consumer, whose first key has the number `first`, among those that have added all that they add to dq
+    of their heads, [batches, heads_kv], once that is there."""
+    waited = gl.zeros([128], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    if first + 64 <= tile.rows_k:  # dk and dv are the copy engine's last groups, and need not be there
+        gl.inline_asm_elementwise("cp.async.bulk.wait_group 2; mov.u32 $0, $1;", "=r,r", [waited], gl.int32, False, 1)
+    else:
+        gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.u32 $0, $1;", "=r,r", [waited], gl.int32, False, 1)
+    gl.barrier()
+    gl.atomic_add(arrivals_ptr + tile.batch * (call.heads // call.heads_per_kv) + tile.head_kv, 1, sem="release")

@@ -8,7 +8,7 @@ next one's scores. Sums of ds, by which dq is corrected (means.py), are added up
 from typing import NamedTuple
 
 from attn_bwd_hopper import LEAST_SCALE, LOG2E, Ends
-from attn_bwd_pieces import add_up, clear_beyond, packed, write
+from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, packed, write
 from attn_bwd_tiles import Call, block_of, rows_of, span_of, tile_of
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
 from triton.experimental import gluon
@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 BLOCK = gl.constexpr(64)  # rows, and keys
 
@@ -58,6 +59,8 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
         mbarrier.expect(shared.keys_full, k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
         tma.async_load(k_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.k.index(0))
         tma.async_load(v_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.v.index(0))
+        gdc_wait()
+        gdc_launch_dependents()
         span = span_of(tile, call, BLOCK, BLOCK)
         for i in range((span.end - span.begin) * call.heads_per_kv):
             stage = i % 2
@@ -235,6 +238,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
             gl.barrier()
             mbarrier.arrive(shared.ds_full.index(0), count=1)
         mbarrier.wait(shared.keys_full, 0)
+        gdc_wait()
         inside = tile.rows_k - tile.first
         if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < BLOCK):
             clear_beyond(shared.k.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
@@ -284,6 +288,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
             (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
             ends.stride_dkn, ends.width_qk, tile, tile.first, INDEX * HALF, HALF, WIDE,
         )  # fmt: skip
+        arrive(ends.arrivals_ptr, tile.first, tile, call)
         tma.store_wait(0)
 
 
@@ -293,13 +298,12 @@ def attn_bwd_wide(
     cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     sm_scale, batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, flags,
-    tiles, places,
+    tiles, places, arrivals_ptr,
     HEAD_DIM: gl.constexpr, REGISTERS: gl.constexpr, SPAN: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, and sums for dq and of ds, by `tiles` programs of 64 keys each. Arguments as of attn_bwd_hopper; boxes
     have 64 rows, of dk and dv half of the columns, and of dq a quarter."""
     dtype: gl.constexpr = q_desc.dtype
-    barrier: gl.constexpr = mbarrier.MBarrierLayout()
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK, BLOCK], dtype)
     shared = Shared(
         gl.allocate_shared_memory(dtype, [1, 1, 1, BLOCK, HEAD_DIM], k_desc.layout),
@@ -312,26 +316,16 @@ def attn_bwd_wide(
         gl.allocate_shared_memory(dtype, [2, BLOCK, BLOCK], DS),
         gl.allocate_shared_memory(gl.float32, [2, BLOCK, HEAD_DIM // 4], dq_desc.layout),
         gl.allocate_shared_memory(gl.float32, [2, BLOCK], terms_desc.layout),
-        gl.allocate_shared_memory(gl.int64, [1], barrier),
-        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [1], barrier),
-        gl.allocate_shared_memory(gl.int64, [1], barrier),
-        gl.allocate_shared_memory(gl.int64, [1], barrier),
-        gl.allocate_shared_memory(gl.int64, [1], barrier),
-        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [2, 1], barrier),
+        barriers(1, 1),
+        barriers(2, 1),
+        barriers(2, 2),
+        barriers(1, 1),
+        barriers(1, 2),
+        barriers(1, 1),
+        barriers(1, 1),
+        barriers(2, 1),
+        barriers(2, 1),
     )
-    mbarrier.init(shared.keys_full, count=1)
-    mbarrier.init(shared.dout_full, count=1)
-    mbarrier.init(shared.dout_empty, count=2)
-    mbarrier.init(shared.p_full, count=1)
-    mbarrier.init(shared.p_empty, count=1)
-    for stage in gl.static_range(2):
-        mbarrier.init(shared.q_full.index(stage), count=1)
-        mbarrier.init(shared.q_empty.index(stage), count=2)
-        mbarrier.init(shared.ds_full.index(stage), count=1)
-        mbarrier.init(shared.ds_empty.index(stage), count=1)
     fence_async_shared()
     call = Call(
         batches, heads, heads_per_kv, seqlen_q, seqlen_k, window_left, window_right, flags, tiles, places, SPAN, False,
@@ -339,7 +333,7 @@ def attn_bwd_wide(
     )  # fmt: skip
     ends = Ends(
         dq_desc, dk_desc, dv_desc, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
-        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, dk_ptr,
+        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, dk_ptr, arrivals_ptr,
     )  # fmt: skip
     gl.warp_specialize([
         (consume, (ends, shared, call, 0, HEAD_DIM)),
