@@ -81,6 +81,7 @@ def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCal
         fields = {name: value for part in some for name, value in part.items()}
         if "sinks" in fields:
             fields["heads"] = fields["heads_kv"] = SINKS
+        fields["deterministic"] = known.get("ordered") == "true"
         result += [Call(dtype=dtype, backward=operation == "attn_bwd", **fields) for dtype in dtypes]
     return result
 
