@@ -70,7 +70,7 @@ def attn_bwd_delta(
 ):  # fmt: skip
     """The terms of rows, [2, heads, places] fp32: minus the log-sum-exp divided by the scale, and minus delta =
     rowsum(out * dout); and zeros for the sums of ds and dq, [2, heads, places] and [heads, places, HEAD_DIM] fp32,
-    for the numbers of arrivals [batches, heads_kv], and if is_ordered for turns, [heads, places / 64, 2]. Besides, the
+    for the numbers of arrivals [batches, heads_kv], and if is_ordered for turns, [heads, places / 64]. Besides, the
     sums of keys that attn_bwd_sums describes, of `parts` parts.
 
     Rows beyond a sequence, and those that see no key, get such terms that all their weights are 0. The first batches *
@@ -97,8 +97,7 @@ def attn_bwd_delta(
     local = tl.arange(0, BLOCK_M)
     first = rows_of(batch, head, start_q, first_row, seqlen_q, places, flags, SPAN)
     if is_ordered:
-        for half in tl.static_range(BLOCK_M // 32):
-            tl.store(turns_ptr + first // 32 + half, 0)
+        tl.store(turns_ptr + first // 64, 0)
     rows = first_row + local
     inside = rows < rows_q
     column = tl.arange(0, HEAD_DIM)

@@ -51,6 +51,8 @@ class Shared(NamedTuple):
     dout_full: gl.shared_memory_descriptor
     dout_empty: gl.shared_memory_descriptor
     ds_full: gl.shared_memory_descriptor
+    dq_full: gl.shared_memory_descriptor
+    dq_empty: gl.shared_memory_descriptor
 
 
 class Ends(NamedTuple):
@@ -126,29 +128,58 @@ def begin_dq(dq, slot, whose: gl.constexpr, shared, INDEX: gl.constexpr, HEAD_DI
 
 
 @gluon.jit
-def pass_turn(place, ends, INDEX: gl.constexpr):
-    """Lets the next program add to the sums of the rows at `place`, once what this one has added is there."""
-    waited = gl.zeros([128], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+def add_half(place, ends, shared, call, WHOSE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Begins to add a consumer's part of a block's dq, and its sums of ds, to those at `place`."""
+    ROW: gl.constexpr = 64 * WHOSE if BLOCK_M == 128 else 0
+    COLUMN: gl.constexpr = 0 if BLOCK_M == 128 else HEAD_DIM * BLOCK_M // 128 * WHOSE
+    tma.async_atomic_add(ends.dq_desc, [place + ROW, COLUMN], shared.dq.index(WHOSE))
+    # Sums of ds of each consumer's keys have places of their own: nothing says which consumer comes first.
+    sums_at = ends.surplus_at + WHOSE * call.heads * call.places
+    tma.async_atomic_add(ends.terms_desc, [sums_at + place], shared.surplus.index(WHOSE))
+
+
+@gluon.jit
+def wait_for_adds():
+    """Waits until what this warp's copies add is there, and not only read."""
+    waited = gl.zeros([32], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
     gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.u32 $0, $1;", "=r,r", [waited], gl.int32, False, 1)
     gl.barrier()
-    gl.atomic_add(ends.turns_ptr + (place // 64 * 2 + INDEX), 1, sem="release")
 
 
 @gluon.jit
-def await_turn(place, turn, ends, INDEX: gl.constexpr):
-    """Waits until so many others as `turn` says have added to the sums of the rows at `place`."""
-    at = ends.turns_ptr + (place // 64 * 2 + INDEX)
-    while gl.load(at, volatile=True) < turn:
-        pass
+def add_in_turn(ends, shared, call, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Adds what the consumers leave of each block, after all programs whose turn is before this one's. This warp waits
+    for others, and until its own is there, so that the consumers need not."""
+    tile = tile_of(call, BLOCK_N)
+    if tile.first < tile.rows_k:
+        span = span_of(tile, call, BLOCK_M, BLOCK_N)
+        for i in range((span.end - span.begin) * call.heads_per_kv):
+            member, block = block_of(i, span, call)
+            place = rows_of(tile, tile.head_kv * call.heads_per_kv + member, block * BLOCK_M, call)
+            added = ends.turns_ptr + place // 64
+            while gl.load(added, volatile=True) < turn_of(block, tile, call, BLOCK_M, BLOCK_N):
+                pass
+            mbarrier.wait(shared.dq_full.index(0), i & 1)
+            add_half(place, ends, shared, call, 0, HEAD_DIM, BLOCK_M)
+            mbarrier.wait(shared.dq_full.index(1), i & 1)
+            add_half(place, ends, shared, call, 1, HEAD_DIM, BLOCK_M)
+            tma.store_wait(0)
+            mbarrier.arrive(shared.dq_empty.index(0), count=1)
+            mbarrier.arrive(shared.dq_empty.index(1), count=1)
+            wait_for_adds()
+            gl.atomic_add(added, 1, sem="release")
+        gdc_wait()
+        arrived = tile.batch * (call.heads // call.heads_per_kv) + tile.head_kv
+        gl.atomic_add(ends.arrivals_ptr + arrived, 2, sem="release")
 
 
 @gluon.jit
-def add_rows(dk, dv, done, place, before, block, tile, call, ends, shared, INDEX: gl.constexpr, MASKED: gl.constexpr,
+def add_rows(dk, dv, done, place, block, tile, call, ends, shared, INDEX: gl.constexpr, MASKED: gl.constexpr,
              HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
     """Adds what the done-th block of rows gives to dk and dv of 64 keys, and to half of its dq.
 
     Args:
-        place, before: where this block and the one before have their sums.
+        place: where this block has its sums.
         block: its number.
         ONES: as of add_up().
     """
@@ -205,8 +236,7 @@ def add_rows(dk, dv, done, place, before, block, tile, call, ends, shared, INDEX
     dq = gl.zeros([DQ_ROWS, DQ_COLUMNS], gl.float32, DQ)
     dq = begin_dq(dq, slot, INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, False)
     if call.ordered:
-        if done > 0:
-            pass_turn(before, ends, INDEX)
+        mbarrier.wait(shared.dq_empty.index(INDEX), (done & 1) ^ 1)
     else:
         tma.store_wait(0)
     add_up(own, shared.surplus.index(INDEX), BLOCK_M, ONES)
@@ -217,18 +247,16 @@ def add_rows(dk, dv, done, place, before, block, tile, call, ends, shared, INDEX
     dk, factors = warpgroup_mma_wait(2, deps=[dk, factors])
     mbarrier.arrive(shared.q_empty.index(stage), count=1)
     dq = warpgroup_mma_wait(0, deps=[dq])
-    tma.store_wait(0)
-    shared.dq.index(INDEX).store(dq)
     if call.ordered:
-        await_turn(place, turn_of(block, tile, call, BLOCK_M, 128), ends, INDEX)
-    fence_async_shared()
-    gl.barrier()
-    ROW: gl.constexpr = 64 * INDEX if BLOCK_M == 128 else 0
-    COLUMN: gl.constexpr = 0 if BLOCK_M == 128 else DQ_COLUMNS * INDEX
-    tma.async_atomic_add(ends.dq_desc, [place + ROW, COLUMN], shared.dq.index(INDEX))
-    # Sums of ds of each consumer's keys have places of their own: nothing says which consumer comes first.
-    sums_at = ends.surplus_at + INDEX * call.heads * call.places
-    tma.async_atomic_add(ends.terms_desc, [sums_at + place], shared.surplus.index(INDEX))
+        shared.dq.index(INDEX).store(dq)
+        fence_async_shared()
+        mbarrier.arrive(shared.dq_full.index(INDEX), count=1)
+    else:
+        tma.store_wait(0)
+        shared.dq.index(INDEX).store(dq)
+        fence_async_shared()
+        gl.barrier()
+        add_half(place, ends, shared, call, INDEX, HEAD_DIM, BLOCK_M)
     return dk, dv
 
 
@@ -252,7 +280,6 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
             clear_beyond(shared.k.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
             clear_beyond(shared.v.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
         first_place = rows_of(tile, tile.head_kv * call.heads_per_kv, 0, call)
-        before = first_place + span.begin * BLOCK_M
         mbarrier.arrive(shared.ds_full.index(0), count=1)  # of a block -1: ds of the first are in the second slot
         done = 0
         for i in range(masked * call.heads_per_kv):
@@ -260,29 +287,27 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
             block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
             place = first_place + i // masked * call.places + block * BLOCK_M
             dk, dv = add_rows(
-                dk, dv, done, place, before, block, tile, call, ends, shared, INDEX, True,
+                dk, dv, done, place, block, tile, call, ends, shared, INDEX, True,
                 HEAD_DIM, BLOCK_M, STAGES, ONES,
             )  # fmt: skip
-            before = place
             done += 1
         place = first_place + span.whole_begin * BLOCK_M
         whole = span.whole_end - span.whole_begin
         left = whole
         for _ in range(whole * call.heads_per_kv):
             dk, dv = add_rows(
-                dk, dv, done, place, before, span.whole_end - left, tile, call, ends, shared, INDEX, False,
+                dk, dv, done, place, span.whole_end - left, tile, call, ends, shared, INDEX, False,
                 HEAD_DIM, BLOCK_M, STAGES, ONES,
             )  # fmt: skip
-            before = place
             done += 1
             left -= 1
             place += gl.where(left == 0, call.places - (whole - 1) * BLOCK_M, BLOCK_M)
             left = gl.where(left == 0, whole, left)
-        # This consumer alone reads its values, and its part of dq.
-        tma.store_wait(0)
-        if call.ordered:  # noqa: SIM102  a constant
-            if done > 0:
-                pass_turn(before, ends, INDEX)
+        # This consumer alone reads its values, and writes its part of dq.
+        if call.ordered:
+            mbarrier.wait(shared.dq_empty.index(INDEX), (done & 1) ^ 1)
+        else:
+            tma.store_wait(0)
         first = tile.first + 64 * INDEX
         write(
             dv.to(dtype), shared.v.index(INDEX), ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh,
@@ -297,7 +322,8 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
             (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
             ends.stride_dkn, ends.width_qk, tile, first, 0, HEAD_DIM, WIDE,
         )  # fmt: skip
-        arrive(ends.arrivals_ptr, first, tile, call)
+        if not call.ordered:
+            arrive(ends.arrivals_ptr, first, tile, call)
         tma.store_wait(0)
 
 
@@ -322,8 +348,8 @@ def attn_bwd_hopper(
         terms_desc: of [4, heads, places] fp32, as attn_bwd_delta has left them, in boxes of BLOCK_M; the last half are
             sums of ds, to be added to.
         places: of a head, in these; attn_bwd_tiles.rows_of says which row has which.
-        turns_ptr: [heads, places / 64, 2] int32, zeros: how many programs have added to a block of rows, for each
-            consumer's part; looked at if ORDERED.
+        turns_ptr: [heads, places / 64] int32, zeros: how many programs have added to a block of rows; looked at if
+            ORDERED.
         arrivals_ptr: [batches, heads / heads_per_kv] int32, zeros: how many consumers have added all that they add.
         STAGES: blocks of rows in shared memory.
         REGISTERS: of a thread of consumers.
@@ -347,6 +373,8 @@ def attn_bwd_hopper(
         barriers(STAGES, 1),
         barriers(STAGES, 2),
         barriers(2, 2),
+        barriers(2, 1),
+        barriers(2, 1),
     )
     fence_async_shared()
     call = Call(
@@ -357,8 +385,16 @@ def attn_bwd_hopper(
         dq_desc, dk_desc, dv_desc, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
         stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, turns_ptr, arrivals_ptr,
     )  # fmt: skip
-    gl.warp_specialize([
-        (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
-        (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
-        (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M, BLOCK_N, STAGES)),
-    ], [4, 1], [REGISTERS, 24])  # fmt: skip
+    if ORDERED:
+        gl.warp_specialize([
+            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
+            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
+            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M, BLOCK_N, STAGES)),
+            (add_in_turn, (ends, shared, call, HEAD_DIM, BLOCK_M, BLOCK_N)),
+        ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
+            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
+            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M, BLOCK_N, STAGES)),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip
