@@ -66,7 +66,7 @@ descriptor_cost() {
 # sanitize <tool> <words of sample.py> <name>: what the tool reports goes to the output folder, as <name>.txt.
 sanitize() {
     local how=() status
-    [[ $1 == racecheck ]] && how=(--racecheck-report all)
+    [[ $1 == racecheck ]] && how=(--racecheck-report all --print-limit 0)
     timeout 420 compute-sanitizer --tool "$1" "${how[@]}" --error-exitcode 3 --launch-timeout 120 \
         --log-file "$output/$3.txt" python3 "$here/tests/gpu/scripts/sample.py" "$prefix" "$2"
     status=$?
@@ -88,36 +88,37 @@ check() {
     sanitized "$1" "$status" "$(tail -n 1 "$output/$1.txt" | tr -d '="')"
 }
 
-# What the tool reports of a program without a race too is none: racecheck.py says which.
-check_races_of_products() {
-    local status program
-    sanitize racecheck products products-racecheck >"$work/sample.out"
+# check_races <words of sample.py> <name>: what the tool reports of programs without a race too is none; racecheck.py says
+# which.
+check_races() {
+    local status program report=$2-racecheck
+    sanitize racecheck "$1" "$report" >"$work/$report.out"
     status=$?
-    cat "$work/sample.out"
+    cat "$work/$report.out"
     # Hazards are 3. A sample that failed, or that called nothing, has shown nothing.
-    if ((status != 0 && status != 3)) || ! grep -Eqx '[1-9][0-9]* calls' "$work/sample.out"; then
-        sanitized "racecheck, products" 1 "the sample did not run: exit code $status"
+    if ((status != 0 && status != 3)) || ! grep -Eqx '[1-9][0-9]* calls' "$work/$report.out"; then
+        sanitized "racecheck, $2" 1 "the sample did not run: exit code $status"
         return
     fi
-    nvcc -arch=sm_90 "$here/tests/gpu/scripts/barrier.cu" -o "$work/barrier" || return
-    for program in whole part; do
-        compute-sanitizer --tool racecheck --racecheck-report all --log-file "$output/barrier-$program.txt" \
-            "$work/barrier" "$program" || return
+    nvcc -arch=sm_90 "$here/tests/gpu/scripts/barrier.cu" -o "$work/barrier-$2" || return
+    for program in whole part phases; do
+        compute-sanitizer --tool racecheck --racecheck-report all --log-file "$output/$report-$program.txt" \
+            "$work/barrier-$2" "$program" || return
     done
-    python3 "$here/tests/gpu/racecheck.py" "$output/products-racecheck.txt" "$output"/barrier-{whole,part}.txt \
-        >"$work/races"
+    python3 "$here/tests/gpu/racecheck.py" "$output/$report.txt" "$output/$report"-{whole,part,phases}.txt \
+        >"$work/$report.races"
     status=$?
-    cat "$work/races"
-    sanitized "racecheck, products" "$status" "$(tail -n 1 "$work/races" | tr -d '"')"
+    cat "$work/$report.races"
+    sanitized "racecheck, $2" "$status" "$(tail -n 1 "$work/$report.races" | tr -d '"')"
 }
 
 beside=()
 if command -v compute-sanitizer >/dev/null; then
-    check memcheck bf16,fp16,fp32,products >"$work/memcheck.out" 2>&1 &
+    check memcheck bf16,fp16,fp32,wide,products >"$work/memcheck.out" 2>&1 &
     beside+=($!)
-    check racecheck bf16,fp32 >"$work/racecheck.out" 2>&1 &
+    check_races bf16,fp32,wide attention >"$work/racecheck.out" 2>&1 &
     beside+=($!)
-    check_races_of_products >"$work/products.out" 2>&1 &
+    check_races products products >"$work/products.out" 2>&1 &
     beside+=($!)
 fi
 step "images" tests tests/gpu/test_images.py
@@ -130,7 +131,7 @@ step "sample of all kernels" python3 "$here/tests/gpu/scripts/sample.py" "$prefi
 # What follows measures free memory, and time: alone.
 if ((${#beside[@]})); then
     step "memcheck" finished "${beside[0]}" "$work/memcheck.out"
-    step "racecheck" finished "${beside[1]}" "$work/racecheck.out"
+    step "racecheck, attention" finished "${beside[1]}" "$work/racecheck.out"
     step "racecheck, products" finished "${beside[2]}" "$work/products.out"
 fi
 step "foreign family" tests tests/gpu/test_foreign_family.py

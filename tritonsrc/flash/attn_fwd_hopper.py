@@ -11,7 +11,8 @@ shared memory, whose rate they reach. The order of a tile's blocks of keys is Wo
 
 from typing import NamedTuple
 
-from flags import CU_K, CU_Q, LSE, LSE_BY_SEQUENCE, SINKS, SUMS_K, SUMS_Q, USED_K, USED_Q
+from flags import CU_K, CU_Q, SUMS_K, USED_K, USED_Q
+from hopper_pieces import Results, after_wait, before_wait, finish, highest, masked, weighed
 from hopper_tiles import (
     CONSUMERS,
     FIELDS,
@@ -28,7 +29,6 @@ from hopper_tiles import (
     work_of,
 )
 from scores import LOG2E, shaped, slope_of
-from softmax import LN2, divisor_of, with_sink
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -54,20 +54,6 @@ class Scores(NamedTuple):
     sinks_ptr: gl.tensor
 
 
-class Results(NamedTuple):
-    """Where results go."""
-
-    out_desc: tma.tensor_descriptor
-    out_ptr: gl.tensor
-    stride_ob: gl.tensor
-    stride_oh: gl.tensor
-    stride_om: gl.tensor
-    width_v: gl.tensor
-    lse_ptr: gl.tensor
-    stride_lb: gl.tensor
-    stride_lh: gl.tensor
-
-
 class Shared(NamedTuple):
     """What lies in shared memory: tiles (hopper_tiles.announce), their rows, keys and values, results; and the barriers
     that say whether these are there, or may be replaced.
@@ -88,6 +74,43 @@ class Shared(NamedTuple):
     k_empty: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
     v_empty: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def shared_memory(q_desc, out_desc, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constexpr, WIDTH_V: gl.constexpr,
+                  BLOCK_N: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, ROW_STAGES: gl.constexpr,
+                  PARTS: gl.constexpr, PRODUCERS: gl.constexpr):  # fmt: skip
+    """Shared, with barriers at their beginning."""
+    dtype: gl.constexpr = q_desc.dtype
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    COLUMNS: gl.constexpr = q_desc.block_shape[3]
+    q = gl.allocate_shared_memory(dtype, [ROW_STAGES * CONSUMERS * PARTS, 1, 1, 64, COLUMNS], q_desc.layout)
+    place = q
+    if ROW_STAGES == 1:
+        place = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, WIDTH_V // 2], out_desc.layout)
+    shared = Shared(
+        gl.allocate_shared_memory(gl.int32, [ROW_STAGES * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        q,
+        gl.allocate_shared_memory(dtype, [KEY_STAGES * PARTS, 1, 1, BLOCK_N, COLUMNS], K_LAYOUT),
+        gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, WIDTH_V], V_LAYOUT),
+        place,
+        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+    )
+    for slot in gl.static_range(ROW_STAGES):
+        mbarrier.init(shared.q_full.index(slot), count=1)
+        mbarrier.init(shared.q_empty.index(slot), count=CONSUMERS)
+    for stage in gl.static_range(KEY_STAGES):
+        mbarrier.init(shared.k_full.index(stage), count=PRODUCERS)
+        mbarrier.init(shared.k_empty.index(stage), count=CONSUMERS)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(shared.v_full.index(stage), count=PRODUCERS)
+        mbarrier.init(shared.v_empty.index(stage), count=CONSUMERS)
+    return shared
 
 
 @gluon.jit
@@ -175,25 +198,6 @@ def summed(acc, weights, shared, done, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def before_wait(x):
-    """x, known before any wait that follows: a store that never happens, and that the assembler moves over no wait,
-    reads it. Without it, the order of what a wait hides is a matter of chance, a tenth of the speed."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.eq.s32 p, $2, -7; @p st.shared.f32 [$2], $1; mov.b32 $0, $1; }", "=f,f,r",
-        [x, x.to(gl.int32, bitcast=True)], dtype=gl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def after_wait(x):
-    """x, not known before any wait that precedes: see before_wait. The bits of -7 are a NaN that no operation makes."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.eq.s32 p, $2, -7; mov.b32 $0, $1; @p ld.shared.f32 $0, [$2]; }", "=f,f,r",
-        [x, x.to(gl.int32, bitcast=True)], dtype=gl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def scored(products, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS: gl.constexpr, BLOCK_N: gl.constexpr,
            LAYOUT: gl.constexpr):  # fmt: skip
     """The scores of a block of keys, before its mask, for images with EXTRAS."""
@@ -205,104 +209,27 @@ def scored(products, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS: 
 
 
 @gluon.jit
-def masked(scores, number, rows, tile, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr):
-    """The scores of a block, with -inf where a row does not see a key."""
-    column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-    start = number * BLOCK_N
-    last = gl.minimum(rows + tile.after, tile.rows_k - 1) - start
-    scores = gl.where(column[None, :] <= last[:, None], scores, float("-inf"))
-    if tile.first + TILE_ROWS - 1 + tile.before > start:
-        first = rows + (tile.before - start)
-        scores = gl.where(column[None, :] >= first[:, None], scores, float("-inf"))
-    return scores
+def meet():
+    """Waits until both consumers are here. Nothing else uses the barrier 15."""
+    gl.inline_asm_elementwise("barrier.sync 15, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32,
+                              is_pure=False, pack=1)  # fmt: skip
 
 
 @gluon.jit
-def highest(row_max, scores, factor):
-    """The largest score of each row so far, in base 2."""
-    return gl.maximum(row_max, gl.max(scores, 1) * factor)
-
-
-@gluon.jit
-def weighed(row_max, row_sum, new_max, scores, factor, MASKED: gl.constexpr):
-    """softmax.weighed(), with the largest scores in new_max: weights, what to multiply the output by, and the sums."""
-    shift = new_max
-    if MASKED:
-        # A row that has seen no key yet: -inf - -inf would be NaN.
-        shift = gl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = gl.exp2(scores * factor - shift[:, None])
-    correction = gl.exp2(row_max - shift)
-    return weights, correction, row_sum * correction + gl.sum(weights, 1)
-
-
-@gluon.jit
-def clear_beyond(shared, done, count, BLOCK_N: gl.constexpr, WIDTH_V: gl.constexpr, STAGES: gl.constexpr):
+def clear_beyond(shared, done, count, INDEX: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH_V: gl.constexpr,
+                 STAGES: gl.constexpr):  # fmt: skip
     """Makes zeros of the values from number `count` of a block on: another sequence's, or whatever lies there, which a
-    weight of 0 does not make 0 if it is no number. Each consumer does so for itself; they write the same."""
+    weight of 0 does not make 0 if it is no number. Each consumer does so for half of the block, and both read all."""
+    HALF: gl.constexpr = BLOCK_N // 2
     LANES: gl.constexpr = min(WIDTH_V // 8, 32)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     stage = done % STAGES
     mbarrier.wait(shared.v_full.index(stage), done // STAGES & 1)
-    tile = shared.v.index(stage).reshape([BLOCK_N, WIDTH_V])
-    inside = gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT)) < count
-    tile.store(gl.where(inside[:, None], tile.load(LAYOUT), 0.0))
+    half = shared.v.index(stage).reshape([BLOCK_N, WIDTH_V]).slice(INDEX * HALF, HALF, dim=0)
+    inside = INDEX * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LAYOUT)) < count
+    half.store(gl.where(inside[:, None], half.load(LAYOUT), 0.0))
     fence_async_shared()
-    gl.barrier()
-
-
-@gluon.jit
-def free_results():
-    """Waits until results have been written from their place."""
-    tma.store_wait(0)
-    gl.barrier()
-
-
-@gluon.jit
-def put_results(values, place, desc, tile, row, column):
-    """Begins to write results from `place`."""
-    place.reshape(values.shape).store(values)
-    fence_async_shared()
-    gl.barrier()
-    tma.async_store(desc, [tile.batch_q, tile.head, tile.start_q + row, column], place)
-
-
-@gluon.jit
-def finish(acc, row_max, row_sum, place, rows, tile, sinks_ptr, results, flags, INDEX: gl.constexpr,
-           WIDTH_V: gl.constexpr, ROWS: gl.constexpr, SUMS: gl.constexpr):  # fmt: skip
-    """Divides the output by the sum of weights, and begins to write it."""
-    OUT_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
-    if flags & SINKS:
-        correction, row_max, row_sum = with_sink(row_max, row_sum, gl.load(sinks_ptr + tile.head) * LOG2E)
-        acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None]
-    # A row that saw no key: zeros, whatever the values of the keys are that it was not to see.
-    divisor = divisor_of(row_sum)
-    inverse = gl.convert_layout(1.0 / divisor, OUT_ROWS)
-    blind = gl.convert_layout(row_sum == 0.0, OUT_ROWS)
-    acc = gl.where(blind[:, None], 0.0, acc * inverse[:, None]).to(place.dtype)
-    first = tile.first + 64 * INDEX
-    if ((flags & (CU_Q | SUMS_Q | USED_Q)) != 0) & (first + 64 > tile.rows_q):
-        # Behind the last rows of a sequence lies the next, or what is not to be written.
-        column = gl.arange(0, WIDTH_V, gl.SliceLayout(0, SUMS))
-        row = first + gl.arange(0, 64, OUT_ROWS)
-        at = results.out_ptr + tile.batch_q.to(gl.int64) * results.stride_ob
-        at += tile.head.to(gl.int64) * results.stride_oh
-        there = (row < tile.rows_q)[:, None] & (column < results.width_v)[None, :]
-        gl.store(at + (tile.start_q + row)[:, None] * results.stride_om + column[None, :], acc, mask=there)
-    elif place.shape[3] == WIDTH_V:
-        put_results(acc, place, results.out_desc, tile, first, 0)
-    else:
-        left, right = gl.split(acc.reshape([64, 2, WIDTH_V // 2]).permute([0, 2, 1]))
-        free_results()
-        put_results(left, place, results.out_desc, tile, first, 0)
-        free_results()
-        put_results(right, place, results.out_desc, tile, first, WIDTH_V // 2)
-    if flags & LSE:
-        by_sequence = (flags & LSE_BY_SEQUENCE) != 0
-        batch_l = gl.where(by_sequence, tile.batch, tile.batch_q).to(gl.int64)
-        start_l = gl.where(by_sequence, 0, tile.start_q)
-        lse = gl.fma(row_max, gl.full([64], LN2, gl.float32, ROWS), gl.log2(divisor) * LN2)
-        lse_at = results.lse_ptr + batch_l * results.stride_lb + tile.head.to(gl.int64) * results.stride_lh + start_l
-        gl.store(lse_at + rows, lse, mask=rows < tile.rows_q)
+    meet()
 
 
 @gluon.jit
@@ -351,9 +278,9 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
         if not PLAIN:
             scores = scored(scores, tile.last, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
         if tile.is_masked != 0:
-            scores = masked(scores, tile.last, rows, tile, BLOCK_N, SCORES)
+            scores = masked(scores, tile.last, rows, tile, BLOCK_N, SCORES, HEAD_DIM > 64)
             if ((flags & (CU_K | SUMS_K | USED_K)) != 0) & ((tile.last + 1) * BLOCK_N > tile.rows_k):
-                clear_beyond(shared, done, tile.rows_k - tile.last * BLOCK_N, BLOCK_N, WIDTH_V, STAGES)
+                clear_beyond(shared, done, tile.rows_k - tile.last * BLOCK_N, INDEX, BLOCK_N, WIDTH_V, STAGES)
         new_max = highest(row_max, scores, factor)
         p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
         row_max = new_max
@@ -392,7 +319,7 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
             number = rest_block(i, tile)
             if not PLAIN:
                 scores = scored(scores, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
-            scores = masked(scores, number, rows, tile, BLOCK_N, SCORES)
+            scores = masked(scores, number, rows, tile, BLOCK_N, SCORES, HEAD_DIM > 64)
             new_max = highest(row_max, scores, factor)
             p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
             row_max = new_max
@@ -432,36 +359,9 @@ def attn_fwd_hopper(
         ROW_STAGES: tiles of rows there: 2 where they fit, so that the next tile's are there when they are wanted.
         REGISTERS: of a consumer's thread.
     """
-    dtype: gl.constexpr = q_desc.dtype
-    barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    COLUMNS: gl.constexpr = q_desc.block_shape[3]
-    PARTS: gl.constexpr = HEAD_DIM // COLUMNS
-    q = gl.allocate_shared_memory(dtype, [ROW_STAGES * CONSUMERS * PARTS, 1, 1, 64, COLUMNS], q_desc.layout)
-    place = q
-    if ROW_STAGES == 1:
-        place = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, WIDTH_V // 2], out_desc.layout)
-    shared = Shared(
-        gl.allocate_shared_memory(gl.int32, [ROW_STAGES * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        q,
-        gl.allocate_shared_memory(dtype, [KEY_STAGES * PARTS, 1, 1, BLOCK_N, COLUMNS], k_desc.layout),
-        gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, WIDTH_V], v_desc.layout),
-        place,
-        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-    )
-    for slot in gl.static_range(ROW_STAGES):
-        mbarrier.init(shared.q_full.index(slot), count=1)
-        mbarrier.init(shared.q_empty.index(slot), count=CONSUMERS)
-    for stage in gl.static_range(KEY_STAGES):
-        mbarrier.init(shared.k_full.index(stage), count=1)
-        mbarrier.init(shared.k_empty.index(stage), count=CONSUMERS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(shared.v_full.index(stage), count=1)
-        mbarrier.init(shared.v_empty.index(stage), count=CONSUMERS)
+    PARTS: gl.constexpr = HEAD_DIM // q_desc.block_shape[3]
+    shared = shared_memory(q_desc, out_desc, k_desc.layout, v_desc.layout, WIDTH_V, BLOCK_N, KEY_STAGES, STAGES,
+                           ROW_STAGES, PARTS, 1)  # fmt: skip
     blocks = gl.cdiv(seqlen_q, TILE_ROWS)
     pairs = gl.where((flags & (CU_Q | USED_Q)) != 0, 0, pairs_of(batches * heads, blocks))
     call = Call(batches, heads, heads_per_kv, pairs, blocks, tiles, seqlen_q, seqlen_k, window_left, window_right,

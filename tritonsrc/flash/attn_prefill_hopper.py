@@ -9,11 +9,11 @@ at once: in shared memory a block consists of pieces of 64 columns, and in each 
 from typing import NamedTuple
 
 from attn_decode_hopper import reinterpreted
-from attn_fwd_hopper import Results, Scores, Shared, consume
+from attn_fwd_hopper import Scores, consume, shared_memory
 from flags import BOTTOM_RIGHT, CACHE_BATCH, CU_Q, LEFTPAD, PAGED
+from hopper_pieces import Results
 from hopper_tiles import (
     CONSUMERS,
-    FIELDS,
     TILE_ROWS,
     Call,
     Rows,
@@ -158,36 +158,9 @@ def attn_prefill_hopper(
         PRODUCERS: 1 or 2.
     """
     gl.static_assert(k_desc.block_shape[2] == BOX)
-    dtype: gl.constexpr = q_desc.dtype
-    barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    COLUMNS: gl.constexpr = q_desc.block_shape[3]
-    PARTS: gl.constexpr = HEAD_DIM // COLUMNS
-    q = gl.allocate_shared_memory(dtype, [ROW_STAGES * CONSUMERS * PARTS, 1, 1, 64, COLUMNS], q_desc.layout)
-    place = q
-    if ROW_STAGES == 1:
-        place = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, WIDTH_V // 2], out_desc.layout)
-    shared = Shared(
-        gl.allocate_shared_memory(gl.int32, [ROW_STAGES * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        q,
-        gl.allocate_shared_memory(dtype, [KEY_STAGES * PARTS, 1, 1, BLOCK_N, COLUMNS], k_desc.layout),
-        gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, WIDTH_V], v_desc.layout),
-        place,
-        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [ROW_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
-    )
-    for slot in gl.static_range(ROW_STAGES):
-        mbarrier.init(shared.q_full.index(slot), count=1)
-        mbarrier.init(shared.q_empty.index(slot), count=CONSUMERS)
-    for stage in gl.static_range(KEY_STAGES):
-        mbarrier.init(shared.k_full.index(stage), count=PRODUCERS)
-        mbarrier.init(shared.k_empty.index(stage), count=CONSUMERS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(shared.v_full.index(stage), count=PRODUCERS)
-        mbarrier.init(shared.v_empty.index(stage), count=CONSUMERS)
+    PARTS: gl.constexpr = HEAD_DIM // q_desc.block_shape[3]
+    shared = shared_memory(q_desc, out_desc, k_desc.layout, v_desc.layout, WIDTH_V, BLOCK_N, KEY_STAGES, STAGES,
+                           ROW_STAGES, PARTS, PRODUCERS)  # fmt: skip
     flags |= BOTTOM_RIGHT
     blocks = gl.cdiv(seqlen_q, TILE_ROWS)
     pairs = gl.where((flags & CU_Q) != 0, 0, pairs_of(batches * heads, blocks))

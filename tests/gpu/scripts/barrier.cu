@@ -1,11 +1,15 @@
-// What compute-sanitizer's racecheck says of two programs without a race. In both, one half of a block writes a byte of
-// shared memory, all of the block pass barrier 1, and the other half read it. In `part` the writers have passed
-// barrier 0 before, alone, as the first partition of Triton's warp_specialize does for its own synchronization.
-//   nvcc -arch=sm_90 barrier.cu -o barrier && compute-sanitizer --tool racecheck ./barrier whole|part
+// What compute-sanitizer's racecheck says of three programs without a race. In `whole` and `part`, one half of a block
+// writes a byte of shared memory, all of the block pass barrier 1, and the other half read it. In `part` the writers
+// have passed barrier 0 before, alone, as the first partition of Triton's warp_specialize does for its own
+// synchronization. In `phases`, one thread writes a number and arrives at an mbarrier, whose phase ends by that; the
+// others wait for the phase, read the number, meet, and one of them arrives at another mbarrier, for whose phase the
+// writer waits before it writes again. So do producers of the Hopper kernels tell consumers of tiles.
+//   nvcc -arch=sm_90 barrier.cu -o barrier && compute-sanitizer --tool racecheck ./barrier whole|part|phases
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 
-enum { kHalf = 128 };
+enum { kHalf = 128, kTiles = 6 };
 
 template <bool kPart>
 __global__ void signal(int* out) {
@@ -20,16 +24,59 @@ __global__ void signal(int* out) {
   }
 }
 
+__device__ uint32_t address(const void* x) { return uint32_t(__cvta_generic_to_shared(x)); }
+
+__device__ void arrive(const uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
+}
+
+__device__ void wait(const uint64_t* barrier, int phase) {
+  asm volatile(
+      "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra.uni again; }" ::
+          "r"(address(barrier)),
+      "r"(phase)
+      : "memory");
+}
+
+__global__ void phases(int* out) {
+  __shared__ volatile int tile;
+  __shared__ uint64_t full, empty;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&full)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&empty)) : "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x < kHalf) {
+    int sum = 0;
+    for (int i = 0; i < kTiles; ++i) {
+      wait(&full, i & 1);
+      sum += tile;
+      asm volatile("barrier.sync 2, 128;" ::: "memory");
+      if (threadIdx.x == 0) arrive(&empty);
+    }
+    out[threadIdx.x] = sum;
+  } else if (threadIdx.x == kHalf) {
+    for (int i = 0; i < kTiles; ++i) {
+      wait(&empty, (i & 1) ^ 1);
+      tile = i;
+      arrive(&full);
+    }
+  }
+}
+
 int main(int count, char** words) {
   int* out;
   cudaMalloc(&out, kHalf * sizeof *out);
-  if (count == 2 && !strcmp(words[1], "part"))
+  const char* word = count == 2 ? words[1] : "";
+  if (!strcmp(word, "part"))
     signal<true><<<4, 2 * kHalf>>>(out);
-  else if (count == 2 && !strcmp(words[1], "whole"))
+  else if (!strcmp(word, "whole"))
     signal<false><<<4, 2 * kHalf>>>(out);
+  else if (!strcmp(word, "phases"))
+    phases<<<4, kHalf + 32>>>(out);
   else
-    return fprintf(stderr, "usage: barrier whole|part\n"), 2;
+    return fprintf(stderr, "usage: barrier whole|part|phases\n"), 2;
   const cudaError_t error = cudaDeviceSynchronize();
-  printf("%s: %s\n", words[1], cudaGetErrorString(error));
+  printf("%s: %s\n", word, cudaGetErrorString(error));
   return error != cudaSuccess;
 }

@@ -1,7 +1,8 @@
 """One small call of every kernel in every dtype, for compute-sanitizer: without PyTorch, which is slow under it.
 
-    compute-sanitizer --tool memcheck python3 sample.py PREFIX [bf16,fp16,fp32,products]
+    compute-sanitizer --tool memcheck python3 sample.py PREFIX [bf16,fp16,fp32,wide,products]
 
+"wide" are heads of 128 and 256 in 16 bits, which on Hopper have kernels with a producer, and 64 rows over a cache;
 "products" are those of examples/matmul, if the release was made with it.
 
 Whether results are right is what other tests are for. Prints what it ran.
@@ -111,8 +112,7 @@ class Sample:
             if tensor is not None:
                 tensor.memory.free()
 
-    def decode(self, dtype: str, width: int, *, paged: bool, fp8: bool, append: bool) -> None:
-        rows = 3
+    def decode(self, dtype: str, width: int, *, paged: bool, fp8: bool, append: bool, rows: int = 3) -> None:
         size, pages = (16, 2 * BATCH * 4) if paged else (64, BATCH)
 
         def cache() -> ffi.Tensor:
@@ -137,6 +137,13 @@ class Sample:
         for tensor in tensors.values():
             tensor.memory.free()
 
+    def wide(self, dtype: str) -> None:
+        """What Hopper's kernels with a producer take."""
+        for width, extras, varlen in ((128, "none", True), (128, "bias", False), (256, "none", True)):
+            self.attention(dtype, width, extras, varlen)
+        for paged in (False, True):
+            self.decode(dtype, 128, paged=paged, fp8=False, append=False, rows=64)
+
     def product(self, dtype: str, rows: int, columns: int, depth: int) -> None:
         """Of dense matrices: by descriptors where rows are a multiple of 16 bytes."""
         a, b, c = (self.normal(dtype, *shape) for shape in ((rows, depth), (columns, depth), (rows, columns)))
@@ -155,7 +162,7 @@ class Sample:
 
 
 def main() -> None:
-    words = sys.argv[2].split(",") if len(sys.argv) > 2 else [*CODES, "products"]
+    words = sys.argv[2].split(",") if len(sys.argv) > 2 else [*CODES, "wide", "products"]
     dtypes = [word for word in words if word in CODES]
     make_context()
     sample = Sample(Path(sys.argv[1]))
@@ -167,6 +174,9 @@ def main() -> None:
             sample.decode(dtype, 64, paged=paged, fp8=False, append=append)
         if dtype != "fp32":
             sample.decode(dtype, 64, paged=True, fp8=True, append=True)
+    if "wide" in words:
+        for dtype in ("bf16", "fp16"):
+            sample.wide(dtype)
     if sample.has_products and "products" in words:
         for dtype, shape in itertools.product(("bf16", "fp16"), ((130, 264, 264), (128, 256, 64), (33, 70, 50))):
             sample.product(dtype, *shape)
