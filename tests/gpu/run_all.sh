@@ -114,7 +114,7 @@ check_races() {
 
 beside=()
 if command -v compute-sanitizer >/dev/null; then
-    check memcheck bf16,fp16,fp32,wide,products >"$work/memcheck.out" 2>&1 &
+    check memcheck bf16,fp16,fp32,wide,gradients,products >"$work/memcheck.out" 2>&1 &
     beside+=($!)
     check_races bf16,fp32,wide attention >"$work/racecheck.out" 2>&1 &
     beside+=($!)

@@ -1,8 +1,9 @@
 """One small call of every kernel in every dtype, for compute-sanitizer: without PyTorch, which is slow under it.
 
-    compute-sanitizer --tool memcheck python3 sample.py PREFIX [bf16,fp16,fp32,wide,products]
+    compute-sanitizer --tool memcheck python3 sample.py PREFIX [bf16,fp16,fp32,wide,gradients,products]
 
 "wide" are heads of 128 and 256 in 16 bits, which on Hopper have kernels with a producer, and 64 rows over a cache;
+"gradients" of these are another word: their warps hand tiles on by mbarriers, of which racecheck reports every byte.
 "products" are those of examples/matmul, if the release was made with it.
 
 Whether results are right is what other tests are for. Prints what it ran.
@@ -77,7 +78,7 @@ class Sample:
         if workspace:
             workspace.free()
 
-    def attention(self, dtype: str, width: int, extras: str, varlen: bool) -> None:
+    def attention(self, dtype: str, width: int, extras: str, varlen: bool, backward: bool = True) -> None:
         q, k, v, dout = (
             self.normal(dtype, BATCH, h, n, width)
             for h, n in ((HEADS, ROWS), (HEADS_KV, KEYS), (HEADS_KV, KEYS), (HEADS, ROWS))
@@ -107,7 +108,8 @@ class Sample:
             gradients["dbias"] = self.normal(dtype, BATCH, HEADS, ROWS, KEYS)
         if has("any"):
             gradients["dsinks"] = self.normal("fp32", HEADS)
-        self.call(f"backward: {what}", "kiln_attn_bwd", ffi.AttnBwd(**numbers), shared | gradients)
+        if backward:
+            self.call(f"backward: {what}", "kiln_attn_bwd", ffi.AttnBwd(**numbers), shared | gradients)
         for tensor in (*shared.values(), *gradients.values()):
             if tensor is not None:
                 tensor.memory.free()
@@ -137,10 +139,10 @@ class Sample:
         for tensor in tensors.values():
             tensor.memory.free()
 
-    def wide(self, dtype: str) -> None:
+    def wide(self, dtype: str, backward: bool) -> None:
         """What Hopper's kernels with a producer take."""
         for width, extras, varlen in ((128, "none", True), (128, "bias", False), (256, "none", True)):
-            self.attention(dtype, width, extras, varlen)
+            self.attention(dtype, width, extras, varlen, backward)
         for paged in (False, True):
             self.decode(dtype, 128, paged=paged, fp8=False, append=False, rows=64)
 
@@ -162,7 +164,7 @@ class Sample:
 
 
 def main() -> None:
-    words = sys.argv[2].split(",") if len(sys.argv) > 2 else [*CODES, "wide", "products"]
+    words = sys.argv[2].split(",") if len(sys.argv) > 2 else [*CODES, "wide", "gradients", "products"]
     dtypes = [word for word in words if word in CODES]
     make_context()
     sample = Sample(Path(sys.argv[1]))
@@ -176,7 +178,7 @@ def main() -> None:
             sample.decode(dtype, 64, paged=True, fp8=True, append=True)
     if "wide" in words:
         for dtype in ("bf16", "fp16"):
-            sample.wide(dtype)
+            sample.wide(dtype, "gradients" in words)
     if sample.has_products and "products" in words:
         for dtype, shape in itertools.product(("bf16", "fp16"), ((130, 264, 264), (128, 256, 64), (33, 70, 50))):
             sample.product(dtype, *shape)
