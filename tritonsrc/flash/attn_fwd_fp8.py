@@ -1,13 +1,6 @@
-"""Attention forward of fp8 (e4m3) for Hopper, in Gluon: attn_fwd_hopper.py with values transposed on the way.
-
-Tensor cores take bytes from shared memory only where what is summed over is contiguous: keys as they are, values
-transposed. Besides the consumers and the producer, four warps transpose each block of values: they load two neighbours
-of a row as one element, by a transposing load, and permutations of bytes make of four keys' elements those of the even
-column and those of the odd one (FlashAttention-3: Shah et al., 2024, arXiv:2407.08608, section 3.3).
-
-Keys have another order in this block than in memory: in each 16, 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. So it comes
-from the transposing load, and so a thread has weights as a result of one product, four of which lie side by side as
-factors of the next.
+"""Attention forward of fp8 (e4m3) for Hopper, in Gluon: attn_fwd_hopper.py, and warps that transpose values
+(fp8_values.py): tensor cores take bytes from shared memory only where what is summed over is contiguous, keys as they
+are, values transposed.
 
 Tensor cores sum products of fp8 with about 14 bits. So weights times values are summed block by block from 0 on, and
 the results added in fp32. Weights go up to 2^8, so that those of keys down to 2^-14 of the largest have all of e4m3's
@@ -16,15 +9,15 @@ bits.
 
 from typing import NamedTuple
 
+from attn_decode_hopper import reinterpreted
 from attn_fwd_hopper import Results, after_wait, before_wait, finish, masked, weighed
-from flags import CU_K, CU_Q, SUMS_K, USED_K, USED_Q
+from flags import CU_Q, USED_Q
+from fp8_values import transpose
 from hopper_tiles import (
     CONSUMERS,
     FIELDS,
-    ROWS_Q,
     TILE_ROWS,
     Call,
-    Work,
     announce,
     announce_end,
     block_of,
@@ -39,7 +32,6 @@ from scores import LOG2E
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -48,9 +40,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 TRANSPOSERS = gl.constexpr(2)  # warps
 HEADROOM = gl.constexpr(8.0)  # weights up to 2^8; e4m3 ends at 448
-# Triton 3.9 has another name for it.
-IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-
 
 # Bits of `flags` beside those of flags.py: which scales are given; others are 1.
 Q_SCALE = gl.constexpr(8388608)
@@ -96,15 +85,6 @@ class Shared(NamedTuple):
 
 
 @gluon.jit
-def reinterpreted(shared, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """The same bytes of shared memory, seen otherwise."""
-    if IS_PUBLIC:
-        return shared.reinterpret(dtype, shape, layout)
-    else:
-        return shared._reinterpret(dtype, shape, layout)
-
-
-@gluon.jit
 def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
             ROW_STAGES: gl.constexpr):  # fmt: skip
     """Copies the rows of each tile, and block by block the keys and values that they see."""
@@ -141,98 +121,6 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES:
     mbarrier.wait(shared.q_empty.index(slot), (taken // ROW_STAGES & 1) ^ 1)
     announce_end(shared.tiles, slot)
     mbarrier.arrive(shared.q_full.index(slot), count=1)
-
-
-@gluon.jit
-def columns_of(pairs):
-    """The even column and the odd one of pairs of bytes, of four keys each."""
-    return gl.inline_asm_elementwise(
-        "prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;", "=&r,=r,r,r", [pairs], dtype=(gl.int8, gl.int8),
-        is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@gluon.jit
-def field_at(board, slot, FIELD: gl.constexpr):
-    """A field of a Tile, as hopper_tiles.got(), for any number of warps."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(board.index(slot * FIELDS + FIELD).load(layout), 0)
-
-
-@gluon.jit
-def blocks_at(board, slot):
-    """Of a tile: how many rows, and keys, its sequence has, and the Work."""
-    work = Work(
-        field_at(board, slot, 7), field_at(board, slot, 8), field_at(board, slot, 9), field_at(board, slot, 10),
-        field_at(board, slot, 11), field_at(board, slot, 12), field_at(board, slot, 13), field_at(board, slot, 14),
-        field_at(board, slot, 15),
-    )  # fmt: skip
-    return field_at(board, slot, ROWS_Q), field_at(board, slot, 6), work
-
-
-@gluon.jit
-def clear_beyond(pairs, count):
-    """Makes zeros of the values from number `count` of a block on: another sequence's, or whatever lies there, which a
-    weight of 0 does not make 0 if it is no number."""
-    COLUMNS: gl.constexpr = pairs.shape[1]
-    LANES: gl.constexpr = min(COLUMNS // 4, 32)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
-    PART: gl.constexpr = 32
-    for part in gl.static_range(pairs.shape[0] // PART):
-        tile = pairs.slice(part * PART, PART)
-        inside = part * PART + gl.arange(0, PART, gl.SliceLayout(1, LAYOUT)) < count
-        tile.store(gl.where(inside[:, None], tile.load(LAYOUT), 0))
-    gl.barrier()
-
-
-@gluon.jit
-def transpose(shared, call, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-              ROW_STAGES: gl.constexpr):  # fmt: skip
-    """Writes each block of values as [columns, keys]."""
-    # A thread has four keys of a pair of columns, 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16; a warp all keys.
-    PART: gl.constexpr = 32
-    PAIRS: gl.constexpr = transposed_layout(PART, HEAD_DIM, gl.num_warps())
-    OF_PAIRS: gl.constexpr = gl.NVMMASharedLayout(shared.v.layout.swizzle_byte_width, 16, rank=2)
-    values = reinterpreted(shared.v, gl.int16, [STAGES, BLOCK_N, HEAD_DIM // 2], OF_PAIRS)
-    done = 0
-    taken = 0
-    mbarrier.wait(shared.q_full.index(0), 0)
-    rows_q, rows_k, work = blocks_at(shared.tiles, 0)
-    while rows_q > 0:
-        blocks = 1 + work.middle + work.rest
-        ragged = (call.flags & (CU_K | SUMS_K | USED_K)) != 0
-        for i in range(blocks):
-            stage = done % STAGES
-            phase = done // STAGES & 1
-            mbarrier.wait(shared.v_full.index(stage), phase)
-            there = rows_k - block_of(i, work) * BLOCK_N
-            if ragged & (there < BLOCK_N):
-                clear_beyond(values.index(stage), there)
-            mbarrier.wait(shared.vt_empty.index(stage), phase ^ 1)
-            for part in gl.static_range(BLOCK_N // PART):
-                even, odd = columns_of(values.index(stage).slice(part * PART, PART).load(PAIRS))
-                columns = gl.join(even, odd).reshape([PART // 16, 2, 4, 2, HEAD_DIM // 2, 2])
-                columns = columns.permute((4, 5, 0, 2, 1, 3)).reshape([HEAD_DIM, PART])
-                shared.vt.index(stage).slice(part * PART, PART, 1).store(columns)
-            fence_async_shared()
-            gl.barrier()
-            mbarrier.arrive(shared.v_empty.index(stage), count=1)
-            mbarrier.arrive(shared.vt_full.index(stage), count=1)
-            done += 1
-        mbarrier.arrive(shared.q_empty.index(taken % ROW_STAGES), count=1)
-        taken += 1
-        mbarrier.wait(shared.q_full.index(taken % ROW_STAGES), taken // ROW_STAGES & 1)
-        rows_q, rows_k, work = blocks_at(shared.tiles, taken % ROW_STAGES)
-
-
-@gluon.constexpr_function
-def transposed_layout(keys, head_dim, warps):
-    """How the threads of warps have a block of values, [keys, pairs of columns]."""
-    registers = [[1, 0], [8, 0]] + [[16 << i, 0] for i in range((keys // 16).bit_length() - 1)]
-    pairs = [[0, 1 << i] for i in range((head_dim // 2).bit_length() - 1)]
-    registers += pairs[2 + warps.bit_length() :]
-    lanes = [[2, 0], [4, 0], *pairs[:3]]
-    return gl.DistributedLinearLayout(registers, lanes, pairs[3 : 2 + warps.bit_length()], [], [keys, head_dim // 2])
 
 
 @gluon.jit
