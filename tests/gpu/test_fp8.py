@@ -118,7 +118,7 @@ def formula(call: Call, q, k, v, scale: float, sinks, is_rounded: bool):
     return (p @ v) / total.masked_fill(total == 0, 1.0), lse
 
 
-def run(flash, call: Call, kind: str, **fields: object) -> tuple[float, float]:
+def run(flash, call: Call, kind: str, keys: tuple[str, ...] = (), **fields: object) -> tuple[float, float]:
     """Calls the entry, and checks it; the errors' root mean square, and that of PyTorch's roundings."""
     import torch
 
@@ -135,9 +135,9 @@ def run(flash, call: Call, kind: str, **fields: object) -> tuple[float, float]:
     params = ffi.AttnFwdFp8(
         window_left=call.left, window_right=call.right, bottom_right=int(call.bottom_right), sm_scale=scale, **fields
     )
-    flash.enqueue("kiln_attn_fwd_fp8", params, tensors | {"out": out, "lse": lse})
+    flash.enqueue("kiln_attn_fwd_fp8", params, tensors | {"out": out, "lse": lse}, keys=keys)
     first = out.clone()
-    flash.enqueue("kiln_attn_fwd_fp8", params, tensors | {"out": out, "lse": lse})
+    flash.enqueue("kiln_attn_fwd_fp8", params, tensors | {"out": out, "lse": lse}, keys=keys)
     torch.cuda.synchronize()
     assert torch.equal(first.view(torch.int16), out.view(torch.int16)), "equal calls gave different bits"
     errors, roundings, begin = [], [], 0
@@ -172,6 +172,48 @@ def test_errors_beside_those_of_pytorch_s_roundings(flash, record, kind, width, 
         error, rounding = run(flash, call, kind)
         record("fp8", inputs=kind, width=width, dtype=dtype, error=error, rounding=rounding)
         assert error <= 2 * rounding, f"{call} {kind}: {error}, and PyTorch's roundings {rounding}"
+
+
+def unmasked(flash, call: Call) -> tuple[str, ...]:
+    """The image of large tiles that calls without a mask run if they have tiles for all multiprocessors."""
+    variants = flash.images("attn_fwd_fp8", flash.target)
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}[call.dtype]
+    return tuple(
+        v["key"] for v in variants if v["kernel"] == "attn_fwd_fp8.unmasked" and f"dtype={dtype} " in v["functional"]
+    )
+
+
+# On 114 or 132 multiprocessors these calls have more than 4 rounds of tiles of 128 rows for each 3 of 192.
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_large_tiles_without_a_mask(flash, record, kind, dtype):
+    import torch
+
+    torch.manual_seed(8)
+    call = Call(heads=64, heads_kv=4, dtype=dtype, lengths=((1300, 4096),), bottom_right=True)
+    error, rounding = run(flash, call, kind, unmasked(flash, call))
+    record("fp8", inputs=kind, width=128, dtype=dtype, error=error, rounding=rounding, large=True)
+    assert error <= 2 * rounding, f"{call} {kind}: {error}, and PyTorch's roundings {rounding}"
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_calls_of_large_tiles(flash, seed):
+    import torch
+
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    how = rng.choice(("batch", "used"))
+    rows = rng.choice((570, 576, 705, 768))
+    lengths = [(rows, rng.randint(1, 900))]
+    lengths += [(rng.randint(0, rows), rng.randint(0, 900)) for _ in range(3)] if how == "used" else lengths * 3
+    heads_kv = rng.choice((1, 6, 16, 48))
+    call = Call(
+        heads=48, heads_kv=heads_kv, width=rng.choice((80, 128, 128)), width_v=rng.choice((112, 128)), how=how,
+        bottom_right=rng.random() < 0.5, sinks=rng.random() < 0.4, lengths=tuple(lengths), scales=rng.random() < 0.7,
+        rows_first=rng.random() < 0.5, dtype=rng.choice(("bfloat16", "float16")),
+    )  # fmt: skip
+    error, rounding = run(flash, call, rng.choice(KINDS), unmasked(flash, call))
+    assert error <= 2 * rounding + 1e-6, f"{call}: {error}, and PyTorch's roundings {rounding}"
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -2,22 +2,19 @@
 (fp8_values.py): tensor cores take bytes from shared memory only where what is summed over is contiguous, keys as they
 are, values transposed.
 
-Tensor cores sum products of fp8 with about 14 bits. So weights times values are summed block by block from 0 on, and
-the results added in fp32. Weights go up to 2^8, so that those of keys down to 2^-14 of the largest have all of e4m3's
-bits.
+Tiles have 128 rows for two consumers, or where no row has a mask 192 for three (docs/attention.md says why).
 """
 
-from typing import NamedTuple
-
-from attn_decode_hopper import reinterpreted
-from attn_fwd_hopper import Results, after_wait, before_wait, finish, masked, weighed
 from flags import CU_Q, USED_Q
+from fp8_pieces import Scales, Shared, factors, highest, in_fp8, product, weighted
+from fp8_unmasked import consume_unmasked
 from fp8_values import transpose
+from hopper_pieces import Results, after_wait, before_wait, finish, masked, weighed
 from hopper_tiles import (
-    CONSUMERS,
     FIELDS,
     TILE_ROWS,
     Call,
+    Rows,
     announce,
     announce_end,
     block_of,
@@ -28,70 +25,32 @@ from hopper_tiles import (
     turns_of,
     work_of,
 )
-from scores import LOG2E
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 TRANSPOSERS = gl.constexpr(2)  # warps
-HEADROOM = gl.constexpr(8.0)  # weights up to 2^8; e4m3 ends at 448
-
-# Bits of `flags` beside those of flags.py: which scales are given; others are 1.
-Q_SCALE = gl.constexpr(8388608)
-K_SCALE = gl.constexpr(16777216)
-V_SCALE = gl.constexpr(33554432)
-
-
-class Scales(NamedTuple):
-    """What scores and results are multiplied by: sm_scale, and for each batch and key head one of q, k and v."""
-
-    sm_scale: gl.tensor
-    q_ptr: gl.tensor
-    k_ptr: gl.tensor
-    v_ptr: gl.tensor
-    stride_qb: gl.tensor
-    stride_qh: gl.tensor
-    stride_kb: gl.tensor
-    stride_kh: gl.tensor
-    stride_vb: gl.tensor
-    stride_vh: gl.tensor
-
-
-class Shared(NamedTuple):
-    """What lies in shared memory: tiles (hopper_tiles.announce), their rows, results, keys, values, and values
-    transposed; the barriers that say whether these are there, or may be replaced; and for each consumer one that says
-    that it is its turn to multiply."""
-
-    tiles: gl.shared_memory_descriptor
-    q: gl.shared_memory_descriptor
-    out: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    vt: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    k_full: gl.shared_memory_descriptor
-    k_empty: gl.shared_memory_descriptor
-    v_full: gl.shared_memory_descriptor
-    v_empty: gl.shared_memory_descriptor
-    vt_full: gl.shared_memory_descriptor
-    vt_empty: gl.shared_memory_descriptor
-    turns: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+def with_rows_for(CONSUMERS: gl.constexpr, rows):
+    """The tile of the same number, if tiles have 64 rows for each consumer."""
+    if CONSUMERS == 2:
+        return rows
+    else:
+        first = rows.first // TILE_ROWS * (64 * CONSUMERS)
+        return Rows(rows.batch, rows.head, first, rows.batch_q, rows.start_q, rows.rows_q, rows.batch_k, rows.start_k,
+                    rows.rows_k)  # fmt: skip
+
+
+@gluon.jit
+def produce(q_desc, k_desc, v_desc, shared, call, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
             ROW_STAGES: gl.constexpr):  # fmt: skip
     """Copies the rows of each tile, and block by block the keys and values that they see."""
     done = 0
     taken = 0
     for turn in range(turns_of(call)):
-        rows = rows_of(turn, call)
+        rows = with_rows_for(CONSUMERS, rows_of(turn, call))
         if (rows.first >= 0) & (rows.first < rows.rows_q):
             work = work_of(rows, call, BLOCK_N)
             head_kv = rows.head // call.heads_per_kv
@@ -124,65 +83,9 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, STAGES:
 
 
 @gluon.jit
-def product(q, shared, done, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, SCORES: gl.constexpr):
-    """Begins the product of rows and the done-th block of keys, once that is there."""
-    stage = done % STAGES
-    mbarrier.wait(shared.k_full.index(stage), done // STAGES & 1)
-    k = shared.k.index(stage).reshape([BLOCK_N, q.shape[1]])
-    zero = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
-    return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def weighted(weights, shared, done, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr):
-    """Begins the product of weights and the done-th block of values, once that is there."""
-    stage = done % STAGES
-    mbarrier.wait(shared.vt_full.index(stage), done // STAGES & 1)
-    values = reinterpreted(shared.vt.index(stage), gl.float8e4nv, shared.vt.index(stage).shape, shared.vt.layout)
-    zero = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
-    return warpgroup_mma(weights, values.permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def in_fp8(p, WEIGHTS: gl.constexpr):
-    """Weights as factors, in the order of keys of transpose()."""
-    KEYS: gl.constexpr = p.shape[1]
-    p = p.reshape([64, KEYS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([64, KEYS])
-    # By itself the compiler takes each pair apart again to put four together.
-    return gl.inline_asm_elementwise(
-        """
-        {
-        .reg .b16 low, high;
-        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
-        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
-        mov.b32 $0, {low, high};
-        }
-        """,
-        "=r,f,f,f,f", [gl.convert_layout(p, WEIGHTS)], dtype=gl.float8e4nv, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@gluon.jit
-def highest(row_max, scores, factor):
-    """What weights are relative to: the largest score of each row so far, in base 2, less HEADROOM."""
-    # In two steps, of which the first has many comparisons that do not wait for each other.
-    KEYS: gl.constexpr = scores.shape[1]
-    of_parts = gl.max(scores.reshape([64, KEYS // 16, 16]), 1)
-    top = gl.convert_layout(gl.max(of_parts, 1), row_max.type.layout)
-    return gl.maximum(row_max, top * factor - HEADROOM)
-
-
-@gluon.jit
-def scale_of(ptr, stride_b, stride_h, batch, head_kv, flags, FLAG: gl.constexpr):
-    """What elements of a key head are multiplied by."""
-    at = batch.to(gl.int64) * stride_b + head_kv.to(gl.int64) * stride_h
-    return gl.load(ptr + at, mask=(flags & FLAG) != 0, other=1.0)
-
-
-@gluon.jit
 def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr,
             BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ROW_STAGES: gl.constexpr):  # fmt: skip
-    """Computes the rows [64 * INDEX, 64 * INDEX + 64) of each tile."""
+    """Computes the rows [64 * INDEX, 64 * INDEX + 64) of each tile of 128."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 32])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 4)
@@ -197,13 +100,8 @@ def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_
     while tile.rows_q > 0:
         rows = tile.first + 64 * INDEX + gl.arange(0, 64, ROWS)
         slot = taken % ROW_STAGES
-        q = shared.q.index(slot * CONSUMERS + INDEX).reshape([64, HEAD_DIM])
-        head_kv = tile.head // call.heads_per_kv
-        q_scale = scale_of(scales.q_ptr, scales.stride_qb, scales.stride_qh, tile.batch, head_kv, flags, Q_SCALE)
-        k_scale = scale_of(scales.k_ptr, scales.stride_kb, scales.stride_kh, tile.batch, head_kv, flags, K_SCALE)
-        v_scale = scale_of(scales.v_ptr, scales.stride_vb, scales.stride_vh, tile.batch, head_kv, flags, V_SCALE)
-        # Not 0, of which -inf would be no multiple: a scale of 0 makes all scores alike, and so does this.
-        factor = gl.maximum(scales.sm_scale * q_scale * k_scale, 1.2e-38) * LOG2E
+        q = shared.q.index(slot * 2 + INDEX).reshape([64, HEAD_DIM])
+        factor, v_scale = factors(tile, call, scales)
         row_max = gl.full([64], float("-inf"), gl.float32, ROWS)
         row_sum = gl.zeros([64], gl.float32, ROWS)
         acc = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
@@ -275,8 +173,8 @@ def attn_fwd_fp8(
     q_desc, k_desc, v_desc, out_desc, q_scale_ptr, k_scale_ptr, v_scale_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     sm_scale, stride_qsb, stride_qsh, stride_ksb, stride_ksh, stride_vsb, stride_vsh, batches, heads, heads_per_kv,
     seqlen_q, seqlen_k, width_v, window_left, window_right, flags, out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh,
-    stride_om, stride_lb, stride_lh, tiles, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    ROW_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    stride_om, stride_lb, stride_lh, tiles, HEAD_DIM: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, ROW_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention forward of `tiles` blocks of rows, by as many programs as there are multiprocessors, or blocks.
 
@@ -284,6 +182,7 @@ def attn_fwd_fp8(
 
     Args:
         q_scale_ptr, k_scale_ptr, v_scale_ptr: what elements are multiplied by, of [batch, heads / heads_per_kv].
+        CONSUMERS: warpgroups that compute 64 rows each: 2, or 3 for calls without a mask.
         STAGES: blocks of keys, of values, and of values transposed, in shared memory.
         REGISTERS: of a consumer's thread.
     """
@@ -318,16 +217,25 @@ def attn_fwd_fp8(
         mbarrier.init(shared.v_empty.index(stage), count=1)
         mbarrier.init(shared.vt_full.index(stage), count=1)
         mbarrier.init(shared.vt_empty.index(stage), count=CONSUMERS)
-    blocks = gl.cdiv(seqlen_q, TILE_ROWS)
+    blocks = gl.cdiv(seqlen_q, 64 * CONSUMERS)
     pairs = gl.where((flags & (CU_Q | USED_Q)) != 0, 0, pairs_of(batches * heads, blocks))
     call = Call(batches, heads, heads_per_kv, pairs, blocks, tiles, seqlen_q, seqlen_k, window_left, window_right,
                 flags, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr)  # fmt: skip
     scales = Scales(sm_scale, q_scale_ptr, k_scale_ptr, v_scale_ptr, stride_qsb, stride_qsh, stride_ksb, stride_ksh,
                     stride_vsb, stride_vsh)  # fmt: skip
     results = Results(out_desc, out_ptr, stride_ob, stride_oh, stride_om, width_v, lse_ptr, stride_lb, stride_lh)
-    gl.warp_specialize([
-        (consume, (shared, call, scales, sinks_ptr, results, 0, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
-        (consume, (shared, call, scales, sinks_ptr, results, 1, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
-        (transpose, (shared, call, BLOCK_N, HEAD_DIM, STAGES, ROW_STAGES)),
-        (produce, (q_desc, k_desc, v_desc, shared, call, BLOCK_N, STAGES, ROW_STAGES)),
-    ], [4, TRANSPOSERS, 1], [REGISTERS, 40, 40])  # fmt: skip
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (consume, (shared, call, scales, sinks_ptr, results, 0, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
+            (consume, (shared, call, scales, sinks_ptr, results, 1, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
+            (transpose, (shared, call, BLOCK_N, HEAD_DIM, STAGES, ROW_STAGES)),
+            (produce, (q_desc, k_desc, v_desc, shared, call, 2, BLOCK_N, STAGES, ROW_STAGES)),
+        ], [4, TRANSPOSERS, 1], [REGISTERS, 40, 40])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_unmasked, (shared, call, scales, sinks_ptr, results, 0, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
+            (consume_unmasked, (shared, call, scales, sinks_ptr, results, 1, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
+            (consume_unmasked, (shared, call, scales, sinks_ptr, results, 2, HEAD_DIM, BLOCK_N, STAGES, ROW_STAGES)),
+            (transpose, (shared, call, BLOCK_N, HEAD_DIM, STAGES, ROW_STAGES)),
+            (produce, (q_desc, k_desc, v_desc, shared, call, 3, BLOCK_N, STAGES, ROW_STAGES)),
+        ], [4, 4, TRANSPOSERS, 1], [REGISTERS, REGISTERS, 32, 32])  # fmt: skip
