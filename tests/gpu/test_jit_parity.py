@@ -16,11 +16,11 @@ import pytest
 import users_package
 
 KERNELS = {
-    "forward": ["attn_fwd"],
-    "forward of what is not aligned": ["attn_fwd"],
-    "forward of sequences": ["attn_fwd"],
+    "forward": ["attn_fwd.general"],
+    "forward of what is not aligned": ["attn_fwd.general"],
+    "forward of sequences": ["attn_fwd.general"],
     "backward": ["attn_bwd_sums", "attn_bwd_means", "attn_bwd_dq", "attn_bwd_dk_dv", "attn_bwd_dsinks"],
-    "decoding": ["append_kv", "rotate_q", "attn_decode.short", "attn_decode_reduce.early"],
+    "decoding": ["append_kv", "rotate_q", "attn_decode.general", "attn_decode_reduce.early"],
     "dropout mask": ["dropout_mask"],
     "lengths of sequences": ["seq_lengths"],
 }
