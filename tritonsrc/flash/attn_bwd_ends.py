@@ -7,7 +7,7 @@ attn_bwd_means, each of which would wait for the one before it.
 
 import triton
 import triton.language as tl
-from flags import CU_Q, SINKS
+from flags import CU_K, CU_Q, SINKS
 from means import AT_ONCE, SAMPLE, held, in_parts, leaning, sampled
 from scores import LOG2E
 from sequences import lse_place, place, sequence
@@ -174,6 +174,7 @@ def await_arrivals(arrivals_ptr, keys, BLOCK_N: tl.constexpr):
     while tl.load(arrivals_ptr, volatile=True) < 2 * tl.cdiv(keys, BLOCK_N):
         pass
     tl.atomic_add(arrivals_ptr, 0, sem="acquire")
+    tl.debug_barrier()  # one thread acquires, for all
 
 
 @triton.jit
@@ -216,7 +217,9 @@ def attn_bwd_finish(
             window_right, flags, PARTS, SPAN, HEAD_DIM, BLOCK_M,
         )  # fmt: skip
         at = rows_of(batch, head, start_q, first_row, seqlen_q, places, flags, SPAN) + local
-        await_arrivals(arrivals_ptr + plane, keys, BLOCK_N)
+        # Keys that a length claims beyond the tensor have no program, and would be waited for without end.
+        there = tl.where(flags & CU_K != 0, keys, tl.minimum(keys, seqlen_k))
+        await_arrivals(arrivals_ptr + plane, there, BLOCK_N)
         dq = tl.load(dq_sums_ptr + at[:, None] * HEAD_DIM + column[None, :])
         surplus = tl.load(terms_ptr + 2 * heads.to(tl.int64) * places + at)
         surplus += tl.load(terms_ptr + 3 * heads.to(tl.int64) * places + at)

@@ -111,6 +111,9 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M
             tma.async_load(
                 dout_desc, [tile.batch_q, head, row, 0], shared.dout_full.index(stage), shared.dout.index(stage)
             )
+    else:
+        # This program's end is a reason for the next kernel to begin, which reads what the one before it writes.
+        gdc_wait()
 
 
 @gluon.jit
@@ -152,6 +155,7 @@ def add_in_turn(ends, shared, call, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexp
     for others, and until its own is there, so that the consumers need not."""
     tile = tile_of(call, BLOCK_N)
     if tile.first < tile.rows_k:
+        gdc_wait()  # until then, turns are those that the last call left
         span = span_of(tile, call, BLOCK_M, BLOCK_N)
         for i in range((span.end - span.begin) * call.heads_per_kv):
             member, block = block_of(i, span, call)
@@ -159,6 +163,8 @@ def add_in_turn(ends, shared, call, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexp
             added = ends.turns_ptr + place // 64
             while gl.load(added, volatile=True) < turn_of(block, tile, call, BLOCK_M, BLOCK_N):
                 pass
+            gl.atomic_add(added, 0, sem="acquire")
+            gl.barrier()
             mbarrier.wait(shared.dq_full.index(0), i & 1)
             add_half(place, ends, shared, call, 0, HEAD_DIM, BLOCK_M)
             mbarrier.wait(shared.dq_full.index(1), i & 1)
@@ -168,7 +174,6 @@ def add_in_turn(ends, shared, call, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexp
             mbarrier.arrive(shared.dq_empty.index(1), count=1)
             wait_for_adds()
             gl.atomic_add(added, 1, sem="release")
-        gdc_wait()
         arrived = tile.batch * (call.heads // call.heads_per_kv) + tile.head_kv
         gl.atomic_add(ends.arrivals_ptr + arrived, 2, sem="release")
 

@@ -78,6 +78,8 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
             delta_place = place + call.heads * call.places
             tma.async_load(terms_desc, [delta_place], shared.dout_full, shared.delta.index(0))
             tma.async_load(dout_desc, [tile.batch_q, head, row, 0], shared.dout_full, shared.dout.index(0))
+    else:
+        gdc_wait()  # as in attn_bwd_hopper.produce
 
 
 @gluon.jit
