@@ -289,6 +289,8 @@ def main() -> int:
         with appear(words.page.with_name(f"{words.page.stem}-decoding.md")) as fresh:
             fresh.write_text(text)
     missed, ratio = judge(results), host_ratio(launches)
+    if not results["rows"]:
+        missed.append("everything: the results have no row")
     if ratio is not None and ratio > HOST_RATIO:
         missed.append(f"host: {ratio:.2f} of a call without descriptors, not {HOST_RATIO}")
     print("\n".join(f"missed: {line}" for line in missed) or "passed")

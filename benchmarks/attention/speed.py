@@ -212,7 +212,8 @@ def problem_of(entry: Entry, before: Problem | CacheProblem | None) -> Problem |
     return problem
 
 
-def run(words: argparse.Namespace) -> None:
+def run(words: argparse.Namespace) -> bool:
+    """Whether all rows were measured, and right."""
     todo = entries(words.parts.split(","))
     budget = timing.Budget(seconds(words.budget), len(todo))
     with places.found(words.release) as place, Libraries(place.libraries, headers.read(place.headers)) as libraries:
@@ -235,9 +236,11 @@ def run(words: argparse.Namespace) -> None:
         makes = Run(libraries, look, words.rounds)
         results["sides"] = makes.sides
         problem: Problem | CacheProblem | None = None
+        is_whole = True
         for entry in todo:
             if budget.is_used_up:
                 print(f"no time is left for {entry.part}, {entry.shape}", flush=True)
+                is_whole = False
                 continue
             began = time.monotonic()
             problem = problem_of(entry, problem)
@@ -247,7 +250,9 @@ def run(words: argparse.Namespace) -> None:
             with appear(words.results) as fresh:
                 fresh.write_text(json.dumps(results) + "\n")
             failed = row["wrong"] or row.get("skipped", "")
+            is_whole = is_whole and not failed
             print(f"{budget.spent:.0f} s: {entry.part}, {entry.shape}", failed, flush=True)
+    return is_whole
 
 
 def main() -> int:
@@ -257,8 +262,10 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
-    run(parser.parse_args())
-    return 0
+    words = parser.parse_args()
+    if unknown := set(words.parts.split(",")) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+    return 0 if run(words) else 1
 
 
 if __name__ == "__main__":

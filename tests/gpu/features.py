@@ -108,6 +108,9 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
         for dtype, (q, k) in product(
             DTYPES, (((0, 0, 65), (0, 65, 0)), ((65, 0, 0), (65, 0, 65)), ((0, 65, 0), (0, 0, 0)))
         )
+    ] + [
+        Call(batch=3, rows=130, keys=130, width=128, dtype=dtype, varlen_k=mode, lengths_k=(0, 0, 0))
+        for dtype, mode in product(DTYPES, ("padded", "compact"))
     ],
     "strides, aligned": deep(
         every(dtype=DTYPES, layout=ALIGNED, layout_out=("rows", "reversed"), batch=(2,), rows=(130,), keys=(190,))

@@ -30,7 +30,7 @@ CONSUMERS = 2
 MOST_BYTES = 128  # that one instruction writes of such numbers, in all blocks and stages
 
 ANNOUNCING = ("attn_fwd_hopper", "attn_prefill_hopper", "attn_fwd_fp8")  # functions whose producer announces tiles
-SPECIALIZED = (*ANNOUNCING, "attn_bwd_hopper", "attn_bwd_wide", "matmul_hopper")  # those with partitions
+SPECIALIZED = (*ANNOUNCING, "matmul_hopper")  # those with partitions
 
 _HAZARD = re.compile(
     r"Potential (?P<kind>\w+) hazard detected at __shared__ (?P<place>\S+) in block .*?\n"

@@ -27,6 +27,7 @@ class Flash:
         self.flash = ctypes.CDLL(str(prefix / "lib/libkiln_flash.so"))
         self.kiln = ffi.Kiln(self.library, None, **options)
         self.kiln.register(self.flash, "flash")
+        self.left = 255  # each byte of a workspace before its call
 
     def __enter__(self):
         return self
@@ -52,8 +53,8 @@ class Flash:
         self, entry: str, params: ctypes.Structure, tensors: dict[str, object], *, keys: tuple[str, ...] = (),
         target: str | None = None, stream: int | None = None, device: int = -1, has_workspace: bool = True,
     ) -> torch.Tensor | None:  # fmt: skip
-        """Calls a typed entry with a workspace as large as it asks for; returns the workspace, whose bits are ones but
-        for what was written.
+        """Calls a typed entry with a workspace as large as it asks for; returns the workspace, whose bytes are `left`
+        but for what was written.
 
         Args:
             tensors: by the field's name a Storage, a torch.Tensor, a kiln_tensor or None.
@@ -80,15 +81,14 @@ class Flash:
             size = ctypes.c_uint64()
             self.library.check(getattr(self.flash, f"{entry}_workspace")(*call, ctypes.byref(size)))
             if size.value:
-                workspace = torch.full((size.value + WORKSPACE_GUARD,), 255, dtype=torch.uint8, device="cuda")
+                workspace = torch.full((size.value + WORKSPACE_GUARD,), self.left, dtype=torch.uint8, device="cuda")
                 params.workspace, params.workspace_bytes = workspace.data_ptr(), size.value
         self.library.check(getattr(self.flash, entry)(*call))
         return workspace
 
-    @staticmethod
-    def _check_workspace(workspace: torch.Tensor | None, entry: str) -> None:
+    def _check_workspace(self, workspace: torch.Tensor | None, entry: str) -> None:
         if workspace is not None:
-            assert bool((workspace[-WORKSPACE_GUARD:] == 255).all()), f"{entry}: wrote behind its workspace"
+            assert bool((workspace[-WORKSPACE_GUARD:] == self.left).all()), f"{entry}: wrote behind its workspace"
 
     def _shared(self, params: ctypes.Structure, inputs: Inputs) -> dict[str, object]:
         """Sets what forward and backward have in common; returns the tensors."""

@@ -127,6 +127,7 @@ step "random calls" tests -s tests/gpu/test_random.py
 step "dropout" tests tests/gpu/test_dropout.py
 step "calls" tests tests/gpu/test_gpu_calls.py
 step "batches" tests tests/gpu/test_batches.py
+step "fp8" tests tests/gpu/test_fp8.py
 step "sample of all kernels" python3 "$here/tests/gpu/scripts/sample.py" "$prefix"
 # What follows measures free memory, and time: alone.
 if ((${#beside[@]})); then

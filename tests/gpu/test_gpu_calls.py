@@ -17,11 +17,13 @@ def deterministic_calls() -> list:
         Call(dtype="bf16", rows=700, keys=500, width=128, dropout=0.2, softcap=20.0, deterministic=True),
         Call(dtype="fp16", width=100, layout="odd rows", rows=400, keys=400, alibi="heads", deterministic=True),
         Call(**VARLEN, dtype="bf16", varlen_q="compact", varlen_k="compact", causal=True, deterministic=True),
+        # Many programs of Hopper's fused kernel, whose first turns nothing but the kernel before them holds back.
+        Call(dtype="bf16", rows=2048, keys=2048, heads=16, heads_kv=16, width=128, deterministic=True),
     ]
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_deterministic_backward_gives_the_same_bits(flash, record, target, number):
+@pytest.mark.parametrize("number", range(7))
+def test_deterministic_backward_gives_the_same_bits(flash, record, target, number, monkeypatch):
     import torch
     from calls import Inputs
     from check import Outputs
@@ -29,7 +31,9 @@ def test_deterministic_backward_gives_the_same_bits(flash, record, target, numbe
     call = deterministic_calls()[number]
     inputs, first = Inputs(call, "cuda"), None
     runs = 20
-    for _ in range(runs):
+    for run in range(runs):
+        # Counts that another call left: below any that is waited for, and above.
+        monkeypatch.setattr(flash, "left", (255, 127)[run % 2])
         outputs = Outputs(inputs)
         flash.forward(inputs, outputs, target=target)
         flash.backward(inputs, outputs, target=target)

@@ -78,12 +78,18 @@ class Sample:
         if workspace:
             workspace.free()
 
-    def attention(self, dtype: str, width: int, extras: str, varlen: bool, backward: bool = True) -> None:
+    def attention(
+        self, dtype: str, width: int, extras: str, varlen: bool, backward: bool = True, width_v: int = 0,
+        deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        width_v = width_v or width
         q, k, v, dout = (
-            self.normal(dtype, BATCH, h, n, width)
-            for h, n in ((HEADS, ROWS), (HEADS_KV, KEYS), (HEADS_KV, KEYS), (HEADS, ROWS))
-        )
-        out, dq, dk, dv = (self.normal(dtype, *tuple(like.sizes)[:4]) for like in (q, q, k, v))
+            self.normal(dtype, BATCH, h, n, wide)
+            for h, n, wide in (
+                (HEADS, ROWS, width), (HEADS_KV, KEYS, width), (HEADS_KV, KEYS, width_v), (HEADS, ROWS, width_v)
+            )
+        )  # fmt: skip
+        out, dq, dk, dv = (self.normal(dtype, *tuple(like.sizes)[:4]) for like in (dout, q, k, v))
         lse = self.put(np.zeros((BATCH, HEADS, ROWS), np.float32), ffi.FP32)
 
         def has(name: str) -> bool:
@@ -101,7 +107,7 @@ class Sample:
             "causal": 1, "bottom_right": 1, "softcap": 9.0 if has("softcap") else 0.0,
             "dropout": 0.3 if has("dropout") else 0.0, "seed_value": 5,
         }  # fmt: skip
-        what = f"{dtype}, {width} wide, {extras}{', padded sequences' if varlen else ''}"
+        what = f"{dtype}, {width} and {width_v} wide, {extras}{', padded sequences' if varlen else ''}"
         self.call(f"forward: {what}", "kiln_attn_fwd", ffi.AttnFwd(**numbers), shared)
         gradients = {"dout": dout, "dq": dq, "dk": dk, "dv": dv}
         if has("bias"):
@@ -109,7 +115,8 @@ class Sample:
         if has("any"):
             gradients["dsinks"] = self.normal("fp32", HEADS)
         if backward:
-            self.call(f"backward: {what}", "kiln_attn_bwd", ffi.AttnBwd(**numbers), shared | gradients)
+            params = ffi.AttnBwd(**numbers, deterministic=int(deterministic))
+            self.call(f"backward: {what}", "kiln_attn_bwd", params, shared | gradients)
         for tensor in (*shared.values(), *gradients.values()):
             if tensor is not None:
                 tensor.memory.free()
@@ -143,6 +150,9 @@ class Sample:
         """What Hopper's kernels with a producer take."""
         for width, extras, varlen in ((128, "none", True), (128, "bias", False), (256, "none", True)):
             self.attention(dtype, width, extras, varlen, backward)
+        self.attention(dtype, 192, "none", True, backward, width_v=128)
+        if backward:
+            self.attention(dtype, 128, "none", True, deterministic=True)
         for paged in (False, True):
             self.decode(dtype, 128, paged=paged, fp8=False, append=False, rows=64)
 
