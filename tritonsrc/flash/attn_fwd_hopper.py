@@ -11,7 +11,8 @@ shared memory, whose rate they reach. The order of a tile's blocks of keys is Wo
 
 from typing import NamedTuple
 
-from flags import CU_K, CU_Q, SUMS_K, USED_K, USED_Q
+from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
+from hopper_order import Level, most_turns, ordered_rows, plain_call
 from hopper_pieces import Results, after_wait, before_wait, finish, highest, masked, weighed
 from hopper_tiles import (
     CONSUMERS,
@@ -115,13 +116,28 @@ def shared_memory(q_desc, out_desc, K_LAYOUT: gl.constexpr, V_LAYOUT: gl.constex
 
 @gluon.jit
 def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, KEY_STAGES: gl.constexpr,
-            STAGES: gl.constexpr, ROW_STAGES: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
-    """Copies the rows of each tile, and block by block the keys and values that they see."""
+            STAGES: gl.constexpr, ROW_STAGES: gl.constexpr, PARTS: gl.constexpr, ORDERED: gl.constexpr):  # fmt: skip
+    """Copies the rows of each tile, and block by block the keys and values that they see.
+
+    ORDERED: tiles of windows, and of sequences of different lengths, in the order of hopper_order.py."""
     COLUMNS: gl.constexpr = q_desc.block_shape[3]
     done = 0
     taken = 0
-    for turn in range(turns_of(call)):
-        rows = rows_of(turn, call)
+    if ORDERED:
+        plain = plain_call(call)
+        is_ordered = (call.flags & (CU_Q | SUMS_Q | USED_Q)) != 0
+        turns = gl.where(is_ordered, most_turns(call), turns_of(plain))
+        level = Level(call.tiles + 1, call.tiles * 0, call.tiles * 0)
+    else:
+        turns = turns_of(call)
+    for turn in range(turns):
+        if ORDERED:
+            if is_ordered:
+                rows, level = ordered_rows(turn, level, call)
+            else:
+                rows = rows_of(turn, plain)
+        else:
+            rows = rows_of(turn, call)
         if (rows.first >= 0) & (rows.first < rows.rows_q):
             work = work_of(rows, call, BLOCK_N)
             head_kv = rows.head // call.heads_per_kv
@@ -363,6 +379,8 @@ def attn_fwd_hopper(
     shared = shared_memory(q_desc, out_desc, k_desc.layout, v_desc.layout, WIDTH_V, BLOCK_N, KEY_STAGES, STAGES,
                            ROW_STAGES, PARTS, 1)  # fmt: skip
     blocks = gl.cdiv(seqlen_q, TILE_ROWS)
+    # Of heads up to 64, and with what is done to scores, calls are too few, or gain too little, for larger images.
+    ORDERED: gl.constexpr = EXTRAS == "none" and HEAD_DIM > 64
     pairs = gl.where((flags & (CU_Q | USED_Q)) != 0, 0, pairs_of(batches * heads, blocks))
     call = Call(batches, heads, heads_per_kv, pairs, blocks, tiles, seqlen_q, seqlen_k, window_left, window_right,
                 flags, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr)  # fmt: skip
@@ -373,5 +391,6 @@ def attn_fwd_hopper(
                    PARTS)),
         (consume, (shared, call, score, results, 1, HEAD_DIM, WIDTH_V, EXTRAS, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES,
                    PARTS)),
-        (produce, (q_desc, k_desc, v_desc, shared, call, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES, PARTS)),
+        (produce, (q_desc, k_desc, v_desc, shared, call, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES, PARTS,
+                   ORDERED)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
