@@ -102,8 +102,8 @@ def call_of(name: str) -> tuple[str, dict[str, object], tuple[str, ...]]:
     few |= {
         "k_cache": k,
         "v_cache": v,
-        "k_new": normal(BATCH, HEADS_KV, 2, WIDTH),
-        "v_new": normal(BATCH, HEADS_KV, 2, WIDTH),
+        "k_new": normal(BATCH, HEADS_KV, 2, width),
+        "v_new": normal(BATCH, HEADS_KV, 2, width),
     }
     few |= {"rotary_cos": angle.cos().bfloat16(), "rotary_sin": angle.sin().bfloat16(), "seqused_k": integers(5, 800)}
     return "attn_decode", few | {"window_right": 0, "wanted_splits": 3}, ("out", "lse", "k_cache", "v_cache")
