@@ -104,9 +104,12 @@ def fields_of(described: Mapping[str, object]) -> dict[str, object]:
 
 
 def workspace_bytes(fields: Mapping[str, object]) -> int:
-    """What libkiln's backward needs of workspace, by the recipe."""
+    """What libkiln's backward needs of workspace, by the recipe; by the split algorithm, where Hopper is not there."""
     given = entries.arguments(_operation(), fields_of(fields))
-    call = evaluate.begin(_operation(), "flash.attn_bwd", given, Device("AMD", 304))
+    served = {choice.name: tuple(range(len(choice.values))) for choice in _operation().choices}
+    (algorithm,) = (choice for choice in _operation().choices if choice.name == "algorithm")
+    served["algorithm"] = (algorithm.values.index("split"),) * len(algorithm.values)
+    call = evaluate.begin(_operation(), "flash.attn_bwd", given, Device("AMD", 304), served)
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in evaluate.workspaces(call).values())
 
 
