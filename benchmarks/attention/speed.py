@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
     words = parser.parse_args()
     if unknown := set(words.parts.split(",")) - set(PARTS):
-        parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+        parser.error(f"--parts: unknown {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     return 0 if run(words) else 1
 
 

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from functools import cache
 
 import entries
+import fake_release
 from aotriton_interface import BOTTOM_RIGHT, FP32, INT64, PADDED, TOP_LEFT, WINDOWED, contiguous
-from nativebuild import ROOT
 
 from kiln_recipe.call import evaluate
 from kiln_recipe.call.evaluate import ALIGNMENT, Device, Tensor
 from kiln_recipe.model import Operation
-from kiln_recipe.read import recipe
 
 LEAST_SCALE = 1.401298464324817e-45  # the least number of fp32: a scale of 0 is not libkiln's 0, its default
 
@@ -104,18 +103,18 @@ def fields_of(described: Mapping[str, object]) -> dict[str, object]:
 
 
 def workspace_bytes(fields: Mapping[str, object]) -> int:
-    """What libkiln's backward needs of workspace, by the recipe; by the split algorithm, where Hopper is not there."""
+    """What libkiln's backward needs of workspace, by the recipe and by what the release has of it."""
     given = entries.arguments(_operation(), fields_of(fields))
-    served = {choice.name: tuple(range(len(choice.values))) for choice in _operation().choices}
-    (algorithm,) = (choice for choice in _operation().choices if choice.name == "algorithm")
-    served["algorithm"] = (algorithm.values.index("split"),) * len(algorithm.values)
-    call = evaluate.begin(_operation(), "flash.attn_bwd", given, Device("AMD", 304), served)
+    _, the_plan = fake_release.planned()
+    call = evaluate.begin(
+        _operation(), "flash.attn_bwd", given, Device("AMD", 304), the_plan.served["flash", "attn_bwd"]
+    )  # fmt: skip
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in evaluate.workspaces(call).values())
 
 
 @cache
 def _operation() -> Operation:
-    flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
+    flash, _ = fake_release.planned()
     return next(operation for operation in flash.operations if operation.name == "attn_bwd")
 
 
