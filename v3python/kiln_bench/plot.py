@@ -6,6 +6,7 @@ results give equal bytes of SVG.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -199,14 +200,14 @@ def _step(highest: float) -> float:
 
 
 def svg(drawn: Picture, begin: str = BEGIN) -> str:
-    """The picture as SVG, one element a line."""
+    """The picture as SVG: one element a line, a bar's figure beside its bar."""
     lines = [
         begin.strip(),
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_short_number(drawn.width)} '
         f'{_short_number(drawn.height)}" font-family="Helvetica, Arial, sans-serif" fill="{_INK}">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
-    for item in drawn.items:
+    for before, item in itertools.pairwise((None, *drawn.items)):
         if isinstance(item, Box):
             x, y, width, height = map(_short_number, (item.x, item.y, item.width, item.height))
             lines.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{item.color}"/>')
@@ -215,7 +216,11 @@ def svg(drawn: Picture, begin: str = BEGIN) -> str:
         turned = f' transform="rotate(-90 {x} {y})"' if item.turned else ""
         anchor = "" if item.anchor == "start" else f' text-anchor="{item.anchor}"'
         size = _short_number(item.size)
-        lines.append(f'<text x="{x}" y="{y}" font-size="{size}"{anchor}{turned}>{escape(item.text)}</text>')
+        text = f'<text x="{x}" y="{y}" font-size="{size}"{anchor}{turned}>{escape(item.text)}</text>'
+        if isinstance(before, Box):
+            lines[-1] += text
+        else:
+            lines.append(text)
     return "\n".join([*lines, "</svg>", ""])
 
 
