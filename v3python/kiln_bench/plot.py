@@ -6,7 +6,6 @@ results give equal bytes of SVG.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -207,20 +206,23 @@ def svg(drawn: Picture, begin: str = BEGIN) -> str:
         f'{_short_number(drawn.height)}" font-family="Helvetica, Arial, sans-serif" fill="{_INK}">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
-    for before, item in itertools.pairwise((None, *drawn.items)):
+    follows_box = False
+    for item in drawn.items:
         if isinstance(item, Box):
             x, y, width, height = map(_short_number, (item.x, item.y, item.width, item.height))
             lines.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{item.color}"/>')
+            follows_box = True
             continue
         x, y = map(_short_number, (item.x, item.y))
         turned = f' transform="rotate(-90 {x} {y})"' if item.turned else ""
         anchor = "" if item.anchor == "start" else f' text-anchor="{item.anchor}"'
         size = _short_number(item.size)
         text = f'<text x="{x}" y="{y}" font-size="{size}"{anchor}{turned}>{escape(item.text)}</text>'
-        if isinstance(before, Box):
+        if follows_box:
             lines[-1] += text
         else:
             lines.append(text)
+        follows_box = False
     return "\n".join([*lines, "</svg>", ""])
 
 
