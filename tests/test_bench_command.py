@@ -25,7 +25,7 @@ def bench(capsys, *words: object) -> tuple[int, str, str]:
 def test_help_has_examples(capsys):
     code, out, err = bench(capsys, "--help")
     assert (code, err) == (0, "") and "examples:\n  kiln bench " in out
-    for option in ("--shapes", "--only", "--sides", "--budget", "--rounds", "--json", "--plot", "--from"):
+    for option in ("--shapes", "--layout", "--only", "--sides", "--budget", "--rounds", "--json", "--plot", "--from"):
         assert f"  {option}" in out
     done = subprocess.run(
         [sys.executable, "-m", "kiln_bench", "--help"], capture_output=True, text=True, cwd=ROOT / "v3python"
@@ -38,6 +38,9 @@ def test_help_has_examples(capsys):
     [
         (["--shapes", "nope"], 7, "--shapes nope does not exist; give core, llm or a file"),
         (["--shapes", ""], 2, "--shapes is empty; give a preset or a file"),
+        (["--layout", "row-first"], 2, "--layout: unknown 'row-first'; did you mean 'rows-first'?"),
+        (["--layout", ""], 2, "--layout is empty; give one of rows-first, heads-first, both"),
+        (["--from", "x.json", "--layout", "both"], 2, "leave --layout out"),
         (["--only", "forwrd"], 2, "--only: unknown 'forwrd'; did you mean 'forward'?"),
         (["--only", ","], 2, "--only is empty; give some of forward,backward,decoding,host"),
         (["--sides", "cudn"], 2, "--sides: unknown 'cudn'; did you mean 'cudnn'?"),
@@ -145,6 +148,10 @@ def test_a_run(capsys, tmp_path, measured):
     measured(bench_results.results())
     code, _, _ = bench(capsys, releases[0], "--sides", "none", "--json", tmp_path / "r.json")
     assert code == 0 and measured.wanted.sides == [] and measured.wanted.parts == list(shapes.PARTS)
+    assert measured.wanted.shapes == shapes.read("core", "rows-first")
+    measured(bench_results.results())
+    assert bench(capsys, releases[0], "--layout", "both")[0] == 0
+    assert measured.wanted.shapes == shapes.read("core", "both")
     measured(bench_results.results())
     assert bench(capsys, releases[0])[0] == 0 and measured.wanted.sides == list(peers.NAMES)
 

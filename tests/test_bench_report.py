@@ -54,6 +54,7 @@ def test_what_stands_above_and_below_them():
                   f"wrong: PyTorch, cuDNN: its result differs from fp32's by 0.5 (backward: {PLAIN})",
                   f"not measured: the budget is used up (backward: {CAUSAL})",
                   f"slow host: its time may be in the figures: it did not keep ahead of the GPU (forward: {CAUSAL})",
+                  "no CUDA graphs: PyTorch, cuDNN: operation not permitted when stream is capturing (forward: ",
                   "1 rows of short calls were timed in CUDA graphs", "flashinfer is not installed"):  # fmt: skip
         assert words in text, words
     assert report.wrong(results()) == []  # of Kiln's own
@@ -64,7 +65,7 @@ def test_what_stands_above_and_below_them():
 
 def test_many_calls_with_one_reason_are_counted():
     found = results()
-    more = [bench_results.Training(64, 64, heads, heads, 1, 128) for heads in (1, 2, 3)]
+    more = [bench_results.Training(64, 64, heads, heads, 1, 128, rows_first=True) for heads in (1, 2, 3)]
     found["rows"] += [bench_results.row("forward", shape, {}, refused={"flash": "no"}) for shape in more]
     assert "refused: PyTorch, flash: no (3 calls of forward)" in report.notes(found)
 
@@ -179,6 +180,20 @@ def test_the_page_of_a_run_of_everything(tmp_path):
     assert f"missed: backward, {window}: 0.50 of the fast one, not 0.85" in done.stdout
     assert f"missed: forward, {window}: {rate:.2f} of the call without, not 0.95" in done.stdout
     assert "missed: host: 1.40 of a call without descriptors, not 1.3" in done.stdout and "fp8, d128" not in done.stdout
+
+
+def test_a_page_of_both_layouts_judges_the_one_of_models(tmp_path):
+    found, other = results(), dataclasses.replace(PLAIN, rows_first=False)
+    fast, slow = {"kiln": [1.0], "flash": [2.5], "cudnn": [1.2]}, {"kiln": [1.0], "flash": [2.5], "cudnn": [0.5]}
+    rows = [bench_results.row("forward", PLAIN, fast), bench_results.row("forward", other, slow)]
+    done, text = page_of(tmp_path, found | {"rows": rows})
+    assert (done.returncode, done.stdout) == (0, "passed\n")
+    assert f"| {PLAIN}, heads first | " in text and f"| {PLAIN} | " in text
+    summary = text.partition("## Summary")[2].partition("##")[0]
+    assert "| forward | all | 2.50 | 2.50 | 1.20 |" in summary
+    assert "| forward | d64, heads first | 2.50 | 2.50 | 0.50 |" in summary
+    done, _ = page_of(tmp_path, found | {"rows": rows[1:]})
+    assert f"missed: forward, {PLAIN}, heads first: 0.50 of PyTorch, cuDNN, not 1.0" in done.stdout
 
 
 def test_the_page_of_what_serves_each_feature(tmp_path):

@@ -3,6 +3,7 @@ that are right, wrong or refuse, and with modules that stand for the packages be
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import types
 import warnings
@@ -85,14 +86,14 @@ class Refusing(Right):
         raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def rows_of(*sides, slowest=None):
+def rows_of(*sides, slowest=None, now=time.perf_counter, times=timing.Times({}, True)):
     timed = []
 
     def measured(works, rounds, turn_ms, while_busy, cycle):
         timed.append((set(works), rounds, turn_ms))
-        return timing.Times({name: [1.0] * rounds for name in works}, True)
+        return dataclasses.replace(times, milliseconds={name: [1.0] * rounds for name in works})
 
-    makes = row.Rows(sides, 3, "cpu", measured, slowest_ms=lambda: slowest)
+    makes = row.Rows(sides, 3, "cpu", measured, slowest_ms=lambda: slowest, now=now)
     makes.timed = timed
     return makes
 
@@ -172,13 +173,41 @@ def test_refusals_have_their_reasons():
 
 
 def test_a_call_that_is_too_slow_for_the_budget_is_refused():
-    slow = Right("b")
-    slow.training = lambda problem, part: Prepared([lambda: time.sleep(0.3)], dict)
-    makes = rows_of(Right("a"), slow, slowest=0.0)
-    made = makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
-    assert made.refused == {"b": "one call takes too long for this --budget"} and makes.timed[0][0] == {"a"}
-    alone = rows_of(Right("a"), slowest=0.0).training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
-    assert alone.refused == {}, "nothing is faster"
+    clock = [0.0]
+
+    def taking(name, seconds):
+        side = Right(name)
+        usual = side.training
+
+        def training(problem, part):
+            made = usual(problem, part)
+
+            def work():
+                clock[0] += seconds
+                made.works[0]()
+
+            return Prepared([work], made.results)
+
+        side.training = training
+        return side
+
+    def made(*sides, slowest):
+        makes = rows_of(*sides, slowest=slowest, now=lambda: clock[0])
+        return makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0), makes.timed
+
+    fast, slow = taking("a", 0.01), taking("b", 0.01 * row._MUCH * 1.1)
+    found, timed = made(fast, slow, slowest=0.0)
+    assert found.refused == {"b": "one call takes too long for this --budget"} and timed[0][0] == {"a"}
+    assert made(fast, slow, slowest=60.0)[0].refused == {}, "there is time for it"
+    assert made(fast, taking("b", 0.01 * row._MUCH * 0.9), slowest=0.0)[0].refused == {}, "nothing is much faster"
+    assert made(slow, slowest=0.0)[0].refused == {}, "nothing is faster"
+
+
+def test_why_there_are_no_graphs_is_said():
+    times = timing.Times({}, False, not_captured={"a": "sizes [4, 2] do not fit"})
+    found = rows_of(Right("a"), times=times).training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0).as_dict()
+    assert found["not_captured"] == {"a": "sizes [...] do not fit"} and not found["host_ahead"]
+    assert "not_captured" not in rows_of(Right("a")).training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0).as_dict()
 
 
 def test_what_fails_behind_the_first_call_costs_the_row_alone():
@@ -199,7 +228,9 @@ def test_a_gpu_that_fails_ends_the_run(monkeypatch):
 
     makes = rows_of(Refusing("a"))
     monkeypatch.setattr(makes, "_wait", wait)
-    with pytest.raises(row.DeviceFailed, match="the GPU failed in A, forward, d32, 4:2 heads, 48, batch 2 .*--sides"):
+    with pytest.raises(
+        row.DeviceFailed, match="the GPU failed in A, forward, d32, 4:2 heads, 48, batch 2, heads first .*--sides"
+    ):
         makes.training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0)
 
 

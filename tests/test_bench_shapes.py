@@ -53,7 +53,22 @@ def test_a_file_of_ones_own(tmp_path):
     assert read.name == "mine.yaml" and len(read.forward) == 4 and len(read.decoding) == 2
     assert read.backward == (Training(64, 64, 4, 4, 1, 7, (5, 7), dtype="fp16", rows_first=True),)
     (tmp_path / "mine.json").write_text('{"forward": [{"head_dim": 64, "heads": 8, "length": 16, "batch": 1}]}')
-    assert shapes.read(str(tmp_path / "mine.json")).forward == (Training(64, 64, 8, 8, 1, 16),)
+    assert shapes.read(str(tmp_path / "mine.json")).forward == (Training(64, 64, 8, 8, 1, 16, rows_first=True),)
+
+
+def test_layouts():
+    """Rows come first, as PyTorch's models have them, unless a call or --layout says something else."""
+    usual, heads, both = (shapes.read("llm", layout) for layout in ("rows-first", "heads-first", "both"))
+    assert shapes.read("llm") == usual and all(shape.rows_first for shape in usual.forward)
+    assert [shape.rows_first for shape in heads.forward] == [bool(shape.lengths) for shape in heads.forward]
+    several = sum(bool(shape.lengths) for shape in usual.forward)
+    assert several and len(both.forward) == 2 * len(usual.forward) - several
+    assert [shape.rows_first for shape in both.forward[:4]] == [True, False, True, False]
+    assert str(both.forward[1]) == f"{both.forward[0]}, heads first"
+    assert usual.decoding == heads.decoding == both.decoding
+    call = {"head_dim": 64, "heads": 8, "length": 16, "batch": 1, "rows_first": False}
+    for layout in shapes.LAYOUTS:
+        assert shapes.parse({"forward": [call]}, "x", "x", layout).forward == (Training(64, 64, 8, 8, 1, 16),)
 
 
 GOOD = "{head_dim: 64, heads: 8, length: 512, batch: 1}"

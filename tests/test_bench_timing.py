@@ -85,10 +85,11 @@ def test_where_the_host_is_late_graphs_are_timed():
     assert times.graphs and times.milliseconds["one"] == pytest.approx([0.1] * 3)
 
     def cannot(work: timing.Work, count: int) -> timing.Work:
-        raise RuntimeError("not while capturing")
+        raise timing.NotCaptured("not while capturing")
 
     times = timing.measured(sides, 3, 8.0, clock=device, capture=cannot)
     assert not times.graphs and not times.host_ahead and times.milliseconds["one"][0] >= 1.0
+    assert times.not_captured == {"one": "not while capturing"}
 
 
 def test_a_budget_is_shared_by_the_rows_that_are_left():

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "v3python"), str(ROOT / "docs")]
 
 import measured  # noqa: E402
 
-from kiln_bench import timing  # noqa: E402
+from kiln_bench import capture, timing  # noqa: E402
 from kiln_bench.release import headers, places  # noqa: E402
 from kiln_bench.release.library import Launch, Libraries, Refused  # noqa: E402
 from kiln_bench.report import clocks, piped  # noqa: E402
@@ -103,7 +103,11 @@ def call(feature: str, width: int, width_v: int, dtype: str) -> tuple[str, dict[
 def measure(release: str, path: Path) -> None:
     import torch
 
-    with places.found(release) as place, Libraries(place.libraries, headers.read(place.headers)) as libraries:
+    with (
+        capture.own_stream(),
+        places.found(release) as place,
+        Libraries(place.libraries, headers.read(place.headers)) as libraries,
+    ):
         target = libraries.devices()[torch.cuda.current_device()]["target"]
         results: dict[str, Any] = {
             "gpu": timing.nvidia_smi(), "torch": torch.__version__, "release": libraries.version,

@@ -45,6 +45,12 @@ def group(results: Results, name: str, part: str) -> list[Row]:
     return [row for row in report.of(results, part) if row.get("group", usual) == name and row.get("milliseconds")]
 
 
+def in_one_layout(rows: Sequence[Row]) -> list[Row]:
+    """Of calls that were measured in both layouts the rows of the one that PyTorch's models have."""
+    first = [row for row in rows if row["shape"].get("rows_first")]
+    return first or [*rows]
+
+
 def rate(row: Row, side: str) -> float | None:
     """TFLOP/s; of the product of matrices and the call that a row is set against their own."""
     took = report.median(row, side)
@@ -76,7 +82,7 @@ def judge(results: Results) -> list[str]:
                 missed.append(f"{row['part']}, {shapes.of_row(row)}: {found:.2f} of {of}, not {limit}")
 
     for (part, side), (average, worst) in LEAST.items():
-        rows, name = group(results, "shapes", part), report.labels(results).get(side, side)
+        rows, name = in_one_layout(group(results, "shapes", part)), report.labels(results).get(side, side)
         found, _ = mean_and_least(rows, "kiln", side)
         if found is not None and found < average:
             missed.append(f"{part}: geometric mean {found:.2f} of {name}, not {average}")
@@ -86,8 +92,10 @@ def judge(results: Results) -> list[str]:
     uncapped = [row for row in group(results, "calls", "forward") if not row["shape"]["softcap"]]
     least(uncapped, "kiln", "plain", PLAIN_SHARE, "the call without")
     for name in ("shapes", "calls"):
-        least(group(results, name, "backward"), "deterministic", "kiln", ORDERED_SHARE, "the fast one")
-    fp8 = mean_and_least((r for r in group(results, "fp8", "forward") if r["shape"]["head_dim"] == 128), "fp8", "kiln")
+        ordered = in_one_layout(group(results, name, "backward"))
+        least(ordered, "deterministic", "kiln", ORDERED_SHARE, "the fast one")
+    wide = [row for row in in_one_layout(group(results, "fp8", "forward")) if row["shape"]["head_dim"] == 128]
+    fp8 = mean_and_least(wide, "fp8", "kiln")
     if fp8[0] is not None and fp8[0] < FP8_SHARE:
         missed.append(f"fp8, d128: geometric mean {fp8[0]:.2f} of bf16, not {FP8_SHARE}")
     for row in report.of(results, "decoding"):
@@ -142,16 +150,18 @@ def images(results: Results) -> list[str]:
 
 
 def summary(results: Results) -> str:
-    """Geometric means and least ratios of the shapes, by part, head dimension and mask."""
+    """Geometric means and least ratios of the shapes, by part, head dimension, mask and layout."""
     body = []
     for part in ("forward", "backward"):
         rows = group(results, "shapes", part)
         kinds: dict[str, list[Row]] = {}
         for row in rows:
-            kinds.setdefault(f"d{row['shape']['head_dim']}{', causal' if row['shape']['causal'] else ''}", []).append(
-                row
-            )
-        for title, mine in (*kinds.items(), ("all", rows)):
+            shape = row["shape"]
+            layout = "" if shape.get("rows_first") else ", heads first"
+            name = f"d{shape['head_dim']}{', causal' if shape['causal'] else ''}{layout}"
+            for title in (name, f"all{layout}"):
+                kinds.setdefault(title, []).append(row)
+        for title, mine in sorted(kinds.items(), key=lambda kind: kind[0].startswith("all")):
             cells = [number(x, 2) for side in NAMES for x in mean_and_least(mine, "kiln", side)]
             cells += [number(mean_and_least(mine, "kiln", "product")[0], 2)] if part == "forward" else ["-"]
             cells += [number(mean_and_least(mine, "deterministic", "kiln")[0], 2)] if part == "backward" else ["-"]
@@ -277,11 +287,9 @@ def main() -> int:
     words = parser.parse_args()
     results, launches = report.read(words.results), [path.read_text() for path in words.host]
     picture = words.page.with_suffix(".svg")
-    core = shapes.read("core").forward  # what there is room for in a plot
-    shown = [
-        row for row in results["rows"]
-        if "group" not in row or (row["group"] == "shapes" and shapes.of_row(row) in core)
-    ]  # fmt: skip
+    core = shapes.read("core", "both").forward  # what there is room for in a plot
+    mine = [row for row in results["rows"] if row.get("group") == "shapes" and shapes.of_row(row) in core]
+    shown = [row for row in results["rows"] if "group" not in row] + in_one_layout(mine)
     plot.write({**results, "rows": shown}, picture)
     with appear(words.page) as fresh:
         fresh.write_text(markdown(results, picture.name, launches))

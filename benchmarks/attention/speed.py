@@ -1,12 +1,15 @@
 """All figures of docs/measurements/attention-speed.md, in one run on a Hopper GPU.
 
     python3 benchmarks/attention/speed.py RELEASE RESULTS.json [--parts shapes,calls,fp8,decoding] [--budget 5m]
+                                       [--layout rows-first|heads-first|both]
     python3 benchmarks/attention/page.py RESULTS.json                                  # the page and the plot; no GPU
 
 RELEASE is a tarball, an unpacked release or a folder of wheels. RESULTS.json has the form of what `kiln bench --json`
 writes, so that `kiln bench --from` shows it too; it is written anew after each row. Besides the sides of `kiln bench`,
 in turns with them and on the same tensors: Kiln in another way (WAYS, fp8), the call that a row is set against, and a
-product of square matrices.
+product of square matrices. --layout is of the tensors of `shapes` and `fp8`: rows-first (the default), as PyTorch's
+models have them after a projection, [batch, rows, heads, head_dim] transposed; heads-first, [batch, heads, rows,
+head_dim] without gaps; or each row in both. `calls` are rows first.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ sys.path.append(str(ROOT / "v3python"))
 
 import torch  # noqa: E402
 
-from kiln_bench import measure, shapes, timing  # noqa: E402
+from kiln_bench import capture, measure, shapes, timing  # noqa: E402
 from kiln_bench.attention import peers, reference  # noqa: E402
 from kiln_bench.attention import problem as problems  # noqa: E402
 from kiln_bench.attention.kiln import Kiln  # noqa: E402
 from kiln_bench.attention.problem import CacheProblem, Prepared, Problem  # noqa: E402
-from kiln_bench.attention.row import Rows  # noqa: E402
+from kiln_bench.attention.row import Row, Rows  # noqa: E402
 from kiln_bench.command import seconds  # noqa: E402
 from kiln_bench.release import headers, places  # noqa: E402
 from kiln_bench.release.library import Libraries  # noqa: E402
@@ -68,8 +71,7 @@ def training(head_dim: int, length: int, **more: object) -> Training:
 
 def calls() -> Iterator[tuple[Training, Training]]:
     """Calls that ask for more, and beside each the same call without that. What sequences of several lengths are set
-    against has one length and about as many products; 192 columns with values of 128, a head of 128. Rows lie before
-    heads, as models and flash-attention have them."""
+    against has one length and about as many products; 192 columns with values of 128, a head of 128."""
     for length in (2048, 8192):
         plain = training(128, length, heads=32, heads_kv=32, causal=True, rows_first=True)
         yield replace(plain, heads_kv=8), plain
@@ -101,19 +103,23 @@ def long_contexts() -> Iterator[Decoding]:
                         yield replace(one, batch=-(-(10**9) // one.bytes))
 
 
-def entries(parts: list[str]) -> list[Entry]:
-    found = []
+def entries(parts: list[str], layout: str) -> list[Entry]:
+    """The rows of a run: layouts of a shape one after the other, so that the clocks are about the same."""
+    found, layouts = list[Entry](), shapes.LAYOUTS[layout]
     for head_dim in (64, 128, 256):
         for causal in (False, True):
             for length in (512, 1024, 2048, 4096, 8192, 16384):
-                shape = training(head_dim, length, causal=causal)
-                found += [Entry("shapes", part, shape) for part in ("forward", "backward")]
+                for rows_first in layouts:
+                    shape = training(head_dim, length, causal=causal, rows_first=rows_first)
+                    found += [Entry("shapes", part, shape) for part in ("forward", "backward")]
     for shape, plain in calls():
         found += [Entry("calls", part, shape, plain) for part in ("forward", "backward")]
     for head_dim in (64, 128):
         for causal in (False, True):
             for length in (1024, 4096, 16384):
-                found.append(Entry("fp8", "forward", training(head_dim, length, causal=causal)))
+                for rows_first in layouts:
+                    shape = training(head_dim, length, causal=causal, rows_first=rows_first)
+                    found.append(Entry("fp8", "forward", shape))
     for batch in (1, 8, 64):
         for keys in (1024, 4096, 32768):
             found.append(Entry("decoding", "decoding", Decoding(128, 32, 8, batch, keys)))
@@ -214,9 +220,13 @@ def problem_of(entry: Entry, before: Problem | CacheProblem | None) -> Problem |
 
 def run(words: argparse.Namespace) -> bool:
     """Whether all rows were measured, and right."""
-    todo = entries(words.parts.split(","))
+    todo = entries(words.parts.split(","), words.layout)
     budget = timing.Budget(seconds(words.budget), len(todo))
-    with places.found(words.release) as place, Libraries(place.libraries, headers.read(place.headers)) as libraries:
+    with (
+        capture.own_stream(),
+        places.found(words.release) as place,
+        Libraries(place.libraries, headers.read(place.headers)) as libraries,
+    ):
         target = libraries.devices()[torch.cuda.current_device()]["target"]
         fact = {"side": "kiln", "release": place.name, "version": libraries.version, "target": target,
                 "pack": place.pack(target)}  # fmt: skip
@@ -238,20 +248,20 @@ def run(words: argparse.Namespace) -> bool:
         problem: Problem | CacheProblem | None = None
         is_whole = True
         for entry in todo:
-            if budget.is_used_up:
-                print(f"no time is left for {entry.part}, {entry.shape}", flush=True)
-                is_whole = False
-                continue
             began = time.monotonic()
-            problem = problem_of(entry, problem)
-            row = makes.row(entry, problem, lambda sides: budget.turn_ms(sides + 2, words.rounds))
+            if budget.is_used_up:
+                more = {"skipped": "the budget is used up", "group": entry.group}
+                row = Row(entry.part, entry.shape, more=more).as_dict()
+            else:
+                problem = problem_of(entry, problem)
+                row = makes.row(entry, problem, lambda sides: budget.turn_ms(sides + 2, words.rounds))
             results["rows"].append(row | {"seconds": round(time.monotonic() - began, 3)})
             budget.row_done()
             with appear(words.results) as fresh:
                 fresh.write_text(json.dumps(results) + "\n")
-            failed = row["wrong"] or row.get("skipped", "")
-            is_whole = is_whole and not failed
-            print(f"{budget.spent:.0f} s: {entry.part}, {entry.shape}", failed, flush=True)
+            trouble = row["wrong"] or row.get("skipped") or row.get("not_captured", "")
+            is_whole = is_whole and not row["wrong"] and not row.get("skipped")
+            print(f"{budget.spent:.0f} s: {entry.part}, {entry.shape}", trouble, flush=True)
     return is_whole
 
 
@@ -260,6 +270,7 @@ def main() -> int:
     parser.add_argument("release")
     parser.add_argument("results", type=Path)
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--layout", choices=shapes.LAYOUTS, default=shapes.LAYOUT)
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
     words = parser.parse_args()

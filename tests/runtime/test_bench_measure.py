@@ -130,6 +130,7 @@ def test_the_tuner_on_a_release_with_one_image_for_each_call(there, tmp_path, mo
     from kiln_bench.tune import command, session
 
     monkeypatch.setattr(session, "Libraries", measure.Libraries)
+    monkeypatch.setattr(session.capture, "own_stream", contextlib.nullcontext)
     monkeypatch.setattr(places, "found", lambda word: contextlib.nullcontext(there))
     monkeypatch.setattr(session, "roof", lambda timed: {"tflops": 1.0, "gbytes": 1.0})
     monkeypatch.setattr(session, "go_on", functools.partial(session.go_on, device="cpu"))

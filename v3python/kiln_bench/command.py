@@ -46,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the calls: {', '.join(shapes.PRESETS)}, or a YAML or JSON file of your own; default: core",
     )  # fmt: skip
     parser.add_argument(
+        "--layout", metavar="LAYOUT", type=usage.filled("--layout", f"one of {', '.join(shapes.LAYOUTS)}"),
+        help=f"of q, k and v in memory, for calls that do not say it: {', '.join(shapes.LAYOUTS)}; default: "
+        f"{shapes.LAYOUT}, [batch, rows, heads, head_dim] transposed, as PyTorch's models have them",
+    )  # fmt: skip
+    parser.add_argument(
         "--only", metavar="PARTS", default=",".join(shapes.PARTS), type=usage.filled("--only", _PARTS),
         help=f"some of {','.join(shapes.PARTS)}; default: all",
     )  # fmt: skip
@@ -81,7 +86,7 @@ def check(arguments: argparse.Namespace) -> None:
         UsageError: the words cannot be together, or one of them cannot be.
         EnvironmentProblem: a file cannot be written, or read.
     """
-    measuring = ("shapes", "budget", "rounds")
+    measuring = ("shapes", "layout", "budget", "rounds")
     given = [*arguments.release, *(f"--{name}" for name in measuring if getattr(arguments, name) is not None)]
     if arguments.kept and given:
         raise UsageError(f"--from shows what was measured before; leave {' and '.join(given)} out")
@@ -95,7 +100,10 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         plot.check(arguments.plot)
     if not arguments.kept:
-        arguments.shapes = shapes.read(arguments.shapes or "core")
+        layout = arguments.layout or shapes.LAYOUT
+        if layout not in shapes.LAYOUTS:
+            raise UsageError(f"--layout: unknown {layout!r}; {nearest(layout, [*shapes.LAYOUTS], 'layouts')}")
+        arguments.shapes = shapes.read(arguments.shapes or "core", layout)
 
 
 def run(arguments: argparse.Namespace) -> int:

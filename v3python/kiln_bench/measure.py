@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from kiln_bench import host, timing
+from kiln_bench import capture, host, timing
 from kiln_bench.attention import peers
 from kiln_bench.attention.kiln import Kiln
 from kiln_bench.attention.problem import CacheProblem, Problem, Side
@@ -145,7 +145,7 @@ def run(
     vendor = "amd" if torch.version.hip else "nvidia"
     rows = wanted.rows()
     hosts = list(places) if "host" in wanted.parts else []
-    with _releases(places, vendor) as (ours, facts, target):
+    with capture.own_stream(device), _releases(places, vendor) as (ours, facts, target):
         others, absent = peers.there(list(wanted.sides))
         sides = [*ours, *others]
         results: dict[str, Any] = {

@@ -211,6 +211,8 @@ def notes(results: Results) -> list[str]:
                 add(kind, why, names.get(side, side), row)
         if not row.get("host_ahead", True):
             add("slow host", "its time may be in the figures: it did not keep ahead of the GPU", "", row)
+        for side, why in row.get("not_captured", {}).items():
+            add("no CUDA graphs", why, names.get(side, side), row)
     lines = []
     for (kind, why), entry in found.items():
         sides = "; ".join(filter(None, entry.pop("")))

@@ -7,7 +7,8 @@
 Names of training: head_dim, head_dim_v, heads or width (heads * head_dim), heads_kv, length (of queries and keys) or
 lengths (of sequences that lie one after another), batch or tokens, causal, window, softcap, sinks, deterministic (of
 backward), dtype, rows_first. Of decoding: head_dim, heads, heads_kv, keys, page, batch or cache_bytes, dtype,
-cache_dtype, rows_first. PRESETS are examples.
+cache_dtype, rows_first. PRESETS are examples. Which layout calls of training have that do not say `rows_first`, LAYOUTS
+tells.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from kiln_recipe.errors import EnvironmentProblem, UsageError
 from kiln_recipe.suggest import nearest
 
 PARTS = ("forward", "backward", "decoding", "host")
+# By the names that --layout takes: whether rows come before heads in memory. They do after a projection, whose result
+# is viewed as [batch, rows, heads, head_dim] and transposed, so in the tensors of PyTorch's models.
+LAYOUTS = {"rows-first": (True,), "heads-first": (False,), "both": (True, False)}
+LAYOUT = "rows-first"
 _TRAINING, _DECODING = "training", "decoding"
 _MOST = 1 << 31
 _FLOATS, _CACHES = ("bf16", "fp16", "fp32"), ("bf16", "fp16", "fp32", "fp8e4m3")
@@ -91,7 +96,7 @@ class Training:
         size = "" if self.lengths else f"batch {self.batch}"
         extras = (f"softcap {self.softcap}" if self.softcap else "", "sinks" if self.sinks else "")
         kind = "deterministic" if self.deterministic else ""
-        rest = (*extras, kind, "rows first" if self.rows_first else "", self.dtype if self.dtype != "bf16" else "")
+        rest = (*extras, kind, "" if self.rows_first else "heads first", self.dtype if self.dtype != "bf16" else "")
         return ", ".join(filter(None, (width, heads, mask, long, size, *rest)))
 
 
@@ -193,19 +198,22 @@ class Shapes:
     decoding: tuple[Decoding, ...]
 
 
-def read(word: str) -> Shapes:
+def read(word: str, layout: str = LAYOUT) -> Shapes:
     """Of a preset, or of a file.
+
+    Args:
+        layout: of LAYOUTS.
 
     Raises:
         EnvironmentProblem: the file cannot be read, or Python lacks what reads it.
         UsageError: it says something else than the grammar above.
     """
     if word in PRESETS:
-        return parse(PRESETS[word], word, word)
+        return parse(PRESETS[word], word, word, layout)
     path = Path(word)
     if not path.is_file():
         raise EnvironmentProblem(f"--shapes {word} does not exist; give {', '.join(PRESETS)} or a file")
-    return parse(_document(path), word, path.name)
+    return parse(_document(path), word, path.name, layout)
 
 
 def _document(path: Path) -> object:
@@ -228,8 +236,11 @@ def _document(path: Path) -> object:
         raise UsageError(f"--shapes {path} is not valid YAML ({' '.join(str(error).split())})") from error
 
 
-def parse(document: object, where: str, name: str) -> Shapes:
+def parse(document: object, where: str, name: str, layout: str = LAYOUT) -> Shapes:
     """Of what a file says.
+
+    Args:
+        layout: of LAYOUTS, for calls of training that do not say `rows_first`.
 
     Raises:
         UsageError: it is not what the grammar allows; names the entry.
@@ -247,10 +258,19 @@ def parse(document: object, where: str, name: str) -> Shapes:
             place = f"--shapes {where}: {part}, call {number}"
             if not isinstance(entry, Mapping):
                 raise UsageError(f"{place}: must be a mapping such as {{head_dim: 128, heads: 16, ...}}")
-            make = _decoding if part == _DECODING else _training
-            found[part] += [make(_Entry(one, place)) for one in _spread(entry)]
+            if part == _DECODING:
+                found[part] += [_decoding(_Entry(one, place)) for one in _spread(entry)]
+            else:
+                found[part] += [_training(_Entry(one, place)) for one in _spread(_laid_out(entry, layout))]
     both = found[_TRAINING]
     return Shapes(name, (*both, *found["forward"]), (*both, *found["backward"]), tuple(found[_DECODING]))
+
+
+def _laid_out(entry: Mapping[str, Any], layout: str) -> Mapping[str, Any]:
+    """Sequences of several lengths have rows first in any case: others take them so, and would be given copies."""
+    if "rows_first" in entry:
+        return entry
+    return {**entry, "rows_first": [True] if entry.get("lengths") else [*LAYOUTS[layout]]}
 
 
 def _spread(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

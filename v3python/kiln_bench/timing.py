@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-Work = Callable[[], object]
+from kiln_bench.capture import NotCaptured, Work, captured
+
 ROUNDS = 7
 TURN_MS, LEAST_TURN_MS = 20.0, 1.0  # about how long a side works in a round
 _CALLS = 8  # of a side whose single call takes longer than its turn, its checks included
@@ -64,11 +65,13 @@ class Times:
         milliseconds: of one call in each round, by side.
         host_ahead: whether the host kept ahead of the device all the time: then none of its time is in the figures.
         graphs: whether calls were captured into CUDA graphs, so that the host's time is in no figure.
+        not_captured: the side whose calls could not be, so that there are no graphs, and why.
     """
 
     milliseconds: dict[str, list[float]]
     host_ahead: bool
     graphs: bool = False
+    not_captured: dict[str, str] = field(default_factory=dict)
 
 
 def interleave(
@@ -121,27 +124,6 @@ def _about(work: Work, clock: Clock, enough_ms: float) -> float:
     return took
 
 
-def captured(work: Work, count: int) -> Work:
-    """What replays a CUDA graph of `count` calls.
-
-    Raises:
-        RuntimeError: it cannot be captured.
-    """
-    import torch
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(count):
-            work()
-    return graph.replay
-
-
 IN_A_GRAPH = 20  # calls; then launching the graph is a small part of its time
 
 
@@ -158,11 +140,12 @@ def measured(
     plain = interleave(sides, rounds, turn_ms, clock, while_busy)
     if plain.host_ahead:
         return plain
-    try:
-        count = -(-IN_A_GRAPH // cycle) * cycle
-        graphs = {name: capture(work, count) for name, work in sides.items()}
-    except RuntimeError:
-        return plain
+    count, graphs = -(-IN_A_GRAPH // cycle) * cycle, dict[str, Work]()
+    for name, work in sides.items():
+        try:
+            graphs[name] = capture(work, count)
+        except NotCaptured as error:
+            return replace(plain, not_captured={name: str(error)})
     times = interleave(graphs, rounds, turn_ms, clock).milliseconds
     return Times({name: [value / count for value in each] for name, each in times.items()}, True, True)
 

@@ -72,15 +72,16 @@ class Rows:
         measured: times works, as timing.measured does.
         while_busy: is called while the device works on a row.
         slowest_ms: of a call; gives None where it may take as long as it wants.
+        now: seconds of the host's clock.
     """
 
     def __init__(
         self, sides: Sequence[Side], rounds: int = timing.ROUNDS, device: str = "cuda",
         measured: Callable[..., timing.Times] = timing.measured, while_busy: Callable[[], None] | None = None,
-        slowest_ms: Callable[[], float | None] = lambda: None,
+        slowest_ms: Callable[[], float | None] = lambda: None, now: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self._sides, self._rounds, self._device = sides, rounds, device
-        self._measured, self._while_busy, self._slowest_ms = measured, while_busy, slowest_ms
+        self._measured, self._while_busy, self._slowest_ms, self._now = measured, while_busy, slowest_ms, now
         self._copied: list[torch.Tensor] = []
 
     def training(self, problem: Problem, part: str, turn_ms: Callable[[int], float]) -> Row:
@@ -124,7 +125,8 @@ class Rows:
         import torch
 
         if not self._copied:
-            source = torch.randint(0, 256, (_COPIED,), dtype=torch.uint8, device=self._device)
+            draw = torch.Generator(self._device).manual_seed(problems.SEED)
+            source = torch.randint(0, 256, (_COPIED,), dtype=torch.uint8, device=self._device, generator=draw)
             self._copied = [source, torch.empty_like(source)]
         return self._copied
 
@@ -179,16 +181,18 @@ class Rows:
             times = self._measured(works, self._rounds, turn_ms(len(works)), self._while_busy, cycle)
             row.milliseconds = times.milliseconds
             row.more |= {"host_ahead": times.host_ahead, "graphs": times.graphs}
+            if times.not_captured:
+                row.more["not_captured"] = {name: shortened(why) for name, why in times.not_captured.items()}
 
     def _refuse_slow(self, prepared: Prepared, fastest: float) -> float:
         """About how many milliseconds a call takes; one that would take most of a short budget is refused, if others
         are much faster."""
         if (limit := self._slowest_ms()) is None:
             return math.inf
-        began = time.perf_counter()
+        began = self._now()
         prepared.works[0]()
         self._wait()
-        took = (time.perf_counter() - began) * 1000
+        took = (self._now() - began) * 1000
         if took > max(limit, _MUCH * fastest):
             raise Refused(0, "one call takes too long for this --budget")
         return took
@@ -239,5 +243,10 @@ def reason(error: Exception, said: Sequence[str]) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if "No available kernel" in text and said:
         text = "; ".join(dict.fromkeys(" ".join(line.split("(Triggered")[0].split()) for line in said))
-    text = re.sub(r"\[\d+(, \d+)*\]", "[...]", text)  # sizes, which would make a reason of its own for each call
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """A reason without what would make one of its own for each call, and not too long."""
+    text = re.sub(r"\[\d+(, \d+)*\]", "[...]", text)  # sizes
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} ..."

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kiln_bench import kept, measure, shapes, timing
+from kiln_bench import capture, kept, measure, shapes, timing
 from kiln_bench.attention.kiln import Kiln
 from kiln_bench.attention.problem import CacheProblem, Problem
 from kiln_bench.release import headers
@@ -141,7 +141,7 @@ def opened(place: Place, target: str) -> Iterator[tuple[Libraries, dict[str, Any
     measure.check_device()
     import torch
 
-    with Libraries(place.libraries, headers.read(place.headers)) as libraries:
+    with capture.own_stream(), Libraries(place.libraries, headers.read(place.headers)) as libraries:
         try:
             device = libraries.devices()[torch.cuda.current_device()]
         except (Refused, IndexError) as error:
