@@ -3,7 +3,9 @@ configuration in each bin."""
 
 from __future__ import annotations
 
+import math
 import random
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from kiln_bench.shapes import Decoding, Training
 from kiln_bench.tune import candidates, table
 from kiln_bench.tune.race import STAGES, Stage, race
 from kiln_recipe import targets
+from kiln_recipe.call import evaluate
+from kiln_recipe.dtypes import DTYPES
 from kiln_recipe.errors import RecipeError, UsageError
 from kiln_recipe.plan import plan
 from small_release import ROOT
@@ -187,6 +191,60 @@ def test_bins_of_calls():
     for kernel in KERNELS.values():  # of all, something is known
         shape = Decoding(128, 8, 8, 1, 64) if kernel.name.startswith("attn_decode") else PLAIN
         assert candidates.bin_of(kernel, shape, 132).keys() == {axis.name for axis in kernel.bins}
+
+
+def call_of(shape: Training | Decoding) -> evaluate.Call:
+    """The family's own reading of a call, from tensors of that shape."""
+
+    def tensor(*sizes: int, dtype: str = "bf16") -> evaluate.Tensor:
+        strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+        return evaluate.Tensor(1 << 20, DTYPES[dtype], sizes, tuple(strides))
+
+    if isinstance(shape, Decoding):
+        name, rows = "attn_decode", tensor(shape.batch, shape.heads, 1, shape.head_dim)
+        pages = shape.batch * shape.keys // (shape.page or shape.keys)
+        cache = tensor(pages, shape.heads_kv, shape.page or shape.keys, shape.head_dim, dtype=shape.cache_dtype)
+        some = {"q": rows, "out": rows, "k_cache": cache, "v_cache": cache, "max_seqlen_k": shape.keys}
+        some["seqused_k"] = tensor(shape.batch, dtype="int32")
+        if shape.cache_dtype == "fp8e4m3":
+            some |= {f"{which}_scale": tensor(shape.heads_kv, dtype="fp32") for which in "kv"}
+        if shape.page:
+            some["block_table"] = tensor(shape.batch, shape.keys // shape.page, dtype="int32")
+    else:
+        name, rows = "attn_fwd", tensor(shape.batch, shape.heads, shape.rows, shape.head_dim)
+        out = tensor(shape.batch, shape.heads, shape.rows, shape.head_dim_v)
+        k, v = (tensor(shape.batch, shape.heads_kv, shape.rows, width) for width in (shape.head_dim, shape.head_dim_v))
+        some = {"q": rows, "out": out, "k": k, "v": v}
+        if shape.lengths:
+            some |= {f"cu_seqlens_{which}": tensor(len(shape.lengths) + 1, dtype="int32") for which in "qk"}
+            some |= {f"max_seqlen_{which}": shape.length for which in "qk"}
+        some["window_left"] = shape.window - 1 if shape.window else -1
+        some["window_right"] = 0 if shape.causal else -1
+    some = {"window_left": -1, "window_right": -1} | some
+    (operation,) = (operation for operation in FLASH.operations if operation.name == name)
+    usual = {"int": 0, "float": 0.0}
+    given = [some.get(a.name, None if a.optional else usual.get(a.kind)) for a in operation.arguments]
+    return evaluate.begin(operation, f"flash.{name}", given, evaluate.Device("NVIDIA", 132))
+
+
+def test_a_calls_bins_are_those_that_dispatch_looks_in():
+    """What the tuner knows of a shape repeats definitions of the recipe."""
+    presets = [shapes.read(name) for name in shapes.PRESETS]
+    every: list[Training | Decoding] = [shape for read in presets for shape in (*read.forward, *read.decoding)]
+    every += [Training(64, 64, heads, 1, 1, length, rows_first=True) for heads in (1, 64) for length in (32, 700)]
+    every += [Decoding(128, heads, 1, batch, 512) for heads in (1, 24, 128) for batch in (1, 200)]
+    found_by = defaultdict(set)
+    for shape in every:
+        call = call_of(shape)
+        for kernel in call.operation.kernels:
+            number = 0
+            found = candidates.bin_of(kernel, shape, 132)
+            for axis in kernel.bins:
+                number = number * (len(axis.edges) + 1) + [0, *axis.edges].index(found[axis.name])
+            assert number == evaluate.bin_number(call, kernel), (kernel.name, str(shape), found)
+            if kernel.bins:
+                found_by[kernel.name].add(number)
+    assert len(found_by) >= 4 and all(len(numbers) > 1 for numbers in found_by.values()), found_by
 
 
 def test_an_axis_that_a_shape_does_not_tell(monkeypatch):

@@ -348,8 +348,8 @@ def attn_bwd_hopper(
         q_desc, dout_desc: of [batch, heads, seqlen_q, width], in boxes of BLOCK_M rows.
         k_desc, v_desc, dk_desc, dv_desc: of [batch, heads / heads_per_kv, seqlen_k, width], in boxes of 64 keys.
             Columns from width to HEAD_DIM are zeros.
-        dq_desc: of [heads * places, HEAD_DIM] fp32, sums of ds k, to be added to, in boxes of BLOCK_M rows and half of
-            the columns.
+        dq_desc: of [heads * places, HEAD_DIM] fp32, sums of ds k, to be added to, in boxes of 64 rows and HEAD_DIM *
+            BLOCK_M / 128 columns.
         terms_desc: of [4, heads, places] fp32, as attn_bwd_delta has left them, in boxes of BLOCK_M; the last half are
             sums of ds, to be added to.
         places: of a head, in these; attn_bwd_tiles.rows_of says which row has which.

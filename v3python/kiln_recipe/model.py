@@ -291,7 +291,7 @@ class Kernel:
         language: of the source: "triton" or "gluon".
         targets: names of the targets and groups that it is for.
         serves: which calls it can run; None: all.
-        overlaps: it may begin before the kernel before it has ended, for whose end it waits by itself.
+        overlaps: it may begin before the call's kernel before it has ended, for whose end it waits by itself.
         ptx: PTX version that its images are assembled from, 86 for 8.6; 0: the target's.
         source: absolute path of its module.
         function: its name there.

@@ -299,7 +299,7 @@ class ImplementationShape(Shape, frozen=True):
     ] = ""
     overlaps: Annotated[
         bool,
-        Meta(description="It may begin before the kernel before it has ended, for whose end it waits by gdc_wait()."),
+        Meta(description="It may begin before the call's kernel before it has ended; it waits for that by gdc_wait()."),
     ] = False
     function: Annotated[str | None, Meta(description="Its name in the file; the kernel's own if not said.")] = None
     constants: Annotated[

@@ -103,6 +103,20 @@ def sources(path: Path, function: str) -> tuple[Path, ...]:
     return tuple(_collect(path, function).modules)
 
 
+def uses(path: Path, function: str, name: str) -> bool:
+    """Whether a kernel function, or anything that it calls, uses something imported under this name, or an attribute
+    of this name: `from triton.language.extra.cuda import gdc_wait`, or `cuda.gdc_wait`.
+
+    Raises:
+        RecipeError: as `fingerprint`.
+    """
+    attribute = f" attr=str:{name!r}"
+    return any(
+        attribute in part or ("#import:" in part and part.endswith(f":{name}"))
+        for part in _collect(path, function).parts
+    )
+
+
 def _collect(path: Path, function: str) -> _Collector:
     module = _Module(path)
     module.function(function)

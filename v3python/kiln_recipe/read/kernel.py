@@ -78,7 +78,6 @@ def read_kernel(
     document, keys, shape = implementation.document, implementation.keys, implementation.shape
     function = name if shape.function is None else shape.function
     source, signature = _function(document, keys, shape, function)
-    _refuse_overlap(document, (*keys, "overlaps"), implementation)
     own = _choices(document, keys, shape, choices)
     constexprs = [parameter.name for parameter in signature if parameter.constexpr]
     space = read_space(implementation, name, folder)
@@ -144,17 +143,6 @@ def read_kernel(
     )
     check_tiles(document, (*keys, "parameters"), kernel, own)
     return ReadKernel(kernel, requirements)
-
-
-def _refuse_overlap(document: Document, keys: Keys, implementation: Implementation) -> None:
-    """Kernels wait for others since sm_90, as it has tensor descriptors since then."""
-    others = [target.name for target in implementation.served if not target.tensor_descriptors]
-    if implementation.shape.overlaps and others:
-        document.fail(
-            keys,
-            f"a kernel for {others[0]}, which the implementation is for too, cannot overlap with another; NVIDIA's can "
-            "from sm_90 on: say `targets`",
-        )
 
 
 def _function(

@@ -29,6 +29,7 @@ from kiln_recipe.model import (
     Argument,
     Choice,
     Definition,
+    Kernel,
     Native,
     Operation,
     Recipe,
@@ -39,6 +40,7 @@ from kiln_recipe.model import (
 from kiln_recipe.read import space
 from kiln_recipe.read.implementations import read_implementations, refuse_unreachable, refuse_unused_choices
 from kiln_recipe.read.kernel import read_kernel
+from kiln_recipe.read.overlap import refuse_overlap
 from kiln_recipe.read.parameters import axes_of, nameable, rank_of
 from kiln_recipe.read.requirements import read_requirements
 from kiln_recipe.read.scope import Scope, check_name, constant, read_expression
@@ -167,7 +169,7 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
             document.fail(here, f"{workspace!r} is {chosen.kind(workspace)} already; give the workspace another name")
         workspaces.append(_workspace(document, here, workspace, entry, choices, chosen))
     everything = chosen.with_names(list(shape.workspace), "workspace")
-    kernels = []
+    kernels: list[Kernel] = []
     contiguous: list[Requirement] = []
     for kernel, kernel_shape in shape.kernels.items():
         here = (*keys, "kernels", kernel)
@@ -179,10 +181,12 @@ def _operation(document: Document, keys: Keys, name: str, shape: OperationShape,
                 document.fail(
                     here, f"{kernel!r} is a choice too, and a selection could not tell them apart; rename one"
                 )
+        before = tuple(kernels)
         for implementation in implementations:
             read_one = read_kernel(
                 kernel, implementation, arguments, choices, tuple(workspaces), names, folder, everything
             )
+            refuse_overlap(implementation, read_one.kernel, before)
             kernels.append(read_one.kernel)
             contiguous += [r for r in read_one.requirements if r not in contiguous]
         refuse_unused_choices(document, here, kernel_shape.choices, kernels[-len(implementations) :])
