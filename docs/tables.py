@@ -20,11 +20,12 @@ PAGES = tuple(Path(__file__).resolve().parent / name for name in ("models.md", "
 _ROCM = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102",
          "gfx1103", "gfx1150", "gfx1151", "gfx1200", "gfx1201")  # fmt: skip
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all
+_RAN_ON = {"sm_90": "H100 and H200"}  # where tests/gpu/run_all.sh has passed
 
 
 # By name; some take a while to make.
 TABLES: Mapping[str, Callable[[], str]] = {
-    "targets": lambda: _table(("target", "GPUs"), ((f"`{t.name}`", _some(t.names)) for t in targets.load())),
+    "targets": lambda: _table(("target", "GPUs", "images"), map(_target, targets.load())),
     "commands": lambda: _table(("command", "what it does"), ((f"`kiln {v}`", cli.summary(v)) for v in cli.VERBS)),
     "variables": lambda: _table(("variable", "meaning"), ((f"`{n}`", m) for n, m in variables.VARIABLES.items())),
     "codes": lambda: _table(("code", "meaning"), _codes()),
@@ -51,6 +52,13 @@ def _codes() -> list[tuple[str, str]]:
         ("130, 143", "Ctrl-C, SIGTERM; what was done is kept."),
         ("141", "The reader closed the pipe."),
     ]
+
+
+def _target(target: targets.Target) -> tuple[str, str, str]:
+    """The row of a target: which GPUs have run its images, or whether the ledger has them all."""
+    unrun = "compiled, not run" if target.residency else "no ledger, not run"
+    ran = _RAN_ON.get(target.name)
+    return f"`{target.name}`", _some(target.names), f"run on {ran}" if ran else unrun
 
 
 def _rocm() -> list[tuple[str, str, str]]:

@@ -34,6 +34,11 @@ KEPT = [target for target in targets.load() if target.residency]
         ("sm_80", 64, 82944, 4, 2),
         ("sm_80", 64, 82945, 4, 1),
         ("sm_80", 255, 0, 16, 0),
+        ("sm_100", 64, 115712, 4, 2),
+        ("sm_100", 64, 115713, 4, 1),
+        ("sm_100", 168, 0, 4, 3),
+        ("sm_100", 24, 0, 4, 16),
+        ("sm_100", 16, 0, 1, 32),
         # "Occupancy" as LLVM's AMDGPU backend gives it, in waves a SIMD; four SIMDs.
         ("gfx942", 128, 0, 4, 4),
         ("gfx942", 129, 0, 4, 3),
