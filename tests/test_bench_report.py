@@ -152,7 +152,22 @@ def test_a_page_that_misses_nothing(tmp_path):
     found = results()
     found["rows"] = [bench_results.row("forward", PLAIN, {"kiln": [1.0], "flash": [2.5], "cudnn": [1.2]})]
     done, _ = page_of(tmp_path, found)
-    assert (done.returncode, done.stdout) == (0, "passed\n")
+    assert done.returncode == 0 and done.stdout.splitlines() == [
+        "judged: 1 of forward, shapes, of PyTorch, cuDNN", "judged: 1 of forward, shapes, of PyTorch, flash", "passed",
+    ]  # fmt: skip
+
+
+def test_a_limit_that_judges_nothing_is_missed(tmp_path):
+    found = results()
+    left_out = bench_results.row("forward", PLAIN, {}, skipped="the budget is used up", group="fp8")
+    alone = bench_results.row("forward", PLAIN, {"kiln": [1.0], "flash": [2.5]}, refused={"cudnn": "no"})
+    found["rows"] = [left_out, alone | {"group": "shapes"}]
+    done, _ = page_of(tmp_path, found)
+    assert done.returncode == 1 and set(done.stdout.splitlines()) == {
+        "judged: 0 of forward, shapes, of PyTorch, cuDNN", "judged: 1 of forward, shapes, of PyTorch, flash",
+        "judged: 0 of forward, fp8, of bf16", "missed: forward, shapes, of PyTorch, cuDNN: no row has a figure",
+        "missed: forward, fp8, of bf16: no row has a figure",
+    }  # fmt: skip
 
 
 def test_the_page_of_a_run_of_everything(tmp_path):
@@ -187,7 +202,7 @@ def test_a_page_of_both_layouts_judges_the_one_of_models(tmp_path):
     fast, slow = {"kiln": [1.0], "flash": [2.5], "cudnn": [1.2]}, {"kiln": [1.0], "flash": [2.5], "cudnn": [0.5]}
     rows = [bench_results.row("forward", PLAIN, fast), bench_results.row("forward", other, slow)]
     done, text = page_of(tmp_path, found | {"rows": rows})
-    assert (done.returncode, done.stdout) == (0, "passed\n")
+    assert done.returncode == 0 and done.stdout.endswith("\npassed\n")
     assert f"| {PLAIN}, heads first | " in text and f"| {PLAIN} | " in text
     summary = text.partition("## Summary")[2].partition("##")[0]
     assert "| forward | all | 2.50 | 2.50 | 1.20 |" in summary

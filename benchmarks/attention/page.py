@@ -71,39 +71,55 @@ def mean_and_least(rows: Iterable[Row], side: str, other: str) -> tuple[float | 
     return report.mean(found), report.least(found)
 
 
-def judge(results: Results) -> list[str]:
-    """What is missed, a sentence each. What was not measured is not missed."""
-    missed = []
+def judge(results: Results) -> tuple[list[str], dict[str, int]]:
+    """What is missed, a sentence each, and how many figures each limit has judged. A limit is missed, too, if none of
+    the rows that it is for has a figure, since all were left out, say; what was not asked for has no rows."""
+    missed, judged = list[str](), dict[str, int]()
 
-    def least(rows: Iterable[Row], side: str, other: str, limit: float, of: str) -> None:
-        for row in rows:
-            found = share(row, side, other)
+    def count(rows: Sequence[Row], name: str, part: str, found: Sequence[float | None], of: str) -> list[float]:
+        """The figures that are there of some of a group's rows; counted, and missed if there is none."""
+        known = [value for value in found if value is not None]
+        usual = "decoding" if part == "decoding" else "shapes"
+        if rows or any(row.get("group", usual) == name for row in report.of(results, part)):
+            label = f"{part}, {name}, of {of}"
+            judged[label] = judged.get(label, 0) + len(known)
+            if not known:
+                missed.append(f"{label}: no row has a figure")
+        return known
+
+    def least(rows: Sequence[Row], name: str, part: str, sides: tuple[str, str], limit: float, of: str) -> None:
+        shares = [share(row, *sides) for row in rows]
+        count(rows, name, part, shares, of)
+        for row, found in zip(rows, shares):
             if found is not None and found < limit:
-                missed.append(f"{row['part']}, {shapes.of_row(row)}: {found:.2f} of {of}, not {limit}")
+                missed.append(f"{part}, {shapes.of_row(row)}: {found:.2f} of {of}, not {limit}")
 
     for (part, side), (average, worst) in LEAST.items():
-        rows, name = in_one_layout(group(results, "shapes", part)), report.labels(results).get(side, side)
+        rows, label = in_one_layout(group(results, "shapes", part)), report.labels(results).get(side, side)
         found, _ = mean_and_least(rows, "kiln", side)
         if found is not None and found < average:
-            missed.append(f"{part}: geometric mean {found:.2f} of {name}, not {average}")
-        least(rows, "kiln", side, worst, name)
+            missed.append(f"{part}: geometric mean {found:.2f} of {label}, not {average}")
+        least(rows, "shapes", part, ("kiln", side), worst, label)
         if part == "forward":
-            least(group(results, "calls", part), "kiln", side, 1.0, name)
+            least(group(results, "calls", part), "calls", part, ("kiln", side), 1.0, label)
     uncapped = [row for row in group(results, "calls", "forward") if not row["shape"]["softcap"]]
-    least(uncapped, "kiln", "plain", PLAIN_SHARE, "the call without")
-    for name in ("shapes", "calls"):
-        ordered = in_one_layout(group(results, name, "backward"))
-        least(ordered, "deterministic", "kiln", ORDERED_SHARE, "the fast one")
+    least(uncapped, "calls", "forward", ("kiln", "plain"), PLAIN_SHARE, "the call without")
+    if any("group" in row for row in results["rows"]):  # `kiln bench` has no side of this name
+        for name in ("shapes", "calls"):
+            ordered = in_one_layout(group(results, name, "backward"))
+            least(ordered, name, "backward", ("deterministic", "kiln"), ORDERED_SHARE, "the fast one")
     wide = [row for row in in_one_layout(group(results, "fp8", "forward")) if row["shape"]["head_dim"] == 128]
-    fp8 = mean_and_least(wide, "fp8", "kiln")
-    if fp8[0] is not None and fp8[0] < FP8_SHARE:
-        missed.append(f"fp8, d128: geometric mean {fp8[0]:.2f} of bf16, not {FP8_SHARE}")
+    fp8 = report.mean(count(wide, "fp8", "forward", [share(row, "fp8", "kiln") for row in wide], "bf16"))
+    if fp8 is not None and fp8 < FP8_SHARE:
+        missed.append(f"fp8, d128: geometric mean {fp8:.2f} of bf16, not {FP8_SHARE}")
     for row in report.of(results, "decoding"):
         shape, of_copy = shapes.of_row(row), report.beside(row, "kiln", report.COPY) if row["milliseconds"] else None
         is_judged = shape.keys == JUDGED_KEYS and shape.cache_dtype == shape.dtype and shape.bytes >= JUDGED_BYTES
+        if is_judged:
+            count([row], row.get("group", "decoding"), "decoding", [of_copy], "the copy bandwidth")
         if is_judged and of_copy is not None and of_copy < LEAST_SHARE:
             missed.append(f"decoding, {shape}: {of_copy:.2f} of the copy bandwidth, not {LEAST_SHARE}")
-    return missed + report.wrong(results)
+    return missed + report.wrong(results), judged
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -296,11 +312,12 @@ def main() -> int:
     if text := decoding(results):
         with appear(words.page.with_name(f"{words.page.stem}-decoding.md")) as fresh:
             fresh.write_text(text)
-    missed, ratio = judge(results), host_ratio(launches)
+    (missed, judged), ratio = judge(results), host_ratio(launches)
     if not results["rows"]:
         missed.append("everything: the results have no row")
     if ratio is not None and ratio > HOST_RATIO:
         missed.append(f"host: {ratio:.2f} of a call without descriptors, not {HOST_RATIO}")
+    print("\n".join(f"judged: {number} of {label}" for label, number in judged.items()))
     print("\n".join(f"missed: {line}" for line in missed) or "passed")
     return 1 if missed else 0
 
