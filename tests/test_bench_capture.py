@@ -168,6 +168,13 @@ def test_an_interrupted_capture_is_ended(cuda):
     check_nothing_is_left(cuda)
 
 
+def test_a_generator_that_cannot_be_restored_is_left_alone(cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "default_generators", (object(),))
+    with pytest.raises(capture.NotCaptured, match="cannot restore its generator if a capture fails; 2.4 can"):
+        capture.captured(cuda.launch, 1)
+    assert cuda.begun == 0
+
+
 def gradient(cuda: Cuda):
     """Launches where its forward ran, as PyTorch does."""
     stream = cuda.current

@@ -59,6 +59,8 @@ def captured(work: Work, count: int) -> Work:
     if stream == torch.cuda.default_stream():
         stream = torch.cuda.Stream()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    if not hasattr(generator, "graphsafe_set_state"):
+        raise NotCaptured(f"PyTorch {torch.__version__} cannot restore its generator if a capture fails; 2.4 can")
     before, graph = generator.clone_state(), torch.cuda.CUDAGraph()
     # Memory that is freed during a capture, by a cycle of objects, may end it.
     gc.collect()
