@@ -51,6 +51,7 @@ class Shortcut {
   }
 
   static constexpr int kPositional = 3, kMostArrays = 8;
+  static constexpr uint64_t kMostGuessed = 16 << 20;  // bytes that a call may be given although it needs fewer
   bool is_open = true;
 
   nb::object attend(nb::handle q, nb::handle k, nb::handle v, double scale, int flags) {
@@ -101,13 +102,7 @@ class Shortcut {
     params.seqused_k = seen[kUsedK], params.block_table = seen[kTable];
     params.sm_scale = call.sm_scale;
     params.causal = flags & kCausal;
-    nb::object workspace;  // free again where it goes: the stream's next work comes behind this call's
-    if (!call.enqueue([&](kiln_t kiln, const kiln_queue& queue) {
-          return kiln_attn_decode_workspace(kiln, &queue, &params, &params.workspace_bytes);
-        }) ||
-        !call.make_workspace(q, params.workspace_bytes, &workspace, &params.workspace) ||
-        !call.enqueue([&](kiln_t kiln, const kiln_queue& queue) { return kiln_attn_decode(kiln, &queue, &params); }))
-      return nb::none();
+    if (!call.enqueue_decode(q, &params)) return nb::none();
     if (seen[kKNew] || seen[kOut]) wrote_(nb::make_tuple(k_cache, v_cache, out));
     return out;
   }
@@ -121,6 +116,7 @@ class Shortcut {
     DlDevice device = {};  // the first input's
     bool has_device = false;
     kiln_queue queue = {};
+    kiln_status status = KILN_OK;  // of what was enqueued last
 
     bool may_take(const nb::handle* inputs, int count, bool is_differentiable) {
       sm_scale = static_cast<float>(scale);
@@ -191,11 +187,30 @@ class Shortcut {
       return true;
     }
 
+    // With a workspace, which is free again at the end: the stream's next work comes behind this call's. To ask how
+    // much is needed plans the call, as launching does; so what the last one needed is tried first.
+    bool enqueue_decode(nb::handle q, kiln_attn_decode_params* params) {
+      nb::object workspace;
+      const auto asks = [&](kiln_t kiln, const kiln_queue& on) {
+        return kiln_attn_decode_workspace(kiln, &on, params, &params->workspace_bytes);
+      };
+      const auto launches = [&](kiln_t kiln, const kiln_queue& on) { return kiln_attn_decode(kiln, &on, params); };
+      params->workspace_bytes = shortcut.usual_workspace_;
+      if (params->workspace_bytes <= kMostGuessed) {
+        if (!make_workspace(q, params->workspace_bytes, &workspace, &params->workspace)) return false;
+        if (enqueue(launches)) return true;
+        if (status != KILN_E_WORKSPACE) return false;
+      }
+      params->workspace = nullptr;
+      if (!enqueue(asks)) return false;
+      shortcut.usual_workspace_ = params->workspace_bytes;
+      return make_workspace(q, params->workspace_bytes, &workspace, &params->workspace) && enqueue(launches);
+    }
+
     template <typename Entry>
     bool enqueue(Entry entry) {
       if (!shortcut.known_) shortcut.known_ = nb::cast<uintptr_t>(shortcut.runtime_());
       const kiln_t kiln = reinterpret_cast<kiln_t>(shortcut.known_);
-      kiln_status status;
       {
         nb::gil_scoped_release released;
         status = entry(kiln, queue);
@@ -240,8 +255,9 @@ class Shortcut {
   nb::object type_, empty_like_, empty_strided_, records_, unpack_dual_, casts_, wrote_, runtime_, requires_grad_;
   std::vector<nb::object> watchers_;
   int32_t (*is_watched_)();
-  const DlExchange* table_;  // its type's, which never goes
-  uintptr_t known_ = 0;      // of runtime_; 0: not known, or no longer it
+  const DlExchange* table_;       // its type's, which never goes
+  uintptr_t known_ = 0;           // of runtime_; 0: not known, or no longer it
+  uint64_t usual_workspace_ = 0;  // bytes: of the last decode that was asked for its own
 };
 
 void define_shortcut(nb::module_& module);

@@ -185,6 +185,32 @@ def test_a_decode_with_a_workspace_is_taken_too(scratch_runtime, launched, short
     assert none.decode(q, q, q) is None, "no memory is left to whoever asked"
 
 
+def test_what_a_decode_needs_is_asked_once(scratch_runtime, launched, shortcut, fake):
+    """The next call is given as much; one that needs more asks again, and one that needs less has too much."""
+    made, entered = [], []
+
+    def strided(q: Exchanged, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Exchanged:
+        made.append(Exchanged(sizes, q.dtype, strides))
+        return made[-1]
+
+    decode = shortcut(runtime=lambda: scratch_runtime.handle, strided=strided).decode
+    small, large = Exchanged(SHAPE, "fp16"), Exchanged((40, *SHAPE[1:]), "fp16")
+    for q in (small, small, large, small, large):
+        before, launches = fake.count("cuCtxGetDevice"), len(fake.launches())
+        out = decode(q, q, q)
+        entered.append(fake.count("cuCtxGetDevice") - before)
+        assert len(fake.launches()) == launches + 1
+        got, launch = launched("attn_decode")
+        expect(got, {"q": q, "out": out})
+        begin, scratch = made[-1].address, launch.parameters()[-2]
+        needed = 16 * launch.grid[0] * launch.grid[1] * launch.grid[2]
+        assert begin <= scratch <= begin + 2 * made[-1].shape[0] - needed
+    # Of calls that ask, one attempt, a question, and the launch.
+    assert entered == [3, 1, 3, 1, 1]
+    sizes = [workspace.shape[0] for workspace in made]
+    assert sizes[0] == sizes[1] == sizes[2] < sizes[3] == sizes[4] == sizes[5] and len(sizes) == 6
+
+
 def exhausted(*_given: object) -> Array:
     raise MemoryError
 
