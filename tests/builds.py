@@ -36,6 +36,8 @@ WIDE_SELECTION = SELECTION | {
     "KILN_SELECT": f"dtype=bf16;head_dim=64;extras={WIDE_EXTRAS}",
     "KILN_RECIPES": ":".join(map(str, WIDE_RECIPES)),
 }
+# Few images, for what is built again from nothing.
+ONE_OPERATION = {"KILN_SELECT": f"family=flash;operation=attn_fwd;{SELECTION['KILN_SELECT']}"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,12 @@ def release() -> Built:
 
 def wide_release() -> Built:
     """The release with WIDE_SELECTION's images; what the small one has already is not compiled again."""
-    return _built(shared.once("a wide build", _widen, _kept()))
+    return _built(shared.once("a wide build", lambda base: _build_again(base, WIDE_SELECTION), _kept()))
+
+
+def one_operation() -> Built:
+    """The release with ONE_OPERATION's images, all of which the small one has."""
+    return _built(shared.once("a build of one operation", lambda base: _build_again(base, ONE_OPERATION), _kept()))
 
 
 def _kept() -> Path | None:
@@ -117,11 +124,10 @@ def _front_door(base: Path) -> None:
     unpack(output / TARBALL, base / "unpacked")
 
 
-def _widen(base: Path) -> None:
+def _build_again(base: Path, selection: dict[str, str]) -> None:
+    """Builds another selection in `base`, in a copy of the small release's workspace."""
     small = release()
-    done = Builder(small, base, small.copy_workspace(base / "work space")).run(
-        output=base / "out put", **WIDE_SELECTION
-    )
+    done = Builder(small, base, small.copy_workspace(base / "work space")).run(output=base / "out put", **selection)
     (base / "log").write_text(done.stdout + done.stderr)
     (tarball,) = (base / "out put").glob("*.tar.gz")
     unpack(tarball, base / "unpacked")

@@ -10,19 +10,15 @@ from pathlib import Path
 import nativebuild
 import pytest
 
-from builds import ROOT, SELECTION, Builder, Built, unpack
+import builds
+from builds import ROOT
 from kiln_build.cli import main
 
 
 @pytest.fixture(scope="module")
-def kiln(release: Built, tmp_path_factory) -> Path:
+def kiln() -> Path:
     """The release, unpacked."""
-    base = tmp_path_factory.mktemp("selected")
-    builder = Builder(release, base, release.copy_workspace(base / "w"))
-    builder.run(output=base / "o", KILN_SELECT=f"family=flash;operation=attn_fwd;{SELECTION['KILN_SELECT']}")
-    (tarball,) = (base / "o").glob("*.tar.gz")
-    unpack(tarball, base)
-    return base / "kiln"
+    return builds.one_operation().prefix
 
 
 def test_it_has_images_of_this_operation_alone(kiln, capsys):
