@@ -80,7 +80,7 @@ def copy_block(
     for box in gl.static_range(boxes):
         key = start + leftpad + box * box_keys
         number = (gl.umulhi(key.to(gl.uint32) * 2, page_factor.to(gl.uint32)) >> page_shift.to(gl.uint32)).to(gl.int32)
-        # The table may end before the block does: any page will do for keys that nobody looks at.
+        # The table may end before the block does: any page will do for keys that no row sees.
         page = gl.load(table_ptr + number, mask=((flags & PAGED) != 0) & (key < keys), other=lies_in)
         key -= number * page_size
         tma.async_load(k_desc, [page, head_kv, key, 0], full.index(stage), k_shared.index(stage * boxes + box))

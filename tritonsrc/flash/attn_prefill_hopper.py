@@ -76,7 +76,7 @@ def copy_block(desc, boxes, stage, full, start, head_kv, rows, call, cache, BLOC
         key = rows.start_k + start + box * BOX
         number = (gl.umulhi(key.to(gl.uint32) * 2, cache.page_factor.to(gl.uint32))
                   >> cache.page_shift.to(gl.uint32)).to(gl.int32)  # fmt: skip
-        # The table may end before the block does: any page will do for keys that nobody looks at.
+        # The table may end before the block does: any page will do for keys that no row sees.
         page = gl.load(table_ptr + number, mask=is_paged & (start + box * BOX < rows.rows_k), other=rows.batch_k)
         key -= number * cache.page_size
         for column in gl.static_range(COLUMNS):
