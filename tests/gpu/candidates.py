@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ from calls import SINKS, Call
 from check import Expected, check
 from decode_calls import DecodeCall
 from decode_check import check_decode
+from standin import kept
 from storage import DTYPES, describe
 
 MOST_CASES = 3  # of each image
@@ -146,16 +148,48 @@ def _run(kiln, device: str, call: Call | DecodeCall, operation: str, key: str, t
     return check(call, kiln, device, target, (key,), operation == "attn_bwd", expected)
 
 
+FACTS = ("kernel", "functional", "configuration", "specialization", "registers", "shared_bytes", "spill_bytes")
+MASK_SHAPES = ((2, 3, 65, 130), (1, 1, 300, 7))
+BATCHES = (0, 1, 255, 256, 1000)
+
+
+def one_of_each(variants: list[dict]) -> list[dict]:
+    """Slots may share an image; a key counts once in a functional."""
+    return list({(v["kernel"], v["functional"], v["key"]): v for v in variants}.values())
+
+
+def facts(variant: dict, by: str, row: dict) -> dict:
+    """What is recorded of a forced image: `row` is of run_images, or like it."""
+    share = math.inf if row["wrong"] else row["ratio"] / 2
+    return {
+        "operation": variant["operation"], "target": variant["target"], "by": by, "key": row["key"],
+        "cases": row["cases"], "worst_share_of_limit": share, "output": row["output"],
+        **{name: variant[name] for name in FACTS},
+    }  # fmt: skip
+
+
+def run_mask_images(flash, variant: dict, target: str | None) -> dict:
+    """A row as of run_images, of an image of the dropout mask."""
+    wrong = []
+    for shape in MASK_SHAPES:
+        mask = run_mask_image(flash, variant, target, shape)
+        if not torch.equal(mask.cpu(), torch.from_numpy(kept(5, 9, 0.5, shape))):
+            wrong.append(f"{shape}: the mask is another than that of Philox")
+    return {"wrong": wrong, "ratio": 0.0, "output": "mask", "cases": len(MASK_SHAPES), "key": variant["key"]}
+
+
+def run_lengths_images(flash, variant: dict, target: str | None) -> dict:
+    """A row as of run_images, of an image of the lengths of sequences."""
+    faults = [(batch, run_lengths_image(flash, variant, target, batch)) for batch in BATCHES]
+    wrong = [f"{batch} sequences: {fault}" for batch, fault in faults if fault]
+    return {"wrong": wrong, "ratio": 0.0, "output": "lengths", "cases": len(BATCHES), "key": variant["key"]}
+
+
 def run_mask_image(flash, variant: dict, target: str | None, shape: tuple[int, int, int, int]) -> torch.Tensor:
     """The mask of seed 5 and offset 9, half of which is dropped, by a forced image: true where a weight is kept."""
     dtype = {"uint8": torch.uint8, **DTYPES}[words(variant["functional"])["mask_dtype"]]
-    mask = torch.full(shape, 7, dtype=dtype, device="cuda")
-    arguments = [describe(mask), None, None, 1 << 31, 5, 9]
-    stream = torch.cuda.current_stream().cuda_stream or None
-    call = flash.kiln.call(
-        arguments, operation="flash.dropout_mask", device=0, stream=stream, keys=(variant["key"],), target=target
-    )  # fmt: skip
-    flash.kiln.launch(call)
+    mask = torch.full(shape, 7, dtype=dtype, device=flash.device.name)
+    flash.launch("flash.dropout_mask", [describe(mask), None, None, 1 << 31, 5, 9], (variant["key"],), target)
     assert set(mask.unique().tolist()) == ({0, 1} if dtype == torch.uint8 else {-1, 1})
     return mask > 0
 
@@ -164,16 +198,13 @@ def run_lengths_image(flash, variant: dict, target: str | None, batch: int) -> s
     """What is wrong with the lengths, at most 20, and begins of so many sequences by a forced image; "" if nothing."""
     draw = torch.Generator().manual_seed(batch)
     cu_seqlens, begins = (
-        torch.randint(0, 100, (batch + more,), generator=draw, dtype=torch.int32).cuda() for more in (1, 3)
+        torch.randint(0, 100, (batch + more,), generator=draw, dtype=torch.int32).to(flash.device.name)
+        for more in (1, 3)
     )
-    memory = torch.full((2, batch + 2), -7, dtype=torch.int32, device="cuda")
+    memory = torch.full((2, batch + 2), -7, dtype=torch.int32, device=flash.device.name)
     lengths, begins_out = memory[0, :batch], memory[1, : batch + 1]
     arguments = [*map(describe, (cu_seqlens, begins, lengths, begins_out)), 20, 12345]
-    stream = torch.cuda.current_stream().cuda_stream or None
-    call = flash.kiln.call(
-        arguments, operation="flash.seq_lengths", device=0, stream=stream, keys=(variant["key"],), target=target
-    )  # fmt: skip
-    flash.kiln.launch(call)
+    flash.launch("flash.seq_lengths", arguments, (variant["key"],), target)
     expected = [[*cu_seqlens.diff().clamp(0, 20).tolist(), -7, -7], [*begins[:batch].tolist(), 12345, -7]]
     wrong = [name for name, got, right in zip(("lengths", "begins_out"), memory.tolist(), expected) if got != right]
     return f"{' and '.join(wrong)} are wrong" if wrong else ""

@@ -15,9 +15,10 @@ TIMEOUT = 240.0  # of one task, the driver's compilation of PTX included
 
 
 class _Process:
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, worker: list[str], timeout: float) -> None:
+        self.timeout = timeout
         self.connection, theirs = Pipe()
-        command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(prefix), str(theirs.fileno())]
+        command = [sys.executable, *worker, str(theirs.fileno())]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
@@ -26,7 +27,7 @@ class _Process:
         """The answer; None if there will be none."""
         try:
             self.connection.send(task)
-            return self.connection.recv() if self.connection.poll(TIMEOUT) else None
+            return self.connection.recv() if self.connection.poll(self.timeout) else None
         except (EOFError, OSError):
             return None
 
@@ -40,8 +41,14 @@ class _Process:
 
 
 class Pool:
-    def __init__(self, prefix: Path, processes: int) -> None:
-        self._prefix, self._here, self._processes = prefix, threading.local(), []
+    """Of processes that run a worker: worker.py, or a program by its own path and arguments, which gets the descriptor
+    behind them."""
+
+    def __init__(
+        self, prefix: Path, processes: int, worker: list[str] | None = None, timeout: float = TIMEOUT
+    ) -> None:  # fmt: skip
+        self._worker = worker or [str(Path(__file__).with_name("worker.py")), str(prefix)]
+        self._timeout, self._here, self._processes = timeout, threading.local(), []
         self._executor = ThreadPoolExecutor(processes)
 
     def submit(self, name: str, *arguments: object) -> Future:
@@ -55,7 +62,7 @@ class Pool:
     def _run(self, task: tuple) -> dict:
         process = getattr(self._here, "process", None)
         if process is None:
-            process = self._here.process = _Process(self._prefix)
+            process = self._here.process = _Process(self._worker, self._timeout)
             self._processes.append(process)
         answer = process.ask(task)
         if answer is None or answer.get("is_broken"):

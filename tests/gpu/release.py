@@ -10,9 +10,14 @@ import torch
 from calls import Inputs
 from check import Outputs
 from decode_check import DecodeRun
+from device import Device
 from storage import Storage, describe
 
 WORKSPACE_GUARD = 1024
+WRITTEN = frozenset(
+    ("out", "lse", "dq", "dk", "dv", "dbias", "dsinks", "mask", "seed_out", "offset_out", "k_cache", "v_cache",
+     "workspace")
+)  # fmt: skip
 
 
 def decoded(structure: dict) -> dict:
@@ -20,12 +25,13 @@ def decoded(structure: dict) -> dict:
 
 
 class Flash:
-    """libkiln_flash.so of an unpacked release, with a kiln_t."""
+    """libkiln_flash.so of an unpacked release, with a kiln_t of a device."""
 
-    def __init__(self, prefix: Path, **options: object) -> None:
+    def __init__(self, prefix: Path, device: Device | None = None, **options: object) -> None:
+        self.device = device or Device()
         self.library = ffi.Library(prefix / "lib")
         self.flash = ctypes.CDLL(str(prefix / "lib/libkiln_flash.so"))
-        self.kiln = ffi.Kiln(self.library, None, **options)
+        self.kiln = ffi.Kiln(self.library, None, **self.device.options, **options)
         self.kiln.register(self.flash, "flash")
         self.left = 255  # each byte of a workspace before its call
 
@@ -62,16 +68,16 @@ class Flash:
         Raises:
             ffi.Failure: its status is not KILN_OK.
         """
-        views = []
+        views = {}
         for name, tensor in tensors.items():
             if tensor is not None:
                 view = tensor if isinstance(tensor, ffi.Tensor) else (
                     tensor.describe() if isinstance(tensor, Storage) else describe(tensor)
                 )  # fmt: skip
-                views.append(view)
+                views[name] = view
                 setattr(params, name, ctypes.pointer(view))
-        stream = torch.cuda.current_stream().cuda_stream if stream is None else stream
-        queue = ffi.Queue(ctypes.sizeof(ffi.Queue), ffi.NVIDIA, device, stream or None)
+        stream = self.device.stream() if stream is None else stream
+        queue = ffi.Queue(ctypes.sizeof(ffi.Queue), self.device.vendor, device, stream or None)
         names = (ctypes.c_char_p * max(len(keys), 1))(*[key.encode() for key in keys])
         params.force_target = target and target.encode()
         workspace = None
@@ -81,10 +87,24 @@ class Flash:
             size = ctypes.c_uint64()
             self.library.check(getattr(self.flash, f"{entry}_workspace")(*call, ctypes.byref(size)))
             if size.value:
-                workspace = torch.full((size.value + WORKSPACE_GUARD,), self.left, dtype=torch.uint8, device="cuda")
+                workspace = torch.full(
+                    (size.value + WORKSPACE_GUARD,), self.left, dtype=torch.uint8, device=self.device.name
+                )
                 params.workspace, params.workspace_bytes = workspace.data_ptr(), size.value
-        self.library.check(getattr(self.flash, entry)(*call))
+                views["workspace"] = describe(workspace[: size.value])
+        with self.device.lending(views, WRITTEN):
+            self.library.check(getattr(self.flash, entry)(*call))
         return workspace
+
+    def launch(self, operation: str, arguments: list, keys: tuple[str, ...], target: str | None) -> None:
+        """Calls an operation by its arguments in their order, on the device's stream."""
+        call = self.kiln.call(
+            arguments, operation=operation, vendor=self.device.vendor, device=0, stream=self.device.stream(), keys=keys,
+            target=target,
+        )  # fmt: skip
+        views = {f"argument {n}": view for n, view in enumerate(arguments) if isinstance(view, ffi.Tensor)}
+        with self.device.lending(views, views.keys()):
+            self.kiln.launch(call)
 
     def _check_workspace(self, workspace: torch.Tensor | None, entry: str) -> None:
         if workspace is not None:

@@ -97,8 +97,7 @@ def revealed(flash, target, fields: dict, key: str = "", is_backward: bool = Fal
 def test_every_image_drops_the_same(flash, record, target, operation):
     """Whatever its block sizes, and whatever its target."""
     import torch
-    from candidates import is_of_another, words
-    from test_images import one_of_each
+    from candidates import is_of_another, one_of_each, words
 
     ran, wrong = set(), []
     masks = {}

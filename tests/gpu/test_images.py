@@ -3,28 +3,18 @@ if the release has any (KILN_PTX=1)."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 import pytest
 
 OPERATIONS = ("attn_fwd", "attn_bwd", "attn_decode")
 AT_ONCE = 6  # images of a task: some take seconds to load, where the driver compiles them
-FACTS = ("kernel", "functional", "configuration", "specialization", "registers", "shared_bytes", "spill_bytes")
 
 
 def leave(record, variant: dict, target: str | None, row: dict) -> None:
-    share = math.inf if row["wrong"] else row["ratio"] / 2
-    record(
-        "image", operation=variant["operation"], target=variant["target"], by="PTX" if target else variant["target"],
-        key=row["key"], cases=row["cases"], worst_share_of_limit=share, output=row["output"],
-        **{name: variant[name] for name in FACTS},
-    )  # fmt: skip
+    from candidates import facts
 
-
-def one_of_each(variants: list[dict]) -> list[dict]:
-    """Slots may share an image; a key counts once in a functional."""
-    return list({(v["kernel"], v["functional"], v["key"]): v for v in variants}.values())
+    record("image", **facts(variant, "PTX" if target else variant["target"], row))
 
 
 def size(variant: dict) -> int:
@@ -34,6 +24,8 @@ def size(variant: dict) -> int:
 
 
 def test_images(flash, pool, record, target):
+    from candidates import one_of_each
+
     tasks = []
     for operation in OPERATIONS:
         variants = one_of_each(flash.images(operation, target or flash.target))
@@ -64,34 +56,27 @@ def test_images(flash, pool, record, target):
 
 
 def test_images_of_the_dropout_mask(flash, record, target):
-    import torch
-    from candidates import run_mask_image
-    from standin import kept
+    from candidates import one_of_each, run_mask_images
 
     variants = one_of_each(flash.images("dropout_mask", target or flash.target))
     assert variants, "the release has no image of dropout_mask"
     wrong = []
     for variant in variants:
-        for shape in ((2, 3, 65, 130), (1, 1, 300, 7)):
-            mask = run_mask_image(flash, variant, target, shape)
-            if not torch.equal(mask.cpu(), torch.from_numpy(kept(5, 9, 0.5, shape))):
-                wrong.append(f"{variant['configuration']}, {shape}: the mask is another than that of Philox")
-        row = {"wrong": wrong, "ratio": 0.0, "output": "mask", "cases": 2, "key": variant["key"]}
+        row = run_mask_images(flash, variant, target)
+        wrong += [f"{variant['configuration']}, {fault}" for fault in row["wrong"]]
         leave(record, variant, target, row)
     assert not wrong, "\n".join(wrong)
 
 
 def test_images_of_lengths_of_sequences(flash, record, target):
-    from candidates import run_lengths_image
+    from candidates import one_of_each, run_lengths_images
 
     variants = one_of_each(flash.images("seq_lengths", target or flash.target))
     assert variants, "the release has no image of seq_lengths"
     wrong = []
     for variant in variants:
-        for batch in (0, 1, 255, 256, 1000):
-            fault = run_lengths_image(flash, variant, target, batch)
-            wrong += [f"{variant['configuration']}, {batch} sequences: {fault}"] if fault else []
-        row = {"wrong": wrong, "ratio": 0.0, "output": "lengths", "cases": 5, "key": variant["key"]}
+        row = run_lengths_images(flash, variant, target)
+        wrong += [f"{variant['configuration']}, {fault}" for fault in row["wrong"]]
         leave(record, variant, target, row)
     assert not wrong, "\n".join(wrong)
 

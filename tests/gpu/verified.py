@@ -52,14 +52,14 @@ def spelled(device: str, driver: str, by: str, keys: list[str]) -> str:
 
 def how(row: dict) -> str:
     """By what an image ran."""
-    return "ptx" if row["by"] == "PTX" else "image"
+    return {"PTX": "ptx", "emulator": "emulator"}.get(row["by"], "image")
 
 
 def paths(images: list[dict], device: str, folder: Path = FOLDER) -> dict[str, Path]:
-    """By "image" and "ptx" the file of the keys that ran so, of those that did."""
+    """By "image", "ptx" and "emulator" the file of the keys that ran so, of those that did."""
     name = re.sub(r"[^a-z0-9]+", "-", device.lower())
     there = {how(row) for row in images}
-    return {by: folder / f"{name}-{by}.json" for by in ("image", "ptx") if by in there}
+    return {by: folder / f"{name}-{by}.json" for by in ("image", "ptx", "emulator") if by in there}
 
 
 if __name__ == "__main__":
