@@ -49,6 +49,22 @@ def test_what_ran_is_what_the_next_manifest_says(tmp_path):
     )
 
 
+def test_what_was_emulated_did_not_run(tmp_path):
+    key = next(v.key for v in manifest.make_manifest(small_release().inputs, small_release().stage, release.PLATFORM)
+               .variants if v.target == "gfx942")  # fmt: skip
+    row = {"kind": "image", "key": key, "by": "emulator", "worst_share_of_limit": 0.5}
+    results = write(tmp_path / "r", {"kind": "device", "name": "gfx942"}, row)
+    (path,) = verified.main(results, "LLVM 22.1.2", tmp_path / "verified")
+    assert path.name == "gfx942-emulator.json"
+    inputs = replace(small_release().inputs, verifications=manifest.load_verifications(tmp_path / "verified"))
+    rows = manifest.make_manifest(inputs, small_release().stage, release.PLATFORM).targets
+    assert rows[0].verified == (
+        "compiled, not run; executed on an emulator of gfx942, by LLVM 22.1.2: 1 of 7 variants tested, all correct, "
+        "6 untested"
+    )
+    assert rows[1].verified == "compiled, not run"
+
+
 @pytest.mark.parametrize("share", [1.01, math.nan])
 def test_one_wrong_image_and_nothing_counts(tmp_path, share):
     results = write(tmp_path / "r", DEVICE, image("fp16 256 aligned"), image("fp16 256 generic", share=share))

@@ -46,11 +46,12 @@ NO_IMAGES = "no images in this release"
 
 
 class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a run of the GPU tests found right; written by them, kept in docs/measurements/verified/.
+    """What a run of the GPU tests, or of those on the emulator, found right; written by them, kept in
+    docs/measurements/verified/.
 
     Attributes:
-        device: "NVIDIA H200". driver: "580.95.05".
-        by: "image", or "ptx" if the driver compiled the variants' PTX for the device.
+        device: "NVIDIA H200", or the architecture that was emulated. driver: "580.95.05", or what decoded the images.
+        by: "image"; "ptx" if the driver compiled the variants' PTX for the device; "emulator" if there was no device.
         keys: of the variants that gave right results.
     """
 
@@ -219,18 +220,19 @@ def _ptx_version(target: Target) -> str:
 def _verified(keys: Sequence[str], verifications: Iterable[Verification]) -> str:
     """What was run of the variants with these keys; several may share one. Keys change with the source and the
     toolchain, so a result of other images never counts."""
-    sentences = []
+    run, executed = [], []
     for device, driver, by in sorted({(v.device, v.driver, v.by) for v in verifications}):
         same = [v.keys for v in verifications if (v.device, v.driver, v.by) == (device, driver, by)]
         found = frozenset().union(*same)
         count = sum(key in found for key in keys)
         if count:
-            how = "PTX run on" if by == "ptx" else "run on"
             untested = f", {len(keys) - count} untested" if count < len(keys) else ""
-            sentences.append(
-                f"{how} {device}, driver {driver}: {count} of {len(keys)} variants tested, all correct{untested}"
-            )
-    return "; ".join(sentences) or "compiled, not run"
+            found_right = f"{count} of {len(keys)} variants tested, all correct{untested}"
+            if by == "emulator":
+                executed.append(f"executed on an emulator of {device}, by {driver}: {found_right}")
+            else:
+                run.append(f"{'PTX run on' if by == 'ptx' else 'run on'} {device}, driver {driver}: {found_right}")
+    return "; ".join([*(run or ["compiled, not run"]), *executed])
 
 
 def _image_rows(pack: Pack, target: Target, ptx_versions: Mapping[str, str]) -> list[ImageRow]:

@@ -96,7 +96,8 @@ class TargetRow:
         functionals, variants, images: counts of what the build makes; variants of equal code share an image.
         unavailable: variants that the build should make, without an image for the reason in their row.
         left_out: combinations of choices that the recipe knows, and that `left_out` says this build is not for.
-        verified: "compiled, not run", or what ran how many of the variants, or "no images in this release".
+        verified: "compiled, not run", or what ran how many of the variants; then what an emulator executed of them. Or
+            "no images in this release".
     """
 
     name: Word
