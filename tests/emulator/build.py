@@ -18,7 +18,8 @@ SOURCES = [*sorted((HERE / "machine").glob("*.c")), HERE / "hip.c", RUNTIME / "f
 HEADERS = [*sorted((HERE / "machine").glob("*.h")), RUNTIME / "fake_internal.h", RUNTIME / "fake_driver.h"]
 # Floating-point operations are executed as they are written: none fused, none assumed not to trap or to have no NaN.
 FLAGS = [
-    "-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-frounding-math", "-g", "-fPIC", "-Wall", "-Wextra",
+    "-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-frounding-math", "-fno-trapping-math",
+    "-g", "-fPIC", "-Wall", "-Wextra",
     "-Werror", "-fvisibility=hidden", f"-I{HERE / 'machine'}", f"-I{RUNTIME}",
 ]  # fmt: skip
 NAME = "libexecutor.so"

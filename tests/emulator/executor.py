@@ -16,22 +16,9 @@ import build
 import decode
 import ffi
 from device import Device
+from records import Fault
 
-# enum emu_check
-CHECKS = (
-    "ok", "unknown", "address", "outstanding", "race", "barrier", "wait states", "unwritten", "endless", "program",
-)  # fmt: skip
-FAULT_UNWRITTEN, NO_HAZARDS = 1, 2  # enum emu_launch_flag
 BYTES = {ffi.FP32: 4, ffi.FP16: 2, ffi.BF16: 2, ffi.FP64: 8, ffi.FP8E4M3: 1, ffi.INT32: 4, ffi.INT64: 8, ffi.UINT8: 1}
-
-
-class Fault(c.Structure):
-    """struct emu_fault."""
-
-    _fields_ = [
-        ("check", c.c_uint32), ("instruction", c.c_uint32), ("pc", c.c_uint32), ("group", c.c_uint32 * 3),
-        ("wave", c.c_uint32), ("lane", c.c_int32), ("address", c.c_uint64), ("why", c.c_char * 256),
-    ]  # fmt: skip
 
 
 class State(c.Structure):
@@ -64,6 +51,7 @@ class Executor(Device):
     Attributes:
         state: settings of launches to come, and what became of those that were. fault and sentence are the last's.
         programs: by digest of a code object what it was decoded to; they count what was executed.
+        bits: takes the bytes of all that calls write, but for workspaces.
     """
 
     name = "cpu"
@@ -73,7 +61,8 @@ class Executor(Device):
         self.library = c.CDLL(str(build.library()))
         self.library.hip_own.argtypes = [c.c_uint64, c.c_uint64, c.c_int, c.c_char_p]
         self.library.hip_executor.restype = c.POINTER(State)
-        self.programs: dict[str, decode.Program] = {}
+        self.programs: dict[str, decode.LoadedProgram] = {}
+        self.bits = hashlib.sha256()
         self._loader = Loader(self._load)
         if self.library.hip_begin(target.encode(), self._loader):
             raise ValueError(f"the executor knows no {target}")
@@ -92,19 +81,21 @@ class Executor(Device):
             yield
         finally:
             self.library.hip_disown()
+        for name in sorted(set(views) & set(written) - {"workspace"}):
+            self.bits.update(c.string_at(*span(views[name])))
 
     def _load(self, code: int, size: int) -> int:
         """The loader of hip.c; whatever goes wrong ends as hipErrorNoBinaryForGpu, and on standard error."""
         return self.program(c.string_at(code, size)).address
 
-    def program(self, code: bytes) -> decode.Program:
+    def program(self, code: bytes) -> decode.LoadedProgram:
         digest = hashlib.sha256(code).hexdigest()
         if digest not in self.programs:
             self.programs[digest] = decode.load(code)
         return self.programs[digest]
 
     @contextmanager
-    def replacing(self, original: decode.Program, other: decode.Program) -> Iterator[None]:
+    def replacing(self, original: decode.LoadedProgram, other: decode.LoadedProgram) -> Iterator[None]:
         """Launches take another program in place of one that Kiln has loaded."""
         self.state.replaced, self.state.replacement = original.address, other.address
         try:

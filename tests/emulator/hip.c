@@ -236,7 +236,7 @@ static const char* check_name(uint32_t check) {
 static void tell_fault(const Module* module, const struct emu_program* program) {
   const struct emu_fault* f = &executor.fault;
   const char* text = f->instruction < program->count ? program->texts + program->instructions[f->instruction].text : "";
-  char place[128] = "", lane[16] = "";
+  char place[128] = "", lane[24] = "";
   if (f->check == EMU_ADDRESS) tell_place(place, sizeof place, f->address);
   if (f->lane >= 0) snprintf(lane, sizeof lane, ", lane %d", f->lane);
   snprintf(executor.sentence, sizeof executor.sentence, "%s: %s%s; %s at 0x%x: `%s`, group %u %u %u, wave %u%s",

@@ -13,7 +13,7 @@ from decode_check import DecodeRun
 from device import Device
 from storage import Storage, describe
 
-WORKSPACE_GUARD = 1024
+WORKSPACE_GUARD, ALIGNMENT = 1024, 256  # bytes
 WRITTEN = frozenset(
     ("out", "lse", "dq", "dk", "dv", "dbias", "dsinks", "mask", "seed_out", "offset_out", "k_cache", "v_cache",
      "workspace")
@@ -87,9 +87,9 @@ class Flash:
             size = ctypes.c_uint64()
             self.library.check(getattr(self.flash, f"{entry}_workspace")(*call, ctypes.byref(size)))
             if size.value:
-                workspace = torch.full(
-                    (size.value + WORKSPACE_GUARD,), self.left, dtype=torch.uint8, device=self.device.name
-                )
+                room = size.value + WORKSPACE_GUARD
+                memory = torch.full((room + ALIGNMENT,), self.left, dtype=torch.uint8, device=self.device.name)
+                workspace = memory[-memory.data_ptr() % ALIGNMENT :][:room]
                 params.workspace, params.workspace_bytes = workspace.data_ptr(), size.value
                 views["workspace"] = describe(workspace[: size.value])
         with self.device.lending(views, WRITTEN):

@@ -1,0 +1,249 @@
+"""A program's flow: what can be reached, and whether a wait or a barrier that is missing is redundant on every path.
+
+The proof is static: of a wait, the registers and the memory that it waits for are followed from it along every path,
+until another wait covers them; it is redundant if nothing uses them before. Counters are counted as in hazards.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import decode
+from decode import LoadedProgram
+from records import Flag, Kind, Range
+
+# enum emu_counter
+VM, LGKM, EXP, VS, KM = range(5)
+COUNTERS = 7
+IN_ORDER = frozenset((VM, VS))  # what returns as it was issued; LDS does too, where no scalar load is among it
+LDS, MEMORY = ("lds",), ("memory",)  # written, and not yet seen by other waves
+
+DS_STORES = ("write", "store", "add", "sub", "min", "max", "and_", "or_", "xor", "swap", "xchg", "inc", "dec")
+
+Entry = tuple[int, tuple]  # counter; ("v" or "s", register), LDS or MEMORY
+Pending = dict[Entry, int]  # by entry, how many of its counter were issued behind it, at least
+
+
+def name_of(program: LoadedProgram, index: int) -> str:
+    """An instruction's mnemonic, with its suffix; of a VOPD the first one's."""
+    return program.texts[index].partition(" ")[0]
+
+
+def _registers(ranges: Iterable[Range]) -> set[tuple[str, int]]:
+    """("v", 3), ("s", 5) ... of ranges of a record."""
+    return {
+        ("v" if one.kind == Kind.VGPR else "s", number)
+        for one in ranges
+        if one.kind in (Kind.VGPR, Kind.SGPR)
+        for number in range(one.first, one.first + one.count)
+    }
+
+
+def successors(program: LoadedProgram, index: int) -> list[int]:
+    """Where execution may go on; [] at the end.
+
+    Raises:
+        LookupError: it cannot be told.
+    """
+    name, target = name_of(program, index), program.instructions[index].target
+    if name.startswith(("s_endpgm", "s_trap")):
+        return []
+    if name.startswith(("s_setpc", "s_swappc", "s_cbranch_g", "s_cbranch_i", "s_cbranch_join", "s_call")):
+        raise LookupError(f"{name} leads to where a register says")
+    following = [index + 1] if index + 1 < len(program.texts) else []
+    if name == "s_branch":
+        following = []
+    return [*following, *([target] if target >= 0 else [])]
+
+
+def reachable(program: LoadedProgram) -> set[int]:
+    """The instructions that execution may come to; all behind a jump that cannot be followed."""
+    found, open_ends = set(), [program.program.entry]
+    while open_ends:
+        index = open_ends.pop()
+        if index in found:
+            continue
+        found.add(index)
+        try:
+            open_ends += successors(program, index)
+        except LookupError:
+            return set(range(len(program.texts)))
+    return found
+
+
+def is_wait(program: LoadedProgram, index: int) -> bool:
+    return any(most >= 0 for most in program.instructions[index].wait)
+
+
+def is_barrier(program: LoadedProgram, index: int) -> bool:
+    return name_of(program, index).startswith("s_barrier")
+
+
+def _issued(program: LoadedProgram, index: int) -> Iterator[tuple[int, list[tuple]]]:
+    """Counters that an instruction counts on, each with what it leaves pending."""
+    name, instruction = name_of(program, index), program.instructions[index]
+    loads, stores = _moves(name)
+    if not (loads or stores):
+        return
+    written = sorted(_registers(instruction.write[: instruction.writes]))
+    architecture = int(decode.TARGETS[program.program.target][3:-2])
+    newer = architecture >= 10
+    returns = loads and bool(written)
+    if name.startswith(("s_load", "s_buffer_load", "s_scratch_load")):
+        yield (KM if architecture >= 12 else LGKM), written
+    elif name.startswith("ds_"):
+        yield LGKM, written + ([LDS] if stores else [])
+    else:
+        to_lds = [LDS] if "_lds_" in name or instruction.flags & Flag.LDS else []
+        counter = VS if newer and not returns else VM
+        yield counter, written + to_lds + ([MEMORY] if stores else [])
+        if name.startswith("flat_"):
+            yield LGKM, written + ([LDS] if stores else [])
+
+
+def _moves(name: str) -> tuple[bool, bool]:
+    """Whether an instruction loads, and whether it stores."""
+    if name.startswith("ds_"):
+        stores = any(word in name for word in DS_STORES)
+        return not stores or "rtn" in name, stores
+    if not name.startswith(("s_load", "s_buffer_load", "s_scratch_load", "global_", "buffer_", "flat_", "scratch_")):
+        return False, False
+    if any(word in name for word in ("wbl2", "inv", "gl0", "gl1", "wb")):
+        return False, False
+    if "atomic" in name:
+        return True, True
+    return "load" in name, "store" in name
+
+
+def _scalar(entry: Entry) -> bool:
+    return entry[1][0] == "s"
+
+
+def _after_wait(pending: Pending, wait: Iterable[int]) -> Pending:
+    """What is still pending behind a wait."""
+    result = dict(pending)
+    for counter, most in enumerate(wait):
+        if most < 0:
+            continue
+        mixed = counter in (LGKM, KM) and any(e[0] == counter and _scalar(e) for e in pending)
+        for entry, behind in pending.items():
+            if entry[0] == counter and (most == 0 or (behind >= most and not mixed)):
+                result.pop(entry, None)
+    return result
+
+
+def _joined(one: Pending, other: Pending) -> Pending:
+    return {e: min(one.get(e, 1 << 30), other.get(e, 1 << 30)) for e in {*one, *other}}
+
+
+def _step(program: LoadedProgram, index: int, pending: Pending, adds: bool) -> Pending:
+    """What is pending behind an instruction; `adds`: with what it issues itself."""
+    after = _after_wait(pending, program.instructions[index].wait)
+    for counter, left in _issued(program, index):
+        after = {e: behind + (e[0] == counter) for e, behind in after.items()}
+        if adds:
+            after |= {(counter, what): 0 for what in left}
+    return after
+
+
+def _uses(program: LoadedProgram, index: int, pending: Pending, waves: int) -> str | None:
+    """How an instruction depends on what is pending, or None."""
+    instruction = program.instructions[index]
+    touched = _registers(instruction.read[: instruction.reads]) | _registers(instruction.write[: instruction.writes])
+    name = name_of(program, index)
+    for _, what in pending:
+        if what in touched:
+            return f"`{program.texts[index]}` uses {what[0]}{what[1]}"
+        if what == LDS and waves > 1 and is_barrier(program, index):
+            return "a barrier hands LDS on before it is written"
+        if what == MEMORY and (is_barrier(program, index) or "atomic" in name or "wbl2" in name or "_inv" in name):
+            return f"`{program.texts[index]}` hands memory on before it is written"
+    return None
+
+
+def pending_at(program: LoadedProgram, index: int) -> Pending:
+    """What may be pending where an instruction begins, over all paths.
+
+    Raises:
+        LookupError: paths cannot be followed.
+    """
+    states: dict[int, Pending] = {program.program.entry: {}}
+    work = [program.program.entry]
+    while work:
+        at = work.pop()
+        after = _step(program, at, states[at], adds=True)
+        for next_one in successors(program, at):
+            joined = _joined(states[next_one], after) if next_one in states else after
+            if states.get(next_one) != joined or next_one not in states:
+                states[next_one] = joined
+                work.append(next_one)
+    return states.get(index, {})
+
+
+def need_of_wait(program: LoadedProgram, index: int, waves: int) -> str | None:
+    """Why a wait is needed; None: it is redundant, on every path.
+
+    Raises:
+        LookupError: paths cannot be followed.
+    """
+    before = pending_at(program, index)
+    kept = _after_wait(before, program.instructions[index].wait)
+    guarded = {entry: behind for entry, behind in before.items() if entry not in kept}
+    states: dict[int, Pending] = dict.fromkeys(successors(program, index), guarded)
+    work = list(states)
+    while work:
+        at = work.pop()
+        if not states[at]:
+            continue
+        if reason := _uses(program, at, states[at], waves):
+            return reason
+        after = _step(program, at, states[at], adds=False)
+        for next_one in successors(program, at):
+            joined = _joined(states[next_one], after) if next_one in states else after
+            if states.get(next_one) != joined or next_one not in states:
+                states[next_one] = joined
+                work.append(next_one)
+    return None
+
+
+def need_of_barrier(program: LoadedProgram, index: int, waves: int) -> str | None:
+    """The same of a barrier: LDS is touched on both sides of it, with none between, and written on one; or memory is
+    written before, and read behind it. What a kernel reads of memory it does not write: tensors that are read are lent
+    to be read alone.
+
+    Raises:
+        LookupError: paths cannot be followed.
+    """
+    if waves == 1:
+        return None
+    backwards: dict[int, list[int]] = {}
+    for at in reachable(program):
+        for following in successors(program, at):
+            backwards.setdefault(following, []).append(at)
+    before = _until_barrier(program, backwards.get(index, []), lambda at: backwards.get(at, []))
+    after = _until_barrier(program, successors(program, index), lambda at: successors(program, at))
+    (reads_before, writes_before), (reads_after, writes_after) = before["lds"], after["lds"]
+    if (writes_before and (reads_after or writes_after)) or (reads_before and writes_after):
+        return "LDS is touched on both sides"
+    return "memory is written before it, and read behind" if before["memory"][1] and after["memory"][0] else None
+
+
+def _until_barrier(program: LoadedProgram, begin: list[int], onward) -> dict[str, tuple[bool, bool]]:
+    """Of LDS and memory, whether they are read and written between here and the next barrier of any path."""
+    seen: set[int] = set()
+    found = {"lds": [False, False], "memory": [False, False]}
+    work = list(begin)
+    while work:
+        at = work.pop()
+        if at in seen or is_barrier(program, at):
+            continue
+        seen.add(at)
+        name = name_of(program, at)
+        loads, stores = _moves(name)
+        if (loads or stores) and not name.startswith(("s_", "scratch_")) and "permute" not in name:
+            kinds = ["lds"] if name.startswith("ds_") else ["lds", "memory"] if "_lds_" in name else ["memory"]
+            for kind in kinds:
+                found[kind][0] |= loads
+                found[kind][1] |= stores or (kind == "lds" and "_lds_" in name)
+        work += onward(at)
+    return {kind: (reads, writes) for kind, (reads, writes) in found.items()}

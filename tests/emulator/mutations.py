@@ -1,0 +1,233 @@
+"""Whether the emulator's checks, and the suite's, see code that is wrong: images changed on purpose, and executed.
+
+    PYTHONPATH=v3python python3 tests/emulator/mutations.py build/kiln results --seed 1 --bits 200 --waits 50
+
+PREFIX is a release that run.py has executed, RESULTS what that left: of its images these are drawn, by the seed.
+
+    bits      single bits of instruction words, any
+    waits     an s_waitcnt or s_barrier that was executed, made an s_nop
+    matrix    one of each matrix instruction, which reads the registers beside those that it should
+    masks     lanes that are to be off are on, where something is stored
+    programs  launches that lack their last work-groups
+
+A line of JSON each goes to RESULTS/mutations.jsonl. Where nothing saw that a wait is missing, flow.py must prove that
+it is redundant. Ends with 1 if a control (matrix, masks, programs) was not seen, or a wait neither seen nor redundant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import as_completed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
+
+import flow
+import images
+import patch
+from decode import LoadedProgram
+from executor import Executor
+from page import read
+from pool import Pool
+from run import TIMEOUT, variants_of
+
+from kiln_recipe.console.progress import make_progress
+
+NOT_SEEN = ("not seen", "not executed", "same instruction")
+STORES = ("global_store", "buffer_store")
+NEAR = 6  # instructions between a mask and the store that it is for
+
+
+class Drawn:
+    """What is drawn from: the images of a target, their programs, and what was executed of these."""
+
+    def __init__(self, prefix: Path, results: Path, target: str) -> None:
+        self.target = target
+        executor = Executor(target)
+        bits: dict[str, int] = {}
+        keys = set()
+        for row in read(results / target / "images.jsonl"):
+            if row["kind"] == "image" and not row["wrong"]:
+                keys.add(row["key"])
+            for digest, one in row.get("executed", {}).items():
+                bits[digest] = bits.get(digest, 0) | int(one, 16)
+        self.images = [i for i in images.images(prefix, target) if keys & set(i.keys)]
+        self.keys = {i.digest: next(key for key in i.keys if key in keys) for i in self.images}
+        self.programs = {i.digest: executor.program(i.code) for i in self.images}
+        self.executed = {
+            digest: {i for i in range(len(program.texts)) if bits.get(digest, 0) >> i & 1}
+            for digest, program in self.programs.items()
+        }
+
+    def mutant(self, kind: str, image: images.Image, index: int, code: bytes, what: str) -> dict:
+        program = self.programs[image.digest]
+        return {
+            "kind": kind, "target": self.target, "digest": image.digest, "key": self.keys[image.digest], "index": index,
+            "what": f"{image.name}, 0x{program.instructions[index].pc:x}: {what}", "code": code,
+            "is_executed": index in self.executed[image.digest], "shortened": 0,
+        }  # fmt: skip
+
+
+def place(image: images.Image, program: LoadedProgram, index: int) -> int:
+    return patch.begin_of_text(image.code, image.symbol) + program.instructions[index].pc
+
+
+def bits(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
+    """Bits of reachable instructions, each as likely."""
+    words = [
+        (d, image, index, word)
+        for d in drawn
+        for image in d.images
+        for index in sorted(flow.reachable(d.programs[image.digest]))
+        for word in range(d.programs[image.digest].instructions[index].size // 4)
+    ]
+    for d, image, index, word in draw.sample(words, min(count, len(words))):
+        bit = draw.randrange(32)
+        code = patch.flipped(image.code, place(image, d.programs[image.digest], index) + 4 * word, bit)
+        text = d.programs[image.digest].texts[index]
+        yield d.mutant("bits", image, index, code, f"bit {bit} of word {word} of `{text}`")
+
+
+def waits(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
+    """One of as many images."""
+    every = [(d, image) for d in drawn for image in d.images]
+    for d, image in draw.sample(every, min(count, len(every))):
+        program = d.programs[image.digest]
+        places = [i for i in sorted(d.executed[image.digest])
+                  if flow.is_wait(program, i) or flow.is_barrier(program, i)]  # fmt: skip
+        if places:
+            index = draw.choice(places)
+            code = patch.patched(image.code, place(image, program, index), patch.NOP)
+            yield d.mutant("waits", image, index, code, f"without `{program.texts[index]}`")
+
+
+def matrix(drawn: list[Drawn], _: int, draw: random.Random) -> Iterator[dict]:
+    for d in drawn:
+        found: dict[str, list[tuple]] = {}
+        for image in d.images:
+            program = d.programs[image.digest]
+            for index in sorted(d.executed[image.digest]):
+                if flow.name_of(program, index).startswith(("v_mfma", "v_wmma")):
+                    found.setdefault(flow.name_of(program, index), []).append((image, index))
+        for places in found.values():
+            image, index = draw.choice(places)
+            program = d.programs[image.digest]
+            text = patch.neighbour(d.target, program.texts[index])
+            new = patch.assembled(d.target, text)
+            code = patch.patched(image.code, place(image, program, index), new)
+            yield d.mutant("matrix", image, index, code, f"`{program.texts[index]}` made `{text}`")
+
+
+def masks(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
+    for d in drawn:
+        places = []
+        for image in d.images:
+            program = d.programs[image.digest]
+            for index in sorted(d.executed[image.digest]):
+                near = [flow.name_of(program, i) for i in range(index + 1, min(index + NEAR, len(program.texts)))]
+                if flow.name_of(program, index).startswith("s_and_saveexec") and any(
+                    n.startswith(STORES) for n in near
+                ):
+                    places.append((image, index))
+        for image, index in draw.sample(places, min(count, len(places))):
+            program = d.programs[image.digest]
+            text = program.texts[index].replace("s_and_saveexec", "s_or_saveexec")
+            code = patch.patched(image.code, place(image, program, index), patch.assembled(d.target, text))
+            yield d.mutant("masks", image, index, code, f"`{program.texts[index]}` made `{text}`")
+
+
+def programs(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
+    for d in drawn:
+        for image in draw.sample(d.images, min(count, len(d.images))):
+            entry = d.programs[image.digest].program.entry
+            yield d.mutant("programs", image, entry, image.code, "a grid that is one shorter") | {"shortened": 1}
+
+
+KINDS: dict[str, Callable[[list[Drawn], int, random.Random], Iterator[dict]]] = {
+    "bits": bits, "waits": waits, "matrix": matrix, "masks": masks, "programs": programs,
+}  # fmt: skip
+CONTROLS = ("matrix", "masks", "programs")
+
+
+def proof(drawn: Drawn, mutant: dict, waves: int) -> str:
+    """ "redundant", or why that is not proven."""
+    program, index = drawn.programs[mutant["digest"]], mutant["index"]
+    needs = flow.need_of_barrier if flow.is_barrier(program, index) else flow.need_of_wait
+    try:
+        return needs(program, index, waves) or "redundant"
+    except LookupError as error:
+        return str(error)
+
+
+def execute(prefix: Path, drawn: list[Drawn], mutants: list[dict], processes: int, path: Path) -> list[dict]:
+    rows = []
+    with make_progress() as progress, path.open("a") as file:
+        for d in drawn:
+            variants = {v["key"]: v for v in variants_of(prefix, d.target)}
+            mine = [m for m in mutants if m["target"] == d.target]
+            worker = [str(Path(__file__).with_name("process.py")), str(prefix), d.target]
+            pool = Pool(prefix, processes, worker, TIMEOUT)
+            progress.start(len(mine), title=f"{d.target}, changed", unit="image")
+            futures = {
+                pool.submit("mutant", variants[m["key"]], m["digest"], m["code"], m["shortened"]): m for m in mine
+            }
+            for future in as_completed(futures):
+                mutant, answer = futures[future], future.result()
+                answer = answer if "outcome" in answer else {"outcome": "process", "detail": answer["fault"]}
+                if answer["outcome"] == "not seen" and not mutant["is_executed"]:
+                    answer["outcome"] = "not executed"
+                if mutant["kind"] == "waits" and answer["outcome"] in NOT_SEEN:
+                    answer["proof"] = proof(d, mutant, answer["waves"])
+                    answer["outcome"] = "redundant" if answer["proof"] == "redundant" else answer["outcome"]
+                row = {name: value for name, value in mutant.items() if name != "code"} | answer
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                progress.done(mutant["what"], answer.get("seconds", 0.0), answer["outcome"])
+            progress.close()
+            pool.close()
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefix", type=Path, help="an unpacked release, .../kiln")
+    parser.add_argument("results", type=Path, help="the folder that run.py wrote its results to")
+    parser.add_argument("--target", action="append", help="default: all that run.py executed")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn; default: 1")
+    parser.add_argument("--bits", type=int, default=200, help="default: 200")
+    parser.add_argument("--waits", type=int, default=50, help="images that lack one wait; default: 50")
+    parser.add_argument("--controls", type=int, default=10, help="masks, and programs, of each target; default: 10")
+    parser.add_argument("--only", action="append", choices=KINDS, help="this kind; default: all")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
+    options = parser.parse_args()
+    found = sorted(path.parent.name for path in options.results.glob("*/images.jsonl"))
+    drawn = [Drawn(options.prefix, options.results, target) for target in options.target or found]
+    counts = {"bits": options.bits, "waits": options.waits}
+    mutants = []
+    for kind in options.only or KINDS:
+        draw = random.Random(f"{kind} {options.seed}")
+        mutants += list(KINDS[kind](drawn, counts.get(kind, options.controls), draw))
+    path = options.results / "mutations.jsonl"
+    path.unlink(missing_ok=True)
+    rows = execute(options.prefix.resolve(), drawn, mutants, options.processes, path)
+    failed = [
+        row for row in rows
+        if row["outcome"] in NOT_SEEN and (row["kind"] in CONTROLS or row["kind"] == "waits")
+    ]  # fmt: skip
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        outcomes = [row["outcome"] for row in rows if row["kind"] == kind]
+        print(f"{kind}: {', '.join(f'{outcomes.count(o)} {o}' for o in sorted(set(outcomes)))}")
+    for row in failed:
+        print(f"{row['outcome']}: {row['target']} {row['what']} {row.get('proof', '')}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Makes what a run of run_all.sh leaves: a page, and the keys of what was right for the next manifest.
+
+    PYTHONPATH=v3python python3 tests/emulator/page.py PREFIX RESULTS PAGE VERIFIED
+
+PREFIX is the release that was executed, RESULTS what run.py and mutations.py left. VERIFIED is a folder for the keys,
+beside PAGE: nothing is written if an image was wrong. Prints the page's first table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
+
+import images
+import verified
+from executor import Executor
+from report import image_rows, table
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def coverage(prefix: Path, target: str, rows: list[dict]) -> tuple[int, int, int]:
+    """Of a target's images: how many there are, their instructions, and how many of these were executed."""
+    executor, executed = Executor(target), {}
+    for row in rows:
+        for digest, bits in row.get("executed", {}).items():
+            executed[digest] = executed.get(digest, 0) | int(bits, 16)
+    count = total = ran = 0
+    for image in images.images(prefix, target):
+        program = executor.program(image.code)
+        mask = (1 << len(program.texts)) - 1
+        count, total = count + 1, total + len(program.texts)
+        ran += (executed.get(image.digest, 0) & mask).bit_count()
+    return count, total, ran
+
+
+def target_row(prefix: Path, target: str, rows: list[dict]) -> list[object]:
+    ran = [row for row in rows if row["kind"] == "image"]
+    refused = [row for row in rows if row["kind"] == "refused"]
+    worst = max((row["worst_share_of_limit"] for row in ran), default=0.0)
+    count, total, executed = coverage(prefix, target, rows)
+    cases = sum(row["cases"] for row in ran)
+    return [
+        target, count, len(ran), cases, sum(bool(row["wrong"]) for row in ran), len(refused), f"{2 * worst:.2f}",
+        f"{executed:,} of {total:,} ({executed / max(total, 1):.1%})", f"{sum(row['instructions'] for row in ran):,}",
+        f"{sum(row['seconds'] for row in ran) / 60:.0f}",
+    ]  # fmt: skip
+
+
+TARGETS = ["target", "code objects", "variants forced", "calls", "wrong", "refused", "worst ratio",
+           "instructions executed of all", "executed in all", "minutes"]  # fmt: skip
+
+
+def mutation_lines(found: list[dict]) -> list[str]:
+    """What became of code that was made wrong on purpose: a table of each kind, and what nothing saw."""
+    lines = []
+    for kind in dict.fromkeys(row["kind"] for row in found):
+        rows = [row for row in found if row["kind"] == kind]
+        targets = sorted({row["target"] for row in rows})
+        outcomes = sorted({row["outcome"] for row in rows})
+        lines += [
+            f"### {kind.capitalize()}", "",
+            *table(
+                ["outcome", *targets, "in all"],
+                [
+                    [outcome, *(sum(r["outcome"] == outcome and r["target"] == t for r in rows) for t in targets),
+                     sum(r["outcome"] == outcome for r in rows)]
+                    for outcome in outcomes
+                ],
+            ),
+        ]  # fmt: skip
+    return lines
+
+
+def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> str:
+    rows = {target: read(results / target / "images.jsonl") for target in targets}
+    about = rows[targets[0]][0]
+    every = [row for target in targets for row in rows[target] if row["kind"] == "image"]
+    overview = table(TARGETS, [target_row(prefix, target, rows[target]) for target in targets])
+    print("\n".join(overview))
+    refused = sorted({row["sentence"] for target in targets for row in rows[target] if row["kind"] == "refused"})
+    mutants = read(results / "mutations.jsonl")
+    unseen = [f"- {row['target']} {row['what']}" for row in mutants if row["outcome"] == "not seen"]
+    release = json.loads((prefix / "share/kiln/manifest.json").read_text())
+    lines = [
+        f"# AMD's images on the emulator, {datetime.now(timezone.utc):%Y-%m-%d}",
+        "",
+        "No AMD GPU ran any of this: the emulator of `tests/emulator` executed a release's code objects, launched",
+        "by Kiln's own runtime (docs/emulator.md says what it checks, and what it cannot). Each variant was forced in",
+        "small calls, whose outputs were held against float64 as the GPU suite does: a ratio is right if not above 2.",
+        f"Release {release['version']}, commit {release['source']['commit'][:12]}; decoded by {about['decoder']}.",
+        "",
+        *overview,
+        "## By kernel",
+        "",
+        *table(["kernel", "target", "variants", "calls", "wrong", "worst ratio", "of"], image_rows(every)),
+    ]  # fmt: skip
+    if refused:
+        lines += ["## Refused", "", "What the release has no image for, in its own words:", ""]
+        lines += [*map("- {}".format, refused), ""]
+    if mutants:
+        lines += ["## Made wrong on purpose", "", *mutation_lines(mutants)]
+    if unseen:
+        lines += ["Not seen:", "", *unseen, ""]
+    lines += ["## Keys", "", f"<!-- images: {' '.join(files)} -->",
+              "The keys of the variants that were executed are in the files in `verified/`."]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    if len(sys.argv) != 5:
+        sys.exit("usage: page.py PREFIX RESULTS PAGE VERIFIED")
+    prefix, results, written, folder = map(Path, sys.argv[1:])
+    targets = sorted(path.parent.name for path in results.glob("*/images.jsonl"))
+    if not targets:
+        sys.exit(f"{results} has no results of run.py")
+    files = []
+    for target in targets:
+        decoder = read(results / target / "images.jsonl")[0]["decoder"]
+        files += [f"{folder.name}/{path.name}" for path in verified.main(results / target, decoder, folder)]
+    written.write_text(page(prefix, results, targets, files))
+
+
+if __name__ == "__main__":
+    main()

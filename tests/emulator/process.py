@@ -1,0 +1,144 @@
+"""A process of run.py's, that executes images of one target: process.py PREFIX TARGET DESCRIPTOR"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
+
+import decode
+from candidates import facts, run_lengths_images, run_mask_images
+from executor import Executor
+from pool import serve
+from records import CHECKS
+from release import Flash
+from worker import Tasks
+
+from kiln_recipe.errors import ArtifactError
+
+ATTENTION = ("attn_fwd", "attn_bwd", "attn_decode")
+SEEDS = (1, 1)  # of mutants
+MOST_INSTRUCTIONS = 4_000_000  # of a wave of theirs
+
+
+class Executing(Tasks):
+    """The tasks of the GPU suite's processes, and images that are forced one at a time."""
+
+    def __init__(self, flash: Flash, executor: Executor) -> None:
+        super().__init__(flash, executor.name)
+        self.executor = executor
+        self._told: dict[str, int] = {}
+
+    def named(self) -> dict:
+        return super().named() | {"image": self.image, "mutant": self.mutant}
+
+    def image(self, variant: dict, seeds: list[tuple[int, int]]) -> dict:
+        """What candidates.facts records of an image forced in turn, and what it executed meanwhile.
+
+        Args:
+            variant: of kiln_variants.
+            seeds: of struct emu_launch, of the schedule and of contents; with several the outputs' bits must be equal.
+        """
+        state, began = self.executor.state, time.monotonic()
+        before = state.instructions, state.launches, state.unwritten
+        row, digest = self._seeded(variant, seeds[0])
+        for others in seeds[1:]:
+            again, other_digest = self._seeded(variant, others)
+            row["wrong"] += again["wrong"]
+            if other_digest != digest and not row["wrong"]:
+                row["wrong"].append(f"the outputs have other bits by the seeds {others} than by {seeds[0]}")
+        names = ("instructions", "launches", "unwritten")
+        counts = {name: getattr(state, name) - then for name, then in zip(names, before)}
+        result = {"kind": "image", **facts(variant, "emulator", row), "wrong": row["wrong"]}
+        if "refused" in row and not row["cases"] and not row["wrong"]:
+            facts_of = {"call": name_of(variant), "key": variant["key"], "sentence": row["refused"]}
+            result = {"kind": "refused", **facts_of}
+        seconds = round(time.monotonic() - began, 2)
+        return result | counts | {"seconds": seconds, "executed": self._executed()}
+
+    def mutant(self, variant: dict, digest: str, code: bytes, shortened: int) -> dict:
+        """What becomes of a variant's calls if its code object is another: {"outcome": a check, or what else saw it}.
+
+        Args:
+            digest: of the code object that it should be. shortened: as of struct hip_executor.
+        """
+        began, state = time.monotonic(), self.executor.state
+        _, bits = self._unchanged(variant["key"], tuple(variant.items()))
+        original = self.executor.programs[digest]
+        about = {"waves": variant["threads"] // original.program.wave_size, "detail": ""}
+        try:
+            other = original if shortened else decode.load(code)
+        except (decode.UnknownError, ArtifactError) as error:
+            return about | {"outcome": "decoder", "detail": str(error)}
+        if not shortened and other.texts == original.texts:
+            return about | {"outcome": "same instruction"}
+        state.fault.check, state.shortened, state.limit = 0, shortened, MOST_INSTRUCTIONS
+        with self.executor.replacing(original, other):
+            row, other_bits = self._seeded(variant, SEEDS)
+        outcome = "not seen" if other_bits == bits else "other bits"
+        if state.fault.check:
+            outcome = CHECKS[state.fault.check]
+        elif row["wrong"] or not row["cases"]:
+            outcome = "values"
+        state.fault.check = state.shortened = state.limit = 0
+        detail = row["wrong"][0] if row["wrong"] else ""
+        return about | {"outcome": outcome, "detail": detail, "seconds": round(time.monotonic() - began, 2)}
+
+    @cache  # noqa: B019  as long as the process
+    def _unchanged(self, key: str, variant: tuple) -> tuple[dict, str]:
+        del key
+        return self._seeded(dict(variant), SEEDS)
+
+    def _seeded(self, variant: dict, seeds: tuple[int, int]) -> tuple[dict, str]:
+        """A row of candidates.run_images, and a digest of the outputs."""
+        self.executor.bits = hashlib.sha256()
+        with self.executor.seeds(*seeds):
+            return self._forced(variant), self.executor.bits.hexdigest()
+
+    def _forced(self, variant: dict) -> dict:
+        operation = variant["operation"].rpartition(".")[2]
+        nothing = {"cases": 0, "ratio": 0.0, "output": "", "key": variant["key"]}
+        try:
+            if operation == "dropout_mask":
+                return run_mask_images(self.kiln, variant, None)
+            if operation == "seq_lengths":
+                return run_lengths_images(self.kiln, variant, None)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is this image's
+            return nothing | {"wrong": [self._failed(name_of(variant), error)["fault"]]}
+        if operation not in ATTENTION:
+            return nothing | {"wrong": [f"no test here calls {operation}"]}
+        answer = self.images(operation, variant["functional"], [variant], None)
+        return answer["rows"][0] if "rows" in answer else nothing | {"wrong": [answer["fault"]]}
+
+    def _executed(self) -> dict[str, str]:
+        """By digest of each code object that went on since the last time, which of its instructions were executed: a
+        bit of a hexadecimal number each, the first the lowest."""
+        result = {}
+        for digest, program in self.executor.programs.items():
+            counts = program.executed()
+            total = sum(counts)
+            if self._told.get(digest) != total:
+                self._told[digest] = total
+                result[digest] = f"{sum(1 << i for i, count in enumerate(counts) if count):x}"
+        return result
+
+
+def name_of(variant: dict) -> str:
+    return f"{variant['kernel']} {variant['functional']} [{variant['configuration']}] {variant['specialization']}"
+
+
+def main() -> None:
+    prefix, target, descriptor = sys.argv[1:]
+    executor = Executor(target)
+    with Flash(Path(prefix), executor) as flash:
+        serve(Connection(int(descriptor)), Executing(flash, executor).named())
+
+
+if __name__ == "__main__":
+    main()

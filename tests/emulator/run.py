@@ -1,0 +1,136 @@
+"""Executes every image of a release on the emulator, forced in turn by Kiln's own runtime, against float64.
+
+    PYTHONPATH=v3python python3 tests/emulator/run.py build/kiln results --target gfx942 --processes 4
+
+PREFIX is an unpacked release. A line of JSON an image goes to RESULTS/<target>/images.jsonl as it ends; a run that was
+ended goes on where it was, as long as it is the same release. Wrong answers are printed at the end, and end it with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import as_completed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
+
+import decode
+import images
+from candidates import one_of_each, words
+from executor import Executor
+from pool import Pool
+from process import name_of
+from release import Flash
+
+from kiln_recipe.console.progress import make_progress
+
+TIMEOUT = 3600.0  # seconds of one image
+
+
+def variants_of(prefix: Path, target: str) -> list[dict]:
+    """All variants that have an image, those of one key once; what takes longest first."""
+    with Flash(prefix, Executor(target)) as flash:
+        operations = sorted({v["operation"].decode() for v in flash.kiln.variants(None, target)})
+        found = [v for operation in operations for v in one_of_each(flash.images(operation.partition(".")[2], target))]
+    return sorted(found, key=lambda v: (-int(words(v["functional"]).get("head_dim", 0)), v["kernel"], v["key"]))
+
+
+def decoder() -> str:
+    """LLVM's version, by which images are decoded."""
+    said = subprocess.run([decode.disassembler(), "--version"], capture_output=True, text=True).stdout
+    return f"LLVM {re.search(r'version ([0-9.]+)', said)[1]}"
+
+
+class Results:
+    """The lines of a target's run: what is in them is not run again.
+
+    Raises:
+        SystemExit: they are of another release, or of other seeds.
+    """
+
+    def __init__(self, folder: Path, about: dict) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "images.jsonl"
+        lines = self.path.read_text().splitlines() if self.path.is_file() else []
+        whole = [line for line in lines if line.endswith("}")]  # the last may be cut
+        self.rows = [json.loads(line) for line in whole]
+        if self.rows and self.rows[0] != about:
+            sys.exit(f"{self.path} is of another run ({self.rows[0]}); name another folder, or remove it")
+        if not self.rows:
+            self.rows = [about]
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        self.done = {row["key"] for row in self.rows if "key" in row}
+
+    def add(self, row: dict) -> None:
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def run(
+    prefix: Path, target: str, results: Path, processes: int, every: int, seeds: list[tuple[int, int]]
+) -> list[dict]:  # fmt: skip
+    """Executes what is not done yet of a target; the rows of all that is."""
+    manifest = hashlib.sha256((prefix / "share/kiln/manifest.json").read_bytes()).hexdigest()
+    about = {
+        "kind": "device", "name": target, "release": manifest, "decoder": decoder(), "every": every,
+        "seeds": [list(pair) for pair in seeds],
+    }  # fmt: skip
+    kept = Results(results / target, about)
+    variants = [v for v in variants_of(prefix, target)[::every] if v["key"] not in kept.done]
+    worker = [str(Path(__file__).with_name("process.py")), str(prefix), target]
+    pool = Pool(prefix, processes, worker, TIMEOUT)
+    with make_progress() as progress:
+        progress.start(len(variants), title=target, unit="image")
+        began = time.monotonic()
+        futures = {pool.submit("image", variant, seeds): variant for variant in variants}
+        for count, future in enumerate(as_completed(futures), 1):
+            variant, row = futures[future], future.result()
+            if "fault" in row:
+                row = {"kind": "image", "key": variant["key"], "by": "emulator", "worst_share_of_limit": float("inf"),
+                       "cases": 0, "wrong": [row["fault"]], "seconds": 0.0, **variant}  # fmt: skip
+            kept.add(row)
+            outcome = "failed" if row.get("wrong") else "passed"
+            spent = time.monotonic() - began
+            progress.done(
+                name_of(variant), row["seconds"], outcome, detail=row["wrong"][0][:300] if row.get("wrong") else "",
+                remaining=spent / count * (len(variants) - count),
+            )  # fmt: skip
+        progress.close()
+    pool.close()
+    return kept.rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefix", type=Path, help="an unpacked release, .../kiln")
+    parser.add_argument("results", type=Path, help="a folder for the results")
+    parser.add_argument("--target", action="append", help="gfx942 and the like; default: all of AMD's in the release")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth image")
+    parser.add_argument(
+        "--seeds", default="1,2", metavar="N,N...", type=lambda text: [(int(n), int(n)) for n in text.split(",")],
+        help="each orders waves and work-groups, and fills registers and LDS before; 0: in order, and zeros. With "
+        "several the outputs must have equal bits; default: 1,2",
+    )  # fmt: skip
+    options = parser.parse_args()
+    seeds = options.seeds
+    wrong = []
+    for target in options.target or images.targets(options.prefix):
+        rows = run(options.prefix.resolve(), target, options.results, options.processes, options.every, seeds)
+        wrong += [f"{target} {r['kernel']} {r['functional']}: {fault}" for r in rows for fault in r.get("wrong", [])]
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
