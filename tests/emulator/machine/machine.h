@@ -19,6 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define EMU_EXPORT __attribute__((visibility("default")))
+
 enum {
   EMU_LANES = 64, /* of a row; a wave32 leaves the upper half alone */
   EMU_VGPRS = 512, /* v0 to v255, then a0 to a255 */
@@ -114,7 +116,10 @@ struct emu_instruction {
   int32_t immediate; /* of SOPK, SOPP, s_setreg and the like: the 16 bits, sign-extended */
   struct emu_operand operand[EMU_OPERANDS];
 
-  /* Filled by emu_program_prepare: ranges of registers read and written, for the hazards. */
+  /* Filled by emu_program_prepare: how many operands are results, how many sources; where the sources' letters begin
+     in op->types; ranges of registers read and written, for the hazards. */
+  uint8_t results, sources, first_source;
+  char precision; /* the letter of op->types by which MODE's fields are chosen */
   uint8_t reads, writes;
   struct emu_range { uint16_t kind, first, count; } read[EMU_OPERANDS + 3], write[4];
 };
@@ -149,7 +154,16 @@ enum emu_op_flag {
   EMU_FLAT = 1 << 16, /* counts on VM (VS) and on LGKM */
 };
 
-/* An opcode, by its name without _e32, _e64, _dpp, _sdwa. `types` are letters, the result's first: see operands.c. */
+/* A scalar function: `scc` is in and out. */
+typedef uint64_t emu_scalar_function(uint64_t a, uint64_t b, uint32_t* scc);
+
+/*
+ * An opcode, by its name without _e32, _e64, _dpp, _sdwa. `types` has a letter for each operand of LLVM's text, results
+ * before "=", sources behind: "f=ff", "um=uum", "=ss".
+ *   f f32   h f16   b bf16   d f64   u i 32 bits   w 16 bits   q 64 bits   m a mask of lanes (a row of 0 and 1)
+ *   p two of 16 bits (f16 where `lanes` says so)   P two f32   s S scalars of 32 and 64 bits   k 16 bits, sign-extended
+ *   . anything, left alone
+ */
 struct emu_op {
   const char* name;
   const char* types;
@@ -158,6 +172,7 @@ struct emu_op {
   uint32_t flags; /* enum emu_op_flag */
   uint8_t family; /* enum emu_family */
   uint8_t passes; /* MFMA: passes of four clocks, for the wait states */
+  emu_scalar_function* scalar; /* SALU: what emu_salu calls */
 };
 
 /* Each file's opcodes; each table ends with a null name. */
@@ -250,14 +265,14 @@ struct emu_report {
 };
 
 /* Index of an opcode by its name, or UINT32_MAX. */
-uint32_t emu_find_op(const char* name);
+EMU_EXPORT uint32_t emu_find_op(const char* name);
 /* sizeof of the structs by number, for the Python side to compare: 0 operand, 1 instruction, 2 program, 3 launch,
    4 report. */
-uint32_t emu_layout(uint32_t which);
+EMU_EXPORT uint32_t emu_layout(uint32_t which);
 /* Makes the records ready. 0, or the index of an instruction + 1 whose operands do not fit its opcode. */
-uint32_t emu_program_prepare(struct emu_program* program);
+EMU_EXPORT uint32_t emu_program_prepare(struct emu_program* program);
 /* Runs a launch to its end or first fault; returns the fault's check. */
-uint32_t emu_run(const struct emu_launch* launch, struct emu_report* report);
+EMU_EXPORT uint32_t emu_run(const struct emu_launch* launch, struct emu_report* report);
 
 /* ---- the state of a machine -------------------------------------------------------------------------------------- */
 
@@ -270,13 +285,20 @@ struct emu_machine {
   struct emu_report* report;
   uint64_t full; /* EXEC with every lane of a wave */
   uint32_t waves; /* of a group */
+  uint32_t barriers; /* that all waves of the group have reached, so far */
   uint32_t group[3];
   uint8_t* lds;
   uint32_t lds_size; /* bytes allocated */
   struct emu_lds_word* lds_words; /* who touched each word */
+  uint32_t* lds_reads; /* by word and wave: the last reading's ticket */
   struct emu_wave* wave; /* [waves] */
+  struct emu_region* regions; /* the launch's and the arguments', sorted by base */
+  uint32_t region_count;
   const struct emu_region* last_region; /* found last */
+  uint8_t* kernarg; /* the arguments, where the program reads them */
+  uint64_t ordinal; /* of the group in its grid */
   uint64_t random;
+  uint32_t control; /* what the processor's control word of floating point was set to */
 };
 
 struct emu_wave {
@@ -284,9 +306,12 @@ struct emu_wave {
   uint32_t sgpr[EMU_SGPRS]; /* EXEC, VCC and M0 too: emu_exec() and its kin read them */
   uint32_t scc;
   uint32_t mode; /* as struct emu_program's */
-  uint32_t next; /* index of the next instruction */
+  uint32_t next, current; /* indices of instructions */
   uint32_t number; /* in its group */
-  bool done, at_barrier;
+  bool done;
+  bool waits; /* at a barrier, until machine->barriers passes `awaited` */
+  bool signalled; /* has reached the barrier that the others have still to reach */
+  uint32_t awaited; /* barriers that must be complete for the wave to go on */
   uint8_t* scratch; /* private segments, lane after lane, program->scratch bytes each */
   uint64_t executed;
   struct emu_machine* machine;
@@ -327,7 +352,12 @@ void emu_hazards_before(struct emu_wave* wave, const struct emu_instruction* ins
 void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* instruction);
 /* Called by emu_lds_at for words [first, first + count). */
 void emu_hazards_lds(struct emu_wave* wave, int lane, uint32_t first, uint32_t count, bool write);
-/* Called where all waves of the group have met. */
-void emu_hazards_barrier(struct emu_machine* machine);
+/* A wave reaches a barrier, and goes on from one. */
+void emu_hazards_signal(struct emu_wave* wave);
+void emu_hazards_passed(struct emu_wave* wave);
+/* Of a machine with program and launch set; false without memory. Then before each group; and at the end. */
+bool emu_hazards_create(struct emu_machine* machine);
+void emu_hazards_reset(struct emu_machine* machine);
+void emu_hazards_destroy(struct emu_machine* machine);
 
 #endif

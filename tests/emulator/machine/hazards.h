@@ -1,0 +1,44 @@
+/* The hazards' own: outstanding accesses of a wave, and who touched each word of LDS. */
+#ifndef EMU_HAZARDS_H
+#define EMU_HAZARDS_H
+
+#include "machine.h"
+
+enum { QUEUE = 64 };
+
+/* An outstanding memory instruction. */
+struct entry {
+  uint32_t ticket; /* rising with each memory instruction of the wave */
+  uint32_t pc;
+  uint8_t family; /* enum emu_family */
+  bool scalar; /* returns in any order */
+  bool shared; /* flat: in the queues of two counters; */
+  bool last; /* of which it has left one */
+  bool lds; /* touches LDS */
+  uint8_t ranges;
+  struct emu_range range[2]; /* registers that will be written */
+};
+
+struct emu_hazards {
+  struct queue {
+    uint32_t count;
+    struct entry entry[QUEUE]; /* the oldest first */
+  } queue[EMU_COUNTERS];
+  uint8_t vgpr[EMU_VGPRS], sgpr[EMU_SGPRS]; /* outstanding results of each register */
+  uint32_t pending; /* their sum */
+  uint32_t ticket;
+  uint64_t written[EMU_VGPRS]; /* lanes that something wrote */
+  /* Barriers: at each that the wave reached, the first ticket that was not done; and how many it went on from. */
+  uint32_t* complete;
+  uint32_t signals, room, passed;
+};
+
+struct emu_lds_word {
+  uint32_t writer; /* wave + 1; 0: none */
+  uint32_t written; /* its ticket */
+  uint32_t readers; /* waves that read since, as bits; their tickets are in lds_reads */
+};
+
+enum emu_counter emu_counter_of(const struct emu_wave* wave, const struct emu_instruction* in);
+
+#endif
