@@ -156,6 +156,7 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
   for (int r = 0; r < in->writes; r++)
     if (in->write[r].kind == EMU_VGPR)
       for (uint32_t k = 0; k < in->write[r].count; k++) hazards->written[in->write[r].first + k] |= exec;
+  if (hazards->doubtful) emu_races_after(wave);
   uint32_t flags = in->op->flags;
   if (!is_memory(in) || !(flags & (EMU_LOADS | EMU_STORES | EMU_ATOMIC))) return;
   struct entry entry = {.ticket = hazards->ticket, .pc = in->pc, .family = in->family,
@@ -171,92 +172,17 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
   if (entry.shared) push(wave, EMU_LGKM, &entry);
 }
 
-/* ---- words of LDS shared by waves ---------------------------------------------------------------------------------- */
-
-/* Whether another wave's access is over for this one: that wave reached a barrier with it done, and this one went on
-   from that barrier. */
-static bool ordered(const struct emu_wave* wave, uint32_t other, uint32_t ticket) {
-  const struct emu_hazards* its = wave->machine->wave[other].hazards;
-  uint32_t passed = wave->hazards->passed;
-  return passed && passed <= its->signals && ticket < its->complete[passed - 1];
-}
-
-static void race(struct emu_wave* wave, int lane, uint32_t word, uint32_t other, const char* mine, const char* its) {
-  emu_fault(wave, EMU_RACE, lane, 4ull * word,
-            "word 0x%x of LDS is %s here and %s by wave %u, with no barrier between that both reached with it done",
-            4 * word, mine, its, other);
-}
-
-void emu_hazards_lds(struct emu_wave* wave, int lane, uint32_t first, uint32_t count, bool write) {
-  struct emu_machine* machine = wave->machine;
-  if (!wave->hazards || machine->launch->flags & EMU_NO_HAZARDS) return;
-  uint32_t ticket = wave->hazards->ticket, me = wave->number, waves = machine->waves;
-  for (uint32_t k = first; k < first + count; k++) {
-    struct emu_lds_word* word = &machine->lds_words[k];
-    if (word->writer && word->writer != me + 1 && !ordered(wave, word->writer - 1, word->written)) {
-      race(wave, lane, k, word->writer - 1, write ? "written" : "read", "written");
-      return;
-    }
-    uint32_t* read = machine->lds_reads + (size_t)k * waves;
-    if (!write) {
-      if (!word->writer) {
-        machine->report->unwritten++;
-        if (machine->launch->flags & EMU_FAULT_UNWRITTEN)
-          emu_fault(wave, EMU_UNWRITTEN, lane, 4ull * k, "word 0x%x of LDS is read, which nothing wrote", 4 * k);
-      }
-      word->readers |= 1u << me;
-      read[me] = ticket;
-      continue;
-    }
-    for (uint32_t readers = word->readers & ~(1u << me); readers; readers &= readers - 1) {
-      uint32_t other = (uint32_t)__builtin_ctz(readers);
-      if (ordered(wave, other, read[other])) continue;
-      race(wave, lane, k, other, "written", "read");
-      return;
-    }
-    word->readers = 0;
-    word->writer = me + 1;
-    word->written = ticket;
-  }
-}
-
-void emu_hazards_signal(struct emu_wave* wave) {
-  struct emu_hazards* hazards = wave->hazards;
-  uint32_t done = hazards->ticket + 1; /* every access so far, but for those that are outstanding */
-  for (int counter = 0; counter < EMU_COUNTERS; counter++)
-    for (uint32_t k = 0; k < hazards->queue[counter].count; k++) {
-      const struct entry* entry = &hazards->queue[counter].entry[k];
-      if (entry->lds && entry->ticket < done) done = entry->ticket;
-    }
-  if (hazards->signals == hazards->room) {
-    uint32_t room = hazards->room ? 2 * hazards->room : 256;
-    uint32_t* grown = realloc(hazards->complete, room * sizeof *grown);
-    if (!grown) {
-      emu_fault(wave, EMU_PROGRAM, -1, 0, "memory ran out");
-      return;
-    }
-    hazards->complete = grown;
-    hazards->room = room;
-  }
-  hazards->complete[hazards->signals++] = done;
-}
-
-void emu_hazards_passed(struct emu_wave* wave) { wave->hazards->passed = wave->awaited; }
-
 /* ---- life ---------------------------------------------------------------------------------------------------------- */
 
 bool emu_hazards_create(struct emu_machine* machine) {
-  size_t words = (machine->lds_size + 3) / 4 + 1;
-  machine->lds_words = calloc(words, sizeof *machine->lds_words);
-  machine->lds_reads = calloc(words * machine->waves, sizeof *machine->lds_reads);
-  if (!machine->lds_words || !machine->lds_reads) return false;
+  if (!emu_races_create(machine)) return false;
   for (uint32_t k = 0; k < machine->waves; k++)
     if (!(machine->wave[k].hazards = calloc(1, sizeof *machine->wave[k].hazards))) return false;
   return true;
 }
 
 void emu_hazards_reset(struct emu_machine* machine) {
-  memset(machine->lds_words, 0, ((machine->lds_size + 3) / 4 + 1) * sizeof *machine->lds_words);
+  emu_races_reset(machine);
   for (uint32_t k = 0; k < machine->waves; k++) {
     struct emu_hazards* hazards = machine->wave[k].hazards;
     uint32_t* complete = hazards->complete;
@@ -274,6 +200,5 @@ void emu_hazards_destroy(struct emu_machine* machine) {
     free(machine->wave[k].hazards->complete);
     free(machine->wave[k].hazards);
   }
-  free(machine->lds_words);
-  free(machine->lds_reads);
+  emu_races_destroy(machine);
 }

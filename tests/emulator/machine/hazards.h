@@ -4,7 +4,7 @@
 
 #include "machine.h"
 
-enum { QUEUE = 64 };
+enum { QUEUE = 64, DOUBTS = 8 * EMU_LANES };
 
 /* An outstanding memory instruction. */
 struct entry {
@@ -31,14 +31,27 @@ struct emu_hazards {
   /* Barriers: at each that the wave reached, the first ticket that was not done; and how many it went on from. */
   uint32_t* complete;
   uint32_t signals, room, passed;
+  uint32_t doubtful; /* words that this instruction writes and another wave wrote */
+  struct doubt {
+    uint32_t word, bytes, old;
+    int other, lane;
+  } doubt[DOUBTS];
 };
 
 struct emu_lds_word {
-  uint32_t writer; /* wave + 1; 0: none */
-  uint32_t written; /* its ticket */
-  uint32_t readers; /* waves that read since, as bits; their tickets are in lds_reads */
+  uint32_t readers, writers; /* waves, as bits, that touched it; how, is in lds_reads and lds_writes */
+  uint32_t written; /* bytes, as bits, that something wrote */
+};
+struct emu_touch {
+  uint32_t ticket : 28, bytes : 4;
 };
 
 enum emu_counter emu_counter_of(const struct emu_wave* wave, const struct emu_instruction* in);
+
+/* races.c: LDS between waves. */
+void emu_races_after(struct emu_wave* wave);
+bool emu_races_create(struct emu_machine* machine);
+void emu_races_reset(struct emu_machine* machine);
+void emu_races_destroy(struct emu_machine* machine);
 
 #endif

@@ -276,7 +276,8 @@ EMU_EXPORT uint32_t emu_run(const struct emu_launch* launch, struct emu_report* 
 
 /* ---- the state of a machine -------------------------------------------------------------------------------------- */
 
-struct emu_lds_word; /* hazards.c's */
+struct emu_lds_word; /* the hazards' own, as the next two */
+struct emu_touch;
 struct emu_hazards;
 
 struct emu_machine {
@@ -290,7 +291,7 @@ struct emu_machine {
   uint8_t* lds;
   uint32_t lds_size; /* bytes allocated */
   struct emu_lds_word* lds_words; /* who touched each word */
-  uint32_t* lds_reads; /* by word and wave: the last reading's ticket */
+  struct emu_touch *lds_reads, *lds_writes; /* by word and wave */
   struct emu_wave* wave; /* [waves] */
   struct emu_region* regions; /* the launch's and the arguments', sorted by base */
   uint32_t region_count;
@@ -350,8 +351,8 @@ uint8_t* emu_lds_at(struct emu_wave* wave, int lane, uint32_t address, uint32_t 
 /* Called before an instruction executes, and after it; a memory instruction's results become outstanding then. */
 void emu_hazards_before(struct emu_wave* wave, const struct emu_instruction* instruction);
 void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* instruction);
-/* Called by emu_lds_at for words [first, first + count). */
-void emu_hazards_lds(struct emu_wave* wave, int lane, uint32_t first, uint32_t count, bool write);
+/* Called by emu_lds_at, before the bytes are read or written. */
+void emu_hazards_lds(struct emu_wave* wave, int lane, uint32_t address, uint32_t bytes, bool write);
 /* A wave reaches a barrier, and goes on from one. */
 void emu_hazards_signal(struct emu_wave* wave);
 void emu_hazards_passed(struct emu_wave* wave);
