@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import hashlib
 import io
 import os
@@ -70,7 +71,7 @@ _NO_OPERANDS = {"s_nop", "s_sleep", "s_setprio", "s_clause", "s_delay_alu", "s_s
 _HARDWARE_REGISTERS = {"HW_REG_MODE": 1, "HW_REG_STATUS": 2}
 
 
-class Unreadable(Exception):
+class UnknownError(Exception):
     """A code object, or what the disassembler says of one, that the executor is not made for."""
 
 
@@ -112,7 +113,7 @@ class LoadedProgram:
         self.program = _describe(code, self._instructions, self._texts, self._executed)
         refused = library().emu_program_prepare(ctypes.byref(self.program))
         if refused:
-            raise Unreadable(f"{self.symbol}: the executor cannot read the operands of: {texts[refused - 1]}")
+            raise UnknownError(f"{self.symbol}: the executor cannot read the operands of: {texts[refused - 1]}")
 
     @property
     def address(self) -> int:
@@ -162,7 +163,7 @@ def disassembler() -> str:
     """The path of LLVM's disassembler.
 
     Raises:
-        Unreadable: none is installed that is new enough.
+        UnknownError: none is installed that is new enough.
     """
     for name in DISASSEMBLERS:
         if (path := shutil.which(name)) is None:
@@ -172,7 +173,7 @@ def disassembler() -> str:
         )
         if version and int(version[1]) >= 20:
             return path
-    raise Unreadable(
+    raise UnknownError(
         f"no disassembler of AMD code objects is installed: one of {', '.join(DISASSEMBLERS)}, of LLVM 20 or later"
     )
 
@@ -190,7 +191,7 @@ def load(code: bytes) -> LoadedProgram:
     """The program of a code object. The same bytes give the same object.
 
     Raises:
-        Unreadable: the code object is of a target, or has operands, that the executor does not know.
+        UnknownError: the code object is of a target, or has operands, that the executor does not know.
         kiln_recipe.errors.ArtifactError: it is malformed.
     """
     read_code = read(code)
@@ -201,12 +202,12 @@ def read(code: bytes) -> Code:
     """What a code object says. Raises as `load`."""
     facts = elf.amd_facts(code)
     if facts.target.split(":")[0] not in TARGETS:
-        raise Unreadable(f"{facts.kernel} is for {facts.target}; the executor knows {', '.join(TARGETS)}")
+        raise UnknownError(f"{facts.kernel} is for {facts.target}; the executor knows {', '.join(TARGETS)}")
     file = ELFFile(io.BytesIO(code))
     symbols = {symbol.name: symbol for symbol in file.get_section_by_name(".symtab").iter_symbols()}
     start = symbols[facts.kernel]["st_value"]
     descriptor = _bytes_at(file, symbols[facts.symbol]["st_value"], 64)
-    lines = [(address - start, size, text) for address, size, text in _disassemble(code, facts.target) if address >= start]
+    lines = [(address - start, size, text) for address, size, text in disassemble(code, facts.target) if address >= start]
     entry = symbols[facts.symbol]["st_value"] + struct.unpack_from("<q", descriptor, 16)[0] - start
     # Hardware that fills scalar registers with arguments starts behind the code that would load them.
     preloaded = struct.unpack_from("<H", descriptor, 58)[0] & 0x7F
@@ -218,10 +219,10 @@ def _bytes_at(file: ELFFile, address: int, size: int) -> bytes:
         offset = address - segment["p_vaddr"]
         if segment["p_type"] == "PT_LOAD" and offset >= 0 and offset + size <= segment["p_filesz"]:
             return segment.data()[offset : offset + size]
-    raise Unreadable(f"the code object has no bytes at 0x{address:x}, where its kernel descriptor should be")
+    raise UnknownError(f"the code object has no bytes at 0x{address:x}, where its kernel descriptor should be")
 
 
-def _disassemble(code: bytes, target: str) -> list[tuple[int, int, str]]:
+def disassemble(code: bytes, target: str) -> list[tuple[int, int, str]]:
     kept = Path(tempfile.gettempdir()) / f"kiln-executor-{os.getuid()}" / "disassembled"
     kept.mkdir(parents=True, exist_ok=True)
     path = kept / f"{hashlib.sha256(code).hexdigest()[:32]}.{Path(disassembler()).name}"
@@ -233,7 +234,7 @@ def _disassemble(code: bytes, target: str) -> list[tuple[int, int, str]]:
             image.flush()
             done = subprocess.run([disassembler(), "-d", *halves, image.name], capture_output=True, text=True)
         if done.returncode:
-            raise Unreadable(f"{disassembler()} cannot read the code object: {done.stderr.strip()}")
+            raise UnknownError(f"{disassembler()} cannot read the code object: {done.stderr.strip()}")
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(done.stdout)
         partial.replace(path)
@@ -243,7 +244,7 @@ def _disassemble(code: bytes, target: str) -> list[tuple[int, int, str]]:
         if found:
             lines.append((int(found[2], 16), 4 * len(found[3].split()), found[1]))
         elif line.startswith("\t"):
-            raise Unreadable(f"a line of the disassembler that the executor cannot read: {line.strip()}")
+            raise UnknownError(f"a line of the disassembler that the executor cannot read: {line.strip()}")
     return lines
 
 
@@ -252,6 +253,17 @@ def _disassemble(code: bytes, target: str) -> list[tuple[int, int, str]]:
 
 def parse(code: Code) -> tuple[list[Instruction], list[str]]:
     """The records of a code object, and the text of each."""
+    # Thousands of small objects that all live on: the collector would look through them again and again.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _parse(code)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _parse(code: Code) -> tuple[list[Instruction], list[str]]:
     at: dict[int, int] = {}
     made: list[Instruction] = []
     texts: list[str] = []
@@ -259,7 +271,7 @@ def parse(code: Code) -> tuple[list[Instruction], list[str]]:
     for address, size, text in code.lines:
         at[address] = len(made)
         for half, part in enumerate(halves := text.split(" :: ")):
-            record = _record(part)
+            record = record_of(part)
             record.pc, record.size = address, size if half == 0 else 0
             if half + 1 < len(halves):
                 record.flags |= Flag.DUAL
@@ -271,11 +283,11 @@ def parse(code: Code) -> tuple[list[Instruction], list[str]]:
     for index, target in branches:
         made[index].target = at.get(target, -1)
     if code.entry not in at:
-        raise Unreadable(f"{code.facts.kernel} starts at 0x{code.entry:x}, where no instruction is")
+        raise UnknownError(f"{code.facts.kernel} starts at 0x{code.entry:x}, where no instruction is")
     return made, texts
 
 
-def _record(text: str) -> Instruction:
+def record_of(text: str) -> Instruction:
     """One instruction's record. What cannot be read makes its opcode unknown."""
     word, _, rest = text.partition(" ")
     name = _SUFFIX.sub("", word)
@@ -287,7 +299,7 @@ def _record(text: str) -> Instruction:
         record.flags |= Flag.SDWA
     try:
         _fill(record, name, rest.strip())
-    except Unreadable:
+    except UnknownError:
         record.opcode = UNKNOWN
     return record
 
@@ -317,13 +329,13 @@ def _fill(record: Instruction, name: str, rest: str) -> None:
     if found := re.search(r"hwreg\((\w+)(?:, (\d+), (\d+))?\)", rest):
         register, offset, size = found[1], int(found[2] or 0), int(found[3] or 32)
         if register not in _HARDWARE_REGISTERS:
-            raise Unreadable(register)
+            raise UnknownError(register)
         record.immediate = _HARDWARE_REGISTERS[register] | offset << 6 | (size - 1) << 11
         rest = rest.replace(found[0], "").strip().strip(",").strip()
     operands, modifiers = _split(rest)
     for text in operands:
         if record.operands == len(record.operand):
-            raise Unreadable(text)
+            raise UnknownError(text)
         record.operand[record.operands] = _operand(text)
         record.operands += 1
     for modifier in modifiers:
@@ -339,6 +351,7 @@ def _split(rest: str) -> tuple[list[str], list[str]]:
     return [*parts[:-1], last], modifiers
 
 
+@functools.lru_cache(maxsize=4096)
 def _operand(text: str) -> Operand:
     operand = Operand()
     while True:
@@ -373,7 +386,7 @@ def _operand(text: str) -> Operand:
     elif _INTEGER.match(text):
         operand.kind, operand.bits = Kind.INTEGER, int(text, 0) & (2**64 - 1)
     else:
-        raise Unreadable(text)
+        raise UnknownError(text)
     return operand
 
 
@@ -412,8 +425,10 @@ def _modify(record: Instruction, modifier: str) -> None:
         _select(record, int(name[3]), _PARTS[value])
     elif name == "bitop3":
         record.immediate = int(value, 0)
+    elif name == "byte_sel":
+        record.op_sel = int(value, 0)
     else:
-        raise Unreadable(modifier)
+        raise UnknownError(modifier)
 
 
 def _select(record: Instruction, source: int, part: int) -> None:
@@ -439,7 +454,7 @@ def _describe(code: Code, instructions: ctypes.Array, texts: ctypes.Array, execu
         sgprs=facts.sgprs,
         lds=lds,
         scratch=scratch,
-        mode=rsrc1 >> 12 & 0xFF | (rsrc1 >> 21 & 1) << 8 | (rsrc1 >> 23 & 1) << 9,
+        mode=rsrc1 >> 12 & 0xFF | (rsrc1 >> 21 & 1) << 8 | (rsrc1 >> 23 & 1) << 9 | (rsrc1 >> 26 & 1) << 23,
         properties=properties,
         rsrc2=rsrc2,
         preload=preload & 0x7F,

@@ -33,6 +33,7 @@ static void retire(struct emu_wave* wave, enum emu_counter counter, uint32_t at)
   struct entry entry = queue->entry[at];
   memmove(&queue->entry[at], &queue->entry[at + 1], (queue->count - at - 1) * sizeof entry);
   queue->count--;
+  wave->hazards->copies -= entry.copy;
   if (entry.shared && !entry.last) {
     for (int other = 0; other < EMU_COUNTERS; other++)
       for (uint32_t k = 0; k < wave->hazards->queue[other].count; k++)
@@ -161,7 +162,8 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
   if (!is_memory(in) || !(flags & (EMU_LOADS | EMU_STORES | EMU_ATOMIC))) return;
   struct entry entry = {.ticket = hazards->ticket, .pc = in->pc, .family = in->family,
                         .scalar = (flags & EMU_SCALAR) != 0, .lds = in->family == EMU_LDS_ACCESS || in->flags & EMU_LDS,
-                        .shared = (flags & EMU_FLAT) != 0};
+                        .shared = (flags & EMU_FLAT) != 0, .copy = (in->flags & EMU_LDS) != 0};
+  hazards->copies += entry.copy;
   for (int r = 0; r < in->writes && entry.ranges < 2; r++) {
     struct emu_range range = entry.range[entry.ranges++] = in->write[r];
     uint8_t* pending = pending_of(wave, &range);

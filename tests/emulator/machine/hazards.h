@@ -15,6 +15,7 @@ struct entry {
   bool shared; /* flat: in the queues of two counters; */
   bool last; /* of which it has left one */
   bool lds; /* touches LDS */
+  bool copy; /* from memory to LDS, by vmcnt */
   uint8_t ranges;
   struct emu_range range[2]; /* registers that will be written */
 };
@@ -26,6 +27,7 @@ struct emu_hazards {
   } queue[EMU_COUNTERS];
   uint8_t vgpr[EMU_VGPRS], sgpr[EMU_SGPRS]; /* outstanding results of each register */
   uint32_t pending; /* their sum */
+  uint32_t copies; /* outstanding copies to LDS */
   uint32_t ticket;
   uint64_t written[EMU_VGPRS]; /* lanes that something wrote */
   /* Barriers: at each that the wave reached, the first ticket that was not done; and how many it went on from. */

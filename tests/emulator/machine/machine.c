@@ -102,7 +102,12 @@ static void set_up_scalars(struct emu_wave* wave) {
   const struct emu_launch* launch = machine->launch;
   uint32_t asked = program->properties, rsrc2 = program->rsrc2;
   unsigned at = 0;
-  if (asked & PRIVATE_BUFFER) at += 4;
+  if (asked & PRIVATE_BUFFER) {
+    /* A descriptor of the wave's private segments: lanes lie program->scratch bytes apart (stride, and add lane). */
+    set_pair(wave, 0, (uint64_t)(uintptr_t)wave->scratch | (uint64_t)program->scratch << 48);
+    set_pair(wave, 2, (uint64_t)EMU_LANES * program->scratch | 1ull << (32 + 23));
+    at = 4;
+  }
   if (asked & DISPATCH_PTR) at += 2;
   if (asked & QUEUE_PTR) at += 2;
   if (asked & KERNARG_PTR) at = set_pair(wave, at, (uint64_t)(uintptr_t)machine->kernarg);
@@ -287,19 +292,28 @@ static void run_groups(struct emu_machine* machine) {
   }
 }
 
-/* Regions of the caller, and the arguments, which a program reads as memory. */
-static bool add_arguments(struct emu_machine* machine) {
+enum { OWN = UINT32_MAX }; /* the id of a region that is not the caller's */
+
+static int by_base(const void* left, const void* right) {
+  uint64_t a = ((const struct emu_region*)left)->base, b = ((const struct emu_region*)right)->base;
+  return (a > b) - (a < b);
+}
+
+/* Regions: the caller's; the arguments, which a program reads as memory; and the waves' private segments. */
+static bool add_regions(struct emu_machine* machine) {
   const struct emu_launch* launch = machine->launch;
   machine->kernarg = calloc(1, launch->kernarg_size + 64);
-  machine->regions = calloc(launch->region_count + 1, sizeof *machine->regions);
+  uint32_t count = launch->region_count;
+  machine->regions = calloc(count + 1 + EMU_WAVES, sizeof *machine->regions);
   if (!machine->kernarg || !machine->regions) return false;
   memcpy(machine->kernarg, launch->kernarg, launch->kernarg_size);
-  struct emu_region own = {.base = (uint64_t)(uintptr_t)machine->kernarg, .size = launch->kernarg_size, .id = UINT32_MAX};
-  uint32_t k = 0, out = 0;
-  for (; k < launch->region_count && launch->regions[k].base < own.base; k++) machine->regions[out++] = launch->regions[k];
-  machine->regions[out++] = own;
-  for (; k < launch->region_count; k++) machine->regions[out++] = launch->regions[k];
-  machine->region_count = out;
+  memcpy(machine->regions, launch->regions, count * sizeof *machine->regions);
+  machine->regions[count++] = (struct emu_region){(uint64_t)(uintptr_t)machine->kernarg, launch->kernarg_size, 0, OWN};
+  for (uint32_t k = 0; k < machine->waves && machine->program->scratch; k++)
+    machine->regions[count++] = (struct emu_region){(uint64_t)(uintptr_t)machine->wave[k].scratch,
+                                                    (uint64_t)EMU_LANES * machine->program->scratch, 1, OWN};
+  qsort(machine->regions, count, sizeof *machine->regions, by_base);
+  machine->region_count = count;
   return true;
 }
 
@@ -316,12 +330,12 @@ static bool set_up(struct emu_machine* machine) {
   if (posix_memalign((void**)&machine->wave, 64, machine->waves * sizeof *machine->wave)) return false;
   memset(machine->wave, 0, machine->waves * sizeof *machine->wave);
   machine->lds = calloc(1, machine->lds_size + 16);
-  if (!machine->lds || !add_arguments(machine)) return false;
+  if (!machine->lds) return false;
   for (uint32_t k = 0; k < machine->waves; k++) {
     machine->wave[k].machine = machine;
     if (program->scratch && !(machine->wave[k].scratch = calloc(EMU_LANES, program->scratch))) return false;
   }
-  return emu_hazards_create(machine);
+  return add_regions(machine) && emu_hazards_create(machine);
 }
 
 uint32_t emu_run(const struct emu_launch* launch, struct emu_report* report) {

@@ -222,7 +222,8 @@ struct emu_program {
   uint32_t vgprs, agprs, sgprs; /* allocated; agprs start at vgpr `accum_offset` of the unified file, here at 256 */
   uint32_t lds; /* static, bytes */
   uint32_t scratch; /* private segment of a lane, bytes */
-  uint32_t mode; /* the MODE register's float bits: round 0:3, denormals 4:7, then dx10_clamp 8, ieee 9 */
+  uint32_t mode; /* the MODE register's float bits: round 0:3, denormals 4:7, then dx10_clamp 8, ieee 9,
+                    fp16_ovfl 23 */
   uint32_t properties; /* kernel_code_properties of the descriptor */
   uint32_t rsrc2; /* compute_pgm_rsrc2: which SGPRs are set up */
   uint32_t preload; /* user SGPRs filled with kernel arguments, first of them at dword `preload_offset` */

@@ -112,7 +112,7 @@ static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
   }
   if (flags & EMU_READS_VCC) reads(in, EMU_SGPR, EMU_VCC, wave_words);
   if (flags & EMU_WRITES_VCC) writes(in, EMU_SGPR, EMU_VCC, wave_words);
-  if (flags & EMU_READS_M0) reads(in, EMU_SGPR, EMU_M0, 1);
+  if (flags & EMU_READS_M0 || in->flags & EMU_LDS) reads(in, EMU_SGPR, EMU_M0, 1);
 }
 
 /* ---- instructions -------------------------------------------------------------------------------------------------- */

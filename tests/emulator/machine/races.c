@@ -68,11 +68,24 @@ void emu_races_after(struct emu_wave* wave) {
   hazards->doubtful = 0;
 }
 
+/* A wave's own copy from memory to LDS that is still on its way: its accesses to LDS come in order, but not with that. */
+static bool on_its_way(const struct emu_wave* wave, const struct emu_touch* own, uint32_t bytes) {
+  if (!wave->hazards->copies || !(own->bytes & bytes)) return false;
+  const struct queue* queue = &wave->hazards->queue[EMU_VM];
+  for (uint32_t k = 0; k < queue->count; k++)
+    if (queue->entry[k].copy && queue->entry[k].ticket == own->ticket) return true;
+  return false;
+}
+
 static void read_word(struct emu_wave* wave, int lane, uint32_t k, uint32_t bytes) {
   struct emu_machine* machine = wave->machine;
   struct emu_lds_word* word = &machine->lds_words[k];
   int other = unordered(wave, word->writers, machine->lds_writes + (size_t)k * machine->waves, bytes);
   if (other >= 0) race(wave, lane, k, other, "read", "written");
+  if (word->writers >> wave->number & 1 &&
+      on_its_way(wave, machine->lds_writes + (size_t)k * machine->waves + wave->number, bytes))
+    emu_fault(wave, EMU_OUTSTANDING, lane, 4ull * k,
+              "LDS at 0x%x is read while a copy from memory to it is outstanding (vmcnt): a wait is missing", 4 * k);
   if (bytes & ~word->written) {
     machine->report->unwritten++;
     if (machine->launch->flags & EMU_FAULT_UNWRITTEN)
