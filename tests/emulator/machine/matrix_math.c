@@ -1,6 +1,10 @@
 /* Elements of matrices unpacked, multiplied and summed; matrix.c says by which layouts and with what arithmetic. */
 #include "matrix.h"
 
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
+
 unsigned emu_matrix_bits(unsigned type) {
   switch (type) {
     case F64:
@@ -111,6 +115,11 @@ static struct place place_of(const struct form* form, bool gfx12, unsigned block
   return (struct place){4 * (group / across) + i % 4, form->n * (group % across)};
 }
 
+static size_t first_of(const struct task* task, unsigned block, unsigned i) {
+  struct place at = place_of(&task->form, task->gfx12, block, i);
+  return at.row * EMU_LANES + at.lane;
+}
+
 /* For each k: its element, and by how many lanes times m it lies beyond block 0. */
 struct k_order {
   uint8_t element[MOST_K], group[MOST_K];
@@ -125,35 +134,120 @@ static void order_of(struct k_order* order, const struct task* task, unsigned ty
   }
 }
 
-/* One row of D: d[j] += sum of a[k] * b[k][j]. Inlined for each n, whose sums then stay in registers. */
+/* Eight or four columns at once: the compiler leaves loops of fmaf() to the library's function. */
+typedef float eight __attribute__((vector_size(32), aligned(4)));
+typedef float four __attribute__((vector_size(16), aligned(4)));
+
+static inline eight fused(float a, eight b, eight c) {
+#ifdef __FMA__
+  return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c);
+#else
+  for (int j = 0; j < 8; j++) c[j] = fmaf(a, b[j], c[j]);
+  return c;
+#endif
+}
+
+static inline four fused_four(float a, four b, four c) {
+#ifdef __FMA__
+  return _mm_fmadd_ps(_mm_set1_ps(a), b, c);
+#else
+  for (int j = 0; j < 4; j++) c[j] = fmaf(a, b[j], c[j]);
+  return c;
+#endif
+}
+
+/* A row of D, in groups of eight columns: d[j] += a[k] * b[k][j]. Inlined for each width, whose sums stay in registers.
+ */
 static inline __attribute__((always_inline)) void row_f32(float* d, const float* a, const float* const* b, unsigned k,
-                                                          const unsigned n) {
-  float sum[32];
-  memcpy(sum, d, n * sizeof *sum);
+                                                          const unsigned groups) {
+  eight sum[4];
+  memcpy(sum, d, groups * sizeof *sum);
   for (unsigned step = 0; step < k; step++)
-    for (unsigned j = 0; j < n; j++) sum[j] = __builtin_fmaf(a[step], b[step][j], sum[j]);
-  memcpy(d, sum, n * sizeof *sum);
+    for (unsigned j = 0; j < groups; j++) sum[j] = fused(a[step], ((const eight*)b[step])[j], sum[j]);
+  memcpy(d, sum, groups * sizeof *sum);
 }
 
-static void row_f64(double* d, const double* a, const double* const* b, unsigned k, unsigned n) {
-  for (unsigned step = 0; step < k; step++)
-    for (unsigned j = 0; j < n; j++) d[j] = fma(a[step], b[step][j], d[j]);
-}
-
-static void row_i32(int32_t* d, const int32_t* a, const int32_t* const* b, unsigned k, unsigned n, bool saturate) {
-  for (unsigned j = 0; j < n; j++) {
-    int64_t sum = d[j];
-    for (unsigned step = 0; step < k; step++) sum += (int64_t)a[step] * b[step][j];
-    if (saturate) sum = sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum;
-    d[j] = (int32_t)(uint32_t)sum;
-  }
+static void row_of_four(float* d, const float* a, const float* const* b, unsigned k) {
+  four sum;
+  memcpy(&sum, d, sizeof sum);
+  for (unsigned step = 0; step < k; step++) sum = fused_four(a[step], *(const four*)b[step], sum);
+  memcpy(d, &sum, sizeof sum);
 }
 
 static float scale_of(const struct task* task, unsigned which, unsigned lane) {
-  if (!task->scale[which]) return 1;
   uint32_t code = task->scale[which][lane] >> task->scale_shift[which] & 0xff;
   if (code == 0xff) return emu_f32(0x7fc00000);
   return code ? emu_f32(code << 23) : 0x1p-127f;
+}
+
+/* One block: rows of A at a[k][i], of B at b[k][j], D's registers with C in them in `sum`. */
+static void multiply_floats(const struct task* task, unsigned block, const float* const* a, const float* const* b,
+                            float* sum) {
+  const struct form* form = &task->form;
+  for (unsigned i = 0; i < form->m; i++) {
+    float row[MOST_K];
+    for (unsigned k = 0; k < form->k; k++) row[k] = a[k][i];
+    float* d = sum + first_of(task, block, i);
+    if (form->n == 32)
+      row_f32(d, row, b, form->k, 4);
+    else if (form->n == 16)
+      row_f32(d, row, b, form->k, 2);
+    else
+      row_of_four(d, row, b, form->k);
+  }
+}
+
+static void multiply_doubles(const struct task* task, unsigned block, const double* const* a, const double* const* b,
+                             double* sum) {
+  const struct form* form = &task->form;
+  for (unsigned i = 0; i < form->m; i++) {
+    double* d = sum + first_of(task, block, i);
+    for (unsigned k = 0; k < form->k; k++)
+      for (unsigned j = 0; j < form->n; j++) d[j] = fma(a[k][i], b[k][j], d[j]);
+  }
+}
+
+static void multiply_integers(const struct task* task, unsigned block, const int32_t* const* a, const int32_t* const* b,
+                              int32_t* sum, bool saturate) {
+  const struct form* form = &task->form;
+  for (unsigned i = 0; i < form->m; i++) {
+    int32_t* d = sum + first_of(task, block, i);
+    for (unsigned j = 0; j < form->n; j++) {
+      int64_t total = d[j];
+      for (unsigned k = 0; k < form->k; k++) total += (int64_t)a[k][i] * b[k][j];
+      if (saturate) total = total > INT32_MAX ? INT32_MAX : total < INT32_MIN ? INT32_MIN : total;
+      d[j] = (int32_t)(uint32_t)total;
+    }
+  }
+}
+
+/* Rows of elements of one block, by k: those of A or of B, which begin `across` lanes after one another. */
+union rows {
+  const float* f[MOST_K];
+  const int32_t* i[MOST_K];
+  const double* d[MOST_K];
+};
+
+static void find_rows(union rows* rows, const struct task* task, const struct k_order* order,
+                      const union elements* from, unsigned across, unsigned block) {
+  for (unsigned k = 0; k < task->form.k; k++) {
+    unsigned lane = across * (block + task->form.blocks * order->group[k]);
+    if (task->form.d == F64)
+      rows->d[k] = &from->d[0][lane];
+    else if (task->form.d == I32)
+      rows->i[k] = &from->i[order->element[k]][lane];
+    else
+      rows->f[k] = &from->f[order->element[k]][lane];
+  }
+}
+
+/* The rows times their scales: one for each 32 of k, in lane i + across * (k / 32). */
+static void scale_rows(union rows* rows, const struct task* task, unsigned which, unsigned across,
+                       float (*scaled)[32]) {
+  for (unsigned k = 0; k < task->form.k; k++) {
+    for (unsigned i = 0; i < across; i++) scaled[k][i] = rows->f[k][i] * scale_of(task, which, i + across * (k / 32));
+    rows->f[k] = scaled[k];
+  }
 }
 
 void emu_matrix_multiply(const struct task* task, const struct emu_instruction* instruction, const union elements* a,
@@ -165,50 +259,20 @@ void emu_matrix_multiply(const struct task* task, const struct emu_instruction* 
   unsigned shared = form->blocks > 1 ? 1u << instruction->cbsz : 1;
   for (unsigned block = 0; block < form->blocks; block++) {
     unsigned a_block = block - block % shared + (shared > 1 ? instruction->abid % shared : 0);
-    const void* b_row[MOST_K];
-    float scaled[MOST_K][32];
-    for (unsigned k = 0; k < form->k; k++) {
-      unsigned lane = form->n * (block + form->blocks * in_b.group[k]);
-      b_row[k] = form->d == F64 ? (const void*)&b->d[0][lane] : (const void*)&b->f[in_b.element[k]][lane];
-      if (task->scale[1]) {
-        for (unsigned j = 0; j < form->n; j++)
-          scaled[k][j] = ((const float*)b_row[k])[j] * scale_of(task, 1, j + form->n * (k / 32));
-        b_row[k] = scaled[k];
-      }
-    }
-    for (unsigned i = 0; i < form->m; i++) {
-      struct place at = place_of(form, task->gfx12, block, i);
-      union {
-        float f[MOST_K];
-        int32_t i[MOST_K];
-        double d[MOST_K];
-      } row;
-      for (unsigned k = 0; k < form->k; k++) {
-        unsigned lane = i + form->m * (a_block + form->blocks * in_a.group[k]);
-        if (form->d == F64)
-          row.d[k] = a->d[0][lane];
-        else if (form->d == I32)
-          row.i[k] = a->i[in_a.element[k]][lane];
-        else
-          row.f[k] = a->f[in_a.element[k]][lane];
-        if (task->scale[0]) row.f[k] *= scale_of(task, 0, i + form->m * (k / 32));
-      }
-      size_t first = at.row * EMU_LANES + at.lane;
-      if (form->d == F64) {
-        row_f64((double*)sum + first, row.d, (const double* const*)b_row, form->k, form->n);
-      } else if (form->d == I32) {
-        bool saturate = instruction->flags & EMU_CLAMP;
-        row_i32((int32_t*)sum + first, row.i, (const int32_t* const*)b_row, form->k, form->n, saturate);
-      } else {
-        float* d = (float*)sum + first;
-        const float* const* rows = (const float* const*)b_row;
-        if (form->n == 32)
-          row_f32(d, row.f, rows, form->k, 32);
-        else if (form->n == 16)
-          row_f32(d, row.f, rows, form->k, 16);
-        else
-          row_f32(d, row.f, rows, form->k, 4);
-      }
+    union rows rows_a, rows_b;
+    find_rows(&rows_a, task, &in_a, a, form->m, a_block);
+    find_rows(&rows_b, task, &in_b, b, form->n, block);
+    if (task->scale[0]) {
+      float scaled_a[MOST_K][32], scaled_b[MOST_K][32];
+      scale_rows(&rows_a, task, 0, form->m, scaled_a);
+      scale_rows(&rows_b, task, 1, form->n, scaled_b);
+      multiply_floats(task, block, rows_a.f, rows_b.f, sum);
+    } else if (form->d == F64) {
+      multiply_doubles(task, block, rows_a.d, rows_b.d, sum);
+    } else if (form->d == I32) {
+      multiply_integers(task, block, rows_a.i, rows_b.i, sum, instruction->flags & EMU_CLAMP);
+    } else {
+      multiply_floats(task, block, rows_a.f, rows_b.f, sum);
     }
   }
 }
