@@ -51,7 +51,7 @@ class Executor(Device):
     Attributes:
         state: settings of launches to come, and what became of those that were. fault and sentence are the last's.
         programs: by digest of a code object what it was decoded to; they count what was executed.
-        bits: takes the bytes of all that calls write, but for workspaces.
+        bits: takes the bytes of all that calls write, but for workspaces, and for masks, which are made once a call.
     """
 
     name = "cpu"
@@ -81,7 +81,7 @@ class Executor(Device):
             yield
         finally:
             self.library.hip_disown()
-        for name in sorted(set(views) & set(written) - {"workspace"}):
+        for name in sorted(set(views) & set(written) - {"workspace", "mask"}):
             self.bits.update(c.string_at(*span(views[name])))
 
     def _load(self, code: int, size: int) -> int:

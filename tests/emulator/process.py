@@ -23,7 +23,7 @@ from worker import Tasks
 from kiln_recipe.errors import ArtifactError
 
 ATTENTION = ("attn_fwd", "attn_bwd", "attn_decode")
-SEEDS = (1, 1)  # of mutants
+MUTANT_CASES, MUTANT_SEEDS = 1, (1, 1)
 MOST_INSTRUCTIONS = 4_000_000  # of a wave of theirs
 
 
@@ -38,18 +38,18 @@ class Executing(Tasks):
     def named(self) -> dict:
         return super().named() | {"image": self.image, "mutant": self.mutant}
 
-    def image(self, variant: dict, seeds: list[tuple[int, int]]) -> dict:
+    def image(self, variant: dict, cases: int, seeds: list[tuple[int, int]]) -> dict:
         """What candidates.facts records of an image forced in turn, and what it executed meanwhile.
 
         Args:
-            variant: of kiln_variants.
+            variant: of kiln_variants. cases: calls that it is forced in, at most.
             seeds: of struct emu_launch, of the schedule and of contents; with several the outputs' bits must be equal.
         """
         state, began = self.executor.state, time.monotonic()
         before = state.instructions, state.launches, state.unwritten
-        row, digest = self._seeded(variant, seeds[0])
+        row, digest = self._seeded(variant, cases, seeds[0])
         for others in seeds[1:]:
-            again, other_digest = self._seeded(variant, others)
+            again, other_digest = self._seeded(variant, cases, others)
             row["wrong"] += again["wrong"]
             if other_digest != digest and not row["wrong"]:
                 row["wrong"].append(f"the outputs have other bits by the seeds {others} than by {seeds[0]}")
@@ -80,7 +80,7 @@ class Executing(Tasks):
             return about | {"outcome": "same instruction"}
         state.fault.check, state.shortened, state.limit = 0, shortened, MOST_INSTRUCTIONS
         with self.executor.replacing(original, other):
-            row, other_bits = self._seeded(variant, SEEDS)
+            row, other_bits = self._seeded(variant, MUTANT_CASES, MUTANT_SEEDS)
         outcome = "not seen" if other_bits == bits else "other bits"
         if state.fault.check:
             outcome = CHECKS[state.fault.check]
@@ -93,15 +93,15 @@ class Executing(Tasks):
     @cache  # noqa: B019  as long as the process
     def _unchanged(self, key: str, variant: tuple) -> tuple[dict, str]:
         del key
-        return self._seeded(dict(variant), SEEDS)
+        return self._seeded(dict(variant), MUTANT_CASES, MUTANT_SEEDS)
 
-    def _seeded(self, variant: dict, seeds: tuple[int, int]) -> tuple[dict, str]:
+    def _seeded(self, variant: dict, cases: int, seeds: tuple[int, int]) -> tuple[dict, str]:
         """A row of candidates.run_images, and a digest of the outputs."""
         self.executor.bits = hashlib.sha256()
         with self.executor.seeds(*seeds):
-            return self._forced(variant), self.executor.bits.hexdigest()
+            return self._forced(variant, cases), self.executor.bits.hexdigest()
 
-    def _forced(self, variant: dict) -> dict:
+    def _forced(self, variant: dict, cases: int) -> dict:
         operation = variant["operation"].rpartition(".")[2]
         nothing = {"cases": 0, "ratio": 0.0, "output": "", "key": variant["key"]}
         try:
@@ -113,7 +113,7 @@ class Executing(Tasks):
             return nothing | {"wrong": [self._failed(name_of(variant), error)["fault"]]}
         if operation not in ATTENTION:
             return nothing | {"wrong": [f"no test here calls {operation}"]}
-        answer = self.images(operation, variant["functional"], [variant], None)
+        answer = self.images(operation, variant["functional"], [variant], None, cases)
         return answer["rows"][0] if "rows" in answer else nothing | {"wrong": [answer["fault"]]}
 
     def _executed(self) -> dict[str, str]:

@@ -76,12 +76,12 @@ class Results:
 
 
 def run(
-    prefix: Path, target: str, results: Path, processes: int, every: int, seeds: list[tuple[int, int]]
-) -> list[dict]:  # fmt: skip
+    prefix: Path, target: str, results: Path, processes: int, every: int, cases: int, seeds: list[tuple[int, int]]
+) -> list[dict]:
     """Executes what is not done yet of a target; the rows of all that is."""
     manifest = hashlib.sha256((prefix / "share/kiln/manifest.json").read_bytes()).hexdigest()
     about = {
-        "kind": "device", "name": target, "release": manifest, "decoder": decoder(), "every": every,
+        "kind": "device", "name": target, "release": manifest, "decoder": decoder(), "every": every, "cases": cases,
         "seeds": [list(pair) for pair in seeds],
     }  # fmt: skip
     kept = Results(results / target, about)
@@ -91,7 +91,7 @@ def run(
     with make_progress() as progress:
         progress.start(len(variants), title=target, unit="image")
         began = time.monotonic()
-        futures = {pool.submit("image", variant, seeds): variant for variant in variants}
+        futures = {pool.submit("image", variant, cases, seeds): variant for variant in variants}
         for count, future in enumerate(as_completed(futures), 1):
             variant, row = futures[future], future.result()
             if "fault" in row:
@@ -115,6 +115,7 @@ def main() -> int:
     parser.add_argument("results", type=Path, help="a folder for the results")
     parser.add_argument("--target", action="append", help="gfx942 and the like; default: all of AMD's in the release")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
+    parser.add_argument("--cases", type=int, default=1, help="calls that each is forced in, at most; default: 1")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth image")
     parser.add_argument(
         "--seeds", default="1,2", metavar="N,N...", type=lambda text: [(int(n), int(n)) for n in text.split(",")],
@@ -122,10 +123,10 @@ def main() -> int:
         "several the outputs must have equal bits; default: 1,2",
     )  # fmt: skip
     options = parser.parse_args()
-    seeds = options.seeds
     wrong = []
     for target in options.target or images.targets(options.prefix):
-        rows = run(options.prefix.resolve(), target, options.results, options.processes, options.every, seeds)
+        how = options.processes, options.every, options.cases, options.seeds
+        rows = run(options.prefix.resolve(), target, options.results, *how)
         wrong += [f"{target} {r['kernel']} {r['functional']}: {fault}" for r in rows for fault in r.get("wrong", [])]
     for line in wrong:
         print(line)

@@ -101,9 +101,10 @@ def is_of_another(failure: ffi.Failure) -> bool:
 
 
 def run_images(
-    kiln, device: str, reasons: list[str], operation: str, functional: str, variants: list[dict], target: str | None
-) -> dict:
-    """Forces each image of a functional in up to MOST_CASES calls, and judges these: {"rows": [one an image]}.
+    kiln, device: str, reasons: list[str], operation: str, functional: str, variants: list[dict], target: str | None,
+    most: int = MOST_CASES,
+) -> dict:  # fmt: skip
+    """Forces each image of a functional in up to `most` calls, and judges these: {"rows": [one an image]}.
 
     Args:
         variants: of one kernel.
@@ -133,7 +134,7 @@ def run_images(
             if ratio >= row["ratio"]:
                 row |= {"ratio": ratio, "output": output}
             row["wrong"] += [f"{call}: {fault}" for fault in verdict.wrong()]
-            if row["cases"] >= MOST_CASES:
+            if row["cases"] >= most:
                 break
         if not row["cases"] and not row["wrong"] and "refused" not in row:
             row["wrong"].append("no call of candidates.py reaches this image")

@@ -14,7 +14,7 @@ import ffi
 import sampling
 import torch
 from calls import Call
-from candidates import run_images
+from candidates import MOST_CASES, run_images
 from check import check
 from decode_calls import DecodeCall
 from decode_check import check_decode
@@ -71,9 +71,12 @@ class Tasks:
                 break
         return {"ran": number - first + 1, "rows": rows, "worst": worst, "is_broken": broken}
 
-    def images(self, operation: str, functional: str, variants: list[dict], target: str | None) -> dict:
+    def images(
+        self, operation: str, functional: str, variants: list[dict], target: str | None, most: int = MOST_CASES
+    ) -> dict:
         try:
-            return run_images(self.kiln, self.device, self.reasons(target), operation, functional, variants, target)
+            reasons = self.reasons(target)
+            return run_images(self.kiln, self.device, reasons, operation, functional, variants, target, most)
         except Exception as error:  # noqa: BLE001
             return self._failed(f"images of {operation}, {functional}", error)
 
