@@ -26,14 +26,14 @@ NAME = "libexecutor.so"
 AS_DRIVER = "libamdhip64.so.6"  # by which a program finds it
 
 
-def _digest(flags: list[str]) -> str:
+def _digest(flags: list[str], sources: list[Path]) -> str:
     """Of all that the result depends on; a processor may lack what another has."""
     try:
         processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):
         processor = ""
     found = hashlib.sha256(repr((flags, processor)).encode())
-    for path in SOURCES + HEADERS:
+    for path in sources + HEADERS:
         found.update(path.read_bytes())
     return found.hexdigest()[:24]
 
@@ -52,27 +52,35 @@ def library(*flags: str) -> Path:
     every = [*FLAGS, *flags]
     folder = Path(tempfile.gettempdir()) / f"kiln-executor-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    made = folder / _digest(every)
+    made = folder / _digest(every, SOURCES)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (made / NAME).is_file():
             made.mkdir(exist_ok=True)
-            _compile(made, every)
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                objects = list(pool.map(lambda source: _compiled(folder / "objects", every, source), SOURCES))
+            _link(made, every, objects)
     return made / NAME
 
 
-def _compile(folder: Path, flags: list[str]) -> None:
-    objects = {source: folder / f"{source.stem}.o" for source in SOURCES}
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda source: _run(["cc", *flags, "-c", str(source), "-o", str(objects[source])]), SOURCES))
+def _compiled(folder: Path, flags: list[str], source: Path) -> Path:
+    """A source's object, which is kept: of many only one may have changed."""
+    folder.mkdir(exist_ok=True)
+    made = folder / f"{source.stem}-{_digest(flags, [source])}.o"
+    if not made.is_file():
+        partial = made.with_suffix(".partial.o")
+        _run(["cc", *flags, "-c", str(source), "-o", str(partial)])
+        partial.replace(made)
+    return made
+
+
+def _link(folder: Path, flags: list[str], objects: list[Path]) -> None:
     partial = folder / f"partial-{NAME}"
-    _run(["cc", *flags, "-shared", *map(str, objects.values()), "-o", str(partial), "-lm", "-ldl", "-lpthread"])
+    _run(["cc", *flags, "-shared", *map(str, objects), "-o", str(partial), "-lm", "-ldl", "-lpthread"])
     link = folder / AS_DRIVER
     link.unlink(missing_ok=True)
     link.symlink_to(NAME)
     partial.replace(folder / NAME)
-    for path in objects.values():
-        path.unlink()
 
 
 def _run(command: list[str]) -> None:
