@@ -323,8 +323,10 @@ def _fill(record: Instruction, name: str, rest: str) -> None:
             record.wait[counter] = min(left, 127)
         return
     if name in _NO_OPERANDS or name.startswith(("s_branch", "s_cbranch")):
-        if name in ("s_nop", "s_delay_alu") and _INTEGER.match(rest):
+        if name == "s_nop":
             record.immediate = int(rest, 0)
+        elif "depctr_va_vdst(0)" in rest:
+            record.immediate = 1
         return
     if found := re.search(r"hwreg\((\w+)(?:, (\d+), (\d+))?\)", rest):
         register, offset, size = found[1], int(found[2] or 0), int(found[3] or 32)
@@ -443,14 +445,19 @@ def _describe(code: Code, instructions: ctypes.Array, texts: ctypes.Array, execu
     facts, descriptor = code.facts, code.descriptor
     lds, scratch, kernarg = struct.unpack_from("<3I", descriptor, 0)
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIHH", descriptor, 48)
+    # Registers come in eights; from gfx90a on, accumulation registers lie behind the others in one file.
+    vgprs, agprs = 8 * ((rsrc1 & 63) + 1), 0
+    if facts.target.startswith("gfx9"):
+        whole, vgprs = vgprs, 4 * ((struct.unpack_from("<I", descriptor, 44)[0] & 63) + 1)
+        agprs = max(whole - vgprs, 0)
     entry = next(k for k, record in enumerate(instructions) if record.pc == code.entry)
     return Program(
         target=TARGETS.index(facts.target.split(":")[0]),
         wave_size=facts.wavefront_size,
         count=len(instructions),
         entry=entry,
-        vgprs=min(facts.vgprs - facts.agprs if facts.agprs else facts.vgprs, 256),
-        agprs=facts.agprs,
+        vgprs=min(vgprs, 256),
+        agprs=min(agprs, 256),
         sgprs=facts.sgprs,
         lds=lds,
         scratch=scratch,

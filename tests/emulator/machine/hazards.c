@@ -148,6 +148,7 @@ void emu_hazards_before(struct emu_wave* wave, const struct emu_instruction* in)
     for (int r = 0; r < in->writes; r++) use(wave, in, &in->write[r], true);
   }
   check_written(wave, in);
+  emu_waits_before(wave, in);
   if (is_memory(in)) hazards->ticket++;
 }
 
@@ -158,6 +159,7 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
     if (in->write[r].kind == EMU_VGPR)
       for (uint32_t k = 0; k < in->write[r].count; k++) hazards->written[in->write[r].first + k] |= exec;
   if (hazards->doubtful) emu_races_after(wave);
+  emu_waits_after(wave, in);
   uint32_t flags = in->op->flags;
   if (!is_memory(in) || !(flags & (EMU_LOADS | EMU_STORES | EMU_ATOMIC))) return;
   struct entry entry = {.ticket = hazards->ticket, .pc = in->pc, .family = in->family,
@@ -179,7 +181,9 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
 bool emu_hazards_create(struct emu_machine* machine) {
   if (!emu_races_create(machine)) return false;
   for (uint32_t k = 0; k < machine->waves; k++)
-    if (!(machine->wave[k].hazards = calloc(1, sizeof *machine->wave[k].hazards))) return false;
+    if (!(machine->wave[k].hazards = calloc(1, sizeof *machine->wave[k].hazards)) ||
+        !(machine->wave[k].hazards->waits = calloc(1, sizeof(struct emu_waits))))
+      return false;
   return true;
 }
 
@@ -189,9 +193,12 @@ void emu_hazards_reset(struct emu_machine* machine) {
     struct emu_hazards* hazards = machine->wave[k].hazards;
     uint32_t* complete = hazards->complete;
     uint32_t room = hazards->room;
+    struct emu_waits* waits = hazards->waits;
     memset(hazards, 0, sizeof *hazards);
     hazards->complete = complete;
     hazards->room = room;
+    hazards->waits = waits;
+    emu_waits_reset(waits);
     hazards->written[0] = machine->full; /* the work-item's number */
   }
 }
@@ -200,6 +207,7 @@ void emu_hazards_destroy(struct emu_machine* machine) {
   for (uint32_t k = 0; machine->wave && k < machine->waves; k++) {
     if (!machine->wave[k].hazards) continue;
     free(machine->wave[k].hazards->complete);
+    free(machine->wave[k].hazards->waits);
     free(machine->wave[k].hazards);
   }
   emu_races_destroy(machine);

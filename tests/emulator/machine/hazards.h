@@ -33,11 +33,31 @@ struct emu_hazards {
   /* Barriers: at each that the wave reached, the first ticket that was not done; and how many it went on from. */
   uint32_t* complete;
   uint32_t signals, room, passed;
+  struct emu_waits* waits;
   uint32_t doubtful; /* words that this instruction writes and another wave wrote */
   struct doubt {
     uint32_t word, bytes, old;
     int other, lane;
   } doubt[DOUBTS];
+};
+
+/* wait_states.c: what was written lately by what. Times count wait states: an instruction is one, s_nop N is N + 1. */
+struct emu_waits {
+  uint32_t now;
+  struct lately {
+    uint32_t vector, matrix, source_c, store; /* when last written by the VALU, by a matrix instruction; read as C by
+                                                 one; read as the data of a store of more than 64 bits */
+    uint16_t first; /* of the matrix instruction's result */
+    uint8_t words;
+    uint8_t how; /* enum emu_matrix of it */
+    uint8_t passes, source_c_passes;
+    uint8_t kind; /* flags of the VALU's instruction: see wait_states.c */
+    uint32_t valus, transcendentals; /* gfx11: how many there had been when a transcendental instruction wrote it */
+  } vgpr[EMU_VGPRS];
+  uint32_t sgpr[EMU_SGPRS]; /* when last written by the VALU */
+  uint32_t m0; /* when last written by the SALU */
+  uint32_t valus, transcendentals; /* executed so far */
+  uint32_t arrived; /* gfx11: how many transcendental instructions had been executed when all results were waited for */
 };
 
 struct emu_lds_word {
@@ -49,6 +69,10 @@ struct emu_touch {
 };
 
 enum emu_counter emu_counter_of(const struct emu_wave* wave, const struct emu_instruction* in);
+
+void emu_waits_reset(struct emu_waits* waits);
+void emu_waits_before(struct emu_wave* wave, const struct emu_instruction* in);
+void emu_waits_after(struct emu_wave* wave, const struct emu_instruction* in);
 
 /* races.c: LDS between waves. */
 void emu_races_after(struct emu_wave* wave);

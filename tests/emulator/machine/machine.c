@@ -180,6 +180,11 @@ static void step(struct emu_wave* wave, bool checked) {
               program->texts + in->text);
     return;
   }
+  if (in->flags & EMU_BEYOND) {
+    emu_fault(wave, EMU_PROGRAM, -1, 0, "names a vector register beyond those that are allocated, v0 to v%u%s",
+              program->vgprs - 1, program->agprs ? " and the accumulation registers" : "");
+    return;
+  }
   if (checked) emu_hazards_before(wave, in);
   if (in->flags & EMU_DUAL) {
     uint32_t old[EMU_LANES], new[EMU_LANES], *row = wave->vgpr[in->operand[0].index];

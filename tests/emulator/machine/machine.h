@@ -75,7 +75,7 @@ enum emu_flag {
   EMU_DPP = 1 << 12,
   EMU_DUAL = 1 << 13, /* the first half of a VOPD: the next record reads what stood before this one wrote */
   EMU_OP_SEL_HI = 1 << 14, /* op_sel_hi was written; else VOP3P takes all ones */
-  EMU_D16_TRUE = 1 << 15,
+  EMU_BEYOND = 1 << 15, /* found by emu_program_prepare: names a vector register that is not allocated */
 };
 
 enum emu_dpp {
@@ -113,16 +113,20 @@ struct emu_instruction {
   uint8_t cbsz, abid, blgp; /* MFMA */
   int8_t wait[EMU_COUNTERS]; /* of s_waitcnt and its kin: at most so many outstanding; -1: not waited for */
   uint8_t family; /* enum emu_family */
-  int32_t immediate; /* of SOPK, SOPP, s_setreg and the like: the 16 bits, sign-extended */
+  int32_t immediate; /* of s_nop; bitop3's table; s_setreg's register and bits; 1: s_waitcnt_depctr with va_vdst(0) */
   struct emu_operand operand[EMU_OPERANDS];
 
   /* Filled by emu_program_prepare: how many operands are results, how many sources; where the sources' letters begin
      in op->types; ranges of registers read and written, for the hazards. */
   uint8_t results, sources, first_source;
+  uint8_t matrix; /* enum emu_matrix */
   char precision; /* the letter of op->types by which MODE's fields are chosen */
   uint8_t reads, writes;
   struct emu_range { uint16_t kind, first, count; } read[EMU_OPERANDS + 3], write[4];
 };
+
+/* Matrix units: of f64; of f32 sources on gfx942 and gfx950 (SGEMM); of all else. */
+enum emu_matrix { EMU_NO_MATRIX, EMU_XDL, EMU_SGEMM, EMU_DGEMM };
 
 enum emu_family { EMU_SALU, EMU_BRANCH, EMU_VALU, EMU_MATRIX, EMU_LDS_ACCESS, EMU_VECTOR_MEMORY, EMU_SCALAR_MEMORY,
                   EMU_OTHER };
@@ -152,6 +156,12 @@ enum emu_op_flag {
   EMU_SCALAR = 1 << 14, /* SMEM: returns out of order */
   EMU_LDS_COUNT = 1 << 15, /* counts on LGKM */
   EMU_FLAT = 1 << 16, /* counts on VM (VS) and on LGKM */
+  /* For the wait states. */
+  EMU_READS_LANE = 1 << 17, /* v_readlane, v_readfirstlane */
+  EMU_SELECTS_LANE = 1 << 18, /* v_readlane, v_writelane: the third operand is a lane's number */
+  EMU_DOT = 1 << 19,
+  EMU_STALLS = 1 << 20, /* s_nop: so many wait states more, as the immediate says */
+  EMU_WAITS_VALU = 1 << 21, /* where the immediate is 1: for all results of the VALU */
 };
 
 /* A scalar function: `scc` is in and out. */
@@ -219,7 +229,7 @@ struct emu_program {
   uint32_t wave_size; /* 32 or 64 */
   uint32_t count;
   uint32_t entry; /* index of the first instruction executed */
-  uint32_t vgprs, agprs, sgprs; /* allocated; agprs start at vgpr `accum_offset` of the unified file, here at 256 */
+  uint32_t vgprs, agprs, sgprs; /* allocated */
   uint32_t lds; /* static, bytes */
   uint32_t scratch; /* private segment of a lane, bytes */
   uint32_t mode; /* the MODE register's float bits: round 0:3, denormals 4:7, then dx10_clamp 8, ieee 9,

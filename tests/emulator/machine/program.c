@@ -120,13 +120,13 @@ static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
 /* VOP3P takes the high halves for high results where op_sel_hi is not written. */
 static bool is_packed(const struct emu_op* op) { return strpbrk(op->types, "pP") != 0; }
 
-static bool memory(const struct emu_op* op) {
+static bool is_memory(const struct emu_op* op) {
   return op->family == EMU_LDS_ACCESS || op->family == EMU_VECTOR_MEMORY || op->family == EMU_SCALAR_MEMORY;
 }
 
 static uint8_t results_of(const struct emu_instruction* in) {
   const struct emu_op* op = in->op;
-  if (memory(op)) {
+  if (is_memory(op)) {
     if (op->flags & EMU_NO_RESULT) return 0;
     if (op->flags & EMU_ATOMIC && !(in->flags & EMU_SC0) && op->family == EMU_VECTOR_MEMORY) return 0;
     if (in->flags & EMU_LDS) return 0;
@@ -145,6 +145,13 @@ static char precision_of(const char* types) {
   return types && types[at] ? types[at] : 'f';
 }
 
+static uint8_t matrix_of(const char* name, uint32_t target) {
+  size_t length = strlen(name);
+  if (strstr(name, "_f64_")) return EMU_DGEMM;
+  bool single = !strcmp(name + length - 3, "f32") && name[length - 4] != 'x';
+  return single && target != EMU_GFX90A ? EMU_SGEMM : EMU_XDL;
+}
+
 static bool prepare(struct emu_instruction* in, const struct emu_program* program) {
   if (in->opcode == UINT32_MAX) {
     in->op = 0;
@@ -154,6 +161,7 @@ static bool prepare(struct emu_instruction* in, const struct emu_program* progra
   in->family = op->family;
   in->results = results_of(in);
   in->precision = precision_of(op->types);
+  in->matrix = op->family == EMU_MATRIX ? matrix_of(op->name, program->target) : EMU_NO_MATRIX;
   const char* sign = op->types ? strchr(op->types, '=') : 0;
   in->first_source = sign ? (uint8_t)(sign + 1 - op->types) : 0;
   uint8_t sources = sign ? (uint8_t)strlen(sign + 1) : (uint8_t)(in->operands - in->results);
@@ -168,8 +176,11 @@ static bool prepare(struct emu_instruction* in, const struct emu_program* progra
     struct emu_operand* operand = &in->operand[k];
     char letter = sign && k >= in->results ? sign[1 + k - in->results] : 's';
     if (operand->kind == EMU_INTEGER || operand->kind == EMU_FLOAT) make_bits(operand, letter);
-    uint32_t room = operand->kind == EMU_VGPR ? EMU_VGPRS : EMU_SGPRS;
-    if (is_register(operand) && (uint32_t)operand->index + operand->words > room) return false;
+    if (!is_register(operand)) continue;
+    uint32_t last = (uint32_t)operand->index + operand->words;
+    if (last > (operand->kind == EMU_VGPR ? EMU_VGPRS : EMU_SGPRS)) return false;
+    if (operand->kind == EMU_VGPR && (operand->index < 256 ? last > program->vgprs : last - 256 > program->agprs))
+      in->flags |= EMU_BEYOND;
   }
   list_registers(in, wave_words);
   return true;

@@ -25,6 +25,10 @@ EMU_ROW_U(min3_u32, MIN3(AU, BU, CU))
 EMU_ROW_U(med3_i32, MAX2(MIN2(AI, BI), MIN2(MAX2(AI, BI), CI)))
 EMU_ROW_U(med3_u32, MAX2(MIN2(AU, BU), MIN2(MAX2(AU, BU), CU)))
 
+EMU_ROW_H(max3_f16, emu_max64(emu_max64(AH, BH), CH))
+EMU_ROW_H(min3_f16, emu_min64(emu_min64(AH, BH), CH))
+EMU_ROW_U(pack_b32_f16, AU | BU << 16)
+
 EMU_ROW_U(add3_u32, AU + BU + CU)
 EMU_ROW_U(lshl_add_u32, (AU << (BU & 31)) + CU)
 EMU_ROW_U(add_lshl_u32, (AU + BU) << (CU & 31))
@@ -209,6 +213,11 @@ const struct emu_op emu_vector3_ops[] = {
     V("v_minmax_f32", "f=fff", minmax_f32),
     V("v_maxmin_num_f32", "f=fff", maxmin_f32),
     V("v_minmax_num_f32", "f=fff", minmax_f32),
+    V("v_max3_f16", "h=hhh", max3_f16),
+    V("v_min3_f16", "h=hhh", min3_f16),
+    V("v_max3_num_f16", "h=hhh", max3_f16),
+    V("v_min3_num_f16", "h=hhh", min3_f16),
+    V("v_pack_b32_f16", "u=hh", pack_b32_f16),
     V("v_max3_i32", "i=iii", max3_i32),
     V("v_min3_i32", "i=iii", min3_i32),
     V("v_med3_i32", "i=iii", med3_i32),

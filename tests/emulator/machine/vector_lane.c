@@ -95,9 +95,9 @@ static void nothing(struct emu_wave* wave, const struct emu_instruction* in) { (
 #define RUN(name, types, run, flags) {name, types, run, 0, flags, EMU_VALU, 0, 0}
 
 const struct emu_op emu_vector_lane_ops[] = {
-    RUN("v_readlane_b32", "s=us", readlane, EMU_IGNORES_EXEC),
-    RUN("v_readfirstlane_b32", "s=u", readfirstlane, EMU_IGNORES_EXEC),
-    RUN("v_writelane_b32", "u=ss", writelane, EMU_IGNORES_EXEC | EMU_READS_RESULT),
+    RUN("v_readlane_b32", "s=us", readlane, EMU_IGNORES_EXEC | EMU_READS_LANE | EMU_SELECTS_LANE),
+    RUN("v_readfirstlane_b32", "s=u", readfirstlane, EMU_IGNORES_EXEC | EMU_READS_LANE),
+    RUN("v_writelane_b32", "u=ss", writelane, EMU_IGNORES_EXEC | EMU_READS_RESULT | EMU_SELECTS_LANE),
     RUN("v_permlane16_b32", "u=uss", permlane16, 0),
     RUN("v_permlanex16_b32", "u=uss", permlanex16, 0),
     RUN("v_permlane64_b32", "u=u", permlane64, 0),
