@@ -113,7 +113,7 @@ class Executing(Tasks):
             return nothing | {"wrong": [self._failed(name_of(variant), error)["fault"]]}
         if operation not in ATTENTION:
             return nothing | {"wrong": [f"no test here calls {operation}"]}
-        answer = self.images(operation, variant["functional"], [variant], None, cases)
+        answer = self.images(operation, variant["functional"], [variant], None, cases, small=True)
         return answer["rows"][0] if "rows" in answer else nothing | {"wrong": [answer["fault"]]}
 
     def _executed(self) -> dict[str, str]:

@@ -39,6 +39,13 @@ SHAPES = (
     {"rows": 5000, "keys": 70, "heads": 1, "heads_kv": 1},
     {"rows": 70, "keys": 5000, "heads": 1, "heads_kv": 1},
 )  # fmt: skip
+# The same, of fewer scores and heads, for where a call takes seconds: the emulator of AMD's code objects.
+SMALL_SHAPES = (
+    {"rows": 70, "keys": 100, "causal": True, "bottom_right": True},
+    {"rows": 80, "keys": 45, "heads": 4, "heads_kv": 2, "left": 30, "right": 10, "bottom_right": True},
+    *SHAPES[2:4],
+)
+SMALL_SINKS = 4
 LAYOUTS = ({}, {"layout": "odd rows", "layout_out": "odd rows"}, {"layout": "offset", "layout_out": "offset"})
 DECODES = (
     {"batch": 3, "keys": 900, "used": (900, 0, 411), "splits": 4},
@@ -50,9 +57,9 @@ DECODES = (
 DECODE_EXTRAS = ({}, {"softcap": 20.0}, {"alibi": "batch"}, {"sinks": True, "softcap": 20.0, "alibi": "heads"})
 
 
-def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCall]:
+def calls(operation: str, functional: str, kernel: str, small: bool = False) -> list[Call | DecodeCall]:
     """Calls that may be of a functional, the likely ones first, by those of its words that are known here. Whether one
-    is, only the release can say."""
+    is, only the release can say. `small`: of SMALL_SHAPES."""
     known = words(functional)
     dtypes = [known["dtype"]] if "dtype" in known else ["bf16", "fp16", "fp32"]
     width = int(known["head_dim"]) if "head_dim" in known else 64
@@ -79,10 +86,11 @@ def calls(operation: str, functional: str, kernel: str) -> list[Call | DecodeCal
     likely = "any" if "sink" in kernel else "bias" if "bias" in kernel else known.get("extras")
     extras = sorted(EXTRAS, key=lambda name: name != likely)
     result = []
-    for some in itertools.product([EXTRAS[name] for name in extras], widths, LAYOUTS, SHAPES):
+    shapes, sinks = (SMALL_SHAPES, SMALL_SINKS) if small else (SHAPES, SINKS)
+    for some in itertools.product([EXTRAS[name] for name in extras], widths, LAYOUTS, shapes):
         fields = {name: value for part in some for name, value in part.items()}
         if "sinks" in fields:
-            fields["heads"] = fields["heads_kv"] = SINKS
+            fields["heads"] = fields["heads_kv"] = sinks
         fields["deterministic"] = known.get("ordered") == "true"
         result += [Call(dtype=dtype, backward=operation == "attn_bwd", **fields) for dtype in dtypes]
     return result
@@ -102,15 +110,16 @@ def is_of_another(failure: ffi.Failure) -> bool:
 
 def run_images(
     kiln, device: str, reasons: list[str], operation: str, functional: str, variants: list[dict], target: str | None,
-    most: int = MOST_CASES,
+    most: int = MOST_CASES, small: bool = False,
 ) -> dict:  # fmt: skip
     """Forces each image of a functional in up to `most` calls, and judges these: {"rows": [one an image]}.
 
     Args:
         variants: of one kernel.
         reasons: why the release has no images of some other variants.
+        small: see `calls`.
     """
-    candidates = calls(operation, functional, variants[0]["kernel"])
+    candidates = calls(operation, functional, variants[0]["kernel"], small)
     hits: dict[tuple, list[Call | DecodeCall]] = {}  # the calls that take an image of a kernel and specialization
     rows = []
     for variant in variants:

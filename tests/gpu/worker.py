@@ -72,11 +72,12 @@ class Tasks:
         return {"ran": number - first + 1, "rows": rows, "worst": worst, "is_broken": broken}
 
     def images(
-        self, operation: str, functional: str, variants: list[dict], target: str | None, most: int = MOST_CASES
-    ) -> dict:
+        self, operation: str, functional: str, variants: list[dict], target: str | None, most: int = MOST_CASES,
+        small: bool = False,
+    ) -> dict:  # fmt: skip
         try:
             reasons = self.reasons(target)
-            return run_images(self.kiln, self.device, reasons, operation, functional, variants, target, most)
+            return run_images(self.kiln, self.device, reasons, operation, functional, variants, target, most, small)
         except Exception as error:  # noqa: BLE001
             return self._failed(f"images of {operation}, {functional}", error)
 
