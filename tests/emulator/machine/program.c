@@ -99,6 +99,10 @@ static bool is_register(const struct emu_operand* operand) {
   return operand->kind == EMU_VGPR || (operand->kind == EMU_SGPR && operand->index != EMU_NULL);
 }
 
+static bool is_memory(const struct emu_op* op) {
+  return op->family == EMU_LDS_ACCESS || op->family == EMU_VECTOR_MEMORY || op->family == EMU_SCALAR_MEMORY;
+}
+
 static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
   uint32_t flags = in->op->flags;
   in->reads = in->writes = 0;
@@ -107,7 +111,8 @@ static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
     if (!is_register(operand)) continue;
     if (k < in->results)
       writes(in, operand->kind, operand->index, operand->words);
-    if (k >= in->results || flags & EMU_READS_RESULT)
+    /* A load of half a register leaves the other half when it returns, and reads nothing before. */
+    if (k >= in->results || (flags & EMU_READS_RESULT && !is_memory(in->op)))
       reads(in, operand->kind, operand->index, operand->words);
   }
   if (flags & EMU_READS_VCC) reads(in, EMU_SGPR, EMU_VCC, wave_words);
@@ -119,10 +124,6 @@ static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
 
 /* VOP3P takes the high halves for high results where op_sel_hi is not written. */
 static bool is_packed(const struct emu_op* op) { return strpbrk(op->types, "pP") != 0; }
-
-static bool is_memory(const struct emu_op* op) {
-  return op->family == EMU_LDS_ACCESS || op->family == EMU_VECTOR_MEMORY || op->family == EMU_SCALAR_MEMORY;
-}
 
 static uint8_t results_of(const struct emu_instruction* in) {
   const struct emu_op* op = in->op;

@@ -149,8 +149,8 @@ static void check_scalar_registers(struct emu_wave* wave, const struct emu_instr
 
 /* ---- gfx11 and gfx12 ----------------------------------------------------------------------------------------------- */
 
-/* A transcendental result needs a wait for VALU results (s_waitcnt_depctr va_vdst(0)), six instructions of the VALU, or
-   two transcendental ones, before it is read. */
+/* A transcendental result needs a wait for VALU results (s_waitcnt_depctr va_vdst(0), or an access to memory), six
+   instructions of the VALU, or two transcendental ones, before it is read. */
 static void check_transcendental(struct emu_wave* wave, const struct emu_instruction* in) {
   const struct emu_waits* waits = wave->hazards->waits;
   for (int r = 0; r < in->reads; r++) {
@@ -263,7 +263,8 @@ void emu_waits_after(struct emu_wave* wave, const struct emu_instruction* in) {
   waits->now += 1 + (in->op->flags & EMU_STALLS ? (uint32_t)in->immediate : 0);
   if (is_vector(in) || in->family == EMU_MATRIX) waits->valus++;
   if (in->op->flags & EMU_TRANSCENDENTAL) waits->transcendentals++;
-  if (in->op->flags & EMU_WAITS_VALU && in->immediate) waits->arrived = waits->transcendentals;
+  /* What leaves the vector registers for memory waits for the VALU by itself. */
+  if (is_memory(in) || (in->op->flags & EMU_WAITS_VALU && in->immediate)) waits->arrived = waits->transcendentals;
   note_writes(wave, in);
   note_reads(wave, in);
 }
