@@ -116,8 +116,11 @@
   Y(ds_cmpstore_b64, ds_cmpstore_rtn_b64, 8, COMPARE_SWAP)
 
 /* X(name, bytes): atomics that exist with the old value only */
-#define EMU_LDS_SWAPS(X) \
-  X(ds_wrxchg_rtn_b32, 4) X(ds_wrxchg_rtn_b64, 8) X(ds_storexchg_rtn_b32, 4) X(ds_storexchg_rtn_b64, 8)
+#define EMU_LDS_SWAPS(X)     \
+  X(ds_wrxchg_rtn_b32, 4)    \
+  X(ds_wrxchg_rtn_b64, 8)    \
+  X(ds_storexchg_rtn_b32, 4) \
+  X(ds_storexchg_rtn_b64, 8)
 
 /* X(name, what, bits of an element) */
 #define EMU_LDS_LANES(X)                 \

@@ -6,7 +6,8 @@
  *
  *   A[i][k], MFMA:   element k % p of lane i + m * (b + blocks * (k / p)); B[k][j] the same with j and n
  *     f8f6f4, 8 bits: k lies as two halves: element k % 16 + 16 * (k / (K/2)) of lane i + m * (k % (K/2) / 16)
- *     WMMA of gfx12 as MFMA; of gfx11 all k in lane i, and again in lane i + 16
+ *     WMMA of gfx12 as MFMA, but of 16 bits element k % 4 + 4 * (k / 8) of lane i + 16 * (k / 4 % 2); of gfx11 all k in
+ *     lane i, and again in lane i + 16
  *   D[i][j], MFMA:   rows of four: with g = b * m/4 + i/4 and w = 64 / n, register 4 * (g / w) + i % 4, lane n * (g %
  * w) + j f64: registers 2 * (i / 4) up, lane 16 * (i % 4) + 4 * b + j WMMA of gfx11: register i / 2, lane 16 * (i % 2)
  * + j; of gfx12: register i % 8, lane 16 * (i / 8) + j

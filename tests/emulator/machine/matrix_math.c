@@ -126,11 +126,11 @@ struct k_order {
 };
 
 static void order_of(struct k_order* order, const struct task* task, unsigned type, unsigned per_lane) {
-  bool halves = task->named && emu_matrix_bits(type) == 8;
+  bool halves = task->named && emu_matrix_bits(type) == 8, fours = task->gfx12 && emu_matrix_bits(type) == 16;
   unsigned half = task->form.k / 2;
   for (unsigned k = 0; k < task->form.k; k++) {
-    order->element[k] = halves ? k % 16 + 16 * (k / half) : k % per_lane;
-    order->group[k] = halves ? k % half / 16 : k / per_lane;
+    order->element[k] = halves ? k % 16 + 16 * (k / half) : fours ? k % 4 + 4 * (k / 8) : k % per_lane;
+    order->group[k] = halves ? k % half / 16 : fours ? k / 4 % 2 : k / per_lane;
   }
 }
 

@@ -131,9 +131,16 @@
   X(P, S, atomic_max_num_f32, 4, MAX_F)
 
 /* Caches written back or made anew: nothing to do where every access is done at once. */
-#define EMU_CACHE_FORMS(X)                                                                               \
-  X(buffer_wbl2, 0)                                                                                      \
-  X(buffer_inv, 0) X(buffer_invl2, 0) X(buffer_wbinvl1, 0) X(buffer_wbinvl1_vol, 0) X(buffer_gl0_inv, 0) \
-      X(buffer_gl1_inv, 0) X(global_inv, EMU_LOADS) X(global_wb, EMU_STORES) X(global_wbinv, EMU_STORES)
+#define EMU_CACHE_FORMS(X) \
+  X(buffer_wbl2, 0)        \
+  X(buffer_inv, 0)         \
+  X(buffer_invl2, 0)       \
+  X(buffer_wbinvl1, 0)     \
+  X(buffer_wbinvl1_vol, 0) \
+  X(buffer_gl0_inv, 0)     \
+  X(buffer_gl1_inv, 0)     \
+  X(global_inv, EMU_LOADS) \
+  X(global_wb, EMU_STORES) \
+  X(global_wbinv, EMU_STORES)
 
 #endif

@@ -13,21 +13,48 @@ struct form {
 };
 
 /* X(name, bytes, whether signed, whether of a buffer) */
-#define EVERY(X)                                                                                                      \
-  X(s_load_dword, 4, 0, 0)                                                                                            \
-  X(s_load_dwordx2, 8, 0, 0) X(s_load_dwordx4, 16, 0, 0) X(s_load_dwordx8, 32, 0, 0) X(s_load_dwordx16, 64, 0, 0)     \
-      X(s_load_b32, 4, 0, 0) X(s_load_b64, 8, 0, 0) X(s_load_b96, 12, 0, 0) X(s_load_b128, 16, 0, 0)                  \
-          X(s_load_b256, 32, 0, 0) X(s_load_b512, 64, 0, 0) X(s_load_u8, 1, 0, 0) X(s_load_i8, 1, 1, 0) X(            \
-              s_load_u16, 2, 0, 0) X(s_load_i16, 2, 1, 0) X(s_buffer_load_dword, 4, 0, 1)                             \
-              X(s_buffer_load_dwordx2, 8, 0, 1) X(s_buffer_load_dwordx4, 16, 0, 1) X(s_buffer_load_dwordx8, 32, 0, 1) \
-                  X(s_buffer_load_dwordx16, 64, 0, 1) X(s_buffer_load_b32, 4, 0, 1) X(s_buffer_load_b64, 8, 0, 1)     \
-                      X(s_buffer_load_b96, 12, 0, 1) X(s_buffer_load_b128, 16, 0, 1) X(s_buffer_load_b256, 32, 0, 1)  \
-                          X(s_buffer_load_b512, 64, 0, 1) X(s_buffer_load_u8, 1, 0, 1) X(s_buffer_load_i8, 1, 1, 1)   \
-                              X(s_buffer_load_u16, 2, 0, 1) X(s_buffer_load_i16, 2, 1, 1)
-#define CACHES(X)                                                                                                 \
-  X(s_dcache_inv)                                                                                                 \
-  X(s_dcache_wb) X(s_dcache_inv_vol) X(s_dcache_wb_vol) X(s_gl1_inv) X(s_prefetch_data) X(s_prefetch_data_pc_rel) \
-      X(s_prefetch_inst) X(s_prefetch_inst_pc_rel) X(s_buffer_prefetch_data)
+#define EVERY(X)                      \
+  X(s_load_dword, 4, 0, 0)            \
+  X(s_load_dwordx2, 8, 0, 0)          \
+  X(s_load_dwordx4, 16, 0, 0)         \
+  X(s_load_dwordx8, 32, 0, 0)         \
+  X(s_load_dwordx16, 64, 0, 0)        \
+  X(s_load_b32, 4, 0, 0)              \
+  X(s_load_b64, 8, 0, 0)              \
+  X(s_load_b96, 12, 0, 0)             \
+  X(s_load_b128, 16, 0, 0)            \
+  X(s_load_b256, 32, 0, 0)            \
+  X(s_load_b512, 64, 0, 0)            \
+  X(s_load_u8, 1, 0, 0)               \
+  X(s_load_i8, 1, 1, 0)               \
+  X(s_load_u16, 2, 0, 0)              \
+  X(s_load_i16, 2, 1, 0)              \
+  X(s_buffer_load_dword, 4, 0, 1)     \
+  X(s_buffer_load_dwordx2, 8, 0, 1)   \
+  X(s_buffer_load_dwordx4, 16, 0, 1)  \
+  X(s_buffer_load_dwordx8, 32, 0, 1)  \
+  X(s_buffer_load_dwordx16, 64, 0, 1) \
+  X(s_buffer_load_b32, 4, 0, 1)       \
+  X(s_buffer_load_b64, 8, 0, 1)       \
+  X(s_buffer_load_b96, 12, 0, 1)      \
+  X(s_buffer_load_b128, 16, 0, 1)     \
+  X(s_buffer_load_b256, 32, 0, 1)     \
+  X(s_buffer_load_b512, 64, 0, 1)     \
+  X(s_buffer_load_u8, 1, 0, 1)        \
+  X(s_buffer_load_i8, 1, 1, 1)        \
+  X(s_buffer_load_u16, 2, 0, 1)       \
+  X(s_buffer_load_i16, 2, 1, 1)
+#define CACHES(X)           \
+  X(s_dcache_inv)           \
+  X(s_dcache_wb)            \
+  X(s_dcache_inv_vol)       \
+  X(s_dcache_wb_vol)        \
+  X(s_gl1_inv)              \
+  X(s_prefetch_data)        \
+  X(s_prefetch_data_pc_rel) \
+  X(s_prefetch_inst)        \
+  X(s_prefetch_inst_pc_rel) \
+  X(s_buffer_prefetch_data)
 
 #define FORM(name, bytes, is_signed, buffer) {bytes, is_signed, buffer},
 #define NO_FORM(name) {0, 0, 0},
