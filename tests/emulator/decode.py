@@ -67,7 +67,10 @@ _PAIRED_WAITS = {"s_wait_loadcnt_dscnt": (0, 1), "s_wait_storecnt_dscnt": (3, 1)
 # Instructions whose operands are not registers, or do not matter to what they do.
 _NO_OPERANDS = {"s_nop", "s_sleep", "s_setprio", "s_clause", "s_delay_alu", "s_set_inst_prefetch_distance",
                 "s_inst_prefetch", "s_sendmsg", "s_waitcnt_depctr", "s_wait_alu", "s_barrier_signal", "s_barrier_wait",
-                "s_endpgm", "s_icache_inv", "s_code_end", "s_barrier", "s_wait_idle"}  # fmt: skip
+                "s_endpgm", "s_icache_inv", "s_code_end", "s_barrier", "s_wait_idle",
+                "buffer_wbl2", "buffer_inv", "buffer_invl2", "buffer_wbinvl1", "buffer_wbinvl1_vol", "buffer_gl0_inv",
+                "buffer_gl1_inv", "global_inv", "global_wb", "global_wbinv", "s_prefetch_data", "s_prefetch_inst",
+                "s_prefetch_data_pc_rel", "s_prefetch_inst_pc_rel", "s_buffer_prefetch_data"}  # fmt: skip
 _HARDWARE_REGISTERS = {"HW_REG_MODE": 1, "HW_REG_STATUS": 2}
 
 
@@ -207,7 +210,9 @@ def read(code: bytes) -> Code:
     symbols = {symbol.name: symbol for symbol in file.get_section_by_name(".symtab").iter_symbols()}
     start = symbols[facts.kernel]["st_value"]
     descriptor = _bytes_at(file, symbols[facts.symbol]["st_value"], 64)
-    lines = [(address - start, size, text) for address, size, text in disassemble(code, facts.target) if address >= start]
+    lines = [
+        (address - start, size, text) for address, size, text in disassemble(code, facts.target) if address >= start
+    ]
     entry = symbols[facts.symbol]["st_value"] + struct.unpack_from("<q", descriptor, 16)[0] - start
     # Hardware that fills scalar registers with arguments starts behind the code that would load them.
     preloaded = struct.unpack_from("<H", descriptor, 58)[0] & 0x7F

@@ -61,7 +61,8 @@ class Instruction(ctypes.Structure):
         ("cbsz", ctypes.c_uint8), ("abid", ctypes.c_uint8), ("blgp", ctypes.c_uint8), ("wait", ctypes.c_int8 * 7),
         ("family", ctypes.c_uint8), ("immediate", ctypes.c_int32), ("operand", Operand * 6),
         ("results", ctypes.c_uint8), ("sources", ctypes.c_uint8), ("first_source", ctypes.c_uint8),
-        ("matrix", ctypes.c_uint8), ("precision", ctypes.c_char), ("reads", ctypes.c_uint8), ("writes", ctypes.c_uint8), ("read", Range * 9),
+        ("matrix", ctypes.c_uint8), ("precision", ctypes.c_char),
+        ("reads", ctypes.c_uint8), ("writes", ctypes.c_uint8), ("read", Range * 9),
         ("write", Range * 4),
     ]  # fmt: skip
 

@@ -242,13 +242,15 @@ def test_waves_may_write_halves_of_a_word(seed: int) -> None:
         ds_write_b16 v1, v2
         s_endpgm"""
     assert run(CDNA, text.format(shift=1), lds=64, waves=2, seed=seed).check == "ok"
-    both_at_0 = text.replace("v1, {shift}, v2", "v1, 2, v2").replace("ds_write_b16 v1", "v_mov_b32 v1, 0\nds_write_b16 v1")
+    both_at_0 = text.replace("v1, {shift}, v2", "v1, 2, v2").replace(
+        "ds_write_b16 v1", "v_mov_b32 v1, 0\nds_write_b16 v1"
+    )
     assert run(CDNA, both_at_0, lds=64, waves=2, seed=seed).check == "race"
 
 
 @seeds
 def test_barriers_in_two_parts(seed: int) -> None:
-    """gfx12: a wave may write behind its signal what nobody reads before the next barrier, but not what it signalled."""
+    """gfx12: what a wave writes behind its signal, the others cannot count on behind their wait."""
     text = """
         v_lshlrev_b32 v1, 2, v0
         v_xor_b32 v2, 0x80, v1

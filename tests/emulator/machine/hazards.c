@@ -1,10 +1,10 @@
 /*
  * What hardware shows only by chance: results used before the wait that guards them.
  *
- * Each wave keeps its outstanding memory instructions in the order in which they were issued, by counter. s_waitcnt takes
- * those away that must have returned by then: of the same kind they return in order; scalar loads in any order, so that
- * only a wait for none proves them; where scalar loads and LDS share a counter, an access to LDS is proven when more
- * have returned than there are scalar loads and older accesses.
+ * Each wave keeps its outstanding memory instructions in the order in which they were issued, by counter. s_waitcnt
+ * takes those away that must have returned by then: of the same kind they return in order; scalar loads in any order,
+ * so that only a wait for none proves them; where scalar loads and LDS share a counter, an access to LDS is proven when
+ * more have returned than there are scalar loads and older accesses.
  */
 #include "hazards.h"
 
@@ -19,13 +19,16 @@ static uint32_t capacity(const struct emu_machine* machine, enum emu_counter cou
   return counter == EMU_LGKM && narrow ? 15 : 63;
 }
 
-static struct queue* queue_of(struct emu_wave* wave, enum emu_counter counter) { return &wave->hazards->queue[counter]; }
+static struct queue* queue_of(struct emu_wave* wave, enum emu_counter counter) {
+  return &wave->hazards->queue[counter];
+}
 
 static uint8_t* pending_of(struct emu_wave* wave, const struct emu_range* range) {
   return (range->kind == EMU_VGPR ? wave->hazards->vgpr : wave->hazards->sgpr) + range->first;
 }
 
-/* ---- queues -------------------------------------------------------------------------------------------------------- */
+/* ---- queues --------------------------------------------------------------------------------------------------------
+ */
 
 /* Takes the entry at place `at` (0 the oldest) out. A flat access is in two queues, and done when out of both. */
 static void retire(struct emu_wave* wave, enum emu_counter counter, uint32_t at) {
@@ -37,7 +40,8 @@ static void retire(struct emu_wave* wave, enum emu_counter counter, uint32_t at)
   if (entry.shared && !entry.last) {
     for (int other = 0; other < EMU_COUNTERS; other++)
       for (uint32_t k = 0; k < wave->hazards->queue[other].count; k++)
-        if (wave->hazards->queue[other].entry[k].ticket == entry.ticket) wave->hazards->queue[other].entry[k].last = true;
+        if (wave->hazards->queue[other].entry[k].ticket == entry.ticket)
+          wave->hazards->queue[other].entry[k].last = true;
     return;
   }
   for (int r = 0; r < entry.ranges; r++) {
@@ -75,7 +79,8 @@ static void push(struct emu_wave* wave, enum emu_counter counter, const struct e
   queue->entry[queue->count++] = *entry;
 }
 
-/* ---- registers ----------------------------------------------------------------------------------------------------- */
+/* ---- registers -----------------------------------------------------------------------------------------------------
+ */
 
 static void use(struct emu_wave* wave, const struct emu_instruction* in, const struct emu_range* range, bool write) {
   struct emu_hazards* hazards = wave->hazards;
@@ -96,7 +101,9 @@ static void use(struct emu_wave* wave, const struct emu_instruction* in, const s
             continue;
           emu_fault(wave, EMU_OUTSTANDING, -1, 0,
                     "%s%u is %s while the load at 0x%x into it is outstanding (%s): a wait is missing",
-                    range->kind == EMU_SGPR ? "s" : range->first + k >= 256 ? "a" : "v",
+                    range->kind == EMU_SGPR   ? "s"
+                    : range->first + k >= 256 ? "a"
+                                              : "v",
                     range->kind == EMU_VGPR ? (range->first + k) & 255 : range->first + k, write ? "written" : "read",
                     entry->pc, counter_names[counter]);
           return;
@@ -162,9 +169,13 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
   emu_waits_after(wave, in);
   uint32_t flags = in->op->flags;
   if (!is_memory(in) || !(flags & (EMU_LOADS | EMU_STORES | EMU_ATOMIC))) return;
-  struct entry entry = {.ticket = hazards->ticket, .pc = in->pc, .family = in->family,
-                        .scalar = (flags & EMU_SCALAR) != 0, .lds = in->family == EMU_LDS_ACCESS || in->flags & EMU_LDS,
-                        .shared = (flags & EMU_FLAT) != 0, .copy = (in->flags & EMU_LDS) != 0};
+  struct entry entry = {.ticket = hazards->ticket,
+                        .pc = in->pc,
+                        .family = in->family,
+                        .scalar = (flags & EMU_SCALAR) != 0,
+                        .lds = in->family == EMU_LDS_ACCESS || in->flags & EMU_LDS,
+                        .shared = (flags & EMU_FLAT) != 0,
+                        .copy = (in->flags & EMU_LDS) != 0};
   hazards->copies += entry.copy;
   for (int r = 0; r < in->writes && entry.ranges < 2; r++) {
     struct emu_range range = entry.range[entry.ranges++] = in->write[r];
@@ -176,7 +187,8 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
   if (entry.shared) push(wave, EMU_LGKM, &entry);
 }
 
-/* ---- life ---------------------------------------------------------------------------------------------------------- */
+/* ---- life ----------------------------------------------------------------------------------------------------------
+ */
 
 bool emu_hazards_create(struct emu_machine* machine) {
   if (!emu_races_create(machine)) return false;

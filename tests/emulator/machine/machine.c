@@ -11,7 +11,8 @@
 #include <xmmintrin.h>
 #endif
 
-/* ---- numbers drawn ------------------------------------------------------------------------------------------------- */
+/* ---- numbers drawn -------------------------------------------------------------------------------------------------
+ */
 
 /* xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016). */
 static uint64_t draw(uint64_t* state) {
@@ -34,7 +35,8 @@ static void fill_words(uint32_t* words, size_t count, uint64_t seed, uint64_t* s
   for (size_t k = 0; k < count; k++) words[k] = (uint32_t)(draw(state) >> 32);
 }
 
-/* ---- faults -------------------------------------------------------------------------------------------------------- */
+/* ---- faults --------------------------------------------------------------------------------------------------------
+ */
 
 void emu_fault(struct emu_wave* wave, enum emu_check check, int lane, uint64_t address, const char* why, ...) {
   struct emu_machine* machine = wave->machine;
@@ -53,7 +55,8 @@ void emu_fault(struct emu_wave* wave, enum emu_check check, int lane, uint64_t a
   va_end(list);
 }
 
-/* ---- rounding and subnormal numbers -------------------------------------------------------------------------------- */
+/* ---- rounding and subnormal numbers --------------------------------------------------------------------------------
+ */
 
 void emu_float_default(struct emu_wave* wave) {
 #ifdef __SSE__
@@ -81,14 +84,28 @@ void emu_float_mode(struct emu_wave* wave, char letter) {
 #endif
 }
 
-/* ---- waves --------------------------------------------------------------------------------------------------------- */
+/* ---- waves ---------------------------------------------------------------------------------------------------------
+ */
 
 /* kernel_code_properties: which user SGPRs are set up, in this order. */
-enum { PRIVATE_BUFFER = 1, DISPATCH_PTR = 2, QUEUE_PTR = 4, KERNARG_PTR = 8, DISPATCH_ID = 16, FLAT_SCRATCH_INIT = 32,
-       PRIVATE_SIZE = 64 };
+enum {
+  PRIVATE_BUFFER = 1,
+  DISPATCH_PTR = 2,
+  QUEUE_PTR = 4,
+  KERNARG_PTR = 8,
+  DISPATCH_ID = 16,
+  FLAT_SCRATCH_INIT = 32,
+  PRIVATE_SIZE = 64
+};
 /* compute_pgm_rsrc2. */
-enum { USER_SGPRS_SHIFT = 1, GROUP_X = 1 << 7, GROUP_Y = 1 << 8, GROUP_Z = 1 << 9, GROUP_INFO = 1 << 10,
-       PRIVATE_OFFSET = 1 };
+enum {
+  USER_SGPRS_SHIFT = 1,
+  GROUP_X = 1 << 7,
+  GROUP_Y = 1 << 8,
+  GROUP_Z = 1 << 9,
+  GROUP_INFO = 1 << 10,
+  PRIVATE_OFFSET = 1
+};
 
 static unsigned set_pair(struct emu_wave* wave, unsigned at, uint64_t value) {
   wave->sgpr[at] = (uint32_t)value;
@@ -210,7 +227,8 @@ static void step(struct emu_wave* wave, bool checked) {
   if (checked) emu_hazards_after(wave, in);
 }
 
-/* ---- work-groups --------------------------------------------------------------------------------------------------- */
+/* ---- work-groups ---------------------------------------------------------------------------------------------------
+ */
 
 /* Where every wave that has not ended has signalled, the barrier is complete. */
 static void complete_barrier(struct emu_machine* machine) {
@@ -263,8 +281,8 @@ static void run_group(struct emu_machine* machine) {
     uint64_t quantum = launch->schedule_seed ? 1 + draw(&machine->random) % 200 : UINT64_MAX;
     while (quantum-- && !wave->done && !wave->waits && !fault->check) {
       step(wave, checked);
-      if (wave->executed > limit) emu_fault(wave, EMU_ENDLESS, -1, 0, "a wave took more than %llu instructions",
-                                            (unsigned long long)limit);
+      if (wave->executed > limit)
+        emu_fault(wave, EMU_ENDLESS, -1, 0, "a wave took more than %llu instructions", (unsigned long long)limit);
     }
     if (!fault->check) complete_barrier(machine);
     if (fault->check) break;
@@ -353,8 +371,8 @@ uint32_t emu_run(const struct emu_launch* launch, struct emu_report* report) {
     run_groups(&machine);
   } else {
     report->fault.check = EMU_PROGRAM;
-    snprintf(report->fault.why, sizeof report->fault.why, "the launch has more than %d waves in a group, or memory ran out",
-             EMU_WAVES);
+    snprintf(report->fault.why, sizeof report->fault.why,
+             "the launch has more than %d waves in a group, or memory ran out", EMU_WAVES);
   }
 #ifdef __SSE__
   _mm_setcsr(control);

@@ -22,7 +22,7 @@
 #define EMU_EXPORT __attribute__((visibility("default")))
 
 enum {
-  EMU_LANES = 64, /* of a row; a wave32 leaves the upper half alone */
+  EMU_LANES = 64,  /* of a row; a wave32 leaves the upper half alone */
   EMU_VGPRS = 512, /* v0 to v255, then a0 to a255 */
   EMU_SGPRS = 128, /* numbered as operands are encoded: s0 up, then the names below */
   EMU_OPERANDS = 6,
@@ -30,26 +30,40 @@ enum {
 };
 
 /* Numbers of scalar registers with names. m0 and null are given those of gfx11 on every target. */
-enum { EMU_FLAT_SCRATCH = 102, EMU_XNACK_MASK = 104, EMU_VCC = 106, EMU_TTMP = 108, EMU_NULL = 124, EMU_M0 = 125,
-       EMU_EXEC = 126 };
+enum {
+  EMU_FLAT_SCRATCH = 102,
+  EMU_XNACK_MASK = 104,
+  EMU_VCC = 106,
+  EMU_TTMP = 108,
+  EMU_NULL = 124,
+  EMU_M0 = 125,
+  EMU_EXEC = 126
+};
 
 enum emu_kind {
-  EMU_NONE, /* "off", or no operand at all */
-  EMU_VGPR, /* index: 0 to 511, AGPRs from 256 on */
-  EMU_SGPR, /* index: 0 to 127; `null` reads as 0 and drops what is written */
+  EMU_NONE,    /* "off", or no operand at all */
+  EMU_VGPR,    /* index: 0 to 511, AGPRs from 256 on */
+  EMU_SGPR,    /* index: 0 to 127; `null` reads as 0 and drops what is written */
   EMU_INTEGER, /* bits: an inline integer, sign-extended, or a literal */
-  EMU_FLOAT, /* an inline floating-point constant: `value`; program.c puts the bits that the opcode's type asks for */
+  EMU_FLOAT,   /* an inline floating-point constant: `value`; program.c puts the bits that the opcode's type asks for */
   EMU_SPECIAL, /* index: enum emu_special */
 };
-enum emu_special { EMU_SCC, EMU_VCCZ, EMU_EXECZ, EMU_SHARED_BASE, EMU_SHARED_LIMIT, EMU_PRIVATE_BASE,
-                   EMU_PRIVATE_LIMIT };
+enum emu_special {
+  EMU_SCC,
+  EMU_VCCZ,
+  EMU_EXECZ,
+  EMU_SHARED_BASE,
+  EMU_SHARED_LIMIT,
+  EMU_PRIVATE_BASE,
+  EMU_PRIVATE_LIMIT
+};
 
 /* SDWA: which part of a word. */
 enum emu_part { EMU_DWORD, EMU_BYTE_0, EMU_BYTE_1, EMU_BYTE_2, EMU_BYTE_3, EMU_WORD_0, EMU_WORD_1 };
 enum emu_unused { EMU_UNUSED_PAD, EMU_UNUSED_SEXT, EMU_UNUSED_PRESERVE };
 
 struct emu_operand {
-  uint8_t kind; /* enum emu_kind */
+  uint8_t kind;  /* enum emu_kind */
   uint8_t words; /* registers, of 32 bits */
   uint16_t index;
   uint8_t neg, abs, sext; /* modifiers written around it */
@@ -73,15 +87,26 @@ enum emu_flag {
   EMU_FETCH_INVALID = 1 << 10, /* fi:1 */
   EMU_SDWA = 1 << 11,
   EMU_DPP = 1 << 12,
-  EMU_DUAL = 1 << 13, /* the first half of a VOPD: the next record reads what stood before this one wrote */
+  EMU_DUAL = 1 << 13,      /* the first half of a VOPD: the next record reads what stood before this one wrote */
   EMU_OP_SEL_HI = 1 << 14, /* op_sel_hi was written; else VOP3P takes all ones */
-  EMU_BEYOND = 1 << 15, /* found by emu_program_prepare: names a vector register that is not allocated */
+  EMU_BEYOND = 1 << 15,    /* found by emu_program_prepare: names a vector register that is not allocated */
 };
 
 enum emu_dpp {
   EMU_QUAD_PERM = 1, /* dpp_value: four selections of two bits, lane 0 lowest */
-  EMU_ROW_SHL, EMU_ROW_SHR, EMU_ROW_ROR, EMU_WAVE_SHL, EMU_WAVE_ROL, EMU_WAVE_SHR, EMU_WAVE_ROR,
-  EMU_ROW_MIRROR, EMU_ROW_HALF_MIRROR, EMU_ROW_BCAST, EMU_ROW_NEWBCAST, EMU_ROW_SHARE, EMU_ROW_XMASK,
+  EMU_ROW_SHL,
+  EMU_ROW_SHR,
+  EMU_ROW_ROR,
+  EMU_WAVE_SHL,
+  EMU_WAVE_ROL,
+  EMU_WAVE_SHR,
+  EMU_WAVE_ROR,
+  EMU_ROW_MIRROR,
+  EMU_ROW_HALF_MIRROR,
+  EMU_ROW_BCAST,
+  EMU_ROW_NEWBCAST,
+  EMU_ROW_SHARE,
+  EMU_ROW_XMASK,
   EMU_DPP8, /* dpp_value: eight selections of three bits, lane 0 lowest */
 };
 
@@ -97,22 +122,22 @@ struct emu_machine;
    first. */
 struct emu_instruction {
   const struct emu_op* op; /* filled by emu_program_prepare */
-  uint32_t pc; /* bytes, from the kernel's first instruction */
-  uint32_t size; /* bytes; 0 for the second half of a VOPD */
-  uint32_t opcode; /* emu_find_op's answer, or UINT32_MAX: unknown, a fault where it is executed */
-  uint32_t text; /* offset of its text in the program's `texts` */
-  uint32_t flags; /* enum emu_flag */
-  int32_t target; /* of a branch: index of an instruction, -1 if there is none */
+  uint32_t pc;             /* bytes, from the kernel's first instruction */
+  uint32_t size;           /* bytes; 0 for the second half of a VOPD */
+  uint32_t opcode;         /* emu_find_op's answer, or UINT32_MAX: unknown, a fault where it is executed */
+  uint32_t text;           /* offset of its text in the program's `texts` */
+  uint32_t flags;          /* enum emu_flag */
+  int32_t target;          /* of a branch: index of an instruction, -1 if there is none */
   int32_t offset, offset1; /* bytes as written: offset:, offset0: (in `offset`) and offset1: */
   uint32_t dpp_value;
   uint8_t dpp, row_mask, bank_mask; /* enum emu_dpp; four bits each */
   uint8_t operands;
-  uint8_t omod; /* 0 none, 1 mul:2, 2 mul:4, 3 div:2 */
+  uint8_t omod;                              /* 0 none, 1 mul:2, 2 mul:4, 3 div:2 */
   uint8_t op_sel, op_sel_hi, neg_lo, neg_hi; /* bit k: of source k; op_sel bit (number of sources): of the result */
-  uint8_t dst_part, dst_unused; /* SDWA */
-  uint8_t cbsz, abid, blgp; /* MFMA */
+  uint8_t dst_part, dst_unused;              /* SDWA */
+  uint8_t cbsz, abid, blgp;                  /* MFMA */
   int8_t wait[EMU_COUNTERS]; /* of s_waitcnt and its kin: at most so many outstanding; -1: not waited for */
-  uint8_t family; /* enum emu_family */
+  uint8_t family;            /* enum emu_family */
   int32_t immediate; /* of s_nop; bitop3's table; s_setreg's register and bits; 1: s_waitcnt_depctr with va_vdst(0) */
   struct emu_operand operand[EMU_OPERANDS];
 
@@ -122,14 +147,24 @@ struct emu_instruction {
   uint8_t matrix; /* enum emu_matrix */
   char precision; /* the letter of op->types by which MODE's fields are chosen */
   uint8_t reads, writes;
-  struct emu_range { uint16_t kind, first, count; } read[EMU_OPERANDS + 3], write[4];
+  struct emu_range {
+    uint16_t kind, first, count;
+  } read[EMU_OPERANDS + 3], write[4];
 };
 
 /* Matrix units: of f64; of f32 sources on gfx942 and gfx950 (SGEMM); of all else. */
 enum emu_matrix { EMU_NO_MATRIX, EMU_XDL, EMU_SGEMM, EMU_DGEMM };
 
-enum emu_family { EMU_SALU, EMU_BRANCH, EMU_VALU, EMU_MATRIX, EMU_LDS_ACCESS, EMU_VECTOR_MEMORY, EMU_SCALAR_MEMORY,
-                  EMU_OTHER };
+enum emu_family {
+  EMU_SALU,
+  EMU_BRANCH,
+  EMU_VALU,
+  EMU_MATRIX,
+  EMU_LDS_ACCESS,
+  EMU_VECTOR_MEMORY,
+  EMU_SCALAR_MEMORY,
+  EMU_OTHER
+};
 
 /* A row function computes all lanes. A source of 64 bits is a row of low words, then one of high words; of 16 bits:
    words with a zero upper half. `d` is scratch, masked into the result afterwards; where the opcode also reads its
@@ -139,7 +174,7 @@ typedef void emu_run_function(struct emu_wave* wave, const struct emu_instructio
 
 enum emu_op_flag {
   EMU_READS_RESULT = 1 << 0, /* the result is a source too (v_fmac, v_dot2c, v_swap) */
-  EMU_WRITES_VCC = 1 << 1, /* without naming it */
+  EMU_WRITES_VCC = 1 << 1,   /* without naming it */
   EMU_READS_VCC = 1 << 2,
   EMU_WRITES_SCC = 1 << 3,
   EMU_READS_SCC = 1 << 4,
@@ -152,15 +187,15 @@ enum emu_op_flag {
   /* What a memory instruction raises. */
   EMU_LOADS = 1 << 11, /* returns data to registers (or LDS), and counts as a load */
   EMU_STORES = 1 << 12,
-  EMU_ATOMIC = 1 << 13, /* counts as a load with EMU_SC0, else as a store */
-  EMU_SCALAR = 1 << 14, /* SMEM: returns out of order */
+  EMU_ATOMIC = 1 << 13,    /* counts as a load with EMU_SC0, else as a store */
+  EMU_SCALAR = 1 << 14,    /* SMEM: returns out of order */
   EMU_LDS_COUNT = 1 << 15, /* counts on LGKM */
-  EMU_FLAT = 1 << 16, /* counts on VM (VS) and on LGKM */
+  EMU_FLAT = 1 << 16,      /* counts on VM (VS) and on LGKM */
   /* For the wait states. */
-  EMU_READS_LANE = 1 << 17, /* v_readlane, v_readfirstlane */
+  EMU_READS_LANE = 1 << 17,   /* v_readlane, v_readfirstlane */
   EMU_SELECTS_LANE = 1 << 18, /* v_readlane, v_writelane: the third operand is a lane's number */
   EMU_DOT = 1 << 19,
-  EMU_STALLS = 1 << 20, /* s_nop: so many wait states more, as the immediate says */
+  EMU_STALLS = 1 << 20,     /* s_nop: so many wait states more, as the immediate says */
   EMU_WAITS_VALU = 1 << 21, /* where the immediate is 1: for all results of the VALU */
 };
 
@@ -179,9 +214,9 @@ struct emu_op {
   const char* types;
   emu_run_function* run; /* executes it; for the VALU: emu_valu, which calls `lanes` */
   emu_lanes* lanes;
-  uint32_t flags; /* enum emu_op_flag */
-  uint8_t family; /* enum emu_family */
-  uint8_t passes; /* MFMA: passes of four clocks, for the wait states */
+  uint32_t flags;              /* enum emu_op_flag */
+  uint8_t family;              /* enum emu_family */
+  uint8_t passes;              /* MFMA: passes of four clocks, for the wait states */
   emu_scalar_function* scalar; /* SALU: what emu_salu calls */
 };
 
@@ -194,26 +229,26 @@ extern const struct emu_op emu_scalar_ops[], emu_branch_ops[], emu_vector_ops[],
 
 enum emu_check {
   EMU_OK,
-  EMU_UNKNOWN, /* an instruction, operand or modifier that the executor does not know */
-  EMU_ADDRESS, /* memory that no region has, LDS beyond the allocation, a misaligned access */
+  EMU_UNKNOWN,     /* an instruction, operand or modifier that the executor does not know */
+  EMU_ADDRESS,     /* memory that no region has, LDS beyond the allocation, a misaligned access */
   EMU_OUTSTANDING, /* a register used while a load into it is outstanding */
-  EMU_RACE, /* words shared by waves without a barrier between */
-  EMU_BARRIER, /* a barrier that not all waves reach */
+  EMU_RACE,        /* words shared by waves without a barrier between */
+  EMU_BARRIER,     /* a barrier that not all waves reach */
   EMU_WAIT_STATES, /* instructions that need others between them */
-  EMU_UNWRITTEN, /* a register or a word of LDS read that nothing wrote */
-  EMU_ENDLESS, /* more instructions than the launch may take */
-  EMU_PROGRAM, /* execution left the program; a reserved setting */
+  EMU_UNWRITTEN,   /* a register or a word of LDS read that nothing wrote */
+  EMU_ENDLESS,     /* more instructions than the launch may take */
+  EMU_PROGRAM,     /* execution left the program; a reserved setting */
 };
 
 struct emu_fault {
-  uint32_t check; /* enum emu_check */
+  uint32_t check;       /* enum emu_check */
   uint32_t instruction; /* index */
   uint32_t pc;
   uint32_t group[3];
   uint32_t wave;
-  int32_t lane; /* -1: of no lane */
+  int32_t lane;     /* -1: of no lane */
   uint64_t address; /* of memory or LDS, else 0 */
-  char why[256]; /* one sentence */
+  char why[256];    /* one sentence */
 };
 
 /* Records the launch's first fault; the wave stops. `lane` is -1 where it is of no lane. */
@@ -225,23 +260,23 @@ void emu_fault(struct emu_wave* wave, enum emu_check check, int lane, uint64_t a
 enum emu_target { EMU_GFX90A, EMU_GFX942, EMU_GFX950, EMU_GFX1100, EMU_GFX1151, EMU_GFX1200, EMU_GFX1201 };
 
 struct emu_program {
-  uint32_t target; /* enum emu_target */
+  uint32_t target;    /* enum emu_target */
   uint32_t wave_size; /* 32 or 64 */
   uint32_t count;
-  uint32_t entry; /* index of the first instruction executed */
+  uint32_t entry;               /* index of the first instruction executed */
   uint32_t vgprs, agprs, sgprs; /* allocated */
-  uint32_t lds; /* static, bytes */
-  uint32_t scratch; /* private segment of a lane, bytes */
-  uint32_t mode; /* the MODE register's float bits: round 0:3, denormals 4:7, then dx10_clamp 8, ieee 9,
-                    fp16_ovfl 23 */
-  uint32_t properties; /* kernel_code_properties of the descriptor */
-  uint32_t rsrc2; /* compute_pgm_rsrc2: which SGPRs are set up */
-  uint32_t preload; /* user SGPRs filled with kernel arguments, first of them at dword `preload_offset` */
+  uint32_t lds;                 /* static, bytes */
+  uint32_t scratch;             /* private segment of a lane, bytes */
+  uint32_t mode;                /* the MODE register's float bits: round 0:3, denormals 4:7, then dx10_clamp 8, ieee 9,
+                                   fp16_ovfl 23 */
+  uint32_t properties;          /* kernel_code_properties of the descriptor */
+  uint32_t rsrc2;               /* compute_pgm_rsrc2: which SGPRs are set up */
+  uint32_t preload;             /* user SGPRs filled with kernel arguments, first of them at dword `preload_offset` */
   uint32_t preload_offset;
   uint32_t kernarg; /* bytes that the descriptor says */
   uint32_t texts_size;
   struct emu_instruction* instructions;
-  const char* texts; /* zero-terminated strings */
+  const char* texts;  /* zero-terminated strings */
   uint64_t* executed; /* by instruction, waves summed: coverage */
 };
 
@@ -259,20 +294,20 @@ struct emu_launch {
   const uint8_t* kernarg;
   const struct emu_region* regions; /* sorted by base, not touching */
   uint32_t region_count;
-  uint32_t flags; /* enum emu_launch_flag */
+  uint32_t flags;         /* enum emu_launch_flag */
   uint64_t schedule_seed; /* 0: waves and groups in order */
   uint64_t contents_seed; /* of registers and LDS; 0: zeros */
-  uint64_t limit; /* instructions of a wave, 0: 2^32 */
+  uint64_t limit;         /* instructions of a wave, 0: 2^32 */
 };
 enum emu_launch_flag {
   EMU_FAULT_UNWRITTEN = 1, /* EMU_UNWRITTEN is a fault; else only counted */
-  EMU_NO_HAZARDS = 2, /* no check of counters, races and wait states */
+  EMU_NO_HAZARDS = 2,      /* no check of counters, races and wait states */
 };
 
 struct emu_report {
   struct emu_fault fault; /* check 0: none */
-  uint64_t instructions; /* executed, waves summed */
-  uint64_t unwritten; /* reads of what nothing wrote */
+  uint64_t instructions;  /* executed, waves summed */
+  uint64_t unwritten;     /* reads of what nothing wrote */
 };
 
 /* Index of an opcode by its name, or UINT32_MAX. */
@@ -295,20 +330,20 @@ struct emu_machine {
   const struct emu_launch* launch;
   const struct emu_program* program;
   struct emu_report* report;
-  uint64_t full; /* EXEC with every lane of a wave */
-  uint32_t waves; /* of a group */
+  uint64_t full;     /* EXEC with every lane of a wave */
+  uint32_t waves;    /* of a group */
   uint32_t barriers; /* that all waves of the group have reached, so far */
   uint32_t group[3];
   uint8_t* lds;
-  uint32_t lds_size; /* bytes allocated */
-  struct emu_lds_word* lds_words; /* who touched each word */
+  uint32_t lds_size;                        /* bytes allocated */
+  struct emu_lds_word* lds_words;           /* who touched each word */
   struct emu_touch *lds_reads, *lds_writes; /* by word and wave */
-  struct emu_wave* wave; /* [waves] */
-  struct emu_region* regions; /* the launch's and the arguments', sorted by base */
+  struct emu_wave* wave;                    /* [waves] */
+  struct emu_region* regions;               /* the launch's and the arguments', sorted by base */
   uint32_t region_count;
   const struct emu_region* last_region; /* found last */
-  uint8_t* kernarg; /* the arguments, where the program reads them */
-  uint64_t ordinal; /* of the group in its grid */
+  uint8_t* kernarg;                     /* the arguments, where the program reads them */
+  uint64_t ordinal;                     /* of the group in its grid */
   uint64_t random;
   uint32_t control; /* what the processor's control word of floating point was set to */
 };
@@ -317,12 +352,12 @@ struct emu_wave {
   uint32_t vgpr[EMU_VGPRS][EMU_LANES];
   uint32_t sgpr[EMU_SGPRS]; /* EXEC, VCC and M0 too: emu_exec() and its kin read them */
   uint32_t scc;
-  uint32_t mode; /* as struct emu_program's */
+  uint32_t mode;          /* as struct emu_program's */
   uint32_t next, current; /* indices of instructions */
-  uint32_t number; /* in its group */
+  uint32_t number;        /* in its group */
   bool done;
-  bool waits; /* at a barrier, until machine->barriers passes `awaited` */
-  bool signalled; /* has reached the barrier that the others have still to reach */
+  bool waits;       /* at a barrier, until machine->barriers passes `awaited` */
+  bool signalled;   /* has reached the barrier that the others have still to reach */
   uint32_t awaited; /* barriers that must be complete for the wave to go on */
   uint8_t* scratch; /* private segments, lane after lane, program->scratch bytes each */
   uint64_t executed;
@@ -350,14 +385,16 @@ void emu_write_row(struct emu_wave* wave, const struct emu_operand* operand, uns
 /* The VALU's run function: fetches by op->types, calls op->lanes, writes. */
 emu_run_function emu_valu;
 
-/* ---- memory.c: for the hazards ------------------------------------------------------------------------------------ */
+/* ---- memory.c: for the hazards ------------------------------------------------------------------------------------
+ */
 
 /* Host memory of `bytes` bytes that one region has, else a fault and null. */
 uint8_t* emu_memory_at(struct emu_wave* wave, int lane, uint64_t address, uint32_t bytes, bool write);
 /* The same of LDS: checks the allocation, and tells the hazards of the access. */
 uint8_t* emu_lds_at(struct emu_wave* wave, int lane, uint32_t address, uint32_t bytes, bool write);
 
-/* ---- hazards.c ----------------------------------------------------------------------------------------------------- */
+/* ---- hazards.c -----------------------------------------------------------------------------------------------------
+ */
 
 /* Called before an instruction executes, and after it; a memory instruction's results become outstanding then. */
 void emu_hazards_before(struct emu_wave* wave, const struct emu_instruction* instruction);

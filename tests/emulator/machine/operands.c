@@ -88,14 +88,16 @@ uint64_t emu_gather(const uint32_t* row) {
   return mask;
 }
 
-/* ---- one source --------------------------------------------------------------------------------------------------- */
+/* ---- one source ---------------------------------------------------------------------------------------------------
+ */
 
 static int words_of(char letter) { return letter == 'q' || letter == 'd' || letter == 'P' ? 2 : 1; }
 
 static void select_part(uint32_t* row, int part, bool sign_extended) {
-  static const struct { int shift, bits; } parts[] = {
-      [EMU_DWORD] = {0, 32}, [EMU_BYTE_0] = {0, 8}, [EMU_BYTE_1] = {8, 8},  [EMU_BYTE_2] = {16, 8},
-      [EMU_BYTE_3] = {24, 8}, [EMU_WORD_0] = {0, 16}, [EMU_WORD_1] = {16, 16}};
+  static const struct {
+    int shift, bits;
+  } parts[] = {[EMU_DWORD] = {0, 32},  [EMU_BYTE_0] = {0, 8},  [EMU_BYTE_1] = {8, 8},  [EMU_BYTE_2] = {16, 8},
+               [EMU_BYTE_3] = {24, 8}, [EMU_WORD_0] = {0, 16}, [EMU_WORD_1] = {16, 16}};
   int left = 32 - parts[part].bits - parts[part].shift, right = 32 - parts[part].bits;
   if (sign_extended)
     EMU_EACH row[i] = (uint32_t)((int32_t)(row[i] << left) >> right);
@@ -213,7 +215,8 @@ static const uint32_t* source(struct emu_wave* wave, const struct emu_instructio
   return scratch;
 }
 
-/* ---- results ------------------------------------------------------------------------------------------------------ */
+/* ---- results ------------------------------------------------------------------------------------------------------
+ */
 
 static double scaled(const struct emu_instruction* in, double value) {
   static const double factors[] = {1, 2, 4, 0.5};

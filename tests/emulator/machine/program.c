@@ -4,32 +4,61 @@
 #include "rows.h"
 
 static const struct emu_op* const tables[] = {
-    emu_scalar_ops,        emu_branch_ops,  emu_vector_ops,  emu_vector3_ops,        emu_vector_compare_ops,
-    emu_vector_packed_ops, emu_vector_lane_ops, emu_convert_ops, emu_matrix_ops, emu_memory_ops,
-    emu_scalar_memory_ops, emu_lds_ops,
+    emu_scalar_ops,         emu_branch_ops,        emu_vector_ops,        emu_vector3_ops,
+    emu_vector_compare_ops, emu_vector_packed_ops, emu_vector_lane_ops,   emu_convert_ops,
+    emu_matrix_ops,         emu_memory_ops,        emu_scalar_memory_ops, emu_lds_ops,
 };
 enum { TABLES = sizeof tables / sizeof *tables, TABLE_SHIFT = 16 };
 
 /* Names that later generations gave to the same instruction. Where a name changed its meaning there is none. */
-static const struct { const char *name, *meant; } aliases[] = {
-    {"v_add_nc_u32", "v_add_u32"}, {"v_sub_nc_u32", "v_sub_u32"}, {"v_subrev_nc_u32", "v_subrev_u32"},
-    {"v_add_co_ci_u32", "v_addc_co_u32"}, {"v_sub_co_ci_u32", "v_subb_co_u32"},
-    {"v_subrev_co_ci_u32", "v_subbrev_co_u32"}, {"v_max_num_f32", "v_max_f32"}, {"v_min_num_f32", "v_min_f32"},
-    {"v_max_num_f16", "v_max_f16"}, {"v_min_num_f16", "v_min_f16"}, {"v_max3_num_f32", "v_max3_f32"},
-    {"v_min3_num_f32", "v_min3_f32"}, {"v_pk_max_num_f16", "v_pk_max_f16"}, {"v_pk_min_num_f16", "v_pk_min_f16"},
-    {"v_mad_co_u64_u32", "v_mad_u64_u32"}, {"v_mad_co_i64_i32", "v_mad_i64_i32"},
-    {"v_lshl_add_u64", "v_lshl_add_u64"}, {"v_fma_legacy_f32", "v_fma_legacy_f32"},
-    {"v_cvt_pk_rtz_f16_f32", "v_cvt_pkrtz_f16_f32"}, {"v_xor_add_u32", "v_xad_u32"},
-    {"s_add_co_u32", "s_add_u32"}, {"s_add_co_i32", "s_add_i32"}, {"s_add_co_ci_u32", "s_addc_u32"},
-    {"s_sub_co_u32", "s_sub_u32"}, {"s_sub_co_i32", "s_sub_i32"}, {"s_sub_co_ci_u32", "s_subb_u32"},
-    {"s_addk_co_i32", "s_addk_i32"}, {"s_and_not1_b32", "s_andn2_b32"}, {"s_and_not1_b64", "s_andn2_b64"},
-    {"s_or_not1_b32", "s_orn2_b32"}, {"s_or_not1_b64", "s_orn2_b64"},
-    {"s_and_not1_saveexec_b32", "s_andn2_saveexec_b32"}, {"s_and_not1_saveexec_b64", "s_andn2_saveexec_b64"},
-    {"s_or_not1_saveexec_b32", "s_orn2_saveexec_b32"}, {"s_or_not1_saveexec_b64", "s_orn2_saveexec_b64"},
-    {"s_and_not0_saveexec_b32", "s_andn1_saveexec_b32"}, {"s_and_not0_saveexec_b64", "s_andn1_saveexec_b64"},
-    {"s_ctz_i32_b32", "s_ff1_i32_b32"}, {"s_ctz_i32_b64", "s_ff1_i32_b64"}, {"s_clz_i32_u32", "s_flbit_i32_b32"},
-    {"s_clz_i32_u64", "s_flbit_i32_b64"}, {"v_ffbh_u32", "v_clz_i32_u32"}, {"v_ffbl_b32", "v_ctz_i32_b32"},
-    {"s_min_num_f32", "s_min_f32"}, {"s_max_num_f32", "s_max_f32"},
+static const struct {
+  const char *name, *meant;
+} aliases[] = {
+    {"v_add_nc_u32", "v_add_u32"},
+    {"v_sub_nc_u32", "v_sub_u32"},
+    {"v_subrev_nc_u32", "v_subrev_u32"},
+    {"v_add_co_ci_u32", "v_addc_co_u32"},
+    {"v_sub_co_ci_u32", "v_subb_co_u32"},
+    {"v_subrev_co_ci_u32", "v_subbrev_co_u32"},
+    {"v_max_num_f32", "v_max_f32"},
+    {"v_min_num_f32", "v_min_f32"},
+    {"v_max_num_f16", "v_max_f16"},
+    {"v_min_num_f16", "v_min_f16"},
+    {"v_max3_num_f32", "v_max3_f32"},
+    {"v_min3_num_f32", "v_min3_f32"},
+    {"v_pk_max_num_f16", "v_pk_max_f16"},
+    {"v_pk_min_num_f16", "v_pk_min_f16"},
+    {"v_mad_co_u64_u32", "v_mad_u64_u32"},
+    {"v_mad_co_i64_i32", "v_mad_i64_i32"},
+    {"v_lshl_add_u64", "v_lshl_add_u64"},
+    {"v_fma_legacy_f32", "v_fma_legacy_f32"},
+    {"v_cvt_pk_rtz_f16_f32", "v_cvt_pkrtz_f16_f32"},
+    {"v_xor_add_u32", "v_xad_u32"},
+    {"s_add_co_u32", "s_add_u32"},
+    {"s_add_co_i32", "s_add_i32"},
+    {"s_add_co_ci_u32", "s_addc_u32"},
+    {"s_sub_co_u32", "s_sub_u32"},
+    {"s_sub_co_i32", "s_sub_i32"},
+    {"s_sub_co_ci_u32", "s_subb_u32"},
+    {"s_addk_co_i32", "s_addk_i32"},
+    {"s_and_not1_b32", "s_andn2_b32"},
+    {"s_and_not1_b64", "s_andn2_b64"},
+    {"s_or_not1_b32", "s_orn2_b32"},
+    {"s_or_not1_b64", "s_orn2_b64"},
+    {"s_and_not1_saveexec_b32", "s_andn2_saveexec_b32"},
+    {"s_and_not1_saveexec_b64", "s_andn2_saveexec_b64"},
+    {"s_or_not1_saveexec_b32", "s_orn2_saveexec_b32"},
+    {"s_or_not1_saveexec_b64", "s_orn2_saveexec_b64"},
+    {"s_and_not0_saveexec_b32", "s_andn1_saveexec_b32"},
+    {"s_and_not0_saveexec_b64", "s_andn1_saveexec_b64"},
+    {"s_ctz_i32_b32", "s_ff1_i32_b32"},
+    {"s_ctz_i32_b64", "s_ff1_i32_b64"},
+    {"s_clz_i32_u32", "s_flbit_i32_b32"},
+    {"s_clz_i32_u64", "s_flbit_i32_b64"},
+    {"v_ffbh_u32", "v_clz_i32_u32"},
+    {"v_ffbl_b32", "v_ctz_i32_b32"},
+    {"s_min_num_f32", "s_min_f32"},
+    {"s_max_num_f32", "s_max_f32"},
 };
 
 static uint32_t find(const char* name) {
@@ -46,12 +75,13 @@ uint32_t emu_find_op(const char* name) {
 }
 
 uint32_t emu_layout(uint32_t which) {
-  static const uint32_t sizes[] = {sizeof(struct emu_operand), sizeof(struct emu_instruction), sizeof(struct emu_program),
-                                   sizeof(struct emu_launch), sizeof(struct emu_report)};
+  static const uint32_t sizes[] = {sizeof(struct emu_operand), sizeof(struct emu_instruction),
+                                   sizeof(struct emu_program), sizeof(struct emu_launch), sizeof(struct emu_report)};
   return which < sizeof sizes / sizeof *sizes ? sizes[which] : 0;
 }
 
-/* ---- constants ----------------------------------------------------------------------------------------------------- */
+/* ---- constants -----------------------------------------------------------------------------------------------------
+ */
 
 static void make_bits(struct emu_operand* operand, char letter) {
   if (operand->kind == EMU_INTEGER) {
@@ -83,7 +113,8 @@ static void make_bits(struct emu_operand* operand, char letter) {
   }
 }
 
-/* ---- registers ----------------------------------------------------------------------------------------------------- */
+/* ---- registers -----------------------------------------------------------------------------------------------------
+ */
 
 static void add_range(struct emu_range* ranges, uint8_t* count, uint8_t room, unsigned kind, unsigned first,
                       unsigned words) {
@@ -109,8 +140,7 @@ static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
   for (int k = 0; k < in->operands; k++) {
     const struct emu_operand* operand = &in->operand[k];
     if (!is_register(operand)) continue;
-    if (k < in->results)
-      writes(in, operand->kind, operand->index, operand->words);
+    if (k < in->results) writes(in, operand->kind, operand->index, operand->words);
     /* A load of half a register leaves the other half when it returns, and reads nothing before. */
     if (k >= in->results || (flags & EMU_READS_RESULT && !is_memory(in->op)))
       reads(in, operand->kind, operand->index, operand->words);
@@ -120,7 +150,8 @@ static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
   if (flags & EMU_READS_M0 || in->flags & EMU_LDS) reads(in, EMU_SGPR, EMU_M0, 1);
 }
 
-/* ---- instructions -------------------------------------------------------------------------------------------------- */
+/* ---- instructions --------------------------------------------------------------------------------------------------
+ */
 
 /* VOP3P takes the high halves for high results where op_sel_hi is not written. */
 static bool is_packed(const struct emu_op* op) { return strpbrk(op->types, "pP") != 0; }
@@ -169,7 +200,8 @@ static bool prepare(struct emu_instruction* in, const struct emu_program* progra
   uint32_t wave_words = program->wave_size / 32;
   /* v_dual_cndmask_b32 leaves VCC out. */
   if (sign && sources == 3 && sign[3] == 'm' && in->operands + 1 == in->results + sources)
-    in->operand[in->operands++] = (struct emu_operand){.kind = EMU_SGPR, .words = (uint8_t)wave_words, .index = EMU_VCC};
+    in->operand[in->operands++] =
+        (struct emu_operand){.kind = EMU_SGPR, .words = (uint8_t)wave_words, .index = EMU_VCC};
   in->sources = sources;
   if (sign && in->operands != in->results + sources) return false;
   if (op->types && is_packed(op) && !(in->flags & EMU_OP_SEL_HI)) in->op_sel_hi = 7;

@@ -68,7 +68,8 @@ void emu_races_after(struct emu_wave* wave) {
   hazards->doubtful = 0;
 }
 
-/* A wave's own copy from memory to LDS that is still on its way: its accesses to LDS come in order, but not with that. */
+/* A wave's own copy from memory to LDS that is still on its way: its accesses to LDS come in order, but not with that.
+ */
 static bool on_its_way(const struct emu_wave* wave, const struct emu_touch* own, uint32_t bytes) {
   if (!wave->hazards->copies || !(own->bytes & bytes)) return false;
   const struct queue* queue = &wave->hazards->queue[EMU_VM];
@@ -125,7 +126,8 @@ void emu_hazards_lds(struct emu_wave* wave, int lane, uint32_t address, uint32_t
   }
 }
 
-/* ---- barriers ------------------------------------------------------------------------------------------------------ */
+/* ---- barriers ------------------------------------------------------------------------------------------------------
+ */
 
 void emu_hazards_signal(struct emu_wave* wave) {
   struct emu_hazards* hazards = wave->hazards;
@@ -150,7 +152,8 @@ void emu_hazards_signal(struct emu_wave* wave) {
 
 void emu_hazards_passed(struct emu_wave* wave) { wave->hazards->passed = wave->awaited; }
 
-/* ---- life ---------------------------------------------------------------------------------------------------------- */
+/* ---- life ----------------------------------------------------------------------------------------------------------
+ */
 
 static size_t words_of(const struct emu_machine* machine) { return (machine->lds_size + 3) / BYTES + 1; }
 

@@ -60,10 +60,10 @@ static inline uint32_t emu_bits16(double value) {
 /* Loops over the lanes of a row function's sources a, b, c. */
 #define EMU_EACH for (int i = 0; i < EMU_LANES; i++)
 
-#define EMU_ROW(name, ...)                                                                                \
-  static void name(uint32_t* restrict d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {       \
-    (void)a, (void)b, (void)c;                                                                            \
-    EMU_EACH { __VA_ARGS__; }                                                                             \
+#define EMU_ROW(name, ...)                                                                          \
+  static void name(uint32_t* restrict d, const uint32_t* a, const uint32_t* b, const uint32_t* c) { \
+    (void)a, (void)b, (void)c;                                                                      \
+    EMU_EACH { __VA_ARGS__; }                                                                       \
   }
 /* Results of u32, f32, f16, f64 and 64 bits by an expression of the lane's sources. */
 #define EMU_ROW_U(name, value) EMU_ROW(name, d[i] = (uint32_t)(value))

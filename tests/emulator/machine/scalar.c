@@ -2,13 +2,14 @@
 #include "operands.h"
 #include "rows.h"
 
-/* ---- functions of one or two sources ------------------------------------------------------------------------------- */
+/* ---- functions of one or two sources -------------------------------------------------------------------------------
+ */
 
-#define FUNCTION(name, ...)                                                              \
-  static uint64_t name(uint64_t x, uint64_t y, uint32_t* scc) {                          \
-    uint32_t a = (uint32_t)x, b = (uint32_t)y;                                           \
-    (void)a, (void)b, (void)scc;                                                         \
-    __VA_ARGS__                                                                          \
+#define FUNCTION(name, ...)                                     \
+  static uint64_t name(uint64_t x, uint64_t y, uint32_t* scc) { \
+    uint32_t a = (uint32_t)x, b = (uint32_t)y;                  \
+    (void)a, (void)b, (void)scc;                                \
+    __VA_ARGS__                                                 \
   }
 /* A value, with or without SCC := value is not zero. */
 #define VALUE(name, value) FUNCTION(name, return (value);)
@@ -43,8 +44,8 @@ NONZERO32(andn2_32, a & ~b)
 NONZERO64(andn2_64, x & ~y)
 NONZERO32(orn2_32, a | ~b)
 NONZERO64(orn2_64, x | ~y)
-NONZERO32(not_and32, ~(a & b))
-NONZERO64(not_and64, ~(x & y))
+NONZERO32(not_and32, ~(a& b))
+NONZERO64(not_and64, ~(x& y))
 NONZERO32(nor32, ~(a | b))
 NONZERO64(nor64, ~(x | y))
 NONZERO32(xnor32, ~(a ^ b))
@@ -59,7 +60,7 @@ NONZERO32(ashr32, SA >> (b & 31))
 NONZERO64(ashr64, (uint64_t)(SX >> (y & 63)))
 VALUE(mul_i32, (uint32_t)(a * b))
 VALUE(mul_u64, x* y)
-VALUE(mul_hi_u32, (uint64_t)a * b >> 32)
+VALUE(mul_hi_u32, (uint64_t)a* b >> 32)
 VALUE(mul_hi_i32, (uint32_t)((int64_t)SA * SB >> 32))
 VALUE(add_u64, x + y)
 VALUE(sub_u64, x - y)
@@ -97,7 +98,8 @@ NONZERO32(bfe_i32, field_i64(a, b & 31, b >> 16 & 127, 32))
 NONZERO64(bfe_u64, field_u64(x, b & 63, b >> 16 & 127))
 NONZERO64(bfe_i64, field_i64(x, b & 63, b >> 16 & 127, 64))
 
-#define SHIFT_ADD(n) FUNCTION(shift##n##_add, uint64_t r = ((uint64_t)a << n) + b; *scc = r >> 32 != 0; return (uint32_t)r;)
+#define SHIFT_ADD(n) \
+  FUNCTION(shift##n##_add, uint64_t r = ((uint64_t)a << n) + b; *scc = r >> 32 != 0; return (uint32_t)r;)
 SHIFT_ADD(1)
 SHIFT_ADD(2)
 SHIFT_ADD(3)
@@ -133,7 +135,7 @@ VALUE(float_of_u32, emu_bits32((float)a))
 VALUE(i32_of_float, (uint32_t)(FA != FA ? 0 : FA >= 0x1p31f ? INT32_MAX : FA <= -0x1p31f ? INT32_MIN : (int32_t)FA))
 VALUE(u32_of_float, FA >= 0x1p32f ? UINT32_MAX : FA > 0 ? (uint32_t)FA : 0)
 COMPARE(eq_f32, FA == FB)
-COMPARE(lg_f32, FA < FB || FA > FB)
+COMPARE(lg_f32, FA<FB || FA> FB)
 COMPARE(neq_f32, !(FA == FB))
 COMPARE(lt_f32, FA < FB)
 COMPARE(le_f32, FA <= FB)
@@ -146,7 +148,8 @@ COMPARE(nle_f32, !(FA <= FB))
 COMPARE(ngt_f32, !(FA > FB))
 COMPARE(nge_f32, !(FA >= FB))
 
-/* ---- those that touch more than their operands --------------------------------------------------------------------- */
+/* ---- those that touch more than their operands ---------------------------------------------------------------------
+ */
 
 /* s_<op>_saveexec: EXEC goes to the result, and is then combined with the source. */
 static void save_exec(struct emu_wave* wave, const struct emu_instruction* in) {
@@ -181,7 +184,8 @@ VALUE(bits_and_not, x & ~y)
 
 /* s_fmac_f32 and s_fmamk, s_fmaak of gfx12. */
 static void fused(struct emu_wave* wave, const struct emu_instruction* in) {
-  float a = emu_f32((uint32_t)emu_scalar(wave, &in->operand[1])), b = emu_f32((uint32_t)emu_scalar(wave, &in->operand[2]));
+  float a = emu_f32((uint32_t)emu_scalar(wave, &in->operand[1])),
+        b = emu_f32((uint32_t)emu_scalar(wave, &in->operand[2]));
   float c = emu_f32((uint32_t)emu_scalar(wave, &in->operand[in->operands > 3 ? 3 : 0]));
   emu_float_mode(wave, 'f');
   emu_write_scalar(wave, &in->operand[0], emu_bits32(fmaf(a, b, c)));

@@ -1,7 +1,8 @@
 /* VOP1 and VOP2 of f32, f64, integers and bits. */
 #include "rows.h"
 
-/* ---- f32 ----------------------------------------------------------------------------------------------------------- */
+/* ---- f32 -----------------------------------------------------------------------------------------------------------
+ */
 
 EMU_ROW_F(add_f32, AF + BF)
 EMU_ROW_F(sub_f32, AF - BF)
@@ -31,9 +32,7 @@ EMU_ROW_F(sqrt_f32, sqrtf(flushed(AF)))
 EMU_ROW_F(sin_f32, (float)sin(2 * M_PI * (double)AF))
 EMU_ROW_F(cos_f32, (float)cos(2 * M_PI * (double)AF))
 
-static inline float ldexp_lane(float x, int32_t by) {
-  return ldexpf(x, by > 400 ? 400 : by < -400 ? -400 : by);
-}
+static inline float ldexp_lane(float x, int32_t by) { return ldexpf(x, by > 400 ? 400 : by < -400 ? -400 : by); }
 EMU_ROW_F(ldexp_f32, ldexp_lane(AF, BI))
 EMU_ROW_F(frexp_mant_f32, isfinite(AF) ? frexpf(AF, &(int){0}) : AF)
 static inline uint32_t exponent_of(float x) {
@@ -43,7 +42,8 @@ static inline uint32_t exponent_of(float x) {
 }
 EMU_ROW_U(frexp_exp_f32, exponent_of(AF))
 
-/* ---- f64 ----------------------------------------------------------------------------------------------------------- */
+/* ---- f64 -----------------------------------------------------------------------------------------------------------
+ */
 
 EMU_ROW_D(add_f64, AD + BD)
 EMU_ROW_D(mul_f64, AD* BD)
@@ -60,7 +60,8 @@ EMU_ROW_D(rndne_f64, rint(AD))
 EMU_ROW_D(fract_f64, AD - floor(AD))
 EMU_ROW_D(ldexp_f64, ldexp(AD, BI > 4000 ? 4000 : BI < -4000 ? -4000 : BI))
 
-/* ---- f16 ----------------------------------------------------------------------------------------------------------- */
+/* ---- f16 -----------------------------------------------------------------------------------------------------------
+ */
 
 EMU_ROW_H(add_f16, AH + BH)
 EMU_ROW_H(sub_f16, AH - BH)
@@ -80,7 +81,8 @@ EMU_ROW_H(floor_f16, floor(AH))
 EMU_ROW_H(rndne_f16, rint(AH))
 EMU_ROW_H(ldexp_f16, ldexp(AH, (int16_t)BU))
 
-/* ---- integers and bits --------------------------------------------------------------------------------------------- */
+/* ---- integers and bits ---------------------------------------------------------------------------------------------
+ */
 
 EMU_ROW_U(mov_b32, AU)
 EMU_ROW_Q(mov_b64, AQ)

@@ -63,7 +63,7 @@ EMU_ROW_U(perm_b32, chosen_byte(AU, BU, CU) | chosen_byte(AU, BU, CU >> 8) << 8 
                         chosen_byte(AU, BU, CU >> 24) << 24)
 
 EMU_ROW_U(mul_lo_u32, AU* BU)
-EMU_ROW_U(mul_hi_u32, (uint64_t)AU * BU >> 32)
+EMU_ROW_U(mul_hi_u32, (uint64_t)AU* BU >> 32)
 EMU_ROW_U(mul_hi_i32, (uint64_t)((int64_t)AI * BI) >> 32)
 EMU_ROW_U(mad_u32_u24, (AU & 0xffffff) * (BU & 0xffffff) + CU)
 EMU_ROW_U(mad_i32_i24, (uint32_t)((int32_t)(AU << 8) >> 8) * (uint32_t)((int32_t)(BU << 8) >> 8) + CU)
@@ -75,7 +75,8 @@ EMU_ROW(mad_i64_i32, int64_t sum; d[2 * EMU_LANES + i] = __builtin_add_overflow(
         emu_set_wide(d, i, (uint64_t)sum))
 EMU_ROW_U(sad_u32, (AU > BU ? AU - BU : BU - AU) + CU)
 
-/* ---- division: 24-bit and 53-bit quotients by v_div_scale, v_fma..., v_div_fmas, v_div_fixup ------------------------ */
+/* ---- division: 24-bit and 53-bit quotients by v_div_scale, v_fma..., v_div_fmas, v_div_fixup ------------------------
+ */
 
 static inline int exponent32(float x) { return (int)(emu_bits32(x) >> 23 & 255); }
 static inline int exponent64(double x) { return (int)(emu_bits64(x) >> 52 & 2047); }
@@ -142,7 +143,7 @@ static inline float fixup32(float quotient, float denominator, float numerator) 
   else if (isinf(denominator) || numerator == 0)
     magnitude = 0;
   else if (exponent32(numerator) - exponent32(denominator) < -150)
-    magnitude = 0x1p-149f;
+    magnitude = 0; /* what a number far below the smallest rounds to */
   return negative ? -magnitude : magnitude;
 }
 static inline double fixup64(double quotient, double denominator, double numerator) {
@@ -156,7 +157,7 @@ static inline double fixup64(double quotient, double denominator, double numerat
   else if (isinf(denominator) || numerator == 0)
     magnitude = 0;
   else if (exponent64(numerator) - exponent64(denominator) < -1075)
-    magnitude = 0x1p-1074;
+    magnitude = 0;
   return negative ? -magnitude : magnitude;
 }
 EMU_ROW_F(div_fixup_f32, fixup32(AF, BF, CF))

@@ -2,20 +2,20 @@
 #include "rows.h"
 
 /* Every condition of a floating-point type. */
-#define FLOAT_CONDITIONS(type, x, y)                     \
-  EMU_ROW_U(lt_##type, x < y)                            \
-  EMU_ROW_U(eq_##type, x == y)                           \
-  EMU_ROW_U(le_##type, x <= y)                           \
-  EMU_ROW_U(gt_##type, x > y)                            \
-  EMU_ROW_U(lg_##type, (x < y) | (x > y))                \
-  EMU_ROW_U(ge_##type, x >= y)                           \
-  EMU_ROW_U(o_##type, (x == x) & (y == y))               \
-  EMU_ROW_U(u_##type, (x != x) | (y != y))               \
-  EMU_ROW_U(nge_##type, !(x >= y))                       \
-  EMU_ROW_U(nlg_##type, !((x < y) | (x > y)))            \
-  EMU_ROW_U(ngt_##type, !(x > y))                        \
-  EMU_ROW_U(nle_##type, !(x <= y))                       \
-  EMU_ROW_U(neq_##type, !(x == y))                       \
+#define FLOAT_CONDITIONS(type, x, y)          \
+  EMU_ROW_U(lt_##type, x < y)                 \
+  EMU_ROW_U(eq_##type, x == y)                \
+  EMU_ROW_U(le_##type, x <= y)                \
+  EMU_ROW_U(gt_##type, x > y)                 \
+  EMU_ROW_U(lg_##type, (x < y) | (x > y))     \
+  EMU_ROW_U(ge_##type, x >= y)                \
+  EMU_ROW_U(o_##type, (x == x) & (y == y))    \
+  EMU_ROW_U(u_##type, (x != x) | (y != y))    \
+  EMU_ROW_U(nge_##type, !(x >= y))            \
+  EMU_ROW_U(nlg_##type, !((x < y) | (x > y))) \
+  EMU_ROW_U(ngt_##type, !(x > y))             \
+  EMU_ROW_U(nle_##type, !(x <= y))            \
+  EMU_ROW_U(neq_##type, !(x == y))            \
   EMU_ROW_U(nlt_##type, !(x < y))
 #define INTEGER_CONDITIONS(type, x, y) \
   EMU_ROW_U(lt_##type, x < y)          \
@@ -49,17 +49,16 @@ EMU_ROW_U(class_f16, (class_of(AU, 5, 10) & BU) != 0)
 EMU_ROW_U(class_f32, (class_of(AU, 8, 23) & BU) != 0)
 EMU_ROW_U(class_f64, (class_of(AQ, 11, 52) & BU) != 0)
 
-#define ONE(condition, type, types)                                                     \
+#define ONE(condition, type, types)                                                        \
   {"v_cmp_" #condition "_" #type, types, emu_valu, condition##_##type, 0, EMU_VALU, 0, 0}, \
-  {"v_cmpx_" #condition "_" #type, types, emu_valu, condition##_##type, EMU_WRITES_EXEC, EMU_VALU, 0, 0}
-#define FLOATS(type, types)                                                                              \
-  ONE(lt, type, types), ONE(eq, type, types), ONE(le, type, types), ONE(gt, type, types),                \
-      ONE(lg, type, types), ONE(ge, type, types), ONE(o, type, types), ONE(u, type, types),              \
-      ONE(nge, type, types), ONE(nlg, type, types), ONE(ngt, type, types), ONE(nle, type, types),        \
-      ONE(neq, type, types), ONE(nlt, type, types)
-#define INTEGERS(type, types)                                                             \
-  ONE(lt, type, types), ONE(eq, type, types), ONE(le, type, types), ONE(gt, type, types), \
-      ONE(ne, type, types), ONE(ge, type, types)
+      {"v_cmpx_" #condition "_" #type, types, emu_valu, condition##_##type, EMU_WRITES_EXEC, EMU_VALU, 0, 0}
+#define FLOATS(type, types)                                                                                         \
+  ONE(lt, type, types), ONE(eq, type, types), ONE(le, type, types), ONE(gt, type, types), ONE(lg, type, types),     \
+      ONE(ge, type, types), ONE(o, type, types), ONE(u, type, types), ONE(nge, type, types), ONE(nlg, type, types), \
+      ONE(ngt, type, types), ONE(nle, type, types), ONE(neq, type, types), ONE(nlt, type, types)
+#define INTEGERS(type, types)                                                                                   \
+  ONE(lt, type, types), ONE(eq, type, types), ONE(le, type, types), ONE(gt, type, types), ONE(ne, type, types), \
+      ONE(ge, type, types)
 
 const struct emu_op emu_vector_compare_ops[] = {
     FLOATS(f16, "m=hh"),

@@ -22,8 +22,8 @@ static void writelane(struct emu_wave* wave, const struct emu_instruction* in) {
   wave->vgpr[in->operand[0].index][lane] = (uint32_t)emu_scalar(wave, &in->operand[1]);
 }
 
-/* v_permlane16 and v_permlanex16: a lane reads, of its own row of 16 or of the other of its pair, the lane that four bits
-   of the scalars name (the second source's for lanes 0 to 7, the third's for 8 to 15). op_sel's bits are fi and
+/* v_permlane16 and v_permlanex16: a lane reads, of its own row of 16 or of the other of its pair, the lane that four
+   bits of the scalars name (the second source's for lanes 0 to 7, the third's for 8 to 15). op_sel's bits are fi and
    bound_ctrl. */
 static void permute_rows(struct emu_wave* wave, const struct emu_instruction* in, int other) {
   uint64_t choice = (uint32_t)emu_scalar(wave, &in->operand[2]) | emu_scalar(wave, &in->operand[3]) << 32;

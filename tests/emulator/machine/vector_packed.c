@@ -3,32 +3,32 @@
 #include "rows.h"
 
 /* Two f32, in two rows. */
-#define PAIR(name, expression)                                                                          \
-  static inline float name##_one(float x, float y, float z) {                                           \
-    (void)x, (void)y, (void)z;                                                                          \
-    return expression;                                                                                  \
-  }                                                                                                     \
-  static void name(uint32_t* restrict d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {     \
-    for (int i = 0; i < 2 * EMU_LANES; i++)                                                             \
-      d[i] = emu_bits32(name##_one(emu_f32(a[i]), emu_f32(b[i]), emu_f32(c[i])));                       \
+#define PAIR(name, expression)                                                                      \
+  static inline float name##_one(float x, float y, float z) {                                       \
+    (void)x, (void)y, (void)z;                                                                      \
+    return expression;                                                                              \
+  }                                                                                                 \
+  static void name(uint32_t* restrict d, const uint32_t* a, const uint32_t* b, const uint32_t* c) { \
+    for (int i = 0; i < 2 * EMU_LANES; i++)                                                         \
+      d[i] = emu_bits32(name##_one(emu_f32(a[i]), emu_f32(b[i]), emu_f32(c[i])));                   \
   }
 PAIR(pk_add_f32, x + y)
 PAIR(pk_mul_f32, x* y)
 PAIR(pk_fma_f32, fmaf(x, y, z))
 
 /* Two of 16 bits in a word. */
-#define HALVES(name, type, expression)                                                                  \
-  static inline uint32_t name##_one(type x, type y, type z) {                                           \
-    (void)x, (void)y, (void)z;                                                                          \
-    return (expression) & 0xffff;                                                                       \
+#define HALVES(name, type, expression)                        \
+  static inline uint32_t name##_one(type x, type y, type z) { \
+    (void)x, (void)y, (void)z;                                \
+    return (expression) & 0xffff;                             \
   }
-#define PACKED_FLOAT(name, expression)                                                                  \
-  HALVES(name, double, emu_bits16(expression))                                                          \
-  EMU_ROW_U(name, name##_one(emu_f16(AU & 0xffff), emu_f16(BU & 0xffff), emu_f16(CU & 0xffff)) |        \
+#define PACKED_FLOAT(name, expression)                                                           \
+  HALVES(name, double, emu_bits16(expression))                                                   \
+  EMU_ROW_U(name, name##_one(emu_f16(AU & 0xffff), emu_f16(BU & 0xffff), emu_f16(CU & 0xffff)) | \
                       name##_one(emu_f16(AU >> 16), emu_f16(BU >> 16), emu_f16(CU >> 16)) << 16)
-#define PACKED_INTEGER(name, type, expression)                                                          \
-  HALVES(name, type, (uint32_t)(expression))                                                            \
-  EMU_ROW_U(name, name##_one((type)AU, (type)BU, (type)CU) |                                            \
+#define PACKED_INTEGER(name, type, expression)               \
+  HALVES(name, type, (uint32_t)(expression))                 \
+  EMU_ROW_U(name, name##_one((type)AU, (type)BU, (type)CU) | \
                       name##_one((type)(AU >> 16), (type)(BU >> 16), (type)(CU >> 16)) << 16)
 
 PACKED_FLOAT(pk_add_f16, x + y)
@@ -38,8 +38,8 @@ PACKED_FLOAT(pk_min_f16, emu_min64(x, y))
 PACKED_FLOAT(pk_max_f16, emu_max64(x, y))
 PACKED_INTEGER(pk_add_u16, uint16_t, x + y)
 PACKED_INTEGER(pk_sub_u16, uint16_t, x - y)
-PACKED_INTEGER(pk_mul_lo_u16, uint16_t, (uint32_t)x * y)
-PACKED_INTEGER(pk_mad_u16, uint16_t, (uint32_t)x * y + z)
+PACKED_INTEGER(pk_mul_lo_u16, uint16_t, (uint32_t)x* y)
+PACKED_INTEGER(pk_mad_u16, uint16_t, (uint32_t)x* y + z)
 PACKED_INTEGER(pk_min_u16, uint16_t, x < y ? x : y)
 PACKED_INTEGER(pk_max_u16, uint16_t, x > y ? x : y)
 PACKED_INTEGER(pk_min_i16, int16_t, x < y ? x : y)
@@ -50,8 +50,8 @@ PACKED_INTEGER(pk_ashrrev_i16, int16_t, y >> (x & 15))
 
 /* Two products of f16 or bf16 and f32, added in f32. */
 static inline float bf16(uint32_t half) { return emu_f32(half << 16); }
-EMU_ROW_F(dot2_f32_f16, fmaf(emu_f16(AU >> 16), emu_f16(BU >> 16),
-                             fmaf(emu_f16(AU & 0xffff), emu_f16(BU & 0xffff), CF)))
+EMU_ROW_F(dot2_f32_f16,
+          fmaf(emu_f16(AU >> 16), emu_f16(BU >> 16), fmaf(emu_f16(AU & 0xffff), emu_f16(BU & 0xffff), CF)))
 EMU_ROW_F(dot2_f32_bf16, fmaf(bf16(AU >> 16), bf16(BU >> 16), fmaf(bf16(AU & 0xffff), bf16(BU & 0xffff), CF)))
 
 /* v_pk_mov_b32: the low word is one of the first source's, the high word one of the second's. */

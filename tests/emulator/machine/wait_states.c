@@ -8,7 +8,7 @@
 #include "hazards.h"
 
 enum { TRANSCENDENTAL = 1, PARTIAL = 2, DOT = 4 }; /* `kind` of a register: how the VALU wrote it */
-enum { START = 1000 }; /* so that all times before a wave begins lie far back */
+enum { START = 1000 };                             /* so that all times before a wave begins lie far back */
 
 static bool is_cdna(const struct emu_wave* wave) { return wave->machine->program->target < EMU_GFX1100; }
 static bool is_gfx940(const struct emu_wave* wave) {
@@ -27,10 +27,14 @@ static void need(struct emu_wave* wave, const struct emu_range* range, uint32_t 
   bool vector = range->kind == EMU_VGPR;
   uint32_t number = range->first + k;
   emu_fault(wave, EMU_WAIT_STATES, -1, 0, "%s%u: %s; %u wait states are needed between, there are %u",
-            !vector ? "s" : number >= 256 ? "a" : "v", vector ? number & 255 : number, what, needed, between);
+            !vector         ? "s"
+            : number >= 256 ? "a"
+                            : "v",
+            vector ? number & 255 : number, what, needed, between);
 }
 
-/* ---- matrix instructions ------------------------------------------------------------------------------------------- */
+/* ---- matrix instructions -------------------------------------------------------------------------------------------
+ */
 
 /* Of a result of a matrix instruction: read as A or B by another, or used by the VALU or by memory. */
 static uint32_t after_matrix(uint8_t how, uint8_t passes, bool memory) {
@@ -67,11 +71,10 @@ static void check_matrix_sources(struct emu_wave* wave, const struct emu_instruc
     bool as_c = r == in->reads - 1 && c->kind == EMU_VGPR && c->index == range->first;
     for (uint32_t k = 0; k < range->count; k++) {
       const struct lately* reg = &waits->vgpr[range->first + k];
-      if (!(reg->kind & DOT))
-        need(wave, range, k, reg->vector, 2, "a matrix instruction reads what the VALU wrote");
+      if (!(reg->kind & DOT)) need(wave, range, k, reg->vector, 2, "a matrix instruction reads what the VALU wrote");
       bool whole = reg->first == range->first && reg->words == range->count;
-      uint32_t needed = as_c ? after_matrix_as_c(wave, in, reg->how, reg->passes, whole)
-                             : after_matrix(reg->how, reg->passes, false);
+      uint32_t needed =
+          as_c ? after_matrix_as_c(wave, in, reg->how, reg->passes, whole) : after_matrix(reg->how, reg->passes, false);
       need(wave, range, k, reg->matrix, needed, "a matrix instruction reads what another one wrote");
     }
   }
@@ -79,7 +82,8 @@ static void check_matrix_sources(struct emu_wave* wave, const struct emu_instruc
   need(wave, &exec, 0, waits->sgpr[EMU_EXEC], 4, "a matrix instruction follows a write of EXEC by the VALU");
 }
 
-/* ---- the VALU and memory of gfx90a, gfx942, gfx950 ----------------------------------------------------------------- */
+/* ---- the VALU and memory of gfx90a, gfx942, gfx950 -----------------------------------------------------------------
+ */
 
 static void check_vector_registers(struct emu_wave* wave, const struct emu_instruction* in) {
   const struct emu_waits* waits = wave->hazards->waits;
@@ -92,11 +96,11 @@ static void check_vector_registers(struct emu_wave* wave, const struct emu_instr
       need(wave, range, k, reg->matrix, after_matrix(reg->how, reg->passes, !vector),
            "used after a matrix instruction wrote it");
       if (!vector) continue;
-      if (in->flags & EMU_DPP && r == 0)
-        need(wave, range, k, reg->vector, 2, "DPP reads what the VALU wrote");
+      if (in->flags & EMU_DPP && r == 0) need(wave, range, k, reg->vector, 2, "DPP reads what the VALU wrote");
       if (gfx940 && reg->kind & TRANSCENDENTAL && !(in->op->flags & EMU_TRANSCENDENTAL))
         need(wave, range, k, reg->vector, 1, "the VALU reads a transcendental result");
-      if (gfx940 && reg->kind & PARTIAL) need(wave, range, k, reg->vector, 1, "the VALU reads what was written in part");
+      if (gfx940 && reg->kind & PARTIAL)
+        need(wave, range, k, reg->vector, 1, "the VALU reads what was written in part");
       if (gfx940 && in->op->flags & EMU_READS_LANE)
         need(wave, range, k, reg->vector, 1, "a lane is read that the VALU wrote");
       if (reg->kind & DOT && !(in->op->flags & EMU_DOT))
@@ -113,7 +117,8 @@ static void check_vector_registers(struct emu_wave* wave, const struct emu_instr
       if (reg->source_c_passes)
         need(wave, range, k, reg->source_c, after_reading_c(reg->source_c_passes),
              "written after a matrix instruction reads it as C");
-      if (vector) need(wave, range, k, reg->store, gfx940 ? 2 : 1, "written after a store of more than 64 bits reads it");
+      if (vector)
+        need(wave, range, k, reg->store, gfx940 ? 2 : 1, "written after a store of more than 64 bits reads it");
     }
   }
 }
@@ -123,8 +128,7 @@ static void check_scalar_registers(struct emu_wave* wave, const struct emu_instr
   uint32_t flags = in->op->flags;
   struct emu_range exec = {EMU_SGPR, EMU_EXEC, 1};
   if (is_vector(in)) {
-    if (in->flags & EMU_DPP)
-      need(wave, &exec, 0, waits->sgpr[EMU_EXEC], 5, "DPP follows a write of EXEC by the VALU");
+    if (in->flags & EMU_DPP) need(wave, &exec, 0, waits->sgpr[EMU_EXEC], 5, "DPP follows a write of EXEC by the VALU");
     if (is_gfx940(wave) && flags & (EMU_READS_LANE | EMU_SELECTS_LANE))
       need(wave, &exec, 0, waits->sgpr[EMU_EXEC], 4, "a lane is read or written after a write of EXEC by the VALU");
   }
@@ -147,7 +151,8 @@ static void check_scalar_registers(struct emu_wave* wave, const struct emu_instr
   if (in->flags & EMU_LDS) need(wave, &m0, 0, waits->m0, 1, "a copy to LDS reads M0, which the SALU wrote");
 }
 
-/* ---- gfx11 and gfx12 ----------------------------------------------------------------------------------------------- */
+/* ---- gfx11 and gfx12 -----------------------------------------------------------------------------------------------
+ */
 
 /* A transcendental result needs a wait for VALU results (s_waitcnt_depctr va_vdst(0), or an access to memory), six
    instructions of the VALU, or two transcendental ones, before it is read. */
@@ -163,7 +168,8 @@ static void check_transcendental(struct emu_wave* wave, const struct emu_instruc
       if (valus > 5 || transcendentals > 1) continue;
       emu_fault(wave, EMU_WAIT_STATES, -1, 0,
                 "v%u: the VALU reads a transcendental result; a wait for it, six instructions of the VALU or two "
-                "transcendental ones are needed between", range->first + k);
+                "transcendental ones are needed between",
+                range->first + k);
       return;
     }
   }
@@ -179,16 +185,18 @@ static void check_wmma(struct emu_wave* wave, const struct emu_instruction* in) 
     for (uint32_t k = 0; k < range->count; k++) {
       const struct lately* reg = &waits->vgpr[range->first + k];
       if (reg->how != EMU_NO_MATRIX && reg->valus == waits->valus) {
-        emu_fault(wave, EMU_WAIT_STATES, -1, 0,
-                  "v%u: WMMA reads as A or B what the WMMA before it wrote; an instruction of the VALU is needed between",
-                  range->first + k);
+        emu_fault(
+            wave, EMU_WAIT_STATES, -1, 0,
+            "v%u: WMMA reads as A or B what the WMMA before it wrote; an instruction of the VALU is needed between",
+            range->first + k);
         return;
       }
     }
   }
 }
 
-/* ---- before and after ---------------------------------------------------------------------------------------------- */
+/* ---- before and after ----------------------------------------------------------------------------------------------
+ */
 
 void emu_waits_reset(struct emu_waits* waits) {
   memset(waits, 0, sizeof *waits);
@@ -239,7 +247,8 @@ static void note_writes(struct emu_wave* wave, const struct emu_instruction* in)
   }
   if (is_vector(in) && in->op->flags & EMU_WRITES_EXEC) waits->sgpr[EMU_EXEC] = waits->now;
   const struct emu_operand* result = &in->operand[0];
-  if (in->family == EMU_SALU && in->results && result->kind == EMU_SGPR && result->index == EMU_M0) waits->m0 = waits->now;
+  if (in->family == EMU_SALU && in->results && result->kind == EMU_SGPR && result->index == EMU_M0)
+    waits->m0 = waits->now;
 }
 
 static void note_reads(struct emu_wave* wave, const struct emu_instruction* in) {
