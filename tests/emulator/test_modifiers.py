@@ -228,6 +228,18 @@ def test_rows_swapped(rows: int) -> None:
         assert (state.vgpr[D][i], state.vgpr[A][i]) == (first, second)
 
 
+@pytest.mark.parametrize("target", [CDNA, RDNA])
+def test_a_constant_of_mixed_precision_is_of_f16_where_op_sel_hi_says_so(target: str) -> None:
+    """LLVM adds an f16 to an f32 so."""
+    state = State(3)
+    halves = np.linspace(-3, 3, LANES).astype(np.float16)
+    state.vgpr[A], addend = halves.view(np.uint16), np.arange(LANES, dtype=np.float32)
+    state.vgpr[B] = addend.view(np.uint32)
+    single(target, "v_fma_mix_f32 v10, v20, 1.0, v30 op_sel_hi:[1,1,0]").run(state)
+    count = 64 if target == CDNA else 32
+    assert np.array_equal(state.vgpr[D].view(np.float32)[:count], (halves.astype(np.float32) + addend)[:count])
+
+
 def test_wave32_has_half_of_exec() -> None:
     state = State(17)
     state.sgpr[EXEC], state.sgpr[EXEC + 1] = 0xFFFFFFFF, 0

@@ -72,8 +72,10 @@ static void mix_sources(struct emu_wave* wave, const struct emu_instruction* in,
     uint32_t scratch[EMU_LANES];
     const uint32_t* from = emu_row(wave, operand, 0, scratch);
     bool half = in->op_sel_hi >> j & 1, high = in->op_sel >> j & 1;
+    bool inlined = half && operand->kind == EMU_FLOAT; /* as f16 then, though its row is of f32 */
     EMU_EACH {
-      float value = half ? emu_f16(high ? from[i] >> 16 : from[i] & 0xffff) : emu_f32(from[i]);
+      uint32_t bits = inlined ? emu_bits16(emu_f32(from[i])) : high ? from[i] >> 16 : from[i] & 0xffff;
+      float value = half ? emu_f16(bits) : emu_f32(from[i]);
       if (operand->abs || in->neg_hi >> j & 1) value = fabsf(value);
       row[j][i] = operand->neg || in->neg_lo >> j & 1 ? -value : value;
     }
