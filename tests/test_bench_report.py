@@ -135,6 +135,13 @@ def page_of(folder, found: dict, *words: object) -> tuple[subprocess.CompletedPr
     return done, page.read_text()
 
 
+def test_who_is_left_out_is_left_out_of_the_notes():
+    for sides, is_said in ((["flash", "cudnn"], True), (["flash"], False)):
+        kept = report.selected(results(), shapes.PARTS, sides)
+        assert any(line.startswith("no CUDA graphs: PyTorch, cuDNN") for line in report.notes(kept)) == is_said
+        assert not any("cudnn" in line for line in report.notes(kept))
+
+
 def test_the_page_of_measurements_names_what_each_row_ran(tmp_path):
     done, text = page_of(tmp_path, results())
     assert f"| {PLAIN} | " in text and "| 1 | 1.50 | 0.90 |\n" in text and "| 2 1 |\n" in text

@@ -48,3 +48,26 @@ def test_words_that_cannot_be(speed, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             speed.main()
         assert sentence in capsys.readouterr().err
+
+
+def test_a_row_that_fails_leaves_out_itself_alone(speed, monkeypatch):
+    """The next one gets tensors of its own."""
+    entry, asked, faults = speed.entries(["calls"], "both")[0], [], []
+
+    class Makes:
+        def row(self, entry, problem, turn_ms):
+            raise faults[-1]
+
+    monkeypatch.setattr(speed, "problem_of", lambda entry, before: asked.append(before) or object())
+    for fault, why in (
+        (RuntimeError("forward: its result differs\nby 0.2"), "forward: its result differs by 0.2"),
+        (speed.Refused(6, "no image serves it"), "no image serves it"),
+        (speed.torch.OutOfMemoryError("tried to allocate 9 GiB"), "tried to allocate 9 GiB"),
+    ):
+        faults.append(fault)
+        row, problem = speed.attempt(Makes(), entry, "before", lambda sides: 1.0)
+        assert (row["skipped"], row["group"], row["part"], problem) == (why, "calls", entry.part, None)
+        assert row["milliseconds"] == {} and asked.pop() == "before"
+    faults.append(speed.DeviceFailed("the GPU failed"))
+    with pytest.raises(speed.DeviceFailed):
+        speed.attempt(Makes(), entry, None, lambda sides: 1.0)

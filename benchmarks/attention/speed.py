@@ -33,10 +33,10 @@ from kiln_bench.attention import peers, reference  # noqa: E402
 from kiln_bench.attention import problem as problems  # noqa: E402
 from kiln_bench.attention.kiln import Kiln  # noqa: E402
 from kiln_bench.attention.problem import CacheProblem, Prepared, Problem  # noqa: E402
-from kiln_bench.attention.row import Row, Rows  # noqa: E402
+from kiln_bench.attention.row import DeviceFailed, Row, Rows, reason  # noqa: E402
 from kiln_bench.command import seconds  # noqa: E402
 from kiln_bench.release import headers, places  # noqa: E402
-from kiln_bench.release.library import Libraries  # noqa: E402
+from kiln_bench.release.library import Libraries, Refused  # noqa: E402
 from kiln_bench.shapes import Decoding, Training  # noqa: E402
 from kiln_recipe.console.appear import appear  # noqa: E402
 
@@ -218,6 +218,24 @@ def problem_of(entry: Entry, before: Problem | CacheProblem | None) -> Problem |
     return problem
 
 
+def left_out(entry: Entry, why: str) -> dict:
+    return Row(entry.part, entry.shape, more={"skipped": why, "group": entry.group}).as_dict()
+
+
+def attempt(
+    makes: Run, entry: Entry, before: Problem | CacheProblem | None, turn_ms: Callable[[int], float]
+) -> tuple[dict, Problem | CacheProblem | None]:
+    """A row, and its tensors for the next one. What fails for itself, if memory runs out or the call that a row is set
+    against is refused or wrong, leaves out this row alone."""
+    try:
+        problem = problem_of(entry, before)
+        return makes.row(entry, problem, turn_ms), problem
+    except DeviceFailed:
+        raise
+    except (RuntimeError, Refused) as error:
+        return left_out(entry, reason(error, [])), None
+
+
 def run(words: argparse.Namespace) -> bool:
     """Whether all rows were measured, and right."""
     todo = entries(words.parts.split(","), words.layout)
@@ -250,11 +268,9 @@ def run(words: argparse.Namespace) -> bool:
         for entry in todo:
             began = time.monotonic()
             if budget.is_used_up:
-                more = {"skipped": "the budget is used up", "group": entry.group}
-                row = Row(entry.part, entry.shape, more=more).as_dict()
+                row = left_out(entry, "the budget is used up")
             else:
-                problem = problem_of(entry, problem)
-                row = makes.row(entry, problem, lambda sides: budget.turn_ms(sides + 2, words.rounds))
+                row, problem = attempt(makes, entry, problem, lambda sides: budget.turn_ms(sides + 2, words.rounds))
             results["rows"].append(row | {"seconds": round(time.monotonic() - began, 3)})
             budget.row_done()
             with appear(words.results) as fresh:
