@@ -26,12 +26,14 @@ CALLS = {
     "sequences without a batch": (UNBATCHED, SEQUENCES, {"rows_first": True}),
     "used": (DENSE, {"seqused_q": [21, 9], "seqused_k": [13, 30]}, {}),
 }
+# Of AMD's forward: blocks of keys without a mask, one after another.
+PLENTY = {"q": (1, 2, 21, 64), "k": (1, 1, 150, 64), "v": (1, 1, 150, 64)}
 
 
 def attend(name: str, dtype: str, target: str) -> None:
     import against
 
-    shapes, given, options = CALLS[name]
+    shapes, given, options = (PLENTY, {}, {}) if name == "keys in plenty" else CALLS[name]
     against.attend(shapes, dtype, len(name), given, options, target)
 
 
@@ -46,8 +48,12 @@ def test_every_dtype(child, dtype):
     child(attend, "bias and a soft cap", dtype, "sm_80")
 
 
-def test_the_configurations_of_an_amd_target(child):
-    child(attend, "causal", "float16", "gfx1100")
+@pytest.mark.parametrize(
+    ("name", "dtype", "target"),
+    [("causal", "float16", "gfx1100"), *(("keys in plenty", "bfloat16", target) for target in ("gfx942", "gfx1100"))],
+)
+def test_the_configurations_of_amd_targets(child, name, dtype, target):
+    child(attend, name, dtype, target)
 
 
 DECODING = {

@@ -54,6 +54,7 @@ class Image:
         chunk: columns at a time of rows that registers do not hold; 0: whole rows.
         advance: of the forward: places in the loop without masks are sums.
         ones: columns of ones by which backward sums ds; 0: it sums them directly.
+        amd: if not empty, the forward is attn_fwd_amd, for calls without extras; with "ahead" in that order.
     """
 
     block_m: int = 16
@@ -63,6 +64,7 @@ class Image:
     want_lse: bool = True
     chunk: int = 0
     ones: int = 0
+    amd: str = ""
 
 
 @dataclass
@@ -170,7 +172,13 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
     if compact_k is not None:
         tiles_k = (triton.cdiv(call.k.shape[2], image.block_n) + call.sequences) * heads_kv
 
-    if tiles:
+    if tiles and image.amd:
+        importlib.import_module("attn_fwd_amd").attn_fwd_amd[(tiles,)](
+            *shared[:3], *shared[7:12], *shared[16:25], *shared[29:38], flags, out.storage, torch.from_numpy(lse),
+            reals(call.sinks), *out.strides, *lse_strides, tiles, *PIECES[size], padded, image.unmasked_loop,
+            image.amd == "ahead", True, image.block_m, image.block_n,
+        )  # fmt: skip
+    elif tiles:
         fwd.attn_fwd[(tiles,)](
             *shared, out.storage, torch.from_numpy(lse), reals(call.sinks), drawn[:1], drawn[1:], *out.strides,
             *lse_strides, tiles, *common, image.advance, image.block_m, image.block_n,

@@ -1,0 +1,147 @@
+"""The forward for AMD's GPUs (attn_fwd_amd.py), interpreted on the CPU, against float64: all that it serves, in both
+orders of its loop. The gradients, which are everybody's, take its log-sum-exp."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from attention import EVERYTHING, Call
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreter import Image, run
+from test_attention import MASKS, check, make
+
+pytestmark = pytest.mark.sample(3)
+
+ORDERS = ["in turn", "ahead"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("lengths", [(1, 37), (33, 16), (40, 75), (20, 0), (20, 64)])
+def test_masks_and_lengths(child, lengths, mask, order):
+    check(child, make(*lengths, **MASKS[mask]), Image(amd=order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("blocks", [(16, 32), (64, 16)])
+@pytest.mark.parametrize("mask", ["none", "causal", "window, bottom right"])
+def test_blocks_of_other_shapes(child, blocks, mask, order):
+    check(child, make(70, 131, **MASKS[mask]), Image(block_m=blocks[0], block_n=blocks[1], amd=order))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_one_loop_for_all_keys(child, mask):
+    check(child, make(35, 50, **MASKS[mask]), Image(unmasked_loop=False, amd="ahead"), "padded")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("width", "width_v"), [(64, 64), (128, 128), (50, 64), (72, 40), (1, 7), (96, 96)])
+def test_head_sizes(child, width, width_v, order):
+    call = make(20, 50, width=width, width_v=width_v, dtype=np.float16, right=0, bottom_right=True)
+    check(child, call, Image(amd=order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layout", ["rows", "padded", "reversed"])
+def test_strides_groups_and_batches(child, layout, order):
+    check(child, make(19, 67, heads=4, heads_kv=2, batch=2), Image(amd=order), layout)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_sequences_one_after_another(child, mask, order):
+    cu_q, cu_k = np.array([0, 17, 17, 20, 45]), np.array([0, 5, 50, 50, 90])
+    call = make(45, 90, heads=2, heads_kv=1, cu_q=cu_q, cu_k=cu_k, lse_by_sequence=order == "ahead", **MASKS[mask])
+    check(child, replace(call, sinks=np.array([0.5, -2.0])), Image(amd=order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_padded_sequences(child, order):
+    used_q, used_k = np.array([20, 0, 7]), np.array([3, 18, 50])
+    call = make(20, 50, heads=2, heads_kv=2, batch=3, right=0, bottom_right=True)
+    check(child, replace(call, used_q=used_q, used_k=used_k), Image(amd=order))
+    cu_q, cu_k = np.array([3, 23, 23, 30]), np.array([0, 3, 21, 71])
+    check(child, replace(call, cu_q=cu_q, cu_k=cu_k, padded=True), Image(amd=order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_lse_and_sinks(child, order):
+    call = make(20, 50, heads=3, heads_kv=3, sinks=np.array([0.5, -2.0, 9.0]))
+    check(child, call, Image(amd=order))
+    check(child, replace(call, dout=None, sinks=None), Image(want_lse=False, amd=order))
+    check(child, make(20, 30, sinks=np.array([0.5]), left=2, right=-1), Image(amd=order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_neighbours_infinities_stay_away(child, order):
+    """Neither a block that reaches into the next sequence nor one that is asked for ahead brings in what it holds."""
+    call = replace(make(40, 64, cu_q=np.array([0, 20, 40]), cu_k=np.array([0, 32, 64])), dout=None)
+    spoilt = replace(call, k=call.k.copy(), v=call.v.copy())
+    for array in (spoilt.k, spoilt.v):
+        array[0, 0, 32:] = np.inf
+    clean, dirty = (child.submit(run, one, Image(amd=order)).result(timeout=300) for one in (call, spoilt))
+    np.testing.assert_array_equal(clean.out[0, 0, :20], dirty.out[0, 0, :20])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("scale", [1e4, 0.0, -np.inf])
+def test_scores_of_any_size(child, scale, order):
+    """Of scores of minus infinity there are none to see: a row of these alone is NaN, as their difference is."""
+    call = replace(make(17, 70, sm_scale=1.0), dout=None)
+    if scale == -np.inf:
+        call.q[...], call.k[..., :1] = 1.0, 1.0
+        call.k[0, 0, 5:40, 0] = -np.inf
+    else:
+        call = replace(call, q=call.q * scale, k=call.k * scale)
+    check(child, call, Image(amd=order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_range_of_fp16(child, order):
+    """Values 2^13 times as large, up to half of what fp16 holds, give results that are: nothing between overflows."""
+    call = replace(make(17, 70, dtype=np.float16, width=64), dout=None)
+    large = replace(call, v=call.v * np.float16(8192))
+    small, big = (child.submit(run, one, Image(amd=order)).result(timeout=300) for one in (call, large))
+    np.testing.assert_allclose(big.out.astype(np.float64), small.out.astype(np.float64) * 8192, rtol=1e-3, atol=1.0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_nan_reaches_only_the_rows_that_see_it(child, order):
+    call = make(70, 70, right=0)
+    call.k[0, 0, 40, 3] = np.nan
+    got = child.submit(run, replace(call, dout=None), Image(amd=order)).result(timeout=300)
+    seen = np.isnan(got.out).any(axis=3)[0, 0]
+    assert not seen[:40].any() and seen[40:].all()
+    assert not np.isnan(got.lse[0, 0, :40]).any() and np.isnan(got.lse[0, 0, 40:]).all()
+
+
+@st.composite
+def calls(draw) -> tuple[Call, Image, str]:
+    heads_kv, group, batch = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 2]))
+    rows, keys = draw(st.integers(1, 50)), draw(st.integers(0, 90))
+    heads, width = heads_kv * group, draw(st.integers(1, 80))
+    some = st.booleans()
+    generator = np.random.default_rng(draw(st.integers(0, 99)))
+    call = make(
+        rows, keys, heads=heads, heads_kv=heads_kv, batch=batch, width=width,
+        width_v=draw(st.sampled_from([width, 11])),
+        dtype=draw(st.sampled_from([np.float16, np.float32])), seed=draw(st.integers(0, 99)),
+        left=draw(st.sampled_from([EVERYTHING, 0, 5, 60])), right=draw(st.sampled_from([EVERYTHING, 0, 5])),
+        bottom_right=draw(some), sinks=generator.standard_normal(heads) if draw(some) else None,
+    )  # fmt: skip
+    if draw(some):
+        call = replace(call, used_k=generator.integers(0, keys + 1, batch))
+    image = Image(
+        block_m=draw(st.sampled_from([16, 32])), block_n=draw(st.sampled_from([16, 32])), unmasked_loop=draw(some),
+        amd=draw(st.sampled_from(ORDERS)),
+    )  # fmt: skip
+    return call, image, draw(st.sampled_from(["contiguous", "rows", "padded", "reversed"]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(calls())
+def test_everything_together(child, drawn):
+    check(child, *drawn)
