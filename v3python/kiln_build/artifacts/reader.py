@@ -7,6 +7,7 @@ Nothing is ever unpacked, and nothing that a file states about itself is believe
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import os
 import stat
@@ -54,6 +55,35 @@ class Entry:
             yield from self.content
         except OSError as error:
             raise ArtifactError(f"{self.source} cannot be read ({error.strerror})") from error
+
+
+class Content:
+    """A member's content, read as a file is, and measured on the way."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._blocks, self._digest = entry.blocks(), hashlib.sha256()
+        self._block, self._at = b"", 0
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or what is left."""
+        pieces = []
+        while size > 0:
+            if self._at == len(self._block):
+                self._block, self._at = next(self._blocks, b""), 0
+                if not self._block:
+                    break
+                self._digest.update(self._block)
+            piece = self._block[self._at : self._at + size]
+            self._at += len(piece)
+            size -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def finish(self) -> str:
+        """SHA-256 of all of it; what is left is read."""
+        for block in self._blocks:
+            self._digest.update(block)
+        return self._digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from kiln_build.artifacts import left_out, pack
 from kiln_build.artifacts.reader import (
     IMAGES,
     MANIFEST,
+    Content,
     Entry,
     ImageFile,
     PackFile,
@@ -199,7 +200,7 @@ def _verify_hard_link(entry: Entry, row: Mapping[str, Any], stated: _Stated, rep
 
 def _verify_file(entry: Entry, row: Mapping[str, Any], stated: _Stated, report: Report) -> None:
     folder, _, name = entry.path.rpartition("/")
-    content = _Content(entry)
+    content = Content(entry)
     found, within = None, Report(complete=report.complete)
     seen = _Seen()
     if folder == IMAGES and name.endswith(".pack"):
@@ -388,32 +389,3 @@ def _verify_libraries(stated: _Stated, report: Report) -> None:
                 report.problems.append(f"{name} has kernels of {family}, but libkiln_{family}.so is missing")
             elif digest not in library:
                 report.problems.append(f"libkiln_{family}.so does not have the digest of {name} and would refuse it")
-
-
-class _Content:
-    """A member's content, read as a file is, and measured on the way."""
-
-    def __init__(self, entry: Entry) -> None:
-        self._blocks, self._digest = entry.blocks(), hashlib.sha256()
-        self._block, self._at = b"", 0
-
-    def read(self, size: int) -> bytes:
-        """So many bytes, or what is left."""
-        pieces = []
-        while size > 0:
-            if self._at == len(self._block):
-                self._block, self._at = next(self._blocks, b""), 0
-                if not self._block:
-                    break
-                self._digest.update(self._block)
-            piece = self._block[self._at : self._at + size]
-            self._at += len(piece)
-            size -= len(piece)
-            pieces.append(piece)
-        return b"".join(pieces)
-
-    def finish(self) -> str:
-        """SHA-256 of all of it; what is left is read."""
-        for block in self._blocks:
-            self._digest.update(block)
-        return self._digest.hexdigest()

@@ -31,6 +31,7 @@ VERBS = {
     "plan": Verb(),
     "build": Verb("everything"),
     "coverage": Verb("reading"),
+    "model": Verb("reading"),
     "list": Verb("reading", python=(3, 9)),
     "inspect": Verb("reading", python=(3, 9)),
     "wheel": Verb("everything"),

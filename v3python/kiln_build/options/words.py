@@ -21,6 +21,7 @@ _SUFFIX = r"[a-z]+[0-9]*"
 # Everything that a build makes in a workspace; nothing else in the folder is ever removed.
 WORKSPACE_PARTS = (
     "venv", "toolchains", "store", "zig", "triton", "logs", "build", "source", "container", "pycache", "tmp",
+    "model",
 )  # fmt: skip
 WORKSPACE_LOCK = ".kiln-workspace"  # stands in every workspace
 
