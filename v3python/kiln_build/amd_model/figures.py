@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kiln_build.amd_model import architectures, disassembly, loops, simulation
@@ -95,13 +96,13 @@ class ImageFigures:
     loops: tuple[LoopFigures, ...]
 
 
-def model(image: bytes, target: str, facts: Facts, tool: str, all_loops: bool = True) -> ImageFigures:
+def model(image: bytes, target: str, facts: Facts, tool: str, main_alone: bool = False) -> ImageFigures:
     """The figures of a code object.
 
     Args:
         target: "gfx942".
         tool: see `disassembly.find_tool`.
-        all_loops: not the main one alone.
+        main_alone: only the main loop, and only at the usual latency.
 
     Raises:
         UsageError: the model does not know the target.
@@ -110,10 +111,11 @@ def model(image: bytes, target: str, facts: Facts, tool: str, all_loops: bool = 
     architecture = architectures.by_name(target)
     held = resident(target, facts)
     found = loops.find(disassembly.disassemble(image, tool))
+    latencies = (architecture.usual_latency,)
     try:
         figures = [
-            _loop(one, architecture, held, is_main=number == 0)
-            for number, one in enumerate(found if all_loops else found[:1])
+            _loop(one, architecture, held, latencies if number or main_alone else architecture.memory_latencies)
+            for number, one in enumerate(found[:1] if main_alone else found)
         ]
     except ValueError as error:
         raise ArtifactError(f"the model cannot read the code: {error}") from error
@@ -145,12 +147,13 @@ def resident(target: str, facts: Facts) -> Resident:
     return Resident(blocks, warps, blocks * warps / simds, max(1, warps // simds))
 
 
-def _loop(loop: loops.Loop, architecture: Architecture, held: Resident, is_main: bool) -> LoopFigures:
+def _loop(loop: loops.Loop, architecture: Architecture, held: Resident, latencies: Sequence[int]) -> LoopFigures:
     body = [decode(text, architecture) for text in loop.texts]
     matrix = [one for one in body if one.unit == units.MATRIX]
     vector = [one for one in body if one.unit == units.VALU]
     moved = {unit: sum(one.bytes for one in body if one.unit == unit) for unit in (units.SHARED, units.MEMORY)}
-    latencies = architecture.memory_latencies if is_main and matrix else (architecture.usual_latency,)
+    if not matrix:
+        latencies = (architecture.usual_latency,)
     waves = max(1, int(held.waves))  # of a block with fewer warps than there are SIMDs, a SIMD has one or none
     steady = {latency: simulation.simulate(body, architecture, waves, held.group, latency) for latency in latencies}
     return LoopFigures(

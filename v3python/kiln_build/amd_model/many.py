@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import multiprocessing
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 
 from kiln_build.amd_model import disassembly, figures
@@ -22,17 +22,20 @@ from kiln_recipe.console.progress import Progress
 FOLDER = "model"  # of a workspace
 
 
-def figures_of(images: Sequence[Image], jobs: int, progress: Progress, kept: Path | None = None) -> list[ImageFigures]:
+def figures_of(
+    images: Sequence[Image], jobs: int, progress: Progress, kept: Path | None = None, main_alone: bool = False
+) -> list[ImageFigures]:
     """The figures of images, in their order.
 
     Args:
         jobs: processes. kept: the folder of results, which need not be there yet; None: nothing is kept.
+        main_alone: see `figures.model`; such results are not kept.
 
     Raises:
         EnvironmentProblem: there is no disassembler.
         UsageError, ArtifactError: as `figures.model`.
     """
-    shelf = _Shelf(kept) if kept else None
+    shelf = _Shelf(kept) if kept and not main_alone else None
     found: dict[tuple, ImageFigures] = {}
     new: dict[tuple, Image] = {}
     for image in images:
@@ -40,10 +43,10 @@ def figures_of(images: Sequence[Image], jobs: int, progress: Progress, kept: Pat
         (found if known else new)[_place(image)] = known or image  # type: ignore[assignment]
     if not new:
         return [found[_place(image)] for image in images]
-    tool = disassembly.find_tool()
+    model = partial(_timed, tool=disassembly.find_tool(), main_alone=main_alone)
     progress.start(len(new), title="modelling", unit="image")
     try:
-        for image, its, seconds in _modelled(list(new.values()), tool, jobs):
+        for image, its, seconds in _modelled(list(new.values()), model, jobs):
             found[_place(image)] = its
             if shelf:
                 shelf.put(image, its)
@@ -53,24 +56,27 @@ def figures_of(images: Sequence[Image], jobs: int, progress: Progress, kept: Pat
     return [found[_place(image)] for image in images]
 
 
-def _modelled(images: list[Image], tool: str, jobs: int) -> Iterator[tuple[Image, ImageFigures, float]]:
+def _modelled(
+    images: list[Image], model: Callable[[Image], tuple[ImageFigures, float]], jobs: int
+) -> Iterator[tuple[Image, ImageFigures, float]]:
     if jobs == 1 or len(images) == 1:
         for image in images:
-            yield image, *_timed(image, tool)
+            yield image, *model(image)
         return
     # A fresh process has no threads of ours, and none of our locks.
     pool = ProcessPoolExecutor(min(jobs, len(images)), multiprocessing.get_context("spawn"))
     try:
-        running: dict[Future, Image] = {pool.submit(_timed, image, tool): image for image in images}
+        running: dict[Future, Image] = {pool.submit(model, image): image for image in images}
         for future in as_completed(running):
             yield running[future], *future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _timed(image: Image, tool: str) -> tuple[ImageFigures, float]:
+def _timed(image: Image, tool: str, main_alone: bool) -> tuple[ImageFigures, float]:
     began = time.monotonic()
-    return figures.model(image.code, image.target, image.facts, tool), time.monotonic() - began
+    its = figures.model(image.code, image.target, image.facts, tool, main_alone)
+    return its, time.monotonic() - began
 
 
 def _place(image: Image) -> tuple:
@@ -113,7 +119,7 @@ def read(document: dict) -> ImageFigures:
     return ImageFigures(loops=tuple(loops), **document)
 
 
-@functools.cache
+@cache
 def identity() -> str:
     """A digest of all that decides the figures, the disassembler left out: other versions print the same."""
     state = hashlib.sha256()

@@ -2,12 +2,13 @@
 
     ledger   = "ledger 1: " family " on " target EOL toolchain columns EOL group* "keys" EOL keys*
     toolchain = "toolchain " key ", triton " version EOL           ; of the last update
-    columns  = "registers spills shared warps blocks resident" EOL ; what the numbers of a line are
+    columns  = "registers spills shared warps blocks resident" " share"? EOL ; what the numbers of a line are
     group    = heading EOL line* EOL
     heading  = operation "/" kernel (" " choice "=" value)*        ; the kernel ("." its implementation) and functional
     line     = "  " facts "  " configuration " " specialization was? EOL
-    facts    = number{6} | "none"                                  ; "none": the recipe lets it be without an image
-    was      = "  was registers=" number " spills=" number " blocks=" number
+    facts    = number{6} share? | "none"                           ; "none": the recipe lets it be without an image
+    share    = number | "-" | "?"                                  ; of AMD targets; "-": it multiplies no matrices
+    was      = "  was registers=" number " spills=" number " blocks=" number (" share=" number)?
     keys     = operation "/" kernel EOL ("  " key (" " key){0,8} EOL)* ; in the order of the kernel's lines
     key      = 12 hexadecimal digits
 
@@ -16,8 +17,10 @@ facts is what changed of the images, each hunk under its heading (git shows the 
 keys, which change with every edit of a kernel, stand by themselves behind all facts.
 
 registers: of a thread; spills: bytes of a thread; shared: bytes of a block; warps: of a block; blocks: that a
-multiprocessor holds at once (occupancy.py); resident: the warps of all these. `was`: what the image took before it got
-fewer blocks or more spills; it stands there until that is mended, and asks for a reason (reasons.py).
+multiprocessor holds at once (occupancy.py); resident: the warps of all these; share: thousandths of the matrix units'
+peak that its main loop reaches by the model (docs/model.md), "?" where it was not modelled. `was`: what the image took
+before it got fewer blocks, more spills or a smaller share; it stands there until that is mended, and asks for a reason
+(reasons.py).
 
 Twelve digits of a key are 48 bits. A line's key is compared with one other, so that a changed image passes for the old
 one with a chance of 2^-48; a key that a page of measurements names is compared with all of a tree's, some 7,000, which
@@ -38,6 +41,9 @@ from kiln_recipe.errors import EnvironmentProblem, LedgerError
 DIGITS = 12  # of a key
 _IN_A_ROW = 9  # keys
 COLUMNS = "registers spills shared warps blocks resident"
+WITH_SHARE = f"{COLUMNS} share"
+_NOISE = 0.03  # by which a share may be smaller without being worse: what a loop's phases change
+_NO_MATRIX, _UNKNOWN = "-", "?"
 
 
 class Place(NamedTuple):
@@ -55,13 +61,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What an image takes; see the columns above."""
+    """What an image takes; see the columns above. `share`: 0 of one that multiplies no matrices, None if not known."""
 
     registers: int
     spills: int
     shared: int
     warps: int
     blocks: int
+    share: int | None = None
 
     @property
     def resident(self) -> int:
@@ -70,11 +77,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Was:
-    """What an image took before it became worse."""
+    """What an image took before it became worse. `share`: None if it was not known."""
 
     registers: int
     spills: int
     blocks: int
+    share: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,13 +96,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a file says. `toolchain`: short digest of the toolchain's identity; `triton`: its version."""
+    """What a file says. `toolchain`: short digest of the toolchain's identity; `triton`: its version; `has_shares`: the
+    target is modelled."""
 
     family: str
     target: str
     toolchain: str
     triton: str
     lines: Mapping[Place, Line] = field(default_factory=dict)
+    has_shares: bool = False
 
     def name(self, place: Place) -> str:
         """As Variant.name."""
@@ -108,8 +118,14 @@ def measures(before: Was | Facts | None, after: Facts | None) -> tuple[str, ...]
         return ()
     if after is None:
         return ("blocks",)
-    blocks = ("blocks",) if after.blocks < before.blocks else ()
-    return (*blocks, "spills") if after.spills > before.spills else blocks
+    found = []
+    if after.blocks < before.blocks:
+        found.append("blocks")
+    if after.spills > before.spills:
+        found.append("spills")
+    if before.share and after.share is not None and after.share < before.share * (1 - _NOISE):
+        found.append("share")
+    return tuple(found)
 
 
 def former(place: Place, lines: Mapping[Place, object], now: Container[Place]) -> Place | None:
@@ -178,11 +194,11 @@ def render(ledger: Ledger) -> str:
     text = [
         f"ledger 1: {ledger.family} on {ledger.target}",
         f"toolchain {ledger.toolchain}, triton {ledger.triton}",
-        COLUMNS,
+        WITH_SHARE if ledger.has_shares else COLUMNS,
         "",
     ]
     for heading, places in groups.items():
-        text += [heading, *(_line(place, ledger.lines[place]) for place in places), ""]
+        text += [heading, *(_line(place, ledger.lines[place], ledger.has_shares) for place in places), ""]
     text.append("keys")
     of_kernel: dict[str, list[str]] = {}
     for group in groups.values():
@@ -212,14 +228,18 @@ def parse(text: str, name: str, in_order: bool = True) -> Ledger:
     return ledger
 
 
-def _line(place: Place, line: Line) -> str:
+def _line(place: Place, line: Line, has_share: bool) -> str:
     facts, was = line.facts, line.was
-    numbers = f"{'none':25}"
+    numbers = f"{'none':{30 if has_share else 25}}"
     if facts:
         numbers = (
             f"{facts.registers:3} {facts.spills:5} {facts.shared:6} {facts.warps:2} {facts.blocks:2} {facts.resident:3}"
         )
+        if has_share:
+            numbers += f" {_UNKNOWN if facts.share is None else facts.share or _NO_MATRIX:>4}"
     ending = f"  was registers={was.registers} spills={was.spills} blocks={was.blocks}" if was else ""
+    if was and was.share is not None:
+        ending += f" share={was.share}"
     return f"  {numbers}  {f'{place.configuration} {place.specialization}'.lstrip()}{ending}"
 
 
@@ -235,8 +255,8 @@ _HEAD = re.compile(r"ledger 1: ([\w-]+) on ([\w-]+)")
 _TOOLCHAIN = re.compile(r"toolchain ([0-9a-f]{12}), triton ([\w.+-]+)")
 _NUMBER = r"([0-9]{1,9})"
 _LINE = re.compile(
-    rf"  (?: *{' +'.join([_NUMBER] * 6)}|none +)  ((?:[^ ]+ )*?)([^ =]+)"
-    rf"(?:  was registers={_NUMBER} spills={_NUMBER} blocks={_NUMBER})?"
+    rf"  (?: *{' +'.join([_NUMBER] * 6)}(?: +([0-9]{{1,4}}|[-?]))?|none +)  ((?:[^ ]+ )*?)([^ =]+)"
+    rf"(?:  was registers={_NUMBER} spills={_NUMBER} blocks={_NUMBER}(?: share={_NUMBER})?)?"
 )
 _HEADING = re.compile(r"([\w-]+/[\w-]+(?:\.[\w-]+)?)((?: [\w-]+=[^ :]+)*)")
 _KEYS = re.compile(r"  [0-9a-f]{12}(?: [0-9a-f]{12})*")
@@ -251,15 +271,18 @@ class _Parser:
         self.groups: dict[str, dict[Place, tuple[Facts | None, Was | None]]] = {}
         self.keys: dict[str, list[str]] | None = None
         self.current: tuple[str, str, str] | None = None  # heading, kernel, functional
+        self.has_shares = False
         self.number = 0
 
     def take(self, number: int, line: str) -> None:
         self.number = number
         if number <= 2:
             self.head += self.match((_HEAD, _TOOLCHAIN)[number - 1], line).groups()
-        elif number == 3 and line != COLUMNS:
-            self.fail(f"must be {COLUMNS!r}")
-        elif number == 3 or not line:
+        elif number == 3:
+            self.has_shares = line == WITH_SHARE
+            if line not in (COLUMNS, WITH_SHARE):
+                self.fail(f"must be {COLUMNS!r}, for AMD targets {WITH_SHARE!r}")
+        elif not line:
             return
         elif self.keys is not None:
             self.take_keys(line, self.keys)
@@ -289,17 +312,21 @@ class _Parser:
         if self.current is None:
             self.fail("an image without a heading")
         heading, kernel, functional = self.current
-        place = Place(kernel, functional, found[6].rstrip(), found[7])
+        place = Place(kernel, functional, found[7].rstrip(), found[8])
         facts = was = None
         if found[0] is not None:
-            *numbers, resident = map(int, found[:6])
-            facts = Facts(*numbers)
+            registers, spills, shared, warps, blocks, resident = map(int, found[:6])
+            if (found[6] is not None) != self.has_shares:
+                self.fail("the line has not as many numbers as there are columns")
+            share = None if found[6] in (None, _UNKNOWN) else 0 if found[6] == _NO_MATRIX else int(found[6])
+            facts = Facts(registers, spills, shared, warps, blocks, share)
             if not facts.warps:
                 self.fail("a block has at least one warp")
             if resident != facts.resident:
                 self.fail(f"{facts.blocks} blocks of {facts.warps} warps are {facts.resident} warps, not {resident}")
-        if found[8] is not None:
-            was = Was(*map(int, found[8:]))
+        if found[9] is not None:
+            registers, spills, blocks = map(int, found[9:12])
+            was = Was(registers, spills, blocks, None if found[12] is None else int(found[12]))
             if not measures(was, facts):
                 self.fail("`was` is only for images that got worse, but this one did not")
         if place in self.groups[heading]:
@@ -320,7 +347,7 @@ class _Parser:
                 self.fail(f"{kernel} has {len(images)} lines and {len(keys)} keys")
             lines |= {place: Line(key, facts, was) for (place, facts, was), key in zip(images, keys)}
         family, target, toolchain, triton = self.head
-        return Ledger(family, target, toolchain, triton, lines)
+        return Ledger(family, target, toolchain, triton, lines, self.has_shares)
 
     def match(self, pattern: re.Pattern, line: str) -> re.Match:
         found = pattern.fullmatch(line)

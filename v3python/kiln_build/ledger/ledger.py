@@ -12,22 +12,24 @@ import math
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kiln_build.artifacts.reader import select
+from kiln_build.base import machine
 from kiln_build.farm import farm
 from kiln_build.farm.farm import Failure, FarmOptions, FarmResult
 from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger.file import Facts, Ledger, Line, Place, short
 from kiln_build.ledger.reasons import since
+from kiln_build.ledger.shares import is_modelled, shares_of
 from kiln_build.release import assemble
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.console.progress import Progress
-from kiln_recipe.errors import KilnError, UsageError
+from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 from kiln_recipe.images import occupancy
 from kiln_recipe.images.image import ImageInfo
 from kiln_recipe.model import Recipe
@@ -179,7 +181,7 @@ def facts_of(info: ImageInfo, target: Target) -> Facts:
 def _recounted(facts: Facts, target: Target) -> Facts:
     assert target.residency is not None  # kept_targets lets no other through
     blocks = occupancy.blocks(target.residency, facts.registers, facts.shared, facts.warps)
-    return Facts(facts.registers, facts.spills, facts.shared, facts.warps, blocks)
+    return replace(facts, blocks=blocks)
 
 
 def _place(variant: Variant) -> Place:
@@ -198,12 +200,14 @@ class Update:
         chain: the toolchain that compiles.
         names: of the variants that are brought up to date if their keys are new.
         facts: of the images that are there, by the variant's name; None: the recipe lets it be without.
+        shares: modelled, by the variant's name.
     """
 
     shelves: Sequence[Shelf]
     chain: Toolchain
     names: frozenset[str]
     facts: dict[str, Facts | None] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
 
     @property
     def wanted(self) -> list[Variant]:
@@ -233,11 +237,13 @@ class Update:
         try:
             with store.in_use():
                 result = run(wanted, self.chain, store, options, _Saving(progress, save))
+                failed = self.judge(wanted, result.outcomes)
+                self.save()
+                self.model(store, options.jobs, progress)
         except BaseException:
             with contextlib.suppress(KilnError):  # a full disk: what ended the run says more
                 save()
             raise
-        failed = self.judge(wanted, result.outcomes)
         self.save()
         if failed:  # all at once, so that equal reasons are given once
             assemble.judge_all([variant for variant in wanted if variant.name in failed], result.outcomes, keys)
@@ -254,6 +260,21 @@ class Update:
                 self.facts[variant.name] = facts_of(fit.info, targets.by_name(variant.target)) if fit else None
         return failed
 
+    def model(self, store: Store, jobs: int | None, progress: Progress) -> None:
+        """Models the images of AMD targets whose share is not known, as far as the store has them."""
+        wanted = {}
+        for shelf in self.shelves:
+            for place, variant in shelf.places.items() if is_modelled(shelf.target) else ():
+                facts = shelf.lines[place].facts if shelf.is_known(place) else self.facts.get(variant.name)
+                if variant.name not in self.names or facts is None or facts.share is not None:
+                    continue
+                if image := store.get(shelf.keys[place]):
+                    wanted[variant.name] = (shelf.family, shelf.target.name, place, image)
+        try:
+            self.shares |= shares_of(wanted, store, jobs or machine.usable_cpus(), progress)
+        except EnvironmentProblem as error:
+            progress.message(f"{len(wanted)} images are not modelled: {error}")
+
     def save(self) -> list[Ledger]:
         """Writes the files; gives what they say."""
         written = []
@@ -264,6 +285,7 @@ class Update:
                 short(self.chain.identity),
                 self.chain.triton_version,
                 dict(self.lines(shelf)),
+                is_modelled(shelf.target),
             )
             if ledger != shelf.kept or not shelf.path.exists():
                 ledger_file.write(shelf.path, ledger)
@@ -276,11 +298,16 @@ class Update:
             old_place = ledger_file.former(place, shelf.lines, shelf.places)
             old = shelf.lines[old_place] if old_place else None
             if variant.name in self.facts:
-                facts = self.facts[variant.name]
+                facts = self.with_share(variant, self.facts[variant.name])
                 yield place, Line(short(shelf.keys[place]), facts, since(old, facts))
             elif old and old_place:  # under that name until its successor is compiled, which is compared with it
                 facts = _recounted(old.facts, shelf.target) if old.facts else None
+                facts = self.with_share(variant, facts) if old_place == place else facts
                 yield old_place, Line(old.key, facts, since(old, facts))
+
+    def with_share(self, variant: Variant, facts: Facts | None) -> Facts | None:
+        """The facts of a variant with its share, if that was modelled."""
+        return replace(facts, share=self.shares[variant.name]) if facts and variant.name in self.shares else facts
 
 
 class _Saving(Progress):
@@ -359,24 +386,40 @@ def check_sample(
         store: an empty one, so that everything is compiled.
     """
     variants = [shelf.places[place] for shelf, place in drawn]
+    found = Update((), chain, frozenset())
     with store.in_use():
         outcomes = run(variants, chain, store, options, progress).outcomes
-    found = Update((), chain, frozenset())
-    failed = found.judge(variants, outcomes)
+        failed = found.judge(variants, outcomes)
+        modelled = {
+            shelf.places[place].name: (shelf.family, shelf.target.name, place, image)
+            for shelf, place in drawn
+            if (kept := shelf.lines[place].facts)
+            and kept.share is not None
+            and isinstance(image := outcomes[shelf.places[place].name], StoredImage)
+        }
+        try:
+            found.shares = shares_of(modelled, store, options.jobs or machine.usable_cpus(), progress)
+        except EnvironmentProblem as error:
+            progress.message(f"the sample is not modelled: {error}")
     wrong = []
     for shelf, place in drawn:
-        name, kept = shelf.places[place].name, shelf.lines[place].facts
-        if name in failed:
-            wrong.append(f"{name}: a build would refuse it ({failed[name]}); the ledger says {_spelled(kept)}")
-        elif found.facts[name] != kept:
-            wrong.append(f"{name}: {_spelled(found.facts[name])}; the ledger says {_spelled(kept)}")
+        variant, kept = shelf.places[place], shelf.lines[place].facts
+        if variant.name in failed:
+            wrong.append(
+                f"{variant.name}: a build would refuse it ({failed[variant.name]}); the ledger says {_spelled(kept)}"
+            )
+            continue
+        now = found.with_share(variant, found.facts[variant.name])
+        if now != (replace(kept, share=now.share) if now and kept and now.share is None else kept):
+            wrong.append(f"{variant.name}: {_spelled(now)}; the ledger says {_spelled(kept)}")
     return wrong
 
 
 def _spelled(facts: Facts | None) -> str:
     if facts is None:
         return "no image"
+    share = f", 0.{facts.share:03} of the matrix peak by the model" if facts.share else ""
     return (
         f"{facts.registers} registers, {facts.spills} bytes spilled, {facts.shared} bytes shared, {facts.warps} warps, "
-        f"{facts.blocks} blocks per multiprocessor"
+        f"{facts.blocks} blocks per multiprocessor{share}"
     )

@@ -4,10 +4,12 @@
       - images: "flash.attn_fwd/attn_fwd[dtype=bf16 head_dim=64 *][*][aligned]@sm_90"   # `*` stands for any text
         blocks: {from: 2, to: 1}      # covers images that had at most 2 blocks and have at least 1
         spills: {from: 0, to: 16}     # covers images that spilled at least 0 bytes and spill at most 16
+        share: {from: 480, to: 450}   # covers images that by the model reached at most 0.48 of the peak, and reach 0.45
         reason: why that is right
 
-An image that holds fewer blocks needs a reason with `blocks`, one that spills more needs one with `spills`. A reason
-that applies to nothing any more, in one of its measures, is a mistake: it would cover the next change in silence.
+An image that holds fewer blocks needs a reason with `blocks`, one that spills more one with `spills`, and one that is
+slower by the model of AMD's images (docs/model.md) one with `share`. A reason that applies to nothing any more, in one
+of its measures, is a mistake: it would cover the next change in silence.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ from kiln_build.ledger.file import Facts, Ledger, Line, Was, former, measures
 from kiln_recipe.documents import document
 
 FILE = "reasons.yaml"
+MEASURES = ("blocks", "spills", "share")
+_UNITS = {
+    "blocks": "blocks a multiprocessor", "spills": "bytes spilled per thread",
+    "share": "thousandths of the matrix peak by the model",
+}  # fmt: skip
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,11 +47,12 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
     reason: str
     blocks: Change | None = None
     spills: Change | None = None
+    share: Change | None = None
 
     @property
     def measures(self) -> list[str]:
-        """Those that it speaks of: "blocks", "spills"."""
-        return [measure for measure in ("blocks", "spills") if getattr(self, measure)]
+        """Those that it speaks of: "blocks", "spills", "share"."""
+        return [measure for measure in MEASURES if getattr(self, measure)]
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -61,7 +69,7 @@ class Worse:
 
     Attributes:
         name: of the variant.
-        measure: "blocks" or "spills".
+        measure: "blocks", "spills" or "share".
         since: what it is compared with: "the ledger's own earlier line", "HEAD^".
     """
 
@@ -73,9 +81,8 @@ class Worse:
 
     @property
     def change(self) -> tuple[int, int]:
-        if self.measure == "blocks":
-            return self.before.blocks, self.after.blocks if self.after else 0
-        return self.before.spills, self.after.spills if self.after else 0
+        now = getattr(self.after, self.measure) if self.after else 0
+        return getattr(self.before, self.measure), now
 
     @property
     def sentence(self) -> str:
@@ -83,9 +90,8 @@ class Worse:
         if self.after is None:
             return f"{self.name}: has no image; it had one, with {self.before.registers} registers ({self.since})"
         old, new = self.change
-        unit = "bytes spilled per thread" if self.measure == "spills" else "blocks a multiprocessor"
         return (
-            f"{self.name}: {unit}: {new}, before {old}; registers: {self.after.registers}, before "
+            f"{self.name}: {_UNITS[self.measure]}: {new}, before {old}; registers: {self.after.registers}, before "
             f"{self.before.registers} ({self.since})"
         )
 
@@ -95,7 +101,11 @@ def since(before: Line | None, after: Facts | None) -> Was | None:
     known = [facts for facts in (before.was, before.facts) if facts] if before else []
     if not known:
         return None
-    best = Was(min(x.registers for x in known), min(x.spills for x in known), max(x.blocks for x in known))
+    shares = [x.share for x in known if x.share is not None]
+    best = Was(
+        min(x.registers for x in known), min(x.spills for x in known), max(x.blocks for x in known),
+        max(shares, default=None),
+    )  # fmt: skip
     return best if measures(best, after) else None
 
 
@@ -116,7 +126,7 @@ def worse_than(before: Ledger, after: Ledger, revision: str) -> list[Worse]:
         old_place = former(place, before.lines, after.lines)
         old = before.lines[old_place] if old_place else None
         if old and old.facts:
-            was = Was(old.facts.registers, old.facts.spills, old.facts.blocks)
+            was = Was(old.facts.registers, old.facts.spills, old.facts.blocks, old.facts.share)
             name = after.name(place)
             found += [Worse(name, measure, was, line.facts, revision) for measure in measures(was, line.facts)]
     return found
@@ -133,13 +143,12 @@ def read(folder: Path) -> list[Reason]:
         return []
     found = document.read(path, _Shape)
     for number, reason in enumerate(found.value.reasons):
-        if reason.blocks is None and reason.spills is None:
-            found.fail(("reasons", number), "applies to nothing; give it blocks: {from: 2, to: 1}, or spills")
-        for measure, change in (("blocks", reason.blocks), ("spills", reason.spills)):
-            if change is None:
-                continue
+        if not reason.measures:
+            found.fail(("reasons", number), "applies to nothing; give it blocks: {from: 2, to: 1}, spills or share")
+        for measure in reason.measures:
+            change = getattr(reason, measure)
             more = change.after - change.before
-            if more >= 0 if measure == "blocks" else more <= 0:
+            if more <= 0 if measure == "spills" else more >= 0:
                 keys = ("reasons", number, measure)
                 found.fail(keys, f"{measure} from {change.before} to {change.after} is not worse, and needs no reason")
         if not reason.reason.strip():
@@ -169,6 +178,6 @@ def covers(reason: Reason, worse: Worse) -> bool:
     if change is None or not reason.pattern.fullmatch(worse.name):
         return False
     before, after = worse.change
-    if worse.measure == "blocks":
-        return before <= change.before and after >= change.after
-    return before >= change.before and after <= change.after
+    if worse.measure == "spills":
+        return before >= change.before and after <= change.after
+    return before <= change.before and after >= change.after
