@@ -23,7 +23,7 @@ from kiln_build.ledger.reasons import Worse
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
 from kiln_recipe.console.progress import Progress
-from kiln_recipe.errors import Interrupted, LedgerError, RecipeError
+from kiln_recipe.errors import EnvironmentProblem, Interrupted, LedgerError, RecipeError
 from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +103,41 @@ def tiny(tmp_path, monkeypatch, capsys):
     run.file = lambda target="sm_90": run.ledger / "tiny" / f"{target}.txt"
     run.git = lambda *words: git(folder, *words)
     return run
+
+
+def test_amd_images_are_modelled_and_slower_ones_ask_for_a_reason(tiny, monkeypatch):
+    share = 480
+
+    def shares_of(wanted, store, jobs, progress):
+        assert all(target == "gfx942" and store.read(image.digest) for _, target, _, image in wanted.values())
+        return dict.fromkeys(wanted, share)
+
+    monkeypatch.setattr(ledger, "shares_of", shares_of)
+    assert tiny("--update").code == 0
+    assert " 480  BLOCK=1024 num_warps=4 generic" in tiny.file("gfx942").read_text()
+    assert "resident share" not in tiny.file("sm_90").read_text()
+    share = 400
+    tiny.edit("LIVE = tl.constexpr(1)", "LIVE = tl.constexpr(2)")
+    done = tiny("--update")
+    assert done.code == 9 and "share=480" in tiny.file("gfx942").read_text()
+    assert "thousandths of the matrix peak by the model: 400, before 480" in done.out
+    (tiny.ledger / "reasons.yaml").write_text(
+        'reasons: [{images: "tiny.*@gfx942", share: {from: 480, to: 400}, reason: a test}]\n'
+    )
+    assert tiny().code == 0
+
+
+def test_without_a_disassembler_shares_stay_unknown_until_there_is_one(tiny, monkeypatch):
+    def shares_of(wanted, store, jobs, progress):
+        raise EnvironmentProblem("llvm-objdump is not installed")
+
+    monkeypatch.setattr(ledger, "shares_of", shares_of)
+    done = tiny("--update")
+    assert done.code == 0 and "5 images are not modelled: llvm-objdump is not installed" in done.err
+    assert "   ?  BLOCK=1024 num_warps=4 generic" in tiny.file("gfx942").read_text()
+    monkeypatch.setattr(ledger, "shares_of", lambda wanted, *_: dict.fromkeys(wanted, 0))
+    assert tiny("--update").code == 0
+    assert "   -  BLOCK=1024 num_warps=4 generic" in tiny.file("gfx942").read_text()
 
 
 def git(folder: Path, *words: str) -> str:

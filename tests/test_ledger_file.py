@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,22 +16,34 @@ words = st.text("abcXYZ_019", min_size=1, max_size=6).filter(lambda word: word n
 settings = st.lists(st.tuples(words, words), max_size=3).map(lambda pairs: " ".join(f"{n}={v}" for n, v in pairs))
 kernels = words | st.tuples(words, words).map(".".join)  # the second with its implementation
 places = st.builds(Place, st.tuples(words, kernels).map("/".join), settings, settings, words)
+shares = st.none() | st.integers(0, 1000)
 facts = st.builds(
-    Facts, st.integers(0, 600), st.integers(0, 99999), st.integers(0, 300_000), st.integers(1, 32), st.integers(0, 64)
-)
+    Facts, st.integers(0, 600), st.integers(0, 99999), st.integers(0, 300_000), st.integers(1, 32), st.integers(0, 64),
+    shares,
+)  # fmt: skip
 keys = st.text("0123456789abcdef", min_size=12, max_size=12)
 
 
 @st.composite
 def lines(draw) -> Line:
     taken = draw(st.none() | facts)
-    was = draw(st.none() | st.builds(Was, st.integers(0, 600), st.integers(0, 99), st.integers(0, 64)))
+    was = draw(st.none() | st.builds(Was, st.integers(0, 600), st.integers(0, 99), st.integers(0, 64), shares))
     return Line(draw(keys), taken, was if measures(was, taken) else None)
 
 
-ledgers = st.builds(
-    Ledger, words, words, keys, st.just("3.8.0+git1"), st.dictionaries(places, lines(), max_size=12)
-)  # fmt: skip
+def without_shares(line: Line) -> Line:
+    taken = replace(line.facts, share=None) if line.facts else None
+    return Line(line.key, taken, line.was if measures(line.was, taken) else None)
+
+
+@st.composite
+def ledgers_of(draw) -> Ledger:
+    found, has_shares = draw(st.dictionaries(places, lines(), max_size=12)), draw(st.booleans())
+    kept = found if has_shares else {place: without_shares(line) for place, line in found.items()}
+    return Ledger(draw(words), draw(words), draw(keys), "3.8.0+git1", kept, has_shares)
+
+
+ledgers = ledgers_of()
 
 
 @given(ledgers)
@@ -43,7 +57,7 @@ def test_round_trip(ledger):
 def test_a_file_does_not_depend_on_the_order_of_lines(ledger, random):
     shuffled = list(ledger.lines.items())
     random.shuffle(shuffled)
-    other = Ledger(ledger.family, ledger.target, ledger.toolchain, ledger.triton, dict(shuffled))
+    other = replace(ledger, lines=dict(shuffled))
     assert ledger_file.render(other) == ledger_file.render(ledger)
 
 
@@ -97,6 +111,44 @@ def test_what_a_file_looks_like():
     assert EXAMPLE.name(place(128, 64)) == (
         "flash.attn_fwd/attn_fwd[dtype=bf16 head_dim=128][BLOCK_M=64 num_warps=8][aligned]@sm_90"
     )
+
+
+WITH_SHARES = """\
+ledger 1: flash on gfx942
+toolchain 0123456789ab, triton 3.8.0
+registers spills shared warps blocks resident share
+
+attn_fwd/attn_fwd dtype=bf16 head_dim=64
+  none                            BLOCK_M=64 num_warps=8 aligned
+  128     0      0  8  2  16    ?  BLOCK_M=64 num_warps=8 generic
+  156     0  49152  8  2  16  433  BLOCK_M=128 num_warps=8 aligned  was registers=128 spills=0 blocks=2 share=481
+
+attn_fwd/attn_fwd dtype=bf16 head_dim=128
+  255    64  98304  8  1   8    -  BLOCK_M=64 num_warps=8 aligned
+
+keys
+attn_fwd/attn_fwd
+  dddddddddddd cccccccccccc aaaaaaaaaaaa bbbbbbbbbbbb
+"""
+
+
+def test_shares_of_modelled_targets():
+    found = ledger_file.parse(WITH_SHARES, "x")
+    assert ledger_file.render(found) == WITH_SHARES
+    assert [found.lines[place(*which)].facts.share for which in ((64, 128), (64, 64, "generic"), (128, 64))] == [
+        433, None, 0,
+    ]  # fmt: skip
+    assert found.lines[place(64, 128)].was == Was(128, 0, 2, 481)
+    with pytest.raises(LedgerError, match="x:7: the line has not as many numbers as there are columns"):
+        ledger_file.parse(WITH_SHARES.replace("    ?  ", "  ", 1), "x")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_worse"),
+    [(481, 433, True), (481, 467, False), (481, 500, False), (None, 1, False), (481, None, False), (0, 0, False)],
+)
+def test_a_share_is_worse_beyond_what_phases_change(before, after, is_worse):
+    assert measures(Was(1, 0, 1, before), Facts(1, 0, 0, 1, 1, after)) == (("share",) if is_worse else ())
 
 
 @pytest.mark.parametrize(

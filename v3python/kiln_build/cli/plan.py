@@ -24,6 +24,7 @@ from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from kiln_recipe.selection import CONFIGURATIONS, PROFILES
 
 if TYPE_CHECKING:
+    from kiln_build.ledger.planned import Shares
     from kiln_build.options.variables import BuildVariables
     from kiln_build.store.store import Store
     from kiln_recipe.plan.model import Functional, KernelPlan, Plan, Variant
@@ -95,6 +96,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.ledger.planned import Shares
     from kiln_build.release import families  # here, so that --help needs no package
     from kiln_recipe.plan import plan
 
@@ -111,11 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"warning: {warning}")
     held = _look_up(the_plan, _open(arguments.store, asked.store))
     jobs = arguments.jobs or asked.jobs or machine.usable_cpus()
-    times = _Times(held)
+    times, shares = _Times(held), Shares(ROOT / "ledger")
     if arguments.json:
-        print(json.dumps(_document(the_plan, times, jobs), indent=2))
+        print(json.dumps(_document(the_plan, times, jobs, shares), indent=2))
         return 0
-    _print_counts(the_plan, times, jobs)
+    _print_counts(the_plan, times, jobs, shares)
     if arguments.variants:
         print()
         print("\n".join(variant.name for variant in the_plan.variants))
@@ -123,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
         for kernel in the_plan.kernels:
             print()
             print(f"{_kernel_name(kernel)} on {kernel.target.name}")
-            print("\n".join(f"  {line}" for line in explain(kernel)))
+            print("\n".join(f"  {line}" for line in explain(kernel, shares)))
     return 0
 
 
@@ -232,8 +234,11 @@ def _rows(the_plan: Plan, times: _Times) -> list[_Row]:
     return rows
 
 
-def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
-    table = [("TARGET", "KERNEL", "FUNCTIONALS", "CONFIGURATIONS", "SPECIALIZATIONS", "VARIANTS", "WAIVED", "TUNED BY")]
+def _print_counts(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> None:
+    from kiln_build.ledger.planned import spell_shares
+
+    names = ("TARGET", "KERNEL", "FUNCTIONALS", "CONFIGURATIONS", "SPECIALIZATIONS", "VARIANTS", "WAIVED", "TUNED BY")
+    table: list[tuple[str, ...]] = [(*names, "MODELLED")]
     rows = _rows(the_plan, times)
     for row in rows:
         functionals = len({variant.functional for variant in row.variants})
@@ -248,8 +253,11 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
                 str(len(row.variants)),
                 str(sum(variant.waiver is not None for variant in row.variants)),
                 f"{len(row.kernel.rules)} rules" if row.kernel.rules else "heuristic",
+                spell_shares(shares.of_variant(row.kernel, variant) for variant in row.variants) or "-",
             )
         )
+    if all(line[-1] == "-" for line in table[1:]):
+        table = [line[:-1] for line in table]
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     for number, line in enumerate(table):
         numeric = [cell.rjust(width) if 2 <= i <= 6 and number else cell.ljust(width)
@@ -264,30 +272,37 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int) -> None:
     )
 
 
-def explain(kernel: KernelPlan) -> list[str]:
+def explain(kernel: KernelPlan, shares: Shares | None = None) -> list[str]:
     """For each bin the configuration that a call takes if everything is available, and the rule: once for all compiled
-    functionals of which the same is true. Then for each reason how many functionals are left out for it."""
+    functionals of which the same is true. Then for each reason how many functionals are left out for it.
+
+    Args:
+        shares: those of what the kernel's first specialization has are told too.
+    """
+    from kiln_build.ledger.planned import said_of_shares
     from kiln_recipe.plan import plan
 
     available = set(range(kernel.slots)) - set(kernel.absent)
     bins = [name or "always" for name in bin_names(kernel)]
     width = max(map(len, bins))
-    functionals: dict[tuple[str, ...], list[Functional]] = {}
+    functionals: dict[tuple[tuple[str, str, str], ...], list[Functional]] = {}
     left_out: Counter[str] = Counter()
     for number, (functional, row) in enumerate(zip(kernel.functionals, plan.explain(kernel, available))):
         if all(decision.configuration is None for decision in row):
             left_out[kernel.absent[kernel.slot(number, 0, 0)]] += 1
             continue
         taken = tuple(
-            f"  {name:{width}}  {kernel.configurations[decision.configuration].name}"
-            f"  ({decision.rule or 'no rule fits: first available'})"
+            (name, kernel.configurations[decision.configuration].name, decision.rule or "no rule fits: first available")
             for name, decision in zip(bins, row)
             if decision.configuration is not None  # as of a functional in every bin or in none
         )
         functionals.setdefault(taken, []).append(functional)
     lines = []
     for taken, alike in functionals.items():
-        lines += [*_names(alike, len(functionals) == 1, bool(left_out)), *taken]
+        lines += _names(alike, len(functionals) == 1, bool(left_out))
+        for name, configuration, rule in taken:
+            said = said_of_shares(kernel, [one.name for one in alike], configuration, shares) if shares else ""
+            lines.append(f"  {name:{width}}  {configuration}  ({rule}{said})")
     return lines + [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
 
 
@@ -325,7 +340,7 @@ def bin_names(kernel: KernelPlan) -> list[str]:
     return names
 
 
-def _document(the_plan: Plan, times: _Times, jobs: int) -> dict:
+def _document(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> dict:
     rows = _rows(the_plan, times)
     total = sum(row.seconds for row in rows)
     return {
@@ -354,6 +369,7 @@ def _document(the_plan: Plan, times: _Times, jobs: int) -> dict:
                         "slot": variant.slot,
                         "waiver": variant.waiver,
                         "spill_allowance": variant.spill_allowance,
+                        "modelled_share": share / 1000 if (share := shares.of_variant(row.kernel, variant)) else None,
                     }
                     for variant in row.variants
                 ],
