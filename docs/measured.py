@@ -7,6 +7,7 @@ A page in docs/measurements/ names its images once, by twelve digits of their ke
     <!-- images: listed -->            keys in backquotes, up to the next `<!-- end -->`
     <!-- images: FILE FILE -->         files of keys beside the page: verified/nvidia-h200-image.json
     <!-- images: unknown -->           they were not kept, so that the page cannot be of today's
+    <!-- images: none -->              it is about no image of Kiln's
 
 Where the tree makes other images by now, a note under the title says so. This program writes that note, and takes it
 away where all images are the tree's; tests/test_measurements.py fails where it is missing, and where it is wrong.
@@ -52,6 +53,8 @@ def keys_of(text: str, folder: Path = PAGES) -> frozenset[str] | None:
     words = blocks[0][1].split()
     if words == ["unknown"]:
         return None
+    if words == ["none"]:
+        return frozenset()
     if words == ["listed"]:
         body, end, _ = text[blocks[0].end() :].partition("<!-- end -->")
         found = re.findall(rf"`([0-9a-f]{{{DIGITS}}})`", body) if end else []

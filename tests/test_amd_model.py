@@ -165,10 +165,10 @@ ASSEMBLY = """
 	s_cbranch_scc0 4                     // 000000001808: BF840004 <kernel+0x1c>
 	v_add_f32_e32 v0, v1, v2             // 00000000180C: 02000501
 	v_mfma_f32_32x32x8_bf16 v[0:15], v[16:17], v[18:19], v[0:15]// 000000001810: D3E00000 04022510
-	s_cbranch_scc1 65533                 // 000000001818: BF85FFFD <kernel+0xc>
+	s_cbranch_scc1 65533                 // 000000001818: BF85FFFC <kernel+0xc>
 	v_mfma_f32_32x32x8_bf16 v[0:15], v[16:17], v[18:19], v[0:15]// 00000000181C: D3E00000 04022510
-	s_cbranch_scc1 65530                 // 000000001824: BF85FFFA <kernel+0x1c>
-	s_cbranch_scc1 65520                 // 000000001828: BF85FFF0 <kernel+0x8>
+	s_cbranch_scc1 65530                 // 000000001824: BF85FFFD <kernel+0x1c>
+	s_cbranch_scc1 65520                 // 000000001828: BF85FFF7 <kernel+0x8>
 	s_endpgm                             // 00000000182C: BF810000
 """
 

@@ -44,6 +44,11 @@ def test_the_note_comes_and_goes():
     assert measured.filled(unknown, frozenset({KEY})) == unknown
 
 
+def test_a_page_about_no_image_of_ours_is_never_outdated():
+    text = re.sub("listed.*<!-- end", "none -->\n<!-- end", PAGE.format(""), flags=re.DOTALL)
+    assert measured.filled(text, frozenset()) == text
+
+
 def test_files_of_keys_count_as_the_pages_own(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"keys": [KEY + "0" * 52]}))
     (tmp_path / "b.json").write_text(json.dumps({"keys": [OTHER + "0" * 52]}))

@@ -15,7 +15,7 @@ _NAME = "llvm-objdump"
 _NEWEST, _OLDEST = 40, 19  # versions that Debian puts behind the name; the newest that is installed is taken
 _PACKAGE = "llvm-22"
 _SECONDS = 120
-_LINE = re.compile(r"\s+(\S.*?)\s*// ([0-9A-F]+):([^<]*)(?:<[^>]*\+0x([0-9a-f]+)>)?")
+_LINE = re.compile(r"\s+(\S.*?)\s*// ([0-9A-F]+): ([0-9A-F]{8})?")
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,10 @@ def parse(text: str) -> Code:
             continue
         address = int(found[2], 16)
         first = address if first is None else first
-        if found[4] is not None and found[1].startswith(("s_cbranch", "s_branch")):
-            targets[len(texts)] = int(found[4], 16)
+        if found[3] and found[1].startswith(("s_cbranch", "s_branch")):
+            # The low half of its word: how many words the target is behind the next instruction.
+            words = int(found[3], 16) & 0xFFFF
+            targets[len(texts)] = address + 4 + 4 * (words - 0x10000 if words & 0x8000 else words) - first
         texts.append(found[1].strip())
         offsets.append(address - first)
     return Code(tuple(texts), tuple(offsets), targets)
