@@ -58,12 +58,18 @@ def disassemble(image: bytes, tool: str) -> Code:
 
     Raises:
         ArtifactError: the disassembler finds no code that it knows.
+        EnvironmentProblem: it cannot be run.
     """
     with tempfile.NamedTemporaryFile(suffix=".hsaco") as file:
         file.write(image)
         file.flush()
         words = [tool, "-d", "--no-show-raw-insn", "--section=.text", file.name]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise ArtifactError(f"{Path(tool).name} does not come to an end with it in {_SECONDS} s") from error
+        except OSError as error:
+            raise EnvironmentProblem(f"{tool} cannot be run ({error.strerror})") from error
     code = parse(done.stdout)
     if done.returncode or not code.texts:
         said = " ".join(done.stderr.split()).replace(file.name, "it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -105,9 +106,10 @@ class _Shelf:
             return None
 
     def put(self, image: Image, its: ImageFigures) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with appear(self._path(image)) as fresh:
-            fresh.write_text(json.dumps(asdict(its)))
+        with contextlib.suppress(OSError):  # a folder that cannot be written: it is modelled again the next time
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with appear(self._path(image)) as fresh:
+                fresh.write_text(json.dumps(asdict(its)))
 
 
 def read(document: dict) -> ImageFigures:
