@@ -2,8 +2,8 @@
 
 CDNA's matrix units work beside those of vectors. A wave keeps both busy only if it has something for each, so q k^T of
 the next block of keys stands before the weights of this one (AHEAD); the loop carries a block of products for that. On
-RDNA, where one unit does both, registers are better spent on more waves. Blocks with masks, a few of many, are
-attn_fwd's.
+RDNA, where one unit does both, and on gfx950, which copies past the registers, these are better spent on more waves.
+Blocks with masks, a few of many, are attn_fwd's.
 """
 
 import triton
