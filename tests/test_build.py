@@ -14,6 +14,7 @@ from kiln_build.native import native
 from kiln_build.options import naming
 from kiln_build.options.options import make_options, read_build_variables
 from kiln_build.release import build, release, replacement
+from kiln_build.trust import statement
 from kiln_recipe import targets
 from kiln_recipe.compile import lock
 from kiln_recipe.errors import BuildFailed, KilnError, UsageError
@@ -160,5 +161,5 @@ def test_what_is_no_release_is_refused_too(tmp_path, monkeypatch):
     for _ in range(2):  # without and with a .sha256
         with pytest.raises(replacement.InTheWay, match="that cannot be read .*; KILN_REPLACE=1"):
             build.build(asked)
-        replacement.checksum_of(tarball_of(asked)).write_text("...")
+        statement.checksum_of(tarball_of(asked)).write_text("...")
     assert tarball_of(asked).read_bytes() == b"something"

@@ -19,6 +19,7 @@ from kiln_build.artifacts import reader as inspect
 from kiln_build.base import tarball
 from kiln_build.native.adapter import Adapter, Prefix
 from kiln_build.release import release, replacement
+from kiln_build.trust import statement
 from kiln_recipe.errors import EnvironmentProblem
 from small_release import VERSION, small_release
 
@@ -131,7 +132,7 @@ def test_another_builds_tarball_stays(stage, tmp_path):
     assert replaced_at(tarball) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == [tarball.name, f"{tarball.name}.sha256", "stage"]
     assert release.make_release(stage, tmp_path, VERSION, replace=True) == tarball
-    assert replaced_at(tarball) != before and digest(tarball) in replacement.checksum_of(tarball).read_text()
+    assert replaced_at(tarball) != before and digest(tarball) in statement.checksum_of(tarball).read_text()
 
 
 def test_a_tarball_counts_with_its_checksum_alone(tmp_path):
@@ -147,7 +148,7 @@ def test_a_tarball_counts_with_its_checksum_alone(tmp_path):
 def test_a_tarball_without_its_checksum_is_somebodys_too(stage, tmp_path):
     """Copied without it, say."""
     tarball = release.make_release(stage, tmp_path, VERSION)
-    before, checksum = replaced_at(tarball), replacement.checksum_of(tarball)
+    before, checksum = replaced_at(tarball), statement.checksum_of(tarball)
     stated = checksum.read_text()
     checksum.unlink()
     assert release.make_release(stage, tmp_path, VERSION) == tarball, "the same bytes get their checksum again"
@@ -176,7 +177,7 @@ def test_whatever_stands_in_a_tarballs_place_is_found_before_anything_is_compile
         replacement.check_before(path, replacement.Inputs("unknown", False, "", {}, set))
     with pytest.raises(EnvironmentProblem):
         release.make_release(stage, tmp_path, VERSION)
-    assert os.path.lexists(path) and not replacement.checksum_of(path).exists()
+    assert os.path.lexists(path) and not statement.checksum_of(path).exists()
 
 
 def test_a_failure_leaves_the_earlier_tarball_as_it_was(stage, tmp_path, monkeypatch):

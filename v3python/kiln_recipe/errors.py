@@ -111,6 +111,12 @@ class WrongResult(KilnError):
     exit_code = 11
 
 
+class TrustError(KilnError):
+    """A signature is missing or wrong, by a key that is not trusted, or of something else than it stands beside."""
+
+    exit_code = 12
+
+
 class Interrupted(KilnError):
     """Ctrl-C or another signal to end; what was done is kept. The exit code is the shell's: 128 and the signal."""
 

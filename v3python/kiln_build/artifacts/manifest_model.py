@@ -28,6 +28,8 @@ from kiln_recipe.shape import Limits
 FORMATS = (2, 3, 4)  # the later ones where something is said that the first does not know: see `format_of`
 PATH = "share/kiln/manifest.json"
 IMAGES = "lib/kiln.images"
+INSPECTOR = "share/kiln/kiln-inspect.pyz"
+SIGNATURE = ".minisig"  # the end of a signature's name, behind that of the file beside it
 LARGEST = 32 << 20  # bytes; 19 targets of the full profile have 22 MiB
 _LONGEST_LINE = 256 << 10
 _LONGEST_PATH, _DEEPEST_PATH = 250, 16

@@ -341,13 +341,23 @@ def need(name: str) -> ModuleType:
         raise EnvironmentProblem(f"reading images needs Python 3.10 or later; this is {version}") from error
 
 
-def _manifest_of(path: Path) -> dict[str, Any]:
-    for entry in _tarball_entries(path):
-        if entry.path == MANIFEST and entry.kind == "file":
+def file_of(tarball: Path, name: str) -> bytes:
+    """What a tarball's file `name`, the manifest say, holds.
+
+    Raises:
+        ArtifactError: it has no such file, or one that is larger than any manifest.
+    """
+    for entry in _tarball_entries(tarball):
+        if entry.path == name and entry.kind == "file":
             if entry.size > manifest_model.LARGEST:
-                raise ArtifactError(f"{path}: its manifest has {entry.size} bytes, which is too many release's")
-            return manifest_model.read(b"".join(entry.blocks()), str(path))
-    raise ArtifactError(f"{path} is not a release of Kiln's: it has no {MANIFEST}")
+                what = "manifest" if name == MANIFEST else name
+                raise ArtifactError(f"{tarball}: its {what} has {entry.size} bytes, more than any release's")
+            return b"".join(entry.blocks())
+    raise ArtifactError(f"{tarball} is not a release of Kiln's: it has no {name}")
+
+
+def _manifest_of(path: Path) -> dict[str, Any]:
+    return manifest_model.read(file_of(path, MANIFEST), str(path))
 
 
 def _tarball_entries(path: Path) -> Iterator[Entry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln_build.artifacts import left_out, pack
+from kiln_build.artifacts.manifest_model import INSPECTOR, SIGNATURE
 from kiln_build.artifacts.reader import (
     IMAGES,
     MANIFEST,
@@ -30,6 +32,7 @@ from kiln_build.artifacts.reader import (
 )
 from kiln_build.base import tar, tarball
 from kiln_recipe import digests
+from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
 LARGEST_LIBRARY = 64 << 20  # bytes of a family's library; it is looked through as a whole
@@ -53,8 +56,11 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
-def verify(artifact: Release | PackFile | ImageFile) -> Report:
+def verify(artifact: Release | PackFile | ImageFile, is_signed: bool = False) -> Report:
     """Checks all of an artifact. What is wrong is in the report, not raised.
+
+    Args:
+        is_signed: the manifest has been held against its signature.
 
     Raises:
         EnvironmentProblem: it is an image, and this Python cannot read it.
@@ -71,7 +77,7 @@ def verify(artifact: Release | PackFile | ImageFile) -> Report:
         report.notes.append(f"the images in packs were not read: {error}")
     try:
         if isinstance(artifact, Release):
-            _verify_release(artifact, report)
+            _verify_release(artifact, report, is_signed)
         elif isinstance(artifact, PackFile):
             with tarball.open_file(artifact.path) as file:
                 _verify_pack(file.read, artifact.pack.file_bytes, artifact.path.name, report, _Seen())
@@ -96,12 +102,29 @@ def refuse_problems(report: Report, name: str) -> None:
         raise ArtifactError(f"{name} is not what it should be: {sentences}{more}")
 
 
-def _verify_release(release: Release, report: Report) -> None:
-    if release.is_folder:
+def counts(report: Report) -> str:
+    """ "18 files, 3 groups", of what was checked."""
+    parts = [(report.files, "file"), (report.groups, "group"), (report.images, "image")]
+    return ", ".join(plural(count, name) for count, name in parts if count)
+
+
+def note_of_program() -> str:
+    """What is to be said of the program that runs, if it lies in a release; else ""."""
+    folders = Path(sys.argv[0]).resolve().parents
+    if not sys.argv[0].endswith(Path(INSPECTOR).name) or len(folders) < 3 or not (folders[2] / MANIFEST).is_file():
+        return ""
+    return (
+        f"this program is {INSPECTOR} of a release, and says nothing about that release, whose maker may have written "
+        "what it prints; use the kiln-inspect-<release>.pyz beside the tarball, checked by its own signature"
+    )
+
+
+def _verify_release(release: Release, report: Report, is_signed: bool) -> None:
+    if release.is_folder and not is_signed:
         report.notes.append(
             "an unpacked release has no digest of its manifest; only the tarball's .sha256 covers the manifest"
         )
-    else:
+    elif not release.is_folder:
         _verify_checksum(release.path, report)
     stated = _Stated(release.manifest)
     before = len(report.problems)
@@ -126,7 +149,7 @@ def _verify_entries(release: Release, stated: _Stated, report: Report) -> None:
         seen.add(entry.path)
         if entry.mode & (stat.S_ISUID | stat.S_ISGID):
             report.problems.append(f"{name} has the mode {entry.mode:o}; files of a release never run as another user")
-        if entry.path == MANIFEST and entry.kind == "file":
+        if entry.kind == "file" and (entry.path == MANIFEST or _is_signature(entry.path, release, stated)):
             continue
         row = stated.files.get(entry.path)
         report.files += 1
@@ -143,6 +166,12 @@ def _verify_entries(release: Release, stated: _Stated, report: Report) -> None:
         else:
             _verify_file(entry, row, stated, report)
     report.problems += [f"{path} is missing" for path in sorted(set(stated.files) - seen)]
+
+
+def _is_signature(path: str, release: Release, stated: _Stated) -> bool:
+    """Whether an unpacked release has a signature there: beside its manifest or a pack; none is in a tarball."""
+    folder, _, name = (path[: -len(SIGNATURE)] if path.endswith(SIGNATURE) else "").rpartition("/")
+    return release.is_folder and (f"{folder}/{name}" == MANIFEST or (folder == IMAGES and name in stated.targets))
 
 
 class _Stated:

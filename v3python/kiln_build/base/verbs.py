@@ -34,6 +34,8 @@ VERBS = {
     "model": Verb("reading"),
     "list": Verb("reading", python=(3, 9)),
     "inspect": Verb("reading", python=(3, 9)),
+    "verify": Verb("reading", python=(3, 9)),
+    "sign": Verb("reading"),
     "wheel": Verb("everything"),
     "store": Verb("reading"),
     "ledger": Verb("everything", is_packaged=False),

@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     artifact = inspect.open_artifact(Path(arguments.artifact))
     report = verify.verify(artifact) if arguments.verify else None
+    if report and (note := verify.note_of_program()):
+        report.notes.append(note)
     absent = presence.absent_packs(artifact) if isinstance(artifact, Release) and artifact.is_folder else {}
     page = _page_file(artifact, arguments.html) if arguments.html else None
     is_damaged = report is not None and bool(report.problems)  # then what it states of itself counts for nothing
@@ -87,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif not is_damaged:
         print(escaped(describe(artifact, absent)))
         if report:
-            print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {_counts(report)} checked")
+            print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {verify.counts(report)} checked")
             print("".join(f"note: {note}\n" for note in report.notes), end="")
     if report:
         verify.refuse_problems(report, arguments.artifact)
@@ -213,11 +215,6 @@ def _document(artifact: Release | PackFile | ImageFile) -> dict[str, Any]:
     if isinstance(artifact, PackFile):
         return document | {"artifact": "pack", "pack": asdict(artifact.pack)}
     return document | {"artifact": "image", "image": inspect.facts_of(artifact)}
-
-
-def _counts(report: verify.Report) -> str:
-    parts = [(report.files, "file"), (report.groups, "group"), (report.images, "image")]
-    return ", ".join(plural(count, name) for count, name in parts if count)
 
 
 def _page_file(artifact: Release | PackFile | ImageFile, word: str) -> Path:

@@ -1,4 +1,4 @@
-"""kiln-inspect.pyz: `kiln inspect` and `kiln list` as one file that goes along in each release.
+"""kiln-inspect.pyz: `kiln inspect`, `list` and `verify` as one file that goes along in each release.
 
 It is enough to look into a tarball and check it: the file runs with Python alone, since pyelftools and the table of
 targets are in it. What packs hold it decodes where Python has zstandard, or is 3.14. It is stored, not compressed, in
@@ -17,10 +17,14 @@ from pathlib import Path
 
 from kiln_recipe import targets
 
-NAME = "kiln-inspect.pyz"
-
 _PACKAGES = Path(__file__).resolve().parents[2]
-_ROOTS = ("kiln_build.cli", "kiln_build.cli.inspect", "kiln_build.cli.list", "kiln_recipe.images.elf")
+_ROOTS = (
+    "kiln_build.cli",
+    "kiln_build.cli.inspect",
+    "kiln_build.cli.list",
+    "kiln_build.cli.verify",
+    "kiln_recipe.images.elf",
+)
 
 # Without words it looks at the release that it lies in, <release>/share/kiln/kiln-inspect.pyz. Any Python can read this
 # much of it, the second one too; 7 is EnvironmentProblem's.
@@ -36,7 +40,7 @@ from pathlib import Path
 from kiln_build.cli import main
 
 words = sys.argv[1:] or [str(Path(sys.argv[0]).resolve().parents[2])]
-sys.exit(main(words if words[0] in ("inspect", "list", "--version") else ["inspect"] + words))
+sys.exit(main(words if words[0] in ("inspect", "list", "verify", "--version") else ["inspect"] + words))
 """
 
 

@@ -10,7 +10,7 @@
       kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
 
 A tarball counts with its .sha256 beside it only. Both appear by rename once they are complete, the .sha256 last; until
-then what an earlier build left there stays as it was.
+then what an earlier build left there stays as it was, its signatures too (trust/sign.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln_build.artifacts import manifest
-from kiln_build.artifacts.manifest_model import IMAGES
+from kiln_build.artifacts.manifest_model import IMAGES, INSPECTOR
 from kiln_build.base import tarball
 from kiln_build.native.adapter import Adapter
 from kiln_build.release import package, portable, replacement
+from kiln_build.trust import statement
 from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem
 
@@ -93,7 +94,7 @@ def lay_out(contents: Contents, stage: Path) -> None:
             _put(stage / name, text)
         for name, text in contents.notices.items():
             _put(stage / NOTICES / name, text)
-        _put(stage / "share/kiln" / portable.NAME, portable.inspector(contents.version))
+        _put(stage / INSPECTOR, portable.inspector(contents.version))
         for adapter in main:
             _lay_out_adapter(stage, stage, adapter, contents)
         for adapter in contents.adapters:
@@ -143,7 +144,7 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
     if not (stage / manifest.PATH).is_file():
         raise EnvironmentProblem(f"{stage} has no {manifest.PATH}; every release has one")
     path = output / tarball_name(version)
-    checksum = replacement.checksum_of(path)
+    checksum = statement.checksum_of(path)
     try:
         with contextlib.suppress(_NothingToDo), appear(checksum) as line, appear(path) as fresh:
             digest = hashlib.sha256()
@@ -157,7 +158,9 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
             if is_there and checksum.is_file() and checksum.read_text(errors="replace") == stated:
                 raise _NothingToDo
             line.write_text(stated)
-            checksum.unlink(missing_ok=True)  # never an old digest beside a new tarball
+            # Never an old digest, or somebody's signature of it, beside a new tarball.
+            for old in (checksum, *statement.beside(path, version)):
+                old.unlink(missing_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
     except ValueError as error:  # a name that is not plain or too long, a file of more than 8 GiB

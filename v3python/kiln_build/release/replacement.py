@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln_build.artifacts import reader as inspect
+from kiln_build.trust.statement import checksum_of
 from kiln_recipe import digests
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
@@ -37,13 +38,8 @@ class Inputs:
     keys: Callable[[], Collection[str]]
 
 
-def checksum_of(tarball: Path) -> Path:
-    """The file beside a tarball with its digest; without it the tarball does not count."""
-    return tarball.with_name(f"{tarball.name}.sha256")
-
-
 def is_finished(tarball: Path) -> bool:
-    """Whether the tarball is there, and counts."""
+    """Whether the tarball is there, and counts: without the .sha256 beside it it does not."""
     return tarball.exists() and checksum_of(tarball).exists()
 
 

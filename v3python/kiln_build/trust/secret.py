@@ -1,0 +1,87 @@
+"""A secret key, from where it is kept: a file, an open descriptor, or a variable. Never from the repository, which has
+none, and never from a word of the command line, which every user of the host can read."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import sys
+from pathlib import Path
+
+from kiln_build.trust import minisign
+from kiln_build.trust.minisign import SecretKey
+from kiln_recipe.errors import EnvironmentProblem, UsageError
+
+WHERE = "a file, the number of an open descriptor, or env:NAME for a variable that holds its text"
+
+
+def check(word: str, what: str) -> None:
+    """Refuses, without reading anything, what cannot be read later.
+
+    Args:
+        what: "the key" or "the password".
+
+    Raises:
+        EnvironmentProblem: there is no such file, descriptor or variable.
+    """
+    if name := _variable(word):
+        if name not in os.environ:
+            raise EnvironmentProblem(f"{what} is to be in the variable {name}, which is not set; give {WHERE}")
+    elif word.isdecimal():
+        try:
+            os.fstat(int(word))
+        except (OSError, OverflowError):
+            raise EnvironmentProblem(
+                f"{what} is to come from descriptor {word}, which is not open; give {WHERE}"
+            ) from None
+    elif not Path(word).exists():
+        raise EnvironmentProblem(f"{what} is to be in {word}, which does not exist; give {WHERE}")
+
+
+def read_key(word: str, password_word: str | None) -> SecretKey:
+    """Gets a key, and its password if it has one: from where `password_word` says, else from the terminal.
+
+    Raises:
+        EnvironmentProblem: something cannot be read, or there is no terminal.
+        UsageError: it is not a key, or the password is wrong.
+    """
+    data = _text(word, "the key")
+    name = "the key" if word.isdecimal() or _variable(word) else word
+    password = b""
+    if minisign.is_encrypted(data):
+        if password_word is not None:
+            password = _text(password_word, "the password").rstrip(b"\r\n")
+        else:
+            password = _ask(name)
+    return minisign.read_secret_key(data, password, name)
+
+
+def _ask(name: str) -> bytes:
+    try:
+        with open("/dev/tty"):
+            pass
+    except OSError:
+        raise EnvironmentProblem(
+            f"{name} is encrypted, and there is no terminal to ask for its password; give --password with {WHERE}"
+        ) from None
+    return getpass.getpass(f"Password of {name}: ", sys.stderr).encode()
+
+
+def _variable(word: str) -> str:
+    found = re.fullmatch("env:([A-Za-z_][A-Za-z0-9_]*)", word)
+    return found[1] if found else ""
+
+
+def _text(word: str, what: str) -> bytes:
+    check(word, what)
+    if name := _variable(word):
+        return os.environ.pop(name).encode()  # what we start has no need of it
+    try:
+        with open(int(word) if word.isdecimal() else word, "rb") as file:
+            data = file.read(minisign.LARGEST + 1)
+    except OSError as error:
+        raise EnvironmentProblem(f"{what} cannot be read from {word} ({error.strerror}); give {WHERE}") from error
+    if len(data) > minisign.LARGEST:
+        raise UsageError(f"{what} in {word} has more than {minisign.LARGEST} bytes; give {WHERE}")
+    return data

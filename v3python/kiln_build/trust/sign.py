@@ -1,0 +1,87 @@
+"""Signs what was built. Signatures lie beside what they sign and hold no time: equal inputs and an equal key give equal
+bytes. Nothing is signed that is not whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kiln_build.artifacts import manifest_model, reader, verify
+from kiln_build.trust import check, minisign, statement
+from kiln_build.trust.minisign import SecretKey
+from kiln_build.trust.statement import Statement
+from kiln_recipe import digests
+from kiln_recipe.console.appear import appear
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+
+
+def sign(path: Path, key: SecretKey) -> list[Path]:
+    """Signs a release's tarball, one that was unpacked, a folder of wheels, or a pack; returns the files that were
+    written, signatures and what they need.
+
+    Raises:
+        ArtifactError: it is not whole.
+        EnvironmentProblem: it cannot be read, or what is made cannot be written.
+        UsageError: it is something else.
+    """
+    if path.is_dir() and not any((root / manifest_model.PATH).is_file() for root in (path, path / "kiln")):
+        return _wheels(path, key)
+    opened = reader.open_artifact(path, check.WHAT)
+    if isinstance(opened, reader.ImageFile):
+        raise UsageError(f"{path} is an image, which is not signed by itself; {check.WHAT}")
+    verify.refuse_problems(verify.verify(opened), str(path))
+    if isinstance(opened, reader.PackFile):
+        said = Statement("pack", opened.pack.release, path.name, opened.pack.index_digest)
+        return [_put(path, said, check.Blocks(path), key)]
+    release = str(opened.manifest["kiln"])
+    if opened.is_folder:
+        file = opened.path / manifest_model.PATH
+        return [_put(file, Statement("manifest", release, file.name), [file.read_bytes()], key)]
+    return _tarball(opened, release, key)
+
+
+def _tarball(opened: reader.Release, release: str, key: SecretKey) -> list[Path]:
+    path, checksum = opened.path, statement.checksum_of(opened.path)
+    listed = f"{digests.of_file(path)}  {path.name}\n".encode()
+    if not checksum.is_file() or checksum.read_bytes() != listed:
+        raise ArtifactError(f"{path} has no .sha256 beside it with its digest: no build has finished it")
+    if not path.name.startswith(f"kiln-{release}-"):
+        raise ArtifactError(f"{path} holds the release {release}; give it the name that it was built with")
+    manifest, inspector = reader.file_of(path, manifest_model.PATH), statement.inspector_of(path, release)
+    program = reader.file_of(path, manifest_model.INSPECTOR)
+    _write(inspector, program)
+    name = Path(manifest_model.PATH).name
+    said = Statement("manifest", release, name)
+    return [
+        _put(checksum, Statement("tarball", release, checksum.name), [listed], key),
+        _put(Path(name), said, [manifest], key, statement.manifest_signature_of(path)),
+        inspector,
+        _put(inspector, Statement("inspector", release, inspector.name), [program], key),
+    ]
+
+
+def _wheels(folder: Path, key: SecretKey) -> list[Path]:
+    wheels = sorted(path for path in folder.glob("*.whl") if path.is_file())
+    versions = sorted({path.name.split("-")[1] for path in wheels})
+    if len(versions) != 1:
+        found = f"wheels of {' and '.join(versions)}" if versions else "no wheels"
+        raise UsageError(f"{folder} has {found}; give a folder with the wheels of one build")
+    path = statement.list_of_wheels(folder, versions[0])
+    listed = "".join(f"{digests.of_file(wheel)}  {wheel.name}\n" for wheel in wheels).encode()
+    _write(path, listed)
+    return [path, _put(path, Statement("wheels", versions[0], path.name), [listed], key)]
+
+
+def _put(path: Path, said: Statement, blocks: Iterable[bytes], key: SecretKey, to: Path | None = None) -> Path:
+    """Writes the signature of a file's content."""
+    to = to or statement.signature_of(path)
+    _write(to, minisign.sign(key, blocks, said.spell()).spell())
+    return to
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with appear(path) as fresh:
+            fresh.write_bytes(data)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
