@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import deflate
@@ -20,11 +21,11 @@ import shared
 from kiln_build.artifacts import manifest_model, reader
 from kiln_build.base import tar, tarball
 from kiln_build.cli import main
-from kiln_build.release import portable, release
+from kiln_build.release import build, portable, release
 from kiln_build.trust import minisign, statement
 from kiln_build.trust.statement import Statement
 from old_pythons import find
-from small_release import VERSION, small_release
+from small_release import ROOT, VERSION, small_release
 
 NAME = release.tarball_name(VERSION)
 MANIFEST_SIGNATURE = NAME.replace(".tar.gz", ".manifest.json.minisig")
@@ -563,6 +564,38 @@ def test_keys_that_are_none(place, capsys, key, code, sentence):
     word = str(place / key) if key.endswith(".pub") else key
     assert main(["sign", str(place / NAME), "--key", word]) == code
     assert sentence in capsys.readouterr().err
+
+
+def test_a_key_in_the_source_tree(place, capsys):
+    with tempfile.NamedTemporaryFile(dir=ROOT / "tests", suffix=".key") as file:
+        file.write((place / "kiln.key").read_bytes())
+        file.flush()
+        assert main(["sign", str(place / NAME), "--key", file.name]) == 2
+        assert f"the key is in {file.name}, within Kiln's source tree" in capsys.readouterr().err
+
+
+def test_a_build_that_signs(place, tmp_path, monkeypatch, capsys, verify):
+    for name in (*SIGNED.values(), MANIFEST_SIGNATURE, INSPECTOR):
+        (place / name).unlink()
+    words = ["build", str(ROOT / "input"), str(tmp_path / "workspace"), str(place), VERSION, "sm_90"]
+    secret = minisign_keys.make(tmp_path, "kiln", password="a secret").secret
+
+    def compiled(*_arguments: object) -> None:
+        raise AssertionError("it was compiled")
+
+    monkeypatch.setattr(build, "build", compiled)
+    monkeypatch.setenv("WORD", "another")
+    assert main([*words, "--sign", str(secret), "--password", "env:WORD"]) == 2
+    assert f"the password is not the one of the key {secret}" in capsys.readouterr().err
+    assert main([*words, "--password", "env:WORD"]) == 2
+    assert main([*words, "--sign", "/nowhere.key"]) == 7
+    monkeypatch.setattr(build, "build", lambda _options: place / NAME)
+    monkeypatch.setenv("WORD", "a secret")
+    capsys.readouterr()
+    assert main([*words, "--sign", str(secret), "--password", "env:WORD"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{place / NAME}\n" and f"kiln: signed: {place / NAME}.sha256.minisig\n" in said.err
+    assert "WORD" not in os.environ and verify(place / NAME)[0] == 0
 
 
 def test_nothing_damaged_is_signed(place, capsys):

@@ -25,7 +25,7 @@ from kiln_recipe import digests
 from kiln_recipe.compile.lock import LOCK_NAME
 from kiln_recipe.console.spelling import say
 from kiln_recipe.console.usage import Parser
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 PROJECT = "project"
 PACKAGES = ("kiln_build", "kiln_cli", "kiln_recipe")
@@ -52,6 +52,10 @@ def _build(words: Sequence[str]) -> int:
     arguments = parser.read(words)
     if arguments is None:
         return 0
+    if arguments.sign or arguments.password:
+        raise UsageError(
+            "--sign is for a checkout's `kiln build`; sign what this one makes: `kiln sign TARBALL --key KEY`"
+        )
     environment = build.environment_of(arguments)
     if importlib.util.find_spec("ensurepip"):  # else build.sh looks for another Python
         environment.setdefault("KILN_PYTHON", sys.executable)

@@ -8,11 +8,13 @@ import sysconfig
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from kiln_build.artifacts.manifest_model import SIGNATURE
 from kiln_build.base import ROOT
 from kiln_build.front import source, workspace
 from kiln_build.options import options
 from kiln_build.options.failure_log import failures_logged
 from kiln_build.options.options import Options
+from kiln_build.trust import secret
 from kiln_recipe.console.spelling import print_made, say
 from kiln_recipe.console.usage import add_families, filled
 from kiln_recipe.errors import UsageError
@@ -21,7 +23,8 @@ EXAMPLE = """\
 kiln build input workspace output 0.1.0b "MI300X;sm_90"
 KILN_SELECT='dtype=bf16;head_dim=64' kiln build input workspace output 0.1.0b sm_90
 KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b all
-kiln build input workspace output 0.1.0b sm_90 --recipe norm/recipe.yaml    only this family, without attention"""
+kiln build input workspace output 0.1.0b sm_90 --recipe norm/recipe.yaml    only this family, without attention
+kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +57,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="progress as JSON lines, to a file or an open descriptor",
     )
+    parser.add_argument(
+        "--sign",
+        type=filled("--sign", secret.WHERE),
+        metavar="KEY",
+        help=f"sign the release, as `kiln sign` does; a secret key of minisign's: {secret.WHERE}",
+    )
+    parser.add_argument(
+        "--password",
+        type=filled("--password", secret.WHERE),
+        metavar="SOURCE",
+        help="where the key's password is, in the same forms; default: it is asked for on the terminal",
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:
     with _failures_logged(arguments):
         options.check_environment()
+        if arguments.sign:
+            secret.check(arguments.sign, "the key")
+        if arguments.password:
+            if not arguments.sign:
+                raise UsageError("--password is that of a key; give the key with --sign, or leave the password out")
+            secret.check(arguments.password, "the password")
         _options(arguments)
 
 
@@ -98,9 +119,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _build(arguments: argparse.Namespace) -> int:
     from kiln_build.release import build
+    from kiln_build.trust import sign
     from kiln_recipe.compile import lock  # here, so that --help needs no package
 
     made = _options(arguments)
+    key = secret.read_key(arguments.sign, arguments.password) if arguments.sign else None  # wrong ones are said now
     # build.sh alone sets up more than one Triton; to build with another than was asked for would be silent.
     overrides = lock.read_lock(made.input / lock.LOCK_NAME).overrides
     named = [t.name for t in made.targets if any(t.is_called(name) for name in overrides)]
@@ -109,5 +132,8 @@ def _build(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{what}: `kiln build` compiles with the Triton of its own environment; use build.sh")
     with workspace.own_workspace(made.workspace, say, made.build.clean, installs=False):
         tarball = build.build(made)
+    if key is not None:
+        for path in sign.sign(tarball, key):
+            say(f"signed: {path}" if path.name.endswith(SIGNATURE) else f"written: {path}")
     print_made(str(tarball), f"the release {tarball} is whole")
     return 0

@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from kiln_build.base import ROOT
 from kiln_build.trust import minisign
 from kiln_build.trust.minisign import SecretKey
 from kiln_recipe.errors import EnvironmentProblem, UsageError
@@ -24,6 +25,7 @@ def check(word: str, what: str) -> None:
 
     Raises:
         EnvironmentProblem: there is no such file, descriptor or variable.
+        UsageError: the file lies in the source tree.
     """
     if name := _variable(word):
         if name not in os.environ:
@@ -37,6 +39,8 @@ def check(word: str, what: str) -> None:
             ) from None
     elif not Path(word).exists():
         raise EnvironmentProblem(f"{what} is to be in {word}, which does not exist; give {WHERE}")
+    elif ROOT in Path(word).resolve().parents:
+        raise UsageError(f"{what} is in {word}, within Kiln's source tree, which others get; keep it elsewhere")
 
 
 def read_key(word: str, password_word: str | None) -> SecretKey:
