@@ -76,8 +76,10 @@ def test_s_has_one_spelling():
 
 def small_points() -> list[bytes]:
     """Every spelling of the eight points of small order, those that are not canonical too."""
-    y8 = 2707385501144840649318225287225658788936804267575313519463743609750303021  # of the points of order 8
-    assert all((-(y**2) + 1) % P for y in (y8, P - y8))
+    y8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+    # Twice a point (x, y) has y^2 + x^2 in its own y's numerator, and the y of a point of order 4 is 0.
+    x2 = (y8 * y8 - 1) * pow(-121665 * pow(121666, -1, P) * y8 * y8 + 1, -1, P) % P
+    assert (y8 * y8 + x2) % P == 0
     ys = [0, 1, P - 1, y8, P - y8, P, P + 1]  # P and P + 1 are 0 and 1 again
     return [(y | sign << 255).to_bytes(32, "little") for y in ys for sign in (0, 1)]
 

@@ -42,6 +42,10 @@ def test_the_committed_lock_serves_every_python():
         # One Triton and no more: each is 200 MB.
         assert sum(file.name.startswith("triton-") for file in lock.wanted([python])) == 1
     assert lock.source_of("zstandard").name == "zstandard-0.25.0.tar.gz"
+    only_read = lock.source_of("pymonocypher")
+    assert only_read in lock.wanted(["3.10"], ()) and "pymonocypher" not in lock.requirements(
+        "3.12", ("build", "source")
+    )
     assert all(package.licence for package in lock.packages)
 
 

@@ -298,6 +298,7 @@ def test_tools_that_made_the_libraries_stand_with_the_locked_digests():
     assert digests == {
         "compiler": the_lock.wheel_of("ziglang", "3.12").sha256,
         "zstandard's source": the_lock.source_of("zstandard").sha256,
+        "pymonocypher's source": the_lock.source_of("pymonocypher").sha256,
         "zstandard": None,
         "deflate": None,
     }

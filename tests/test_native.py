@@ -37,16 +37,21 @@ def test_zstd_is_that_of_its_archive(tmp_path):
     digest = archive(
         path, {"zstd/zstd.c": "1", "zstd/zstd.h": "2", "zstd/only.h": "3", "zstd/LICENSE": "", "c/c.c": ""}
     )
-    old = native.extract_zstd(path, digest, folder)
+    old = native.extract_source(native.VENDORED[0], path, digest, folder)
     assert {p.name: p.read_text() for p in old.iterdir()} == {"zstd.c": "1", "zstd.h": "2", "only.h": "3"}
     (folder / "zstd").mkdir()
     (folder / "lib").mkdir()
     digest = archive(path, {"zstd/zstd.c": "new", "zstd/zstd.h": "new"})
-    new = native.extract_zstd(path, digest, folder)
+    new = native.extract_source(native.VENDORED[0], path, digest, folder)
     assert {p.name: p.read_text() for p in new.iterdir()} == {"zstd.c": "new", "zstd.h": "new"}
     assert sorted(p.name for p in folder.iterdir()) == ["lib", f"zstd-{digest}"]
     written = (new / "zstd.c").stat().st_mtime_ns
-    assert native.extract_zstd(path, digest, folder) == new and (new / "zstd.c").stat().st_mtime_ns == written
+    assert native.extract_source(native.VENDORED[0], path, digest, folder) == new
+    assert (new / "zstd.c").stat().st_mtime_ns == written
+    digest = archive(path, {"monocypher.c": "1", "monocypher.h": "2", "c_monocypher.c": "3", "test/monocypher.c": "4"})
+    other = native.extract_source(native.VENDORED[1], path, digest, folder)
+    assert {p.name: p.read_text() for p in other.iterdir()} == {"monocypher.c": "1", "monocypher.h": "2"}
+    assert new.is_dir()
 
 
 @pytest.mark.parametrize(
@@ -61,9 +66,9 @@ def test_zstd_is_that_of_its_archive(tmp_path):
 )
 def test_sources_that_were_changed_are_unpacked_again(tmp_path, damage):
     digest = archive(tmp_path / "a.tar.gz", {"zstd/zstd.c": "source", "zstd/zstd.h": "header"})
-    done = native.extract_zstd(tmp_path / "a.tar.gz", digest, tmp_path / "build")
+    done = native.extract_source(native.VENDORED[0], tmp_path / "a.tar.gz", digest, tmp_path / "build")
     damage(done)
-    assert native.extract_zstd(tmp_path / "a.tar.gz", digest, tmp_path / "build") == done
+    assert native.extract_source(native.VENDORED[0], tmp_path / "a.tar.gz", digest, tmp_path / "build") == done
     assert {p.name: p.read_text() for p in done.iterdir()} == {"zstd.c": "source", "zstd.h": "header"}
 
 
@@ -101,7 +106,7 @@ def test_only_what_changed_is_compiled_again(tmp_path, monkeypatch):
         """What is compiled."""
         compiled.clear()
         family = native.FamilySources("one", tables, (ROOT / "csrc/flash/entries.cc",), ())
-        native.build_libraries(ROOT, tmp_path, version, [family], [], compiler, tmp_path / "lib", 1)
+        native.build_libraries(ROOT, {"zstd": tmp_path}, version, [family], [], compiler, tmp_path / "lib", 1)
         return set(compiled)
 
     monkeypatch.setattr(library, "run", run)
@@ -128,9 +133,9 @@ def test_an_extraction_that_was_killed_is_begun_anew(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
-            native.extract_zstd(path, digest, tmp_path / "build")
+            native.extract_source(native.VENDORED[0], path, digest, tmp_path / "build")
     assert written == ["zstd.c"]
-    done = native.extract_zstd(path, digest, tmp_path / "build")
+    done = native.extract_source(native.VENDORED[0], path, digest, tmp_path / "build")
     assert sorted(p.name for p in done.iterdir()) == ["zstd.c", "zstd.h"]
     assert list((tmp_path / "build").iterdir()) == [done]
 
@@ -138,20 +143,20 @@ def test_an_extraction_that_was_killed_is_begun_anew(tmp_path, monkeypatch):
 def test_an_archive_that_is_not_what_is_locked(tmp_path):
     path = tmp_path / "zstandard.tar.gz"
     digest = archive(path, {"zstd/zstd.c": "source"})
-    native.extract_zstd(path, digest, tmp_path / "build")
+    native.extract_source(native.VENDORED[0], path, digest, tmp_path / "build")
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the same size
     with pytest.raises(ToolchainError, match=f"zstandard.tar.gz has SHA-256 .* the toolchain's lock says {digest}; "):
-        native.extract_zstd(path, digest, tmp_path / "build")
+        native.extract_source(native.VENDORED[0], path, digest, tmp_path / "build")
     path.unlink()
     with pytest.raises(ToolchainError, match="zstandard.tar.gz cannot be read .*; `kiln fetch` downloads it"):
-        native.extract_zstd(path, digest, tmp_path / "build")
+        native.extract_source(native.VENDORED[0], path, digest, tmp_path / "build")
 
 
 def test_an_archive_without_the_source(tmp_path):
     digest = archive(tmp_path / "a.tar.gz", {"zstd/zstd.h": "header"})
-    with pytest.raises(ToolchainError, match=re.escape("does not hold zstd's C source (zstd/zstd.c)")):
-        native.extract_zstd(tmp_path / "a.tar.gz", digest, tmp_path / "build")
+    with pytest.raises(ToolchainError, match=re.escape("does not hold the C source zstd.c")):
+        native.extract_source(native.VENDORED[0], tmp_path / "a.tar.gz", digest, tmp_path / "build")
 
 
 def listed() -> dict[str, list[str]]:
@@ -183,8 +188,10 @@ def test_cmake_compiles_and_links_with_the_same_flags(tmp_path, build_type):
     """All that are listed; those that want an optimizing compiler, where it is one."""
     (tmp_path / "zstd").mkdir()
     (tmp_path / "zstd/zstd.c").touch()
+    (tmp_path / "zstd/monocypher.c").touch()
     command = ["cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Unix Makefiles",
-               f"-DKILN_ZSTD_SOURCE={tmp_path / 'zstd'}", "-DKILN_VERSION=1.2.3", f"-DCMAKE_BUILD_TYPE={build_type}",
+               f"-DKILN_ZSTD_SOURCE={tmp_path / 'zstd'}", f"-DKILN_MONOCYPHER_SOURCE={tmp_path / 'zstd'}",
+               "-DKILN_VERSION=1.2.3", f"-DCMAKE_BUILD_TYPE={build_type}",
                "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -193,9 +200,9 @@ def test_cmake_compiles_and_links_with_the_same_flags(tmp_path, build_type):
     for unit in json.loads((tmp_path / "build/compile_commands.json").read_text()):
         words = {*shlex.split(unit["command"])}
         name = Path(unit["file"]).name
-        wanted = {*kinds["compile"]} | optimized | {*kinds["zstd" if name == "zstd.c" else "c++"]}
+        wanted = {*kinds["compile"]} | optimized | {*kinds["zstd" if name.endswith(".c") else "c++"]}
         assert wanted <= words, (name, wanted - words)
-        others = {*kinds["c++" if name == "zstd.c" else "zstd"], *kinds["optimized"]} - wanted
+        others = {*kinds["c++" if name.endswith(".c") else "zstd"], *kinds["optimized"]} - wanted
         assert not others & words, (name, others & words)
     link = {*shlex.split((tmp_path / "build/CMakeFiles/kiln.dir/link.txt").read_text())}
     assert {*kinds["link"], *kinds["library"]} <= link

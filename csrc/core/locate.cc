@@ -108,7 +108,7 @@ kiln_status get_pack(Family& family, int32_t number, Pack** out) {
   size_t most = static_cast<size_t>(options.trusted_count) + 1;
   uint8_t (*digests)[32] = reinterpret_cast<uint8_t (*)[32]>(allocate<uint8_t>(most * 32));
   if (!digests) return out_of_memory();
-  Trust trust = {digests, 0, family.table->version};
+  Trust trust = {digests, 0, family.table->version, options.keys, options.key_count};
   if (table.has_index_digest) memcpy(digests[trust.count++], table.index_digest, 32);
   for (int32_t i = 0; i < options.trusted_count; ++i) memcpy(digests[trust.count++], options.trusted[i], 32);
   kiln_status status = search_pack(family, table, trust, out);

@@ -30,6 +30,24 @@ kiln_status read_trusted(const char* text, Options& options) {
   return KILN_OK;
 }
 
+kiln_status read_keys(const char* text, Options& options) {
+  options.keys = allocate<PublicKey>(strlen(text) / 57 + 1);
+  if (!options.keys) return out_of_memory();
+  while (*text) {
+    size_t length = strcspn(text, ",");
+    if (!read_public_key(text, length, options.keys[options.key_count]))
+      return fail(
+          KILN_E_ARGUMENT,
+          "kiln_options.trusted_keys: \"%.*s\" is not a public key of minisign's; it must be the second line of "
+          "a key's file, 56 letters, several of them separated by ','",
+          static_cast<int>(length < 80 ? length : 80), text);
+    ++options.key_count;
+    text += length;
+    if (*text) ++text;
+  }
+  return KILN_OK;
+}
+
 kiln_status copy(const char* text, char** out) {
   if (!text) return KILN_OK;
   *out = copy_string(text);
@@ -48,6 +66,7 @@ kiln_status read_options(const kiln_options& from, Options& to) {
   kiln_status status = copy(from.pack_path, &to.pack_path);
   if (status == KILN_OK) status = copy(secure_getenv("KILN_PACK_PATH"), &to.environment);
   if (status == KILN_OK && from.trusted_packs) status = read_trusted(from.trusted_packs, to);
+  if (status == KILN_OK && from.trusted_keys) status = read_keys(from.trusted_keys, to);
   return status;
 }
 
@@ -55,6 +74,7 @@ void free_options(Options& options) {
   free(options.pack_path);
   free(options.environment);
   free(options.trusted);
+  free(options.keys);
 }
 
 void log(const Options& options, int32_t level, const char* format, ...) {

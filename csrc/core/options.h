@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "kiln/kiln.h"
+#include "signature.h"
 
 namespace kiln {
 
@@ -17,6 +18,8 @@ struct Options {
   int32_t log_level;
   kiln_resolve_fn resolve;
   void* resolve_user;
+  PublicKey* keys;
+  int32_t key_count;
 };
 
 // Copies all of it into `to`, which is zeroed; what is there after a failure is free_options' too.

@@ -202,21 +202,23 @@ bool trusted(const uint8_t digest[32], const Trust& trust) {
   return false;
 }
 
-kiln_status mismatch(const Pack& pack, const Trust& trust) {
+// `why`: what is wrong with its signature, where one would do; or "".
+kiln_status mismatch(const Pack& pack, const Trust& trust, const char* why) {
+  const char* and_so = why[0] ? "; " : "";
   char found[65];
   to_hex(pack.digest, found);
   const char* release = pack.string(pack.counts->release);
   if (trust.count == 0)
     return fail(KILN_E_PACK_MISMATCH,
                 "%s (release %s, index digest %s) is not trusted: this library was built without images; give the "
-                "digest in kiln_options.trusted_packs to accept the pack",
-                pack.path, release, found);
+                "digest in kiln_options.trusted_packs to accept the pack%s%s",
+                pack.path, release, found, and_so, why);
   char wanted[65];
   to_hex(trust.digests[0], wanted);
   return fail(KILN_E_PACK_MISMATCH,
               "%s is of another release than the library: its release is %s and its index digest %s; the library's "
-              "release is %s and wants %s",
-              pack.path, release, found, trust.release, wanted);
+              "release is %s and wants %s%s%s",
+              pack.path, release, found, trust.release, wanted, and_so, why);
 }
 
 kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
@@ -250,7 +252,15 @@ kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
   if (const char* wrong = parse_index(pack, header.version, header.index_size, file_size)) return corrupt(pack, wrong);
   kiln_status status = check_strings(pack);
   if (status != KILN_OK) return status;
-  if (!trusted(pack.digest, trust)) return mismatch(pack, trust);
+  if (!trusted(pack.digest, trust)) {
+    if (trust.key_count == 0) return mismatch(pack, trust, "");
+    status = check_signature(pack.path, pack.string(pack.counts->release), pack.digest, trust.keys, trust.key_count);
+    if (status != KILN_OK) {
+      FixedText<kSentenceBytes> why;
+      why.add("%s", kiln_error());
+      return mismatch(pack, trust, why.c_str());
+    }
+  }
   if (strcmp(pack.string(pack.counts->target), target) != 0)
     return fail(KILN_E_PACK_MISMATCH, "%s holds images for %s, not for %s", pack.path, pack.string(pack.counts->target),
                 target);

@@ -31,6 +31,7 @@
 
 #include "kiln/family.h"
 #include "memory.h"
+#include "signature.h"
 
 namespace kiln {
 
@@ -119,11 +120,13 @@ struct Pack {
   const char* string(uint32_t offset) const { return offset == kNone ? nullptr : strings + offset; }
 };
 
-// Digests of indices that may be used.
+// Digests of indices that may be used, and keys by which a signature beside a pack may be.
 struct Trust {
   const uint8_t (*digests)[32];
   int32_t count;
   const char* release;  // of the library, for the sentence of a mismatch
+  const PublicKey* keys;
+  int32_t key_count;
 };
 
 // Opens the pack at `path`, for `target`. KILN_E_PACK_NOT_FOUND: it cannot be read; KILN_E_PACK_MISMATCH: sound, but

@@ -53,7 +53,7 @@ enum {
     KILN_E_NO_DEVICE = 3,     /* no driver, no device, or a device that no pack serves */
     KILN_E_DRIVER = 4,        /* the driver returned an error; the sentence has its name and number */
     KILN_E_PACK_NOT_FOUND = 5,
-    KILN_E_PACK_MISMATCH = 6, /* a pack of another release than the library, or one that was not named */
+    KILN_E_PACK_MISMATCH = 6, /* a pack of another release than the library, not named, and not signed by a key named */
     KILN_E_PACK_CORRUPT = 7,  /* a pack that is truncated, malformed, or whose bytes have another digest */
     KILN_E_WORKSPACE = 8,     /* workspace missing, too small or not aligned to KILN_WORKSPACE_ALIGNMENT */
     KILN_E_NEWER_CALLER = 9,  /* a structure has a non-zero field that this library does not know */
@@ -97,8 +97,11 @@ typedef struct kiln_options {
     int32_t reserved0;         /* zero */
     kiln_resolve_fn resolve;   /* NULL: libcuda.so.1 and the process's libamdhip64 */
     void* resolve_user;
+    const char* trusted_keys;  /* public keys of minisign's, the 56 letters of a key's file each, separated by ',': a
+                                  pack is accepted too if a signature beside it, <pack>.minisig as `kiln sign` makes
+                                  it, is by one of these; NULL: none */
 } kiln_options;
-#define KILN_OPTIONS_INIT {sizeof(kiln_options), NULL, NULL, NULL, NULL, KILN_LOG_WARNING, 0, NULL, NULL}
+#define KILN_OPTIONS_INIT {sizeof(kiln_options), NULL, NULL, NULL, NULL, KILN_LOG_WARNING, 0, NULL, NULL, NULL}
 
 /* Opens a runtime. Touches no driver: that happens on first use. `options` may be NULL. Strings are copied, and so is
  * the environment's KILN_PACK_PATH: folders of packs, which are searched after options.pack_path.

@@ -20,7 +20,7 @@ class Options(c.Structure):
     _fields_ = [
         ("size", c.c_uint64), ("pack_path", c.c_char_p), ("trusted_packs", c.c_char_p), ("log", c.c_void_p),
         ("log_user", c.c_void_p), ("log_level", c.c_int32), ("reserved0", c.c_int32), ("resolve", c.c_void_p),
-        ("resolve_user", c.c_void_p),
+        ("resolve_user", c.c_void_p), ("trusted_keys", c.c_char_p),
     ]  # fmt: skip
 
 

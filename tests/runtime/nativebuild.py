@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 CORE = ROOT / "csrc" / "core"
 FLASH = sorted((ROOT / "csrc" / "flash").glob("*.cc"))
 ZSTD_SDIST = "zstandard-0.25.0.tar.gz"
+MONOCYPHER_SDIST = "pymonocypher-4.0.3.4.tar.gz"
 _LISTED = [line.split() for line in (ROOT / "csrc/flags.txt").read_text().splitlines() if line[:1] not in ("", "#")]
 
 
@@ -64,32 +65,50 @@ def zstd_source() -> Path:
     """The folder of zstd.c: as the environment says, or out of the locked package."""
     if "KILN_ZSTD_SOURCE" in os.environ:
         return Path(os.environ["KILN_ZSTD_SOURCE"])
-    folder = cache() / "zstandard-0.25.0" / "zstd"
+    return _unpacked(ZSTD_SDIST) / "zstd"
+
+
+def monocypher_source() -> Path:
+    """The folder of monocypher.c, out of the locked package."""
+    return _unpacked(MONOCYPHER_SDIST)
+
+
+def _unpacked(sdist: str) -> Path:
+    name = sdist.removesuffix(".tar.gz")
+    folder = cache() / name
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
             return folder
-        archives = [*(ROOT / "input" / "cache").rglob(ZSTD_SDIST), *cache().glob(ZSTD_SDIST)]
+        archives = [*(ROOT / "input" / "cache").rglob(sdist), *cache().glob(sdist)]
         if not archives:
             run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:",
-                 "--no-build-isolation", "-d", cache(), "zstandard==0.25.0"])  # fmt: skip
-            archives = [cache() / ZSTD_SDIST]
+                 "--no-build-isolation", "-d", cache(), name.replace("-", "==")])  # fmt: skip
+            archives = [cache() / sdist]
         with tarfile.open(archives[0]) as archive:
-            members = [m for m in archive if m.name.startswith("zstandard-0.25.0/zstd/") and m.isfile()]
+            members = [m for m in archive if m.name.endswith((".c", ".h", "LICENSE", "LICENSE.txt")) and m.isfile()]
             archive.extractall(cache(), members=members)
     return folder
 
 
-def zstd_object(compiler: str, flags: list[str]) -> Path:
-    source = zstd_source()
-    # zstd is not what is tested: without the sanitizers it is as fast as it is in use.
+def vendored() -> dict[str, Path]:
+    """The folders of others' C, by name."""
+    return {"zstd": zstd_source(), "monocypher": monocypher_source()}
+
+
+def vendored_objects(compiler: str, flags: list[str]) -> list[Path]:
+    """Others' C, compiled; it is not what is tested: without the sanitizers it is as fast as it is in use."""
+    return [_vendored_object(compiler, flags, folder / f"{name}.c") for name, folder in vendored().items()]
+
+
+def _vendored_object(compiler: str, flags: list[str], source: Path) -> Path:
     name = hashlib.sha256(repr((compiler, flags, str(source))).encode()).hexdigest()[:16]
-    target = cache() / f"zstd-{name}.o"
+    target = cache() / f"{source.stem}-{name}.o"
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             partial = target.with_suffix(f".{os.getpid()}.o")
-            run([compiler, *flags, "-c", source / "zstd.c", "-o", partial])
+            run([compiler, *flags, "-c", source, "-o", partial])
             partial.replace(target)
     return target
 
@@ -121,9 +140,10 @@ def objects(folder: Path, compile_command: list, sources: Iterable[Path]) -> lis
 def core_objects(folder: Path, flags: list[str] = (), cc: str = "cc", cxx: str = "c++") -> list[Path]:
     """The core's objects."""
     include = stamp_headers(folder)
-    command = [cxx, *CXX_FLAGS, *flags, "-I", include, "-I", zstd_source()]
+    command = [cxx, *CXX_FLAGS, *flags, "-I", include]
+    command += [word for folder in vendored().values() for word in ("-I", folder)]
     made = objects(folder / "objects", command, [CORE / name for name in (CORE / "sources.txt").read_text().split()])
-    return [*made, zstd_object(cc, ZSTD_FLAGS)]
+    return [*made, *vendored_objects(cc, ZSTD_FLAGS)]
 
 
 def objects_of(folder: Path, family: str) -> list[Path]:

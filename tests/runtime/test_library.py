@@ -123,7 +123,7 @@ def test_the_releases_compiler(built):
         generated=nativebuild.flash_headers(),
     )
     libraries = native.build_libraries(
-        ROOT, nativebuild.zstd_source(), (headers / "version.h").read_text(), [family], [], compiler,
+        ROOT, nativebuild.vendored(), (headers / "version.h").read_text(), [family], [], compiler,
         nativebuild.cache() / "native", 1,
     )  # fmt: skip
     core = check_library(libraries["libkiln.so.0"], EXPORTS, [])
@@ -142,7 +142,7 @@ def test_clang_builds_it(tmp_path):
 def test_layout_of_the_interface(built, tmp_path):
     """Golden sizes and offsets: a change here is a break of libkiln.so.0."""
     golden = {
-        "kiln_options": (64, {"pack_path": 8, "log": 24, "log_level": 40, "resolve": 48}),
+        "kiln_options": (72, {"pack_path": 8, "log": 24, "log_level": 40, "resolve": 48, "trusted_keys": 64}),
         "kiln_device": (56, {"vendor": 8, "warp_size": 20, "name": 24, "refusal": 48}),
         "kiln_queue": (24, {"vendor": 8, "device": 12, "stream": 16}),
         "kiln_tensor": (160, {"dtype": 8, "rank": 12, "sizes": 16, "strides": 80, "reserved": 144}),
@@ -355,6 +355,7 @@ def installed(built, tmp_path_factory) -> Path:
         (generated / "notices" / name).write_text(f"{name}\n")
     cmake_build(
         folder / "build", built, ROOT, "-DKILN_VERSION=1.2.3+full", f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
+        f"-DKILN_MONOCYPHER_SOURCE={nativebuild.monocypher_source()}",
         f"-DKILN_GENERATED={generated}", f"-DKILN_PACKS={built / 'lib' / 'kiln.images'}", "-DCMAKE_BUILD_TYPE=Release",
         "-DCMAKE_C_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_INSTALL_LIBDIR=lib",
         f"-DKILN_HIP_INCLUDE={hip_headers()}",
@@ -456,6 +457,7 @@ def test_cmake_refuses_packs_of_another_build(installed, built, tmp_path):
     other = tmp_path / "images"
     cache = ["cmake", "-S", ROOT, "-B", tmp_path / "b", "-DKILN_VERSION=1.2.3", f"-DKILN_PACKS={other}",
              f"-DKILN_ZSTD_SOURCE={nativebuild.zstd_source()}",
+        f"-DKILN_MONOCYPHER_SOURCE={nativebuild.monocypher_source()}",
              f"-DKILN_GENERATED={installed.parent / 'generated'}"]  # fmt: skip
     other.mkdir()
     for name, sentence in (
@@ -473,10 +475,14 @@ def test_cmake_without_tables_has_the_licences_of_its_sources(tmp_path):
     zstd.mkdir()
     for name in ("zstd.c", "LICENSE"):
         (zstd / name).write_text("/* of zstd */")
+    for name in ("monocypher.c", "LICENSE.txt"):
+        (zstd / name).write_text("/* of Monocypher */")
     build = tmp_path / "b"
-    run(["cmake", "-S", ROOT, "-B", build, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={zstd}"])
+    run(["cmake", "-S", ROOT, "-B", build, "-DKILN_VERSION=1.2.3", f"-DKILN_ZSTD_SOURCE={zstd}",
+         f"-DKILN_MONOCYPHER_SOURCE={zstd}"])  # fmt: skip
     (build / "libkiln.so.0").touch()
     (build / "libkiln.so").touch()
     run(["cmake", "--install", build, "--prefix", tmp_path / "kiln"])
     assert (tmp_path / "kiln/share/kiln/LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert (tmp_path / "kiln/share/kiln/licences/zstd.txt").read_text() == "/* of zstd */"
+    assert (tmp_path / "kiln/share/kiln/licences/monocypher.txt").read_text() == "/* of Monocypher */"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import shutil
 import struct
@@ -14,6 +15,9 @@ import ffi
 import packs
 import pytest
 from test_launch import arguments, work
+
+from kiln_build.trust import ed25519, minisign
+from kiln_build.trust.statement import Statement
 
 FILE = packs.FILES["sm_90"]
 
@@ -127,6 +131,124 @@ def test_without_images_nothing_is_trusted_until_named(opened, tmp_path):
     run(opened("bare", pack_path=folder, trusted_packs=f"{'0' * 64},{packs.digest_of(data).upper()}"), "bare")
     with pytest.raises(ffi.Failure, match="is of another release"):
         run(opened("bare", pack_path=folder, trusted_packs="0" * 64), "bare")
+
+
+# ---- signatures ------------------------------------------------------------------------------------------------------
+
+SEED = bytes(range(32))
+KEY = minisign.SecretKey(b"\1\2\3\4\5\6\7\x08", SEED)
+LETTERS = KEY.public.spell()
+
+
+def signed(folder: str, data: bytes, key: minisign.SecretKey = KEY, **said: str) -> Path:
+    """Puts a signature beside the pack, as `kiln sign` makes it, but for what is said otherwise."""
+    whole = {"kind": "pack", "release": "1.2.3", "file": FILE, "digest": packs.digest_of(data), **said}
+    path = Path(folder) / f"{FILE}.minisig"
+    path.write_bytes(minisign.sign(key, [data], Statement(**whole).spell()).spell())
+    return path
+
+
+def test_a_pack_that_is_signed(opened, tmp_path):
+    """By its index alone, whichever of the keys it is by; without keys it is refused as before."""
+    data = good()
+    folder = put(tmp_path / "p", data)
+    signed(folder, data)
+    other = minisign.SecretKey(b"another!", SEED[::-1]).public.spell()
+    for keys in (LETTERS, f"{other},{LETTERS}", f"{LETTERS},{other}"):
+        run(opened("bare", pack_path=folder, trusted_keys=keys), "bare")
+    with pytest.raises(ffi.Failure, match="is not trusted: this library was built without images"):
+        run(opened("bare", pack_path=folder), "bare")
+
+
+def test_a_signed_pack_of_another_release(opened, away, tmp_path):
+    """Where its kernels fit the library's tables; the pack of the library's own release needs no signature."""
+    data = packs.toy_pack("sm_90", release="9.9.9", families=("toy",))
+    folder = put(tmp_path / "p", data)
+    with pytest.raises(
+        ffi.Failure, match=rf"is of another release than .*; {folder}/{FILE}.minisig does not exist, so"
+    ):
+        run(opened(pack_path=folder, trusted_keys=LETTERS))
+    signed(folder, data, release="9.9.9")
+    run(opened(pack_path=folder, trusted_keys=LETTERS))
+    put(away / "kiln.images", good())
+    run(opened(trusted_keys=LETTERS))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"digest": "0" * 64}, "is of another pack"),
+        ({"release": "1.2.4"}, "is of another pack"),
+        ({"file": "nvidia-sm_80.pack"}, "is of another pack"),
+        ({"kind": "tarball"}, "is of another pack"),
+        ({"key": minisign.SecretKey(b"another!", SEED)}, "is by none of the keys of kiln_options.trusted_keys"),
+        ({"key": minisign.SecretKey(KEY.id, SEED[::-1])}, "is damaged or forged"),
+    ],
+)
+def test_a_signature_of_something_else(opened, tmp_path, said, why):
+    data = good()
+    folder = put(tmp_path / "p", data)
+    signed(folder, data, **said)
+    with pytest.raises(ffi.Failure, match=f"minisig {why}") as failure:
+        run(opened("bare", pack_path=folder, trusted_keys=LETTERS), "bare")
+    assert failure.value.status == ffi.PACK_MISMATCH
+
+
+def test_each_bit_of_what_the_runtime_reads(library, opened, tmp_path):
+    """The signature of the comment covers the first one; what kiln.h promises is that nothing else is accepted."""
+    data = good()
+    folder = put(tmp_path / "p", data)
+    path = signed(folder, data)
+    whole = path.read_bytes()
+    begin = whole.index(b"\n") + 1
+    for place in [*range(begin, len(whole) - 1, 3), begin - 1, 5]:
+        wrong = bytearray(whole)
+        wrong[place] ^= 1
+        path.write_bytes(wrong)
+        with pytest.raises(ffi.Failure, match="minisig is (not a signature|damaged or forged|by none of the keys)"):
+            run(opened("bare", pack_path=folder, trusted_keys=LETTERS), "bare")
+    for text in (b"", whole[:-50], whole + b"more\n", whole.replace(b"\n", b"\r\n"), whole + bytes(1 << 20)):
+        path.write_bytes(text)
+        with pytest.raises(ffi.Failure, match="minisig is not a signature of minisign's"):
+            run(opened("bare", pack_path=folder, trusted_keys=LETTERS), "bare")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ffi.Failure, match="minisig is not a signature of minisign's"):
+        run(opened("bare", pack_path=folder, trusted_keys=LETTERS), "bare")
+    path.unlink()
+    path.write_bytes(whole)
+    run(opened("bare", pack_path=folder, trusted_keys=LETTERS), "bare")
+
+
+def test_s_has_one_spelling(opened, tmp_path):
+    data = good()
+    folder = put(tmp_path / "p", data)
+    path = signed(folder, data)
+    made = minisign.read_signature(path.read_bytes(), "x")
+    s = int.from_bytes(made.comment_signature[32:], "little") + ed25519.ORDER
+    more = dataclasses.replace(made, comment_signature=made.comment_signature[:32] + s.to_bytes(32, "little"))
+    path.write_bytes(more.spell())
+    with pytest.raises(ffi.Failure, match="minisig is damaged or forged"):
+        run(opened("bare", pack_path=folder, trusted_keys=LETTERS), "bare")
+
+
+def weak(text: str) -> str:
+    return minisign.PublicKey(KEY.id, bytes.fromhex(text)).spell()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x", LETTERS[:-1], f"{LETTERS}A", f"{LETTERS} ", f"{LETTERS},,", LETTERS.replace("RW", "RX"),
+        weak("00" * 32), weak("01" + "00" * 31), weak("ec" + "ff" * 30 + "7f"), weak("ed" + "ff" * 30 + "7f"),
+        weak("ee" + "ff" * 30 + "ff"), weak("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85"),
+        weak("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
+    ],
+)  # fmt: skip
+def test_trusted_keys_must_be_keys(library, fake, text):
+    with pytest.raises(ffi.Failure, match="is not a public key of minisign's; it must be the second line") as failure:
+        ffi.Kiln(library, fake, trusted_keys=text)
+    assert failure.value.status == ffi.ARGUMENT
 
 
 @pytest.mark.parametrize("text", ["x", "0" * 63, "0" * 65, "g" * 64, f"{'0' * 64} "])

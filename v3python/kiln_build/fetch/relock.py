@@ -109,7 +109,7 @@ def locked_files(package: Package, pythons: Sequence[str], registry: Registry) -
                 sources.append(candidate.name)
     wheels = [name for name in by_name if name.endswith(".whl")]
     serves: dict[str, list[str]] = {}
-    for python in pythons:
+    for python in pythons if package.use != "source" else ():
         wheel = best_wheel([name for name in wheels if _admits(by_name[name], python)], python)
         if wheel is None:
             raise ToolchainError(f"{package.requirement} has no wheel for Python {python} and glibc 2.28; lock another")

@@ -43,7 +43,7 @@ class Flags:
     Attributes:
         c: all that is compiled.
         cxx: C++ without its runtime.
-        zstd: zstd's C.
+        zstd: others' C, zstd's first of all.
         linked: all that is linked.
         library: libraries.
     """
@@ -78,7 +78,13 @@ class Part:
 
     def _object(self, compiler: Compiler, flags: Flags, folder: Path, unit: str, contents: Mapping[str, bytes]) -> Path:
         output = unit.replace("/", "_") + ".o"
-        include = ["-Iinclude", "-Icsrc", "-Izstd", *(word for path in self.system for word in ("-isystem", str(path)))]
+        include = [
+            "-Iinclude",
+            "-Icsrc",
+            "-Izstd",
+            "-Imonocypher",
+            *(word for path in self.system for word in ("-isystem", str(path))),
+        ]
         command = [*compiler.c, *flags.zstd] if unit.endswith(".c") else [*compiler.cxx, *flags.cxx]
         read = {name: contents[name] for name in self._read_by(unit)}
 
@@ -88,8 +94,8 @@ class Part:
         return build_once(folder / "objects", output, (compiler.identity, flags, unit, self.identity), read, make)
 
     def _read_by(self, unit: str) -> tuple[str, ...]:
-        """A unit and all that it may include: of zstd its own files, else whatever is no unit."""
-        within = "zstd/" if unit.startswith("zstd/") else ""
+        """A unit and all that it may include: of others' C its own files, else whatever is no unit."""
+        within = f"{unit.partition('/')[0]}/" if unit.endswith(".c") else ""
         others = (name for name in self.contents if name not in self.units and name.startswith(within))
         return (unit, *others)
 

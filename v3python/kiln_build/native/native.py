@@ -9,7 +9,7 @@ import hashlib
 import io
 import shutil
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,15 +111,37 @@ def zig_compiler(python: str, cache: Path, version: str) -> Compiler:
     )
 
 
-def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
-    """The folder of zstd's amalgamated C source from zstandard's source distribution.
+@dataclass(frozen=True)
+class Vendored:
+    """C of others that is compiled into the runtime.
+
+    Attributes:
+        name: its main file is <name>.c.
+        package: whose source distribution, in the toolchain's lock, has it.
+        holds: whether a path in that, below its top folder, is of this C.
+    """
+
+    name: str
+    package: str
+    holds: Callable[[str], bool]
+
+
+# zstd's amalgamated decoder, and Monocypher, whose Ed25519 checks signatures of packs.
+VENDORED = (
+    Vendored("zstd", "zstandard", lambda path: path.startswith("zstd/") and path.count("/") == 1),
+    Vendored("monocypher", "pymonocypher", lambda path: path in ("monocypher.c", "monocypher.h")),
+)
+
+
+def extract_source(source: Vendored, archive: Path, sha256: str, folder: Path) -> Path:
+    """The folder of C out of a source distribution.
 
     Args:
         sha256: what the toolchain's lock says of the archive.
-        folder: gets zstd-<sha256>/, which appears complete; those of other archives are removed.
+        folder: gets <name>-<sha256>/, which appears complete; those of other archives are removed.
 
     Raises:
-        ToolchainError: the archive is not there, is not what is locked, or does not hold zstd's source.
+        ToolchainError: the archive is not there, is not what is locked, or does not hold the source.
     """
     try:
         data = archive.read_bytes()  # once, so that what is unpacked is what was checked
@@ -131,20 +153,21 @@ def extract_zstd(archive: Path, sha256: str, folder: Path) -> Path:
             f"{archive} has SHA-256 {found}, but the toolchain's lock says {sha256}; "
             "remove the file, and `kiln fetch` downloads the right one"
         )
-    done = folder / f"zstd-{sha256}"
-    for other in (*folder.glob("zstd*"), *folder.glob(".zstd-*")):
+    done = folder / f"{source.name}-{sha256}"
+    for other in (*folder.glob(f"{source.name}*"), *folder.glob(f".{source.name}-*")):
         if other != done:
             shutil.rmtree(other, ignore_errors=True)
     sources = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar.getmembers():
             path = Path(member.name)
-            if path.parent.name == "zstd" and path.suffix in (".c", ".h") and member.isfile():
+            inside = member.name.partition("/")[2]
+            if source.holds(inside) and path.suffix in (".c", ".h") and member.isfile():
                 file = tar.extractfile(member)
                 if file is not None:
                     sources[path.name] = file.read()
-    if "zstd.c" not in sources:
-        raise ToolchainError(f"{archive} does not hold zstd's C source (zstd/zstd.c)")
+    if f"{source.name}.c" not in sources:
+        raise ToolchainError(f"{archive} does not hold the C source {source.name}.c")
     if not _holds(done, sources):  # what an earlier build unpacked may have been changed since
         if done.is_symlink() or done.is_file():
             done.unlink()
@@ -164,18 +187,21 @@ def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def build_libraries(
-    root: Path, zstd: Path, version_header: str, families: Sequence[FamilySources], adapters: Sequence[Adapter],
-    compiler: Compiler, folder: Path, jobs: int,
+    root: Path, vendored: Mapping[str, Path], version_header: str, families: Sequence[FamilySources],
+    adapters: Sequence[Adapter], compiler: Compiler, folder: Path, jobs: int,
 ) -> dict[str, Path]:  # fmt: skip
     """Builds `libkiln.so.0`, `libkiln_<family>.so` for each family, and the adapters of these families; by name.
 
     A library whose inputs and compiler are those of the last time is not built again.
 
+    Args:
+        vendored: by the names of VENDORED, what `extract_source` made of each.
+
     Raises:
         NativeBuildError: the compiler rejected something; carries what it said.
     """
     flags = read_flags(root)
-    core = _core(root, zstd, version_header)
+    core = _core(root, vendored, version_header)
     headers = _public_headers(root, version_header)
     name = "libkiln.so.0"
     made = {name: Library(name, (core,), root / "csrc/kiln.map", ("-ldl", "-lpthread"))}
@@ -207,16 +233,16 @@ def _public_headers(root: Path, version_header: str) -> dict[str, Path | str]:
     return files | {"include/kiln/version.h": version_header}
 
 
-def _core(root: Path, zstd: Path, version_header: str) -> Part:
+def _core(root: Path, vendored: Mapping[str, Path], version_header: str) -> Part:
     sources = [
         line.strip()
         for line in (root / "csrc/core/sources.txt").read_text().splitlines()
         if line.strip() and not line.startswith("#")
     ]
     files = {f"csrc/core/{p.name}": p for p in sorted((root / "csrc/core").iterdir()) if p.is_file()}
-    zstd_files = {f"zstd/{p.name}": p for p in sorted(zstd.iterdir()) if p.suffix in (".c", ".h")}
-    units = (*(f"csrc/core/{source}" for source in sources), "zstd/zstd.c")
-    return Part(_public_headers(root, version_header) | files | zstd_files, units)
+    others = {f"{name}/{p.name}": p for name, folder in vendored.items() for p in sorted(folder.glob("*.[ch]"))}
+    units = (*(f"csrc/core/{source}" for source in sources), *(f"{name}/{name}.c" for name in vendored))
+    return Part(_public_headers(root, version_header) | files | others, units)
 
 
 def _family(family: FamilySources, headers: Mapping[str, Path | str]) -> Part:

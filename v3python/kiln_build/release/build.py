@@ -97,12 +97,14 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
                 packs[one.target.name] = one.path
     progress.message("linking the libraries")
     compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
-    zstd = the_lock.source_of("zstandard")
+    archives = {one.name: the_lock.source_of(one.package) for one in native.VENDORED}
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
     sources = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
     files = {name: target_table.by_name(name).pack_file for name in packs}
-    texts = notices.collect(options.source, options.site, options.cache / zstd.name)
+    texts = notices.collect(
+        options.source, options.site, {one.package: options.cache / archives[one.name].name for one in native.VENDORED}
+    )
     digests = {files[name]: index.index_digest for name, index in indexes.items()}
     native.write_generated(sources, options.workspace / "build/generated", digests, texts)
     first = options.targets[0].name
@@ -113,7 +115,12 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     ]
     libraries = native.build_libraries(
         options.source,
-        native.extract_zstd(options.cache / zstd.name, zstd.sha256, options.workspace / "build"),
+        {
+            one.name: native.extract_source(
+                one, options.cache / archives[one.name].name, archives[one.name].sha256, options.workspace / "build"
+            )
+            for one in native.VENDORED
+        },
         header,
         sources,
         adapted,
@@ -238,10 +245,13 @@ def made_by(compiler: library.Compiler, the_lock: lock.Lock) -> tuple[manifest.T
     """What made bytes of the release besides Triton. With digests stand the files that are the same for every Python,
     as the release is."""
     zig = the_lock.wheel_of("ziglang", lock.running_python())
-    source = the_lock.source_of("zstandard")
-    version = next(package.version for package in the_lock.packages if source in package.files)
+    sources = {one.package: the_lock.source_of(one.package) for one in native.VENDORED}
+    versions = {package.name: package.version for package in the_lock.packages}
     return (
         manifest.Tool(name="compiler", version=compiler.identity, sha256=zig.sha256),
-        manifest.Tool(name="zstandard's source", version=version, sha256=source.sha256),
+        *(
+            manifest.Tool(name=f"{package}'s source", version=versions[package], sha256=source.sha256)
+            for package, source in sources.items()
+        ),
         *(manifest.Tool(name=name, version=importlib.metadata.version(name)) for name in ("zstandard", "deflate")),
     )

@@ -30,20 +30,20 @@ class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"w
     text: tuple[str, ...]
 
 
-def collect(source: Path, site: Path, zstandard_source: Path) -> dict[str, str]:
+def collect(source: Path, site: Path, sources: Mapping[str, Path]) -> dict[str, str]:
     """LICENSE, NOTICES.txt and licences/<file>, by their paths below share/kiln/.
 
     Args:
         source: root of the source tree.
         site: the site-packages that holds Triton, and zig unless that is elsewhere on Python's path.
-        zstandard_source: zstandard's source distribution.
+        sources: by package the source distributions of which C is compiled into the runtime.
 
     Raises:
         ToolchainError: a licence's text is not where notices.yaml says.
     """
     head = "Kiln is under the licence in the file LICENSE. This release also contains parts of:\n"
     texts = {"LICENSE": (source / "LICENSE").read_text(), "NOTICES.txt": head}
-    return _added(texts, source / "notices", "notices.yaml", site, zstandard_source)
+    return _added(texts, source / "notices", "notices.yaml", site, sources)
 
 
 def with_extension(texts: Mapping[str, str], source: Path, site: Path) -> dict[str, str]:
@@ -56,16 +56,16 @@ def with_extension(texts: Mapping[str, str], source: Path, site: Path) -> dict[s
     Raises:
         ToolchainError: a licence's text is not where extension.yaml says.
     """
-    return _added(texts, source / "notices", "extension.yaml", site, None)
+    return _added(texts, source / "notices", "extension.yaml", site, {})
 
 
 def _added(
-    texts: Mapping[str, str], folder: Path, name: str, site: Path, zstandard_source: Path | None
+    texts: Mapping[str, str], folder: Path, name: str, site: Path, sources: Mapping[str, Path]
 ) -> dict[str, str]:
     notices = msgspec.convert(yaml.safe_load((folder / name).read_bytes()), tuple[Notice, ...])
     added = dict(texts)
     for notice in notices:
-        added[f"licences/{notice.file}"] = _text(notice, folder, site, zstandard_source)
+        added[f"licences/{notice.file}"] = _text(notice, folder, site, sources)
         added["NOTICES.txt"] += (
             f"\n{notice.name}\n{textwrap.fill(' '.join(notice.what.split()), 78)}\n"
             f"In: {notice.where}\nLicence: {notice.licence}, licences/{notice.file}\n"
@@ -73,18 +73,18 @@ def _added(
     return added
 
 
-def _text(notice: Notice, folder: Path, site: Path, zstandard_source: Path | None) -> str:
+def _text(notice: Notice, folder: Path, site: Path, sources: Mapping[str, Path]) -> str:
     for place in notice.text:
         package, colon, name = place.rpartition(":")
-        text = _packaged(package, name, site, zstandard_source) if colon else (folder / name).read_text()
+        text = _packaged(package, name, site, sources) if colon else (folder / name).read_text()
         if text is not None:
             return text
     raise ToolchainError(f"the licence of {notice.name} is not at {' or '.join(notice.text)} of the locked packages")
 
 
-def _packaged(package: str, name: str, site: Path, zstandard_source: Path | None) -> str | None:
-    if package == "zstandard" and zstandard_source:
-        with tarfile.open(zstandard_source) as tar:
+def _packaged(package: str, name: str, site: Path, sources: Mapping[str, Path]) -> str | None:
+    if package in sources:
+        with tarfile.open(sources[package]) as tar:
             member = next((m for m in tar if m.isfile() and m.name.partition("/")[2] == name), None)
             file = tar.extractfile(member) if member else None
             return file.read().decode() if file else None

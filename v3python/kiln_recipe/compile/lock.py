@@ -63,7 +63,7 @@ class Package:
 
     Attributes:
         use: "front": needed to check a build's input; "build": by the build; "override": for some targets only;
-            "triton-source": to build Triton from source.
+            "triton-source": to build Triton from source; "source": not installed, only its source is read.
         source: whether its source distribution is locked too.
         licence: an SPDX expression.
     """
@@ -71,7 +71,7 @@ class Package:
     name: str
     version: str
     licence: str
-    use: Literal["front", "build", "override", "triton-source"]
+    use: Literal["front", "build", "override", "triton-source", "source"]
     source: bool = False
     files: tuple[LockedFile, ...] = ()
 
@@ -111,8 +111,9 @@ class Lock:
     def wanted(
         self, pythons: Iterable[str], uses: Iterable[str] = ("front", "build", "override")
     ) -> tuple[LockedFile | LockedAddress, ...]:
-        """The files that builds on these versions of Python read, each once, in the lock's order."""
-        asked, used = set(pythons), set(uses)
+        """The files that builds on these versions of Python read, each once, in the lock's order; sources whatever the
+        uses are."""
+        asked, used = set(pythons), {*uses, "source"}
         files = (f for p in self.packages if p.use in used for f in p.files if not f.pythons or asked & set(f.pythons))
         return (*files, *self.files)
 
@@ -341,7 +342,7 @@ _WRITTEN_LOCK = re.compile(
 )
 _WRITTEN_PACKAGE = re.compile(
     rf'  - name: ({_TEXT})\n    version: "({_TEXT})"\n    licence: ({_TEXT})\n'
-    r"    use: (front|build|override|triton-source)\n(    source: true\n)?    files:\n((?:      .*\n)*)"
+    r"    use: (front|build|override|triton-source|source)\n(    source: true\n)?    files:\n((?:      .*\n)*)"
 )
 _WRITTEN_FILE = re.compile(
     rf'      - \{{name: ({_TEXT}), pythons: \[(.*)\], size: ([0-9]+),\n         sha256: "([0-9a-f]+)"'
@@ -430,9 +431,10 @@ def _problems(lock: Lock) -> Iterator[str]:
     for package in lock.packages:
         for python in lock.pythons:
             count = sum(python in file.pythons for file in package.files)
-            if count != 1:
-                yield f"{package.requirement} has {count} files for Python {python} instead of one"
-        if package.source and all(file.pythons for file in package.files):
+            if count != (0 if package.use == "source" else 1):
+                right = "none, as a source is not installed" if package.use == "source" else "one"
+                yield f"{package.requirement} has {count} files for Python {python} instead of {right}"
+        if (package.source or package.use == "source") and all(file.pythons for file in package.files):
             yield f"{package.requirement} has no source distribution"
     for target, requirement in lock.overrides.items():
         if not any(p.use == "override" and p.requirement == requirement for p in lock.packages):
