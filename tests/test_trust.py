@@ -4,6 +4,7 @@ refused by a sentence that names it. `minisign -V` is asked too about a signatur
 from __future__ import annotations
 
 import functools
+import getpass
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from kiln_build.artifacts import manifest_model, reader
 from kiln_build.base import tar, tarball
 from kiln_build.cli import main
 from kiln_build.release import build, portable, release
-from kiln_build.trust import minisign, statement
+from kiln_build.trust import minisign, secret, statement
 from kiln_build.trust.statement import Statement
 from old_pythons import find
 from small_release import ROOT, VERSION, small_release
@@ -244,6 +245,13 @@ def test_a_pipe_for_a_signature(place, verify):
     os.mkfifo(path)
     code, said = verify(place / NAME)
     assert code == 6 and "is not a file" in said
+
+
+def test_a_pipe_for_a_tarball(place, verify):
+    (place / NAME).unlink()
+    os.mkfifo(place / NAME)
+    code, said = verify(place / NAME)
+    assert code == 6 and f"{NAME} is not a file" in said
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -566,6 +574,19 @@ def test_keys_that_are_none(place, capsys, key, code, sentence):
     assert sentence in capsys.readouterr().err
 
 
+def test_a_terminal_that_is_closed(place, tmp_path, monkeypatch, capsys):
+    """Ctrl-D instead of a password."""
+
+    def closed(*_arguments: object) -> str:
+        raise EOFError
+
+    key = minisign_keys.make(tmp_path, "secret", password="a secret").secret
+    monkeypatch.setattr(getpass, "getpass", closed)
+    monkeypatch.setattr(secret, "_has_terminal", lambda: True)
+    assert main(["sign", str(place / NAME), "--key", str(key)]) == 2
+    assert f"no password was given for {key}" in capsys.readouterr().err
+
+
 def test_a_key_in_the_source_tree(place, capsys):
     with tempfile.NamedTemporaryFile(dir=ROOT / "tests", suffix=".key") as file:
         file.write((place / "kiln.key").read_bytes())
@@ -578,21 +599,21 @@ def test_a_build_that_signs(place, tmp_path, monkeypatch, capsys, verify):
     for name in (*SIGNED.values(), MANIFEST_SIGNATURE, INSPECTOR):
         (place / name).unlink()
     words = ["build", str(ROOT / "input"), str(tmp_path / "workspace"), str(place), VERSION, "sm_90"]
-    secret = minisign_keys.make(tmp_path, "kiln", password="a secret").secret
+    key = minisign_keys.make(tmp_path, "kiln", password="a secret").secret
 
     def compiled(*_arguments: object) -> None:
         raise AssertionError("it was compiled")
 
     monkeypatch.setattr(build, "build", compiled)
     monkeypatch.setenv("WORD", "another")
-    assert main([*words, "--sign", str(secret), "--password", "env:WORD"]) == 2
-    assert f"the password is not the one of the key {secret}" in capsys.readouterr().err
+    assert main([*words, "--sign", str(key), "--password", "env:WORD"]) == 2
+    assert f"the password is not the one of the key {key}" in capsys.readouterr().err
     assert main([*words, "--password", "env:WORD"]) == 2
     assert main([*words, "--sign", "/nowhere.key"]) == 7
     monkeypatch.setattr(build, "build", lambda _options: place / NAME)
     monkeypatch.setenv("WORD", "a secret")
     capsys.readouterr()
-    assert main([*words, "--sign", str(secret), "--password", "env:WORD"]) == 0
+    assert main([*words, "--sign", str(key), "--password", "env:WORD"]) == 0
     said = capsys.readouterr()
     assert said.out == f"{place / NAME}\n" and f"kiln: signed: {place / NAME}.sha256.minisig\n" in said.err
     assert "WORD" not in os.environ and verify(place / NAME)[0] == 0

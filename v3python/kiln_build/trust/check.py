@@ -149,7 +149,7 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
     ((digest, name),) = _rows(listed, checksum.name, 1)
     if name != path.name or not name.startswith(f"kiln-{release}-"):
         raise TrustError(f"{checksum.name} states the digest of {name}, not of {path.name} of release {release}")
-    if digests.of_file(path) != digest:
+    if digests.measure(Blocks(path))[0] != digest:
         raise ArtifactError(f"{path.name} does not have the digest that is signed in {checksum.name}")
     opened = reader.open_artifact(path)
     if not isinstance(opened, reader.Release) or opened.manifest["kiln"] != release:

@@ -62,14 +62,22 @@ def read_key(word: str, password_word: str | None) -> SecretKey:
 
 
 def _ask(name: str) -> bytes:
-    try:
-        with open("/dev/tty"):
-            pass
-    except OSError:
+    if not _has_terminal():
         raise EnvironmentProblem(
             f"{name} is encrypted, and there is no terminal to ask for its password; give --password with {WHERE}"
-        ) from None
-    return getpass.getpass(f"Password of {name}: ", sys.stderr).encode()
+        )
+    try:
+        return os.fsencode(getpass.getpass(f"Password of {name}: ", sys.stderr))
+    except EOFError:
+        raise UsageError(f"no password was given for {name}; give the one that `minisign -G` was told") from None
+
+
+def _has_terminal() -> bool:
+    try:
+        with open("/dev/tty"):
+            return True
+    except OSError:
+        return False
 
 
 def _variable(word: str) -> str:
@@ -80,7 +88,7 @@ def _variable(word: str) -> str:
 def _text(word: str, what: str) -> bytes:
     check(word, what)
     if name := _variable(word):
-        return os.environ.pop(name).encode()  # what we start has no need of it
+        return os.fsencode(os.environ.pop(name))  # what we start has no need of it
     try:
         with open(int(word) if word.isdecimal() else word, "rb") as file:
             data = file.read(minisign.LARGEST + 1)
