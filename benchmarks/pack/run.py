@@ -59,8 +59,7 @@ def _default_image(job: tuple) -> tuple[int, int]:
 def _decoder(folder: Path) -> ctypes.CDLL:
     """decode.cc with the runtime's own sources, by the release's compiler and flags."""
     the_lock = lock.read_lock(ROOT / "input" / lock.LOCK_NAME)
-    (file,) = (f for p in the_lock.packages if p.name == "zstandard" for f in p.files if f.name.endswith(".tar.gz"))
-    zstd = native.extract_zstd(ROOT / "input/cache" / file.name, file.sha256, folder)
+    vendored = native.extract_sources(the_lock, ROOT / "input/cache", folder)
     compiler = native.zig_compiler(sys.executable, folder / "zig", importlib.metadata.version("ziglang"))
     environment = {**os.environ, **dict(compiler.environment)}
     include = folder / "include/kiln"
@@ -72,10 +71,14 @@ def _decoder(folder: Path) -> ctypes.CDLL:
     core, flags = ROOT / "csrc/core", native.read_flags(ROOT)
     sources = [core / name for name in (core / "sources.txt").read_text().split()]
     objects = []
-    for source in (Path(__file__).with_name("decode.cc"), *sources, zstd / "zstd.c"):
+    for source in (
+        Path(__file__).with_name("decode.cc"),
+        *sources,
+        *(vendored[name] / f"{name}.c" for name in vendored),
+    ):
         objects.append(folder / f"{source.stem}.o")
         command = (*compiler.c, *flags.zstd) if source.suffix == ".c" else (*compiler.cxx, *flags.cxx)
-        places = ("-I", core, "-I", zstd, "-I", folder / "include")
+        places = ("-I", core, *(f"-I{place}" for place in vendored.values()), "-I", folder / "include")
         words = [*command, *places, "-c", source, "-o", objects[-1]]
         subprocess.run(list(map(str, words)), env=environment, check=True)
     library = folder / "decode.so"

@@ -46,7 +46,7 @@ def by_zig(release) -> Path:
         whole = [adapter for adapter in adapters.find(ROOT, site, "") if adapter.is_whole]
         jobs = len(os.sched_getaffinity(0))
         made = native.build_libraries(
-            ROOT, nativebuild.zstd_source(), header, [family], whole, compiler, folder / "built", jobs
+            ROOT, nativebuild.vendored(), header, [family], whole, compiler, folder / "built", jobs
         )
         for adapter in whole:
             os.link(made[adapter.library], folder / adapter.library)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kiln_build.native.adapter import Adapter
 from kiln_build.native.library import Compiler, Flags, Library, Part
+from kiln_recipe.compile.lock import Lock
 from kiln_recipe.console.appear import appear_folder
 from kiln_recipe.errors import ToolchainError
 
@@ -175,6 +176,16 @@ def extract_source(source: Vendored, archive: Path, sha256: str, folder: Path) -
             for name, content in sources.items():
                 (fresh / name).write_bytes(content)
     return done
+
+
+def extract_sources(the_lock: Lock, cache: Path, folder: Path) -> dict[str, Path]:
+    """The folders of all of VENDORED, by name, out of the locked archives in `cache`.
+
+    Raises:
+        ToolchainError: as `extract_source`.
+    """
+    locked = {one: the_lock.source_of(one.package) for one in VENDORED}
+    return {one.name: extract_source(one, cache / file.name, file.sha256, folder) for one, file in locked.items()}
 
 
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:

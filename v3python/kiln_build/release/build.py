@@ -97,14 +97,12 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
                 packs[one.target.name] = one.path
     progress.message("linking the libraries")
     compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
-    archives = {one.name: the_lock.source_of(one.package) for one in native.VENDORED}
+    archives = {one.package: options.cache / the_lock.source_of(one.package).name for one in native.VENDORED}
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
     sources = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
     files = {name: target_table.by_name(name).pack_file for name in packs}
-    texts = notices.collect(
-        options.source, options.site, {one.package: options.cache / archives[one.name].name for one in native.VENDORED}
-    )
+    texts = notices.collect(options.source, options.site, archives)
     digests = {files[name]: index.index_digest for name, index in indexes.items()}
     native.write_generated(sources, options.workspace / "build/generated", digests, texts)
     first = options.targets[0].name
@@ -115,12 +113,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     ]
     libraries = native.build_libraries(
         options.source,
-        {
-            one.name: native.extract_source(
-                one, options.cache / archives[one.name].name, archives[one.name].sha256, options.workspace / "build"
-            )
-            for one in native.VENDORED
-        },
+        native.extract_sources(the_lock, options.cache, options.workspace / "build"),
         header,
         sources,
         adapted,
