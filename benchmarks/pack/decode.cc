@@ -19,7 +19,7 @@ double milliseconds() {
 // Writes the milliseconds of `turns` first reads, each of a pack opened anew. Returns a kiln_status.
 extern "C" __attribute__((visibility("default"))) int time_decoding(const char* path, const char* target,
                                                                     const uint8_t* digest, double* times, int turns) {
-  kiln::Trust trust{reinterpret_cast<const uint8_t (*)[32]>(digest), 1, ""};
+  kiln::Trust trust{reinterpret_cast<const uint8_t (*)[32]>(digest), 1, "", nullptr, 0};
   for (int turn = 0; turn < turns; ++turn) {
     kiln::Pack* pack;
     if (kiln_status status = open_pack(path, target, trust, &pack)) return status;
