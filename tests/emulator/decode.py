@@ -145,6 +145,10 @@ class LoadedProgram:
         """How often each record was executed, waves summed, since it was loaded."""
         return list(self._executed)
 
+    def forget(self) -> None:
+        """Counts what is executed from 0 on again."""
+        ctypes.memset(self._executed, 0, ctypes.sizeof(self._executed))
+
     def unknown(self) -> list[str]:
         """Texts of instructions that the executor does not know: a fault where one is executed."""
         return sorted({t for t, i in zip(self.texts, self._instructions, strict=True) if i.opcode == UNKNOWN})

@@ -6,12 +6,13 @@ PREFIX is a release that run.py has executed, RESULTS what that left: of its ima
 
     bits      single bits of instruction words, any
     waits     an s_waitcnt or s_barrier that was executed, made an s_nop
-    matrix    one of each matrix instruction, which reads the registers beside those that it should
-    masks     lanes that are to be off are on, where something is stored
+    matrix    of each matrix instruction some, that read the registers beside those that they should
+    masks     a mask of offsets, `v_and_b32` with a constant, that lacks its highest bit
     programs  launches that lack their last work-groups
 
 A line of JSON each goes to RESULTS/mutations.jsonl. Where nothing saw that a wait is missing, flow.py must prove that
-it is redundant. Ends with 1 if a control (matrix, masks, programs) was not seen, or a wait neither seen nor redundant.
+it is redundant. Ends with 1 if a control (matrix, masks, programs) that was executed was not seen, or a wait neither seen nor redundant.
+A run that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import as_completed
@@ -39,9 +41,7 @@ from run import TIMEOUT, variants_of
 
 from kiln_recipe.console.progress import make_progress
 
-NOT_SEEN = ("not seen", "not executed", "same instruction")
-STORES = ("global_store", "buffer_store")
-NEAR = 6  # instructions between a mask and the store that it is for
+NOT_SEEN = ("not seen", "other bits")
 
 
 class Drawn:
@@ -70,7 +70,7 @@ class Drawn:
         return {
             "kind": kind, "target": self.target, "digest": image.digest, "key": self.keys[image.digest], "index": index,
             "what": f"{image.name}, 0x{program.instructions[index].pc:x}: {what}", "code": code,
-            "is_executed": index in self.executed[image.digest], "shortened": 0,
+            "shortened": 0,
         }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def waits(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]
             yield d.mutant("waits", image, index, code, f"without `{program.texts[index]}`")
 
 
-def matrix(drawn: list[Drawn], _: int, draw: random.Random) -> Iterator[dict]:
+def matrix(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
     for d in drawn:
         found: dict[str, list[tuple]] = {}
         for image in d.images:
@@ -116,30 +116,29 @@ def matrix(drawn: list[Drawn], _: int, draw: random.Random) -> Iterator[dict]:
                 if flow.name_of(program, index).startswith(("v_mfma", "v_wmma")):
                     found.setdefault(flow.name_of(program, index), []).append((image, index))
         for places in found.values():
-            image, index = draw.choice(places)
-            program = d.programs[image.digest]
-            text = patch.neighbour(d.target, program.texts[index])
-            new = patch.assembled(d.target, text)
-            code = patch.patched(image.code, place(image, program, index), new)
-            yield d.mutant("matrix", image, index, code, f"`{program.texts[index]}` made `{text}`")
+            for image, index in draw.sample(places, min(count, len(places))):
+                program = d.programs[image.digest]
+                text = patch.neighbour(d.target, program.texts[index])
+                code = patch.patched(image.code, place(image, program, index), patch.assembled(d.target, text))
+                yield d.mutant("matrix", image, index, code, f"`{program.texts[index]}` made `{text}`")
 
 
 def masks(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
+    wanted = re.compile(r"(v_and_b32_e32 v\d+, )(0x[0-9a-f]+|\d+)(, v\d+)")
     for d in drawn:
         places = []
         for image in d.images:
             program = d.programs[image.digest]
             for index in sorted(d.executed[image.digest]):
-                near = [flow.name_of(program, i) for i in range(index + 1, min(index + NEAR, len(program.texts)))]
-                if flow.name_of(program, index).startswith("s_and_saveexec") and any(
-                    n.startswith(STORES) for n in near
-                ):
-                    places.append((image, index))
-        for image, index in draw.sample(places, min(count, len(places))):
-            program = d.programs[image.digest]
-            text = program.texts[index].replace("s_and_saveexec", "s_or_saveexec")
-            code = patch.patched(image.code, place(image, program, index), patch.assembled(d.target, text))
-            yield d.mutant("masks", image, index, code, f"`{program.texts[index]}` made `{text}`")
+                found = wanted.fullmatch(program.texts[index])
+                if found and 3 <= int(found[2], 0) < 64:
+                    places.append((image, index, found))
+        for image, index, found in draw.sample(places, min(count, len(places))):
+            text = f"{found[1]}{int(found[2], 0) >> 1}{found[3]}"
+            code = patch.patched(
+                image.code, place(image, d.programs[image.digest], index), patch.assembled(d.target, text)
+            )
+            yield d.mutant("masks", image, index, code, f"`{found[0]}` made `{text}`")
 
 
 def programs(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
@@ -165,34 +164,38 @@ def proof(drawn: Drawn, mutant: dict, waves: int) -> str:
         return str(error)
 
 
-def execute(prefix: Path, drawn: list[Drawn], mutants: list[dict], processes: int, path: Path) -> list[dict]:
-    rows = []
+def execute(prefix: Path, drawn: list[Drawn], mutants: list[dict], processes: int, path: Path) -> Iterator[dict]:
+    """A row of each, as they end; they are appended to a file too."""
     with make_progress() as progress, path.open("a") as file:
         for d in drawn:
+            mine = sorted((m for m in mutants if m["target"] == d.target), key=lambda m: m["key"])
+            if not mine:
+                continue
             variants = {v["key"]: v for v in variants_of(prefix, d.target)}
-            mine = [m for m in mutants if m["target"] == d.target]
             worker = [str(Path(__file__).with_name("process.py")), str(prefix), d.target]
             pool = Pool(prefix, processes, worker, TIMEOUT)
             progress.start(len(mine), title=f"{d.target}, changed", unit="image")
             futures = {
-                pool.submit("mutant", variants[m["key"]], m["digest"], m["code"], m["shortened"]): m for m in mine
+                pool.submit("mutant", variants[m["key"]], m["digest"], m["code"], m["index"], m["shortened"]): m
+                for m in mine
             }
             for future in as_completed(futures):
                 mutant, answer = futures[future], future.result()
                 answer = answer if "outcome" in answer else {"outcome": "process", "detail": answer["fault"]}
-                if answer["outcome"] == "not seen" and not mutant["is_executed"]:
-                    answer["outcome"] = "not executed"
                 if mutant["kind"] == "waits" and answer["outcome"] in NOT_SEEN:
                     answer["proof"] = proof(d, mutant, answer["waves"])
                     answer["outcome"] = "redundant" if answer["proof"] == "redundant" else answer["outcome"]
                 row = {name: value for name, value in mutant.items() if name != "code"} | answer
-                rows.append(row)
+                yield row
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 progress.done(mutant["what"], answer.get("seconds", 0.0), answer["outcome"])
             progress.close()
             pool.close()
-    return rows
+
+
+def identity(row: dict) -> tuple:
+    return row["kind"], row["target"], row["key"], row["what"]
 
 
 def main() -> int:
@@ -203,7 +206,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn; default: 1")
     parser.add_argument("--bits", type=int, default=200, help="default: 200")
     parser.add_argument("--waits", type=int, default=50, help="images that lack one wait; default: 50")
-    parser.add_argument("--controls", type=int, default=10, help="masks, and programs, of each target; default: 10")
+    parser.add_argument(
+        "--controls",
+        type=int,
+        default=10,
+        help="masks, programs, and of each matrix instruction, of each target; default: 10",
+    )
     parser.add_argument("--only", action="append", choices=KINDS, help="this kind; default: all")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
     options = parser.parse_args()
@@ -215,8 +223,12 @@ def main() -> int:
         draw = random.Random(f"{kind} {options.seed}")
         mutants += list(KINDS[kind](drawn, counts.get(kind, options.controls), draw))
     path = options.results / "mutations.jsonl"
-    path.unlink(missing_ok=True)
-    rows = execute(options.prefix.resolve(), drawn, mutants, options.processes, path)
+    wanted = {identity(mutant) for mutant in mutants}
+    rows = [row for row in read(path) if identity(row) in wanted]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = {identity(row) for row in rows}
+    mutants = [mutant for mutant in mutants if identity(mutant) not in done]
+    rows += execute(options.prefix.resolve(), drawn, mutants, options.processes, path)
     failed = [
         row for row in rows
         if row["outcome"] in NOT_SEEN and (row["kind"] in CONTROLS or row["kind"] == "waits")

@@ -33,7 +33,6 @@ class Executing(Tasks):
     def __init__(self, flash: Flash, executor: Executor) -> None:
         super().__init__(flash, executor.name)
         self.executor = executor
-        self._told: dict[str, int] = {}
 
     def named(self) -> dict:
         return super().named() | {"image": self.image, "mutant": self.mutant}
@@ -46,6 +45,8 @@ class Executing(Tasks):
             seeds: of struct emu_launch, of the schedule and of contents; with several the outputs' bits must be equal.
         """
         state, began = self.executor.state, time.monotonic()
+        for program in self.executor.programs.values():
+            program.forget()
         before = state.instructions, state.launches, state.unwritten
         row, digest = self._seeded(variant, cases, seeds[0])
         for others in seeds[1:]:
@@ -62,11 +63,12 @@ class Executing(Tasks):
         seconds = round(time.monotonic() - began, 2)
         return result | counts | {"seconds": seconds, "executed": self._executed()}
 
-    def mutant(self, variant: dict, digest: str, code: bytes, shortened: int) -> dict:
+    def mutant(self, variant: dict, digest: str, code: bytes, index: int, shortened: int) -> dict:
         """What becomes of a variant's calls if its code object is another: {"outcome": a check, or what else saw it}.
 
         Args:
-            digest: of the code object that it should be. shortened: as of struct hip_executor.
+            digest: of the code object that it should be. index: of the instruction that differs.
+            shortened: as of struct hip_executor.
         """
         began, state = time.monotonic(), self.executor.state
         _, bits = self._unchanged(variant["key"], tuple(variant.items()))
@@ -82,6 +84,8 @@ class Executing(Tasks):
         with self.executor.replacing(original, other):
             row, other_bits = self._seeded(variant, MUTANT_CASES, MUTANT_SEEDS)
         outcome = "not seen" if other_bits == bits else "other bits"
+        if not other.executed()[index]:
+            outcome = "not executed"
         if state.fault.check:
             outcome = CHECKS[state.fault.check]
         elif row["wrong"] or not row["cases"]:
@@ -117,16 +121,13 @@ class Executing(Tasks):
         return answer["rows"][0] if "rows" in answer else nothing | {"wrong": [answer["fault"]]}
 
     def _executed(self) -> dict[str, str]:
-        """By digest of each code object that went on since the last time, which of its instructions were executed: a
-        bit of a hexadecimal number each, the first the lowest."""
-        result = {}
-        for digest, program in self.executor.programs.items():
-            counts = program.executed()
-            total = sum(counts)
-            if self._told.get(digest) != total:
-                self._told[digest] = total
-                result[digest] = f"{sum(1 << i for i, count in enumerate(counts) if count):x}"
-        return result
+        """By digest of each code object that was, which of its instructions were executed: a bit of a hexadecimal
+        number each, the first the lowest."""
+        counts = {digest: program.executed() for digest, program in self.executor.programs.items()}
+        return {
+            digest: f"{sum(1 << i for i, count in enumerate(one) if count):x}"
+            for digest, one in counts.items() if any(one)
+        }  # fmt: skip
 
 
 def name_of(variant: dict) -> str:
