@@ -11,7 +11,7 @@ PREFIX is a release that run.py has executed, RESULTS what that left: of its ima
     programs  launches that lack their last work-groups
 
 A line of JSON each goes to RESULTS/mutations.jsonl. Where nothing saw that a wait is missing, flow.py must prove that
-it is redundant. Ends with 1 if a control (matrix, masks, programs) that was executed was not seen, or a wait neither seen nor redundant.
+it is redundant. Ends with 1 if a control (matrix, masks, programs) was not seen, or a wait neither seen nor redundant.
 A run that was ended goes on where it was.
 """
 
@@ -50,18 +50,14 @@ class Drawn:
     def __init__(self, prefix: Path, results: Path, target: str) -> None:
         self.target = target
         executor = Executor(target)
-        bits: dict[str, int] = {}
-        keys = set()
-        for row in read(results / target / "images.jsonl"):
-            if row["kind"] == "image" and not row["wrong"]:
-                keys.add(row["key"])
-            for digest, one in row.get("executed", {}).items():
-                bits[digest] = bits.get(digest, 0) | int(one, 16)
-        self.images = [i for i in images.images(prefix, target) if keys & set(i.keys)]
-        self.keys = {i.digest: next(key for key in i.keys if key in keys) for i in self.images}
+        rows = {row["key"]: row for row in read(results / target / "images.jsonl")[1:]}
+        right = {key for key, row in rows.items() if row["kind"] == "image" and not row["wrong"]}
+        self.images = [i for i in images.images(prefix, target) if right & set(i.keys)]
+        self.keys = {i.digest: next(key for key in i.keys if key in right) for i in self.images}
+        bits = {digest: int(rows[key]["executed"].get(digest, "0"), 16) for digest, key in self.keys.items()}
         self.programs = {i.digest: executor.program(i.code) for i in self.images}
         self.executed = {
-            digest: {i for i in range(len(program.texts)) if bits.get(digest, 0) >> i & 1}
+            digest: {i for i in range(len(program.texts)) if bits[digest] >> i & 1}
             for digest, program in self.programs.items()
         }
 
@@ -210,7 +206,7 @@ def main() -> int:
         "--controls",
         type=int,
         default=10,
-        help="masks, programs, and of each matrix instruction, of each target; default: 10",
+        help="of each control, of a target; default: 10",
     )
     parser.add_argument("--only", action="append", choices=KINDS, help="this kind; default: all")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
