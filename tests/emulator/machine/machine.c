@@ -11,8 +11,7 @@
 #include <xmmintrin.h>
 #endif
 
-/* ---- numbers drawn -------------------------------------------------------------------------------------------------
- */
+/* ---- numbers drawn ---------------------------------------------------------------------------------------------- */
 
 /* xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016). */
 static uint64_t draw(uint64_t* state) {
@@ -35,8 +34,7 @@ static void fill_words(uint32_t* words, size_t count, uint64_t seed, uint64_t* s
   for (size_t k = 0; k < count; k++) words[k] = (uint32_t)(draw(state) >> 32);
 }
 
-/* ---- faults --------------------------------------------------------------------------------------------------------
- */
+/* ---- faults ----------------------------------------------------------------------------------------------------- */
 
 void emu_fault(struct emu_wave* wave, enum emu_check check, int lane, uint64_t address, const char* why, ...) {
   struct emu_machine* machine = wave->machine;
@@ -55,8 +53,7 @@ void emu_fault(struct emu_wave* wave, enum emu_check check, int lane, uint64_t a
   va_end(list);
 }
 
-/* ---- rounding and subnormal numbers --------------------------------------------------------------------------------
- */
+/* ---- rounding and subnormal numbers ----------------------------------------------------------------------------- */
 
 void emu_float_default(struct emu_wave* wave) {
 #ifdef __SSE__
@@ -84,8 +81,7 @@ void emu_float_mode(struct emu_wave* wave, char letter) {
 #endif
 }
 
-/* ---- waves ---------------------------------------------------------------------------------------------------------
- */
+/* ---- waves ------------------------------------------------------------------------------------------------------ */
 
 /* kernel_code_properties: which user SGPRs are set up, in this order. */
 enum {
@@ -227,8 +223,7 @@ static void step(struct emu_wave* wave, bool checked) {
   if (checked) emu_hazards_after(wave, in);
 }
 
-/* ---- work-groups ---------------------------------------------------------------------------------------------------
- */
+/* ---- work-groups ------------------------------------------------------------------------------------------------ */
 
 /* Where every wave that has not ended has signalled, the barrier is complete. */
 static void complete_barrier(struct emu_machine* machine) {

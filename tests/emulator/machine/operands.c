@@ -88,8 +88,7 @@ uint64_t emu_gather(const uint32_t* row) {
   return mask;
 }
 
-/* ---- one source ---------------------------------------------------------------------------------------------------
- */
+/* ---- one source ------------------------------------------------------------------------------------------------- */
 
 static int words_of(char letter) { return letter == 'q' || letter == 'd' || letter == 'P' ? 2 : 1; }
 
@@ -215,8 +214,7 @@ static const uint32_t* source(struct emu_wave* wave, const struct emu_instructio
   return scratch;
 }
 
-/* ---- results ------------------------------------------------------------------------------------------------------
- */
+/* ---- results ---------------------------------------------------------------------------------------------------- */
 
 static double scaled(const struct emu_instruction* in, double value) {
   static const double factors[] = {1, 2, 4, 0.5};

@@ -126,8 +126,7 @@ void emu_hazards_lds(struct emu_wave* wave, int lane, uint32_t address, uint32_t
   }
 }
 
-/* ---- barriers ------------------------------------------------------------------------------------------------------
- */
+/* ---- barriers --------------------------------------------------------------------------------------------------- */
 
 void emu_hazards_signal(struct emu_wave* wave) {
   struct emu_hazards* hazards = wave->hazards;
@@ -152,8 +151,7 @@ void emu_hazards_signal(struct emu_wave* wave) {
 
 void emu_hazards_passed(struct emu_wave* wave) { wave->hazards->passed = wave->awaited; }
 
-/* ---- life ----------------------------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------------------------- */
 
 static size_t words_of(const struct emu_machine* machine) { return (machine->lds_size + 3) / BYTES + 1; }
 

@@ -2,8 +2,7 @@
 #include "operands.h"
 #include "rows.h"
 
-/* ---- functions of one or two sources -------------------------------------------------------------------------------
- */
+/* ---- functions of one or two sources ---------------------------------------------------------------------------- */
 
 #define FUNCTION(name, ...)                                     \
   static uint64_t name(uint64_t x, uint64_t y, uint32_t* scc) { \
@@ -148,8 +147,7 @@ COMPARE(nle_f32, !(FA <= FB))
 COMPARE(ngt_f32, !(FA > FB))
 COMPARE(nge_f32, !(FA >= FB))
 
-/* ---- those that touch more than their operands ---------------------------------------------------------------------
- */
+/* ---- those that touch more than their operands ------------------------------------------------------------------ */
 
 /* s_<op>_saveexec: EXEC goes to the result, and is then combined with the source. */
 static void save_exec(struct emu_wave* wave, const struct emu_instruction* in) {

@@ -75,8 +75,7 @@ EMU_ROW(mad_i64_i32, int64_t sum; d[2 * EMU_LANES + i] = __builtin_add_overflow(
         emu_set_wide(d, i, (uint64_t)sum))
 EMU_ROW_U(sad_u32, (AU > BU ? AU - BU : BU - AU) + CU)
 
-/* ---- division: 24-bit and 53-bit quotients by v_div_scale, v_fma..., v_div_fmas, v_div_fixup ------------------------
- */
+/* ---- division: 24-bit and 53-bit quotients by v_div_scale, v_fma..., v_div_fmas, v_div_fixup -------------------- */
 
 static inline int exponent32(float x) { return (int)(emu_bits32(x) >> 23 & 255); }
 static inline int exponent64(double x) { return (int)(emu_bits64(x) >> 52 & 2047); }

@@ -33,8 +33,7 @@ static void need(struct emu_wave* wave, const struct emu_range* range, uint32_t 
             vector ? number & 255 : number, what, needed, between);
 }
 
-/* ---- matrix instructions -------------------------------------------------------------------------------------------
- */
+/* ---- matrix instructions ---------------------------------------------------------------------------------------- */
 
 /* Of a result of a matrix instruction: read as A or B by another, or used by the VALU or by memory. */
 static uint32_t after_matrix(uint8_t how, uint8_t passes, bool memory) {
@@ -78,12 +77,11 @@ static void check_matrix_sources(struct emu_wave* wave, const struct emu_instruc
       need(wave, range, k, reg->matrix, needed, "a matrix instruction reads what another one wrote");
     }
   }
-  struct emu_range exec = {EMU_SGPR, EMU_EXEC, 1};
+  struct emu_range exec = {EMU_SGPR, EMU_EXEC, 1, 0};
   need(wave, &exec, 0, waits->sgpr[EMU_EXEC], 4, "a matrix instruction follows a write of EXEC by the VALU");
 }
 
-/* ---- the VALU and memory of gfx90a, gfx942, gfx950 -----------------------------------------------------------------
- */
+/* ---- the VALU and memory of gfx90a, gfx942, gfx950 -------------------------------------------------------------- */
 
 static void check_vector_registers(struct emu_wave* wave, const struct emu_instruction* in) {
   const struct emu_waits* waits = wave->hazards->waits;
@@ -126,7 +124,7 @@ static void check_vector_registers(struct emu_wave* wave, const struct emu_instr
 static void check_scalar_registers(struct emu_wave* wave, const struct emu_instruction* in) {
   const struct emu_waits* waits = wave->hazards->waits;
   uint32_t flags = in->op->flags;
-  struct emu_range exec = {EMU_SGPR, EMU_EXEC, 1};
+  struct emu_range exec = {EMU_SGPR, EMU_EXEC, 1, 0};
   if (is_vector(in)) {
     if (in->flags & EMU_DPP) need(wave, &exec, 0, waits->sgpr[EMU_EXEC], 5, "DPP follows a write of EXEC by the VALU");
     if (is_gfx940(wave) && flags & (EMU_READS_LANE | EMU_SELECTS_LANE))
@@ -147,12 +145,11 @@ static void check_scalar_registers(struct emu_wave* wave, const struct emu_instr
         need(wave, range, k, then, 4, "the number of a lane was written by the VALU");
     }
   }
-  struct emu_range m0 = {EMU_SGPR, EMU_M0, 1};
+  struct emu_range m0 = {EMU_SGPR, EMU_M0, 1, 0};
   if (in->flags & EMU_LDS) need(wave, &m0, 0, waits->m0, 1, "a copy to LDS reads M0, which the SALU wrote");
 }
 
-/* ---- gfx11 and gfx12 -----------------------------------------------------------------------------------------------
- */
+/* ---- gfx11 and gfx12 -------------------------------------------------------------------------------------------- */
 
 /* A transcendental result needs a wait for VALU results (s_waitcnt_depctr va_vdst(0), or an access to memory), six
    instructions of the VALU, or two transcendental ones, before it is read. */
@@ -195,8 +192,7 @@ static void check_wmma(struct emu_wave* wave, const struct emu_instruction* in) 
   }
 }
 
-/* ---- before and after ----------------------------------------------------------------------------------------------
- */
+/* ---- before and after ------------------------------------------------------------------------------------------- */
 
 void emu_waits_reset(struct emu_waits* waits) {
   memset(waits, 0, sizeof *waits);
