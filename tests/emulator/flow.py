@@ -149,9 +149,13 @@ def _step(program: LoadedProgram, index: int, pending: Pending, adds: bool) -> P
 def _uses(program: LoadedProgram, index: int, pending: Pending, waves: int) -> str | None:
     """How an instruction depends on what is pending, or None."""
     instruction = program.instructions[index]
-    touched = _registers(instruction.read[: instruction.reads]) | _registers(instruction.write[: instruction.writes])
+    written = _registers(instruction.write[: instruction.writes])
+    touched = _registers(instruction.read[: instruction.reads]) | written
     name = name_of(program, index)
-    for _, what in pending:
+    own = {counter for counter, _ in _issued(program, index)}
+    for counter, what in pending:
+        if counter in own and what in written and what[0] == "v":
+            continue  # results of one kind come in order: one after the other in a register is no matter
         if what in touched:
             return f"`{program.texts[index]}` uses {what[0]}{what[1]}"
         if what == LDS and waves > 1 and is_barrier(program, index):

@@ -35,7 +35,7 @@ import images
 import patch
 from decode import LoadedProgram
 from executor import Executor
-from page import read
+from page import executed, read
 from pool import Pool
 from run import TIMEOUT, variants_of
 
@@ -54,7 +54,7 @@ class Drawn:
         right = {key for key, row in rows.items() if row["kind"] == "image" and not row["wrong"]}
         self.images = [i for i in images.images(prefix, target) if right & set(i.keys)]
         self.keys = {i.digest: next(key for key in i.keys if key in right) for i in self.images}
-        bits = {digest: int(rows[key]["executed"].get(digest, "0"), 16) for digest, key in self.keys.items()}
+        bits = {digest: executed(rows[key]).get(digest, (0, 0))[1] for digest, key in self.keys.items()}
         self.programs = {i.digest: executor.program(i.code) for i in self.images}
         self.executed = {
             digest: {i for i in range(len(program.texts)) if bits[digest] >> i & 1}

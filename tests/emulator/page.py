@@ -16,9 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
 
-import images
 import verified
-from executor import Executor
 from report import image_rows, table
 
 
@@ -26,30 +24,30 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def coverage(prefix: Path, target: str, rows: list[dict]) -> tuple[int, int, int]:
-    """Of a target's images: how many there are, their instructions, and how many of these were executed."""
-    executor, executed = Executor(target), {}
+def executed(row: dict) -> dict[str, tuple[int, int]]:
+    """By digest of the code objects that a row's calls executed: how many instructions it has, and which, as bits."""
+    parts = {digest: text.partition("/") for digest, text in row.get("executed", {}).items()}
+    return {digest: (int(count), int(bits, 16)) for digest, (count, _, bits) in parts.items()}
+
+
+def coverage(rows: list[dict]) -> tuple[int, int, int]:
+    """Of the code objects that were executed: how many there are, their instructions, and how many of these were."""
+    counts, bits = {}, {}
     for row in rows:
-        for digest, bits in row.get("executed", {}).items():
-            executed[digest] = executed.get(digest, 0) | int(bits, 16)
-    count = total = ran = 0
-    for image in images.images(prefix, target):
-        program = executor.program(image.code)
-        mask = (1 << len(program.texts)) - 1
-        count, total = count + 1, total + len(program.texts)
-        ran += (executed.get(image.digest, 0) & mask).bit_count()
-    return count, total, ran
+        for digest, (count, some) in executed(row).items():
+            counts[digest], bits[digest] = count, bits.get(digest, 0) | some
+    return len(counts), sum(counts.values()), sum(some.bit_count() for some in bits.values())
 
 
-def target_row(prefix: Path, target: str, rows: list[dict]) -> list[object]:
+def target_row(target: str, rows: list[dict]) -> list[object]:
     ran = [row for row in rows if row["kind"] == "image"]
     refused = [row for row in rows if row["kind"] == "refused"]
     worst = max((row["worst_share_of_limit"] for row in ran), default=0.0)
-    count, total, executed = coverage(prefix, target, rows)
+    count, total, there = coverage(rows)
     cases = sum(row["cases"] for row in ran)
     return [
         target, count, len(ran), cases, sum(bool(row["wrong"]) for row in ran), len(refused), f"{2 * worst:.2f}",
-        f"{executed:,} of {total:,} ({executed / max(total, 1):.1%})", f"{sum(row['instructions'] for row in ran):,}",
+        f"{there:,} of {total:,} ({there / max(total, 1):.1%})", f"{sum(row['instructions'] for row in ran):,}",
         f"{sum(row['seconds'] for row in ran) / 60:.0f}",
     ]  # fmt: skip
 
@@ -83,7 +81,7 @@ def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> s
     rows = {target: read(results / target / "images.jsonl") for target in targets}
     about = rows[targets[0]][0]
     every = [row for target in targets for row in rows[target] if row["kind"] == "image"]
-    overview = table(TARGETS, [target_row(prefix, target, rows[target]) for target in targets])
+    overview = table(TARGETS, [target_row(target, rows[target]) for target in targets])
     print("\n".join(overview))
     refused = sorted({row["sentence"] for target in targets for row in rows[target] if row["kind"] == "refused"})
     mutants = read(results / "mutations.jsonl")
@@ -95,7 +93,7 @@ def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> s
         "No AMD GPU ran any of this: the emulator of `tests/emulator` executed a release's code objects, launched",
         "by Kiln's own runtime (docs/emulator.md says what it checks, and what it cannot). Each variant was forced in",
         "small calls, whose outputs were held against float64 as the GPU suite does: a ratio is right if not above 2.",
-        f"Release {release['version']}, commit {release['source']['commit'][:12]}; decoded by {about['decoder']}.",
+        f"Kiln {release['kiln']}, commit {release['source']['commit'][:12]}; decoded by {about['decoder']}.",
         "",
         *overview,
         "## By kernel",
