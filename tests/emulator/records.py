@@ -47,7 +47,8 @@ class Operand(ctypes.Structure):
 
 
 class Range(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_uint16), ("first", ctypes.c_uint16), ("count", ctypes.c_uint16)]
+    _fields_ = [("kind", ctypes.c_uint16), ("first", ctypes.c_uint16), ("count", ctypes.c_uint16),
+                ("half", ctypes.c_uint16)]  # fmt: skip
 
 
 class Instruction(ctypes.Structure):

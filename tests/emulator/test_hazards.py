@@ -32,6 +32,29 @@ def both(target: str, text: str, check: str, **options: object) -> Outcome:
 # ---- results that are outstanding ---------------------------------------------------------------------------------
 
 LOADS = {
+    # The lower half may be used while the upper one is still to come.
+    "half of a register": (RDNA4, """
+        s_load_b64 s[4:5], s[0:1], 0x0
+        s_wait_kmcnt 0x0
+        v_mov_b32 v1, 0
+        v_mov_b32 v2, 0
+        global_load_d16_b16 v2, v1, s[4:5]
+        global_load_d16_hi_b16 v2, v1, s[4:5] offset:4
+        *s_wait_loadcnt 0x1
+        global_store_b16 v1, v2, s[4:5] offset:8
+        *s_wait_loadcnt 0x0
+        global_store_d16_hi_b16 v1, v2, s[4:5] offset:12
+        s_endpgm"""),
+    "the other half of a register": (RDNA4, """
+        s_load_b64 s[4:5], s[0:1], 0x0
+        s_wait_kmcnt 0x0
+        v_mov_b32 v1, 0
+        v_mov_b32 v2, 0
+        global_load_d16_b16 v2, v1, s[4:5]
+        global_store_d16_hi_b16 v1, v2, s[4:5] offset:8
+        *s_wait_loadcnt 0x0
+        global_store_b16 v1, v2, s[4:5] offset:12
+        s_endpgm"""),
     "vector": (CDNA, """
         s_load_dwordx2 s[4:5], s[0:1], 0x0
         s_waitcnt lgkmcnt(0)

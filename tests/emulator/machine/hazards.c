@@ -27,8 +27,7 @@ static uint8_t* pending_of(struct emu_wave* wave, const struct emu_range* range)
   return (range->kind == EMU_VGPR ? wave->hazards->vgpr : wave->hazards->sgpr) + range->first;
 }
 
-/* ---- queues --------------------------------------------------------------------------------------------------------
- */
+/* ---- queues ----------------------------------------------------------------------------------------------------- */
 
 /* Takes the entry at place `at` (0 the oldest) out. A flat access is in two queues, and done when out of both. */
 static void retire(struct emu_wave* wave, enum emu_counter counter, uint32_t at) {
@@ -79,8 +78,7 @@ static void push(struct emu_wave* wave, enum emu_counter counter, const struct e
   queue->entry[queue->count++] = *entry;
 }
 
-/* ---- registers -----------------------------------------------------------------------------------------------------
- */
+/* ---- registers -------------------------------------------------------------------------------------------------- */
 
 static void use(struct emu_wave* wave, const struct emu_instruction* in, const struct emu_range* range, bool write) {
   struct emu_hazards* hazards = wave->hazards;
@@ -95,6 +93,7 @@ static void use(struct emu_wave* wave, const struct emu_instruction* in, const s
           const struct emu_range* its = &entry->range[r];
           if (its->kind != range->kind || range->first + k < its->first || range->first + k >= its->first + its->count)
             continue;
+          if (its->half && range->half && its->half != range->half) continue;
           /* Results of one kind of access come in order, so that a later one may write where an earlier one will. */
           if (write && in_order(entry) && emu_counter_of(wave, in) == (enum emu_counter)counter &&
               in->family == entry->family)
@@ -187,8 +186,7 @@ void emu_hazards_after(struct emu_wave* wave, const struct emu_instruction* in) 
   if (entry.shared) push(wave, EMU_LGKM, &entry);
 }
 
-/* ---- life ----------------------------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------------------------- */
 
 bool emu_hazards_create(struct emu_machine* machine) {
   if (!emu_races_create(machine)) return false;

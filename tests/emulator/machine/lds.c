@@ -265,10 +265,12 @@ static void run_lds(struct emu_wave* wave, const struct emu_instruction* in) {
 }
 
 #define OP(name, flags) {name, "", run_lds, 0, EMU_LDS_COUNT | flags, EMU_LDS_ACCESS, 0, 0},
-#define KEEPS(half) (EMU_##half == EMU_WHOLE ? 0 : EMU_READS_RESULT)
-#define MOVE_FLAGS(what, half) (what >= WRITE ? EMU_STORES | EMU_NO_RESULT : EMU_LOADS | KEEPS(half))
+#define PART(half) (EMU_##half == EMU_WHOLE ? 0 : EMU_##half == EMU_LOW_HALF ? EMU_LOW_DATA : EMU_HIGH_DATA)
+#define STORED(bytes, half) (EMU_##half == EMU_HIGH_HALF ? EMU_HIGH_DATA : bytes < 4 ? EMU_LOW_DATA : 0)
+#define MOVE_FLAGS(what, bytes, half) \
+  (what >= WRITE ? EMU_STORES | EMU_NO_RESULT | STORED(bytes, half) : EMU_LOADS | PART(half))
 #define LANE_FLAGS(what) (what == READ_LANE || what == WRITE_LANE ? EMU_READS_M0 : 0)
-#define MOVE_OP(name, what, bytes, half, is_signed) OP(#name, MOVE_FLAGS(what, half) | LANE_FLAGS(what))
+#define MOVE_OP(name, what, bytes, half, is_signed) OP(#name, MOVE_FLAGS(what, bytes, half) | LANE_FLAGS(what))
 #define PAIR_OP(name, returning, bytes, operation) OP(#name, EMU_STORES | EMU_NO_RESULT) OP(#returning, EMU_LOADS)
 #define SWAP_OP(name, bytes) OP(#name, EMU_LOADS)
 #define LANES_OP(name, what, bits) OP(#name, EMU_LOADS)

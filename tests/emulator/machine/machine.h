@@ -149,6 +149,7 @@ struct emu_instruction {
   uint8_t reads, writes;
   struct emu_range {
     uint16_t kind, first, count;
+    uint16_t half; /* gfx11, gfx12: 1 the lower half of the register alone, 2 the upper; else 0 */
   } read[EMU_OPERANDS + 3], write[4];
 };
 
@@ -196,6 +197,8 @@ enum emu_op_flag {
   EMU_SELECTS_LANE = 1 << 18, /* v_readlane, v_writelane: the third operand is a lane's number */
   EMU_DOT = 1 << 19,
   EMU_STALLS = 1 << 20,     /* s_nop: so many wait states more, as the immediate says */
+  EMU_LOW_DATA = 1 << 22,   /* memory: its data are the lower halves of registers */
+  EMU_HIGH_DATA = 1 << 23,  /* the upper halves */
   EMU_WAITS_VALU = 1 << 21, /* where the immediate is 1: for all results of the VALU */
 };
 
@@ -255,7 +258,7 @@ struct emu_fault {
 void emu_fault(struct emu_wave* wave, enum emu_check check, int lane, uint64_t address, const char* why, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* ---- programs and launches --------------------------------------------------------------------------------------- */
+/* ---- programs and launches -------------------------------------------------------------------------------------- */
 
 enum emu_target { EMU_GFX90A, EMU_GFX942, EMU_GFX950, EMU_GFX1100, EMU_GFX1151, EMU_GFX1200, EMU_GFX1201 };
 
@@ -320,7 +323,7 @@ EMU_EXPORT uint32_t emu_program_prepare(struct emu_program* program);
 /* Runs a launch to its end or first fault; returns the fault's check. */
 EMU_EXPORT uint32_t emu_run(const struct emu_launch* launch, struct emu_report* report);
 
-/* ---- the state of a machine -------------------------------------------------------------------------------------- */
+/* ---- the state of a machine ------------------------------------------------------------------------------------- */
 
 struct emu_lds_word; /* the hazards' own, as the next two */
 struct emu_touch;
@@ -371,7 +374,7 @@ static inline uint64_t emu_pair(const struct emu_wave* wave, unsigned index) {
 /* Lanes that are on. */
 static inline uint64_t emu_exec(const struct emu_wave* wave) { return emu_pair(wave, EMU_EXEC) & wave->machine->full; }
 
-/* ---- operands.c: for every file that executes -------------------------------------------------------------------- */
+/* ---- operands.c: for every file that executes ------------------------------------------------------------------- */
 
 /* A source's word k (0 low) over the lanes: the register's row itself, or `scratch` filled. No modifiers applied. */
 const uint32_t* emu_row(struct emu_wave* wave, const struct emu_operand* operand, unsigned k, uint32_t* scratch);
@@ -385,16 +388,14 @@ void emu_write_row(struct emu_wave* wave, const struct emu_operand* operand, uns
 /* The VALU's run function: fetches by op->types, calls op->lanes, writes. */
 emu_run_function emu_valu;
 
-/* ---- memory.c: for the hazards ------------------------------------------------------------------------------------
- */
+/* ---- memory.c: for the hazards ---------------------------------------------------------------------------------- */
 
 /* Host memory of `bytes` bytes that one region has, else a fault and null. */
 uint8_t* emu_memory_at(struct emu_wave* wave, int lane, uint64_t address, uint32_t bytes, bool write);
 /* The same of LDS: checks the allocation, and tells the hazards of the access. */
 uint8_t* emu_lds_at(struct emu_wave* wave, int lane, uint32_t address, uint32_t bytes, bool write);
 
-/* ---- hazards.c -----------------------------------------------------------------------------------------------------
- */
+/* ---- hazards.c -------------------------------------------------------------------------------------------------- */
 
 /* Called before an instruction executes, and after it; a memory instruction's results become outstanding then. */
 void emu_hazards_before(struct emu_wave* wave, const struct emu_instruction* instruction);

@@ -80,8 +80,7 @@ uint32_t emu_layout(uint32_t which) {
   return which < sizeof sizes / sizeof *sizes ? sizes[which] : 0;
 }
 
-/* ---- constants -----------------------------------------------------------------------------------------------------
- */
+/* ---- constants -------------------------------------------------------------------------------------------------- */
 
 static void make_bits(struct emu_operand* operand, char letter) {
   if (operand->kind == EMU_INTEGER) {
@@ -113,18 +112,16 @@ static void make_bits(struct emu_operand* operand, char letter) {
   }
 }
 
-/* ---- registers -----------------------------------------------------------------------------------------------------
- */
+/* ---- registers -------------------------------------------------------------------------------------------------- */
 
-static void add_range(struct emu_range* ranges, uint8_t* count, uint8_t room, unsigned kind, unsigned first,
-                      unsigned words) {
-  if (*count < room && words) ranges[(*count)++] = (struct emu_range){(uint16_t)kind, (uint16_t)first, (uint16_t)words};
+static void add_range(struct emu_range* ranges, uint8_t* count, uint8_t room, struct emu_range range) {
+  if (*count < room && range.count) ranges[(*count)++] = range;
 }
-static void reads(struct emu_instruction* in, unsigned kind, unsigned first, unsigned words) {
-  add_range(in->read, &in->reads, sizeof in->read / sizeof *in->read, kind, first, words);
+static void reads(struct emu_instruction* in, struct emu_range range) {
+  add_range(in->read, &in->reads, sizeof in->read / sizeof *in->read, range);
 }
-static void writes(struct emu_instruction* in, unsigned kind, unsigned first, unsigned words) {
-  add_range(in->write, &in->writes, sizeof in->write / sizeof *in->write, kind, first, words);
+static void writes(struct emu_instruction* in, struct emu_range range) {
+  add_range(in->write, &in->writes, sizeof in->write / sizeof *in->write, range);
 }
 static bool is_register(const struct emu_operand* operand) {
   return operand->kind == EMU_VGPR || (operand->kind == EMU_SGPR && operand->index != EMU_NULL);
@@ -134,24 +131,33 @@ static bool is_memory(const struct emu_op* op) {
   return op->family == EMU_LDS_ACCESS || op->family == EMU_VECTOR_MEMORY || op->family == EMU_SCALAR_MEMORY;
 }
 
-static void list_registers(struct emu_instruction* in, uint32_t wave_words) {
+/* Which half of its register operand k is, where the two are waited for apart. */
+static uint16_t half_of(const struct emu_instruction* in, int k, uint32_t target) {
+  if (target < EMU_GFX1100 || in->operand[k].kind != EMU_VGPR) return 0;
+  if (in->operand[k].part == EMU_WORD_0) return 1;
+  if (in->operand[k].part == EMU_WORD_1) return 2;
+  /* Of what is stored, the address stands first, but not of buffers. */
+  int data = in->op->flags & EMU_STORES && strncmp(in->op->name, "buffer", 6) ? 1 : 0;
+  if (!is_memory(in->op) || k != data) return 0;
+  return in->op->flags & EMU_LOW_DATA ? 1 : in->op->flags & EMU_HIGH_DATA ? 2 : 0;
+}
+
+static void list_registers(struct emu_instruction* in, uint32_t wave_words, uint32_t target) {
   uint32_t flags = in->op->flags;
   in->reads = in->writes = 0;
   for (int k = 0; k < in->operands; k++) {
     const struct emu_operand* operand = &in->operand[k];
     if (!is_register(operand)) continue;
-    if (k < in->results) writes(in, operand->kind, operand->index, operand->words);
-    /* A load of half a register leaves the other half when it returns, and reads nothing before. */
-    if (k >= in->results || (flags & EMU_READS_RESULT && !is_memory(in->op)))
-      reads(in, operand->kind, operand->index, operand->words);
+    struct emu_range range = {operand->kind, operand->index, operand->words, half_of(in, k, target)};
+    if (k < in->results) writes(in, range);
+    if (k >= in->results || flags & EMU_READS_RESULT) reads(in, range);
   }
-  if (flags & EMU_READS_VCC) reads(in, EMU_SGPR, EMU_VCC, wave_words);
-  if (flags & EMU_WRITES_VCC) writes(in, EMU_SGPR, EMU_VCC, wave_words);
-  if (flags & EMU_READS_M0 || in->flags & EMU_LDS) reads(in, EMU_SGPR, EMU_M0, 1);
+  if (flags & EMU_READS_VCC) reads(in, (struct emu_range){EMU_SGPR, EMU_VCC, (uint16_t)wave_words, 0});
+  if (flags & EMU_WRITES_VCC) writes(in, (struct emu_range){EMU_SGPR, EMU_VCC, (uint16_t)wave_words, 0});
+  if (flags & EMU_READS_M0 || in->flags & EMU_LDS) reads(in, (struct emu_range){EMU_SGPR, EMU_M0, 1, 0});
 }
 
-/* ---- instructions --------------------------------------------------------------------------------------------------
- */
+/* ---- instructions ----------------------------------------------------------------------------------------------- */
 
 /* VOP3P takes the high halves for high results where op_sel_hi is not written. */
 static bool is_packed(const struct emu_op* op) { return strpbrk(op->types, "pP") != 0; }
@@ -215,7 +221,7 @@ static bool prepare(struct emu_instruction* in, const struct emu_program* progra
     if (operand->kind == EMU_VGPR && (operand->index < 256 ? last > program->vgprs : last - 256 > program->agprs))
       in->flags |= EMU_BEYOND;
   }
-  list_registers(in, wave_words);
+  list_registers(in, wave_words, program->target);
   return true;
 }
 

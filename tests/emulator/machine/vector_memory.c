@@ -250,10 +250,12 @@ static void run_memory(struct emu_wave* wave, const struct emu_instruction* in) 
  */
 
 #define FLAT_COUNTS(S) (S == FLAT ? EMU_FLAT : 0)
-#define KEEPS(half) (EMU_##half == EMU_WHOLE ? 0 : EMU_READS_RESULT)
+#define PART(half) (EMU_##half == EMU_WHOLE ? 0 : EMU_##half == EMU_LOW_HALF ? EMU_LOW_DATA : EMU_HIGH_DATA)
+#define STORED(bytes, half) (EMU_##half == EMU_HIGH_HALF ? EMU_HIGH_DATA : bytes < 4 ? EMU_LOW_DATA : 0)
 #define OP(name, flags) {name, "", run_memory, 0, flags, EMU_VECTOR_MEMORY, 0, 0},
-#define LOAD_OP(P, S, name, bytes, half, is_signed) OP(#P "_" #name, EMU_LOADS | FLAT_COUNTS(S) | KEEPS(half))
-#define STORE_OP(P, S, name, bytes, half, is_signed) OP(#P "_" #name, EMU_STORES | EMU_NO_RESULT | FLAT_COUNTS(S))
+#define LOAD_OP(P, S, name, bytes, half, is_signed) OP(#P "_" #name, EMU_LOADS | FLAT_COUNTS(S) | PART(half))
+#define STORE_OP(P, S, name, bytes, half, is_signed) \
+  OP(#P "_" #name, EMU_STORES | EMU_NO_RESULT | FLAT_COUNTS(S) | STORED(bytes, half))
 #define COPY_OP(P, S, name, bytes, half, is_signed) OP(#P "_" #name, EMU_LOADS | EMU_NO_RESULT | EMU_READS_M0)
 #define ATOMIC_OP(P, S, name, bytes, operation) \
   OP(#P "_" #name, EMU_ATOMIC | FLAT_COUNTS(S) | (S == BUFFER ? EMU_READS_RESULT : 0))
