@@ -80,6 +80,8 @@ def mutation_lines(found: list[dict]) -> list[str]:
 def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> str:
     rows = {target: read(results / target / "images.jsonl") for target in targets}
     about = rows[targets[0]][0]
+    numbers = ", ".join(str(schedule) for schedule, _ in about["seeds"])
+    seeds = f"seeds {numbers}, by which bits were equal" if "," in numbers else f"one order, of the seed {numbers}"
     every = [row for target in targets for row in rows[target] if row["kind"] == "image"]
     overview = table(TARGETS, [target_row(target, rows[target]) for target in targets])
     print("\n".join(overview))
@@ -93,7 +95,7 @@ def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> s
         "No AMD GPU ran any of this: the emulator of `tests/emulator` executed a release's code objects, launched",
         "by Kiln's own runtime (docs/emulator.md says what it checks, and what it cannot). Each variant was forced in",
         "small calls, whose outputs were held against float64 as the GPU suite does: a ratio is right if not above 2.",
-        f"Kiln {release['kiln']}, commit {release['source']['commit'][:12]}; decoded by {about['decoder']}.",
+        f"Kiln {release['kiln']}, commit {release['source']['commit'][:12]}; decoded by {about['decoder']}; {seeds}.",
         "",
         *overview,
         "## By kernel",
