@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import as_completed
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def variants_of(prefix: Path, target: str) -> list[dict]:
         operations = sorted({v["operation"].decode() for v in flash.kiln.variants(None, target)})
         found = [v for operation in operations for v in one_of_each(flash.images(operation.partition(".")[2], target))]
     return sorted(found, key=lambda v: (-int(words(v["functional"]).get("head_dim", 0)), v["kernel"], v["key"]))
+
+
+def sampled(variants: list[dict], every: int) -> list[dict]:
+    """The first of every so many of each kernel."""
+    seen: Counter[str] = Counter()
+    result = []
+    for variant in variants:
+        if seen[variant["kernel"]] % every == 0:
+            result.append(variant)
+        seen[variant["kernel"]] += 1
+    return result
 
 
 def decoder() -> str:
@@ -85,7 +97,7 @@ def run(
         "seeds": [list(pair) for pair in seeds],
     }  # fmt: skip
     kept = Results(results / target, about)
-    variants = [v for v in variants_of(prefix, target)[::every] if v["key"] not in kept.done]
+    variants = [v for v in sampled(variants_of(prefix, target), every) if v["key"] not in kept.done]
     worker = [str(Path(__file__).with_name("process.py")), str(prefix), target]
     pool = Pool(prefix, processes, worker, TIMEOUT)
     with make_progress() as progress:
@@ -116,7 +128,7 @@ def main() -> int:
     parser.add_argument("--target", action="append", help="gfx942 and the like; default: all of AMD's in the release")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
     parser.add_argument("--cases", type=int, default=1, help="calls that each is forced in, at most; default: 1")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth image")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth image of each kernel")
     parser.add_argument(
         "--seeds", default="1,2", metavar="N,N...", type=lambda text: [(int(n), int(n)) for n in text.split(",")],
         help="each orders waves and work-groups, and fills registers and LDS before; 0: in order, and zeros. With "

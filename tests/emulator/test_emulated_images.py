@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs PyTorch")
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-EVERY = 2  # of the small release's variants; all with --slow
+EVERY = 4  # of each kernel's variants in the small release; all with --slow
 pytestmark = pytest.mark.slow(120)
 
 
@@ -41,7 +41,14 @@ def results(release, tmp_path_factory) -> Path:
 def test_images_are_right_and_their_bits_do_not_depend_on_the_schedule(results):
     about, *rows = rows_of(results / "gfx942/images.jsonl")
     assert about["seeds"] == [[1, 1], [2, 2]]
-    assert len({row["kernel"] for row in rows}) >= 8, "the sample has every kernel"
+    assert {
+        "attn_fwd.general",
+        "attn_bwd_dk_dv",
+        "attn_bwd_dq",
+        "attn_decode.general",
+        "dropout_mask",
+        "seq_lengths",
+    } <= {row["kernel"] for row in rows}
     for row in rows:
         assert row["kind"] == "image" and row["cases"] and not row["wrong"], row
         assert row["launches"] and row["instructions"] and row["executed"], row
