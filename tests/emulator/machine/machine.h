@@ -1,14 +1,16 @@
 /*
  * An executor of AMD code objects: the state of a wave, the record of an instruction, and how the files meet.
  *
- *   machine.c          launches: work-groups, waves, schedules, initial contents
- *   program.c          records made ready: opcodes looked up, constants made bits, registers listed
- *   operands.c         sources fetched and results written: neg, abs, clamp, omod, op_sel, SDWA, DPP
- *   scalar.c, branch.c SALU and program flow
- *   vector*.c          VALU, as tables of functions over rows of lanes
- *   matrix.c           MFMA and WMMA;  convert.c  conversions between formats
- *   memory.c, lds.c    global, flat, scratch, buffer, scalar loads; LDS
- *   hazards.c          outstanding counters, barriers, wait states, words nobody wrote
+ *   machine.c              launches: work-groups, waves, schedules, initial contents; single.c: without any of it
+ *   program.c              records made ready: opcodes looked up, constants made bits, registers listed
+ *   operands.c             sources fetched and results written: neg, abs, clamp, omod, op_sel, SDWA, DPP
+ *   scalar.c, branch.c     SALU and program flow
+ *   vector*.c, convert.c   VALU, as tables of functions over rows of lanes; conversions between formats
+ *   matrix*.c              MFMA and WMMA
+ *   memory.c and its kin   vector_memory.c, buffer.c, atomics.c, scalar_memory.c, lds.c
+ *   hazards.c              results that are outstanding, registers that nothing wrote
+ *   races.c                words of LDS that waves share, barriers
+ *   wait_states.c          instructions that need others between them
  *
  * A program is decoded once, in Python (decode.py), into `struct emu_instruction`; nothing here reads encodings.
  * Words of a vector register lie lane after lane, so that a 64-bit value of lanes is two rows one after the other.
