@@ -1,4 +1,5 @@
-"""Reads which implementations a kernel has: each as if it were a kernel by itself, with what all of them share."""
+"""Reads which implementations a kernel has: each as if it were a kernel by itself, with what all of them share; and
+which of them may begin before the kernel before them has ended (`overlaps`)."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ import msgspec
 from kiln_recipe import targets
 from kiln_recipe.documents.document import Document, Keys
 from kiln_recipe.documents.file import ImplementationShape, KernelShape, ParameterShape
-from kiln_recipe.expressions import Expression
+from kiln_recipe.expressions import All, Expression, Node
 from kiln_recipe.model import Kernel
+from kiln_recipe.read import fingerprint
 from kiln_recipe.read.descriptors import without_descriptors
 from kiln_recipe.read.rules import read_targets
 from kiln_recipe.read.scope import check_name
 from kiln_recipe.targets import Target
 
 _REQUIRED = ("source", "grid")
+_WAIT = "gdc_wait"
 
 
 @dataclass(frozen=True)
@@ -147,3 +150,48 @@ def _ptx(document: Document, keys: Keys, shape: KernelShape, served: Sequence[Ta
         known = ", ".join(f"{one // 10}.{one % 10}" for one in targets.PTX_DRIVERS)
         document.fail(keys, f"ptx is {shape.ptx}; the assemblers take {known}")
     return version
+
+
+def refuse_overlap(implementation: Implementation, kernel: Kernel, before: Sequence[Kernel]) -> None:
+    """Refuses an implementation that overlaps and must not.
+
+    Args:
+        kernel: the implementation, read.
+        before: kernels of the operation that run before it.
+
+    Raises:
+        RecipeError: it is for a target whose kernels cannot wait for others; or no kernel of the same call is certain
+            to run before it, so that it would overlap with another library's; or nothing in its source waits.
+    """
+    if not implementation.shape.overlaps:
+        return
+    document, keys = implementation.document, (*implementation.keys, "overlaps")
+    # Kernels wait for others since sm_90, as it has tensor descriptors since then.
+    others = [target.name for target in implementation.served if not target.tensor_descriptors]
+    if others:
+        document.fail(
+            keys,
+            f"a kernel for {others[0]}, which the implementation is for too, cannot overlap with another; NVIDIA's can "
+            "from sm_90 on: say `targets`",
+        )
+    conditions = _conditions(kernel.when)
+    if not any(_conditions(earlier.when) <= conditions for earlier in before):
+        found = f"kernels before it have a `when` that {kernel.name} lacks" if before else "it is the operation's first"
+        document.fail(
+            keys,
+            f"{kernel.name} may overlap only with a kernel of the same call, and {found}; leave overlaps out, or put a "
+            "kernel before it whose `when` has no other conditions",
+        )
+    if not fingerprint.uses(kernel.source, kernel.function, _WAIT):
+        document.fail(
+            keys,
+            f"{kernel.function} of {kernel.source.name} never waits for the kernel before it; call {_WAIT}() of "
+            "triton.language.extra.cuda before anything that this writes is read or written, or leave overlaps out",
+        )
+
+
+def _conditions(when: Expression | None) -> frozenset[Node]:
+    """All must hold for the kernel to run."""
+    if when is None:
+        return frozenset()
+    return frozenset(when.root.operands if isinstance(when.root, All) else (when.root,))

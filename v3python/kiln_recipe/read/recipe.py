@@ -38,9 +38,13 @@ from kiln_recipe.model import (
     spelled,
 )
 from kiln_recipe.read import space
-from kiln_recipe.read.implementations import read_implementations, refuse_unreachable, refuse_unused_choices
+from kiln_recipe.read.implementations import (
+    read_implementations,
+    refuse_overlap,
+    refuse_unreachable,
+    refuse_unused_choices,
+)
 from kiln_recipe.read.kernel import read_kernel
-from kiln_recipe.read.overlap import refuse_overlap
 from kiln_recipe.read.parameters import axes_of, nameable, rank_of
 from kiln_recipe.read.requirements import read_requirements
 from kiln_recipe.read.scope import Scope, check_name, constant, read_expression
