@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from drawing import CDNA, M32, M64, signed
+from launching import Kernel
 from single import VCC, State, single
 
 
@@ -94,3 +95,24 @@ def test_immediates_of_sixteen_bits() -> None:
     state.sgpr[4] = 5
     single(CDNA, "s_movk_i32 s20, 0xff80\ns_addk_i32 s4, 0xfffe\ns_cmpk_lt_i32 s20, 0xff81").run(state)
     assert (int(state.sgpr[20]), int(state.sgpr[4]), state.scc) == (0xFFFFFF80, 3, 1)
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_what_a_wave_starts_with(group: int) -> None:
+    """The group's number, and behind it the offset of the wave's private segment, which the descriptor has already."""
+    memory = np.full(2, 7, np.uint32)
+    kernel = Kernel("gfx90a", f"""
+        s_load_dwordx2 s[4:5], s[0:1], 0x0
+        s_cmp_lg_u32 s2, {group}
+        s_cbranch_scc1 7
+        v_mov_b32 v1, 0
+        v_mov_b32 v2, s2
+        v_mov_b32 v3, s3
+        s_waitcnt lgkmcnt(0)
+        s_nop 0
+        global_store_dwordx2 v1, v[2:3], s[4:5]
+        s_endpgm""")  # fmt: skip
+    kernel.program.rsrc2 |= 1  # ENABLE_PRIVATE_SEGMENT
+    outcome = kernel.launch(memory, groups=2, contents=3)
+    assert outcome.check == "ok", outcome.why
+    assert memory.tolist() == [group, 0]

@@ -143,6 +143,8 @@ static void set_up_scalars(struct emu_wave* wave) {
     if (rsrc2 & GROUP_X) wave->sgpr[at++] = machine->group[0];
     if (rsrc2 & GROUP_Y) wave->sgpr[at++] = machine->group[1];
     if (rsrc2 & GROUP_Z) wave->sgpr[at++] = machine->group[2];
+    if (rsrc2 & GROUP_INFO) at++;
+    if (rsrc2 & PRIVATE_OFFSET) wave->sgpr[at++] = 0; /* the descriptor is the wave's own */
   }
   set_pair(wave, EMU_EXEC, 0);
 }
