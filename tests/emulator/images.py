@@ -42,8 +42,8 @@ def targets(prefix: Path) -> list[str]:
     return sorted(path.stem.partition("-")[2] for path in (prefix / "lib/kiln.images").glob(f"*-{OF_AMD}*.pack"))
 
 
-def images(prefix: Path, target: str) -> Iterator[Image]:
-    """The images of a target, in the order of the dispatch tables.
+def pack_of(prefix: Path, target: str) -> Path:
+    """The path of a target's pack.
 
     Raises:
         SystemExit: the release has no such target.
@@ -51,8 +51,18 @@ def images(prefix: Path, target: str) -> Iterator[Image]:
     found = list((prefix / "lib/kiln.images").glob(f"*-{target}.pack"))
     if not found:
         sys.exit(f"{prefix} has no images of {target}; it has those of {', '.join(targets(prefix)) or 'no AMD target'}")
-    the_pack = packs.read_pack(found[0])
-    codes = _codes(the_pack, found[0])
+    return found[0]
+
+
+def images(prefix: Path, target: str) -> Iterator[Image]:
+    """The images of a target, in the order of the dispatch tables.
+
+    Raises:
+        SystemExit: the release has no such target.
+    """
+    path = pack_of(prefix, target)
+    the_pack = packs.read_pack(path)
+    codes = _codes(the_pack, path)
     keys: dict[str, list[str]] = {}
     first: dict[str, tuple[str, str]] = {}
     for kernel in the_pack.kernels:

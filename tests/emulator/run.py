@@ -136,6 +136,8 @@ def main() -> int:
     )  # fmt: skip
     options = parser.parse_args()
     wrong = []
+    for target in options.target or ():
+        images.pack_of(options.prefix, target)
     for target in options.target or images.targets(options.prefix):
         how = options.processes, options.every, options.cases, options.seeds
         rows = run(options.prefix.resolve(), target, options.results, *how)
