@@ -118,7 +118,8 @@ def test_the_licence_is_an_spdx_expression():
     (stated,) = re.findall(r"^License-Expression: (.*)$", metadata, re.MULTILINE)
     assert canonicalize_license_expression(stated) == stated
     assert stated.startswith(
-        "MIT AND BSD-3-Clause AND Apache-2.0 WITH LLVM-exception AND LicenseRef-LGPL-2.1-or-later-"
+        "MIT AND BSD-3-Clause AND (BSD-2-Clause OR CC0-1.0) AND Apache-2.0 WITH LLVM-exception"
+        " AND LicenseRef-LGPL-2.1-or-later-"
     )
     assert "NCSA" in stated and "LicenseRef-NVIDIA-CUDA-Toolkit-EULA" in stated and "\nLicense: " not in metadata
 

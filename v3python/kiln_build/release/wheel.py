@@ -391,11 +391,15 @@ def _metadata(
 def _licences(texts: Mapping[str, str]) -> str:
     """The SPDX expression of Kiln's licence and those that NOTICES.txt names for parts."""
     parts = re.findall(r"^Licence: (.+), licences/", texts.get("NOTICES.txt", ""), re.MULTILINE)
-    names = [
-        part if " WITH " in part or " " not in part else "LicenseRef-" + re.sub(r"[^A-Za-z0-9.]+", "-", part)
-        for part in parts
-    ]
-    return " AND ".join(dict.fromkeys(("MIT", *names)))
+    return " AND ".join(dict.fromkeys(("MIT", *map(_licence, parts))))
+
+
+def _licence(name: str) -> str:
+    """One part's licence within the expression; a name of SPDX's, or a reference to a text that has none."""
+    if " OR " in name:
+        return f"({name})"
+    is_known = " WITH " in name or " " not in name
+    return name if is_known else "LicenseRef-" + re.sub(r"[^A-Za-z0-9.]+", "-", name)
 
 
 def _wheel(
