@@ -81,9 +81,11 @@ def test_a_mask_says_what_it_is(data):
     dtype = data.draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float16)), "dtype")
     mask = make_mask(**call, dtype=dtype)
     expected = masking_utils.eager_mask(**call, dtype=dtype)
-    assert (mask is None) == (expected is None)
     if mask is None:
+        # Transformers looks at all of the padding, also where kv_offset leaves out what it hides.
+        assert expected is None or (truth.all() and not expected.any())
         return
+    assert expected is not None
     pattern = pattern_of(mask)
     if pattern.is_whole:
         assert torch.equal(told(pattern, rows, keys).expand(batch, -1, -1), truth)
