@@ -62,7 +62,8 @@ def test_kernels_are_compiled(other, target, tmp_path, request):
     has_gluon = version >= toolchain.GLUON_SINCE
     made = other(compiled, target, str(tmp_path), ("triton", "gluon") if has_gluon else ("triton",))
     products = {{"sm_90": "matmul_hopper", "gfx942": "matmul_cdna"}[target]} if has_gluon else set()
-    assert {name for name, _, _ in made} == {"rms_norm", "total", "dropout_mask", "attn_fwd"} | products
+    attention = {"sm_90": "attn_fwd", "gfx942": "attn_fwd_amd"}[target]
+    assert {name for name, _, _ in made} == {"rms_norm", "total", "dropout_mask", attention} | products
     assert all(first == b"\x7fELF" and clean for _, first, clean in made), made
 
 
