@@ -12,8 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -55,12 +53,6 @@ def sampled(variants: list[dict], every: int) -> list[dict]:
     return result
 
 
-def decoder() -> str:
-    """LLVM's version, by which images are decoded."""
-    said = subprocess.run([decode.disassembler(), "--version"], capture_output=True, text=True).stdout
-    return f"LLVM {re.search(r'version ([0-9.]+)', said)[1]}"
-
-
 class Results:
     """The lines of a target's run: what is in them is not run again.
 
@@ -93,8 +85,8 @@ def run(
     """Executes what is not done yet of a target; the rows of all that is."""
     manifest = hashlib.sha256((prefix / "share/kiln/manifest.json").read_bytes()).hexdigest()
     about = {
-        "kind": "device", "name": target, "release": manifest, "decoder": decoder(), "every": every, "cases": cases,
-        "seeds": [list(pair) for pair in seeds],
+        "kind": "device", "name": target, "release": manifest, "decoder": decode.version(), "every": every,
+        "cases": cases, "seeds": [list(pair) for pair in seeds],
     }  # fmt: skip
     kept = Results(results / target, about)
     variants = [v for v in sampled(variants_of(prefix, target), every) if v["key"] not in kept.done]

@@ -356,7 +356,7 @@ def test_fault_an_address_that_no_region_has(text: str, shift: int, message: str
 
 
 def test_fault_between_two_regions() -> None:
-    """The nearer one is named; an access across both is none of either."""
+    """The nearer one is named; an access across both belongs to neither."""
     whole = region(1)
     regions = [whole[:1024], whole[1088:4096]]
     state = State(1)
