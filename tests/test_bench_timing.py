@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -40,15 +42,26 @@ class Device:
 def test_medians_and_turns():
     device, looked = Device(), []
     sides = {name: device.work(name, lambda ms=ms: ms) for name, ms in (("one", 1.0), ("two", 2.0), ("three", 4.0))}
-    times = timing.interleave(sides, 3, 8.0, device, lambda: looked.append(len(device.calls)))
+    times = timing.interleave(sides, 3, 16.0, device, lambda: looked.append(len(device.calls)), uncounted=0.5)
     assert times.host_ahead and {name: set(each) for name, each in times.milliseconds.items()} == {
         "one": {1.0}, "two": {2.0}, "three": {4.0},
     }  # fmt: skip
     assert all(len(each) == 3 for each in times.milliseconds.values())
     turns = device.calls[12:]  # four calls of each to know how long one takes
     order = [name for place, name in enumerate(turns) if place == 0 or turns[place - 1] != name]
-    assert order == ["one", "two", "three", "two", "three", "one", "three", "one", "two", "one", "two", "three"]
-    assert [turns.count(name) // 4 for name in sides] == [8, 4, 2] and looked == [len(device.calls)]
+    assert order == ["one", "three", "two", "three", "one", "two", "one", "three"]  # the third round begins with "two"
+    assert [turns.count(name) // 3 for name in sides] == [16, 8, 4] and looked == [len(device.calls)]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_each_side_comes_behind_each_other_equally_often(count):
+    names = [str(number) for number in range(count)]
+    orders = timing.balanced(names)
+    assert all(sorted(order) == names for order in orders)
+    first = Counter(order[place] for order in orders for place in (0, -1))
+    behind = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert len(set(first.values())) == 1
+    assert set(behind) == {(a, b) for a in names for b in names if a != b} and len({*behind.values(), 0}) <= 2
 
 
 def test_a_slow_side_takes_part_in_fewer_rounds():
@@ -56,13 +69,26 @@ def test_a_slow_side_takes_part_in_fewer_rounds():
     sides = {"slow": device.work("slow", lambda: 100.0), "fast": device.work("fast", lambda: 1.0)}
     times = timing.interleave(sides, 7, 20.0, device)
     assert len(times.milliseconds["slow"]) == 2 and len(times.milliseconds["fast"]) == 7
-    assert device.calls.count("slow") == 1 + 3  # one to know, and one round that does not count
+    assert device.calls.count("slow") == 1 + 2 * 2  # one to know, and one in each round that does not count
 
 
-def test_the_first_round_does_not_count():
-    device, durations = Device(), iter([1.0] * 4 + [50.0] * 2 + [1.0] * 100)
-    times = timing.interleave({"one": device.work("one", lambda: next(durations))}, 3, 2.0, device)
-    assert times.milliseconds["one"] == [1.0, 1.0, 1.0]
+def test_what_another_side_left_does_not_count():
+    """A side is three times as slow for 90 ms behind one that draws more power."""
+    device, since = Device(), [0.0]
+
+    def cool() -> float:
+        slow = since[0] < 90.0
+        since[0] += took if (took := 3.0 if slow else 1.0) else 0.0
+        return took
+
+    def hot() -> float:
+        since[0] = 0.0
+        return 2.0
+
+    sides = {"hot": device.work("hot", hot), "cool": device.work("cool", cool)}
+    assert timing.interleave(sides, 3, 140.0, device).milliseconds["cool"] == pytest.approx([1.0] * 3)
+    since[0] = 0.0
+    assert max(timing.interleave(sides, 3, 140.0, device, uncounted=0.0).milliseconds["cool"]) > 1.5
 
 
 def test_where_the_host_is_late_graphs_are_timed():
@@ -99,10 +125,10 @@ def test_a_budget_is_shared_by_the_rows_that_are_left():
     assert first == timing.TURN_MS and budget.slowest_ms() == pytest.approx(500 * 2.5 / 8)
     now[0] = 9.0  # the first row took nearly all
     budget.row_done()
-    assert budget.turn_ms(2, 3) == pytest.approx(500 / 3 / (5 * 2)) and budget.remaining == pytest.approx(1.0)
+    assert budget.turn_ms(2, 3) == pytest.approx(500 / 3 / (4 * 2)) and budget.remaining == pytest.approx(1.0)
     now[0] = 11.0
     assert (
-        budget.slowest_ms() == timing.TURN_MS / 2
+        budget.slowest_ms() == 10.0
         and budget.is_used_up
         and budget.remaining == 0.0
         and budget.turn_ms(2, 3) == timing.LEAST_TURN_MS

@@ -131,7 +131,7 @@ def measure(release: str, path: Path) -> None:
                         continue
                     row |= {"images": launch.images, "kernels": [ran["kernel"] for ran in launch.variants]}
                     launches[feature] = launch
-                times = timing.measured(launches, 5, 4.0, look).milliseconds if launches else {}
+                times = timing.measured(launches, 5, 14.0, look).milliseconds if launches else {}
                 for row in results["rows"][-len(FEATURES) :]:
                     if row["feature"] in times:
                         took = statistics.median(times[row["feature"]])

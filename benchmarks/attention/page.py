@@ -245,7 +245,8 @@ def markdown(results: Results, plot_name: str, launches: Sequence[str] = ()) -> 
             "TFLOP/s count 4 * length² * head_dim operations for each head, half of them if causal, and of a window or "
             "of several lengths those of the keys that rows see; backward, timed alone with all that it does, 2.5 "
             "times as many. Kiln's forward writes the log-sum-exp. Every result was first compared with fp32's. A "
-            "product is one of 8,192 x 8,192 matrices in bf16 by PyTorch, in the same rounds."
+            "product is one of 8,192 x 8,192 matrices in bf16 by PyTorch, in the same rounds. Each side's figure is of "
+            "clocks that it has set itself, at the power limit: the first five sevenths of its turns do not count."
         ),
         f"![Speed by shape]({plot_name})",
         "## Summary",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kiln_bench.capture import NotCaptured, Work, captured
 
-ROUNDS = 7
-TURN_MS, LEAST_TURN_MS = 20.0, 1.0  # about how long a side works in a round
+ROUNDS = 5
+TURN_MS, LEAST_TURN_MS = 140.0, 1.0  # about how long a side works in a round
+# The part of a turn that does not count. At its power limit a device sets its clocks by what it did in the last tenth
+# of a second: on an H200, behind products of large matrices, a turn's first calls took 1.24 times as long as its last.
+UNCOUNTED = 5 / 7
+_SLOW_MS = 10.0  # what no call is refused for, however short the budget
 _CALLS = 8  # of a side whose single call takes longer than its turn, its checks included
 _QUERY = (
     "name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit", "memory.total",
@@ -75,38 +79,59 @@ class Times:
 
 
 def interleave(
-    sides: Mapping[str, Work], rounds: int, turn_ms: float, clock: Clock, while_busy: Work | None = None
-) -> Times:
+    sides: Mapping[str, Work], rounds: int, turn_ms: float, clock: Clock, while_busy: Work | None = None,
+    uncounted: float = UNCOUNTED,
+) -> Times:  # fmt: skip
     """Times the sides in turns.
 
-    In each round every side works for about `turn_ms`, and another one is first; one whose single call takes longer
-    takes part in fewer rounds. All rounds are enqueued at once, after one that does not count: while the device is
-    behind, no time of the host is in any figure. `while_busy` is called once, while the device works.
+    In each round every side works for about `turn_ms`, in another order; one whose single call takes longer takes part
+    in fewer rounds. All rounds are enqueued at once: while the device is behind, no time of the host is in any figure.
+    `while_busy` is called once, while the device works.
+
+    Args:
+        uncounted: the part of a turn, at its beginning, that does not count, but for one call at least: what another
+            side left in clocks and caches.
     """
     about = {name: _about(work, clock, turn_ms) for name, work in sides.items()}
-    counts = {name: max(1, round(turn_ms / one)) for name, one in about.items()}
+    counts = {name: max(1, round((1 - uncounted) * turn_ms / one)) for name, one in about.items()}
+    before = {name: max(1, round(uncounted * turn_ms / one)) for name, one in about.items()}
     turns = {name: rounds if one <= turn_ms else max(2, int(rounds * turn_ms / one)) for name, one in about.items()}
-    names, ahead = list(sides), True
+    ahead, orders = True, balanced(list(sides))
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in sides}
     clock.wait()
-    for number in range(rounds + 1):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            if number > turns[name]:
+    for number in range(rounds):
+        for name in orders[number % len(orders)]:
+            if number >= turns[name]:
                 continue
+            for _ in range(before[name]):
+                sides[name]()
             begin = clock.mark()
             for _ in range(counts[name] - 1):
                 sides[name]()
             before_last = clock.mark()
             sides[name]()
             # A device that is past it already keeps up with the host, and so may wait for it.
-            ahead &= number == 0 or not clock.is_past(before_last)
+            ahead &= not clock.is_past(before_last)
             marks[name].append((begin, clock.mark()))
     if while_busy:
         while_busy()
     clock.wait()
-    spent = {name: [clock.milliseconds(*pair) / counts[name] for pair in pairs[1:]] for name, pairs in marks.items()}
+    spent = {name: [clock.milliseconds(*pair) / counts[name] for pair in pairs] for name, pairs in marks.items()}
     return Times(spent, ahead)
+
+
+def balanced(names: Sequence[str]) -> list[list[str]]:
+    """Orders in which each name is equally often first, second and so on, and behind each of the others: a Latin square
+    balanced for carry-over (Williams, 1949, Australian Journal of Scientific Research A 2, pp. 149-168); of an odd
+    number of names two, the second in reverse."""
+    count = len(names)
+    # 0, n - 1, 1, n - 2, ...: all differences of neighbours are different.
+    row = [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
+    found = []
+    for first in range(count):
+        order = [names[(place + first) % count] for place in row]
+        found += [order, order[::-1]] if count % 2 and count > 1 else [order]
+    return found
 
 
 def _about(work: Work, clock: Clock, enough_ms: float) -> float:
@@ -129,7 +154,7 @@ IN_A_GRAPH = 20  # calls; then launching the graph is a small part of its time
 
 def measured(
     sides: Mapping[str, Work], rounds: int, turn_ms: float, while_busy: Work | None = None, cycle: int = 1,
-    clock: Clock | None = None, capture: Callable[[Work, int], Work] = captured,
+    clock: Clock | None = None, capture: Callable[[Work, int], Work] = captured, uncounted: float = UNCOUNTED,
 ) -> Times:  # fmt: skip
     """`interleave`; where the host does not keep ahead, again with all sides in CUDA graphs, if all can be captured.
 
@@ -137,7 +162,7 @@ def measured(
         cycle: after so many calls a side does the same again; a graph holds a multiple of that.
     """
     clock = clock or DeviceClock()
-    plain = interleave(sides, rounds, turn_ms, clock, while_busy)
+    plain = interleave(sides, rounds, turn_ms, clock, while_busy, uncounted)
     if plain.host_ahead:
         return plain
     count, graphs = -(-IN_A_GRAPH // cycle) * cycle, dict[str, Work]()
@@ -146,7 +171,7 @@ def measured(
             graphs[name] = capture(work, count)
         except NotCaptured as error:
             return replace(plain, not_captured={name: str(error)})
-    times = interleave(graphs, rounds, turn_ms, clock).milliseconds
+    times = interleave(graphs, rounds, turn_ms, clock, uncounted=uncounted).milliseconds
     return Times({name: [value / count for value in each] for name, each in times.items()}, True, True)
 
 
@@ -166,11 +191,11 @@ class Budget:
         """Of a side of the next row, in a round. A row's tensors and checks take time as well."""
         if self._seconds is None:
             return TURN_MS
-        return min(TURN_MS, max(LEAST_TURN_MS, 500 * self._share / ((rounds + 2) * max(sides, 1))))
+        return min(TURN_MS, max(LEAST_TURN_MS, 500 * self._share / ((rounds + 1) * max(sides, 1))))
 
     def slowest_ms(self) -> float | None:
         """Of a call of the next row's sides: what takes longer would take half of the row's time; None: any."""
-        return None if self._seconds is None else max(TURN_MS / 2, 500 * self._share / _CALLS)
+        return None if self._seconds is None else max(_SLOW_MS, 500 * self._share / _CALLS)
 
     @property
     def _share(self) -> float:
