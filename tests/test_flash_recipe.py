@@ -34,6 +34,7 @@ ASKED = {
     "ONE_ANGLE": {"window_left": -1, "window_right": -1},
     "SUMS_Q": {"cu_seqlens_q.data": 1, "is_padded": 1}, "SUMS_K": {"cu_seqlens_k.data": 1, "is_padded": 1},
     "LSE_BY_SEQUENCE": {"cu_seqlens_q.data": 1, "lse.data": 1, "lse.size[0]": 15, "lse.size[2]": 3},
+    "Q_SCALE": {"q_descale.data": 1}, "K_SCALE": {"k_descale.data": 1}, "V_SCALE": {"v_descale.data": 1},
 }  # fmt: skip
 # What a flag's call cannot do without.
 BESIDES = {

@@ -10,6 +10,7 @@ odd until they are written.
 
 from attn_decode import HEADROOM
 from flags import CACHE_BATCH, CU_Q, LEFTPAD, LSE, PAGED, SINKS, USED_K
+from hopper_pieces import reinterpreted
 from scores import LOG2E
 from softmax import LN2
 from triton.experimental import gluon
@@ -20,17 +21,6 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 # The rows of a block, as the tensor cores' instruction has them.
 ROWS = gl.constexpr(16)
-# Triton 3.9 has another name for it.
-IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-
-
-@gluon.jit
-def reinterpreted(shared, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
-    """The same bytes of shared memory, seen otherwise."""
-    if IS_PUBLIC:
-        return shared.reinterpret(dtype, shape, layout)
-    else:
-        return shared._reinterpret(dtype, shape, layout)
 
 
 @gluon.jit

@@ -8,10 +8,9 @@ at once: in shared memory a block consists of pieces of 64 columns, and in each 
 
 from typing import NamedTuple
 
-from attn_decode_hopper import reinterpreted
 from attn_fwd_hopper import Scores, consume, shared_memory
 from flags import BOTTOM_RIGHT, CACHE_BATCH, CU_Q, LEFTPAD, PAGED
-from hopper_pieces import Results
+from hopper_pieces import Results, reinterpreted
 from hopper_tiles import (
     CONSUMERS,
     TILE_ROWS,

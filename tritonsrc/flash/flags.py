@@ -25,3 +25,6 @@ ONE_ANGLE = tl.constexpr(524288)  # all rows of q are rotated as the first
 SUMS_Q = tl.constexpr(1048576)  # cu_q only says how long sequences are; each lies at the begin of its batch
 SUMS_K = tl.constexpr(2097152)
 LSE_BY_SEQUENCE = tl.constexpr(4194304)  # log-sum-exps lie sequence by sequence, although rows lie one after another
+Q_SCALE = tl.constexpr(8388608)  # elements of q are multiplied by a scale for each key head; without it by 1
+K_SCALE = tl.constexpr(16777216)
+V_SCALE = tl.constexpr(33554432)

@@ -7,18 +7,14 @@ bits.
 
 from typing import NamedTuple
 
-from attn_decode_hopper import reinterpreted
+from flags import K_SCALE, Q_SCALE, V_SCALE
+from hopper_pieces import reinterpreted
 from scores import LOG2E
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
 HEADROOM = gl.constexpr(8.0)  # weights up to 2^8; e4m3 ends at 448
-
-# Bits of `flags` beside those of flags.py: which scales are given; others are 1.
-Q_SCALE = gl.constexpr(8388608)
-K_SCALE = gl.constexpr(16777216)
-V_SCALE = gl.constexpr(33554432)
 
 
 class Scales(NamedTuple):

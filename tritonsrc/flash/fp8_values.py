@@ -7,8 +7,8 @@ section 3.3). Keys have another order in the block that they write: in each 16, 
 lie side by side as factors of the next.
 """
 
-from attn_decode_hopper import reinterpreted
 from flags import CU_K, SUMS_K, USED_K
+from hopper_pieces import reinterpreted
 from hopper_tiles import FIELDS, ROWS_Q, Work, block_of
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,4 +1,5 @@
-"""What consumers of Hopper's forward kernels do with a block's scores, and with a tile's results."""
+"""What Hopper's kernels have in common: what consumers of the forward ones do with a block's scores, and with a tile's
+results; and bytes of shared memory under another type."""
 
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ from softmax import LN2, divisor_of, with_sink
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+# Triton 3.9 has another name for it.
+IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 
 class Results(NamedTuple):
@@ -23,6 +27,15 @@ class Results(NamedTuple):
     lse_ptr: gl.tensor
     stride_lb: gl.tensor
     stride_lh: gl.tensor
+
+
+@gluon.jit
+def reinterpreted(shared, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    """The same bytes of shared memory, seen otherwise."""
+    if IS_PUBLIC:
+        return shared.reinterpret(dtype, shape, layout)
+    else:
+        return shared._reinterpret(dtype, shape, layout)
 
 
 @gluon.jit
