@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from kiln_build import cli
+from kiln_build.difference.images import Facts, Place, Was, Worse
 from kiln_build.farm import farm
 from kiln_build.farm.farm import FarmOptions
 from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger import ledger
 from kiln_build.ledger import reasons as ledger_reasons
 from kiln_build.ledger import report as ledger_report
-from kiln_build.ledger.file import Facts, Line, Place, Was
-from kiln_build.ledger.reasons import Worse
+from kiln_build.ledger.file import Line
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
 from kiln_recipe.console.progress import Progress

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kiln_build.difference.images import Facts, Place, Was, former, measures
 from kiln_build.ledger import file as ledger_file
-from kiln_build.ledger.file import Facts, Ledger, Line, Place, Was, measures
+from kiln_build.ledger.file import Ledger, Line
 from kiln_recipe.errors import LedgerError
 
 words = st.text("abcXYZ_019", min_size=1, max_size=6).filter(lambda word: word not in ("none", "keys"))
@@ -193,14 +194,14 @@ def test_a_configuration_that_gained_or_lost_settings_is_the_same():
 
     old = of("BLOCK_M=128 num_warps=8")
     limited = of("BLOCK_M=128 num_warps=8 maxnreg=128")
-    assert ledger_file.former(limited, {old: 1}, {limited}) == old
-    assert ledger_file.former(old, {limited: 1}, {old}) == limited
-    assert ledger_file.former(old, {old: 1, limited: 1}, {old}) == old
-    assert ledger_file.former(limited, {old: 1}, {limited, old}) is None, "it is there still"
-    assert ledger_file.former(of("BLOCK_M=64 num_warps=8"), {old: 1}, set()) is None
-    assert ledger_file.former(of("BLOCK_M=128 num_warps=8 maxnreg=128", "generic"), {old: 1}, set()) is None
+    assert former(limited, {old: 1}, {limited}) == old
+    assert former(old, {limited: 1}, {old}) == limited
+    assert former(old, {old: 1, limited: 1}, {old}) == old
+    assert former(limited, {old: 1}, {limited, old}) is None, "it is there still"
+    assert former(of("BLOCK_M=64 num_warps=8"), {old: 1}, set()) is None
+    assert former(of("BLOCK_M=128 num_warps=8 maxnreg=128", "generic"), {old: 1}, set()) is None
     both = {of("num_warps=8"): 1, old: 1}
-    assert ledger_file.former(limited, both, {limited}) == old, "the nearest"
+    assert former(limited, both, {limited}) == old, "the nearest"
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path):

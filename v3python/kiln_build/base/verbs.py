@@ -34,6 +34,7 @@ VERBS = {
     "model": Verb("reading"),
     "list": Verb("reading", python=(3, 9)),
     "inspect": Verb("reading", python=(3, 9)),
+    "diff": Verb("reading"),
     "verify": Verb("reading", python=(3, 9)),
     "sign": Verb("reading"),
     "wheel": Verb("everything"),

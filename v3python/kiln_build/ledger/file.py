@@ -30,11 +30,12 @@ makes it 2^-35.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
+from kiln_build.difference.images import Facts, Place, Was, measures
 from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem, LedgerError
 
@@ -42,47 +43,7 @@ DIGITS = 12  # of a key
 _IN_A_ROW = 9  # keys
 COLUMNS = "registers spills shared warps blocks resident"
 WITH_SHARE = f"{COLUMNS} share"
-_NOISE = 0.03  # by which a share may be smaller without being worse: what a loop's phases change
 _NO_MATRIX, _UNKNOWN = "-", "?"
-
-
-class Place(NamedTuple):
-    """Which variant of a family on a target: "attn_fwd/attn_fwd", "dtype=bf16 ...", "BLOCK_M=128 ...", "aligned"."""
-
-    kernel: str
-    functional: str
-    configuration: str
-    specialization: str
-
-    @property
-    def heading(self) -> str:
-        return f"{self.kernel} {self.functional}".rstrip()
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What an image takes; see the columns above. `share`: 0 of one that multiplies no matrices, None if not known."""
-
-    registers: int
-    spills: int
-    shared: int
-    warps: int
-    blocks: int
-    share: int | None = None
-
-    @property
-    def resident(self) -> int:
-        return self.blocks * self.warps
-
-
-@dataclass(frozen=True)
-class Was:
-    """What an image took before it became worse. `share`: None if it was not known."""
-
-    registers: int
-    spills: int
-    blocks: int
-    share: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,44 +69,7 @@ class Ledger:
 
     def name(self, place: Place) -> str:
         """As Variant.name."""
-        kernel, *rest = place
-        return f"{self.family}.{kernel}{''.join(f'[{part}]' for part in rest)}@{self.target}"
-
-
-def measures(before: Was | Facts | None, after: Facts | None) -> tuple[str, ...]:
-    """In what an image is worse than it was."""
-    if before is None:
-        return ()
-    if after is None:
-        return ("blocks",)
-    found = []
-    if after.blocks < before.blocks:
-        found.append("blocks")
-    if after.spills > before.spills:
-        found.append("spills")
-    if before.share and after.share is not None and after.share < before.share * (1 - _NOISE):
-        found.append("share")
-    return tuple(found)
-
-
-def former(place: Place, lines: Mapping[Place, object], now: Container[Place]) -> Place | None:
-    """Where a ledger has the image of a place: the place itself, or the one whose configuration was the same but for
-    settings that were added or taken away since, as a limit of registers is; None if there is none.
-
-    Args:
-        lines: of the ledger.
-        now: today's places; one that still exists cannot be another's former place.
-    """
-    if place in lines:
-        return place
-    settings = set(place.configuration.split())
-    found: list[tuple[int, Place]] = []
-    for other in lines:
-        if other._replace(configuration=place.configuration) == place and other not in now:
-            others = set(other.configuration.split())
-            if others <= settings or settings <= others:
-                found.append((len(settings ^ others), other))
-    return min(found, default=(0, None))[1]
+        return place.name(self.family, self.target)
 
 
 def path_of(folder: Path, family: str, target: str) -> Path:

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from kiln_build.artifacts.reader import select
 from kiln_build.base import machine
+from kiln_build.difference.images import Facts, Place, counted, former
 from kiln_build.farm import farm
 from kiln_build.farm.farm import Failure, FarmOptions, FarmResult
 from kiln_build.ledger import file as ledger_file
-from kiln_build.ledger.file import Facts, Ledger, Line, Place, short
+from kiln_build.ledger.file import Ledger, Line, short
 from kiln_build.ledger.reasons import since
 from kiln_build.ledger.shares import is_modelled, shares_of
 from kiln_build.release import assemble
@@ -30,7 +31,6 @@ from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
-from kiln_recipe.images import occupancy
 from kiln_recipe.images.image import ImageInfo
 from kiln_recipe.model import Recipe
 from kiln_recipe.plan import plan
@@ -173,15 +173,11 @@ def compare(shelf: Shelf, names: frozenset[str]) -> Difference:
 
 def facts_of(info: ImageInfo, target: Target) -> Facts:
     """What the ledger has of an image."""
-    warps = info.threads // target.warp_size
-    facts = Facts(info.registers, info.spills, info.shared, warps, 0)
-    return _recounted(facts, target)
+    return counted(target, info.registers, info.spills, info.shared, info.threads // target.warp_size)
 
 
 def _recounted(facts: Facts, target: Target) -> Facts:
-    assert target.residency is not None  # kept_targets lets no other through
-    blocks = occupancy.blocks(target.residency, facts.registers, facts.shared, facts.warps)
-    return replace(facts, blocks=blocks)
+    return counted(target, facts.registers, facts.spills, facts.shared, facts.warps, facts.share)
 
 
 def _place(variant: Variant) -> Place:
@@ -295,7 +291,7 @@ class Update:
     def lines(self, shelf: Shelf) -> Iterator[tuple[Place, Line]]:
         """The lines of a file: the new ones, and those of the old that the tree still has, if only by another name."""
         for place, variant in shelf.places.items():
-            old_place = ledger_file.former(place, shelf.lines, shelf.places)
+            old_place = former(place, shelf.lines, shelf.places)
             old = shelf.lines[old_place] if old_place else None
             if variant.name in self.facts:
                 facts = self.with_share(variant, self.facts[variant.name])

@@ -16,21 +16,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from kiln_build.ledger.file import Facts, Ledger, Line, Was, former, measures
+from kiln_build.difference.images import MEASURES, Facts, Was, Worse, measures, pairs
+from kiln_build.ledger.file import Ledger, Line
 from kiln_recipe.documents import document
 
 FILE = "reasons.yaml"
-MEASURES = ("blocks", "spills", "share")
-_UNITS = {
-    "blocks": "blocks a multiprocessor", "spills": "bytes spilled per thread",
-    "share": "thousandths of the matrix peak by the model",
-}  # fmt: skip
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,39 +58,6 @@ class _Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasons: list[Reason] = []
 
 
-@dataclass(frozen=True)
-class Worse:
-    """An image that became worse in one measure.
-
-    Attributes:
-        name: of the variant.
-        measure: "blocks", "spills" or "share".
-        since: what it is compared with: "the ledger's own earlier line", "HEAD^".
-    """
-
-    name: str
-    measure: str
-    before: Was
-    after: Facts | None
-    since: str
-
-    @property
-    def change(self) -> tuple[int, int]:
-        now = getattr(self.after, self.measure) if self.after else 0
-        return getattr(self.before, self.measure), now
-
-    @property
-    def sentence(self) -> str:
-        """ "NAME: 1 block a multiprocessor, 2 before; 156 registers, 128 before; ..."."""
-        if self.after is None:
-            return f"{self.name}: has no image; it had one, with {self.before.registers} registers ({self.since})"
-        old, new = self.change
-        return (
-            f"{self.name}: {_UNITS[self.measure]}: {new}, before {old}; registers: {self.after.registers}, before "
-            f"{self.before.registers} ({self.since})"
-        )
-
-
 def since(before: Line | None, after: Facts | None) -> Was | None:
     """What a new line of a ledger keeps of the one that it replaces: the best that the image took, in each measure."""
     known = [facts for facts in (before.was, before.facts) if facts] if before else []
@@ -121,15 +83,8 @@ def worse_in(ledger: Ledger) -> list[Worse]:
 
 def worse_than(before: Ledger, after: Ledger, revision: str) -> list[Worse]:
     """What is worse in a ledger than in that of another revision; what only one of them has is no matter."""
-    found = []
-    for place, line in after.lines.items():
-        old_place = former(place, before.lines, after.lines)
-        old = before.lines[old_place] if old_place else None
-        if old and old.facts:
-            was = Was(old.facts.registers, old.facts.spills, old.facts.blocks, old.facts.share)
-            name = after.name(place)
-            found += [Worse(name, measure, was, line.facts, revision) for measure in measures(was, line.facts)]
-    return found
+    old, new = ({place: line.facts for place, line in ledger.lines.items()} for ledger in (before, after))
+    return [worse for pair in pairs(old, new) for worse in pair.worse(after.name(pair.place), revision)]
 
 
 def read(folder: Path) -> list[Reason]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from kiln_build.difference.images import Worse
 from kiln_build.front import source
 from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger import ledger
 from kiln_build.ledger import reasons as ledger_reasons
 from kiln_build.ledger.file import short
 from kiln_build.ledger.ledger import Difference, Shelf
-from kiln_build.ledger.reasons import Worse
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import UsageError

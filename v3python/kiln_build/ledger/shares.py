@@ -10,7 +10,7 @@ from kiln_build.amd_model.figures import ImageFigures
 from kiln_build.amd_model.images import Image
 from kiln_build.amd_model.products import needed_operations
 from kiln_build.artifacts.reader import settings_of
-from kiln_build.ledger.file import Place
+from kiln_build.difference.images import Place
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.targets import Target

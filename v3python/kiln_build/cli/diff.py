@@ -1,0 +1,106 @@
+"""`kiln diff`: what differs between two releases, what became worse first."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln_build.base import ROOT
+from kiln_build.options.words import check_outside, check_there
+from kiln_recipe.console.appear import appear
+from kiln_recipe.console.files import check_new_file
+from kiln_recipe.console.tables import print_json
+from kiln_recipe.console.usage import filled
+from kiln_recipe.console.usage import path as a_path
+from kiln_recipe.errors import EnvironmentProblem, escaped
+
+if TYPE_CHECKING:
+    from kiln_build.difference.compare import Shares
+
+EXAMPLE = """\
+kiln diff old/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz
+kiln diff installed/kiln output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --html difference.html
+kiln diff old-wheels/ wheels/ --json
+
+exit code 0: the same; 1: they differ; 2: wrong use; others as everywhere"""
+
+DIFFERS = 1  # as diff has it
+_RIGHT = "a release's tarball, the folder that it was unpacked to, a folder of wheels, a wheel, or a pack"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, what in (("before", "the one to compare with"), ("after", "the one that is looked at")):
+        parser.add_argument(name, type=filled(f"the release {name}", _RIGHT), help=f"{what}: {_RIGHT}")
+    parser.add_argument("--all", action="store_true", help="all rows of each section, and not the first twelve")
+    parser.add_argument(
+        "--json", action="store_true",
+        help="as JSON: same, verdict, before, after, targets, images, combinations, look_ups, headers, symbols, "
+        "stated, files, notes",
+    )  # fmt: skip
+    parser.add_argument("--html", type=filled("--html", "the file to write"), metavar="FILE", help="write a page")
+    parser.add_argument(
+        "--ledger",
+        action="append",
+        type=a_path("--ledger", "a folder with a ledger, as ledger/ is"),
+        metavar="FOLDER",
+        help="ledgers that know modelled shares of AMD images; may be repeated; default: ledger/",
+    )
+
+
+def check(arguments: argparse.Namespace) -> None:
+    for word in (arguments.before, arguments.after):
+        check_there(word, f"give {_RIGHT}")
+    for folder in arguments.ledger or ():
+        if not folder.is_dir():
+            raise EnvironmentProblem(f"--ledger {folder} is not a folder; give one with a ledger, as ledger/ is")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.difference import compare, page, show, side  # here, so that --help needs no package
+
+    before, after = Path(arguments.before), Path(arguments.after)
+    written = _page_file(arguments.html, (before, after)) if arguments.html else None
+    found = compare.compare(
+        side.open_side(before), side.open_side(after), known_shares(arguments.ledger or [ROOT / "ledger"])
+    )
+    if written:
+        try:
+            with appear(written) as fresh, fresh.open("w", encoding="utf-8") as file:
+                file.writelines(page.page(found))
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot write {written}: {error.strerror}") from error
+    if arguments.json:
+        print_json(show.document(found))
+    else:
+        for line in show.text(found, arguments.all):
+            print(escaped(line))
+    return 0 if found.is_empty else DIFFERS
+
+
+def known_shares(folders: Sequence[Path]) -> Shares:
+    """What ledgers know of modelled shares: by family, target and key."""
+    from kiln_build.ledger import file as ledger_file
+
+    @cache
+    def of(family: str, target: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder in folders:
+            kept = ledger_file.read(ledger_file.path_of(folder, family, target), in_order=False)
+            for line in kept.lines.values() if kept else ():
+                if line.facts and line.facts.share is not None:
+                    found[line.key] = line.facts.share
+        return found
+
+    return lambda family, target, key: of(family, target).get(ledger_file.short(key))
+
+
+def _page_file(word: str, artifacts: Sequence[Path]) -> Path:
+    from kiln_build.difference.page import BEGIN
+
+    path = check_new_file(word, Path.cwd(), "--html", BEGIN.encode(), "page of `kiln diff`")
+    for artifact in artifacts:
+        check_outside(path, artifact, f"--html {word}")
+    return path
