@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln_build.release import notices
+from kiln_build.origin import notices
 from kiln_recipe.errors import ToolchainError
 from small_release import ROOT
 

@@ -20,10 +20,12 @@ from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
-from kiln_build.release import assemble, families, notices, package, release, replacement, summary
+from kiln_build.origin import bill, notices
+from kiln_build.release import assemble, families, package, release, replacement, summary
 from kiln_build.release.families import Families
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
+from kiln_recipe import digests as content
 from kiln_recipe import targets as target_table
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
@@ -122,6 +124,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
         workers,
     )
     stage = options.workspace / "build/stage/kiln"
+    source = manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches)
     release.lay_out(
         release.Contents(
             version=options.version,
@@ -132,6 +135,17 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
             adapters=adapted,
             templates=options.source / "cmake",
             notices=texts,
+            bill=bill.of_release(
+                bill.Facts(
+                    tree=options.source,
+                    version=options.version,
+                    source=source,
+                    lock=the_lock,
+                    lock_digest=content.of_file(options.input / lock.LOCK_NAME),
+                    toolchains=tuple(dict.fromkeys(toolchains.values())),
+                    added=chosen.added,
+                )
+            ),
         ),
         stage,
     )
@@ -142,7 +156,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
             selection=spell_selection(options.build.selection),
             families=chosen.only,
             ptx=options.build.ptx,
-            source=manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches),
+            source=source,
             tools=made_by(compiler, the_lock),
             targets=options.targets,
             toolchains=toolchains,

@@ -7,7 +7,7 @@
       kiln/include/kiln/, kiln/include/aotriton/
       kiln/lib/aotriton/<version>/lib/, include/: a prefix for each interface of AOTriton's, complete by itself
       kiln/lib/aotriton.images/, and the same in each prefix: the packs, and kiln/LICENSE, NOTICES.txt, licences/
-      kiln/share/kiln/manifest.json, kiln-inspect.pyz, LICENSE, NOTICES.txt, licences/
+      kiln/share/kiln/manifest.json, kiln-inspect.pyz, kiln.cdx.json, LICENSE, NOTICES.txt, licences/
 
 A tarball counts with its .sha256 beside it only. Both appear by rename once they are complete, the .sha256 last; until
 then what an earlier build left there stays as it was, its signatures too (trust/sign.py).
@@ -27,6 +27,7 @@ from kiln_build.artifacts import manifest
 from kiln_build.artifacts.manifest_model import IMAGES, INSPECTOR
 from kiln_build.base import tarball
 from kiln_build.native.adapter import Adapter
+from kiln_build.origin import bill
 from kiln_build.release import package, portable, replacement
 from kiln_build.trust import statement
 from kiln_recipe.console.appear import appear
@@ -54,6 +55,7 @@ class Contents:
         templates: the source tree's folder cmake/.
         adapters: what offers a family by another's interface.
         notices: texts by path below share/kiln/: LICENSE, NOTICES.txt, licences/...
+        bill: the bill of materials (origin/bill.py).
     """
 
     version: str
@@ -63,6 +65,7 @@ class Contents:
     headers: Mapping[str, Path | str]
     templates: Path
     notices: Mapping[str, str] = field(default_factory=dict)
+    bill: bytes = b""
     adapters: Sequence[Adapter] = ()
 
 
@@ -94,6 +97,8 @@ def lay_out(contents: Contents, stage: Path) -> None:
             _put(stage / name, text)
         for name, text in contents.notices.items():
             _put(stage / NOTICES / name, text)
+        if contents.bill:
+            _put(stage / bill.PATH, contents.bill)
         _put(stage / INSPECTOR, portable.inspector(contents.version))
         for adapter in main:
             _lay_out_adapter(stage, stage, adapter, contents)

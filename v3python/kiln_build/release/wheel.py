@@ -37,7 +37,8 @@ from kiln_build.artifacts.reader import IMAGES, Release
 from kiln_build.native import argument_files, arguments, extension
 from kiln_build.native.library import Compiler
 from kiln_build.native.pythons import OLDEST, STABLE, Headers
-from kiln_build.release import notices, replacement
+from kiln_build.origin import notices
+from kiln_build.release import replacement
 from kiln_build.release.release import PLATFORM
 from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_recipe.compile import lock, toolchain

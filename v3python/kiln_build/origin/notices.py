@@ -2,7 +2,9 @@
 
 notices/notices.yaml of the source tree lists what there is, and extension.yaml what wheels have besides: its name, the
 file for its licence's text below share/kiln/licences/, the licence (SPDX where it has such a name), in which files of
-the release it is, what it does there, and where the text is taken from.
+the release it is, what it does there, and where the text is taken from; for the bill of materials also the locked
+package that brings it, its own version if that is another than the package's, what scanners know it by (a package URL,
+with `{version}` for the version), and the files of the toolchain that it is.
 """
 
 from __future__ import annotations
@@ -28,6 +30,15 @@ class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"w
     where: str
     what: str
     text: tuple[str, ...]
+    package: str
+    version: str = ""
+    purl: str = ""
+    files: tuple[str, ...] = ()
+
+
+def read(source: Path, name: str) -> tuple[Notice, ...]:
+    """The entries of a list in the source tree's notices/: "notices.yaml", "extension.yaml"."""
+    return msgspec.convert(yaml.safe_load((source / "notices" / name).read_bytes()), tuple[Notice, ...])
 
 
 def collect(source: Path, site: Path, sources: Mapping[str, Path]) -> dict[str, str]:
@@ -43,7 +54,7 @@ def collect(source: Path, site: Path, sources: Mapping[str, Path]) -> dict[str, 
     """
     head = "Kiln is under the licence in the file LICENSE. This release also contains parts of:\n"
     texts = {"LICENSE": (source / "LICENSE").read_text(), "NOTICES.txt": head}
-    return _added(texts, source / "notices", "notices.yaml", site, sources)
+    return _added(texts, source, "notices.yaml", site, sources)
 
 
 def with_extension(texts: Mapping[str, str], source: Path, site: Path) -> dict[str, str]:
@@ -56,16 +67,15 @@ def with_extension(texts: Mapping[str, str], source: Path, site: Path) -> dict[s
     Raises:
         ToolchainError: a licence's text is not where extension.yaml says.
     """
-    return _added(texts, source / "notices", "extension.yaml", site, {})
+    return _added(texts, source, "extension.yaml", site, {})
 
 
 def _added(
-    texts: Mapping[str, str], folder: Path, name: str, site: Path, sources: Mapping[str, Path]
+    texts: Mapping[str, str], source: Path, name: str, site: Path, sources: Mapping[str, Path]
 ) -> dict[str, str]:
-    notices = msgspec.convert(yaml.safe_load((folder / name).read_bytes()), tuple[Notice, ...])
     added = dict(texts)
-    for notice in notices:
-        added[f"licences/{notice.file}"] = _text(notice, folder, site, sources)
+    for notice in read(source, name):
+        added[f"licences/{notice.file}"] = _text(notice, source / "notices", site, sources)
         added["NOTICES.txt"] += (
             f"\n{notice.name}\n{textwrap.fill(' '.join(notice.what.split()), 78)}\n"
             f"In: {notice.where}\nLicence: {notice.licence}, licences/{notice.file}\n"
