@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the release that it has to be; another one, though signed, is refused with exit code 12",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON: file, release, signed, verified")
+    parser.add_argument("--json", action="store_true", help="as JSON: file, release, signed, provenance, verified")
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -88,8 +88,10 @@ def _describe(outcome: Outcome) -> str:
     rows = [(row.signature, row.statement.kind, row.key) for row in outcome.signed]
     whole = "whole" if report.complete else "whole as far as it was read"
     counts = verify.counts(report)
+    came = outcome.provenance
     lines = [
         f"Kiln {outcome.release}, signed by the key {first.key}",
+        *([f"built from commit {came.commit} by {came.builder}, {came.finished}"] if came else []),
         "",
         table(("SIGNATURE", "OF", "KEY"), rows),
         "",
@@ -104,5 +106,6 @@ def _document(path: Path, outcome: Outcome) -> dict[str, object]:
         "file": path.name,
         "release": outcome.release,
         "signed": [{"signature": row.signature, "key": row.key, **asdict(row.statement)} for row in outcome.signed],
+        "provenance": asdict(outcome.provenance) if outcome.provenance else None,
         "verified": asdict(outcome.report),
     }

@@ -90,6 +90,12 @@ def _path(_name: str, text: str) -> Path | None:
     return Path(text) if text else None
 
 
+def _address(name: str, text: str) -> str | None:
+    if text and not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]{1,1000}", text):
+        raise UsageError(f"{name}={text} is not an address; expected for example https://ci.example.org/kiln/release")
+    return text or None
+
+
 def _recipes(name: str, text: str) -> tuple[str, ...]:
     if text and not text.strip(":"):
         raise UsageError(f"{name}={text} names no recipe; give paths of recipe.yaml files, with ':' between")
@@ -133,6 +139,7 @@ class BuildVariables:
         families: names of those to build, or NAMED; empty: all.
         log_json: as progress.make_progress takes it.
         triton: "wheel" or "source".
+        builder: the address that the provenance names as the builder; None: nobody in particular.
     """
 
     profile: str
@@ -149,6 +156,7 @@ class BuildVariables:
     families: tuple[str, ...]
     log_json: str | None
     triton: str
+    builder: str | None
 
 
 # fmt: off
@@ -174,6 +182,7 @@ BUILD = (
     Variable("KILN_LOG_JSON", "log_json", _text, "a file, or an open descriptor's number, for progress as JSON lines"),
     Variable("KILN_TRITON", "triton", one_of("wheel", "source"),
              "wheel (default) or source: build Triton from the archive in <input>"),
+    Variable("KILN_BUILDER", "builder", _address, "who builds, for the provenance: an address, as SLSA's builder.id"),
 )
 
 # What build.sh alone obeys: options.FrontDoor.

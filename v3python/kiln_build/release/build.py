@@ -20,7 +20,7 @@ from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
-from kiln_build.origin import bill, notices
+from kiln_build.origin import bill, notices, provenance
 from kiln_build.release import assemble, families, package, release, replacement, summary
 from kiln_build.release.families import Families
 from kiln_build.store.store import Store, StoredImage
@@ -63,7 +63,7 @@ def build(options: Options) -> Path:
 
 
 def _build(options: Options, chosen: Families, tarball: Path, progress: Progress) -> Path:
-    began = time.monotonic()
+    began, began_at = time.monotonic(), time.time()
     replacement.check_names(tarball)
     the_plan = make_plan(options, chosen)
     summary.begin(options, the_plan, tarball, progress)
@@ -171,6 +171,9 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
     (stage / manifest.PATH).write_bytes(manifest.encode(document))
     made = release.make_release(stage, options.output, options.version, options.build.replace)
+    added = [recipe for recipe in the_plan.recipes if recipe.family in chosen.added]
+    names = [recipe.family for recipe in the_plan.recipes]
+    provenance.write(provenance.Run(options, the_lock, names, added, stage, began_at, time.time()), made)
     summary.end(options, the_plan, indexes, made, time.monotonic() - began, progress)
     return made
 

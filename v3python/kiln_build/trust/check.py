@@ -1,7 +1,8 @@
 """Whether an artifact is what somebody signed, from the outside in: a signature is checked before what it covers is
 read, and a digest before what has it is parsed.
 
-    tarball   the signature of its .sha256; the .sha256; the tarball's digest; the signatures beside it; the archive
+    tarball   the signature of its .sha256; the .sha256; the tarball's digest; the archive's manifest; the signatures
+              beside it, and what the provenance says; the archive
     folder    the signature of share/kiln/manifest.json; the manifest; every file
     wheels    the signature of the list; the list; each wheel's digest
     a pack or kiln-inspect-<release>.pyz: its signature; the pack
@@ -20,8 +21,9 @@ from pathlib import Path
 
 from kiln_build.artifacts import manifest_model, reader, verify
 from kiln_build.base import tarball
-from kiln_build.trust import minisign, statement
+from kiln_build.trust import minisign, provenance, statement
 from kiln_build.trust.minisign import PublicKey
+from kiln_build.trust.provenance import Provenance
 from kiln_build.trust.statement import Statement
 from kiln_recipe import digests
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, TrustError, UsageError
@@ -49,11 +51,13 @@ class Outcome:
         release: what it is: the manifest's `kiln`, or the wheels' version.
         signed: its signatures.
         report: of what they cover.
+        provenance: what the one beside a tarball says, if one is there.
     """
 
     release: str
     signed: list[Signed]
     report: verify.Report = field(default_factory=verify.Report)
+    provenance: Provenance | None = None
 
 
 def check(path: Path, keys: Sequence[PublicKey], release: str = "", signature: Path | None = None) -> Outcome:
@@ -81,7 +85,7 @@ def check(path: Path, keys: Sequence[PublicKey], release: str = "", signature: P
     if path.suffix == ".pack":
         return _pack(path, trust)
     if path.suffix == ".pyz":
-        data = _read(path, _LARGEST_INSPECTOR)
+        data = read_file(path, _LARGEST_INSPECTOR)
         found = trust.need(path, statement.signature_of(path), data, "inspector")
         return Outcome(found.statement.release, [found])
     if not path.exists():
@@ -107,7 +111,7 @@ class _Trust:
         """
         beside = self.signature or beside
         try:
-            spelled = _read(beside, minisign.LARGEST)
+            spelled = read_file(beside, minisign.LARGEST)
         except FileNotFoundError:
             raise TrustError(
                 f"{beside.name} is missing, so nothing says who made {signed.name}; get it from where {signed.name} "
@@ -141,7 +145,7 @@ class _Trust:
 def _tarball(path: Path, trust: _Trust) -> Outcome:
     checksum = statement.checksum_of(path)
     try:
-        listed = _read(checksum, minisign.LARGEST)
+        listed = read_file(checksum, minisign.LARGEST)
     except FileNotFoundError:
         raise TrustError(f"{checksum.name} is missing: what is signed is this file, with the digest of {path.name}")
     first = trust.need(checksum, statement.signature_of(checksum), listed, "tarball")
@@ -163,17 +167,42 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
         outcome.signed.append(alone.need(Path(manifest_model.PATH), beside, data, "manifest"))
     inspector = statement.inspector_of(path, release)
     if inspector.exists():
-        data = _read(inspector, _LARGEST_INSPECTOR)
+        data = read_file(inspector, _LARGEST_INSPECTOR)
         outcome.signed.append(alone.need(inspector, statement.signature_of(inspector), data, "inspector"))
         if rows.get(manifest_model.INSPECTOR, {}).get("sha256") != hashlib.sha256(data).hexdigest():
             raise ArtifactError(f"{inspector.name} is not the kiln-inspect.pyz of {path.name}")
+    outcome.provenance = _provenance(path, digest, opened, outcome, alone)
     outcome.report = verify.verify(opened)
     return outcome
 
 
+def _provenance(path: Path, digest: str, opened: reader.Release, outcome: Outcome, trust: _Trust) -> Provenance | None:
+    """What lies beside a tarball of how it came about: its signatures first, then what it says."""
+    file, envelope = statement.provenance_of(path), statement.envelope_of(path)
+    if not file.exists():
+        if envelope.exists():
+            raise TrustError(f"{file.name} is missing beside {envelope.name}; get it from where that came from")
+        return None
+    data = read_file(file, provenance.LARGEST)
+    outcome.signed.append(trust.need(file, statement.signature_of(file), data, "provenance"))
+    if envelope.exists():
+        said = Statement("provenance", outcome.release, file.name)
+        keys = {key.name: key for key in trust.keys}
+        key = provenance.check_envelope(read_file(envelope, 2 * provenance.LARGEST), envelope.name, data, keys)
+        outcome.signed.append(Signed(envelope.name, said, key))
+    found = provenance.read(data, file.name, path.name, digest)
+    ours = opened.manifest["kiln"], opened.manifest["source"]["commit"]
+    if (found.release, found.commit) != ours:
+        raise TrustError(
+            f"{file.name} says that {path.name} is release {found.release} of commit {found.commit}; its manifest says "
+            f"{ours[0]} of {ours[1]}"
+        )
+    return found
+
+
 def _folder(root: Path, trust: _Trust) -> Outcome:
     file = root / manifest_model.PATH
-    data = _read(file, manifest_model.LARGEST)
+    data = read_file(file, manifest_model.LARGEST)
     first = trust.need(file, statement.signature_of(file), data, "manifest")
     manifest = manifest_model.read(data, str(file))
     if manifest["kiln"] != first.statement.release:
@@ -199,7 +228,7 @@ def _wheels(folder: Path, only: str | None, trust: _Trust) -> Outcome:
     if len(lists) > 1:
         raise TrustError(f"{folder} has {' and '.join(lists)}; keep the wheels of each build in a folder of its own")
     path = folder / lists[0]
-    listed = _read(path, _LARGEST_LIST)
+    listed = read_file(path, _LARGEST_LIST)
     first = trust.need(path, statement.signature_of(path), listed, "wheels")
     version = first.statement.release
     rows = {name: digest for digest, name in _rows(listed, path.name)}
@@ -264,7 +293,7 @@ def _rows(data: bytes, name: str, count: int | None = None) -> list[tuple[str, s
     return rows
 
 
-def _read(path: Path, limit: int) -> bytes:
+def read_file(path: Path, limit: int) -> bytes:
     """
     Raises:
         FileNotFoundError: it is not there.

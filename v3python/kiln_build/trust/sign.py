@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kiln_build.artifacts import manifest_model, reader, verify
-from kiln_build.trust import check, minisign, statement
+from kiln_build.trust import check, minisign, provenance, statement
 from kiln_build.trust.minisign import SecretKey
 from kiln_build.trust.statement import Statement
 from kiln_recipe import digests
@@ -53,11 +53,26 @@ def _tarball(opened: reader.Release, release: str, key: SecretKey) -> list[Path]
     name = Path(manifest_model.PATH).name
     said = Statement("manifest", release, name)
     return [
+        *_provenance(opened, release, key),
         _put(checksum, Statement("tarball", release, checksum.name), [listed], key),
         _put(Path(name), said, [manifest], key, statement.manifest_signature_of(path)),
         inspector,
         _put(inspector, Statement("inspector", release, inspector.name), [program], key),
     ]
+
+
+def _provenance(opened: reader.Release, release: str, key: SecretKey) -> list[Path]:
+    """Signs what lies beside a tarball of how it came about, if anything does."""
+    path = opened.path
+    file, envelope = statement.provenance_of(path), statement.envelope_of(path)
+    if not file.exists():
+        return []
+    data = check.read_file(file, provenance.LARGEST)
+    found = provenance.read(data, file.name, path.name, digests.of_file(path))
+    if (found.release, found.commit) != (release, opened.manifest["source"]["commit"]):
+        raise ArtifactError(f"{file} names another release or commit than the manifest of {path.name}; build it again")
+    _write(envelope, provenance.envelope(data, key))
+    return [_put(file, Statement("provenance", release, file.name), [data], key), envelope]
 
 
 def _wheels(folder: Path, key: SecretKey) -> list[Path]:

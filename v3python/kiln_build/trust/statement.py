@@ -4,6 +4,7 @@
     kind      = "tarball"     ; of the tarball's .sha256, from which the digest of every byte hangs
               / "manifest"    ; of share/kiln/manifest.json, for a release that was unpacked
               / "inspector"   ; of kiln-inspect-<release>.pyz beside the tarball
+              / "provenance"  ; of <tarball's name>.provenance.json beside the tarball
               / "wheels"      ; of a list of the wheels' digests
               / "pack"        ; of a pack: `digest` is its index's, and all that the runtime needs
     release   = "0.1.0b+full" ; the manifest's `kiln`; of wheels their version, "0.1.0b0+full"
@@ -23,7 +24,9 @@ from kiln_recipe.errors import TrustError
 
 _FILE = "[A-Za-z0-9_][A-Za-z0-9_.+!-]*"
 _RELEASE = r"[0-9][0-9a-z.+]*"
-_FORM = re.compile(rf"kiln (tarball|manifest|inspector|wheels|pack) ({_RELEASE}) ({_FILE})(?: ([0-9a-f]{{64}}))?")
+_FORM = re.compile(
+    rf"kiln (tarball|manifest|inspector|provenance|wheels|pack) ({_RELEASE}) ({_FILE})(?: ([0-9a-f]{{64}}))?"
+)
 _TARBALL = ".tar.gz"
 _WHEELS = re.compile(rf"kiln-({_RELEASE})-wheels[.]sha256")
 
@@ -71,8 +74,17 @@ def checksum_of(tarball: Path) -> Path:
 
 def manifest_signature_of(tarball: Path) -> Path:
     """The signature of the tarball's manifest, beside the tarball: for whoever unpacks it."""
-    name = tarball.name[: -len(_TARBALL)] if tarball.name.endswith(_TARBALL) else tarball.name
-    return tarball.with_name(f"{name}.{Path(manifest_model.PATH).name}{manifest_model.SIGNATURE}")
+    return _called_after(tarball, f".{Path(manifest_model.PATH).name}{manifest_model.SIGNATURE}")
+
+
+def provenance_of(tarball: Path) -> Path:
+    """What its builder says of how the tarball came about (provenance.py)."""
+    return _called_after(tarball, ".provenance.json")
+
+
+def envelope_of(tarball: Path) -> Path:
+    """The same, signed as in-toto's tools read it."""
+    return _called_after(tarball, ".intoto.jsonl")
 
 
 def inspector_of(tarball: Path, release: str) -> Path:
@@ -92,7 +104,13 @@ def version_of_list(name: str) -> str | None:
 
 
 def beside(tarball: Path, release: str) -> tuple[Path, ...]:
-    """All that `kiln sign` puts beside a tarball."""
-    inspector = inspector_of(tarball, release)
-    signatures = (signature_of(checksum_of(tarball)), manifest_signature_of(tarball), signature_of(inspector))
-    return (inspector, *signatures)
+    """All but its digest that builds and `kiln sign` put beside a tarball."""
+    inspector, provenance = inspector_of(tarball, release), provenance_of(tarball)
+    signed = (checksum_of(tarball), inspector, provenance)
+    signatures = (*map(signature_of, signed), manifest_signature_of(tarball), envelope_of(tarball))
+    return (inspector, provenance, *signatures)
+
+
+def _called_after(tarball: Path, end: str) -> Path:
+    name = tarball.name[: -len(_TARBALL)] if tarball.name.endswith(_TARBALL) else tarball.name
+    return tarball.with_name(f"{name}{end}")
