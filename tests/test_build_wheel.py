@@ -17,6 +17,7 @@ from kiln_build.cli import wheel as verb
 from kiln_build.front import source
 from kiln_build.release import wheel
 from kiln_build.release.wheel_file import Wheel, write_wheel
+from kiln_build.release.wheel_metadata import Material
 from kiln_recipe.errors import EnvironmentProblem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("wheels")
     for one in wheels():
         write_wheel(one, made)
-    metadata = wheel.runtime_metadata(CONTENTS, {}, "")
+    metadata = wheel.runtime_metadata(CONTENTS, Material("MIT", {}), "")
     write_wheel(Wheel(wheel.RUNTIME, VERSION, "py3-none-any", "test", metadata, {}, {}, wheel.RUNTIME_POINTS), made)
     return made
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 import sysconfig
 import tempfile
@@ -19,8 +20,10 @@ from kiln_build.artifacts import verify
 from kiln_build.artifacts.reader import Release
 from kiln_build.base import ROOT
 from kiln_build.cli import VERBS
+from kiln_build.cli.sign import add_password
 from kiln_build.front import source, workspace
 from kiln_build.options import words
+from kiln_build.trust import secret, sign
 from kiln_recipe import targets as table
 from kiln_recipe.console.spelling import say
 from kiln_recipe.console.usage import add_targets, filled
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels
-kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --python python3 --target sm_90"""
+kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --python python3 --target sm_90
+kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels --sign ~/.minisign/minisign.key"""
 
 
 _RIGHT = "a release's tarball, or the folder that it was unpacked to"
@@ -52,9 +56,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_targets(parser, "images of this target alone; may be repeated")
     parser.add_argument("--replace", action="store_true", help="replace other wheels of the same names")
     parser.add_argument(
+        "--url",
+        action="append",
+        type=filled("--url", "for example Source=https://git.example.org/kiln"),
+        metavar="LABEL=ADDRESS",
+        help="an address that the packages state (Project-URL): 'Source=https://git.example.org/kiln'; may be repeated",
+    )
+    parser.add_argument(
+        "--sign",
+        type=filled("--sign", secret.WHERE),
+        metavar="KEY",
+        help=f"sign the wheels, as `kiln sign` does; a secret key of minisign's: {secret.WHERE}",
+    )
+    add_password(parser)
+    parser.add_argument(
         "--json",
         action="store_true",
-        help="as JSON: wheels, the targets, profile and selection of their images, and left_out with the reasons",
+        help="as JSON: wheels, the targets, profile and selection of their images, signed, left_out with the reasons",
     )
 
 
@@ -63,6 +81,26 @@ def check(arguments: argparse.Namespace) -> None:
         table.parse(";".join(arguments.target))
     words.check_there(arguments.artifact, f"give {_RIGHT}")
     words.check_output(arguments.output, Path.cwd(), None)
+    _urls(arguments.url or ())
+    if arguments.sign:
+        secret.check(arguments.sign, "the key")
+    if arguments.password:
+        if not arguments.sign:
+            raise UsageError("--password is that of a key; give the key with --sign, or leave the password out")
+        secret.check(arguments.password, "the password")
+
+
+def _urls(given: Sequence[str]) -> dict[str, str]:
+    """The addresses that the packages state, by label: 32 letters at most, as the registry takes them."""
+    urls = {}
+    for word in given:
+        found = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9 ._-]{0,31})=(https?://[!-~]+)", word)
+        if found is None:
+            raise UsageError(
+                f"--url {word!r} is not a label and an address; give for example Source=https://git.example.org/kiln"
+            )
+        urls[found[1]] = found[2]
+    return urls
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,16 +109,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArtifactError(f"{arguments.artifact} is not a release; give {_RIGHT}")
     output = words.check_output(arguments.output, Path.cwd(), None)
     words.check_outside(output, artifact.path, f"output {arguments.output}")
+    key = secret.read_key(arguments.sign, arguments.password) if arguments.sign else None  # wrong ones are said now
     made, targets, left_out = _make(artifact, output, arguments)
+    signed = sign.sign(output, key) if key else []
     if arguments.json:
         facts = {
             "targets": targets,
             "profile": artifact.manifest["profile"],
             "selection": artifact.manifest["selection"],
         }
-        print(json.dumps({"wheels": [str(path) for path in made], **facts, "left_out": left_out}, indent=1))
+        facts |= {"signed": [str(path) for path in signed], "left_out": left_out}
+        print(json.dumps({"wheels": [str(path) for path in made], **facts}, indent=1))
     else:
-        print("\n".join(map(str, made)))
+        print("\n".join(map(str, (*made, *signed))))
     for reason in (_held(artifact, targets), *left_out):
         say(reason)
     return 0
@@ -145,7 +186,7 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
     _note_other_source(artifact)
     site = Path(sysconfig.get_paths()["purelib"])
     with _folders() as (cache, kept), tempfile.TemporaryDirectory(prefix="kiln-wheel-") as temporary:
-        contents = wheel.unpack(artifact, names, Path(temporary))
+        contents = wheel.unpack(artifact, names, Path(temporary), _urls(arguments.url or ()))
         chosen, left_out = _choose(arguments.python)
         if not chosen:
             raise EnvironmentProblem(f"no wheel can be built: {'; '.join(left_out)}")

@@ -13,7 +13,6 @@ files whichever Python ran. So equal inputs give equal bytes; who built a releas
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import uuid
@@ -76,7 +75,10 @@ def of_release(facts: Facts) -> bytes:
     """The bill of a release."""
     parts = [
         *parts_of(notices.read(facts.tree, "notices.yaml"), facts.lock, facts.toolchains),
-        *({**_component("library", f"family:{name}", name), "description": _ADDED} for name in facts.added),
+        *(
+            _component("library", f"family:{name}", name, what=_ADDED, properties={"kiln:in": "lib/kiln.images/*.pack"})
+            for name in facts.added
+        ),
     ]
     root = _component(
         "library", "kiln", "kiln", facts.version, licence="MIT",
@@ -164,8 +166,9 @@ def encode(document: Document) -> bytes:
 
 
 def _is_in(component: Document, paths: Sequence[str]) -> bool:
+    """Whether one of the files has the part; of what is stated nowhere any may."""
     places = [one["value"] for one in component.get("properties", ()) if one["name"] == "kiln:in"]
-    return not places or any(fnmatch.fnmatchcase(path, place) for place in places for path in paths)
+    return not places or any(notices.is_in(place, paths) for place in places)
 
 
 def _document(root: Document, parts: Sequence[Document], tools: Sequence[Document]) -> Document:

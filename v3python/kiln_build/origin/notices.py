@@ -9,10 +9,12 @@ with `{version}` for the version), and the files of the toolchain that it is.
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
+import re
 import tarfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -68,6 +70,18 @@ def with_extension(texts: Mapping[str, str], source: Path, site: Path) -> dict[s
         ToolchainError: a licence's text is not where extension.yaml says.
     """
     return _added(texts, source, "extension.yaml", site, {})
+
+
+def of_files(text: str, paths: Sequence[str]) -> str:
+    """Of a release's NOTICES.txt what is about these files, by path in the release."""
+    head, *entries = text.split("\n\n")
+    kept = [entry for entry in entries if is_in(re.findall("^In: (.+)$", entry, re.MULTILINE)[0], paths)]
+    return "\n\n".join([head.replace("This release", "This package"), *kept]).rstrip("\n") + "\n"
+
+
+def is_in(place: str, paths: Sequence[str]) -> bool:
+    """Whether one of the files is where a notice says that its part is, "lib/*.so*"."""
+    return any(fnmatch.fnmatchcase(path, place) for path in paths)
 
 
 def _added(

@@ -28,19 +28,18 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from packaging.version import InvalidVersion, Version
 
 from kiln_build.artifacts.reader import IMAGES, Release
 from kiln_build.native import argument_files, arguments, extension
 from kiln_build.native.library import Compiler
 from kiln_build.native.pythons import OLDEST, STABLE, Headers
-from kiln_build.origin import notices
-from kiln_build.release import replacement
+from kiln_build.origin import bill, notices
+from kiln_build.release import replacement, wheel_metadata
 from kiln_build.release.release import PLATFORM
 from kiln_build.release.wheel_file import Wheel, write_wheel
+from kiln_build.release.wheel_metadata import Material, python_version
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.errors import ArtifactError, ToolchainError, UsageError
 from kiln_recipe.selection import PROFILES
@@ -74,12 +73,6 @@ _EXTRAS = {
     "transformers": (_TORCH, "transformers>=5.4"),
     "jit": (_TORCH, _TRITON, "numpy>=1.24", "msgspec>=0.18", "PyYAML>=6.0"),
 }
-_CLASSIFIERS = (
-    "Operating System :: POSIX :: Linux",
-    "Programming Language :: Python :: 3",
-    "Programming Language :: Python :: Implementation :: CPython",
-    "Topic :: Scientific/Engineering :: Artificial Intelligence",
-)
 
 
 @dataclass(frozen=True)
@@ -94,6 +87,8 @@ class Contents:
         packs: by target.
         texts: LICENSE, NOTICES.txt and licences/... by their path below share/kiln/.
         profile, selection: the release's, as its manifest spells them.
+        bill: the release's bill of materials; b"" of a release that has none.
+        urls: what the packages state as addresses, by their labels.
     """
 
     version: str
@@ -104,21 +99,8 @@ class Contents:
     texts: Mapping[str, str]
     profile: str = PROFILES[0]
     selection: str = ""
-
-
-def python_version(version: str) -> str:
-    """A release's version as Python's packages spell it: "0.1.0b0" for "0.1.0b", "0.1.0b0+full" for "0.1.0b+full".
-
-    Raises:
-        ArtifactError: it has no such spelling.
-    """
-    try:
-        return str(Version(version))
-    except InvalidVersion as error:
-        raise ArtifactError(
-            f"the release's version {version} cannot be the version of a Python package; build it with "
-            "another, for example 0.1.0, 0.1.0b or 0.1.0rc1"
-        ) from error
+    bill: bytes = b""
+    urls: Mapping[str, str] = field(default_factory=dict)
 
 
 def exactly(package: str, version: str, extra: str = "") -> str:
@@ -127,11 +109,12 @@ def exactly(package: str, version: str, extra: str = "") -> str:
     return f"{package}{f'[{extra}]' if extra else ''}==={python_version(version)}"
 
 
-def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
+def unpack(release: Release, targets: Sequence[str], folder: Path, urls: Mapping[str, str] = {}) -> Contents:
     """Unpacks into `folder` what wheels are made of, and checks it against the manifest.
 
     Args:
         targets: whose packs; empty: all.
+        urls: as Contents has them.
 
     Raises:
         UsageError: the release has no images for one of the targets.
@@ -146,6 +129,7 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
     for path in (*(f"lib/{name}" for name in extension.LIBRARIES), *wanted):
         if path not in found:
             raise ArtifactError(f"{release.path} has no {path}, which the Python package needs")
+    texts = [path for path in found if path.startswith(_SHARE) and path != bill.PATH]
     libraries = (*extension.LIBRARIES, *((_TORCH_LIBRARY,) if f"lib/{_TORCH_LIBRARY}" in found else ()))
     return Contents(
         version=str(release.manifest["kiln"]),
@@ -153,9 +137,11 @@ def unpack(release: Release, targets: Sequence[str], folder: Path) -> Contents:
         libraries={name: found[f"lib/{name}"] for name in libraries},
         headers={p.removeprefix("include/"): f.read_bytes() for p, f in found.items() if p.startswith("include/")},
         packs={target: found[path] for path, target in wanted.items()},
-        texts={p.removeprefix(_SHARE): _text(f, release, p) for p, f in found.items() if p.startswith(_SHARE)},
+        texts={p.removeprefix(_SHARE): _text(found[p], release, p) for p in texts},
         profile=release.manifest["profile"],
         selection=release.manifest["selection"],
+        bill=found[bill.PATH].read_bytes() if bill.PATH in found else b"",
+        urls=urls,
     )
 
 
@@ -216,8 +202,9 @@ def recipe_wheel(contents: Contents, source: Path) -> Wheel:
         f"{RECIPE.replace('-', '_')}/{name}": path for name, path in _modules(source / "v3python/kiln_recipe").items()
     }
     described = f"What {RUNTIME} and {BUILD} share: recipes, plans and calls.\n"
-    metadata = _metadata(contents, RECIPE, f"{_SUMMARY}: recipes and plans", (), (), contents.texts, described)
-    return _wheel(contents, RECIPE, "py3-none-any", metadata, files, contents.texts)
+    material = _material(contents, RECIPE, files)
+    metadata = _metadata(contents, RECIPE, f"{_SUMMARY}: recipes and plans", (), (), material, described)
+    return _wheel(contents, RECIPE, "py3-none-any", metadata, files, material)
 
 
 def cli_wheel(contents: Contents, source: Path) -> Wheel:
@@ -226,9 +213,10 @@ def cli_wheel(contents: Contents, source: Path) -> Wheel:
         f"kiln_cli/{name}": path for name, path in _modules(source / "v3python/kiln_cli").items()
     }
     described = f"The command `kiln`; {RUNTIME} and {BUILD} bring what it does.\n"
-    metadata = _metadata(contents, CLI, f"{_SUMMARY}: the command kiln", (), (), contents.texts, described)
+    material = _material(contents, CLI, files)
+    metadata = _metadata(contents, CLI, f"{_SUMMARY}: the command kiln", (), (), material, described)
     points = {"console_scripts": {"kiln": "kiln_cli:main"}}
-    return _wheel(contents, CLI, "py3-none-any", metadata, files, contents.texts, points)
+    return _wheel(contents, CLI, "py3-none-any", metadata, files, material, points)
 
 
 def build_wheel(
@@ -250,9 +238,10 @@ def build_wheel(
         elif path.startswith(PROJECT):
             files[f"kiln_build/project/{path}"] = source / path
     requires = [exactly(package, contents.version) for package in (CLI, RECIPE)]
-    metadata = _metadata(contents, BUILD, f"{_SUMMARY}: the build", requires, (), contents.texts, described)
+    material = _material(contents, BUILD, files)
+    metadata = _metadata(contents, BUILD, f"{_SUMMARY}: the build", requires, (), material, described)
     points = {VERBS: dict.fromkeys(verbs, "kiln_build.installed:main")}
-    return _wheel(contents, BUILD, "py3-none-any", metadata, files, contents.texts, points)
+    return _wheel(contents, BUILD, "py3-none-any", metadata, files, material, points)
 
 
 def runtime_wheel(
@@ -283,11 +272,14 @@ def runtime_wheel(
     files[f"kiln/{headers.file_name}"] = built
     texts = notices.with_extension(contents.texts, source, site)
     described = (source / "bindings/python/README.md").read_text()
-    metadata = runtime_metadata(contents, texts, described)
-    return _wheel(contents, RUNTIME, "-".join((*headers.tags, PLATFORM)), metadata, files, texts, RUNTIME_POINTS)
+    the_lock = lock.read_lock(source / "input" / lock.LOCK_NAME)
+    more = bill.parts_of(notices.read(source, "extension.yaml"), the_lock, ())
+    material = Material.of(RUNTIME, contents.version, [*files], contents.bill, texts, more)
+    metadata = runtime_metadata(contents, material, described)
+    return _wheel(contents, RUNTIME, "-".join((*headers.tags, PLATFORM)), metadata, files, material, RUNTIME_POINTS)
 
 
-def runtime_metadata(contents: Contents, texts: Mapping[str, str], described: str) -> str:
+def runtime_metadata(contents: Contents, material: Material, described: str) -> str:
     """The runtime's METADATA; it has an extra for the images of each target, of this very build."""
     requires = [exactly(package, contents.version) for package in (CLI, RECIPE)]
     requires += [f'{what}; extra == "{extra}"' for extra, every in _EXTRAS.items() for what in every]
@@ -296,7 +288,7 @@ def runtime_metadata(contents: Contents, texts: Mapping[str, str], described: st
     version = python_version(contents.version)
     requires += [f'{images_package(t)}=={version}; extra == "{_extra_of(t)}"' for t in contents.targets]
     extras = (*_EXTRAS, *map(_extra_of, contents.targets))
-    return _metadata(contents, RUNTIME, _SUMMARY, requires, extras, texts, described)
+    return _metadata(contents, RUNTIME, _SUMMARY, requires, extras, material, described)
 
 
 def images_wheel(contents: Contents, target: str) -> Wheel:
@@ -306,9 +298,11 @@ def images_wheel(contents: Contents, target: str) -> Wheel:
     summary = f"{_SUMMARY}: those for {target}"
     described = f"The images of {target} for {RUNTIME}, which finds them.\n"
     requires = [exactly(RUNTIME, contents.version, _extra_of(target))]
-    metadata = _metadata(contents, name, summary, requires, (), contents.texts, described)
     pack = contents.packs[target]
-    return _wheel(contents, name, "py3-none-any", metadata, {f"kiln/{IMAGES}/{pack.name}": pack}, contents.texts)
+    files: dict[str, Path | bytes] = {f"kiln/{IMAGES}/{pack.name}": pack}
+    material = _material(contents, name, files)
+    metadata = _metadata(contents, name, summary, requires, (), material, described)
+    return _wheel(contents, name, "py3-none-any", metadata, files, material)
 
 
 def images_package(target: str) -> str:
@@ -352,7 +346,7 @@ def _taken(release: Release, packs: set[str], folder: Path) -> Iterable[tuple[st
     stated = {row["path"]: row for row in release.manifest["files"]}
     for entry in release.entries():
         is_library = re.fullmatch(r"lib/libkiln\w*\.so(\.0)?", entry.path)
-        is_text = re.fullmatch(rf"{_SHARE}(LICENSE|NOTICES\.txt|licences/[\w.-]+)", entry.path)
+        is_text = re.fullmatch(rf"{_SHARE}(LICENSE|NOTICES\.txt|kiln\.cdx\.json|licences/[\w.-]+)", entry.path)
         is_wanted = is_library or is_text or entry.path in packs or re.fullmatch(r"include/kiln/[\w.]+", entry.path)
         if entry.kind != "file" or not is_wanted:
             continue
@@ -368,47 +362,24 @@ def _taken(release: Release, packs: set[str], folder: Path) -> Iterable[tuple[st
         yield entry.path, path
 
 
+def _material(contents: Contents, name: str, files: Iterable[str]) -> Material:
+    return Material.of(name, contents.version, [*files], contents.bill, contents.texts)
+
+
 def _metadata(
-    contents: Contents, name: str, summary: str, requires: Sequence[str], extras: Sequence[str],
-    texts: Mapping[str, str], described: str,
+    contents: Contents, name: str, summary: str, requires: Sequence[str], extras: Sequence[str], material: Material,
+    described: str,
 ) -> str:  # fmt: skip
-    fields = [
-        ("Metadata-Version", "2.4"),
-        ("Name", name),
-        ("Version", python_version(contents.version)),
-        ("Summary", summary),
-        ("Author", "The Kiln authors"),
-        ("License-Expression", _licences(texts)),
-        *(("License-File", path) for path in sorted(texts)),
-        *(("Classifier", classifier) for classifier in _CLASSIFIERS),
-        ("Requires-Python", ">={}.{}".format(*OLDEST)),
-        *(("Requires-Dist", what) for what in requires),
-        *(("Provides-Extra", extra) for extra in extras),
-        ("Description-Content-Type", "text/markdown"),
-    ]
-    return "".join(f"{key}: {value}\n" for key, value in fields) + "\n" + described
-
-
-def _licences(texts: Mapping[str, str]) -> str:
-    """The SPDX expression of Kiln's licence and those that NOTICES.txt names for parts."""
-    parts = re.findall(r"^Licence: (.+), licences/", texts.get("NOTICES.txt", ""), re.MULTILINE)
-    return " AND ".join(dict.fromkeys(("MIT", *map(_licence, parts))))
-
-
-def _licence(name: str) -> str:
-    """One part's licence within the expression; a name of SPDX's, or a reference to a text that has none."""
-    if " OR " in name:
-        return f"({name})"
-    is_known = " WITH " in name or " " not in name
-    return name if is_known else "LicenseRef-" + re.sub(r"[^A-Za-z0-9.]+", "-", name)
+    version, urls = contents.version, contents.urls
+    return wheel_metadata.metadata(name, version, summary, requires, extras, material, urls, described)
 
 
 def _wheel(
-    contents: Contents, name: str, tag: str, metadata: str, files: Mapping[str, Path | bytes],
-    texts: Mapping[str, str], entry_points: Mapping[str, Mapping[str, str]] = {},
+    contents: Contents, name: str, tag: str, metadata: str, files: Mapping[str, Path | bytes], material: Material,
+    entry_points: Mapping[str, Mapping[str, str]] = {},
 ) -> Wheel:  # fmt: skip
-    generator = f"kiln {contents.version}"
-    return Wheel(name, python_version(contents.version), tag, generator, metadata, files, texts, entry_points)
+    generator, version = f"kiln {contents.version}", python_version(contents.version)
+    return Wheel(name, version, tag, generator, metadata, files, material.texts, entry_points, material.bills)
 
 
 def zig() -> str:

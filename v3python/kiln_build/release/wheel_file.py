@@ -37,6 +37,7 @@ class Wheel:
         files: by path, "kiln/__init__.py": a file, or its bytes.
         licences: texts by path below the dist-info folder's licenses/.
         entry_points: by group, objects "module:function" by name.
+        bills: bills of materials by their file's name below the dist-info folder's sboms/ (PEP 770).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Wheel:
     files: Mapping[str, Path | bytes]
     licences: Mapping[str, str] = field(default_factory=dict)
     entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    bills: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -69,8 +71,10 @@ class Wheel:
                 f"[{group}]\n" + "".join(f"{name} = {what}\n" for name, what in sorted(points.items()))
                 for group, points in sorted(self.entry_points.items())
             )
-        for path, text in sorted(texts.items()):
-            yield f"{info}/{path}", text.encode()
+        described = {path: text.encode() for path, text in texts.items()}
+        described |= {f"sboms/{path}": bill for path, bill in self.bills.items()}
+        for path, data in sorted(described.items()):
+            yield f"{info}/{path}", data
 
     @property
     def record(self) -> str:
