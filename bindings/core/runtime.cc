@@ -112,11 +112,13 @@ class OptionalText {
 class Runtime {
  public:
   Runtime(nb::handle pack_path, nb::handle trusted_packs, nb::object log, int32_t log_level, nb::handle resolve,
-          nb::handle resolve_user) {
+          nb::handle resolve_user, nb::handle trusted_keys) {
     OptionalText folders(pack_path, "pack_path"), digests(trusted_packs, "trusted_packs");
+    OptionalText keys(trusted_keys, "trusted_keys");
     kiln_options options = KILN_OPTIONS_INIT;
     options.pack_path = folders.c_str();
     options.trusted_packs = digests.c_str();
+    options.trusted_keys = keys.c_str();
     if (!log.is_none() && !PyCallable_Check(log.ptr()))
       refuse("log must be a function of a level and a message; " + shown(log) + " is not");
     options.log_level = log_level;
@@ -307,13 +309,13 @@ void define_runtime(nb::module_& module) {
                       "are those of the operation's parameters in kiln/flash.h by name, None for those left out;\n"
                       "`scale` is sm_scale, where 0 is refused instead of being the default.\n"
                       "Tensors are Tensor objects, or (address, dtype, sizes, strides).")
-      .def(nb::init<nb::handle, nb::handle, nb::object, int32_t, nb::handle, nb::handle>(),
+      .def(nb::init<nb::handle, nb::handle, nb::object, int32_t, nb::handle, nb::handle, nb::handle>(),
            nb::arg("pack_path") = nb::none(), nb::arg("trusted_packs") = nb::none(), nb::arg("log") = nb::none(),
            nb::arg("log_level") = static_cast<int32_t>(KILN_LOG_WARNING), nb::arg("resolve").none() = 0,
-           nb::arg("resolve_user").none() = 0,
+           nb::arg("resolve_user").none() = 0, nb::arg("trusted_keys") = nb::none(),
            nb::sig("def __init__(self, pack_path: str | None = None, trusted_packs: str | None = None, "
                    "log: collections.abc.Callable[[int, str], object] | None = None, log_level: int = 1, "
-                   "resolve: int = 0, resolve_user: int = 0) -> None"),
+                   "resolve: int = 0, resolve_user: int = 0, trusted_keys: str | None = None) -> None"),
            "Opens it; touches no driver. `resolve` is the address of a kiln_resolve_fn, or 0. Other arguments as in\n"
            "kiln_options; `log` is called as log(level, message), from any thread.")
       .def_static("borrow", &Runtime::borrow, nb::arg("handle"), nb::rv_policy::take_ownership,

@@ -25,6 +25,9 @@ from fakes import Array
 import kiln
 from kiln import _core, information
 from kiln.__main__ import main as command
+from kiln_build.artifacts import pack
+from kiln_build.trust import minisign
+from kiln_build.trust.statement import Statement
 
 SHAPE = (1, 2, 8, 64)
 PACKAGE = str(Path(kiln.__file__).parent)
@@ -305,6 +308,29 @@ def test_log(runtime, fake, caplog):
     levels = {record.levelno for record in caplog.records}
     assert levels == {logging.INFO, logging.DEBUG} and "loaded attn_fwd_bf16" in caplog.text
     assert python("-c", "import kiln; kiln.info()").stderr == "", "nobody asked for the log"
+
+
+def test_packs_by_who_signed_them(fake, tmp_path):
+    """As `kiln sign` signs a pack; without its signature it is refused, and so is another key's."""
+    key, other = minisign.SecretKey(b"a number", bytes([1] * 32)), minisign.SecretKey(b"a second", bytes([2] * 32))
+    for path in (fakes.LIB / "kiln.images").glob("*.pack"):
+        shutil.copy(path, tmp_path)
+
+    def call(keys: str) -> None:
+        with kiln.Runtime(tmp_path, trusted_keys=keys, resolve=fake.resolve) as runtime:
+            kiln.attn_fwd(*[Array(SHAPE)] * 3, out=Array(SHAPE), stream=0, runtime=runtime)
+
+    with pytest.raises(kiln.KilnError, match="minisig does not exist, so no key of kiln_options.trusted_keys vouches"):
+        call(key.public.spell())
+    for path in [*tmp_path.glob("*.pack")]:
+        index = pack.read_pack(path)
+        said = Statement("pack", index.release, path.name, index.index_digest).spell()
+        path.with_name(f"{path.name}.minisig").write_bytes(minisign.sign(key, [path.read_bytes()], said).spell())
+    call(f"{other.public.spell()},{key.public.spell()}")
+    with pytest.raises(kiln.KilnError, match="is by none of the keys of kiln_options.trusted_keys"):
+        call(minisign.SecretKey(b"another!", bytes(32)).public.spell())
+    with pytest.raises(kiln.ArgumentError, match='trusted_keys: "xyz" is not a public key of minisign'):
+        kiln.Runtime(trusted_keys="xyz")
 
 
 def test_the_logs_level_may_change_at_any_time(runtime, caplog):

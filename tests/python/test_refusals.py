@@ -262,6 +262,7 @@ WRONG_TYPES = [
     (lambda: kiln.Runtime(pack_path=b"x"), "pack_path must be text without zero bytes; b'x' is not"),
     (lambda: kiln.Runtime(pack_path="a\0b"), "pack_path must be text without zero bytes"),
     (lambda: kiln.Runtime(trusted_packs=["x"]), "trusted_packs must be text without zero bytes; ['x'] is not"),
+    (lambda: kiln.Runtime(trusted_keys=5), "trusted_keys must be text without zero bytes; 5 is not"),
     (lambda: kiln.Runtime(resolve=-1), "resolve must be at least 0; -1 is less"),
     (lambda: kiln.Runtime(resolve=1.5), "resolve must be an integer of 64 bits; 1.5 is not"),
     (lambda: kiln.Runtime(resolve=None), "resolve must be an integer of 64 bits; None is not"),

@@ -37,6 +37,7 @@ class Runtime:
         log_level: int = 1,
         resolve: int = 0,
         resolve_user: int = 0,
+        trusted_keys: str | None = None,
     ) -> None: ...
     @staticmethod
     def borrow(handle: int) -> Runtime: ...

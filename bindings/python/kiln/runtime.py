@@ -31,6 +31,8 @@ class Runtime:
     Args:
         pack_path: folders of packs, separated by ':', searched before KILN_PACK_PATH and the package's own.
         trusted_packs: digests of packs to accept besides those that the library names, separated by ','.
+        trusted_keys: public keys of minisign's, the second line of a key's file each, separated by ',': packs that one
+            of them signed are accepted too (`kiln sign <pack>` puts the signature beside it).
         resolve: the address of a C function that gives a driver's entry points (kiln_resolve_fn); 0: the process's
             drivers.
 
@@ -39,11 +41,18 @@ class Runtime:
     """
 
     def __init__(
-        self, pack_path: str | os.PathLike[str] | None = None, trusted_packs: str | None = None, *, resolve: int = 0
+        self,
+        pack_path: str | os.PathLike[str] | None = None,
+        trusted_packs: str | None = None,
+        *,
+        trusted_keys: str | None = None,
+        resolve: int = 0,
     ) -> None:
         folders = os.fspath(pack_path) if isinstance(pack_path, os.PathLike) else pack_path
         # All is taken, since the logger's level may change later: a runtime speaks when it loads, never at each launch.
-        self._core = _core.Runtime(folders, trusted_packs, _log, log_level=_MOST, resolve=resolve)
+        self._core = _core.Runtime(
+            folders, trusted_packs, _log, log_level=_MOST, resolve=resolve, trusted_keys=trusted_keys
+        )
 
     @property
     def core(self) -> _core.Runtime:

@@ -150,7 +150,7 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
         raise TrustError(f"{checksum.name} is missing: what is signed is this file, with the digest of {path.name}")
     first = trust.need(checksum, statement.signature_of(checksum), listed, "tarball")
     release = first.statement.release
-    ((digest, name),) = _rows(listed, checksum.name, 1)
+    ((digest, name),) = read_list(listed, checksum.name, 1)
     if name != path.name or not name.startswith(f"kiln-{release}-"):
         raise TrustError(f"{checksum.name} states the digest of {name}, not of {path.name} of release {release}")
     if digests.measure(Blocks(path))[0] != digest:
@@ -231,7 +231,7 @@ def _wheels(folder: Path, only: str | None, trust: _Trust) -> Outcome:
     listed = read_file(path, _LARGEST_LIST)
     first = trust.need(path, statement.signature_of(path), listed, "wheels")
     version = first.statement.release
-    rows = {name: digest for digest, name in _rows(listed, path.name)}
+    rows = {name: digest for digest, name in read_list(listed, path.name)}
     if path.name != statement.list_of_wheels(folder, version).name:
         raise TrustError(f"{path.name} is a list of the wheels of {version}; name it kiln-{version}-wheels.sha256")
     outcome = Outcome(version, [first])
@@ -278,7 +278,7 @@ class Blocks:
             raise EnvironmentProblem(f"{self._path} cannot be read ({error.strerror}); {WHAT}") from error
 
 
-def _rows(data: bytes, name: str, count: int | None = None) -> list[tuple[str, str]]:
+def read_list(data: bytes, name: str, count: int | None = None) -> list[tuple[str, str]]:
     """The digests and names of a list as sha256sum writes it.
 
     Raises:
