@@ -47,7 +47,7 @@ def _codes() -> list[tuple[str, str]]:
             meanings.setdefault(value.exit_code, []).append(" ".join(value.__doc__.split("\n\n")[0].split()))
     return [
         ("0", "Done."),
-        ("1", "`kiln diff`: they differ, as diff has it. Else a defect of Kiln; please report it."),
+        ("1", "`kiln diff`, `kiln rebuild`: they differ, as diff has it. Else a defect of Kiln; please report it."),
         *((str(code), " ".join(sentences)) for code, sentences in sorted(meanings.items())),
         ("130, 143", "Ctrl-C, SIGTERM; what was done is kept."),
         ("141", "The reader closed the pipe."),

@@ -54,7 +54,7 @@ def images_of(artifact: Release | PackFile | ImageFile, targets: set[str], selec
     for row in reader.select(ours, dict(selection), targets):
         wanted.setdefault((row["target"], row["image"]), []).append(row)
     found = {}
-    for target, digest, code in _codes(artifact, wanted.__contains__):
+    for target, digest, code in codes(artifact, wanted.__contains__):
         rows = wanted[target, digest]
         facts = Facts(rows[0]["registers"], rows[0]["shared"], rows[0]["threads"])
         found[target, digest] = Image(target, digest, code, facts, tuple(rows))
@@ -76,10 +76,10 @@ def _code_object(artifact: ImageFile, targets: set[str], selection: Selection) -
     return Image(target, hashlib.sha256(artifact.data).hexdigest(), artifact.data, stated, ())
 
 
-def _codes(
+def codes(
     artifact: Release | PackFile, is_wanted: Callable[[tuple[str, str]], bool]
 ) -> Iterator[tuple[str, str, bytes]]:
-    """(target, digest, code) of the wanted images."""
+    """(target, digest, code) of the images for which `is_wanted((target, digest))`."""
     if isinstance(artifact, PackFile):
         with tarball.open_file(artifact.path) as file:
             yield from _of_pack(file.read, artifact.path.stat().st_size, str(artifact.path), is_wanted)

@@ -37,6 +37,7 @@ VERBS = {
     "diff": Verb("reading"),
     "verify": Verb("reading", python=(3, 9)),
     "sign": Verb("reading"),
+    "rebuild": Verb("reading"),
     "wheel": Verb("everything"),
     "store": Verb("reading"),
     "ledger": Verb("everything", is_packaged=False),

@@ -82,15 +82,30 @@ def export_tag(root: Path, version: str, commit: str, target: Path) -> Path:
 
     Raises:
         UsageError: the tag has no build.sh.
+        EnvironmentProblem: git cannot export it.
+    """
+    return export(root, commit, target, f"the git tag {version}", "; KILN_SOURCE=tree builds the working tree instead")
+
+
+def export(root: Path, commit: str, target: Path, called: str, instead: str = "") -> Path:
+    """A clean copy of a commit at `target`, which is replaced.
+
+    Args:
+        root: a checkout, or a repository without one.
+        called: what an error calls the commit; instead: what it says can be done.
+
+    Raises:
+        UsageError: it has no build.sh.
+        EnvironmentProblem: git cannot export it.
     """
     archive = _git(root, "archive", "--format=tar", commit)
     if archive is None:
-        raise EnvironmentProblem(f"git cannot export the tag {version} of {root}; KILN_SOURCE=tree builds the tree")
+        raise EnvironmentProblem(f"git cannot export {called} of {root}{instead}")
     with appear_folder(target) as fresh:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(fresh)  # made by git just now, of our own tree
         if not (fresh / "build.sh").is_file():
-            raise UsageError(f"the git tag {version} has no build.sh; KILN_SOURCE=tree builds the working tree instead")
+            raise UsageError(f"{called} has no build.sh{instead}")
         _record(fresh, Origin(commit, False))
     return target
 
@@ -113,10 +128,8 @@ def apply_patches(tree: Path, patches: list[Path]) -> Origin:
         UsageError: one does not apply.
         EnvironmentProblem: there is neither patch nor git.
     """
-    digest = hashlib.sha256()
+    digest = digest_of(patches)
     for patch in patches:
-        text = patch.read_bytes()
-        digest.update(f"{patch.name} {len(text)}\n".encode() + text)
         if shutil.which("patch"):
             command = ["patch", "-p1", "--fuzz=0", "--batch", "--forward", "--no-backup-if-mismatch", "-i", str(patch)]
         elif shutil.which("git"):
@@ -130,9 +143,18 @@ def apply_patches(tree: Path, patches: list[Path]) -> Origin:
             reason = " ".join((done.stdout + done.stderr).split())
             raise UsageError(f"{patch} does not apply: {reason}; remove it, or adapt it to this source")
     before = describe(tree)
-    origin = Origin(before.commit, before.dirty, digest.hexdigest())
+    origin = Origin(before.commit, before.dirty, digest)
     _record(tree, origin)
     return origin
+
+
+def digest_of(patches: list[Path]) -> str:
+    """What a release says of the patches that it was made with."""
+    digest = hashlib.sha256()
+    for patch in patches:
+        text = patch.read_bytes()
+        digest.update(f"{patch.name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
 
 
 def tree_files(root: Path) -> Iterator[str]:
@@ -176,6 +198,13 @@ def has_revision(path: Path, revision: str) -> bool:
     """Whether the checkout that a file or folder is in has this revision; a shallow one lacks most."""
     root = _top(path)
     return root is not None and _git(root, "rev-parse", "-q", "--verify", f"{revision}^{{commit}}") is not None
+
+
+def has_commit(root: Path, commit: str) -> bool:
+    """Whether a checkout, or a repository without one, has a commit."""
+    if not shutil.which("git") or not ((root / ".git").exists() or (root / "objects").is_dir()):
+        return False
+    return _git(root, "cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
 def has_changes(path: Path) -> bool:
