@@ -227,7 +227,12 @@ _UNIQUE = {"targets": ("name",), "files": ("path",), "images": ("target", "sha25
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest as its file has it: a row of a table on a line of its own, so that a diff of two reads well."""
-    return "".join(f"{line}\n" for line in _lines(shape.plain(manifest))).encode()
+    return encode_document(shape.plain(manifest))
+
+
+def encode_document(document: dict[str, Any]) -> bytes:
+    """The same for plain data, as `read` gives it."""
+    return "".join(f"{line}\n" for line in _lines(document)).encode()
 
 
 def schema() -> dict[str, Any]:

@@ -38,6 +38,7 @@ VERBS = {
     "verify": Verb("reading", python=(3, 9)),
     "sign": Verb("reading"),
     "rebuild": Verb("reading"),
+    "select": Verb("everything"),
     "wheel": Verb("everything"),
     "store": Verb("reading"),
     "ledger": Verb("everything", is_packaged=False),
