@@ -119,6 +119,11 @@ def test_what_serves_a_combination_instead_is_named():
     ]  # fmt: skip
     (one,) = combinations.compare(full, core)
     assert (one.sort, one.reason) == ("lost", "not here")
+    some = core.rules[0] | {"reason": "no rule chooses it", "configurations": ["A=2"]}
+    core.rules = [some, *core.rules, core.rules[0] | {"reason": "head_dim=80 is in the full profile only"}]
+    assert combinations.compare(full, core)[0].reason == "head_dim=80 is in the full profile only"
+    core.rules.pop()
+    assert combinations.compare(full, core)[0].reason == "not here"
 
 
 def test_another_implementation_serves_what_one_no_longer_does():

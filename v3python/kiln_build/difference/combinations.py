@@ -117,10 +117,20 @@ class _Served:
         choices = settings_of(functional)
         if said := self._unavailable.get((target, kernel, functional)):
             return said
-        for rule in self._rules.get((target, kernel), ()):
-            if all(choices.get(name) in values for name, values in (rule.get("where") or {}).items()):
-                return rule["reason"]
-        return ""
+        found = [
+            rule
+            for rule in self._rules.get((target, kernel), ())
+            if all(choices.get(name) in values for name, values in (rule.get("where") or {}).items())
+        ]
+        if not found:
+            return ""
+
+        def distance(rule: Mapping[str, Any]) -> tuple[bool, bool]:
+            """Nearest is what speaks of a choice; farthest what is about some configurations alone."""
+            said = rule["reason"].split()
+            return not any(f"{name}={value}" in said for name, value in choices.items()), "configurations" in rule
+
+        return min(found, key=distance)["reason"]
 
     @cached_property
     def _unavailable(self) -> dict[tuple[str, str, str], str]:
