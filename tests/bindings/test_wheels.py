@@ -133,6 +133,7 @@ def test_what_is_in_them(release, wheels):
             assert sum(name.startswith("kiln/_core.") and name.endswith(".so") for name in names) == 1
             texts = {f"{RUNTIME}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICES.txt")}
             assert texts <= names and not any("aotriton" in name for name in names)
+            assert f"{RUNTIME}.dist-info/sboms/kiln-runtime.cdx.json" in names
             metadata = archive.read(f"{RUNTIME}.dist-info/METADATA").decode()
         for line in ("Name: kiln-runtime", f"Version: {VERSION}", "Requires-Python: >=3.10", "Provides-Extra: jit",
                      'Requires-Dist: torch>=2.10; extra == "torch"', "Provides-Extra: sm-90",

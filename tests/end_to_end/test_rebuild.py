@@ -11,9 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 import builds
 from builds import ONE_OPERATION, ROOT, TARBALL, TARGETS, kill, unpack
+from kiln_build.artifacts import reader
+from kiln_build.origin import bill
+from kiln_build.trust import provenance, statement
+from kiln_recipe import digests
 
 pytestmark = pytest.mark.slow(120)
 
@@ -54,6 +60,29 @@ def test_nothing_to_do(release, builder):
     done = builder.run()
     assert counts(done.stderr)[0] == 0
     assert builder.sha256() == release.sha256
+
+
+def test_what_a_build_says_of_itself(release, builder):
+    """Beside the tarball how it came about; in it what it is made of. Who builds changes nothing in it."""
+    builder.run(KILN_BUILDER="https://ci.example.org/kiln")
+    assert builder.sha256() == release.sha256
+    check_what_is_said(builder.base / "out" / TARBALL)
+
+
+def check_what_is_said(tarball: Path) -> None:
+    path, digest = statement.provenance_of(tarball), digests.of_file(tarball)
+    found = provenance.read(path.read_bytes(), path.name, tarball.name, digest)
+    stated = reader.open_artifact(tarball).manifest
+    assert found.builder == "https://ci.example.org/kiln"
+    assert (found.release, found.commit) == (stated["kiln"], stated["source"]["commit"])
+    inside = reader.file_of(tarball, bill.PATH)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(inside.decode()) is None
+    root = json.loads(inside)["metadata"]["component"]
+    facts = {one["name"]: one["value"] for one in root["properties"]}
+    assert (root["version"], facts["kiln:commit"]) == (stated["kiln"], stated["source"]["commit"])
+    rows = {row["path"]: row.get("sha256") for row in stated["files"]}
+    said = json.loads(path.read_bytes())["predicate"]["runDetails"]["byproducts"]
+    assert {one["name"]: one["digest"]["sha256"] for one in said}[bill.PATH] == rows[bill.PATH]
 
 
 def test_a_comment_changes_nothing(release, builder, tree):
