@@ -220,11 +220,20 @@ def test_a_page_of_both_layouts_judges_the_one_of_models(tmp_path):
 
 def test_the_page_of_what_serves_each_feature(tmp_path):
     image = f"{KEY} sm_90 flash.attn_fwd/attn_fwd.hopper[a=1][B=2][generic]"
-    served = {"kernels": ["attn_fwd.hopper"], "images": [image], "milliseconds": 1.0, "tflops": 612.3}
-    general = served | {"kernels": ["attn_fwd.general"]}
+    narrow, amd = "narrow: it serves calls with width_v <= 128", "amd: it is not for sm_90"
+    served = {"kernels": ["attn_fwd.hopper"], "images": [image], "milliseconds": 1.0, "tflops": 612.3,
+              "passed_over": narrow}  # fmt: skip
+    general = served | {"kernels": ["attn_fwd.general"], "passed_over": f"{narrow}; {amd}"}
+    unaligned = "hopper: stride 1 of q is 129 elements; its descriptor needs a multiple of 16 bytes below 2^40"
+    left_out = "hopper: it serves calls with a == b: it is slow; so is c"
+    said = {
+        "plain": served,
+        "dropout": general | {"passed_over": f"{narrow}; {left_out}; {amd}"},
+        "strides of 2 bytes": general | {"passed_over": f"{narrow}; {unaligned}; {amd}"},
+    }
     rows = [
-        {"feature": feature, "dtype": dtype, "widths": [128, 128], **(general if feature == "dropout" else served)}
-        for feature in ("plain", "dropout") for dtype in ("bf16", "fp16")
+        {"feature": feature, "dtype": dtype, "widths": [128, 128], **row}
+        for feature, row in said.items() for dtype in ("bf16", "fp16")
     ]  # fmt: skip
     kept, page = tmp_path / "results.json", tmp_path / "page.md"
     about = {"gpu": {"name": "NVIDIA H200"}, "torch": "2.11.0", "release": "0.1.0b", "pack": PACK, "clocks": []}
@@ -235,4 +244,6 @@ def test_the_page_of_what_serves_each_feature(tmp_path):
         assert done.returncode == code, done.stderr
     text = page.read_text()
     assert "| plain | hopper 612 | general 612 (?) |" in text and "| dropout | general 612 (1) |" in text
+    assert "| strides of 2 bytes | general 612 (2) |" in text
+    assert "\n1. it is slow; so is c\n2. descriptors need a multiple of 16 bytes below 2^40\n" in text
     assert measured.keys_of(text) == {KEY} and "missed: plain, bf16, [64, 64]: ['attn_fwd.general']" in done.stdout

@@ -248,6 +248,15 @@ def test_an_implementation_that_does_not_fit_is_passed_over(tiles, some, taken, 
     assert str(chosen).splitlines()[1:] == [f"  passed over: {one}" for one in passed]
 
 
+def test_the_recipes_reason_is_told(tmp_path):
+    serves = "            serves: rows >= limit\n"
+    text = small_implementations.RECIPE.replace(serves, serves + "            reason: >-\n              few rows\n"
+                                                "              are slow\n")  # fmt: skip
+    loaded = recipe.load(small_implementations.write(tmp_path, text))
+    chosen = copied(loaded, limit=101)
+    assert list(map(str, chosen.passed)) == ["tiles: it serves calls with rows >= limit: few rows are slow"]
+
+
 @pytest.mark.parametrize(("limit", "counted"), [(0, "false"), (50, "true")])
 def test_an_implementation_that_does_not_depend_on_a_choice_serves_each_value(tmp_path, limit, counted):
     path = small_implementations.write(

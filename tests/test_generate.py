@@ -142,6 +142,11 @@ def test_implementations_and_descriptors():
     ]
 
 
+def test_the_tables_have_the_reason_of_what_an_implementation_leaves_out():
+    (text,) = set(re.findall(r'"\(head_dim > 64 [^"]*"', source_of("flash")))
+    assert "head_dim > 128)): random numbers of dropout come by fours, which two threads" in text
+
+
 def test_the_same_plan_gives_the_same_text():
     assert source_of("flash") == source_of("flash")
 

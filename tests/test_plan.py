@@ -677,6 +677,7 @@ def test_the_verbs_show_implementations(tmp_path, capsys):
     kernels = json.loads(capsys.readouterr().out)[0]["operations"][0]["kernels"]
     assert [k["language"] for k in kernels] == ["gluon", "triton", "triton"]
     assert (kernels[0]["serves"], kernels[0]["ptx"], kernels[0]["targets"]) == ("rows >= limit", "8.6", ["hopper"])
+    assert kernels[0]["reason"] is None
     assert kernels[0]["parameters"][0] == {
         "name": "x_desc", "type": "descriptor", "value": "x.data", "descriptor": "x", "box": ["BLOCK", "WIDTH"],
     }  # fmt: skip

@@ -287,7 +287,7 @@ def test_one_implementation_may_not_depend_on_a_choice_of_the_kernel_but_one_mus
 
 def test_the_schema_knows_implementations():
     properties = recipe.schema()["$defs"]["KernelShape"]["properties"]
-    for field in ("implementations", "language", "targets", "serves", "ptx"):
+    for field in ("implementations", "language", "targets", "serves", "reason", "ptx"):
         assert properties[field]["description"]
     assert {"descriptor", "box"} <= set(recipe.schema()["$defs"]["ParameterShape"]["properties"])
 

@@ -4,12 +4,13 @@
     python3 benchmarks/attention/implementations.py --page RESULTS.json [PAGE.md]                # the page; no GPU
 
 RELEASE is of the full profile; PAGE.md is docs/measurements/attention-features.md. Fails (exit code 1) if a call is
-refused, or served by a general image and none of REASONS says why: those that the recipe gives beside `serves`.
+refused, or served by a general image although neither the recipe (`reason`) nor a tensor descriptor says why.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -39,12 +40,6 @@ FEATURES = (
     "plain", "causal", "window", "GQA", "varlen", "seqused", "log-sum-exp", "sinks", "soft cap", "bias", "ALiBi",
     "dropout", "paged prefill", "paged prefill, pages of 16", "strides of 16 bytes", "strides of 2 bytes",
 )  # fmt: skip
-# Why a general image serves a call: the feature, from which to which head dimension, and what the recipe says.
-REASONS = (
-    ("dropout", 0, 512, "random numbers come by fours, which two threads of a tensor core's tile would share"),
-    ("soft cap", 0, 128, "bound by exponentials, for which the general kernel has more warps"),
-    ("strides of 2 bytes", 0, 512, "descriptors take strides of multiples of 16 bytes"),
-)
 
 
 def pairs(feature: str) -> float:
@@ -130,6 +125,7 @@ def measure(release: str, path: Path) -> None:
                         row["refused"] = str(error)
                         continue
                     row |= {"images": launch.images, "kernels": [ran["kernel"] for ran in launch.variants]}
+                    row["passed_over"] = launch.variants[0]["passed_over"]
                     launches[feature] = launch
                 times = timing.measured(launches, 5, 14.0, look).milliseconds if launches else {}
                 for row in results["rows"][-len(FEATURES) :]:
@@ -141,28 +137,43 @@ def measure(release: str, path: Path) -> None:
                     fresh.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def reason(row: dict[str, Any]) -> int | None:
-    """The place of the reason why a general image serves a call, from 1; None: there is none."""
-    width = max(row["widths"])
-    for place, (feature, low, high, _) in enumerate(REASONS, 1):
-        if row["feature"] == feature and low <= width <= high:
-            return place
-    return None
+def implementation(row: dict[str, Any]) -> str:
+    kernel = row["kernels"][0]
+    return str(kernel.partition(".")[2] or kernel)
 
 
-def cell(row: dict[str, Any]) -> str:
+def reason(row: dict[str, Any]) -> str:
+    """Why a general image serves a call: of what `explain` says of implementations that it passed over, what holds of
+    all such calls, and of several the last; "" if that is nothing."""
+    found = ""
+    for clause in re.split(r"; (?=\w+: )", row["passed_over"] or ""):
+        lack = clause.partition(": ")[2]  # behind the implementation's name
+        needed = lack.partition("its descriptor needs ")[2]
+        said = f"descriptors need {needed}" if needed else lack.partition(": ")[2]
+        found = said or found
+    return found
+
+
+def reasons(results: dict[str, Any]) -> list[str]:
+    """All of them, each once."""
+    general = [row for row in results["rows"] if "kernels" in row and implementation(row) == "general"]
+    return [said for said in dict.fromkeys(map(reason, general)) if said]
+
+
+def cell(row: dict[str, Any], numbered: list[str]) -> str:
     if "refused" in row:
         return "refused"
-    kernel = row["kernels"][0]
-    name = kernel.partition(".")[2] or kernel
-    why = f" ({reason(row) or '?'})" if name == "general" else ""
+    name, why = implementation(row), ""
+    if name == "general":
+        said = reason(row)
+        why = f" ({numbered.index(said) + 1 if said else '?'})"
     return f"{name} {row['tflops']:.0f}{why}"
 
 
 def unexplained(results: dict[str, Any]) -> list[str]:
-    found = []
+    found, numbered = [], reasons(results)
     for row in results["rows"]:
-        if "?" in (said := cell(row)) or said == "refused":
+        if "?" in (said := cell(row, numbered)) or said == "refused":
             found.append(f"{row['feature']}, {row['dtype']}, {row['widths']}: {row.get('refused', row.get('kernels'))}")
     return found
 
@@ -186,16 +197,17 @@ def markdown(results: dict[str, Any]) -> str:
             "rows. Strides: rows are 16 bytes, or 2, longer than their columns. bias: one matrix for all heads."
         ),
     ]
+    numbered = reasons(results)
     for dtype in DTYPES:
         body = []
         for feature in FEATURES:
             mine = [r for r in results["rows"] if (r["feature"], r["dtype"]) == (feature, dtype)]
-            body.append([feature, *map(cell, mine)])
+            body.append([feature, *(cell(row, numbered) for row in mine)])
         names = [f"{w}" if w == v else f"{w}/{v}" for w, v in WIDTHS]
         parts += [f"## {dtype}", piped(["feature", *names], body)]
-    said = "\n".join(f"{place}. {why}" for place, (*_, why) in enumerate(REASONS, 1))
+    said = "\n".join(f"{place}. {why}" for place, why in enumerate(numbered, 1))
     every = dict.fromkeys(image for row in results["rows"] for image in row.get("images", ()))
-    parts += ["## Why a general image", f"As the recipe says beside `serves`:\n\n{said}"]
+    parts += ["## Why a general image", f"As `explain` says, by the recipe's `reason` or of a descriptor:\n\n{said}"]
     return "\n\n".join([*parts, "## Images", measured.listed(every, "What ran: key, target, variant.")]) + "\n"
 
 

@@ -158,7 +158,7 @@ typedef struct kiln_kernel_table {
     const char* implementation;     /* "hopper"; NULL: the kernel's only one */
     kiln_expression when;           /* NULL: always; else the kernel is left out where it gives 0 */
     kiln_expression serves;         /* NULL: every call; else those for which it does not give 0 */
-    const char* serves_text;        /* what `serves` says, for sentences: "k >= 64"; NULL with it */
+    const char* serves_text;        /* what `serves` says, for sentences: "k >= 64", or "k >= 64: why"; NULL with it */
     const int32_t* choices;         /* indices of the operation's choices that this kernel depends on */
     const kiln_parameter_table* parameters;
     kiln_parameters evaluate;       /* NULL: no parameters */

@@ -291,6 +291,7 @@ class Kernel:
         language: of the source: "triton" or "gluon".
         targets: names of the targets and groups that it is for.
         serves: which calls it can run; None: all.
+        reason: why it leaves out the others; "" where the recipe does not say.
         overlaps: it may begin before the call's kernel before it has ended, for whose end it waits by itself.
         ptx: PTX version that its images are assembled from, 86 for 8.6; 0: the target's.
         source: absolute path of its module.
@@ -325,6 +326,7 @@ class Kernel:
     language: str = "triton"
     targets: tuple[str, ...] = ("default",)
     serves: Expression | None = None
+    reason: str = ""
     ptx: int = 0
     overlaps: bool = False
 
@@ -332,6 +334,13 @@ class Kernel:
     def kernel(self) -> str:
         """The name that it shares with the kernel's other implementations: "matmul"."""
         return self.name.removesuffix(f".{self.implementation}") if self.implementation else self.name
+
+    @property
+    def serves_text(self) -> str:
+        """What `serves` says in one line, and the reason: "depth >= 64: shorter rows are slower here"."""
+        assert self.serves is not None
+        text = " ".join(self.serves.text.split())
+        return f"{text}: {self.reason}" if self.reason else text
 
     @property
     def descriptors(self) -> tuple[Parameter, ...]:

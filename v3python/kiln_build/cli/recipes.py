@@ -212,6 +212,7 @@ def _kernel(kernel: Kernel) -> dict:
         "language": kernel.language,
         "targets": list(kernel.targets),
         "serves": None if kernel.serves is None else kernel.serves.text,
+        "reason": kernel.reason or None,
         "ptx": f"{kernel.ptx // 10}.{kernel.ptx % 10}" if kernel.ptx else None,
         "choices": list(kernel.choices),
         "parameters": [_parameter(parameter) for parameter in kernel.parameters],

@@ -279,7 +279,7 @@ def _kernel(
             c_string(kernel.implementation) if kernel.implementation else "nullptr",
             expressions.add(kernel.when, places.operation),
             expressions.add(kernel.serves, places.operation),
-            c_string(" ".join(kernel.serves.text.split())) if kernel.serves else "nullptr",
+            c_string(kernel.serves_text) if kernel.serves else "nullptr",
             table("choices", kernel.choices),
             table("parameters", kernel.parameters),
             table("evaluate", kernel.parameters),

@@ -285,7 +285,7 @@ def serves(call: Call, kernel: Kernel) -> PassedOver | None:
     what = f"what decides whether it is served by kernel {kernel.name}"
     if _evaluate(call.name, kernel.serves, call.values, what):
         return None
-    return PassedOver(kernel, f"it serves calls with {' '.join(kernel.serves.text.split())}")
+    return PassedOver(kernel, f"it serves calls with {kernel.serves_text}")
 
 
 def bin_number(call: Call, kernel: Kernel) -> int:

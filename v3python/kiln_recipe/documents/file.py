@@ -294,6 +294,9 @@ class ImplementationShape(Shape, frozen=True):
         Text | None,
         Meta(description="Which calls it can run: an expression, read as `when` is; every call if not said."),
     ] = None
+    reason: Annotated[
+        str, Meta(description="Why it leaves the other calls to implementations behind it: a clause for who asks.")
+    ] = ""
     ptx: Annotated[
         str, Meta(description="The PTX version that its images are assembled from, '8.6'; the target's if not said.")
     ] = ""

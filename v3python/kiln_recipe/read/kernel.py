@@ -111,6 +111,8 @@ def read_kernel(
     for key, read, text in (("when", when, shape.when), ("serves", serves, shape.serves)):
         if text is not None and read is not None and constant(read) == 0:
             document.fail((*keys, key), f"{key} is always 0 ({spelled(text)}), so no call would run {name}")
+    if shape.reason and serves is None:
+        document.fail((*keys, "reason"), "reason says why `serves` leaves calls out, and there is no `serves`")
     kernel = Kernel(
         name=f"{name}.{implementation.name}" if implementation.name else name,
         summary=shape.summary,
@@ -138,6 +140,7 @@ def read_kernel(
         language=shape.language,
         targets=implementation.targets,
         serves=serves,
+        reason=" ".join(shape.reason.split()),
         ptx=implementation.ptx,
         overlaps=shape.overlaps,
     )
