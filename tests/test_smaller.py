@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,16 @@ def test_what_is_written_is_finished_and_small(tmp_path, capsys):
     assert made.with_name(f"{made.name}.sha256").read_text().split()[0] == hashlib.sha256(made.read_bytes()).hexdigest()
     assert made.stat().st_size < tarball.stat().st_size
     assert sorted(path.name for path in tmp_path.iterdir()) == [made.name, f"{made.name}.sha256"]
+
+
+def test_json_says_what_was_made(tmp_path, capsys):
+    tarball = small_release().tarball
+    assert select(tarball, tmp_path, "--target", "gfx942", "--json") == 0
+    made = tmp_path / tarball.name
+    assert json.loads(capsys.readouterr().out) == {
+        "file": str(made), "bytes": made.stat().st_size, "images": {"gfx942": 4},
+        "sha256": hashlib.sha256(made.read_bytes()).hexdigest(),
+    }  # fmt: skip
 
 
 def test_another_release_of_that_name_stays(tmp_path, capsys):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from kiln_build.options.words import check_there
+from kiln_recipe import digests
 from kiln_recipe.console.spelling import print_made
+from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, filled, selection
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
@@ -30,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHOICES",
         help="keep only these, as KILN_SELECT: 'operation=attn_fwd;dtype=bf16;head_dim=64,128'",
     )
+    parser.add_argument("--json", action="store_true", help="as JSON: file, bytes, sha256, and images by target")
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -55,5 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = [target.name for word in arguments.target or () for target in targets.parse(word)]
     with make_progress() as progress:
         made = smaller.select(release, wanted, arguments.select, output, progress)
-    print_made(str(made), f"the release {made} is whole")
+    if arguments.json:
+        print_json(_document(made, smaller.targets_of(made)))
+    else:
+        print_made(str(made), f"the release {made} is whole")
     return 0
+
+
+def _document(made: Path, images: dict[str, int]) -> dict[str, Any]:
+    return {"file": str(made), "bytes": made.stat().st_size, "sha256": digests.of_file(made), "images": images}

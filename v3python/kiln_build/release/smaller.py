@@ -83,6 +83,12 @@ def select(release: Release, wanted: Sequence[str], selection: Selection, output
     return tarball
 
 
+def targets_of(tarball: Path) -> dict[str, int]:
+    """How many images a release has, by target."""
+    manifest_of = manifest_model.read(reader.file_of(tarball, manifest.PATH), str(tarball))
+    return {row["name"]: row["images"] for row in manifest_of["targets"]}
+
+
 def _check(release: Release, selection: Selection) -> None:
     """
     Raises:
