@@ -85,12 +85,14 @@ class Code:
     Attributes:
         lines: (address from the kernel's first instruction, bytes of the instruction, text), ascending.
         entry: address of the first instruction executed.
+        plain_entry: the same where hardware does not preload arguments.
     """
 
     facts: elf.AmdFacts
     descriptor: bytes
     lines: tuple[tuple[int, int, str], ...]
     entry: int
+    plain_entry: int
 
 
 class LoadedProgram:
@@ -220,7 +222,7 @@ def read(code: bytes) -> Code:
     entry = symbols[facts.symbol]["st_value"] + struct.unpack_from("<q", descriptor, 16)[0] - start
     # Hardware that fills scalar registers with arguments starts behind the code that would load them.
     preloaded = struct.unpack_from("<H", descriptor, 58)[0] & 0x7F
-    return Code(facts, descriptor, tuple(lines), entry + (256 if preloaded else 0))
+    return Code(facts, descriptor, tuple(lines), entry + (256 if preloaded else 0), entry)
 
 
 def _bytes_at(file: ELFFile, address: int, size: int) -> bytes:
@@ -291,8 +293,8 @@ def _parse(code: Code) -> tuple[list[Instruction], list[str]]:
             texts.append(text)
     for index, target in branches:
         made[index].target = at.get(target, -1)
-    if code.entry not in at:
-        raise UnknownError(f"{code.facts.kernel} starts at 0x{code.entry:x}, where no instruction is")
+    for entry in {code.entry, code.plain_entry} - set(at):
+        raise UnknownError(f"{code.facts.kernel} starts at 0x{entry:x}, where no instruction is")
     return made, texts
 
 
@@ -459,12 +461,13 @@ def _describe(code: Code, instructions: ctypes.Array, texts: ctypes.Array, execu
     if facts.target.startswith("gfx9"):
         whole, vgprs = vgprs, 4 * ((struct.unpack_from("<I", descriptor, 44)[0] & 63) + 1)
         agprs = max(whole - vgprs, 0)
-    entry = next(k for k, record in enumerate(instructions) if record.pc == code.entry)
+    at = {record.pc: k for k, record in reversed(list(enumerate(instructions)))}
     return Program(
         target=TARGETS.index(facts.target.split(":")[0]),
         wave_size=facts.wavefront_size,
         count=len(instructions),
-        entry=entry,
+        entry=at[code.entry],
+        plain_entry=at[code.plain_entry],
         vgprs=min(vgprs, 256),
         agprs=min(agprs, 256),
         sgprs=facts.sgprs,

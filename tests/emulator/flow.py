@@ -56,9 +56,14 @@ def successors(program: LoadedProgram, index: int) -> list[int]:
     return [*following, *([target] if target >= 0 else [])]
 
 
+def entries(program: LoadedProgram) -> list[int]:
+    """Where execution may begin: with arguments preloaded, and where hardware does not do that."""
+    return sorted({program.program.entry, program.program.plain_entry})
+
+
 def reachable(program: LoadedProgram) -> set[int]:
     """The instructions that execution may come to; all behind a jump that cannot be followed."""
-    found, open_ends = set(), [program.program.entry]
+    found, open_ends = set(), entries(program)
     while open_ends:
         index = open_ends.pop()
         if index in found:
@@ -171,8 +176,8 @@ def pending_at(program: LoadedProgram, index: int) -> Pending:
     Raises:
         LookupError: paths cannot be followed.
     """
-    states: dict[int, Pending] = {program.program.entry: {}}
-    work = [program.program.entry]
+    states: dict[int, Pending] = {entry: {} for entry in entries(program)}
+    work = entries(program)
     while work:
         at = work.pop()
         after = _step(program, at, states[at], adds=True)

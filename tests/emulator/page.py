@@ -25,7 +25,8 @@ def read(path: Path) -> list[dict]:
 
 
 def executed(row: dict) -> dict[str, tuple[int, int]]:
-    """By digest of the code objects that a row's calls executed: how many instructions it has, and which, as bits."""
+    """By digest of the code objects that a row's calls executed: how many instructions it has, and which, as bits. See
+    process.py."""
     parts = {digest: text.partition("/") for digest, text in row.get("executed", {}).items()}
     return {digest: (int(count), int(bits, 16)) for digest, (count, _, bits) in parts.items()}
 

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
 
 import decode
+import flow
 from candidates import facts, run_lengths_images, run_mask_images
 from executor import Executor
 from pool import serve
@@ -133,13 +134,18 @@ class Executing(Tasks):
         return answer["rows"][0] if "rows" in answer else nothing | {"wrong": [answer["fault"]]}
 
     def _executed(self) -> dict[str, str]:
-        """By digest of each code object that was: how many instructions it has, and which of them were executed, a bit
-        of a hexadecimal number each, the first the lowest: "3/5" are the first and the third of three."""
+        """By digest of each code object that was: how many instructions it has that execution can come to, so without
+        what pads its blocks and its end, and which were executed, a bit of a hexadecimal number each, the first the
+        lowest: "3/5" are the first and the third, and one more could be."""
         counts = {digest: program.executed() for digest, program in self.executor.programs.items()}
         return {
-            digest: f"{len(one)}/{sum(1 << i for i, count in enumerate(one) if count):x}"
+            digest: f"{self._reachable(digest)}/{sum(1 << i for i, count in enumerate(one) if count):x}"
             for digest, one in counts.items() if any(one)
         }  # fmt: skip
+
+    @cache  # noqa: B019  as long as the process
+    def _reachable(self, digest: str) -> int:
+        return len(flow.reachable(self.executor.programs[digest]))
 
 
 def name_of(variant: dict) -> str:

@@ -71,8 +71,8 @@ class Instruction(ctypes.Structure):
 class Program(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint32) for name in (
-            "target", "wave_size", "count", "entry", "vgprs", "agprs", "sgprs", "lds", "scratch", "mode", "properties",
-            "rsrc2", "preload", "preload_offset", "kernarg", "texts_size")),
+            "target", "wave_size", "count", "entry", "plain_entry", "vgprs", "agprs", "sgprs", "lds", "scratch", "mode",
+            "properties", "rsrc2", "preload", "preload_offset", "kernarg", "texts_size")),
         ("instructions", ctypes.POINTER(Instruction)), ("texts", ctypes.c_char_p),
         ("executed", ctypes.POINTER(ctypes.c_uint64)),
     ]  # fmt: skip

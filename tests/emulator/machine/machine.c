@@ -109,6 +109,12 @@ static unsigned set_pair(struct emu_wave* wave, unsigned at, uint64_t value) {
   return at + 2;
 }
 
+/* Whether the launch's hardware fills SGPRs with the arguments that a program wants so. By even seeds it does not: that
+ * is older firmware, which begins before the code that loads them. */
+static bool preloads(const struct emu_launch* launch) {
+  return !launch->contents_seed || launch->contents_seed % 2;
+}
+
 static void set_up_scalars(struct emu_wave* wave) {
   struct emu_machine* machine = wave->machine;
   const struct emu_program* program = machine->program;
@@ -127,7 +133,7 @@ static void set_up_scalars(struct emu_wave* wave) {
   if (asked & DISPATCH_ID) at += 2;
   if (asked & FLAT_SCRATCH_INIT) at += 2;
   if (asked & PRIVATE_SIZE) wave->sgpr[at++] = program->scratch;
-  for (uint32_t k = 0; k < program->preload; k++) {
+  for (uint32_t k = 0; k < program->preload && preloads(launch); k++) {
     uint32_t offset = 4 * (program->preload_offset + k);
     uint32_t word = 0;
     if (offset + 4 <= launch->kernarg_size) memcpy(&word, machine->kernarg + offset, 4);
@@ -163,7 +169,7 @@ static void start(struct emu_machine* machine, uint32_t number) {
   wave->number = number;
   wave->scc = launch->contents_seed ? (uint32_t)draw(&contents) & 1 : 0;
   wave->mode = program->mode;
-  wave->next = program->entry;
+  wave->next = preloads(launch) ? program->entry : program->plain_entry;
   wave->done = wave->waits = wave->signalled = false;
   wave->awaited = 0;
   wave->executed = 0;
