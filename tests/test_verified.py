@@ -50,9 +50,10 @@ def test_what_ran_is_what_the_next_manifest_says(tmp_path):
 
 
 def test_what_was_emulated_did_not_run(tmp_path):
-    key = next(v.key for v in manifest.make_manifest(small_release().inputs, small_release().stage, release.PLATFORM)
-               .variants if v.target == "gfx942")  # fmt: skip
-    row = {"kind": "image", "key": key, "by": "emulator", "worst_share_of_limit": 0.5}
+    made = manifest.make_manifest(small_release().inputs, small_release().stage, release.PLATFORM)
+    variant = next(v for v in made.variants if v.target == "gfx942")
+    row = {"kind": "image", "key": variant.key, "by": "emulator", "worst_share_of_limit": 0.5,
+           "executed": {variant.image: "3/7"}}  # fmt: skip
     results = write(tmp_path / "r", {"kind": "device", "name": "gfx942"}, row)
     (path,) = verified.main(results, "LLVM 22.1.2", tmp_path / "verified")
     assert path.name == "gfx942-emulator.json"
@@ -63,6 +64,11 @@ def test_what_was_emulated_did_not_run(tmp_path):
         "6 untested"
     )
     assert rows[1].verified == "compiled, not run"
+    # The key is the same, the image another: that was not executed.
+    path.write_text(path.read_text().replace(variant.image, "0" * 64))
+    inputs = replace(inputs, verifications=manifest.load_verifications(tmp_path / "verified"))
+    rows = manifest.make_manifest(inputs, small_release().stage, release.PLATFORM).targets
+    assert rows[0].verified == "compiled, not run"
 
 
 @pytest.mark.parametrize("share", [1.01, math.nan])

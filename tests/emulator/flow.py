@@ -1,7 +1,8 @@
 """A program's flow: what can be reached, and whether a wait or a barrier that is missing is redundant on every path.
 
 The proof is static: of a wait, the registers and the memory that it waits for are followed from it along every path,
-until another wait covers them; it is redundant if nothing uses them before. Counters are counted as in hazards.c.
+beside all else that is outstanding, until another wait covers them; it is redundant if nothing uses them before. Every
+branch is taken to go both ways. Counters are counted as in hazards.c.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from records import Flag, Kind, Range
 VM, LGKM, EXP, VS, KM = range(5)
 COUNTERS = 7
 IN_ORDER = frozenset((VM, VS))  # what returns as it was issued; LDS does too, where no scalar load is among it
-LDS, MEMORY = ("lds",), ("memory",)  # written, and not yet seen by other waves
+LDS, MEMORY = ("lds",), ("memory",)  # read or written, and written; of what other waves may do with it after a barrier
 
 DS_STORES = ("write", "store", "add", "sub", "min", "max", "and_", "or_", "xor", "swap", "xchg", "inc", "dec")
 
-Entry = tuple[int, tuple]  # counter; ("v" or "s", register), LDS or MEMORY
+# Counter; ("v" or "s", register), LDS or MEMORY; whether it is the wait in question that waits for it.
+Entry = tuple[int, tuple, bool]
 Pending = dict[Entry, int]  # by entry, how many of its counter were issued behind it, at least
 
 
@@ -46,6 +48,8 @@ def successors(program: LoadedProgram, index: int) -> list[int]:
         LookupError: it cannot be told.
     """
     name, target = name_of(program, index), program.instructions[index].target
+    if name.startswith(("s_branch", "s_cbranch")) and target < 0:
+        raise LookupError(f"`{program.texts[index]}` leads out of the program")
     if name.startswith(("s_endpgm", "s_trap")):
         return []
     if name.startswith(("s_setpc", "s_swappc", "s_cbranch_g", "s_cbranch_i", "s_cbranch_join", "s_call")):
@@ -85,8 +89,14 @@ def is_barrier(program: LoadedProgram, index: int) -> bool:
 
 
 def _issued(program: LoadedProgram, index: int) -> Iterator[tuple[int, list[tuple]]]:
-    """Counters that an instruction counts on, each with what it leaves pending."""
+    """Counters that an instruction counts on, each with what it leaves pending.
+
+    Raises:
+        LookupError: it is of two kinds at once, which come in no order.
+    """
     name, instruction = name_of(program, index), program.instructions[index]
+    if name.startswith("flat_"):
+        raise LookupError(f"`{program.texts[index]}` may be of LDS or of memory")
     loads, stores = _moves(name)
     if not (loads or stores):
         return
@@ -97,13 +107,11 @@ def _issued(program: LoadedProgram, index: int) -> Iterator[tuple[int, list[tupl
     if name.startswith(("s_load", "s_buffer_load", "s_scratch_load")):
         yield (KM if architecture >= 12 else LGKM), written
     elif name.startswith("ds_"):
-        yield LGKM, written + ([LDS] if stores else [])
+        yield LGKM, written + ([] if "permute" in name or "swizzle" in name else [LDS])
     else:
         to_lds = [LDS] if "_lds_" in name or instruction.flags & Flag.LDS else []
         counter = VS if newer and not returns else VM
         yield counter, written + to_lds + ([MEMORY] if stores else [])
-        if name.startswith("flat_"):
-            yield LGKM, written + ([LDS] if stores else [])
 
 
 def _moves(name: str) -> tuple[bool, bool]:
@@ -111,7 +119,7 @@ def _moves(name: str) -> tuple[bool, bool]:
     if name.startswith("ds_"):
         stores = any(word in name for word in DS_STORES)
         return not stores or "rtn" in name, stores
-    if not name.startswith(("s_load", "s_buffer_load", "s_scratch_load", "global_", "buffer_", "flat_", "scratch_")):
+    if not name.startswith(("s_load", "s_buffer_load", "s_scratch_load", "global_", "buffer_", "scratch_")):
         return False, False
     if any(word in name for word in ("wbl2", "inv", "gl0", "gl1", "wb")):
         return False, False
@@ -120,8 +128,9 @@ def _moves(name: str) -> tuple[bool, bool]:
     return "load" in name, "store" in name
 
 
-def _scalar(entry: Entry) -> bool:
-    return entry[1][0] == "s"
+def _in_order(entry: Entry) -> bool:
+    """Whether what is behind it comes after it: not of scalar loads. They are taken to be any that loads an SGPR."""
+    return entry[1][0] != "s"
 
 
 def _after_wait(pending: Pending, wait: Iterable[int]) -> Pending:
@@ -130,7 +139,7 @@ def _after_wait(pending: Pending, wait: Iterable[int]) -> Pending:
     for counter, most in enumerate(wait):
         if most < 0:
             continue
-        mixed = counter in (LGKM, KM) and any(e[0] == counter and _scalar(e) for e in pending)
+        mixed = counter in (LGKM, KM) and any(e[0] == counter and not _in_order(e) for e in pending)
         for entry, behind in pending.items():
             if entry[0] == counter and (most == 0 or (behind >= most and not mixed)):
                 result.pop(entry, None)
@@ -141,30 +150,31 @@ def _joined(one: Pending, other: Pending) -> Pending:
     return {e: min(one.get(e, 1 << 30), other.get(e, 1 << 30)) for e in {*one, *other}}
 
 
-def _step(program: LoadedProgram, index: int, pending: Pending, adds: bool) -> Pending:
-    """What is pending behind an instruction; `adds`: with what it issues itself."""
+def _step(program: LoadedProgram, index: int, pending: Pending) -> Pending:
+    """What is pending behind an instruction, with what it issues itself."""
     after = _after_wait(pending, program.instructions[index].wait)
     for counter, left in _issued(program, index):
         after = {e: behind + (e[0] == counter) for e, behind in after.items()}
-        if adds:
-            after |= {(counter, what): 0 for what in left}
+        after |= {(counter, what, False): 0 for what in left}
     return after
 
 
 def _uses(program: LoadedProgram, index: int, pending: Pending, waves: int) -> str | None:
-    """How an instruction depends on what is pending, or None."""
-    instruction = program.instructions[index]
-    written = _registers(instruction.write[: instruction.writes])
-    touched = _registers(instruction.read[: instruction.reads]) | written
-    name = name_of(program, index)
+    """How an instruction depends on what the wait in question waits for, or None."""
+    instruction, name = program.instructions[index], name_of(program, index)
+    read, written = (_registers(some) for some in (instruction.read[: instruction.reads],
+                                                   instruction.write[: instruction.writes]))  # fmt: skip
     own = {counter for counter, _ in _issued(program, index)}
-    for counter, what in pending:
-        if counter in own and what in written and what[0] == "v":
-            continue  # results of one kind come in order: one after the other in a register is no matter
-        if what in touched:
+    for counter, what, guarded in pending:
+        if not guarded:
+            continue
+        # Results of one kind come in order: one after the other in a register is no matter.
+        if what in read or (what in written and not (counter in own and what[0] == "v")):
             return f"`{program.texts[index]}` uses {what[0]}{what[1]}"
         if what == LDS and waves > 1 and is_barrier(program, index):
-            return "a barrier hands LDS on before it is written"
+            return "a barrier hands LDS on before that is done with"
+        if what == LDS and counter == VM and name.startswith("ds_"):
+            return f"`{program.texts[index]}` touches LDS before what is copied there has come"
         if what == MEMORY and (is_barrier(program, index) or "atomic" in name or "wbl2" in name or "_inv" in name):
             return f"`{program.texts[index]}` hands memory on before it is written"
     return None
@@ -176,17 +186,24 @@ def pending_at(program: LoadedProgram, index: int) -> Pending:
     Raises:
         LookupError: paths cannot be followed.
     """
-    states: dict[int, Pending] = {entry: {} for entry in entries(program)}
-    work = entries(program)
+    return _followed(program, {entry: {} for entry in entries(program)}).get(index, {})
+
+
+def _followed(program: LoadedProgram, states: dict[int, Pending], stop=lambda at, pending: False) -> dict[int, Pending]:
+    """What may be pending where instructions begin, over all paths from some that it is known of; to where `stop` is
+    true."""
+    work = list(states)
     while work:
         at = work.pop()
-        after = _step(program, at, states[at], adds=True)
+        if stop(at, states[at]):
+            break
+        after = _step(program, at, states[at])
         for next_one in successors(program, at):
             joined = _joined(states[next_one], after) if next_one in states else after
-            if states.get(next_one) != joined or next_one not in states:
+            if next_one not in states or states[next_one] != joined:
                 states[next_one] = joined
                 work.append(next_one)
-    return states.get(index, {})
+    return states
 
 
 def need_of_wait(program: LoadedProgram, index: int, waves: int) -> str | None:
@@ -197,28 +214,24 @@ def need_of_wait(program: LoadedProgram, index: int, waves: int) -> str | None:
     """
     before = pending_at(program, index)
     kept = _after_wait(before, program.instructions[index].wait)
-    guarded = {entry: behind for entry, behind in before.items() if entry not in kept}
-    states: dict[int, Pending] = dict.fromkeys(successors(program, index), guarded)
-    work = list(states)
-    while work:
-        at = work.pop()
-        if not states[at]:
-            continue
-        if reason := _uses(program, at, states[at], waves):
-            return reason
-        after = _step(program, at, states[at], adds=False)
-        for next_one in successors(program, at):
-            joined = _joined(states[next_one], after) if next_one in states else after
-            if states.get(next_one) != joined or next_one not in states:
-                states[next_one] = joined
-                work.append(next_one)
-    return None
+    pending = {
+        (counter, what, (counter, what, guarded) not in kept): n for (counter, what, guarded), n in before.items()
+    }
+    needs: list[str] = []
+
+    def needed(at: int, pending: Pending) -> bool:
+        reason = _uses(program, at, pending, waves)
+        needs.extend([reason] if reason else [])
+        return bool(reason)
+
+    _followed(program, dict.fromkeys(successors(program, index), pending), needed)
+    return needs[0] if needs else None
 
 
 def need_of_barrier(program: LoadedProgram, index: int, waves: int) -> str | None:
     """The same of a barrier: LDS is touched on both sides of it, with none between, and written on one; or memory is
-    written before, and read behind it. What a kernel reads of memory it does not write: tensors that are read are lent
-    to be read alone.
+    written before it, and touched behind it. Memory that is read before is none that is written behind: tensors that
+    are read are lent to be read alone.
 
     Raises:
         LookupError: paths cannot be followed.
@@ -234,7 +247,7 @@ def need_of_barrier(program: LoadedProgram, index: int, waves: int) -> str | Non
     (reads_before, writes_before), (reads_after, writes_after) = before["lds"], after["lds"]
     if (writes_before and (reads_after or writes_after)) or (reads_before and writes_after):
         return "LDS is touched on both sides"
-    return "memory is written before it, and read behind" if before["memory"][1] and after["memory"][0] else None
+    return "memory is written before it, and touched behind" if before["memory"][1] and any(after["memory"]) else None
 
 
 def _until_barrier(program: LoadedProgram, begin: list[int], onward) -> dict[str, tuple[bool, bool]]:

@@ -38,7 +38,7 @@ class Kernel:
     """
 
     def __init__(self, target: str, text: str, *, lds: int = 0, vgprs: int = 256, mode: int = MODE) -> None:
-        code = SimpleNamespace(lines=decode.disassemble(assembled(target, text), target), entry=0)
+        code = SimpleNamespace(lines=decode.disassemble(assembled(target, text), target), entry=0, plain_entry=0)
         made, self.texts = decode.parse(code)
         self.records = (Instruction * len(made))(*made)
         self._executed = (ctypes.c_uint64 * len(made))()

@@ -10,9 +10,9 @@ PREFIX is a release that run.py has executed, RESULTS what that left: of its ima
     masks     a mask of offsets, `v_and_b32` with a constant, that lacks its highest bit
     programs  launches that lack their last work-groups
 
-A line of JSON each goes to RESULTS/mutations.jsonl. Where nothing saw that a wait is missing, flow.py must prove that
-it is redundant. Ends with 1 if a control (matrix, masks, programs) was not seen, or a wait neither seen nor redundant.
-A run that was ended goes on where it was.
+A line of JSON each goes to RESULTS/mutations.jsonl. Where nothing sees that a wait is missing, flow.py must prove that
+it is redundant; else calls are drawn until one sees it. Ends with 1 if a control (matrix, masks, programs) was not
+seen, or a wait neither seen nor redundant. A run that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from run import TIMEOUT, variants_of
 
 from kiln_recipe.console.progress import make_progress
 
-NOT_SEEN = ("not seen", "other bits")
+NOT_SEEN = ("not seen", "not executed", "other bits")
+MOST_TRIED = 150  # drawn calls, where a wait is missing that nothing sees
 
 
 class Drawn:
@@ -160,34 +161,57 @@ def proof(drawn: Drawn, mutant: dict, waves: int) -> str:
         return str(error)
 
 
-def execute(prefix: Path, drawn: list[Drawn], mutants: list[dict], processes: int, path: Path) -> Iterator[dict]:
-    """A row of each, as they end; they are appended to a file too."""
-    with make_progress() as progress, path.open("a") as file:
-        for d in drawn:
-            mine = sorted((m for m in mutants if m["target"] == d.target), key=lambda m: m["key"])
-            if not mine:
-                continue
-            variants = {v["key"]: v for v in variants_of(prefix, d.target)}
-            worker = [str(Path(__file__).with_name("process.py")), str(prefix), d.target]
-            pool = Pool(prefix, processes, worker, TIMEOUT)
-            progress.start(len(mine), title=f"{d.target}, changed", unit="image")
-            futures = {
-                pool.submit("mutant", variants[m["key"]], m["digest"], m["code"], m["index"], m["shortened"]): m
-                for m in mine
-            }
-            for future in as_completed(futures):
-                mutant, answer = futures[future], future.result()
-                answer = answer if "outcome" in answer else {"outcome": "process", "detail": answer["fault"]}
-                if mutant["kind"] == "waits" and answer["outcome"] in NOT_SEEN:
-                    answer["proof"] = proof(d, mutant, answer["waves"])
-                    answer["outcome"] = "redundant" if answer["proof"] == "redundant" else answer["outcome"]
+class Executing:
+    """Executes mutants: a row of each, which goes to a file too as it ends."""
+
+    def __init__(self, prefix: Path, processes: int, path: Path, seed: int) -> None:
+        self.prefix, self.processes, self.path, self.seed = prefix, processes, path, seed
+
+    def rows(self, drawn: Drawn, mutants: list[dict]) -> Iterator[dict]:
+        """Of a target's."""
+        variants = {v["key"]: v for v in variants_of(self.prefix, drawn.target)}
+        worker = [str(Path(__file__).with_name("process.py")), str(self.prefix), drawn.target]
+        pool = Pool(self.prefix, self.processes, worker, TIMEOUT)
+        unseen = []
+        with make_progress() as progress, self.path.open("a") as file:
+
+            def ended(mutant: dict, answer: dict) -> dict:
                 row = {name: value for name, value in mutant.items() if name != "code"} | answer
-                yield row
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 progress.done(mutant["what"], answer.get("seconds", 0.0), answer["outcome"])
+                return row
+
+            progress.start(len(mutants), title=f"{drawn.target}, changed", unit="image")
+            futures = {
+                pool.submit("mutant", variants[m["key"]], m["digest"], m["code"], m["index"], m["shortened"]): m
+                for m in sorted(mutants, key=lambda m: m["key"])
+            }
+            for future in as_completed(futures):
+                mutant, answer = futures[future], answered(future.result())
+                if mutant["kind"] == "waits" and answer["outcome"] in NOT_SEEN:
+                    answer["proof"] = proof(drawn, mutant, answer["waves"])
+                    if answer["proof"] != "redundant":
+                        unseen.append((mutant, answer))
+                        continue
+                    answer["outcome"] = "redundant"
+                yield ended(mutant, answer)
+            # Needed on a path that none of these calls takes, or so it seems: others may.
+            searches = {
+                pool.submit("search", variants[m["key"]], m["digest"], m["code"], m["index"], self.seed, MOST_TRIED):
+                (m, answer) for m, answer in unseen
+            }  # fmt: skip
+            for future in as_completed(searches):
+                mutant, before = searches[future]
+                found = answered(future.result())
+                spent = before.get("seconds", 0.0) + found.get("seconds", 0.0)
+                yield ended(mutant, before | found | {"seconds": round(spent, 2)})
             progress.close()
-            pool.close()
+        pool.close()
+
+
+def answered(answer: dict) -> dict:
+    return answer if "outcome" in answer else {"outcome": "process", "detail": answer["fault"]}
 
 
 def identity(row: dict) -> tuple:
@@ -224,7 +248,10 @@ def main() -> int:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = {identity(row) for row in rows}
     mutants = [mutant for mutant in mutants if identity(mutant) not in done]
-    rows += execute(options.prefix.resolve(), drawn, mutants, options.processes, path)
+    executing = Executing(options.prefix.resolve(), options.processes, path, options.seed)
+    for one in drawn:
+        if mine := [mutant for mutant in mutants if mutant["target"] == one.target]:
+            rows += executing.rows(one, mine)
     failed = [
         row for row in rows
         if row["outcome"] in NOT_SEEN and (row["kind"] in CONTROLS or row["kind"] == "waits")

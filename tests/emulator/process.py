@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 import time
 from functools import cache
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidat
 import decode
 import flow
 from candidates import facts, run_lengths_images, run_mask_images
+from drawn import drawn_calls
 from executor import Executor
 from pool import serve
 from records import CHECKS
@@ -24,8 +26,11 @@ from worker import Tasks
 from kiln_recipe.errors import ArtifactError
 
 ATTENTION = ("attn_fwd", "attn_bwd", "attn_decode")
-MUTANT_CASES, MUTANT_SEEDS = (1, 6), (1, 1)  # calls: the second, where nothing was seen in as many as the first
+# Calls of images that were changed, and their seeds: the second where the first see nothing.
+MUTANT_CALLS = (1, (1, 1)), (6, (2, 2))
 MOST_INSTRUCTIONS = 4_000_000  # of a wave of theirs
+MOST_DRAWN = 2000  # calls, most of which may be of other functionals
+UNSEEN = ("not seen", "not executed")
 
 
 class Executing(Tasks):
@@ -36,7 +41,7 @@ class Executing(Tasks):
         self.executor = executor
 
     def named(self) -> dict:
-        return super().named() | {"image": self.image, "mutant": self.mutant}
+        return super().named() | {"image": self.image, "mutant": self.mutant, "search": self.search}
 
     def image(self, variant: dict, cases: int, seeds: list[tuple[int, int]]) -> dict:
         """What candidates.facts records of an image forced in turn, and what it executed meanwhile.
@@ -72,7 +77,7 @@ class Executing(Tasks):
             shortened: as of struct hip_executor.
         """
         began = time.monotonic()
-        self._unchanged(MUTANT_CASES[0], variant["key"], tuple(variant.items()))
+        self._seeded(variant, *MUTANT_CALLS[0])  # loads the original
         original = self.executor.programs[digest]
         about = {"waves": variant["threads"] // original.program.wave_size, "detail": ""}
         try:
@@ -81,44 +86,64 @@ class Executing(Tasks):
             return about | {"outcome": "decoder", "detail": str(error)}
         if not shortened and other.texts == original.texts:
             return about | {"outcome": "same instruction"}
-        for cases in MUTANT_CASES:
-            answer = self._seen(variant, cases, original, other, index, shortened)
-            if answer["outcome"] not in ("not seen", "not executed"):
+        for cases, seeds in MUTANT_CALLS:
+            answer = self._seen(variant, cases, seeds, original, other, index, shortened)
+            if answer["outcome"] not in UNSEEN:
                 break
         return about | answer | {"seconds": round(time.monotonic() - began, 2)}
 
+    def search(self, variant: dict, digest: str, code: bytes, index: int, seed: int, most: int) -> dict:
+        """The same in drawn calls, one after the other until one sees it, `most` of them at most; beside the outcome
+        "tried", how many were made, and the "call" that saw it."""
+        began = time.monotonic()
+        original, other = self.executor.programs.get(digest), decode.load(code)
+        if original is None:
+            self._seeded(variant, *MUTANT_CALLS[0])
+            original = self.executor.programs[digest]
+        operation, tried = variant["operation"].rpartition(".")[2], 0
+        what = operation, variant["functional"], variant["kernel"], seed
+        answer = {"outcome": "not seen", "detail": ""}
+        for call in itertools.islice(drawn_calls(*what), MOST_DRAWN):
+            if tried == most:
+                break
+            found = self._seen(variant, 1, (1, 1), original, other, index, 0, (call,))
+            tried += found["cases"]
+            if found["outcome"] == "values" and self._seeded(variant, 1, (1, 1), (call,))[0]["wrong"]:
+                continue  # the call says nothing: it is wrong of the image as it should be
+            if found["outcome"] not in UNSEEN:
+                answer = found | {"call": str(call)}
+                break
+        return answer | {"tried": tried, "seconds": round(time.monotonic() - began, 2)}
+
     def _seen(
-        self, variant: dict, cases: int, original: decode.LoadedProgram, other: decode.LoadedProgram, index: int,
-        shortened: int,
+        self, variant: dict, cases: int, seeds: tuple[int, int], original: decode.LoadedProgram,
+        other: decode.LoadedProgram, index: int, shortened: int, calls: tuple = (),
     ) -> dict:  # fmt: skip
-        """What sees in so many calls that another program takes the place of the original."""
-        state, bits = self.executor.state, self._unchanged(cases, variant["key"], tuple(variant.items()))
+        """What sees in so many calls that another program takes the place of the original; "cases": that were made."""
+        state = self.executor.state
         state.fault.check, state.shortened, state.limit = 0, shortened, MOST_INSTRUCTIONS
+        other.forget()
         with self.executor.replacing(original, other):
-            row, other_bits = self._seeded(variant, cases, MUTANT_SEEDS)
-        outcome = "not seen" if other_bits == bits else "other bits"
-        if not other.executed()[index]:
-            outcome = "not executed"
-        if state.fault.check:
-            outcome = CHECKS[state.fault.check]
-        elif row["wrong"] or not row["cases"]:
-            outcome = "values"
+            row, other_bits = self._seeded(variant, cases, seeds, calls)
+        check, executed = state.fault.check, other.executed()[index]
         state.fault.check = state.shortened = state.limit = 0
-        return {"outcome": outcome, "detail": row["wrong"][0] if row["wrong"] else ""}
+        answer = {"detail": row["wrong"][0] if row["wrong"] else "", "cases": row["cases"] + bool(row["wrong"])}
+        if check:
+            return answer | {"outcome": CHECKS[check]}
+        if row["wrong"] or not (row["cases"] or calls):
+            return answer | {"outcome": "values"}
+        if not executed:
+            return answer | {"outcome": "not executed"}
+        same = other_bits == self._seeded(variant, cases, seeds, calls)[1]
+        return answer | {"outcome": "not seen" if same else "other bits"}
 
-    @cache  # noqa: B019  as long as the process
-    def _unchanged(self, cases: int, key: str, variant: tuple) -> str:
-        """A digest of the outputs as they should be."""
-        del key
-        return self._seeded(dict(variant), cases, MUTANT_SEEDS)[1]
-
-    def _seeded(self, variant: dict, cases: int, seeds: tuple[int, int]) -> tuple[dict, str]:
+    def _seeded(self, variant: dict, cases: int, seeds: tuple[int, int], calls: tuple = ()) -> tuple[dict, str]:
         """A row of candidates.run_images, and a digest of the outputs."""
         self.executor.bits = hashlib.sha256()
         with self.executor.seeds(*seeds):
-            return self._forced(variant, cases), self.executor.bits.hexdigest()
+            return self._forced(variant, cases, calls), self.executor.bits.hexdigest()
 
-    def _forced(self, variant: dict, cases: int) -> dict:
+    def _forced(self, variant: dict, cases: int, calls: tuple = ()) -> dict:
         operation = variant["operation"].rpartition(".")[2]
         nothing = {"cases": 0, "ratio": 0.0, "output": "", "key": variant["key"]}
         try:
@@ -130,7 +155,7 @@ class Executing(Tasks):
             return nothing | {"wrong": [self._failed(name_of(variant), error)["fault"]]}
         if operation not in ATTENTION:
             return nothing | {"wrong": [f"no test here calls {operation}"]}
-        answer = self.images(operation, variant["functional"], [variant], None, cases, small=True)
+        answer = self.images(operation, variant["functional"], [variant], None, cases, small=True, given=calls)
         return answer["rows"][0] if "rows" in answer else nothing | {"wrong": [answer["fault"]]}
 
     def _executed(self) -> dict[str, str]:

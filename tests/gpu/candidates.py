@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 import ffi
@@ -110,7 +111,7 @@ def is_of_another(failure: ffi.Failure) -> bool:
 
 def run_images(
     kiln, device: str, reasons: list[str], operation: str, functional: str, variants: list[dict], target: str | None,
-    most: int = MOST_CASES, small: bool = False,
+    most: int = MOST_CASES, small: bool = False, given: Sequence[Call | DecodeCall] = (),
 ) -> dict:  # fmt: skip
     """Forces each image of a functional in up to `most` calls, and judges these: {"rows": [one an image]}.
 
@@ -118,8 +119,9 @@ def run_images(
         variants: of one kernel.
         reasons: why the release has no images of some other variants.
         small: see `calls`.
+        given: the calls to try, if not those of `calls`.
     """
-    candidates = calls(operation, functional, variants[0]["kernel"], small)
+    candidates = given or calls(operation, functional, variants[0]["kernel"], small)
     hits: dict[tuple, list[Call | DecodeCall]] = {}  # the calls that take an image of a kernel and specialization
     rows = []
     for variant in variants:
@@ -145,7 +147,7 @@ def run_images(
             row["wrong"] += [f"{call}: {fault}" for fault in verdict.wrong()]
             if row["cases"] >= most:
                 break
-        if not row["cases"] and not row["wrong"] and "refused" not in row:
+        if not row["cases"] and not row["wrong"] and "refused" not in row and not given:
             row["wrong"].append("no call of candidates.py reaches this image")
         rows.append(row)
     return {"rows": rows}

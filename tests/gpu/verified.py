@@ -3,7 +3,8 @@
     python3 tests/gpu/verified.py RESULTS 580.95.05    (the folder given as --kiln-results; the driver's version)
 
 writes docs/measurements/verified/<device>-<by>.json. A key stands for source, configuration and
-toolchain, so the next release says of exactly these images that they were run.
+toolchain, so the next release says of exactly these images that they were run. Of what was executed on the emulator the
+images' digests are written too: a variant whose image has another does not count.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/measurements/verified"
-KEYS_PER_LINE = 8
+PER_LINE = 8  # keys, or digests
 
 
 def main(results: Path, driver: str, folder: Path = FOLDER) -> list[Path]:
@@ -36,18 +37,24 @@ def main(results: Path, driver: str, folder: Path = FOLDER) -> list[Path]:
     found = paths(images, device, folder)
     folder.mkdir(parents=True, exist_ok=True)
     for by, path in found.items():
-        keys = sorted({row["key"] for row in images if how(row) == by})
+        rows = [row for row in images if how(row) == by]
+        keys, digests = {row["key"] for row in rows}, {digest for row in rows for digest in row.get("executed", ())}
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(spelled(device, driver, by, keys))
+        temporary.write_text(spelled(device, driver, by, sorted(keys), sorted(digests)))
         os.replace(temporary, path)
     return list(found.values())
 
 
-def spelled(device: str, driver: str, by: str, keys: list[str]) -> str:
-    """The document, with several keys on a line."""
-    rows = [", ".join(f'"{key}"' for key in keys[i : i + KEYS_PER_LINE]) for i in range(0, len(keys), KEYS_PER_LINE)]
-    head = json.dumps({"device": device, "driver": driver, "by": by})
-    return f'{head[:-1]}, "keys": [\n' + ",\n".join(rows) + "\n]}\n"
+def spelled(device: str, driver: str, by: str, keys: list[str], images: list[str]) -> str:
+    """The document, with several keys on a line. `images`: digests of what was executed, where that is known."""
+    head = json.dumps({"device": device, "driver": driver, "by": by})[:-1]
+    lists = {"keys": keys} | ({"images": images} if images else {})
+    return head + "".join(f', "{name}": [\n{_lines(words)}\n]' for name, words in lists.items()) + "}\n"
+
+
+def _lines(words: list[str]) -> str:
+    quoted = [f'"{word}"' for word in words]
+    return ",\n".join(", ".join(quoted[i : i + PER_LINE]) for i in range(0, len(words), PER_LINE))
 
 
 def how(row: dict) -> str:

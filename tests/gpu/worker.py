@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -73,11 +74,12 @@ class Tasks:
 
     def images(
         self, operation: str, functional: str, variants: list[dict], target: str | None, most: int = MOST_CASES,
-        small: bool = False,
+        small: bool = False, given: Sequence[Call | DecodeCall] = (),
     ) -> dict:  # fmt: skip
+        """What candidates.run_images finds."""
         try:
-            reasons = self.reasons(target)
-            return run_images(self.kiln, self.device, reasons, operation, functional, variants, target, most, small)
+            what = operation, functional, variants, target, most, small, given
+            return run_images(self.kiln, self.device, self.reasons(target), *what)
         except Exception as error:  # noqa: BLE001
             return self._failed(f"images of {operation}, {functional}", error)
 

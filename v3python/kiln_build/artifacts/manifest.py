@@ -53,12 +53,18 @@ class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         device: "NVIDIA H200", or the architecture that was emulated. driver: "580.95.05", or what decoded the images.
         by: "image"; "ptx" if the driver compiled the variants' PTX for the device; "emulator" if there was no device.
         keys: of the variants that gave right results.
+        images: digests of the images that were executed; a variant whose image is another does not count. Empty where
+            no digests were recorded: then a key alone stands for its image.
     """
 
     device: str
     driver: str
     by: str
     keys: frozenset[str]
+    images: frozenset[str] = frozenset()
+
+    def has(self, key: str, image: str) -> bool:
+        return key in self.keys and (not self.images or image in self.images)
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,9 @@ def _target_row(target: Target, inputs: Inputs) -> TargetRow:
         images=len({row.image for row in rows if row.image}),
         unavailable=sum(row.image is None for row in rows),
         left_out=every - len(rows),
-        verified=_verified([row.key for row in rows if row.image], inputs.verifications) if pack else NO_IMAGES,
+        verified=_verified([(row.key, row.image) for row in rows if row.image], inputs.verifications)
+        if pack
+        else NO_IMAGES,
     )
 
 
@@ -217,17 +225,16 @@ def _ptx_version(target: Target) -> str:
     return f"{target.ptx_version // 10}.{target.ptx_version % 10}" if target.ptx_version else ""
 
 
-def _verified(keys: Sequence[str], verifications: Iterable[Verification]) -> str:
-    """What was run of the variants with these keys; several may share one. Keys change with the source and the
-    toolchain, so a result of other images never counts."""
+def _verified(variants: Sequence[tuple[str, str]], verifications: Iterable[Verification]) -> str:
+    """What was run of the variants with these keys and images; several may share one. Keys change with the source and
+    the toolchain, so a result of other images never counts."""
     run, executed = [], []
     for device, driver, by in sorted({(v.device, v.driver, v.by) for v in verifications}):
-        same = [v.keys for v in verifications if (v.device, v.driver, v.by) == (device, driver, by)]
-        found = frozenset().union(*same)
-        count = sum(key in found for key in keys)
+        same = [v for v in verifications if (v.device, v.driver, v.by) == (device, driver, by)]
+        count = sum(any(v.has(key, image) for v in same) for key, image in variants)
         if count:
-            untested = f", {len(keys) - count} untested" if count < len(keys) else ""
-            found_right = f"{count} of {len(keys)} variants tested, all correct{untested}"
+            untested = f", {len(variants) - count} untested" if count < len(variants) else ""
+            found_right = f"{count} of {len(variants)} variants tested, all correct{untested}"
             if by == "emulator":
                 executed.append(f"executed on an emulator of {device}, by {driver}: {found_right}")
             else:
