@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kiln_recipe.errors import EnvironmentProblem
+
 HERE = Path(__file__).resolve().parent
 for folder in (HERE, HERE.parent / "runtime", HERE.parent / "gpu"):
     sys.path.insert(0, str(folder))
@@ -21,7 +23,7 @@ def why_not() -> str | None:
         return "needs a C compiler by the name cc"
     try:
         decode.disassembler()
-    except decode.UnknownError as error:
+    except EnvironmentProblem as error:
         return f"needs llvm-22: {error}"
     return None
 

@@ -11,7 +11,6 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import struct
 import subprocess
 import tempfile
@@ -23,10 +22,9 @@ import records
 from elftools.elf.elffile import ELFFile
 from records import Flag, Instruction, Kind, Operand, Program
 
+from kiln_build.amd_model.disassembly import find_tool
 from kiln_recipe.images import elf
 
-# Newest first: 19 does not know gfx950.
-DISASSEMBLERS = ("llvm-objdump-22", "llvm-objdump-21", "llvm-objdump-20", "llvm-objdump")
 TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1200", "gfx1201")
 UNKNOWN = 2**32 - 1
 
@@ -167,24 +165,13 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-@functools.cache
-def disassembler() -> str:
-    """The path of LLVM's disassembler.
+disassembler = functools.cache(find_tool)
 
-    Raises:
-        UnknownError: none is installed that is new enough.
-    """
-    for name in DISASSEMBLERS:
-        if (path := shutil.which(name)) is None:
-            continue
-        version = re.search(
-            r"version (\d+)", subprocess.run([path, "--version"], capture_output=True, text=True).stdout
-        )
-        if version and int(version[1]) >= 20:
-            return path
-    raise UnknownError(
-        f"no disassembler of AMD code objects is installed: one of {', '.join(DISASSEMBLERS)}, of LLVM 20 or later"
-    )
+
+def tool(name: str) -> Path:
+    """The path of another of LLVM's programs, of the disassembler's version; it may not be there."""
+    path = Path(disassembler())
+    return path.with_name(path.name.replace("llvm-objdump", name))
 
 
 @functools.cache

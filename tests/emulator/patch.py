@@ -36,12 +36,7 @@ def assembled(target: str, text: str) -> bytes:
     Raises:
         ValueError: it is none.
     """
-    command = [
-        decode.disassembler().replace("llvm-objdump", "llvm-mc"),
-        "-triple=amdgcn-amd-amdhsa",
-        f"-mcpu={target}",
-        "-show-encoding",
-    ]
+    command = [str(decode.tool("llvm-mc")), "-triple=amdgcn-amd-amdhsa", f"-mcpu={target}", "-show-encoding"]
     done = subprocess.run(command, input=f"{text}\n", capture_output=True, text=True)
     found = re.search(r"encoding: \[([0-9a-fx,]+)\]", done.stdout)
     if done.returncode or not found:

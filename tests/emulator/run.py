@@ -2,16 +2,17 @@
 
     PYTHONPATH=v3python python3 tests/emulator/run.py build/kiln results --target gfx942 --processes 4
 
-PREFIX is an unpacked release. A line of JSON an image goes to RESULTS/<target>/images.jsonl as it ends; a run that was
-ended goes on where it was, as long as it is the same release. Wrong answers are printed at the end, and end it with 1.
+PREFIX is an unpacked release. A line of JSON an image goes to RESULTS/<target>/images.jsonl as it ends. A run that was
+ended goes on where it was; of another release, what stands there stays if all code objects that it executed are the
+same to the byte, and the rest is executed. Wrong answers are printed at the end, and end it with 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -53,25 +54,41 @@ def sampled(variants: list[dict], every: int) -> list[dict]:
     return result
 
 
+def drawn(variants: list[dict], seed: int) -> list[dict]:
+    """One of each kernel, dtypes, head size (up to 32, 64, 128 ...) and extras, drawn."""
+    groups: dict[tuple, list[dict]] = {}
+    for variant in sorted(variants, key=identity):
+        said = words(variant["functional"])
+        size = (int(said.pop("head_dim", 1)) - 1).bit_length()
+        said.pop("padded", None)
+        groups.setdefault((variant["kernel"], max(size, 5), *sorted(said.items())), []).append(variant)
+    draw = random.Random(seed)
+    chosen = {identity(draw.choice(group)) for group in groups.values()}
+    return [variant for variant in variants if identity(variant) in chosen]
+
+
 class Results:
     """The lines of a target's run: what is in them is not run again.
 
+    Args:
+        about: how it is run.
+        digests: by the key of each variant of the release the digest of its image.
+
     Raises:
-        SystemExit: they are of another release, or of other seeds.
+        SystemExit: they are of another way to run.
     """
 
-    def __init__(self, folder: Path, about: dict) -> None:
+    def __init__(self, folder: Path, about: dict, digests: dict[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "images.jsonl"
         lines = self.path.read_text().splitlines() if self.path.is_file() else []
-        whole = [line for line in lines if line.endswith("}")]  # the last may be cut
-        self.rows = [json.loads(line) for line in whole]
-        if self.rows and self.rows[0] != about:
-            sys.exit(f"{self.path} is of another run ({self.rows[0]}); name another folder, or remove it")
-        if not self.rows:
-            self.rows = [about]
+        whole = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be cut
+        if whole and whole[0] != about:
+            sys.exit(f"{self.path} is of another run ({whole[0]}); name another folder, or remove it")
+        there = set(digests.values())
+        self.rows = [about, *(row for row in whole[1:] if _stands(row, digests, there))]
         self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        self.done = {row["key"] for row in self.rows if "key" in row}
+        self.done = {identity(row) for row in self.rows[1:]}
 
     def add(self, row: dict) -> None:
         self.rows.append(row)
@@ -79,17 +96,31 @@ class Results:
             file.write(json.dumps(row) + "\n")
 
 
+def _stands(row: dict, digests: dict[str, str], there: set[str]) -> bool:
+    """Whether a row is true of a release: its image, and all that its calls executed besides, are in that."""
+    executed = set(row.get("executed", ()))
+    return row["kind"] == "image" and digests.get(row["key"]) in executed and executed <= there
+
+
+def identity(row: dict) -> tuple:
+    """Of a variant, or of its row. Kernels, and functionals, may share a key."""
+    return row["kernel"], row["functional"], row["key"]
+
+
 def run(
-    prefix: Path, target: str, results: Path, processes: int, every: int, cases: int, seeds: list[tuple[int, int]]
-) -> list[dict]:
+    prefix: Path, target: str, results: Path, processes: int, every: int, sample: int | None, cases: int,
+    seeds: list[tuple[int, int]],
+) -> list[dict]:  # fmt: skip
     """Executes what is not done yet of a target; the rows of all that is."""
-    manifest = hashlib.sha256((prefix / "share/kiln/manifest.json").read_bytes()).hexdigest()
     about = {
-        "kind": "device", "name": target, "release": manifest, "decoder": decode.version(), "every": every,
+        "kind": "device", "name": target, "decoder": decode.version(), "every": every, "sample": sample,
         "cases": cases, "seeds": [list(pair) for pair in seeds],
     }  # fmt: skip
-    kept = Results(results / target, about)
-    variants = [v for v in sampled(variants_of(prefix, target), every) if v["key"] not in kept.done]
+    digests = {key: image.digest for image in images.images(prefix, target) for key in image.keys}
+    kept = Results(results / target, about, digests)
+    variants = sampled(variants_of(prefix, target), every)
+    variants = variants if sample is None else drawn(variants, sample)
+    variants = [v for v in variants if identity(v) not in kept.done]
     worker = [str(Path(__file__).with_name("process.py")), str(prefix), target]
     pool = Pool(prefix, processes, worker, TIMEOUT)
     with make_progress() as progress:
@@ -122,6 +153,10 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1, help="calls that each is forced in, at most; default: 1")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth image of each kernel")
     parser.add_argument(
+        "--sample", type=int, metavar="SEED",
+        help="only one image, drawn by this seed, of each kernel, dtypes, head size (up to 32, 64, 128 ...) and extras",
+    )  # fmt: skip
+    parser.add_argument(
         "--seeds", default="1,2", metavar="N,N...", type=lambda text: [(int(n), int(n)) for n in text.split(",")],
         help="each orders waves and work-groups, and fills registers and LDS before; 0: in order, and zeros. With "
         "several the outputs must have equal bits; default: 1,2",
@@ -131,7 +166,7 @@ def main() -> int:
     for target in options.target or ():
         images.pack_of(options.prefix, target)
     for target in options.target or images.targets(options.prefix):
-        how = options.processes, options.every, options.cases, options.seeds
+        how = options.processes, options.every, options.sample, options.cases, options.seeds
         rows = run(options.prefix.resolve(), target, options.results, *how)
         wrong += [f"{target} {r['kernel']} {r['functional']}: {fault}" for r in rows for fault in r.get("wrong", [])]
     for line in wrong:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import subprocess
-from pathlib import Path
 
 import decode
 import numpy as np
@@ -156,11 +155,7 @@ def _assembled(target: str, text: str) -> subprocess.CompletedProcess:
 @functools.cache
 def assembler() -> str:
     """LLVM's assembler, beside its disassembler. Skips the test where none is installed."""
-    try:
-        disassembler = Path(decode.disassembler())
-    except decode.UnknownError as error:
-        pytest.skip(str(error))
-    path = disassembler.with_name(disassembler.name.replace("llvm-objdump", "llvm-mc"))
+    path = decode.tool("llvm-mc")
     if not path.is_file():
         pytest.skip(f"{path.name} is not installed")
     return str(path)

@@ -27,6 +27,14 @@ NEEDED = {
         "gfx942", f"{LOAD}\nglobal_load_dword v4, v[2:3], off\ns_waitcnt vmcnt(1)\nv_mov_b32_e32 v0, v1\ns_endpgm", 2,
     ),
     "a scalar": ("gfx1100", "s_load_b32 s4, s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\ns_mov_b32 s5, s4\ns_endpgm", 1),
+    "an address in the register that is loaded": (
+        "gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\nglobal_load_dword v1, v[1:2], off\ns_endpgm", 1,
+    ),
+    "a later wait that scalar loads let pass": (
+        "gfx942", "ds_read_b32 v1, v2\ns_waitcnt lgkmcnt(0)\ns_load_dword s4, s[0:1], 0x0\n"
+        "s_waitcnt lgkmcnt(1)\nv_mov_b32_e32 v0, v1\ns_endpgm", 1,
+    ),
+    "before a barrier, a read": ("gfx942", "ds_read_b32 v1, v2\ns_waitcnt lgkmcnt(0)\ns_barrier\ns_endpgm", 1),
     "before a barrier": ("gfx942", "ds_write_b32 v0, v1\ns_waitcnt lgkmcnt(0)\ns_barrier\ns_endpgm", 1),
 }  # fmt: skip
 REDUNDANT = {
@@ -34,6 +42,13 @@ REDUNDANT = {
     "nothing uses it": ("gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v5, v6\ns_endpgm", 1),
     "another covers it": (
         "gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v0, v1\ns_endpgm", 1,
+    ),
+    "a later wait that what came behind lets pass": (
+        "gfx942", "ds_read_b32 v1, v2\ns_waitcnt lgkmcnt(0)\nds_read_b32 v4, v2\n"
+        "s_waitcnt lgkmcnt(1)\nv_mov_b32_e32 v0, v1\ns_endpgm", 1,
+    ),
+    "results of one kind, one after the other": (
+        "gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\n{LOAD}\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v0, v1\ns_endpgm", 1,
     ),
     "the younger of two is not waited for": (
         "gfx942", f"{LOAD}\nglobal_load_dword v4, v[2:3], off\ns_waitcnt vmcnt(1)\nv_mov_b32_e32 v0, v5\ns_endpgm", 2,
@@ -72,6 +87,8 @@ def test_barriers():
 def test_what_cannot_be_followed():
     with pytest.raises(LookupError, match="s_setpc_b64 leads to where a register says"):
         flow.need_of_wait(program("gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\ns_setpc_b64 s[0:1]\ns_endpgm"), 1, 4)
+    with pytest.raises(LookupError, match="may be of LDS or of memory"):
+        flow.need_of_wait(program("gfx942", "flat_load_dword v1, v[2:3]\ns_waitcnt vmcnt(0)\ns_endpgm"), 1, 4)
 
 
 def test_reachable_without_padding():

@@ -45,7 +45,7 @@ def find_tool() -> str:
     if path := shutil.which(_NAME):
         return path
     raise EnvironmentProblem(
-        f"{_NAME} is not installed, and the model reads AMD code with it; install Debian's package {_PACKAGE} "
+        f"{_NAME} is not installed, by which AMD code is read; install Debian's package {_PACKAGE} "
         "(https://apt.llvm.org), or put LLVM 19 or later into PATH"
     )
 
