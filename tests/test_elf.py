@@ -14,6 +14,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,16 @@ def test_amd_facts_are_those_of_the_assembly(images, name):
     for argument in facts.arguments:
         assert argument.offset >= end and argument.offset % argument.size == 0
         end = argument.offset + argument.size
+
+
+def test_what_hip_fills_is_no_parameter(images, monkeypatch):
+    """A kernel that may ask for the size of the grid gets it, and much else, behind its own arguments."""
+    code, *_ = read(images, "gfx942")
+    facts = elf.amd_facts(code)
+    hidden = (elf.Parameter(facts.kernarg_size, 4, "hidden_block_count_x"),)
+    assert elf.stated_facts(code)[0]["parameters"] == len(PARAMETER_SIZES)
+    monkeypatch.setattr(elf, "amd_facts", lambda code: replace(facts, arguments=facts.arguments + hidden))
+    assert elf.stated_facts(code)[0]["parameters"] == len(PARAMETER_SIZES)
 
 
 @pytest.mark.parametrize("name", NVIDIA)

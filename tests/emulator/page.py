@@ -1,9 +1,10 @@
 """Makes what a run of run_all.sh leaves: a page, and the keys of what was right for the next manifest.
 
-    PYTHONPATH=v3python python3 tests/emulator/page.py PREFIX RESULTS PAGE VERIFIED
+    PYTHONPATH=v3python python3 tests/emulator/page.py PREFIX RESULTS PAGE VERIFIED [PREFIX RESULTS ...]
 
 PREFIX is the release that was executed, RESULTS what run.py and mutations.py left. VERIFIED is a folder for the keys,
-beside PAGE: nothing is written if an image was wrong. Prints the page's first table.
+beside PAGE: nothing is written if an image was wrong. Releases behind them, with their results, are those of which a
+sample was executed, or which are for other targets. Prints the page's first table.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
 
+import decode
+import images
 import verified
 from report import image_rows, table
 
@@ -78,7 +81,37 @@ def mutation_lines(found: list[dict]) -> list[str]:
     return lines
 
 
-def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> str:
+def others_lines(others: list[tuple[Path, Path]]) -> list[str]:
+    """Of the other releases: what was asked of the build, what was executed, and which instructions are unknown."""
+    rows = []
+    for prefix, results in others:
+        release = json.loads((prefix / "share/kiln/manifest.json").read_text())
+        for target in targets_of(results):
+            found = read(results / target / "images.jsonl")
+            sample = found[0]["sample"]
+            cells = target_row(target, found)
+            codes = [image.code for image in images.images(prefix, target)]
+            unknown = sorted({name for code in codes for name in unknown_names(code)})
+            rows.append(
+                [target, f"{release['profile']}, `{release['selection']}`", "all" if sample is None else f"seed {sample}",
+                 len(codes), *cells[1:], ", ".join(f"`{name}`" for name in unknown) or "none"]
+            )  # fmt: skip
+    names = ["target", "build", "sample", "images", "code objects executed", *TARGETS[2:], "unknown instructions"]
+    return table(names, rows)
+
+
+def unknown_names(code: bytes) -> list[str]:
+    """Mnemonics of a code object that the machine does not know."""
+    return [text.partition(" ")[0] for text in decode.load(code).unknown()]
+
+
+def targets_of(results: Path) -> list[str]:
+    return sorted(path.parent.name for path in results.glob("*/images.jsonl"))
+
+
+def page(
+    prefix: Path, results: Path, targets: list[str], files: list[str], others: list[tuple[Path, Path]]
+) -> str:  # fmt: skip
     rows = {target: read(results / target / "images.jsonl") for target in targets}
     about = rows[targets[0]][0]
     numbers = ", ".join(str(schedule) for schedule, _ in about["seeds"])
@@ -106,6 +139,10 @@ def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> s
     if refused:
         lines += ["## Refused", "", "What the release has no image for, in its own words:", ""]
         lines += [*map("- {}".format, refused), ""]
+    if others:
+        lines += ["## Other builds", "", "Of the full profile a sample, drawn by a seed: one image of each kernel, dtypes,",
+                  "head size (up to 32, 64, 128 ...) and extras. Of targets that are not in the table above, what there is.",
+                  "", *others_lines(others)]  # fmt: skip
     if mutants:
         lines += ["## Made wrong on purpose", "", *mutation_lines(mutants)]
     if unseen:
@@ -116,17 +153,18 @@ def page(prefix: Path, results: Path, targets: list[str], files: list[str]) -> s
 
 
 def main() -> None:
-    if len(sys.argv) != 5:
-        sys.exit("usage: page.py PREFIX RESULTS PAGE VERIFIED")
-    prefix, results, written, folder = map(Path, sys.argv[1:])
-    targets = sorted(path.parent.name for path in results.glob("*/images.jsonl"))
+    if len(sys.argv) < 5 or len(sys.argv) % 2 == 0:
+        sys.exit("usage: page.py PREFIX RESULTS PAGE VERIFIED [PREFIX RESULTS ...]")
+    prefix, results, written, folder, *more = map(Path, sys.argv[1:])
+    others = list(zip(more[::2], more[1::2], strict=True))
+    targets = targets_of(results)
     if not targets:
         sys.exit(f"{results} has no results of run.py")
     files = []
     for target in targets:
         decoder = read(results / target / "images.jsonl")[0]["decoder"]
         files += [f"{folder.name}/{path.name}" for path in verified.main(results / target, decoder, folder)]
-    written.write_text(page(prefix, results, targets, files))
+    written.write_text(page(prefix, results, targets, files, others))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ NEEDED = {
     ),
     "a scalar": ("gfx1100", "s_load_b32 s4, s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\ns_mov_b32 s5, s4\ns_endpgm", 1),
     "an address in the register that is loaded": (
-        "gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\nglobal_load_dword v1, v[1:2], off\ns_endpgm", 1,
+        "gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\nglobal_load_dword v1, v[0:1], off\ns_endpgm", 1,
     ),
     "a later wait that scalar loads let pass": (
         "gfx942", "ds_read_b32 v1, v2\ns_waitcnt lgkmcnt(0)\ns_load_dword s4, s[0:1], 0x0\n"
