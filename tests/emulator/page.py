@@ -93,8 +93,9 @@ def others_lines(others: list[tuple[Path, Path]]) -> list[str]:
             codes = [image.code for image in images.images(prefix, target)]
             unknown = sorted({name for code in codes for name in unknown_names(code)})
             rows.append(
-                [target, f"{release['profile']}, `{release['selection']}`", "all" if sample is None else f"seed {sample}",
-                 len(codes), *cells[1:], ", ".join(f"`{name}`" for name in unknown) or "none"]
+                [target, f"{release['profile']}, `{release['selection']}`",
+                 "all" if sample is None else f"seed {sample}", len(codes), *cells[1:],
+                 ", ".join(f"`{name}`" for name in unknown) or "none"]
             )  # fmt: skip
     names = ["target", "build", "sample", "images", "code objects executed", *TARGETS[2:], "unknown instructions"]
     return table(names, rows)
@@ -140,9 +141,12 @@ def page(
         lines += ["## Refused", "", "What the release has no image for, in its own words:", ""]
         lines += [*map("- {}".format, refused), ""]
     if others:
-        lines += ["## Other builds", "", "Of the full profile a sample, drawn by a seed: one image of each kernel, dtypes,",
-                  "head size (up to 32, 64, 128 ...) and extras. Of targets that are not in the table above, what there is.",
-                  "", *others_lines(others)]  # fmt: skip
+        lines += [
+            "## Other builds", "",
+            "Of the full profile a sample, drawn by a seed: one image of each kernel, dtypes, head size (up to 32, 64,",
+            "128 ...) and extras. Of targets that are not in the table above, what there is.", "",
+            *others_lines(others),
+        ]  # fmt: skip
     if mutants:
         lines += ["## Made wrong on purpose", "", *mutation_lines(mutants)]
     if unseen:
