@@ -111,9 +111,7 @@ static unsigned set_pair(struct emu_wave* wave, unsigned at, uint64_t value) {
 
 /* Whether the launch's hardware fills SGPRs with the arguments that a program wants so. By even seeds it does not: that
  * is older firmware, which begins before the code that loads them. */
-static bool preloads(const struct emu_launch* launch) {
-  return !launch->contents_seed || launch->contents_seed % 2;
-}
+static bool preloads(const struct emu_launch* launch) { return !launch->contents_seed || launch->contents_seed % 2; }
 
 static void set_up_scalars(struct emu_wave* wave) {
   struct emu_machine* machine = wave->machine;
