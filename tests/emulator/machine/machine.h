@@ -269,7 +269,7 @@ struct emu_program {
   uint32_t wave_size; /* 32 or 64 */
   uint32_t count;
   uint32_t entry;               /* index of the first instruction executed */
-  uint32_t plain_entry;         /* the same where hardware does not preload arguments: code that loads them comes first */
+  uint32_t plain_entry;         /* the same where no arguments are preloaded: before the code that loads them */
   uint32_t vgprs, agprs, sgprs; /* allocated */
   uint32_t lds;                 /* static, bytes */
   uint32_t scratch;             /* private segment of a lane, bytes */
