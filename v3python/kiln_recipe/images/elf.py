@@ -89,6 +89,11 @@ class AmdFacts:
     kernarg_size: int
     arguments: tuple[Parameter, ...]
 
+    @property
+    def parameters(self) -> int:
+        """How many arguments a launch passes: not those that HIP itself fills, such as the size of the grid."""
+        return sum(not argument.kind.startswith("hidden_") for argument in self.arguments)
+
 
 @dataclass(frozen=True)
 class NvidiaFacts:
