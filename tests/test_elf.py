@@ -123,6 +123,7 @@ def test_what_hip_fills_is_no_parameter(images, monkeypatch):
     assert elf.stated_facts(code)[0]["parameters"] == len(PARAMETER_SIZES)
     monkeypatch.setattr(elf, "amd_facts", lambda code: replace(facts, arguments=facts.arguments + hidden))
     assert elf.stated_facts(code)[0]["parameters"] == len(PARAMETER_SIZES)
+    assert elf.amd_facts(code).parameters == len(PARAMETER_SIZES) == len(elf.amd_facts(code).arguments) - 1
 
 
 @pytest.mark.parametrize("name", NVIDIA)

@@ -265,7 +265,7 @@ def _image(pipeline: _Pipeline, spec: CompileSpec, target: Target, printed: _Pri
             registers=facts.vgprs,
             spills=4 * facts.vgpr_spills,
             stack=facts.private_segment,
-            parameters=len(facts.arguments),
+            parameters=facts.parameters,
             abi=facts.code_object_version,
             ptx_version="",
         )

@@ -245,9 +245,7 @@ def stated_facts(code: bytes) -> tuple[dict[str, int | str], int]:
         return {
             "kind": kind, "target": amd.target.split(":")[0], "symbol": amd.kernel, "registers": amd.vgprs,
             "threads": amd.max_flat_workgroup_size, "stack": amd.private_segment,
-            # HIP itself fills what it calls hidden, such as the size of the grid.
-            "parameters": sum(not argument.kind.startswith("hidden_") for argument in amd.arguments),
-            "abi": amd.code_object_version, "spills": 4 * amd.vgpr_spills,
+            "parameters": amd.parameters, "abi": amd.code_object_version, "spills": 4 * amd.vgpr_spills,
         }, amd.group_segment  # fmt: skip
     cubin = nvidia_facts(code)
     return {
