@@ -11,8 +11,8 @@ PREFIX is a release that run.py has executed, RESULTS what that left: of its ima
     programs  launches that lack their last work-groups
 
 A line of JSON each goes to RESULTS/mutations.jsonl. Where nothing sees that a wait is missing, flow.py must prove that
-it is redundant; else calls are drawn until one sees it. Ends with 1 if a control (matrix, masks, programs) was not
-seen, or a wait neither seen nor redundant. A run that was ended goes on where it was.
+it is redundant; else, as for controls (matrix, masks, programs), calls are drawn until one sees it. Ends with 1 if a
+control was not seen, or a wait neither seen nor redundant. A run that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from run import TIMEOUT, variants_of
 from kiln_recipe.console.progress import make_progress
 
 NOT_SEEN = ("not seen", "not executed", "other bits")
-MOST_TRIED = 150  # drawn calls, where a wait is missing that nothing sees
+MOST_TRIED = 150  # drawn calls, where nothing sees what must be seen
 
 
 class Drawn:
@@ -148,7 +148,7 @@ def programs(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[di
 KINDS: dict[str, Callable[[list[Drawn], int, random.Random], Iterator[dict]]] = {
     "bits": bits, "waits": waits, "matrix": matrix, "masks": masks, "programs": programs,
 }  # fmt: skip
-CONTROLS = ("matrix", "masks", "programs")
+MUST_BE_SEEN = ("matrix", "masks", "programs", "waits")
 
 
 def proof(drawn: Drawn, mutant: dict, waves: int) -> str:
@@ -189,21 +189,23 @@ class Executing:
             }
             for future in as_completed(futures):
                 mutant, answer = futures[future], answered(future.result())
-                if mutant["kind"] == "waits" and answer["outcome"] in NOT_SEEN:
-                    answer["proof"] = proof(drawn, mutant, answer["waves"])
-                    if answer["proof"] != "redundant":
+                if mutant["kind"] in MUST_BE_SEEN and answer["outcome"] in NOT_SEEN:
+                    if mutant["kind"] == "waits":
+                        answer["proof"] = proof(drawn, mutant, answer["waves"])
+                    if answer.get("proof") != "redundant":
                         unseen.append((mutant, answer))
                         continue
                     answer["outcome"] = "redundant"
                 yield ended(mutant, answer)
-            # Needed on a path that none of these calls takes, or so it seems: others may.
-            searches = {
-                pool.submit("search", variants[m["key"]], m["digest"], m["code"], m["index"], self.seed, MOST_TRIED):
-                (m, answer) for m, answer in unseen
-            }  # fmt: skip
+            # These calls take no path on which it matters, or so it seems: others may.
+            searches = {}
+            for m, answer in unseen:
+                what = m["digest"], m["code"], m["index"], m["shortened"], self.seed, MOST_TRIED
+                searches[pool.submit("search", variants[m["key"]], *what)] = (m, answer)
             for future in as_completed(searches):
                 mutant, before = searches[future]
-                found = answered(future.result())
+                found = future.result()
+                found = {"detail": found["fault"]} if "fault" in found else found
                 spent = before.get("seconds", 0.0) + found.get("seconds", 0.0)
                 yield ended(mutant, before | found | {"seconds": round(spent, 2)})
             progress.close()
@@ -254,7 +256,7 @@ def main() -> int:
             rows += executing.rows(one, mine)
     failed = [
         row for row in rows
-        if row["outcome"] in NOT_SEEN and (row["kind"] in CONTROLS or row["kind"] == "waits")
+        if row["outcome"] in NOT_SEEN and row["kind"] in MUST_BE_SEEN
     ]  # fmt: skip
     for kind in dict.fromkeys(row["kind"] for row in rows):
         outcomes = [row["outcome"] for row in rows if row["kind"] == kind]

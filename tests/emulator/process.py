@@ -92,25 +92,28 @@ class Executing(Tasks):
                 break
         return about | answer | {"seconds": round(time.monotonic() - began, 2)}
 
-    def search(self, variant: dict, digest: str, code: bytes, index: int, seed: int, most: int) -> dict:
-        """The same in drawn calls, one after the other until one sees it, `most` of them at most; beside the outcome
-        "tried", how many were made, and the "call" that saw it."""
+    def search(
+        self, variant: dict, digest: str, code: bytes, index: int, shortened: int, seed: int, most: int
+    ) -> dict:  # fmt: skip
+        """The same in drawn calls, one after the other until one sees it, `most` of them at most: "tried", how many
+        were made; and of the one that saw it the outcome, and the "call"."""
         began = time.monotonic()
-        original, other = self.executor.programs.get(digest), decode.load(code)
+        original = self.executor.programs.get(digest)
         if original is None:
             self._seeded(variant, *MUTANT_CALLS[0])
             original = self.executor.programs[digest]
+        other = original if shortened else decode.load(code)
         operation, tried = variant["operation"].rpartition(".")[2], 0
         what = operation, variant["functional"], variant["kernel"], seed
-        answer = {"outcome": "not seen", "detail": ""}
+        answer: dict = {}
         for call in itertools.islice(drawn_calls(*what), MOST_DRAWN):
             if tried == most:
                 break
-            found = self._seen(variant, 1, (1, 1), original, other, index, 0, (call,))
+            found = self._seen(variant, 1, (1, 1), original, other, index, shortened, (call,))
             tried += found["cases"]
             if found["outcome"] == "values" and self._seeded(variant, 1, (1, 1), (call,))[0]["wrong"]:
                 continue  # the call says nothing: it is wrong of the image as it should be
-            if found["outcome"] not in UNSEEN:
+            if found["outcome"] not in (*UNSEEN, "other bits"):
                 answer = found | {"call": str(call)}
                 break
         return answer | {"tried": tried, "seconds": round(time.monotonic() - began, 2)}
