@@ -12,6 +12,8 @@ from pathlib import Path
 
 import models
 from kiln_build import cli
+from kiln_build.base import ROOT
+from kiln_build.ledger import file as ledger_file
 from kiln_build.options import variables
 from kiln_recipe import errors, targets
 
@@ -20,6 +22,7 @@ PAGES = tuple(Path(__file__).resolve().parent / name for name in ("models.md", "
 _ROCM = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102",
          "gfx1103", "gfx1150", "gfx1151", "gfx1200", "gfx1201")  # fmt: skip
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all
+_LEDGERS = ledger_file.targets_of(ROOT / "ledger")
 _RAN_ON = {"sm_90": "H100 and H200"}  # where tests/gpu/run_all.sh has passed
 
 
@@ -56,7 +59,7 @@ def _codes() -> list[tuple[str, str]]:
 
 def _target(target: targets.Target) -> tuple[str, str, str]:
     """The row of a target: which GPUs have run its images, or whether the ledger has them all."""
-    unrun = "compiled, not run" if target.residency else "no ledger, not run"
+    unrun = "compiled, not run" if target.name in _LEDGERS else "no ledger, not run"
     ran = _RAN_ON.get(target.name)
     return f"`{target.name}`", _some(target.names), f"run on {ran}" if ran else unrun
 

@@ -527,9 +527,8 @@ def test_mistakes_in_reasons(tmp_path, entry, sentence):
     assert sentence in str(caught.value)
 
 
-def test_a_reason_that_covers_nothing_fails_the_check(tiny, monkeypatch):
+def test_a_reason_that_covers_nothing_fails_the_check(tiny):
     chain, shelves = shelves_of(tiny)
-    monkeypatch.setattr(ledger, "kept_targets", lambda asked=None: targets.parse("sm_90"))
     fill(chain, shelves, lambda name: 40)
     assert tiny(at="").code == 0
     reasons(tiny.ledger, 'images: "tiny.*", blocks: {from: 2, to: 1}, reason: "x"')

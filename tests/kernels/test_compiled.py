@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln_recipe import targets
+from kiln_build.ledger import file as ledger_file
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
 
@@ -21,7 +21,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "tritonsrc/flash/recipe.yaml"
 PROCESSORS = len(os.sched_getaffinity(0))
-TARGETS = tuple(target.name for target in targets.load() if target.residency)
+TARGETS = tuple(sorted(ledger_file.targets_of(ROOT / "ledger")))
 pytestmark = pytest.mark.slow(60)
 
 PRELUDE = """

@@ -98,7 +98,7 @@ class Target:
         architecture_specific: Triton compiles for "sm_90a" and the like, which nothing else can run.
         tensor_descriptors: kernels can copy tiles by a tensor descriptor (CUtensorMap).
         runs_on: targets whose GPUs execute the images natively; itself if not said.
-        residency: what a multiprocessor holds at once. A ledger of images is kept for the targets that have this.
+        residency: what a multiprocessor holds at once. The model of AMD images and a ledger need it.
     """
 
     name: str

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--targets",
         type=filled("--targets", "names of targets, as build.sh takes them"),
-        help="only these targets; default: all that have a ledger",
+        help="only these targets; default: all that have a ledger, to which --update adds those named here",
     )
     parser.add_argument(
         "--select",
@@ -106,10 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
     from kiln_recipe.read import recipe  # here, so that --help needs no package
 
     asked = options.read_build_variables(os.environ)
-    wanted = ledger.kept_targets(targets.parse(arguments.targets) if arguments.targets else None)
+    folder = arguments.ledger.absolute()
+    wanted = ledger.kept_targets(folder, targets.parse(arguments.targets) if arguments.targets else None)
     recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(ROOT)]
     chain = ledger.toolchain_of(ROOT)
-    folder = arguments.ledger.absolute()
     choices = dict(arguments.select)
 
     def shelves(in_order: bool = True) -> tuple[tuple[Shelf, ...], frozenset[str]]:

@@ -77,6 +77,11 @@ def path_of(folder: Path, family: str, target: str) -> Path:
     return folder / family / f"{target}.txt"
 
 
+def targets_of(folder: Path) -> frozenset[str]:
+    """Names of the targets that a folder has a ledger of, of any family."""
+    return frozenset(path.stem for path in folder.glob("*/*.txt"))
+
+
 def read(path: Path, in_order: bool = True) -> Ledger | None:
     """The ledger in a file; None if there is no file.
 

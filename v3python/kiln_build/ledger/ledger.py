@@ -89,20 +89,25 @@ class Difference:
         return not (self.missing or self.changed or self.gone or self.miscounted)
 
 
-def kept_targets(asked: Sequence[Target] | None = None) -> tuple[Target, ...]:
-    """The targets of the ledger; those of them that were asked for.
+def kept_targets(folder: Path, asked: Sequence[Target] | None = None) -> tuple[Target, ...]:
+    """The targets that were asked for; if none were, those that have a ledger in the folder.
 
     Raises:
-        UsageError: no ledger is kept for one.
+        UsageError: no ledger can be kept for one, or there is none.
     """
-    kept = tuple(target for target in targets.load() if target.residency)
+    able = tuple(target for target in targets.load() if target.residency)
     for target in asked or ():
-        if target not in kept:
+        if target not in able:
             raise UsageError(
                 f"{target.name} has no ledger: targets.yaml lacks the limits of its multiprocessor (residency); "
-                f"targets with a ledger are {', '.join(one.name for one in kept)}"
+                f"targets that can have a ledger are {', '.join(one.name for one in able)}"
             )
-    return tuple(asked) if asked else kept
+    if asked:
+        return tuple(asked)
+    names = ledger_file.targets_of(folder)
+    if kept := tuple(target for target in able if target.name in names):
+        return kept
+    raise UsageError(f"{folder} has no ledger of any target; name some with --targets, and --update makes theirs")
 
 
 def toolchain_of(tree: Path) -> Toolchain:
