@@ -38,8 +38,9 @@ def test_without_words_usage_goes_to_stderr():
 def test_help_lists_every_verb_with_its_summary(word):
     done = kiln(word)
     assert done.returncode == 0
+    width = max(map(len, cli.VERBS))
     for verb in cli.VERBS:
-        assert f"\n  {verb:8} {cli.summary(verb)}\n" in done.stdout
+        assert f"\n  {verb:{width}} {cli.summary(verb)}\n" in done.stdout
         assert len(cli.summary(verb)) > 10
 
 
@@ -102,7 +103,7 @@ def empty_words() -> Iterator[list[str]]:
     """Each verb with each of its options, and each of its positional arguments, empty."""
     for verb in cli.VERBS:
         parser = Parser(verb, "", "x")
-        importlib.import_module(f"kiln_build.cli.{verb}").add_arguments(parser)
+        importlib.import_module(f"kiln_build.cli.{verb.replace('-', '_')}").add_arguments(parser)
         taking = [action for action in parser._actions if action.nargs != 0]
         positionals = [action for action in taking if not action.option_strings]
         required = ["x"] * sum(action.required for action in positionals)

@@ -63,7 +63,7 @@ def test_links_lead_somewhere(page):
 
 def parser(verb: str) -> Parser:
     made = Parser(f"kiln {verb}", "", "kiln")
-    importlib.import_module(f"kiln_build.cli.{verb}").add_arguments(made)
+    importlib.import_module(f"kiln_build.cli.{verb.replace('-', '_')}").add_arguments(made)
     return made
 
 
@@ -74,7 +74,7 @@ def test_commands_are_as_they_are_read(page):
     for words in re.findall(r"^(?:\./)?kiln (.*)$", "\n".join(parts[1::2]), re.M):
         verb, *rest = shlex.split(words, comments=True)
         parser(verb).read(rest)
-    for verb, rest in re.findall(r"`(?:\./)?kiln ([a-z]+)([^`\n]*)`", "\n".join(parts[::2])):
+    for verb, rest in re.findall(r"`(?:\./)?kiln ([a-z-]+)([^`\n]*)`", "\n".join(parts[::2])):
         if options := set(re.findall(r"(?<!\S)--[a-z-]+", rest)):
             assert options <= {*parser(verb)._option_string_actions}, (verb, rest)
 
@@ -130,7 +130,7 @@ def tracked(*endings: str) -> list[Path]:
 
 
 # In the container; where a consumer may install; what every Linux has; a folder of mktemp.
-PLACES = ("/kiln/", "/opt/kiln", "/proc", "/tmp/tmp.")
+PLACES = ("/kiln/", "/opt/kiln", "/proc", "/sys", "/tmp/tmp.")
 
 
 def test_pages_name_no_place_of_one_machine():

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / "v3python"), str(ROOT / "docs")]
 
 import measured  # noqa: E402
 
-from kiln_bench import capture, timing  # noqa: E402
+from kiln_bench import capture, state, timing  # noqa: E402
 from kiln_bench.release import headers, places  # noqa: E402
 from kiln_bench.release.library import Launch, Libraries, Refused  # noqa: E402
 from kiln_bench.report import clocks, piped  # noqa: E402
@@ -105,12 +105,12 @@ def measure(release: str, path: Path) -> None:
     ):
         target = libraries.devices()[torch.cuda.current_device()]["target"]
         results: dict[str, Any] = {
-            "gpu": timing.nvidia_smi(), "torch": torch.__version__, "release": libraries.version,
+            "gpu": state.nvidia_smi(), "torch": torch.__version__, "release": libraries.version,
             "pack": place.pack(target), "clocks": [], "rows": [],
         }  # fmt: skip
 
         def look() -> None:
-            results["clocks"].append(timing.nvidia_smi().get("clocks.sm", ""))
+            results["clocks"].append(state.nvidia_smi().get("clocks.sm", ""))
 
         for dtype in DTYPES:
             for width, width_v in WIDTHS:

@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "v3python"))
 
 import means_report  # noqa: E402
 
-from kiln_bench import timing  # noqa: E402
+from kiln_bench import state  # noqa: E402
 from kiln_bench.attention.row import reason  # noqa: E402
 from kiln_bench.release import headers, places  # noqa: E402
 from kiln_bench.release.library import Libraries, Refused  # noqa: E402
@@ -112,7 +112,7 @@ def measure(words: argparse.Namespace, keep) -> dict:
     with places.found(words.release) as place, Libraries(place.libraries, headers.read(place.headers)) as libraries:
         results = {
             "about": {
-                "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": timing.nvidia_smi(),
+                "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": state.nvidia_smi(),
                 "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()), "release": libraries.version,
                 "pack": place.pack(libraries.devices()[0]["target"]), "rows": words.rows, "keys": words.keys,
             },

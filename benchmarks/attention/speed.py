@@ -28,7 +28,7 @@ sys.path.append(str(ROOT / "v3python"))
 
 import torch  # noqa: E402
 
-from kiln_bench import capture, measure, shapes, timing  # noqa: E402
+from kiln_bench import capture, measure, shapes, state, timing  # noqa: E402
 from kiln_bench.attention import peers, reference  # noqa: E402
 from kiln_bench.attention import problem as problems  # noqa: E402
 from kiln_bench.attention.kiln import Kiln  # noqa: E402
@@ -258,7 +258,7 @@ def run(words: argparse.Namespace) -> bool:
         def look() -> None:
             nonlocal looked
             if time.monotonic() - looked > 1.0:
-                results["clocks"].append(timing.nvidia_smi().get("clocks.sm", ""))
+                results["clocks"].append(state.nvidia_smi().get("clocks.sm", ""))
                 looked = time.monotonic()
 
         makes = Run(libraries, look, words.rounds)

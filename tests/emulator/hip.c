@@ -11,7 +11,14 @@
 #include "hip.h"
 
 enum { AMD = 2 };
-enum { INVALID_VALUE = 1, NO_BINARY = 209, INVALID_HANDLE = 400, NOT_FOUND = 500, LAUNCH_FAILURE = 719 };
+enum {
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NO_BINARY = 209,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  LAUNCH_FAILURE = 719
+};
 enum { MOST_KERNARG = 4096 };
 
 /* What the runtime is told of a device: multiprocessors as its data sheet has them, which a call's splits go by. */
@@ -293,6 +300,27 @@ EXPORT int hipModuleLaunchKernel(const Module* function, unsigned gx, unsigned g
   }
   pthread_mutex_unlock(&lock);
   return check ? LAUNCH_FAILURE : 0;
+}
+
+/* ---- memory for a program that has none from PyTorch ----------------------------------------------------------- */
+
+EXPORT int hipMalloc(void** out, size_t bytes) {
+  *out = aligned_alloc(256, (bytes + 255) & ~(size_t)255);
+  return *out && !hip_own((uintptr_t)*out, bytes, 1, "memory of hipMalloc") ? 0 : OUT_OF_MEMORY;
+}
+EXPORT int hipFree(void* address) {
+  for (uint32_t i = 0; i < piece_count; ++i)
+    if (pieces[i].region.base == (uintptr_t)address) {
+      pieces[i] = pieces[--piece_count];
+      free(address);
+      return 0;
+    }
+  return INVALID_VALUE;
+}
+EXPORT int hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
+  if (kind != 1 && kind != 2) return INVALID_VALUE; /* to the device, or from it */
+  memcpy(to, from, bytes);
+  return 0;
 }
 
 EXPORT int hipMemsetAsync(void* address, int value, size_t bytes, void* stream) {

@@ -24,13 +24,13 @@ def facts(tarball: Path) -> dict:
     sys.path.append(str(ROOT / "v3python"))
     import torch
 
-    from kiln_bench import timing
+    from kiln_bench import state
 
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "tarball": tarball.name,
         "sha256": hashlib.sha256(tarball.read_bytes()).hexdigest(),
-        "gpu": timing.nvidia_smi(),
+        "gpu": state.nvidia_smi(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

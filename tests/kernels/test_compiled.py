@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kiln_build.ledger import file as ledger_file
+from kiln_recipe import targets
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
 

@@ -11,7 +11,7 @@ import flash_tables
 import packs
 import pytest
 
-from kiln_bench import measure, report, shapes, timing
+from kiln_bench import measure, report, shapes, state, timing
 from kiln_bench.release import headers, library, places
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import EnvironmentProblem, NotServed
@@ -50,7 +50,7 @@ def there(built, fake, tmp_path, monkeypatch) -> places.Place:
     options = {"resolve": fake.resolve, "trusted": packs.digest_of(data)}
     monkeypatch.setattr(measure, "Libraries", functools.partial(library.Libraries, **options))
     monkeypatch.setattr(timing, "DeviceClock", Clock)
-    monkeypatch.setattr(timing, "nvidia_smi", lambda uuid="": {"clocks.sm": "1980 MHz", "driver_version": "580"})
+    monkeypatch.setattr(state, "of_torch", lambda: {"clocks.sm": "1980 MHz", "driver_version": "580"})
     properties = types.SimpleNamespace(name="a GPU", L2_cache_size=1 << 14, uuid="0")
     stand_ins = {
         "is_available": lambda: True, "current_device": lambda: 0, "get_device_properties": lambda: properties,

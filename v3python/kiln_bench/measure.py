@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from kiln_bench import capture, host, timing
+from kiln_bench import capture, host, state, timing
 from kiln_bench.attention import peers
 from kiln_bench.attention.kiln import Kiln
 from kiln_bench.attention.problem import CacheProblem, Problem, Side
@@ -152,14 +152,13 @@ def run(
             "made_by": MADE_BY, "format": FORMAT, "about": about(wanted, facts, target),
             "sides": {side.name: side.label for side in sides}, "absent": absent, "clocks": [], "rows": [],
         }  # fmt: skip
-        uuid = str(getattr(torch.cuda.get_device_properties(), "uuid", ""))
 
         looked = 0.0
 
         def look() -> None:
             nonlocal looked
-            if time.monotonic() - looked > _BETWEEN_LOOKS and (found := timing.nvidia_smi(uuid)):
-                results["clocks"].append(found["clocks.sm"])
+            if time.monotonic() - looked > _BETWEEN_LOOKS and (clock := state.of_torch().get("clocks.sm")):
+                results["clocks"].append(clock)
                 looked = time.monotonic()
 
         budget = timing.Budget(wanted.seconds, len(rows) + len(hosts))
@@ -232,12 +231,12 @@ def about(wanted: Wanted, releases: list[dict[str, Any]], target: str) -> dict[s
     import torch
 
     properties = torch.cuda.get_device_properties()
-    state = timing.nvidia_smi(str(getattr(properties, "uuid", "")))
+    now = state.of_torch()
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": properties.name, "target": target,
-        "driver": state.get("driver_version", ""), "clock_limit": state.get("clocks.max.sm", ""),
-        "power_limit": state.get("power.limit", ""), "torch": torch.__version__, "cudnn": cudnn and str(cudnn),
+        "driver": now.get("driver_version", ""), "clock_limit": now.get("clocks.max.sm", ""),
+        "power_limit": now.get("power.limit", ""), "torch": torch.__version__, "cudnn": cudnn and str(cudnn),
         "packages": peers.versions(), "releases": releases, "shapes": wanted.shapes.name,
         "rounds": wanted.rounds, "seconds": wanted.seconds,
     }  # fmt: skip

@@ -1,8 +1,7 @@
-"""Times of work on the GPU, of several sides in turns; how much time a row may take; the state of the device."""
+"""Times of work on the GPU, of several sides in turns; how much time a row may take."""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +16,6 @@ TURN_MS, LEAST_TURN_MS = 140.0, 1.0  # about how long a side works in a round
 UNCOUNTED = 5 / 7
 _SLOW_MS = 10.0  # what no call is refused for, however short the budget
 _CALLS = 8  # of a side whose single call takes longer than its turn, its checks included
-_QUERY = (
-    "name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit", "memory.total",
-)  # fmt: skip
 
 
 class Clock(Protocol):
@@ -217,16 +213,3 @@ class Budget:
 
     def row_done(self) -> None:
         self._left -= 1
-
-
-def nvidia_smi(uuid: str = "") -> dict[str, str]:
-    """The state of an NVIDIA GPU, by default the first; empty without the program."""
-    which = [f"--id=GPU-{uuid}"] if uuid else []
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *which, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"],
-            capture_output=True, text=True, check=False, timeout=30,
-        )  # fmt: skip
-        return dict(zip(_QUERY, map(str.strip, done.stdout.splitlines()[0].split(","))))
-    except (OSError, IndexError, subprocess.TimeoutExpired):
-        return {}

@@ -99,14 +99,15 @@ class LedgerError(KilnError):
 
 
 class NotServed(KilnError):
-    """`kiln coverage --check` found a use that is not served, `kiln info` no pack that can be used, `kiln bench` no
-    image for the GPU, `kiln tune` nothing to choose, or `kiln tune --check` calls that could be faster."""
+    """`kiln coverage --check` found a use that is not served, `kiln info` no pack that can be used, `kiln bench` or
+    `kiln verify-device` no image for the GPU, `kiln tune` nothing to choose, or `kiln tune --check` calls that could be
+    faster."""
 
     exit_code = 10
 
 
 class WrongResult(KilnError):
-    """`kiln bench` or `kiln tune` found wrong results of Kiln's."""
+    """`kiln bench`, `kiln tune` or `kiln verify-device` found wrong results of Kiln's."""
 
     exit_code = 11
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,50 @@ class Launch:
 
     def __call__(self) -> None:
         self._launch()
+
+
+@dataclass
+class Entered:
+    """A call of an entry whose parameters are made.
+
+    Attributes:
+        launch: enqueues it on a stream, None for the null stream, with the address of its workspace.
+        variants: what it runs, by the names of kiln_variant's fields.
+        workspace_bytes: of device memory that it needs besides.
+    """
+
+    launch: Callable[[int | None, int | None], None]
+    variants: list[dict[str, Any]]
+    workspace_bytes: int
+    _kept: tuple = field(default=(), repr=False)
+
+
+class _Value(ctypes.Union):
+    _fields_ = (("tensor", ctypes.c_void_p), ("integer", ctypes.c_int64), ("real", ctypes.c_double))
+
+
+class _Argument(ctypes.Structure):
+    """kiln_argument, whose union headers.py does not read; so kiln_call, which points to it, stands here too."""
+
+    _fields_ = (("kind", ctypes.c_int32), ("reserved", ctypes.c_int32), ("value", _Value))
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint64), ("operation", ctypes.c_void_p), ("queue", ctypes.c_void_p),
+        ("arguments", ctypes.POINTER(_Argument)), ("argument_count", ctypes.c_int32), ("force_count", ctypes.c_int32),
+        ("force_keys", ctypes.POINTER(ctypes.c_char_p)), ("force_target", ctypes.c_char_p),
+        ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+def _argument(value: object) -> _Argument:
+    """A kiln_argument; what it points to must outlive it."""
+    if isinstance(value, ctypes.Structure):
+        return _Argument(1, 0, _Value(tensor=ctypes.addressof(value)))
+    if isinstance(value, float):
+        return _Argument(3, 0, _Value(real=value))
+    return _Argument(0) if value is None else _Argument(2, 0, _Value(integer=value))
 
 
 class Libraries:
@@ -114,24 +158,23 @@ class Libraries:
         """
         return self._visited(self._core.kiln_devices, "kiln_device")
 
-    def variants(self, operation: str, target: str) -> list[dict[str, Any]]:
-        """The variants of an operation in a target's pack, by the names of kiln_variant's fields."""
-        asks = self._core.kiln_variants
-        return self._visited(
-            lambda handle, *visit: asks(handle, operation.encode(), target.encode(), *visit), "kiln_variant"
-        )
+    def variants(self, operation: str | None, target: str) -> list[dict[str, Any]]:
+        """The variants of an operation, None for all, in a target's pack, by the names of kiln_variant's fields."""
+        asks, name = self._core.kiln_variants, operation and operation.encode()
+        return self._visited(lambda handle, *visit: asks(handle, name, target.encode(), *visit), "kiln_variant")
 
-    def prepare(self, entry: str, force_keys: Sequence[str] = (), **values: object) -> Launch:
-        """A call of an entry, "attn_fwd", with these values and tensors, and with the workspace that it wants.
+    def enter(
+        self, entry: str, values: Mapping[str, object], force_keys: Sequence[str] = (), device: int = -1
+    ) -> Entered:
+        """A call of an entry, "attn_fwd", by values and kiln_tensors; those of None are left out.
 
         Args:
             force_keys: of the variants to run, at most one a kernel.
+            device: whose null stream is meant, as the driver counts; -1: that of the stream, or the current one.
 
         Raises:
             Refused: no image serves it; or the release has no such entry, or no such parameter.
         """
-        import torch
-
         structure = self._interface[f"kiln_{entry}_params"]
         known = headers.kinds(structure)
         if unknown := [name for name, value in values.items() if value is not None and name not in known]:
@@ -140,31 +183,88 @@ class Libraries:
         params = structure()
         kept: list[Any] = []
         for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                kept += [value, pointer := ctypes.pointer(self._view(value))]
-                setattr(params, name, pointer)
+            if isinstance(value, ctypes.Structure):
+                kept.append(ctypes.pointer(value))
+                setattr(params, name, kept[-1])
             elif value is not None:
                 setattr(params, name, value)
         if force_keys:
             keys = (ctypes.c_char_p * len(force_keys))(*(key.encode() for key in force_keys))
             params.force_keys, params.force_count = keys, len(force_keys)
             kept.append(keys)
-        queue = self._interface["kiln_queue"](vendor=self.vendor, device=-1)
+        queue = self._interface["kiln_queue"](vendor=self.vendor, device=device)
         common = (self._handle, ctypes.byref(queue), ctypes.byref(params))
         size = ctypes.c_uint64()
         self._check(asks(*common, ctypes.byref(size)))
-        if size.value:
-            workspace = torch.empty(size.value, dtype=torch.uint8, device=kept[0].device)
-            params.workspace, params.workspace_bytes = workspace.data_ptr(), size.value
-            kept.append(workspace)
         variants = self._visited(lambda handle, *visit: explains(*common, *visit), "kiln_variant")
-        check, of_stream = self._check, _stream_of(kept[0])
+
+        def launch(stream: int | None, workspace: int | None) -> None:
+            queue.stream, params.workspace, params.workspace_bytes = stream, workspace, size.value
+            self._check(launches(*common))
+
+        return Entered(launch, variants, size.value, (kept, params, queue))
+
+    def prepare(self, entry: str, force_keys: Sequence[str] = (), **values: object) -> Launch:
+        """A call of an entry, "attn_fwd", with these values and PyTorch's tensors, and the workspace that it wants.
+
+        Args, Raises: as of `enter`.
+        """
+        import torch
+
+        kept = [value for value in values.values() if isinstance(value, torch.Tensor)]
+        views = {
+            name: self._view(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()
+        }
+        entered = self.enter(entry, views, force_keys)
+        workspace = None
+        if entered.workspace_bytes:
+            workspace = torch.empty(entered.workspace_bytes, dtype=torch.uint8, device=kept[0].device)
+        address, of_stream = workspace.data_ptr() if workspace is not None else None, _stream_of(kept[0])
 
         def launch() -> None:
-            queue.stream = of_stream()
-            check(launches(*common))
+            entered.launch(of_stream(), address)
 
-        return Launch(launch, variants, (kept, params, queue))
+        return Launch(launch, entered.variants, (kept, workspace, entered))
+
+    def launch(self, operation: str, arguments: Sequence[object], force_key: str, device: int) -> None:
+        """Calls an operation, "flash.dropout_mask", by its arguments in their order: kiln_tensors, integers, reals or
+        None; on the null stream, with a forced variant.
+
+        Raises:
+            Refused: the call was.
+        """
+        packed = (_Argument * len(arguments))(*map(_argument, arguments))
+        queue = self._interface["kiln_queue"](vendor=self.vendor, device=device)
+        found = ctypes.c_void_p()
+        self._check(self._core.kiln_find_operation(self._handle, operation.encode(), ctypes.byref(found)))
+        keys = (ctypes.c_char_p * 1)(force_key.encode())
+        call = _Call(
+            ctypes.sizeof(_Call), found, ctypes.addressof(queue), packed, len(arguments), 1, keys, None, None, 0
+        )
+        self._check(self._core.kiln_launch(ctypes.byref(call)))
+
+    def wait(self, device: int) -> None:
+        """Until the work of a device's null stream is done.
+
+        Raises:
+            Refused: some of it failed.
+        """
+        queue = self._interface["kiln_queue"](vendor=self.vendor, device=device)
+        self._check(self._core.kiln_synchronize(self._handle, ctypes.byref(queue)))
+
+    def is_of_driver(self, refused: Refused) -> bool:
+        """Whether it is the driver that failed: then whatever follows may fail as well."""
+        return refused.status == self._status("DRIVER")
+
+    def view(self, address: int, dtype: str, sizes: Sequence[int], strides: Sequence[int]) -> ctypes.Structure:
+        """A kiln_tensor of memory at an address.
+
+        Args:
+            dtype: Kiln's name. strides: in elements.
+        """
+        made = self._interface["kiln_tensor"](data=address, dtype=dtypes.DTYPES[dtype], rank=len(sizes))
+        made.sizes[: len(sizes)], made.strides[: len(sizes)] = tuple(sizes), tuple(strides)  # type: ignore[attr-defined]
+        return made
 
     def _entry(self, entry: str, what: str) -> Any:
         try:
@@ -175,12 +275,10 @@ class Libraries:
 
     def _view(self, tensor: torch.Tensor) -> ctypes.Structure:
         name = str(tensor.dtype).removeprefix("torch.")
-        code = next((row.number for row in dtypes.TABLE if row.torch == name), None)
-        if code is None:
+        known = next((row.name for row in dtypes.TABLE if row.torch == name), None)
+        if known is None:
             raise Refused(self._status("ARGUMENT"), f"{tensor.dtype} is not a dtype of Kiln's")
-        view = self._interface["kiln_tensor"](data=tensor.data_ptr(), dtype=code, rank=tensor.dim())
-        view.sizes[: tensor.dim()], view.strides[: tensor.dim()] = tuple(tensor.shape), tensor.stride()  # type: ignore[attr-defined]
-        return view
+        return self.view(tensor.data_ptr(), known, tuple(tensor.shape), tensor.stride())
 
     def _register(self, family: str) -> None:
         table = getattr(self._flash, f"kiln_{family}_family")

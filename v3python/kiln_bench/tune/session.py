@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kiln_bench import capture, kept, measure, shapes, timing
+from kiln_bench import capture, kept, measure, shapes, state, timing
 from kiln_bench.attention.kiln import Kiln
 from kiln_bench.attention.problem import CacheProblem, Problem
 from kiln_bench.release import headers
@@ -141,9 +141,11 @@ def opened(place: Place, target: str) -> Iterator[tuple[Libraries, dict[str, Any
     measure.check_device()
     import torch
 
-    with capture.own_stream(), Libraries(place.libraries, headers.read(place.headers)) as libraries:
+    vendor = "amd" if torch.version.hip else "nvidia"
+    with capture.own_stream(), Libraries(place.libraries, headers.read(place.headers), vendor=vendor) as libraries:
         try:
-            device = libraries.devices()[torch.cuda.current_device()]
+            devices = [row for row in libraries.devices() if row["vendor"] == libraries.vendor]
+            device = devices[torch.cuda.current_device()]
         except (Refused, IndexError) as error:
             raise EnvironmentProblem(f"{place.name} finds no GPU ({error})") from error
         if device["target"] != target:
@@ -153,7 +155,7 @@ def opened(place: Place, target: str) -> Iterator[tuple[Libraries, dict[str, Any
             raise ArtifactError(f"{place.name} has no pack for {target}; build the release for it")
         yield libraries, {
             "release": libraries.version, "target": target, "device": device["name"],
-            "driver": timing.nvidia_smi().get("driver_version", "unknown"),
+            "driver": state.of_torch().get("driver_version", "unknown"),
             "multiprocessors": device["multiprocessors"], "pack": pack["sha256"],
         }  # fmt: skip
 
@@ -205,7 +207,7 @@ def go_on(
 ) -> int:  # fmt: skip
     """Measures what a session has not; returns how many calls no time was left for. One is measured in any case. A call
     after which the clock had fallen, by the power limit or the heat of what ran before, is measured once more."""
-    clock_of = clock_of or (lambda: timing.nvidia_smi().get("clocks.sm", ""))
+    clock_of = clock_of or (lambda: state.of_torch().get("clocks.sm", ""))
     left = wanted.left(session)
     progress.start(len(left), wanted.seconds, title="tune", unit="call")
     start, problem = now(), None

@@ -47,4 +47,5 @@ VERBS = {
     "fetch": Verb(),
     "bench": Verb("nothing", is_packaged=False),
     "tune": Verb("nothing", is_packaged=False),
+    "verify-device": Verb("nothing", is_packaged=False),
 }

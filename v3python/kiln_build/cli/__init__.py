@@ -1,7 +1,8 @@
 """The command line: one module a verb, loaded only when it is asked for. `base/verbs.py` lists the verbs.
 
-Each `cli/<verb>.py` has `add_arguments(parser)` and `run(arguments) -> int`. It may have `check(arguments)`, which
-refuses what can be refused with the standard library alone, variables included; and EXAMPLE, lines for its help.
+Each `cli/<verb>.py` (verify_device.py of verify-device) has `add_arguments(parser)` and `run(arguments) -> int`. It may
+have `check(arguments)`, which refuses what can be refused with the standard library alone, variables included; and
+EXAMPLE, lines for its help.
 What it does stands behind the colon of its docstring's first line: '`kiln targets`: the GPUs that Kiln compiles for.'
 """
 
@@ -82,7 +83,7 @@ def _read(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace | None]:
     if verb not in VERBS:
         raise UsageError(f"unknown command {verb!r}; {nearest(verb, VERBS, 'commands')}")
     try:
-        module = importlib.import_module(f"kiln_build.cli.{verb}")
+        module = importlib.import_module(f"kiln_build.cli.{_module(verb)}")
     except (AttributeError, ImportError, SyntaxError, TypeError):
         _check_python(verb)  # an older one may lack what a module says
         raise
@@ -96,6 +97,11 @@ def _read(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace | None]:
     return module, arguments
 
 
+def _module(verb: str) -> str:
+    """The name of a verb's module, "verify_device"."""
+    return verb.replace("-", "_")
+
+
 def _check_python(verb: str) -> None:
     lowest = VERBS[verb].python
     if sys.version_info < lowest:
@@ -106,7 +112,7 @@ def _check_python(verb: str) -> None:
 
 def summary(verb: str) -> str:
     """What a verb does, in one line, read without importing it: `inspect` runs where others could not."""
-    source = Path(__file__).with_name(f"{verb}.py")
+    source = Path(__file__).with_name(f"{_module(verb)}.py")
     if not source.is_file():
         return ""
     first = (ast.get_docstring(ast.parse(source.read_bytes())) or "").partition("\n")[0]
@@ -124,6 +130,7 @@ def _overview() -> str:
         "usage: kiln <command> [arguments]",
         "",
     ]
-    lines += [f"  {verb:8} {summary(verb)}" for verb in VERBS]
+    width = max(map(len, VERBS))
+    lines += [f"  {verb:{width}} {summary(verb)}" for verb in VERBS]
     lines += ["", "`kiln <command> --help` shows a command's arguments and an example; `kiln --version`, the version."]
     return "\n".join(lines)

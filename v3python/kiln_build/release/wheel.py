@@ -12,7 +12,7 @@ and kiln-recipe and kiln-cli, which they need.
       kiln/flash/                                                   the family's recipe, kernels and tuning rules
       kiln/_core.*.so                                               the extension
       kiln/lib/libkiln.so.0, libkiln_flash.so, libkiln_torch.so
-      kiln_bench/                                                   `kiln bench`, `kiln tune`; the headers they read
+      kiln_bench/                                                   `kiln bench`, `tune`, `verify-device`; headers
     kiln_images_<target>-<version>-py3-none-any.whl
       kiln/lib/kiln.images/<pack>
 
@@ -54,6 +54,7 @@ RUNTIME_POINTS = {
         "info": "kiln.__main__:main",
         "bench": "kiln_bench.command:main",
         "tune": "kiln_bench.tune.command:main",
+        "verify-device": "kiln_bench.verify.command:main",
     }
 }
 # Of the source tree, what kiln-build takes along: folders and files.

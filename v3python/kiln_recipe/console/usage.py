@@ -96,12 +96,12 @@ def one_of(what: str, allowed: Sequence[str]) -> Callable[[str], str]:
     return check
 
 
-def count(option: str, most: int = 10_000) -> Callable[[str], int]:
-    """A `type=` for argparse: a whole number from 1 to `most`."""
+def count(option: str, most: int = 10_000, least: int = 1) -> Callable[[str], int]:
+    """A `type=` for argparse: a whole number from `least` to `most`."""
 
     def check(word: str) -> int:
-        if not re.fullmatch("[0-9]{1,9}", word) or not 0 < int(word) <= most:
-            raise _WrongWord(f"{option} {word} is invalid; expected a whole number from 1 to {most}")
+        if not re.fullmatch("[0-9]{1,9}", word) or not least <= int(word) <= most:
+            raise _WrongWord(f"{option} {word} is invalid; expected a whole number from {least} to {most}")
         return int(word)
 
     return check
