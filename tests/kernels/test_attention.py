@@ -8,58 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention import EVERYTHING, Call, attention, kept, philox
+from attention import Call, kept, philox
+from attention_calls import MASKS, check, check_reach_of_nan, drawn_calls, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import Image, mask, run
 
 pytestmark = pytest.mark.sample(3)
-
-# Largest error that rounding explains, relative to 1 + the value: of P and the gradients' factors in fp16, or of fp32.
-TOLERANCE = {np.float16: 3e-3, np.float32: 3e-5}
-MASKS = {
-    "none": {},
-    "causal": {"right": 0},
-    "causal, bottom right": {"right": 0, "bottom_right": True},
-    "window": {"left": 7, "right": 3},
-    "window, bottom right": {"left": 20, "right": 0, "bottom_right": True},
-    "one key": {"left": 0, "right": 0},
-}
-
-
-def make(
-    rows=33, keys=40, *, heads=1, heads_kv=1, batch=1, width=16, width_v=None, dtype=np.float32, seed=0, **rest
-) -> Call:
-    """A call of normal random numbers, with gradients."""
-    draw = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> np.ndarray:
-        return draw.standard_normal(shape).astype(dtype)
-
-    width_v = width_v or width
-    rest.setdefault("sm_scale", 1 / math.sqrt(width))
-    return Call(
-        q=normal(batch, heads, rows, width), k=normal(batch, heads_kv, keys, width),
-        v=normal(batch, heads_kv, keys, width_v), dout=normal(batch, heads, rows, width_v), **rest,
-    )  # fmt: skip
-
-
-def check(child, call: Call, image: Image = Image(), layout: str = "contiguous") -> None:
-    """Each result is right, and nothing else is written."""
-    got = child.submit(run, call, image, layout).result(timeout=300)
-    expected = attention(call)
-    tolerance = TOLERANCE[call.q.dtype.type] / (1 - call.dropout)
-    for name in ("out", "dq", "dk", "dv", "dbias", "dsinks"):
-        one, other = getattr(got, name), getattr(expected, name)
-        if other is not None:
-            scale = 4 if name[0] == "d" else 1  # a gradient is the product of one more rounded factor
-            np.testing.assert_allclose(
-                one.astype(np.float64), other, rtol=scale * tolerance, atol=scale * tolerance, err_msg=name
-            )
-    if image.want_lse:
-        np.testing.assert_allclose(got.lse, expected.lse, rtol=1e-6, atol=1e-5 if call.q.dtype == np.float32 else 1e-4)
-    else:
-        assert np.isnan(got.lse).all(), "lse was written although it was not wanted"
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -245,43 +200,10 @@ def test_large_scores_do_not_overflow(child):
 
 @pytest.mark.parametrize("unmasked_loop", [True, False])
 def test_a_nan_reaches_only_the_rows_that_see_it(child, unmasked_loop):
-    call = make(40, 40, right=0)
-    call.k[0, 0, 20, 3] = np.nan
-    got = child.submit(run, replace(call, dout=None), Image(unmasked_loop=unmasked_loop)).result(timeout=300)
-    seen = np.isnan(got.out).any(axis=3)[0, 0]
-    assert not seen[:20].any() and seen[20:].all()
-    assert not np.isnan(got.lse[0, 0, :20]).any() and np.isnan(got.lse[0, 0, 20:]).all()
-
-
-@st.composite
-def calls(draw) -> tuple[Call, Image, str]:
-    heads_kv, group, batch = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 2]))
-    rows, keys = draw(st.integers(1, 50)), draw(st.integers(0, 50))
-    heads, width = heads_kv * group, draw(st.integers(1, 80))
-    some = st.booleans()
-    generator = np.random.default_rng(draw(st.integers(0, 99)))
-    shape = (draw(st.sampled_from([batch, 1])), draw(st.sampled_from([heads, 1])), rows, keys)
-    call = make(
-        rows, keys, heads=heads, heads_kv=heads_kv, batch=batch, width=width,
-        width_v=draw(st.sampled_from([width, 11])),
-        dtype=draw(st.sampled_from([np.float16, np.float32])), seed=draw(st.integers(0, 99)),
-        left=draw(st.sampled_from([EVERYTHING, 0, 5, 30])), right=draw(st.sampled_from([EVERYTHING, 0, 5])),
-        bottom_right=draw(some), softcap=draw(st.sampled_from([0.0, 0.0, 2.0])),
-        dropout=draw(st.sampled_from([0.0, 0.0, 0.5])), offset=draw(st.integers(0, 2**40)),
-        bias=generator.standard_normal(shape).astype(np.float32) if keys and draw(some) else None,
-        slopes=generator.random((batch, heads)) if draw(some) else None,
-        sinks=generator.standard_normal(heads) if draw(some) else None,
-    )  # fmt: skip
-    if draw(some):
-        call = replace(call, used_k=generator.integers(0, keys + 1, batch))
-    image = Image(
-        block_m=draw(st.sampled_from([16, 32])), block_n=draw(st.sampled_from([16, 32])), unmasked_loop=draw(some),
-        advance=draw(some), chunk=draw(st.sampled_from([0, 0, 16])),
-    )  # fmt: skip
-    return call, image, draw(st.sampled_from(["contiguous", "rows", "padded", "reversed"]))
+    check_reach_of_nan(child, 40, Image(unmasked_loop=unmasked_loop))
 
 
 @settings(max_examples=40, deadline=None)
-@given(calls())
+@given(drawn_calls(50, True, advance=st.booleans(), chunk=st.sampled_from([0, 0, 16])))
 def test_everything_together(child, drawn):
     check(child, *drawn)

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention import EVERYTHING, Call
+from attention_calls import MASKS, check, check_reach_of_nan, drawn_calls, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import Image, run
-from test_attention import MASKS, check, make
 
 pytestmark = pytest.mark.sample(3)
 
@@ -110,38 +109,10 @@ def test_the_range_of_fp16(child, order):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_nan_reaches_only_the_rows_that_see_it(child, order):
-    call = make(70, 70, right=0)
-    call.k[0, 0, 40, 3] = np.nan
-    got = child.submit(run, replace(call, dout=None), Image(amd=order)).result(timeout=300)
-    seen = np.isnan(got.out).any(axis=3)[0, 0]
-    assert not seen[:40].any() and seen[40:].all()
-    assert not np.isnan(got.lse[0, 0, :40]).any() and np.isnan(got.lse[0, 0, 40:]).all()
-
-
-@st.composite
-def calls(draw) -> tuple[Call, Image, str]:
-    heads_kv, group, batch = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 2]))
-    rows, keys = draw(st.integers(1, 50)), draw(st.integers(0, 90))
-    heads, width = heads_kv * group, draw(st.integers(1, 80))
-    some = st.booleans()
-    generator = np.random.default_rng(draw(st.integers(0, 99)))
-    call = make(
-        rows, keys, heads=heads, heads_kv=heads_kv, batch=batch, width=width,
-        width_v=draw(st.sampled_from([width, 11])),
-        dtype=draw(st.sampled_from([np.float16, np.float32])), seed=draw(st.integers(0, 99)),
-        left=draw(st.sampled_from([EVERYTHING, 0, 5, 60])), right=draw(st.sampled_from([EVERYTHING, 0, 5])),
-        bottom_right=draw(some), sinks=generator.standard_normal(heads) if draw(some) else None,
-    )  # fmt: skip
-    if draw(some):
-        call = replace(call, used_k=generator.integers(0, keys + 1, batch))
-    image = Image(
-        block_m=draw(st.sampled_from([16, 32])), block_n=draw(st.sampled_from([16, 32])), unmasked_loop=draw(some),
-        amd=draw(st.sampled_from(ORDERS)),
-    )  # fmt: skip
-    return call, image, draw(st.sampled_from(["contiguous", "rows", "padded", "reversed"]))
+    check_reach_of_nan(child, 70, Image(amd=order))
 
 
 @settings(max_examples=30, deadline=None)
-@given(calls())
+@given(drawn_calls(90, False, amd=st.sampled_from(ORDERS)))
 def test_everything_together(child, drawn):
     check(child, *drawn)

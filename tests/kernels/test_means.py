@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from attention import Call, attention
+from attention_calls import MASKS
 from interpreter import Image, run
-from test_attention import MASKS
 
 pytestmark = pytest.mark.sample(3)
 
