@@ -93,7 +93,7 @@ def tree_keys() -> frozenset[str]:
         sys.exit(f"measured.py: {error.name} is not on the path; it wants PYTHONPATH=v3python and the tests' packages")
     recipes = [recipe.load(path) for path in (*recipe.find(ROOT), *sorted(ROOT.glob("examples/*/recipe.yaml")))]
     identity = ledger.toolchain_of(ROOT).identity
-    variants = plan.make_plan(recipes, ledger.kept_targets(), ledger.PROFILE).variants
+    variants = plan.make_plan(recipes, ledger.kept_targets(ROOT / "ledger"), ledger.PROFILE).variants
     return frozenset(ledger_file.short(variant.spec.key(identity)) for variant in variants)
 
 
