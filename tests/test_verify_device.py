@@ -73,6 +73,7 @@ def test_a_wrong_result_ends_it_with_11_when_all_were_run(bench):
     assert bench("kiln") == 11
     assert "wrong: 000000000000 attn_fwd.1[dtype=bf16 head_dim=64]" in bench.out and "out: errors of 1" in bench.out
     assert "unreached: attn_fwd.0: none of 12 calls can run it" in bench.out
+    assert "3 of 4 images were run" in bench.out
     assert "1 of 4 images gave wrong results" in bench.err
     assert bench("--from", bench.file) == 11
 

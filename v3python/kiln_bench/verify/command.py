@@ -215,7 +215,8 @@ def text(found: session.Session, left: int) -> str:
     reasons = dict.fromkeys(f"{row['kernel']}: {row['unreached']}" for row in found.rows if "unreached" in row)
     lines += [f"unreached: {reason}" for reason in reasons]
     rest = f"; {left} more for which no time was left: the same command goes on" if left else ""
-    lines.append(f"{len(found.rows)} of {found.images} images were run{rest}. Results: {found.path}")
+    ran = sum("unreached" not in row for row in found.rows)
+    lines.append(f"{ran} of {found.images} images were run{rest}. Results: {found.path}")
     return "\n".join(lines)
 
 
