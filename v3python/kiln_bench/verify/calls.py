@@ -125,12 +125,15 @@ class Problem:
     def values(self) -> dict[str, object]:
         """Of the parameters, besides tensors, by their names in flash.h; those of backward too."""
         call = self.call
-        longest = {"max_seqlen_q": max(call.lengths_q), "max_seqlen_k": max(call.lengths_k)} if call.lengths_q else {}
-        return {
+        found: dict[str, object] = {
             "causal": int(call.causal), "bottom_right": int(call.bottom_right), "window_left": call.left,
             "window_right": call.right, "softcap": call.softcap or None, "dropout": call.dropout or None,
-            "seed_value": SEED, "offset_value": OFFSET, **longest,
         }  # fmt: skip
+        if call.lengths_q:
+            found |= {"max_seqlen_q": max(call.lengths_q), "max_seqlen_k": max(call.lengths_k)}
+        if call.dropout:
+            found |= {"seed_value": SEED, "offset_value": OFFSET}
+        return found
 
     @cached_property
     def _answers(self) -> tuple[dict[str, Array], dict[str, Array]]:

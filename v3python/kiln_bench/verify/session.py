@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln_bench import kept, state
-from kiln_bench.verify.judge import RULE
 from kiln_recipe.console.appear import appear
 from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, NotServed
@@ -195,6 +194,8 @@ def read(path: Path) -> Session:
 def about(place: Place, vendor: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """What a session says of the release and the device; `found`: what the worker began with."""
     import numpy
+
+    from kiln_bench.verify.judge import RULE
 
     device = found["device"]
     targets = {row["target"] for row in found["variants"]}
