@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kiln_bench.verify.numbers import philox
+
 EVERYTHING = 2**30 - 1  # a window that hides nothing
 
 
@@ -88,21 +90,6 @@ class Result:
     dv: np.ndarray | None = None
     dbias: np.ndarray | None = None
     dsinks: np.ndarray | None = None
-
-
-def philox(seed: int, counter: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    """Philox4x32-10 (Salmon et al., SC 2011), from the paper's description."""
-    mask = np.uint64(0xFFFFFFFF)
-    c0, c1, c2, c3 = (np.asarray(part).astype(np.uint64) for part in np.broadcast_arrays(*counter))
-    k0, k1 = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
-    for _ in range(10):
-        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (
-            (second >> np.uint64(32)) ^ c1 ^ np.uint64(k0), second & mask,
-            (first >> np.uint64(32)) ^ c3 ^ np.uint64(k1), first & mask,
-        )  # fmt: skip
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return [c0, c1, c2, c3]
 
 
 def kept(call: Call, plane: int, rows: int, keys: int) -> np.ndarray:

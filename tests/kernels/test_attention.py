@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention import Call, kept, philox
+from attention import Call, kept
 from attention_calls import MASKS, check, check_reach_of_nan, drawn_calls, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import Image, mask, run
+
+from kiln_bench.verify.numbers import philox
 
 pytestmark = pytest.mark.sample(3)
 

@@ -17,7 +17,7 @@ from kiln_bench.release import places
 from kiln_recipe.console import usage
 from kiln_recipe.console.appear import appear
 from kiln_recipe.console.files import check_new_file
-from kiln_recipe.console.guard import guarded
+from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
 from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import NotServed, UsageError, WrongResult
@@ -190,14 +190,4 @@ def _new_file(option: str, word: str, suffixes: Sequence[str]) -> Path:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The verb of the command `kiln`; the first word is its name."""
-
-    def begun(words: list[str]) -> int:
-        parser = usage.Parser("kiln bench", SUMMARY, EXAMPLE)
-        add_arguments(parser)
-        arguments = parser.read(words[1:])
-        if arguments is None:
-            return 0
-        check(arguments)
-        return run(arguments)
-
-    return guarded(begun, ["bench", *sys.argv[1:]] if words is None else words)
+    return run_verb(sys.modules[__name__], "bench", words)

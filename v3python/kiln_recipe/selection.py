@@ -55,3 +55,8 @@ def parse_selection(text: str, source: str = "KILN_SELECT") -> Selection:
 def spell_selection(selection: Selection) -> str:
     """The text that `parse_selection` reads as `selection`."""
     return ";".join(f"{name}={','.join(values)}" for name, values in selection)
+
+
+def values_of(words: str) -> dict[str, str]:
+    """{"dtype": "bf16", "head_dim": "64"} of "dtype=bf16 head_dim=64", a functional or a configuration."""
+    return dict(word.partition("=")[::2] for word in words.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ import numpy as np
 from kiln_bench.verify import formula, numbers
 from kiln_bench.verify.arena import Arena, Tensor, bytes_of
 from kiln_bench.verify.judge import Verdict
+from kiln_recipe.selection import values_of
 
 Array = np.ndarray[Any, Any]
 SEED, OFFSET = 0x123456789ABCDEF, 0x300000007  # of dropout
@@ -199,11 +199,6 @@ class Problem:
         return float(products * np.abs(self["k" if name == "dq" else "q"]).max() * call.width**-0.5 * sums)
 
 
-def words(functional: str) -> dict[str, str]:
-    """ "dtype=bf16 head_dim=64", taken apart."""
-    return dict(re.findall(r"(\S+?)=(\S*)", functional))
-
-
 _EXTRAS: Mapping[str, Mapping[str, Any]] = {
     "none": {}, "bias": {"bias": True, "alibi": True}, "softcap": {"softcap": 5.0}, "dropout": {"dropout": 0.3},
     "any": {"bias": True, "softcap": 20.0, "dropout": 0.2, "sinks": True, "heads": SINKS, "heads_kv": SINKS},
@@ -225,7 +220,7 @@ _LAYOUTS = ("contiguous", "rows", "odd rows", "offset")
 def candidates(operation: str, functional: str, kernel: str) -> Iterator[Call]:
     """Calls of "attn_fwd" or "attn_bwd" that may be of a functional, the likely ones first. Whether one is, only the
     release can say."""
-    known = words(functional)
+    known = values_of(functional)
     width = int(known.get("head_dim", 64))
     widths = [{"width": width}, {"width": width - 8, "width_v": width}, {"width": width - 3, "width_v": width - 8}]
     if known.get("padded") == "true":

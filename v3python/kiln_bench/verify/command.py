@@ -16,10 +16,11 @@ from kiln_bench.release.library import IMAGES, VENDORS
 from kiln_bench.verify import memory, session
 from kiln_recipe.console import usage
 from kiln_recipe.console.files import check_new_file
-from kiln_recipe.console.guard import guarded
+from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
 from kiln_recipe.console.tables import table
 from kiln_recipe.errors import EnvironmentProblem, NotServed, UsageError, WrongResult
+from kiln_recipe.selection import values_of
 from kiln_recipe.suggest import nearest
 
 COMMAND = "kiln verify-device"
@@ -177,9 +178,7 @@ def _selected(
     """
 
     def is_meant(variant: Mapping[str, Any]) -> bool:
-        facts = dict(
-            word.partition("=")[::2] for word in (*variant["functional"].split(), *variant["configuration"].split())
-        )
+        facts = values_of(f"{variant['functional']} {variant['configuration']}")
         facts |= {"operation": variant["operation"].partition(".")[2], "kernel": variant["kernel"],
                   "specialization": variant["specialization"]}  # fmt: skip
         return all(facts.get(name) in values for name, values in choices.items())
@@ -222,14 +221,4 @@ def text(found: session.Session, left: int) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The verb of the command `kiln`; the first word is its name."""
-
-    def begun(words: list[str]) -> int:
-        parser = usage.Parser(COMMAND, SUMMARY, EXAMPLE)
-        add_arguments(parser)
-        arguments = parser.read(words[1:])
-        if arguments is None:
-            return 0
-        check(arguments)
-        return run(arguments)
-
-    return guarded(begun, ["verify-device", *sys.argv[1:]] if words is None else words)
+    return run_verb(sys.modules[__name__], "verify-device", words)

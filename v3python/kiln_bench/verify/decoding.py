@@ -11,8 +11,8 @@ import numpy as np
 
 from kiln_bench.verify import formula, numbers
 from kiln_bench.verify.arena import Arena, Tensor, bytes_of
-from kiln_bench.verify.calls import words
 from kiln_bench.verify.judge import Verdict
+from kiln_recipe.selection import values_of
 
 Array = np.ndarray[Any, Any]
 
@@ -248,7 +248,7 @@ _EXTRAS: tuple[Mapping[str, Any], ...] = (
 
 def candidates(functional: str) -> Iterator[DecodeCall]:
     """Calls that may be of a functional, the likely ones first. Whether one is, only the release can say."""
-    known = words(functional)
+    known = values_of(functional)
     width = int(known.get("head_dim", 64))
     widths = [{"width": width}, {"width": width - 8, "width_v": width}, {"width": width - 3, "width_v": width - 8}]
     calls = _CALLS

@@ -22,6 +22,7 @@ from kiln_bench.verify.arena import Arena, bytes_of
 from kiln_bench.verify.judge import DRAWS, Verdict
 from kiln_bench.verify.memory import DeviceFailed, Memory
 from kiln_recipe.errors import KilnError
+from kiln_recipe.selection import values_of
 
 _OF_ANOTHER = ("not a variant of this call's functional", "is specialised", "does not take this call")
 _MASKS = ((2, 3, 65, 130), (1, 1, 300, 7))
@@ -131,7 +132,7 @@ class Worker:
         return self._arena.run(launch, 0)
 
     def _check_masks(self, variant: Mapping[str, Any]) -> dict[str, Any]:
-        dtype, wrong = calls.words(variant["functional"])["mask_dtype"], []
+        dtype, wrong = values_of(variant["functional"])["mask_dtype"], []
         for shape in _MASKS:
             self._arena.lay_out(bytes_of(shape, dtype))
             mask = self._arena.tensor(shape, dtype, written=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kiln_build.difference.side import Side
 from kiln_build.difference.tables import Choice
+from kiln_recipe.selection import values_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class _Served:
     def instead(self, target: str, kernel: str, functional: str) -> str:
         """What serves a combination that this kernel has no image for: another implementation with these choices, or
         the values that stand in for those of the call."""
-        choices = settings_of(functional)
+        choices = values_of(functional)
         own = kernel.partition(".")[2].partition(".")[0]
         family, _, operation = kernel.partition("/")[0].partition(".")
         wider = {name: self._served(family, operation, name, value) for name, value in choices.items()}
@@ -89,10 +90,10 @@ class _Served:
     def _has(self, target: str, kernel: str, choices: Mapping[str, str]) -> bool:
         """Whether a kernel has an image with these choices, as far as it depends on them."""
         functionals = self.kernels[target][kernel]
-        names = tuple(name for name in settings_of(next(iter(functionals))) if name in choices)
+        names = tuple(name for name in values_of(next(iter(functionals))) if name in choices)
         place = (target, kernel, names)
         if place not in self._known:
-            every = map(settings_of, functionals)
+            every = map(values_of, functionals)
             self._known[place] = {tuple(one.get(name, "") for name in names) for one in every}
         return tuple(choices[name] for name in names) in self._known[place]
 
@@ -114,7 +115,7 @@ class _Served:
 
     def reason(self, target: str, kernel: str, functional: str) -> str:
         """Why the build has no image: of a variant that there is, else by the rule that leaves it out."""
-        choices = settings_of(functional)
+        choices = values_of(functional)
         if said := self._unavailable.get((target, kernel, functional)):
             return said
         found = [
@@ -145,17 +146,12 @@ class _Served:
         return rules
 
 
-def settings_of(functional: str) -> dict[str, str]:
-    """{"dtype": "bf16", "head_dim": "64"} of "dtype=bf16 head_dim=64"."""
-    return dict(word.partition("=")[::2] for word in functional.split())
-
-
 def spell(functionals: Sequence[str]) -> str:
     """Several combinations in one line: "dtype=fp16,bf16 head_dim=64", with "some of" before it if they are not all of
     these values' combinations."""
     values: dict[str, dict[str, None]] = {}
     for functional in functionals:
-        for name, value in settings_of(functional).items():
+        for name, value in values_of(functional).items():
             values.setdefault(name, {})[value] = None
     count = 1
     for one in values.values():

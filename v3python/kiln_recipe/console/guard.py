@@ -5,10 +5,32 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from kiln_recipe import errors
+from kiln_recipe.console import usage
 from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import EnvironmentProblem, KilnError
+
+
+def run_verb(verb: ModuleType, name: str, words: Sequence[str] | None) -> int:
+    """Runs a verb for itself, "tune"; returns the exit code.
+
+    Args:
+        verb: has SUMMARY, EXAMPLE, add_arguments(parser), check(arguments) and run(arguments) -> exit code.
+        words: the first is its name; None: those that this process was started with, whose first is the program's.
+    """
+
+    def begun(words: list[str]) -> int:
+        parser = usage.Parser(f"kiln {name}", verb.SUMMARY, verb.EXAMPLE)
+        verb.add_arguments(parser)
+        arguments = parser.read(words[1:])
+        if arguments is None:
+            return 0
+        verb.check(arguments)
+        return verb.run(arguments)
+
+    return guarded(begun, [name, *sys.argv[1:]] if words is None else words)
 
 
 def guarded(run: Callable[[list[str]], int], words: Sequence[str]) -> int:
