@@ -9,7 +9,7 @@ from flags import CU_Q, USED_Q
 from fp8_pieces import Scales, Shared, factors, highest, in_fp8, product, weighted
 from fp8_unmasked import consume_unmasked
 from fp8_values import transpose
-from hopper_pieces import Results, after_wait, before_wait, finish, masked, weighed
+from hopper_pieces import Results, after_wait, before_wait, finish, mask, weigh
 from hopper_tiles import (
     FIELDS,
     TILE_ROWS,
@@ -22,7 +22,7 @@ from hopper_tiles import (
     rest_block,
     rows_of,
     tile_at,
-    turns_of,
+    tile_count,
     work_of,
 )
 from triton.experimental import gluon
@@ -49,7 +49,7 @@ def produce(q_desc, k_desc, v_desc, shared, call, CONSUMERS: gl.constexpr, BLOCK
     """Copies the rows of each tile, and block by block the keys and values that they see."""
     done = 0
     taken = 0
-    for turn in range(turns_of(call)):
+    for turn in range(tile_count(call)):
         rows = with_rows_for(CONSUMERS, rows_of(turn, call))
         if (rows.first >= 0) & (rows.first < rows.rows_q):
             work = work_of(rows, call, BLOCK_N)
@@ -110,10 +110,10 @@ def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_
         scores = warpgroup_mma_wait(0, deps=[products])
         mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
         if tile.is_masked != 0:
-            scores = masked(scores, tile.last, rows, tile, BLOCK_N, SCORES)
+            scores = mask(scores, tile.last, rows, tile, BLOCK_N, SCORES)
         new_max = highest(row_max, scores, factor)
         for _ in range(tile.middle):
-            p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+            p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
             row_max = new_max
             # The consumers' products take turns: those of both at once end together, and then both compute weights.
             mbarrier.wait(shared.turns.index(INDEX), (turn & 1) ^ (1 - INDEX))
@@ -130,7 +130,7 @@ def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_
             turn += 1
             done += 1
 
-        p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+        p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
         row_max = new_max
         sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
         sums = warpgroup_mma_wait(0, deps=[sums])
@@ -144,9 +144,9 @@ def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_
             products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
             scores = warpgroup_mma_wait(0, deps=[products])
             mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
-            scores = masked(scores, rest_block(i, tile), rows, tile, BLOCK_N, SCORES)
+            scores = mask(scores, rest_block(i, tile), rows, tile, BLOCK_N, SCORES)
             new_max = highest(row_max, scores, factor)
-            p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+            p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
             row_max = new_max
             sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
             sums = warpgroup_mma_wait(0, deps=[sums])

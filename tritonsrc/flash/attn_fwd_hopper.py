@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
 from hopper_order import Level, most_turns, ordered_rows, plain_call
-from hopper_pieces import Results, after_wait, before_wait, finish, highest, masked, weighed
+from hopper_pieces import Results, after_wait, before_wait, finish, highest, mask, weigh
 from hopper_tiles import (
     CONSUMERS,
     FIELDS,
@@ -26,7 +26,7 @@ from hopper_tiles import (
     rest_block,
     rows_of,
     tile_at,
-    turns_of,
+    tile_count,
     work_of,
 )
 from scores import LOG2E, shaped, slope_of
@@ -126,10 +126,10 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, KEY_STA
     if ORDERED:
         plain = plain_call(call)
         is_ordered = (call.flags & (CU_Q | SUMS_Q | USED_Q)) != 0
-        turns = gl.where(is_ordered, most_turns(call), turns_of(plain))
+        turns = gl.where(is_ordered, most_turns(call), tile_count(plain))
         level = Level(call.tiles + 1, call.tiles * 0, call.tiles * 0)
     else:
-        turns = turns_of(call)
+        turns = tile_count(call)
     for turn in range(turns):
         if ORDERED:
             if is_ordered:
@@ -294,11 +294,11 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
         if not PLAIN:
             scores = scored(scores, tile.last, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
         if tile.is_masked != 0:
-            scores = masked(scores, tile.last, rows, tile, BLOCK_N, SCORES, HEAD_DIM > 64)
+            scores = mask(scores, tile.last, rows, tile, BLOCK_N, SCORES, HEAD_DIM > 64)
             if ((flags & (CU_K | SUMS_K | USED_K)) != 0) & ((tile.last + 1) * BLOCK_N > tile.rows_k):
                 clear_beyond(shared, done, tile.rows_k - tile.last * BLOCK_N, INDEX, BLOCK_N, WIDTH_V, STAGES)
         new_max = highest(row_max, scores, factor)
-        p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+        p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
         row_max = new_max
         weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
         for step in range(tile.middle):
@@ -315,7 +315,7 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
             new_max = before_wait(highest(row_max, scores, factor))
             acc = summed(acc, weights, shared, done, STAGES)
             new_max = after_wait(new_max)
-            p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, not PLAIN)
+            p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, not PLAIN)
             row_max = new_max
             weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
             acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None]
@@ -335,9 +335,9 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
             number = rest_block(i, tile)
             if not PLAIN:
                 scores = scored(scores, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
-            scores = masked(scores, number, rows, tile, BLOCK_N, SCORES, HEAD_DIM > 64)
+            scores = mask(scores, number, rows, tile, BLOCK_N, SCORES, HEAD_DIM > 64)
             new_max = highest(row_max, scores, factor)
-            p, correction, row_sum = weighed(row_max, row_sum, new_max, scores, factor, True)
+            p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
             row_max = new_max
             weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
             acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None]

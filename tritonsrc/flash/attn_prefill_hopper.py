@@ -21,7 +21,7 @@ from hopper_tiles import (
     block_of,
     pairs_of,
     rows_of,
-    turns_of,
+    tile_count,
     work_of,
 )
 from triton.experimental import gluon
@@ -100,7 +100,7 @@ def produce(q_desc, k_desc, v_desc, shared, call, cache, HEAD_DIM: gl.constexpr,
     PARTS: gl.constexpr = HEAD_DIM // ROW_COLUMNS
     done = 0
     taken = 0
-    for turn in range(turns_of(call)):
+    for turn in range(tile_count(call)):
         rows = rows_of(turn, call)
         if (rows.first >= 0) & (rows.first < rows.rows_q):
             rows = in_cache(rows, call, cache)

@@ -26,7 +26,7 @@ def columns_of(pairs):
 
 @gluon.jit
 def field_at(board, slot, FIELD: gl.constexpr):
-    """A field of a Tile, as hopper_tiles.got(), for any number of warps."""
+    """A field of a Tile, as hopper_tiles.read_field(), for any number of warps."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(board.index(slot * FIELDS + FIELD).load(layout), 0)
 

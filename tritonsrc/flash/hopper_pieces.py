@@ -58,7 +58,7 @@ def after_wait(x):
 
 
 @gluon.jit
-def masked(scores, number, rows, tile, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr, BY_LANES: gl.constexpr = False):
+def mask(scores, number, rows, tile, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr, BY_LANES: gl.constexpr = False):
     """The scores of a block, with -inf where a row does not see a key.
 
     A thread has columns 8 apart, in pairs. BY_LANES: what is the same in all of them, the lane's part, is taken from
@@ -89,7 +89,7 @@ def highest(row_max, scores, factor):
 
 
 @gluon.jit
-def weighed(row_max, row_sum, new_max, scores, factor, MASKED: gl.constexpr):
+def weigh(row_max, row_sum, new_max, scores, factor, MASKED: gl.constexpr):
     """softmax.weighed(), with the largest scores in new_max: weights, what to multiply the output by, and the sums."""
     shift = new_max
     if MASKED:

@@ -118,7 +118,7 @@ def sequence(batch, length, cu_ptr, used_ptr, flags, CU: gl.constexpr, SUMS: gl.
 
 
 @gluon.jit
-def turns_of(call):
+def tile_count(call):
     """How many tiles this program has."""
     program = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -213,12 +213,12 @@ def block_of(i, work):
 
 
 @gluon.jit
-def put(board, field, value):
+def write_field(board, field, value):
     board.index(field).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
-def got(board, field):
+def read_field(board, field):
     """A field, as a number."""
     return gl.max(board.index(field).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
@@ -227,21 +227,21 @@ def got(board, field):
 def announce(board, slot, rows, work):
     """Writes a Tile where consumers read it: once they have left the slot, and before its barrier completes."""
     at = slot * FIELDS
-    put(board, at, rows.batch)
-    put(board, at + 1, rows.head)
-    put(board, at + 2, rows.first)
-    put(board, at + 3, rows.batch_q)
-    put(board, at + 4, rows.start_q)
-    put(board, at + ROWS_Q, rows.rows_q)
-    put(board, at + 6, rows.rows_k)
+    write_field(board, at, rows.batch)
+    write_field(board, at + 1, rows.head)
+    write_field(board, at + 2, rows.first)
+    write_field(board, at + 3, rows.batch_q)
+    write_field(board, at + 4, rows.start_q)
+    write_field(board, at + ROWS_Q, rows.rows_q)
+    write_field(board, at + 6, rows.rows_k)
     for i in gl.static_range(9):
-        put(board, at + 7 + i, work[i])
+        write_field(board, at + 7 + i, work[i])
 
 
 @gluon.jit
 def announce_end(board, slot):
     """As announce(), of a Tile that says that there are no more."""
-    put(board, slot * FIELDS + ROWS_Q, 0)
+    write_field(board, slot * FIELDS + ROWS_Q, 0)
 
 
 @gluon.jit
@@ -249,8 +249,8 @@ def tile_at(board, slot):
     """The Tile that announce() wrote."""
     at = slot * FIELDS
     return Tile(
-        got(board, at), got(board, at + 1), got(board, at + 2), got(board, at + 3), got(board, at + 4),
-        got(board, at + ROWS_Q), got(board, at + 6), got(board, at + 7), got(board, at + 8), got(board, at + 9),
-        got(board, at + 10), got(board, at + 11), got(board, at + 12), got(board, at + 13), got(board, at + 14),
-        got(board, at + 15),
+        read_field(board, at), read_field(board, at + 1), read_field(board, at + 2), read_field(board, at + 3),
+        read_field(board, at + 4), read_field(board, at + ROWS_Q), read_field(board, at + 6), read_field(board, at + 7),
+        read_field(board, at + 8), read_field(board, at + 9), read_field(board, at + 10), read_field(board, at + 11),
+        read_field(board, at + 12), read_field(board, at + 13), read_field(board, at + 14), read_field(board, at + 15),
     )  # fmt: skip
