@@ -10,7 +10,7 @@ odd until they are written.
 
 from attn_decode import HEADROOM
 from flags import CACHE_BATCH, CU_Q, LEFTPAD, LSE, PAGED, SINKS, USED_K
-from hopper_pieces import reinterpreted
+from hopper_pieces import page_number, reinterpreted
 from scores import LOG2E
 from softmax import LN2
 from triton.experimental import gluon
@@ -69,9 +69,9 @@ def copy_block(
     mbarrier.expect(full.index(stage), 2 * BLOCK_N * k_desc.block_type.shape[3])
     for box in gl.static_range(boxes):
         key = start + leftpad + box * box_keys
-        number = (gl.umulhi(key.to(gl.uint32) * 2, page_factor.to(gl.uint32)) >> page_shift.to(gl.uint32)).to(gl.int32)
+        number = page_number(key, page_factor, page_shift)
         # The table may end before the block does: any page will do for keys that no row sees.
-        page = gl.load(table_ptr + number, mask=((flags & PAGED) != 0) & (key < keys), other=lies_in)
+        page = gl.load(table_ptr + number, mask=((flags & PAGED) != 0) & (start + box * box_keys < keys), other=lies_in)
         key -= number * page_size
         tma.async_load(k_desc, [page, head_kv, key, 0], full.index(stage), k_shared.index(stage * boxes + box))
         tma.async_load(v_desc, [page, head_kv, key, 0], full.index(stage), v_shared.index(stage * boxes + box))

@@ -11,6 +11,7 @@ The kernel that combines the parts may begin before this one ends (attn_decode_c
 """
 
 from flags import BOTTOM_RIGHT, CU_Q, PAGED
+from hopper_pieces import page_number
 from hopper_tiles import sequence
 from pages import cached_keys
 from scores import LOG2E
@@ -45,12 +46,6 @@ def put_back(x):
     width: gl.constexpr = x.shape[2]
     x = gl.permute(gl.reshape(x, [planes, rows, width // 64, 8, 8]), [0, 1, 2, 4, 3])
     return gl.reshape(x, [planes, rows, width])
-
-
-@gluon.jit
-def number_of(keys, factor, shift):
-    """Which of a sequence's pages keys are in (pages.py)."""
-    return (gl.umulhi(keys.to(gl.uint32) * 2, factor.to(gl.uint32)) >> shift.to(gl.uint32)).to(gl.int32)
 
 
 @gluon.jit
@@ -134,8 +129,8 @@ def attn_decode_short(
             page = keys * 0 + lies_in
             page_v = keys_v * 0 + lies_in
             if flags & PAGED:
-                number = number_of(keys, page_factor, page_shift)
-                number_v = number_of(keys_v, page_factor, page_shift)
+                number = page_number(keys, page_factor, page_shift)
+                number_v = page_number(keys_v, page_factor, page_shift)
                 page = gl.load(table_ptr + number)
                 page_v = gl.load(table_ptr + number_v)
                 keys -= number * page_size

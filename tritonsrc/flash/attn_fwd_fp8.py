@@ -6,7 +6,7 @@ Tiles have 128 rows for two consumers, or where no row has a mask 192 for three 
 """
 
 from flags import CU_Q, USED_Q
-from fp8_pieces import Scales, Shared, factors, highest, in_fp8, product, weighted
+from fp8_pieces import Scales, Shared, add_sums, factors, highest, in_fp8, product, scores_of, weigh_values
 from fp8_unmasked import consume_unmasked
 from fp8_values import transpose
 from hopper_pieces import Results, after_wait, before_wait, finish, mask, weigh
@@ -20,14 +20,14 @@ from hopper_tiles import (
     block_of,
     pairs_of,
     rest_block,
-    rows_of,
     tile_at,
     tile_count,
+    tile_rows,
     work_of,
 )
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 TRANSPOSERS = gl.constexpr(2)  # warps
 
@@ -50,7 +50,7 @@ def produce(q_desc, k_desc, v_desc, shared, call, CONSUMERS: gl.constexpr, BLOCK
     done = 0
     taken = 0
     for turn in range(tile_count(call)):
-        rows = with_rows_for(CONSUMERS, rows_of(turn, call))
+        rows = with_rows_for(CONSUMERS, tile_rows(turn, call))
         if (rows.first >= 0) & (rows.first < rows.rows_q):
             work = work_of(rows, call, BLOCK_N)
             head_kv = rows.head // call.heads_per_kv
@@ -90,7 +90,6 @@ def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 32])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 4)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    OUT_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
     flags = call.flags
     done = 0
     taken = 0
@@ -107,8 +106,7 @@ def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_
         acc = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
 
         products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
-        scores = warpgroup_mma_wait(0, deps=[products])
-        mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
+        scores = scores_of(products, shared, done, STAGES)
         if tile.is_masked != 0:
             scores = mask(scores, tile.last, rows, tile, BLOCK_N, SCORES)
         new_max = highest(row_max, scores, factor)
@@ -116,42 +114,34 @@ def consume(shared, call, scales, sinks_ptr, results, INDEX: gl.constexpr, HEAD_
             p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
             row_max = new_max
             # The consumers' products take turns: those of both at once end together, and then both compute weights.
-            mbarrier.wait(shared.turns.index(INDEX), (turn & 1) ^ (1 - INDEX))
+            mbarrier.wait(shared.may_multiply.index(INDEX), (turn & 1) ^ (1 - INDEX))
             products = product(q, shared, done + 1, BLOCK_N, STAGES, SCORES)
-            sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
-            scores = warpgroup_mma_wait(1, deps=[products])
-            mbarrier.arrive(shared.k_empty.index((done + 1) % STAGES), count=1)
+            sums = weigh_values(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
+            scores = scores_of(products, shared, done + 1, STAGES, 1)
             new_max = before_wait(highest(row_max, scores, factor))
-            sums = warpgroup_mma_wait(0, deps=[sums])
-            mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
-            acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+            acc = add_sums(acc, sums, correction, shared, done, STAGES)
             new_max = after_wait(new_max)
-            mbarrier.arrive(shared.turns.index(1 - INDEX), count=1)
+            mbarrier.arrive(shared.may_multiply.index(1 - INDEX), count=1)
             turn += 1
             done += 1
 
         p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
         row_max = new_max
-        sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
-        sums = warpgroup_mma_wait(0, deps=[sums])
-        mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
-        acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+        sums = weigh_values(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
+        acc = add_sums(acc, sums, correction, shared, done, STAGES)
         done += 1
 
         # Other blocks with a mask: few, and each by itself. Scores that went from one loop to another would be moved in
         # each step.
         for i in range(tile.rest):
             products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
-            scores = warpgroup_mma_wait(0, deps=[products])
-            mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
+            scores = scores_of(products, shared, done, STAGES)
             scores = mask(scores, rest_block(i, tile), rows, tile, BLOCK_N, SCORES)
             new_max = highest(row_max, scores, factor)
             p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
             row_max = new_max
-            sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
-            sums = warpgroup_mma_wait(0, deps=[sums])
-            mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
-            acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+            sums = weigh_values(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
+            acc = add_sums(acc, sums, correction, shared, done, STAGES)
             done += 1
         mbarrier.arrive(shared.q_empty.index(slot), count=1)
 
@@ -206,7 +196,7 @@ def attn_fwd_fp8(
         gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], barrier),
     )
     for consumer in gl.static_range(CONSUMERS):
-        mbarrier.init(shared.turns.index(consumer), count=1)
+        mbarrier.init(shared.may_multiply.index(consumer), count=1)
     for slot in gl.static_range(ROW_STAGES):
         mbarrier.init(shared.q_full.index(slot), count=1)
         mbarrier.init(shared.q_empty.index(slot), count=CONSUMERS + 1)

@@ -24,9 +24,9 @@ from hopper_tiles import (
     block_of,
     pairs_of,
     rest_block,
-    rows_of,
     tile_at,
     tile_count,
+    tile_rows,
     work_of,
 )
 from scores import LOG2E, shaped, slope_of
@@ -135,9 +135,9 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, KEY_STA
             if is_ordered:
                 rows, level = ordered_rows(turn, level, call)
             else:
-                rows = rows_of(turn, plain)
+                rows = tile_rows(turn, plain)
         else:
-            rows = rows_of(turn, call)
+            rows = tile_rows(turn, call)
         if (rows.first >= 0) & (rows.first < rows.rows_q):
             work = work_of(rows, call, BLOCK_N)
             head_kv = rows.head // call.heads_per_kv

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from attn_fwd_hopper import Scores, consume, shared_memory
 from flags import BOTTOM_RIGHT, CACHE_BATCH, CU_Q, LEFTPAD, PAGED
-from hopper_pieces import Results, reinterpreted
+from hopper_pieces import Results, page_number, reinterpreted
 from hopper_tiles import (
     CONSUMERS,
     TILE_ROWS,
@@ -20,8 +20,8 @@ from hopper_tiles import (
     announce_end,
     block_of,
     pairs_of,
-    rows_of,
     tile_count,
+    tile_rows,
     work_of,
 )
 from triton.experimental import gluon
@@ -73,8 +73,7 @@ def copy_block(desc, boxes, stage, full, start, head_kv, rows, call, cache, BLOC
     mbarrier.expect(full.index(stage), COUNT // PRODUCERS * COLUMNS * desc.nbytes_per_cta)
     for box in gl.static_range(COUNT * PRODUCER // PRODUCERS, COUNT * (PRODUCER + 1) // PRODUCERS):
         key = rows.start_k + start + box * BOX
-        number = (gl.umulhi(key.to(gl.uint32) * 2, cache.page_factor.to(gl.uint32))
-                  >> cache.page_shift.to(gl.uint32)).to(gl.int32)  # fmt: skip
+        number = page_number(key, cache.page_factor, cache.page_shift)
         # The table may end before the block does: any page will do for keys that no row sees.
         page = gl.load(table_ptr + number, mask=is_paged & (start + box * BOX < rows.rows_k), other=rows.batch_k)
         key -= number * cache.page_size
@@ -101,7 +100,7 @@ def produce(q_desc, k_desc, v_desc, shared, call, cache, HEAD_DIM: gl.constexpr,
     done = 0
     taken = 0
     for turn in range(tile_count(call)):
-        rows = rows_of(turn, call)
+        rows = tile_rows(turn, call)
         if (rows.first >= 0) & (rows.first < rows.rows_q):
             rows = in_cache(rows, call, cache)
             work = work_of(rows, call, BLOCK_N)

@@ -12,7 +12,7 @@ from hopper_pieces import reinterpreted
 from scores import LOG2E
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 HEADROOM = gl.constexpr(8.0)  # weights up to 2^8; e4m3 ends at 448
 
@@ -51,7 +51,7 @@ class Shared(NamedTuple):
     v_empty: gl.shared_memory_descriptor
     vt_full: gl.shared_memory_descriptor
     vt_empty: gl.shared_memory_descriptor
-    turns: gl.shared_memory_descriptor
+    may_multiply: gl.shared_memory_descriptor
 
 
 @gluon.jit
@@ -65,13 +65,30 @@ def product(q, shared, done, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, SCORES
 
 
 @gluon.jit
-def weighted(weights, shared, done, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr):
+def scores_of(products, shared, done, STAGES: gl.constexpr, UNDER_WAY: gl.constexpr = 0):
+    """The scores once product() of the done-th block of keys is done, when UNDER_WAY later products need not be. The
+    keys may be replaced then."""
+    scores = warpgroup_mma_wait(UNDER_WAY, deps=[products])
+    mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
+    return scores
+
+
+@gluon.jit
+def weigh_values(weights, shared, done, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr):
     """Begins the product of weights and the done-th block of values, once that is there."""
     stage = done % STAGES
     mbarrier.wait(shared.vt_full.index(stage), done // STAGES & 1)
     values = reinterpreted(shared.vt.index(stage), gl.float8e4nv, shared.vt.index(stage).shape, shared.vt.layout)
     zero = gl.zeros([64, HEAD_DIM], gl.float32, SUMS)
     return warpgroup_mma(weights, values.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def add_sums(acc, sums, correction, shared, done, STAGES: gl.constexpr):
+    """The corrected output and what weigh_values() gives, once that is done; then its values may be replaced."""
+    sums = warpgroup_mma_wait(0, deps=[sums])
+    mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
+    return acc * gl.convert_layout(correction, gl.SliceLayout(1, acc.type.layout))[:, None] + sums
 
 
 @gluon.jit

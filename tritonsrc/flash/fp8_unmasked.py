@@ -1,11 +1,11 @@
 """The consumers of attn_fwd_fp8.py for calls without a mask: three, of 64 rows each."""
 
-from fp8_pieces import factors, highest, in_fp8, product, weighted
+from fp8_pieces import add_sums, factors, highest, in_fp8, product, scores_of, weigh_values
 from hopper_pieces import finish
 from hopper_tiles import tile_at
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 
 @gluon.jit
@@ -29,7 +29,6 @@ def consume_unmasked(shared, call, scales, sinks_ptr, results, INDEX: gl.constex
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 32])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 4)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    OUT_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
     IS_FIRST: gl.constexpr = 1 if INDEX == 0 else 0
     NEXT: gl.constexpr = (INDEX + 1) % 3
     done = 0
@@ -48,8 +47,7 @@ def consume_unmasked(shared, call, scales, sinks_ptr, results, INDEX: gl.constex
 
         # The last block, of which not all keys may be there.
         products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
-        scores = warpgroup_mma_wait(0, deps=[products])
-        mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
+        scores = scores_of(products, shared, done, STAGES)
         if tile.is_masked != 0:
             column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCORES))
             scores = gl.where((column < tile.rows_k - tile.last * BLOCK_N)[None, :], scores, float("-inf"))
@@ -62,35 +60,30 @@ def consume_unmasked(shared, call, scales, sinks_ptr, results, INDEX: gl.constex
         p = gl.exp2(scores * factor - shift[:, None])
         row_sum = row_sum * like(correction, row_sum) + by_thread(p)
         row_max = new_max
-        sums = weighted(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
-        sums = warpgroup_mma_wait(0, deps=[sums])
-        mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
-        acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+        sums = weigh_values(in_fp8(p, WEIGHTS), shared, done, HEAD_DIM, STAGES, SUMS)
+        acc = add_sums(acc, sums, correction, shared, done, STAGES)
         done += 1
 
         # A turn: the product of weights and values, and the next one of rows and keys. Those of all consumers at once
         # would end together, and then all would compute weights.
-        mbarrier.wait(shared.turns.index(INDEX), (turn & 1) ^ IS_FIRST)
+        mbarrier.wait(shared.may_multiply.index(INDEX), (turn & 1) ^ IS_FIRST)
         turn += 1
         for _ in range(tile.middle):
             products = product(q, shared, done, BLOCK_N, STAGES, SCORES)
-            mbarrier.arrive(shared.turns.index(NEXT), count=1)
-            scores = warpgroup_mma_wait(0, deps=[products])
-            mbarrier.arrive(shared.k_empty.index(done % STAGES), count=1)
+            mbarrier.arrive(shared.may_multiply.index(NEXT), count=1)
+            scores = scores_of(products, shared, done, STAGES)
             new_max = highest(row_max, scores, factor)
             correction = gl.exp2(row_max - new_max)
             row_max = new_max
             p = gl.exp2(scores * factor - new_max[:, None])
             row_sum = row_sum * like(correction, row_sum) + by_thread(p)
             weights = in_fp8(p, WEIGHTS)
-            mbarrier.wait(shared.turns.index(INDEX), (turn & 1) ^ IS_FIRST)
+            mbarrier.wait(shared.may_multiply.index(INDEX), (turn & 1) ^ IS_FIRST)
             turn += 1
-            sums = weighted(weights, shared, done, HEAD_DIM, STAGES, SUMS)
-            sums = warpgroup_mma_wait(0, deps=[sums])
-            mbarrier.arrive(shared.vt_empty.index(done % STAGES), count=1)
-            acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None] + sums
+            sums = weigh_values(weights, shared, done, HEAD_DIM, STAGES, SUMS)
+            acc = add_sums(acc, sums, correction, shared, done, STAGES)
             done += 1
-        mbarrier.arrive(shared.turns.index(NEXT), count=1)
+        mbarrier.arrive(shared.may_multiply.index(NEXT), count=1)
         mbarrier.arrive(shared.q_empty.index(slot), count=1)
 
         # The last tile's results have been read by now.

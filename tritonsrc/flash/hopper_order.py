@@ -1,4 +1,4 @@
-"""In which order the forward for Hopper takes tiles that hopper_tiles.rows_of would give to programs unevenly.
+"""In which order the forward for Hopper takes tiles that hopper_tiles.tile_rows would give to programs unevenly.
 
 In windows, a tile and its mirror image see as many keys as any other such pair only in the middle. Where few heads have
 keys of their own, tiles go round by their numbers instead, those with the most keys first: programs side by side are
@@ -7,7 +7,7 @@ at the same keys of few heads, which stay in the L2 cache.
 Sequences of different lengths come by their numbers of blocks, the longest first, and tiles go round programs, every
 other time in reverse order: what is left at the end are short tiles, which differ little. In the order of sequences
 some programs have many more long tiles than others. Under a causal mask a program takes a tile of a head together with
-its mirror image in the next head, as in hopper_tiles.rows_of. Nobody sorts: a producer goes from one number of blocks
+its mirror image in the next head, as in hopper_tiles.tile_rows. Nobody sorts: a producer goes from one number of blocks
 to the next lower one that there is, and searches the sequences for those that have it.
 """
 
@@ -40,7 +40,7 @@ def is_spread(planes, left, seqlen_k, heads_per_kv):
 
 @gluon.jit
 def plain_call(call):
-    """A call of sequences of one length for hopper_tiles.rows_of, which is compiled without the others then."""
+    """A call of sequences of one length for hopper_tiles.tile_rows, which is compiled without the others then."""
     planes = call.batches * call.heads
     spread = is_spread(planes, call.left, call.seqlen_k, call.heads_per_kv)
     pairs = gl.where(spread, 0, pairs_of(planes, call.blocks))

@@ -1,5 +1,5 @@
 """What Hopper's kernels have in common: what consumers of the forward ones do with a block's scores, and with a tile's
-results; and bytes of shared memory under another type."""
+results; bytes of shared memory under another type; and the number of a key's page."""
 
 from typing import NamedTuple
 
@@ -36,6 +36,12 @@ def reinterpreted(shared, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.c
         return shared.reinterpret(dtype, shape, layout)
     else:
         return shared._reinterpret(dtype, shape, layout)
+
+
+@gluon.jit
+def page_number(keys, factor, shift):
+    """Which of a sequence's pages keys are in, as pages.page_of has it."""
+    return (gl.umulhi(keys.to(gl.uint32) * 2, factor.to(gl.uint32)) >> shift.to(gl.uint32)).to(gl.int32)
 
 
 @gluon.jit

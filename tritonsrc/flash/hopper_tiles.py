@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 
 class Call(NamedTuple):
-    """What all tiles have in common. pairs: see rows_of."""
+    """What all tiles have in common. pairs: see tile_rows."""
 
     batches: gl.tensor
     heads: gl.tensor
@@ -93,7 +93,7 @@ ROWS_Q = gl.constexpr(5)  # the number of rows_q among them
 
 @gluon.jit
 def pairs_of(planes, blocks):
-    """How many pairs of planes are worked at by pairs of tiles (rows_of): so many that each program has as many pairs
+    """How many pairs of planes are worked at by pairs of tiles (tile_rows): so many that each program has as many pairs
     as any other, or one less; some tiles remain that fill the gaps."""
     programs = gl.num_programs(0)
     rounds = gl.maximum(planes // 2 * blocks // programs - 1, 0)
@@ -130,7 +130,7 @@ def tile_count(call):
 
 
 @gluon.jit
-def rows_of(turn, call):
+def tile_rows(turn, call):
     """Where this program's tile number `turn` lies. A plane is a head of a batch.
 
     Programs take equally long for pairs of tiles: one of a plane's tiles and its mirror image in the next plane, which
