@@ -25,10 +25,12 @@ from kiln_recipe import shape
 from kiln_recipe.errors import ArtifactError, escaped
 from kiln_recipe.shape import Limits
 
-FORMATS = (2, 3, 4)  # the later ones where something is said that the first does not know: see `format_of`
+FORMATS = (2, 3, 4, 5)  # the later ones where something is said that the first does not know: see `format_of`
 PATH = "share/kiln/manifest.json"
 IMAGES = "lib/kiln.images"
 INSPECTOR = "share/kiln/kiln-inspect.pyz"
+PARTS = "share/kiln/installed"  # a folder for each part of a release that was split; comes before PATH in a tarball
+RUNTIME = "runtime"  # the part with everything but packs; each other part is called after its target
 SIGNATURE = ".minisig"  # the end of a signature's name, behind that of the file beside it
 LARGEST = 32 << 20  # bytes; 19 targets of the full profile have 22 MiB
 _LONGEST_LINE = 256 << 10
@@ -197,7 +199,8 @@ class LeftOut:
 @dataclass(frozen=True)
 class Manifest:
     """A release: `profile`, `selection` and `ptx` are what its build was asked for. `families`: all that it has, where
-    some of Kiln's own are left out."""
+    some of Kiln's own are left out. Of a part of a release (parts.py) `part` is the part's name, and `of` the digest of
+    the release's manifest."""
 
     format: int
     kiln: str
@@ -214,6 +217,8 @@ class Manifest:
     variants: Annotated[tuple[VariantRow, ...], Limits(most=60_000)]
     left_out: Annotated[tuple[LeftOut, ...], Limits(most=20_000)]
     families: Optional[tuple[Word, ...]] = None
+    part: Optional[Word] = None
+    of: Optional[Digest] = None
 
 
 _KNOWN = f"{', '.join(map(str, FORMATS[:-1]))} and {FORMATS[-1]}"
@@ -308,15 +313,27 @@ def read(data: bytes, name: str) -> dict[str, Any]:
     for number, (line, ours) in enumerate(zip_longest(_split(data), _lines(document)), 1):
         if line is None or ours is None or line != ours.encode():
             raise wrong(f"is not written as Kiln writes it, in line {number}")
-    if document["format"] != (right := format_of(document["images"], document.get("families", ()))):
+    if document["format"] != (right := format_of(document["images"], document.get("families", ()), "part" in document)):
         raise wrong(f"has format {document['format']}; what it says has {right}")
     _check_tables(document, wrong)
     return document
 
 
-def format_of(images: Iterable[Mapping[str, Any]], families: Sequence[str] = ()) -> int:
+def format_of(images: Iterable[Mapping[str, Any]], families: Sequence[str] = (), is_part: bool = False) -> int:
     """The format of a manifest with these rows of images and families: the lowest that knows what they say."""
+    if is_part:
+        return FORMATS[3]
     return FORMATS[2 if families else any(_SECOND & row.keys() for row in images)]
+
+
+def path_of(document: Mapping[str, Any]) -> str:
+    """Where a manifest lies in what it describes."""
+    return f"{PARTS}/{document['part']}/{PATH.rpartition('/')[2]}" if "part" in document else PATH
+
+
+def is_path(path: str) -> bool:
+    """Whether a release, or a part of one, has a manifest of its own there."""
+    return path == PATH or re.fullmatch(f"{PARTS}/[^/]+/{PATH.rpartition('/')[2]}", path) is not None
 
 
 def _check_tables(document: dict[str, Any], wrong: Any) -> None:
@@ -330,12 +347,29 @@ def _check_tables(document: dict[str, Any], wrong: Any) -> None:
     packs = [row["pack"] for row in document["targets"] if "pack" in row]
     if len(packs) != len(set(packs)):
         raise wrong("names a pack twice in its table 'targets'")
+    own = _check_part(document, wrong)
     for row in document["files"]:
         path = row["path"]
-        if not tar.is_plain(path) or path == PATH or len(path) > _LONGEST_PATH or path.count("/") > _DEEPEST_PATH:
+        if not tar.is_plain(path) or path == own or len(path) > _LONGEST_PATH or path.count("/") > _DEEPEST_PATH:
             raise wrong(f"names the file {shape.shown(row['path'])}; such a name is not allowed")
         if ("link" in row) == ("sha256" in row):
             raise wrong(f"must give {row['path']} either a digest or a link")
+
+
+def _check_part(document: dict[str, Any], wrong: Any) -> str:
+    """Where the manifest lies, which no row of its files may name."""
+    part = document.get("part")
+    if (part is None) != ("of" not in document):
+        raise wrong("must name the part that it is of, and the release, or neither")
+    if part is None:
+        return PATH
+    there = [row["name"] for row in document["targets"]]
+    if there != ([] if part == RUNTIME else [part]):
+        raise wrong(f"is of the part {part}, and has {', '.join(there) or 'no target'}")
+    whole = next((row.get("sha256") for row in document["files"] if row["path"] == PATH), None)
+    if whole != (document["of"] if part == RUNTIME else None):
+        raise wrong(f"is of the part {part}, which {'lacks' if part == RUNTIME else 'has'} the release's {PATH}")
+    return path_of(document)
 
 
 def _split(data: bytes) -> Iterator[bytes]:

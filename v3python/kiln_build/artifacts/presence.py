@@ -15,6 +15,7 @@ from kiln_build.artifacts.reader import IMAGES, Release
 from kiln_build.base import tarball
 from kiln_recipe.errors import ArtifactError
 
+_NOT_INSTALLED = "is not installed: it is in another part of the release, called after the target"
 _MISSING, _OTHER, _DAMAGED = "is missing", "is not the one that the manifest names", "is truncated or damaged"
 
 
@@ -27,6 +28,8 @@ def absent_packs(release: Release) -> dict[str, str]:
     """
     targets = {row["pack"]: row for row in release.manifest["targets"] if "pack" in row}
     sizes = {row["path"]: row.get("bytes", 0) for row in release.manifest["files"]}
+    if release.parts is not None:
+        targets = {name: row for name, row in targets.items() if row["name"] in release.parts}
     if release.is_folder:
         found = {name: _of_file(release.path / IMAGES / name, row, sizes) for name, row in targets.items()}
     else:
@@ -35,7 +38,12 @@ def absent_packs(release: Release) -> dict[str, str]:
             folder, _, name = entry.path.rpartition("/")
             if folder == IMAGES and name in found and entry.kind == "file":
                 found[name] = _problem(entry.blocks(), entry.size, targets[name], sizes)
-    return {targets[name]["name"]: problem for name, problem in found.items() if problem}
+    absent = {targets[name]["name"]: problem for name, problem in found.items() if problem}
+    if release.parts is not None:
+        absent |= {
+            row["name"]: _NOT_INSTALLED for row in release.manifest["targets"] if row["name"] not in release.parts
+        }
+    return absent
 
 
 def sentences_of(release: Release, absent: Mapping[str, str]) -> list[str]:

@@ -88,11 +88,17 @@ class Content:
 
 @dataclass(frozen=True)
 class Release:
-    """A tarball, or (`is_folder`) an unpacked one."""
+    """A tarball, or (`is_folder`) an unpacked one; or a part of a release, of which `manifest` is.
+
+    Attributes:
+        parts: of a folder in which a release was installed in parts (parts.py), the targets that are there; None if it
+            was not.
+    """
 
     path: Path
     is_folder: bool
     manifest: dict[str, Any]
+    parts: tuple[str, ...] | None = None
 
     def entries(self) -> Iterator[Entry]:
         """Every member, in the order of their paths.
@@ -120,23 +126,32 @@ class ImageFile:
     facts: AmdFacts | NvidiaFacts
 
 
-def open_artifact(path: Path, right: str = WHAT) -> Release | PackFile | ImageFile:
+def open_artifact(path: Path, right: str = WHAT, takes_part: bool = False) -> Release | PackFile | ImageFile:
     """Opens whatever `path` is.
 
     Args:
         right: what the errors say that one should give.
+        takes_part: it may be a part of a release.
 
     Raises:
         EnvironmentProblem: it cannot be read, or is neither a file nor a folder.
         ArtifactError: it is not one of these, or is malformed.
+        UsageError: it is a part of a release.
     """
+    opened = _open(path, right)
+    if isinstance(opened, Release) and "part" in opened.manifest and not takes_part:
+        raise UsageError(
+            f"{path} is the part {opened.manifest['part']} of a release that was split; `kiln merge` makes one of all "
+            f"parts; {right}"
+        )
+    return opened
+
+
+def _open(path: Path, right: str) -> Release | PackFile | ImageFile:
     try:
         if path.is_dir():
-            root = path if (path / MANIFEST).is_file() else path / "kiln"
-            if not (root / MANIFEST).is_file():
-                raise ArtifactError(f"{path} is not an unpacked release: it has no {MANIFEST}; {right}")
-            with tarball.open_file(root / MANIFEST) as file:
-                return Release(root, True, manifest_model.read(file.read(manifest_model.LARGEST + 1), str(path)))
+            root = next((root for root in (path, path / "kiln") if manifests_in(root)), path)
+            return _folder(root, path, right)
         if path.exists() and not path.is_file():
             raise EnvironmentProblem(f"{path} is a pipe or a device, which Kiln does not read; {right}")
         with tarball.open_file(path) as file:
@@ -151,6 +166,38 @@ def open_artifact(path: Path, right: str = WHAT) -> Release | PackFile | ImageFi
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); {right}") from error
     raise ArtifactError(f"{path} is not a release, a pack or an image; {right}")
+
+
+def manifests_in(root: Path) -> list[str]:
+    """The manifests of an unpacked release, the release's own first, and of the parts in which it was installed."""
+    paths = [root / MANIFEST, *sorted(root.glob(f"{manifest_model.PARTS}/*/{Path(MANIFEST).name}"))]
+    return [path.relative_to(root).as_posix() for path in paths if path.is_file()]
+
+
+def unpacked(root: Path, data: bytes, name: str) -> Release:
+    """The release that was unpacked, or installed in parts, to the folder `root`; `data` is its manifest.
+
+    Raises:
+        ArtifactError: the manifest is malformed.
+    """
+    parts = [Path(path).parent.name for path in manifests_in(root) if path != MANIFEST]
+    targets = tuple(part for part in parts if part != manifest_model.RUNTIME)
+    is_split = manifest_model.RUNTIME in parts
+    return Release(root, True, manifest_model.read(data, name), targets if is_split else None)
+
+
+def _folder(root: Path, path: Path, right: str) -> Release:
+    found = manifests_in(root)
+    if not found:
+        raise ArtifactError(f"{path} is not an unpacked release: it has no {MANIFEST}; {right}")
+    if len(found) > 1 and found[0] != MANIFEST:
+        names = ", ".join(Path(one).parent.name for one in found)
+        raise ArtifactError(f"{path} has parts of a release ({names}) without its part runtime; install that too")
+    with tarball.open_file(root / found[0]) as file:
+        data = file.read(manifest_model.LARGEST + 1)
+    if found[0] == MANIFEST:
+        return unpacked(root, data, str(path))
+    return Release(root, True, manifest_model.read(data, str(path)))
 
 
 def _image(path: Path, data: bytes) -> ImageFile:
@@ -349,15 +396,30 @@ def file_of(tarball: Path, name: str) -> bytes:
     """
     for entry in _tarball_entries(tarball):
         if entry.path == name and entry.kind == "file":
-            if entry.size > manifest_model.LARGEST:
-                what = "manifest" if name == MANIFEST else name
-                raise ArtifactError(f"{tarball}: its {what} has {entry.size} bytes, more than any release's")
-            return b"".join(entry.blocks())
-    raise ArtifactError(f"{tarball} is not a release of Kiln's: it has no {name}")
+            return _content(entry, tarball)
+    raise _not_ours(tarball, name)
 
 
 def _manifest_of(path: Path) -> dict[str, Any]:
-    return manifest_model.read(file_of(path, MANIFEST), str(path))
+    """The manifest of a tarball, or of the part that it is: the first that it has."""
+    for entry in _tarball_entries(path):
+        if entry.kind == "file" and manifest_model.is_path(entry.path):
+            document = manifest_model.read(_content(entry, path), str(path))
+            if manifest_model.path_of(document) != entry.path:
+                raise ArtifactError(f"{path}: its manifest lies in {entry.path}, where it is not of what it says")
+            return document
+    raise _not_ours(path, MANIFEST)
+
+
+def _content(entry: Entry, path: Path) -> bytes:
+    if entry.size > manifest_model.LARGEST:
+        what = "manifest" if manifest_model.is_path(entry.path) else entry.path
+        raise ArtifactError(f"{path}: its {what} has {entry.size} bytes, more than any release's")
+    return b"".join(entry.blocks())
+
+
+def _not_ours(path: Path, lacking: str) -> ArtifactError:
+    return ArtifactError(f"{path} is not a release of Kiln's: it has no {lacking}")
 
 
 def _tarball_entries(path: Path) -> Iterator[Entry]:

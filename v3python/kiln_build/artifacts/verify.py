@@ -16,8 +16,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from kiln_build.artifacts import left_out, pack
-from kiln_build.artifacts.manifest_model import INSPECTOR, SIGNATURE
+from kiln_build.artifacts import left_out, manifest_model, pack, parts
+from kiln_build.artifacts.manifest_model import INSPECTOR, RUNTIME, SIGNATURE
 from kiln_build.artifacts.reader import (
     IMAGES,
     MANIFEST,
@@ -26,6 +26,8 @@ from kiln_build.artifacts.reader import (
     ImageFile,
     PackFile,
     Release,
+    families_of,
+    file_of,
     image_row,
     need,
     pack_rows,
@@ -126,7 +128,12 @@ def _verify_release(release: Release, report: Report, is_signed: bool) -> None:
         )
     elif not release.is_folder:
         _verify_checksum(release.path, report)
-    stated = _Stated(release.manifest)
+    stated = _Stated(release.manifest if release.parts is None else parts.installed(release.manifest, release.parts))
+    if release.parts is not None:
+        stated.whole = release.manifest
+    elif release.manifest.get("part") == RUNTIME:
+        stated.whole = _whole_of(release, report)
+    stated.indexes |= {row["index"] for row in stated.whole.get("targets", ()) if "index" in row}
     before = len(report.problems)
     try:
         _verify_entries(release, stated, report)
@@ -149,7 +156,7 @@ def _verify_entries(release: Release, stated: _Stated, report: Report) -> None:
         seen.add(entry.path)
         if entry.mode & (stat.S_ISUID | stat.S_ISGID):
             report.problems.append(f"{name} has the mode {entry.mode:o}; files of a release never run as another user")
-        if entry.kind == "file" and (entry.path == MANIFEST or _is_signature(entry.path, release, stated)):
+        if entry.kind == "file" and (entry.path == stated.path or _is_signature(entry.path, release, stated)):
             continue
         row = stated.files.get(entry.path)
         report.files += 1
@@ -168,6 +175,19 @@ def _verify_entries(release: Release, stated: _Stated, report: Report) -> None:
     report.problems += [f"{path} is missing" for path in sorted(set(stated.files) - seen)]
 
 
+def _whole_of(release: Release, report: Report) -> Mapping[str, Any]:
+    """The release's manifest, which its runtime has; from it the part's own must follow."""
+    try:
+        data = (release.path / MANIFEST).read_bytes() if release.is_folder else file_of(release.path, MANIFEST)
+        whole = manifest_model.read(data, f"{release.path}/{MANIFEST}")
+    except OSError as error:
+        report.problems.append(f"{MANIFEST} cannot be read ({error.strerror})")
+        return {}
+    if "part" in whole or parts.manifest_of(whole, data, RUNTIME) != release.manifest:
+        report.problems.append(f"{manifest_model.path_of(release.manifest)} does not follow from {MANIFEST}")
+    return whole
+
+
 def _is_signature(path: str, release: Release, stated: _Stated) -> bool:
     """Whether an unpacked release has a signature there: beside its manifest or a pack; none is in a tarball."""
     folder, _, name = (path[: -len(SIGNATURE)] if path.endswith(SIGNATURE) else "").rpartition("/")
@@ -179,14 +199,18 @@ class _Stated:
     pack's index is not kept: there may be many.
 
     Attributes:
+        path: where it lies itself.
         packs: by file name the digest of each pack's index, and its families.
         held: by library those of the indexes' digests that it holds.
+        whole: the manifest of the release that this is a part of, where that is known.
     """
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         self.manifest = manifest
+        self.path = manifest_model.path_of(manifest)
+        self.whole: Mapping[str, Any] = {}
         self.files = {row["path"]: row for row in manifest["files"]}
-        self.folders = {folder for path in (*self.files, MANIFEST) for folder in _folders_of(path)}
+        self.folders = {folder for path in (*self.files, self.path) for folder in _folders_of(path)}
         self.targets = {row["pack"]: row for row in manifest["targets"] if "pack" in row}
         self.indexes = {row["index"] for row in manifest["targets"] if "index" in row}
         self.variants: dict[str, list[dict[str, Any]]] = {}
@@ -410,8 +434,20 @@ def _verify_tables(stated: _Stated, report: Report) -> None:
 
 
 def _verify_libraries(stated: _Stated, report: Report) -> None:
-    """A family's library holds the digest of each pack's index, and accepts no other pack."""
-    for name, (digest, families) in stated.packs.items():
+    """A family's library holds the digest of each pack's index, and accepts no other pack. Of a release in parts, it
+    holds those of packs that are not there too."""
+    part = stated.manifest.get("part")
+    if part not in (None, RUNTIME):
+        release = stated.manifest["kiln"]
+        report.notes.append(f"this is the part {part} of {release}; which packs are accepted, the part {RUNTIME} says")
+        return
+    packs = dict(stated.packs)
+    for row in stated.whole.get("targets", ()):
+        if "index" in row and row["pack"] not in packs:
+            families = families_of(one for one in stated.whole["variants"] if one["target"] == row["name"])
+            packs[row["pack"]] = row["index"], families
+            report.notes.append(f"{row['name']} is not installed" if part is None else f"{row['name']} is another part")
+    for name, (digest, families) in packs.items():
         for family in families:
             library = stated.held.get(f"libkiln_{family}.so")
             if library is None:

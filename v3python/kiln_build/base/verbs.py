@@ -39,6 +39,8 @@ VERBS = {
     "sign": Verb("reading"),
     "rebuild": Verb("reading"),
     "select": Verb("everything"),
+    "split": Verb("everything"),
+    "merge": Verb("everything"),
     "wheel": Verb("everything"),
     "store": Verb("reading"),
     "ledger": Verb("everything", is_packaged=False),

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         print(json.dumps(manifest_model.schema(), indent=2))
         return 0
-    artifact = inspect.open_artifact(Path(arguments.artifact))
+    artifact = inspect.open_artifact(Path(arguments.artifact), takes_part=True)
     report = verify.verify(artifact) if arguments.verify else None
     if report and (note := verify.note_of_program()):
         report.notes.append(note)
@@ -113,20 +113,20 @@ def describe(artifact: Release | PackFile | ImageFile, absent: Mapping[str, str]
 
 def _describe_release(release: Release, absent: Mapping[str, str]) -> str:
     manifest = release.manifest
-    source, files = manifest["source"], manifest["files"]
+    source, files, part = manifest["source"], manifest["files"], manifest.get("part")
     rows = inspect.variants_of(release)
     size = sum({row.get("sha256"): row.get("bytes", 0) for row in files}.values())  # hard links have no more content
     asked = manifest["profile"] + (f", {manifest['selection']}" if manifest["selection"] else "")
     lines = [
         f"kiln {manifest['kiln']} for {manifest['platform']}, profile {asked}{', with PTX' if manifest['ptx'] else ''}",
+        *([f"part        {part}, of the release with the manifest {manifest['of']}"] if part else []),
         f"source      {source['commit']}{', dirty' if source['dirty'] else ''}"
         + (f", patches {source['patches'][:12]}" if source.get("patches") else ""),
         f"contents    {quantity(size)} in {plural(len(files), 'file')}"
         + ("" if release.is_folder else f"; the tarball: {quantity(release.path.stat().st_size)}"),
         f"tools       {inspect.tools_of(release)}",
         f"families    {', '.join(manifest.get('families') or inspect.families_of(rows)) or 'none'}",
-        "",
-        _targets_table(manifest, rows, absent),
+        *(["", _targets_table(manifest, rows, absent)] if manifest["targets"] else []),
         *presence.sentences_of(release, absent),
         "",
         *(f"{target['name']:11} {target['verified']}" for target in manifest["targets"]),

@@ -54,7 +54,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    artifact = inspect.open_artifact(Path(arguments.artifact), f"give {_RIGHT}")
+    artifact = inspect.open_artifact(Path(arguments.artifact), f"give {_RIGHT}", takes_part=True)
     if isinstance(artifact, ImageFile):
         raise UsageError(f"{arguments.artifact} is a single image without variants; `kiln inspect` shows its facts")
     choices = dict(arguments.select)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln_build.options.words import check_there
 from kiln_recipe import digests
@@ -12,6 +12,9 @@ from kiln_recipe.console.spelling import print_made
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, filled, selection
 from kiln_recipe.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from kiln_build.artifacts.reader import Release
 
 EXAMPLE = """\
 kiln select kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz smaller --target sm_90
@@ -43,19 +46,12 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.artifacts import reader  # here, so that --help needs no package
-    from kiln_build.release import smaller
+    from kiln_build.release import smaller  # here, so that --help needs no package
     from kiln_recipe import targets
     from kiln_recipe.console.progress import make_progress
 
-    release = reader.open_artifact(Path(arguments.tarball), f"give {_RIGHT}")
-    if not isinstance(release, reader.Release) or release.is_folder:
-        raise UsageError(f"{arguments.tarball} is not a tarball; give {_RIGHT}")
-    output = Path(arguments.output).resolve()
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"{output} cannot be made ({error.strerror}); give another folder") from error
+    release = opened_tarball(arguments.tarball)
+    output = output_folder(arguments.output)
     wanted = [target.name for word in arguments.target or () for target in targets.parse(word)]
     with make_progress() as progress:
         made = smaller.select(release, wanted, arguments.select, output, progress)
@@ -64,6 +60,34 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_made(str(made), f"the release {made} is whole")
     return 0
+
+
+def opened_tarball(word: str) -> Release:
+    """The release of which a word of the command line is the tarball.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    from kiln_build.artifacts import reader
+
+    release = reader.open_artifact(Path(word), f"give {_RIGHT}")
+    if not isinstance(release, reader.Release) or release.is_folder:
+        raise UsageError(f"{word} is not a tarball; give {_RIGHT}")
+    return release
+
+
+def output_folder(word: str) -> Path:
+    """The folder for what is made, which is made too.
+
+    Raises:
+        EnvironmentProblem: it cannot be.
+    """
+    output = Path(word).resolve()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(f"{output} cannot be made ({error.strerror}); give another folder") from error
+    return output
 
 
 def _document(made: Path, images: dict[str, int]) -> dict[str, Any]:

@@ -23,15 +23,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kiln_build.artifacts import manifest
+from kiln_build.artifacts import manifest, manifest_model
 from kiln_build.artifacts.manifest_model import IMAGES, INSPECTOR
+from kiln_build.artifacts.reader import Release
 from kiln_build.base import tarball
 from kiln_build.native.adapter import Adapter
 from kiln_build.origin import bill
 from kiln_build.release import package, portable, replacement
 from kiln_build.trust import statement
 from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
 PLATFORM = "manylinux_2_28_x86_64"
 NOTICES = "share/kiln"
@@ -72,6 +73,11 @@ class Contents:
 def tarball_name(version: str) -> str:
     """ "kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz" """
     return f"kiln-{version}-{PLATFORM}-shared.tar.gz"
+
+
+def part_name(version: str, part: str) -> str:
+    """ "kiln-0.1.0b-manylinux_2_28_x86_64-sm_90.tar.gz", of a part of a release (artifacts/parts.py)."""
+    return f"kiln-{version}-{PLATFORM}-{part}.tar.gz"
 
 
 def lay_out(contents: Contents, stage: Path) -> None:
@@ -149,6 +155,15 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
     if not (stage / manifest.PATH).is_file():
         raise EnvironmentProblem(f"{stage} has no {manifest.PATH}; every release has one")
     path = output / tarball_name(version)
+    return make_tarball(stage, path, statement.beside(path, version), replace)
+
+
+def make_tarball(stage: Path, path: Path, beside: Iterable[Path], replace: bool = False) -> Path:
+    """`make_release` for a tarball of any name.
+
+    Args:
+        beside: files that are about an older tarball of that name; they go with it.
+    """
     checksum = statement.checksum_of(path)
     try:
         with contextlib.suppress(_NothingToDo), appear(checksum) as line, appear(path) as fresh:
@@ -164,13 +179,59 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
                 raise _NothingToDo
             line.write_text(stated)
             # Never an old digest, or somebody's signature of it, beside a new tarball.
-            for old in (checksum, *statement.beside(path, version)):
+            for old in (checksum, *beside):
                 old.unlink(missing_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
     except ValueError as error:  # a name that is not plain or too long, a file of more than 8 GiB
         raise EnvironmentProblem(f"a file of {stage} cannot be in a tarball: {error}") from error
     return path
+
+
+def unpack(release: Release, stage: Path) -> dict[str, list[str]]:
+    """Unpacks a tarball, all but its own manifest, into the folder `stage`, in which other parts of the release may
+    lie; each file is held against the manifest.
+
+    Returns:
+        By the path of each file all its names.
+
+    Raises:
+        ArtifactError: it is damaged, or has a file that is there already.
+    """
+    stated = {row["path"]: row for row in release.manifest["files"]}
+    names: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for entry in release.entries():
+        path = stage / entry.path
+        if entry.kind == "folder":
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        if entry.path == manifest_model.path_of(release.manifest):
+            continue
+        if os.path.lexists(path):
+            raise ArtifactError(f"{release.path} has {entry.path}, as another part does")
+        if entry.kind == "link":
+            path.symlink_to(entry.link)
+            is_right = stated.get(entry.path, {}).get("link") == entry.link
+        elif entry.kind == "hard link":
+            os.link(stage / entry.link, path)
+            names[entry.link].append(entry.path)
+            digests = [stated.get(one, {}).get("sha256") for one in (entry.path, entry.link)]
+            is_right = None not in digests and digests[0] == digests[1]
+        else:
+            digest = hashlib.sha256()
+            with path.open("wb") as file:
+                for block in entry.blocks():
+                    digest.update(block)
+                    file.write(block)
+            is_right = digest.hexdigest() == stated.get(entry.path, {}).get("sha256")
+            names[entry.path] = [entry.path]
+        if not is_right:
+            raise ArtifactError(f"{release.path}: {entry.path} is not what the manifest states")
+        seen.add(entry.path)
+    if missing := sorted(stated.keys() - seen):
+        raise ArtifactError(f"{release.path} lacks {missing[0]}, which its manifest names")
+    return names
 
 
 def _name_again(path: Path, file: Path) -> None:

@@ -7,7 +7,6 @@ still know all combinations, and a call for one that was left out is refused as 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from kiln_build.artifacts import left_out, manifest, manifest_model, pack, pack_
 from kiln_build.artifacts.pack import KernelSlots, Pack, Slot
 from kiln_build.artifacts.reader import IMAGES, Release
 from kiln_build.base import machine
-from kiln_build.release.release import make_release
+from kiln_build.release.release import make_release, unpack
 from kiln_recipe import shape, targets
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ArtifactError, UsageError
@@ -53,7 +52,7 @@ def select(release: Release, wanted: Sequence[str], selection: Selection, output
     _check(release, selection)
     with tempfile.TemporaryDirectory(prefix="kiln-select-", dir=output) as folder:
         stage = Path(folder) / "kiln"
-        names = _unpack(release, stage)
+        names = unpack(release, stage)
         kept = [row for row in document["targets"] if not wanted or row["name"] in wanted]
         for row in document["targets"]:
             if row not in kept and row.get("pack"):
@@ -104,37 +103,6 @@ def _check(release: Release, selection: Selection) -> None:
             raise UsageError(
                 f"--select: no variant of {release.path} has {name}={wrong}; it has {', '.join(sorted(known))}"
             )
-
-
-def _unpack(release: Release, stage: Path) -> dict[str, list[str]]:
-    """Unpacks all but the manifest; gives by the path of each file all its names."""
-    stated = {row["path"]: row for row in release.manifest["files"]}
-    names: dict[str, list[str]] = {}
-    seen: set[str] = set()
-    for entry in release.entries():
-        path = stage / entry.path
-        if entry.kind == "folder":
-            path.mkdir(parents=True, exist_ok=True)
-        elif entry.path == manifest.PATH:
-            continue
-        elif entry.kind == "link":
-            path.symlink_to(entry.link)
-        elif entry.kind == "hard link":
-            os.link(stage / entry.link, path)
-            names[entry.link].append(entry.path)
-        else:
-            digest = hashlib.sha256()
-            with path.open("wb") as file:
-                for block in entry.blocks():
-                    digest.update(block)
-                    file.write(block)
-            if digest.hexdigest() != stated.get(entry.path, {}).get("sha256"):
-                raise ArtifactError(f"{release.path}: {entry.path} does not have the digest that the manifest states")
-            names[entry.path] = [entry.path]
-        seen.add(entry.path)
-    if missing := sorted(stated.keys() - seen):
-        raise ArtifactError(f"{release.path} lacks {missing[0]}, which its manifest names")
-    return names
 
 
 def _repack(path: Path, old: Pack, selection: Selection) -> None:

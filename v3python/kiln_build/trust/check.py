@@ -155,7 +155,7 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
         raise TrustError(f"{checksum.name} states the digest of {name}, not of {path.name} of release {release}")
     if digests.measure(Blocks(path))[0] != digest:
         raise ArtifactError(f"{path.name} does not have the digest that is signed in {checksum.name}")
-    opened = reader.open_artifact(path)
+    opened = reader.open_artifact(path, WHAT, takes_part=True)
     if not isinstance(opened, reader.Release) or opened.manifest["kiln"] != release:
         raise TrustError(f"{path.name} holds another release than {release}, of which its signature is")
     outcome = Outcome(release, [first])
@@ -166,7 +166,7 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
         data = reader.file_of(path, manifest_model.PATH)
         outcome.signed.append(alone.need(Path(manifest_model.PATH), beside, data, "manifest"))
     inspector = statement.inspector_of(path, release)
-    if inspector.exists():
+    if inspector.exists() and opened.manifest.get("part", manifest_model.RUNTIME) == manifest_model.RUNTIME:
         data = read_file(inspector, _LARGEST_INSPECTOR)
         outcome.signed.append(alone.need(inspector, statement.signature_of(inspector), data, "inspector"))
         if rows.get(manifest_model.INSPECTOR, {}).get("sha256") != hashlib.sha256(data).hexdigest():
@@ -204,10 +204,12 @@ def _folder(root: Path, trust: _Trust) -> Outcome:
     file = root / manifest_model.PATH
     data = read_file(file, manifest_model.LARGEST)
     first = trust.need(file, statement.signature_of(file), data, "manifest")
-    manifest = manifest_model.read(data, str(file))
-    if manifest["kiln"] != first.statement.release:
-        raise TrustError(f"{file} is of release {manifest['kiln']}; its signature says {first.statement.release}")
-    report = verify.verify(reader.Release(root, True, manifest), is_signed=True)
+    opened = reader.unpacked(root, data, str(file))
+    if opened.manifest["kiln"] != first.statement.release:
+        raise TrustError(
+            f"{file} is of release {opened.manifest['kiln']}; its signature says {first.statement.release}"
+        )
+    report = verify.verify(opened, is_signed=True)
     return Outcome(first.statement.release, [first], report)
 
 

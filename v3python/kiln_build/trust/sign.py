@@ -26,7 +26,7 @@ def sign(path: Path, key: SecretKey) -> list[Path]:
     """
     if path.is_dir() and not any((root / manifest_model.PATH).is_file() for root in (path, path / "kiln")):
         return _wheels(path, key)
-    opened = reader.open_artifact(path, check.WHAT)
+    opened = reader.open_artifact(path, check.WHAT, takes_part=True)
     if isinstance(opened, reader.ImageFile):
         raise UsageError(f"{path} is an image, which is not signed by itself; {check.WHAT}")
     verify.refuse_problems(verify.verify(opened), str(path))
@@ -35,6 +35,8 @@ def sign(path: Path, key: SecretKey) -> list[Path]:
         return [_put(path, said, check.Blocks(path), key)]
     release = str(opened.manifest["kiln"])
     if opened.is_folder:
+        if "part" in opened.manifest:
+            raise UsageError(f"{path} is a part of a release, unpacked; sign its tarball before")
         file = opened.path / manifest_model.PATH
         return [_put(file, Statement("manifest", release, file.name), [file.read_bytes()], key)]
     return _tarball(opened, release, key)
@@ -47,15 +49,18 @@ def _tarball(opened: reader.Release, release: str, key: SecretKey) -> list[Path]
         raise ArtifactError(f"{path} has no .sha256 beside it with its digest: no build has finished it")
     if not path.name.startswith(f"kiln-{release}-"):
         raise ArtifactError(f"{path} holds the release {release}; give it the name that it was built with")
+    said = Statement("tarball", release, checksum.name)
+    # The manifest of a target's part follows from the release's, which its runtime has.
+    if opened.manifest.get("part", manifest_model.RUNTIME) != manifest_model.RUNTIME:
+        return [_put(checksum, said, [listed], key)]
     manifest, inspector = reader.file_of(path, manifest_model.PATH), statement.inspector_of(path, release)
     program = reader.file_of(path, manifest_model.INSPECTOR)
     _write(inspector, program)
     name = Path(manifest_model.PATH).name
-    said = Statement("manifest", release, name)
     return [
         *_provenance(opened, release, key),
-        _put(checksum, Statement("tarball", release, checksum.name), [listed], key),
-        _put(Path(name), said, [manifest], key, statement.manifest_signature_of(path)),
+        _put(checksum, said, [listed], key),
+        _put(Path(name), Statement("manifest", release, name), [manifest], key, statement.manifest_signature_of(path)),
         inspector,
         _put(inspector, Statement("inspector", release, inspector.name), [program], key),
     ]
