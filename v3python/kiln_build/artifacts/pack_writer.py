@@ -86,7 +86,7 @@ def write_pack(
                     place = descriptors.add(facts.descriptors)
                     image_rows.append(_image_row(len(pending), len(raw), data, facts, kind, strings, place))
                     raw += data
-                pending.append(pool.submit(_compress, split(bytes(raw), instructions, ranges)))
+                pending.append(pool.submit(compress, split(bytes(raw), instructions, ranges)))
                 decoded.append(len(raw))
                 if len(raw) > LARGEST_GROUP:
                     raise ArtifactError(f"an image for {target} has {len(raw)} bytes; a pack holds {LARGEST_GROUP}")
@@ -180,7 +180,8 @@ def _kernel_rows(
     return kernel_rows, slot_rows
 
 
-def _compress(frame: bytes) -> bytes:
+def compress(frame: bytes) -> bytes:
+    """A group as it is in a pack, of its frame."""
     import zstandard
 
     # A window as large as the group, so that every image may refer to every earlier one; no thread, so that the bytes

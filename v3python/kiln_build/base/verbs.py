@@ -41,6 +41,8 @@ VERBS = {
     "select": Verb("everything"),
     "split": Verb("everything"),
     "merge": Verb("everything"),
+    "delta": Verb("everything"),
+    "apply": Verb("everything"),
     "wheel": Verb("everything"),
     "store": Verb("reading"),
     "ledger": Verb("everything", is_packaged=False),

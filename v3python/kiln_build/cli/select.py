@@ -62,17 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def opened_tarball(word: str) -> Release:
-    """The release of which a word of the command line is the tarball.
+def opened_tarball(word: str, right: str = _RIGHT, takes_part: bool = False) -> Release:
+    """The release, or the part of one, of which a word of the command line is the tarball.
 
     Raises:
         UsageError: it is something else.
     """
     from kiln_build.artifacts import reader
 
-    release = reader.open_artifact(Path(word), f"give {_RIGHT}")
+    release = reader.open_artifact(Path(word), f"give {right}", takes_part)
     if not isinstance(release, reader.Release) or release.is_folder:
-        raise UsageError(f"{word} is not a tarball; give {_RIGHT}")
+        raise UsageError(f"{word} is not a tarball; give {right}")
     return release
 
 

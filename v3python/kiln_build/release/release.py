@@ -158,11 +158,17 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
     return make_tarball(stage, path, statement.beside(path, version), replace)
 
 
-def make_tarball(stage: Path, path: Path, beside: Iterable[Path], replace: bool = False) -> Path:
+def make_tarball(
+    stage: Path, path: Path, beside: Iterable[Path], replace: bool = False, expected: str | None = None
+) -> Path:
     """`make_release` for a tarball of any name.
 
     Args:
         beside: files that are about an older tarball of that name; they go with it.
+        expected: the SHA-256 that it has to have.
+
+    Raises:
+        ArtifactError: it has another one, and does not appear.
     """
     checksum = statement.checksum_of(path)
     try:
@@ -173,6 +179,11 @@ def make_tarball(stage: Path, path: Path, beside: Iterable[Path], replace: bool 
                     digest.update(block)
                 file.flush()
                 os.fsync(file.fileno())
+            if expected not in (None, digest.hexdigest()):
+                raise ArtifactError(
+                    f"{path.name} would have the SHA-256 {digest.hexdigest()} and not {expected}: if its files are "
+                    "right, another version of deflate has compressed it than this Python has"
+                )
             stated = f"{digest.hexdigest()}  {path.name}\n"
             is_there = not replace and replacement.is_equal(path, digest.hexdigest())
             if is_there and checksum.is_file() and checksum.read_text(errors="replace") == stated:
