@@ -65,13 +65,13 @@ def attn_bwd_delta(
     k_ptr, out_ptr, dout_ptr, lse_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale,
     stride_kb, stride_kh, stride_kn, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
     stride_lb, stride_lh, batches, heads, heads_kv, seqlen_q, seqlen_k, width_qk, width_v, flags,
-    terms_ptr, dq_sums_ptr, sums_ptr, turns_ptr, arrivals_ptr, places, is_ordered, tiles, parts,
+    terms_ptr, dq_sums_ptr, sums_ptr, order_ptr, arrivals_ptr, places, is_ordered, tiles, parts,
     HEAD_DIM: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The terms of rows, [2, heads, places] fp32: minus the log-sum-exp divided by the scale, and minus delta =
     rowsum(out * dout); and zeros for the sums of ds and dq, [2, heads, places] and [heads, places, HEAD_DIM] fp32,
-    for the numbers of arrivals [batches, heads_kv], and if is_ordered for turns, [heads, places / 64]. Besides, the
-    sums of keys that attn_bwd_sums describes, of `parts` parts.
+    for the numbers of arrivals and of turns taken, [batches * heads_kv + 1], and if is_ordered for those of adds,
+    order [heads, places / 64]. Besides, the sums of keys that attn_bwd_sums describes, of `parts` parts.
 
     Rows beyond a sequence, and those that see no key, get such terms that all their weights are 0. The first batches *
     heads_kv * parts programs sum keys, the others, SPAN / BLOCK_M for each of `tiles`, have rows; tiles as of
@@ -81,6 +81,8 @@ def attn_bwd_delta(
     summing = batches * heads_kv * parts
     program = tl.program_id(0) - summing
     if program < 0:
+        if program + summing == 0:
+            tl.store(arrivals_ptr + batches * heads_kv, 0)
         sum_part(
             program + summing, parts, k_ptr, cu_k_ptr, used_k_ptr, stride_kb, stride_kh, stride_kn, heads_kv, seqlen_k,
             width_qk, flags, sums_ptr, PARTS, SPAN, BLOCK_M, HEAD_DIM,
@@ -97,7 +99,7 @@ def attn_bwd_delta(
     local = tl.arange(0, BLOCK_M)
     first = rows_of(batch, head, start_q, first_row, seqlen_q, places, flags, SPAN)
     if is_ordered:
-        tl.store(turns_ptr + first // 64, 0)
+        tl.store(order_ptr + first // 64, 0)
     rows = first_row + local
     inside = rows < rows_q
     column = tl.arange(0, HEAD_DIM)

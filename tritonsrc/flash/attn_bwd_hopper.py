@@ -1,11 +1,12 @@
 """Attention backward for Hopper, in Gluon: dq, dk and dv of what attn_bwd.py computes, with five products in place of
 seven.
 
-A program has a block of keys of a head, and walks over the rows that see it, of each query head that shares the head. A
-producer warp copies rows; two warpgroups of 64 keys each compute (FlashAttention-3: Shah et al., 2024,
-arXiv:2407.08608). Scores are transposed, [keys, rows]: so weights and their gradients are factors of dv and dk without
-leaving the registers. The gradients go through shared memory besides, and from there into dq: each warpgroup
-multiplies half of it, and adds that to those of other programs in global memory.
+A tile is a block of keys of a head. A program, of which there is one a multiprocessor, takes one after another, and
+walks over the rows that see it, of each query head that shares the head. A producer warp copies rows, and the next
+tile's keys while the last one's results are written; two warpgroups of 64 keys each compute (FlashAttention-3: Shah et
+al., 2024, arXiv:2407.08608). Scores are transposed, [keys, rows]: so weights and their gradients are factors of dv and
+dk without leaving the registers. The gradients go through shared memory besides, and from there into dq: each
+warpgroup multiplies half of it, and adds that to those of other tiles in global memory.
 
 attn_bwd_ends.py has what comes before and after: the log-sum-exps and delta as initial values of products, which
 leaves them no registers; sums of dq to add to; dq from these sums. Programs begin while the kernel before them ends,
@@ -14,9 +15,14 @@ and copy keys and values until it has; and the kernel behind them may begin once
 
 from typing import NamedTuple
 
-from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, write
-from attn_bwd_tiles import Call, block_of, rows_of, span_of, tile_of, turn_of
+from attn_bwd_copies import produce
+from attn_bwd_ends import LEAST_SCALE
+from attn_bwd_order import add_half, add_in_turn
+from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, seen, write
+from attn_bwd_tiles import Call, board, leave_work, next_place, next_work, section_of, work_of
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
+from hopper_pieces import reinterpreted
+from scores import LOG2E
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,15 +32,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-LOG2E = gl.constexpr(1.4426950408889634)
-LEAST_SCALE = gl.constexpr(1e-20)  # what log-sum-exps are divided by; attn_bwd_ends.py
+from triton.language.extra.cuda import gdc_wait
 
 
 class Shared(NamedTuple):
     """Tiles in shared memory, and the barriers that say whether they are full or may be filled anew. Keys, values, sums
-    of dq and of ds (`surplus`) are in halves, one for each consumer; so is ds, of two blocks of rows in turn."""
+    of dq and of ds (`surplus`) are in halves, one for each consumer; so is ds, of two blocks of rows in turn. `work`
+    is what the producer says of two tiles."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -45,7 +49,12 @@ class Shared(NamedTuple):
     ds: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor
     surplus: gl.shared_memory_descriptor
+    work: gl.shared_memory_descriptor
+    work_full: gl.shared_memory_descriptor
+    work_empty: gl.shared_memory_descriptor
     keys_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     dout_full: gl.shared_memory_descriptor
@@ -74,46 +83,8 @@ class Ends(NamedTuple):
     terms_desc: tma.tensor_descriptor
     surplus_at: gl.tensor
     scale: gl.tensor
-    turns_ptr: gl.tensor
+    order_ptr: gl.tensor
     arrivals_ptr: gl.tensor
-
-
-@gluon.jit
-def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-            STAGES: gl.constexpr):  # fmt: skip
-    """Copies the keys and values, and block by block the rows that see them, in the consumers' order."""
-    tile = tile_of(call, BLOCK_N)
-    if tile.first < tile.rows_k:
-        mbarrier.expect(shared.keys_full, 2 * (k_desc.nbytes_per_cta + v_desc.nbytes_per_cta))
-        for half in gl.static_range(2):
-            key = tile.start_k + tile.first + 64 * half
-            tma.async_load(k_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.k.index(half))
-            tma.async_load(v_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.v.index(half))
-        gdc_wait()
-        gdc_launch_dependents()
-        span = span_of(tile, call, BLOCK_M, BLOCK_N)
-        for i in range((span.end - span.begin) * call.heads_per_kv):
-            stage = i % STAGES
-            phase = (i // STAGES & 1) ^ 1
-            member, block = block_of(i, span, call)
-            head = tile.head_kv * call.heads_per_kv + member
-            row = tile.start_q + block * BLOCK_M
-            place = rows_of(tile, head, block * BLOCK_M, call)
-            mbarrier.wait(shared.q_empty.index(stage), phase)
-            mbarrier.expect(shared.q_full.index(stage), q_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
-            tma.async_load(terms_desc, [place], shared.q_full.index(stage), shared.lse.index(stage))
-            tma.async_load(q_desc, [tile.batch_q, head, row, 0], shared.q_full.index(stage), shared.q.index(stage))
-            mbarrier.wait(shared.dout_empty.index(stage), phase)
-            mbarrier.expect(shared.dout_full.index(stage), dout_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
-            tma.async_load(
-                terms_desc, [place + call.heads * call.places], shared.dout_full.index(stage), shared.delta.index(stage)
-            )
-            tma.async_load(
-                dout_desc, [tile.batch_q, head, row, 0], shared.dout_full.index(stage), shared.dout.index(stage)
-            )
-    else:
-        # This program's end is a reason for the next kernel to begin, which reads what the one before it writes.
-        gdc_wait()
 
 
 @gluon.jit
@@ -128,54 +99,6 @@ def begin_dq(dq, slot, whose: gl.constexpr, shared, INDEX: gl.constexpr, HEAD_DI
     else:
         HALF: gl.constexpr = HEAD_DIM // 2
         return warpgroup_mma(ds.permute((1, 0)), k.slice(INDEX * HALF, HALF, 1), dq, use_acc=ADD, is_async=True)
-
-
-@gluon.jit
-def add_half(place, ends, shared, call, WHOSE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Begins to add a consumer's part of a block's dq, and its sums of ds, to those at `place`."""
-    ROW: gl.constexpr = 64 * WHOSE if BLOCK_M == 128 else 0
-    COLUMN: gl.constexpr = 0 if BLOCK_M == 128 else HEAD_DIM * BLOCK_M // 128 * WHOSE
-    tma.async_atomic_add(ends.dq_desc, [place + ROW, COLUMN], shared.dq.index(WHOSE))
-    # Sums of ds of each consumer's keys have places of their own: nothing says which consumer comes first.
-    sums_at = ends.surplus_at + WHOSE * call.heads * call.places
-    tma.async_atomic_add(ends.terms_desc, [sums_at + place], shared.surplus.index(WHOSE))
-
-
-@gluon.jit
-def wait_for_adds():
-    """Waits until what this warp's copies add is there, and not only read."""
-    waited = gl.zeros([32], gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-    gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.u32 $0, $1;", "=r,r", [waited], gl.int32, False, 1)
-    gl.barrier()
-
-
-@gluon.jit
-def add_in_turn(ends, shared, call, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Adds what the consumers leave of each block, after all programs whose turn is before this one's. This warp waits
-    for others, and until its own is there, so that the consumers need not."""
-    tile = tile_of(call, BLOCK_N)
-    if tile.first < tile.rows_k:
-        gdc_wait()  # until then, turns are those that the last call left
-        span = span_of(tile, call, BLOCK_M, BLOCK_N)
-        for i in range((span.end - span.begin) * call.heads_per_kv):
-            member, block = block_of(i, span, call)
-            place = rows_of(tile, tile.head_kv * call.heads_per_kv + member, block * BLOCK_M, call)
-            added = ends.turns_ptr + place // 64
-            while gl.load(added, volatile=True) < turn_of(block, tile, call, BLOCK_M, BLOCK_N):
-                pass
-            gl.atomic_add(added, 0, sem="acquire")
-            gl.barrier()
-            mbarrier.wait(shared.dq_full.index(0), i & 1)
-            add_half(place, ends, shared, call, 0, HEAD_DIM, BLOCK_M)
-            mbarrier.wait(shared.dq_full.index(1), i & 1)
-            add_half(place, ends, shared, call, 1, HEAD_DIM, BLOCK_M)
-            tma.store_wait(0)
-            mbarrier.arrive(shared.dq_empty.index(0), count=1)
-            mbarrier.arrive(shared.dq_empty.index(1), count=1)
-            wait_for_adds()
-            gl.atomic_add(added, 1, sem="release")
-        arrived = tile.batch * (call.heads // call.heads_per_kv) + tile.head_kv
-        gl.atomic_add(ends.arrivals_ptr + arrived, 2, sem="release")
 
 
 @gluon.jit
@@ -215,14 +138,7 @@ def add_rows(dk, dv, done, place, block, tile, call, ends, shared, INDEX: gl.con
     scores = warpgroup_mma_wait(1, deps=[scores])
     p = gl.exp2(scores * (gl.maximum(ends.scale, LEAST_SCALE) * LOG2E))
     if MASKED:
-        key = tile.first + 64 * INDEX + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
-        row = block * BLOCK_M + gl.arange(0, BLOCK_M, COLUMNS)
-        longest = gl.maximum(tile.rows_q, tile.rows_k)
-        first = key - tile.shift - gl.minimum(call.right, longest)
-        last = key - tile.shift + gl.minimum(call.left, longest)
-        last = gl.where(key < tile.rows_k, last, -1)
-        seen = (row[None, :] >= first[:, None]) & (row[None, :] <= last[:, None])
-        p = gl.where(seen, p, 0.0)
+        p = gl.where(seen(tile.first + 64 * INDEX, block * BLOCK_M, tile, call, SCORES, BLOCK_M), p, 0.0)
     slot = (done + 1) % 2
     own = shared.ds.index(slot * 2 + INDEX)
     DQ_ROWS: gl.constexpr = 64
@@ -266,70 +182,95 @@ def add_rows(dk, dv, done, place, block, tile, call, ends, shared, INDEX: gl.con
 
 
 @gluon.jit
-def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
-            BLOCK_N: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
-    """Computes dk and dv of the keys [64 * INDEX, 64 * INDEX + 64) of the block, and half of dq."""
+def walk(dk, dv, done, span, tile, call, ends, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr,
+         BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
+    """Adds to dk and dv what the blocks of a Span give, in the order of block_of(). Returns both, and how many are done
+    with these."""
+    front = span.whole_begin - span.begin
+    masked = front + span.end - span.whole_end
+    for i in range(masked * call.heads_per_kv):
+        number = i % masked
+        block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
+        place = tile.place + i // masked * call.places + block * BLOCK_M
+        dk, dv = add_rows(
+            dk, dv, done, place, block, tile, call, ends, shared, INDEX, True,
+            HEAD_DIM, BLOCK_M, STAGES, ONES,
+        )  # fmt: skip
+        done += 1
+    place = tile.place + span.whole_begin * BLOCK_M
+    whole = span.whole_end - span.whole_begin
+    left = whole
+    for _ in range(whole * call.heads_per_kv):
+        dk, dv = add_rows(
+            dk, dv, done, place, 0, tile, call, ends, shared, INDEX, False,
+            HEAD_DIM, BLOCK_M, STAGES, ONES,
+        )  # fmt: skip
+        done += 1
+        place, left = next_place(place, left, whole, call.places, BLOCK_M)
+    return dk, dv, done
+
+
+@gluon.jit
+def consume_tile(tile, told, done, ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr,
+                 BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
+    """Computes dk and dv of the keys [64 * INDEX, 64 * INDEX + 64) of the told-th tile, and half of dq. Returns how
+    many blocks are done with its own."""
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     dtype: gl.constexpr = shared.k.dtype
-    tile = tile_of(call, BLOCK_N)
-    if tile.first < tile.rows_k:
-        span = span_of(tile, call, BLOCK_M, BLOCK_N)
-        front = span.whole_begin - span.begin
-        masked = front + span.end - span.whole_end
-        dk = gl.zeros([64, HEAD_DIM], gl.float32, WIDE)
-        dv = gl.zeros([64, HEAD_DIM], gl.float32, WIDE)
-        mbarrier.wait(shared.keys_full, 0)
-        gdc_wait()
-        inside = tile.rows_k - tile.first - 64 * INDEX
-        if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < 64):
-            clear_beyond(shared.k.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
-            clear_beyond(shared.v.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
-        first_place = rows_of(tile, tile.head_kv * call.heads_per_kv, 0, call)
-        mbarrier.arrive(shared.ds_full.index(0), count=1)  # of a block -1: ds of the first are in the second slot
-        done = 0
-        for i in range(masked * call.heads_per_kv):
-            number = i % masked
-            block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
-            place = first_place + i // masked * call.places + block * BLOCK_M
-            dk, dv = add_rows(
-                dk, dv, done, place, block, tile, call, ends, shared, INDEX, True,
-                HEAD_DIM, BLOCK_M, STAGES, ONES,
+    dk = gl.zeros([64, HEAD_DIM], gl.float32, WIDE)
+    dv = gl.zeros([64, HEAD_DIM], gl.float32, WIDE)
+    mbarrier.wait(shared.keys_full, told & 1)
+    inside = tile.rows_k - tile.first - 64 * INDEX
+    if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < 64):
+        clear_beyond(shared.k.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
+        clear_beyond(shared.v.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
+    IN_SECTIONS: gl.constexpr = HEAD_DIM > 64 if call.ordered else False
+    if IN_SECTIONS:
+        for number in range(2):
+            tile = work_of(told, shared, 4)  # here and behind the loops again, so that it takes no registers in them
+            dk, dv, done = walk(
+                dk, dv, done, section_of(number, tile), tile, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES
             )  # fmt: skip
-            done += 1
-        place = first_place + span.whole_begin * BLOCK_M
-        whole = span.whole_end - span.whole_begin
-        left = whole
-        for _ in range(whole * call.heads_per_kv):
-            dk, dv = add_rows(
-                dk, dv, done, place, span.whole_end - left, tile, call, ends, shared, INDEX, False,
-                HEAD_DIM, BLOCK_M, STAGES, ONES,
-            )  # fmt: skip
-            done += 1
-            left -= 1
-            place += gl.where(left == 0, call.places - (whole - 1) * BLOCK_M, BLOCK_M)
-            left = gl.where(left == 0, whole, left)
-        # This consumer alone reads its values, and writes its part of dq.
-        if call.ordered:
-            mbarrier.wait(shared.dq_empty.index(INDEX), (done & 1) ^ 1)
-        else:
-            tma.store_wait(0)
-        first = tile.first + 64 * INDEX
-        write(
-            dv.to(dtype), shared.v.index(INDEX), ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh,
-            ends.stride_dvn, ends.width_v, tile, first, 0, HEAD_DIM, WIDE,
-        )  # fmt: skip
-        free = (
-            shared.dq.index(INDEX)
-            ._reinterpret(dtype, [BLOCK_M // 64, 1, 1, 64, HEAD_DIM], ends.dk_desc.layout)
-            .index(0)
-        )
-        write(
-            (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
-            ends.stride_dkn, ends.width_qk, tile, first, 0, HEAD_DIM, WIDE,
-        )  # fmt: skip
-        if not call.ordered:
-            arrive(ends.arrivals_ptr, first, tile, call)
+    else:
+        dk, dv, done = walk(dk, dv, done, tile, tile, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES)
+    tile = work_of(told, shared, 4)
+    mbarrier.arrive(shared.k_empty, count=1)
+    # This consumer alone reads its values, and writes its part of dq.
+    if call.ordered:
+        mbarrier.wait(shared.dq_empty.index(INDEX), (done & 1) ^ 1)
+    else:
         tma.store_wait(0)
+    first = tile.first + 64 * INDEX
+    write(
+        dv.to(dtype), shared.v.index(INDEX), ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh,
+        ends.stride_dvn, ends.width_v, tile, first, 0, HEAD_DIM, WIDE,
+    )  # fmt: skip
+    free = reinterpreted(shared.dq.index(INDEX), dtype, [BLOCK_M // 64, 1, 1, 64, HEAD_DIM], ends.dk_desc.layout)
+    write(
+        (dk * ends.scale).to(dtype), free.index(0), ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
+        ends.stride_dkn, ends.width_qk, tile, first, 0, HEAD_DIM, WIDE,
+    )  # fmt: skip
+    tma.store_wait(0)
+    mbarrier.arrive(shared.v_empty, count=1)
+    if not call.ordered:
+        arrive(ends.arrivals_ptr, first, tile, call)
+    return done
+
+
+@gluon.jit
+def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
+            STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
+    """A consumer's part of all tiles of this program."""
+    mbarrier.arrive(shared.ds_full.index(0), count=1)  # of a block -1: ds of the first are in the second slot
+    told = 0
+    done = 0
+    gdc_wait()
+    tile = next_work(told, shared, 4)
+    while tile.rows_k > 0:
+        done = consume_tile(tile, told, done, ends, shared, call, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES)
+        leave_work(told, shared)
+        told += 1
+        tile = next_work(told, shared, 4)
 
 
 @gluon.jit
@@ -338,11 +279,12 @@ def attn_bwd_hopper(
     cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr,
     stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     sm_scale, batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, flags,
-    tiles, places, turns_ptr, arrivals_ptr,
+    tiles, places, order_ptr, arrivals_ptr,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, SPAN: gl.constexpr,
     ONES: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
-    """dk, dv, and sums for dq and of ds, by `tiles` programs (attn_bwd_tiles.tile_of), of 128 keys each.
+    """dk, dv, and sums for dq and of ds, of `tiles` tiles (attn_bwd_tiles.tile_of) of 128 keys, by as many programs as
+    there are multiprocessors, or tiles.
 
     Args:
         q_desc, dout_desc: of [batch, heads, seqlen_q, width], in boxes of BLOCK_M rows.
@@ -352,10 +294,11 @@ def attn_bwd_hopper(
             BLOCK_M / 128 columns.
         terms_desc: of [4, heads, places] fp32, as attn_bwd_delta has left them, in boxes of BLOCK_M; the last half are
             sums of ds, to be added to.
-        places: of a head, in these; attn_bwd_tiles.rows_of says which row has which.
-        turns_ptr: [heads, places / 64] int32, zeros: how many programs have added to a block of rows; looked at if
+        places: of a head, in these; attn_bwd_tiles.place_of_row says which row has which.
+        order_ptr: [heads, places / 64] int32, zeros: how many tiles have been added to a block of rows; looked at if
             ORDERED.
-        arrivals_ptr: [batches, heads / heads_per_kv] int32, zeros: how many consumers have added all that they add.
+        arrivals_ptr: [batches * heads / heads_per_kv + 1] int32, zeros: of each head, how many consumers have added all
+            that they add of a tile; and how many turns have been taken.
         STAGES: blocks of rows in shared memory.
         REGISTERS: of a thread of consumers.
     """
@@ -372,7 +315,12 @@ def attn_bwd_hopper(
         gl.allocate_shared_memory(dtype, [4, 64, BLOCK_M], DS),
         gl.allocate_shared_memory(gl.float32, [2, 64, HEAD_DIM * BLOCK_M // 128], dq_desc.layout),
         gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], terms_desc.layout),
+        board(),
+        barriers(2, 1),
+        barriers(2, 3 if ORDERED else 2),
         barriers(1, 1),
+        barriers(1, 2),
+        barriers(1, 2),
         barriers(STAGES, 1),
         barriers(STAGES, 2),
         barriers(STAGES, 1),
@@ -388,18 +336,21 @@ def attn_bwd_hopper(
     )  # fmt: skip
     ends = Ends(
         dq_desc, dk_desc, dv_desc, dk_ptr, dv_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh,
-        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, turns_ptr, arrivals_ptr,
+        stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, order_ptr, arrivals_ptr,
     )  # fmt: skip
+    taken_ptr = arrivals_ptr + batches * (heads // heads_per_kv)
     if ORDERED:
         gl.warp_specialize([
-            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
-            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
-            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M, BLOCK_N, STAGES)),
+            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),
+            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES)),
+            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, HEAD_DIM, BLOCK_M,
+                       BLOCK_N, STAGES)),
             (add_in_turn, (ends, shared, call, HEAD_DIM, BLOCK_M, BLOCK_N)),
         ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
-            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, BLOCK_N, STAGES, ONES)),
-            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M, BLOCK_N, STAGES)),
+            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),
+            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES)),
+            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, HEAD_DIM, BLOCK_M,
+                       BLOCK_N, STAGES)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip

@@ -1,4 +1,4 @@
-"""What attn_bwd_hopper.py does with single tiles in shared memory."""
+"""What attn_bwd_hopper.py and attn_bwd_wide.py do with single tiles in shared memory."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,6 +15,18 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
         return made.index(0)
     else:
         return made
+
+
+@gluon.jit
+def seen(first_key, first_row, tile, call, SCORES: gl.constexpr, ROWS: gl.constexpr):
+    """Which of 64 keys and ROWS rows belong together, [64, ROWS]."""
+    key = first_key + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, SCORES))
+    longest = gl.maximum(tile.rows_q, tile.rows_k)
+    first = key - tile.shift - gl.minimum(call.right, longest)
+    last = key - tile.shift + gl.minimum(call.left, longest)
+    last = gl.where(key < tile.rows_k, last, -1)
+    return (row[None, :] >= first[:, None]) & (row[None, :] <= last[:, None])
 
 
 @gluon.jit

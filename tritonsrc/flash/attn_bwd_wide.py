@@ -7,10 +7,13 @@ next one's scores. Sums of ds, by which dq is corrected (means.py), are added up
 
 from typing import NamedTuple
 
-from attn_bwd_hopper import LEAST_SCALE, LOG2E, Ends
-from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, packed, write
-from attn_bwd_tiles import Call, block_of, rows_of, span_of, tile_of
+from attn_bwd_ends import LEAST_SCALE
+from attn_bwd_hopper import Ends
+from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, packed, seen, write
+from attn_bwd_tiles import Call, block_of, next_place, place_of_row, span_of, tile_of
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
+from hopper_pieces import reinterpreted
+from scores import LOG2E
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -53,7 +56,7 @@ class Shared(NamedTuple):
 @gluon.jit
 def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
     """Copies the keys and values, and block by block the rows that see them, in the consumers' order."""
-    tile = tile_of(call, BLOCK)
+    tile = tile_of(gl.program_id(0), call, BLOCK)
     if tile.first < tile.rows_k:
         key = tile.start_k + tile.first
         mbarrier.expect(shared.keys_full, k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
@@ -64,10 +67,10 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
         span = span_of(tile, call, BLOCK, BLOCK)
         for i in range((span.end - span.begin) * call.heads_per_kv):
             stage = i % 2
-            member, block = block_of(i, span, call)
+            member, block = block_of(i, span, call, False)
             head = tile.head_kv * call.heads_per_kv + member
             row = tile.start_q + block * BLOCK
-            place = rows_of(tile, head, block * BLOCK, call)
+            place = place_of_row(tile, head, block * BLOCK, call)
             # Consumers leave the second stage once before anything is copied there: zeros of a block -1.
             mbarrier.wait(shared.q_empty.index(stage), (i // 2 & 1) ^ (1 - stage))
             mbarrier.expect(shared.q_full.index(stage), q_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
@@ -146,14 +149,7 @@ def weigh(dk, dv, done, before, block, tile, call, ends, shared, MASKED: gl.cons
     scores = warpgroup_mma_wait(2, deps=[scores])
     p = gl.exp2(scores * (gl.maximum(ends.scale, LEAST_SCALE) * LOG2E))
     if MASKED:
-        key = tile.first + gl.arange(0, BLOCK, gl.SliceLayout(1, SCORES))
-        row = block * BLOCK + gl.arange(0, BLOCK, COLUMNS)
-        longest = gl.maximum(tile.rows_q, tile.rows_k)
-        first = key - tile.shift - gl.minimum(call.right, longest)
-        last = key - tile.shift + gl.minimum(call.left, longest)
-        last = gl.where(key < tile.rows_k, last, -1)
-        seen = (row[None, :] >= first[:, None]) & (row[None, :] <= last[:, None])
-        p = gl.where(seen, p, 0.0)
+        p = gl.where(seen(tile.first, block * BLOCK, tile, call, SCORES, BLOCK), p, 0.0)
     rounded = packed(p, dtype)
     mbarrier.wait(shared.p_empty, (done & 1) ^ 1)
     shared.p.store(rounded)
@@ -226,7 +222,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     dtype: gl.constexpr = shared.k.dtype
-    tile = tile_of(call, BLOCK)
+    tile = tile_of(gl.program_id(0), call, BLOCK)
     if tile.first < tile.rows_k:
         span = span_of(tile, call, BLOCK, BLOCK)
         front = span.whole_begin - span.begin
@@ -245,7 +241,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
         if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < BLOCK):
             clear_beyond(shared.k.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
             clear_beyond(shared.v.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
-        first_place = rows_of(tile, tile.head_kv * call.heads_per_kv, 0, call)
+        first_place = place_of_row(tile, tile.head_kv * call.heads_per_kv, 0, call)
         before = first_place + span.begin * BLOCK
         done = 0
         for i in range(masked * call.heads_per_kv):
@@ -268,9 +264,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
                 dk, dv = differ(dk, dv, done, place, before, 0, tile, call, ends, shared, False, HEAD_DIM)
             before = place
             done += 1
-            left -= 1
-            place += gl.where(left == 0, call.places - (whole - 1) * BLOCK, BLOCK)
-            left = gl.where(left == 0, whole, left)
+            place, left = next_place(place, left, whole, call.places, BLOCK)
         if done > 0:
             slot = done % 2
             mbarrier.wait(shared.ds_full.index(slot), done // 2 & 1)
@@ -279,7 +273,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
                 dq = begin_dq(slot, shared, INDEX, part, HEAD_DIM)
                 dk, dq = warpgroup_mma_wait(0, deps=[dk, dq])
                 add_dq(dq, before, ends, shared, INDEX, part)
-        free = shared.dq.index(INDEX)._reinterpret(dtype, [1, 1, 1, BLOCK, HALF], ends.dk_desc.layout).index(0)
+        free = reinterpreted(shared.dq.index(INDEX), dtype, [1, 1, 1, BLOCK, HALF], ends.dk_desc.layout).index(0)
         tma.store_wait(0)
         write(
             dv.to(dtype), free, ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh, ends.stride_dvn,
