@@ -2,7 +2,8 @@
 
 One warpgroup computes weights, the other their gradients; each has half of the columns of dv, dk and dq. Weights and
 gradients go through shared memory. The products of a block's gradients for dk and dq follow a block later, under the
-next one's scores. Sums of ds, by which dq is corrected (means.py), are added up as there.
+next one's scores. Sums of ds, by which dq is corrected (means.py), are added up as there; so are those of dq, in any
+order by the warpgroups themselves, or in a fixed one by a warp of its own (attn_bwd_wide_order.py).
 """
 
 from typing import NamedTuple
@@ -104,13 +105,38 @@ def begin_dq(slot, shared, INDEX: gl.constexpr, PART: gl.constexpr, HEAD_DIM: gl
 
 
 @gluon.jit
-def add_dq(dq, place, ends, shared, INDEX: gl.constexpr, PART: gl.constexpr):
-    """Begins to add these columns of dq to the sums of the rows at `place`."""
-    tma.store_wait(0)
+def add_part(place, ends, shared, WHOSE: gl.constexpr, PART: gl.constexpr):
+    """Begins to add a consumer's part of a block's dq to the sums of the rows at `place`."""
+    tma.async_atomic_add(ends.dq_desc, [place, (2 * WHOSE + PART) * shared.dq.shape[2]], shared.dq.index(WHOSE))
+
+
+@gluon.jit
+def add_surplus(place, slot, ends, shared):
+    """Begins to add the sums of ds of a block to those of the rows at `place`."""
+    tma.async_atomic_add(ends.terms_desc, [ends.surplus_at + place], shared.surplus.index(slot))
+
+
+@gluon.jit
+def await_place(shared, INDEX: gl.constexpr, PART: gl.constexpr, ORDERED: gl.constexpr):
+    """Waits until a consumer's place for dq is free for this part of a block."""
+    if ORDERED:
+        mbarrier.wait(shared.dq_empty.index(INDEX), 1 - PART)
+    else:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def add_dq(dq, place, ends, shared, INDEX: gl.constexpr, PART: gl.constexpr, ORDERED: gl.constexpr):
+    """Begins to add these columns of dq to the sums of the rows at `place`; in a fixed order, leaves them to the warp
+    that does."""
+    await_place(shared, INDEX, PART, ORDERED)
     shared.dq.index(INDEX).store(dq)
     fence_async_shared()
-    gl.barrier()
-    tma.async_atomic_add(ends.dq_desc, [place, (2 * INDEX + PART) * dq.shape[1]], shared.dq.index(INDEX))
+    if ORDERED:
+        mbarrier.arrive(shared.dq_full.index(INDEX), count=1)
+    else:
+        gl.barrier()
+        add_part(place, ends, shared, INDEX, PART)
 
 
 @gluon.jit
@@ -126,7 +152,8 @@ def clear_rows(stage, done, block, tile, call, shared, HEAD_DIM: gl.constexpr):
 
 
 @gluon.jit
-def weigh(dk, dv, done, before, block, tile, call, ends, shared, MASKED: gl.constexpr, HEAD_DIM: gl.constexpr):
+def weigh(dk, dv, done, before, block, tile, call, ends, shared, MASKED: gl.constexpr, HEAD_DIM: gl.constexpr,
+          ORDERED: gl.constexpr):  # fmt: skip
     """What the first consumer adds to the first half of columns: of dv by the done-th block of rows, and of dk and dq
     by the one before, whose sums are at `before`. Leaves the block's weights for the other."""
     HALF: gl.constexpr = HEAD_DIM // 2
@@ -160,17 +187,18 @@ def weigh(dk, dv, done, before, block, tile, call, ends, shared, MASKED: gl.cons
     dv = warpgroup_mma(weights, dout, dv, is_async=True)
     dk, dq = warpgroup_mma_wait(1, deps=[dk, dq])
     mbarrier.arrive(shared.q_empty.index(1 - stage), count=1)
-    add_dq(dq, before, ends, shared, 0, 0)
+    add_dq(dq, before, ends, shared, 0, 0, ORDERED)
     dq = begin_dq(slot, shared, 0, 1, HEAD_DIM)
     dv, weights, dq = warpgroup_mma_wait(0, deps=[dv, weights, dq])
     mbarrier.arrive(shared.dout_empty, count=1)
     mbarrier.arrive(shared.ds_empty.index(slot), count=1)
-    add_dq(dq, before, ends, shared, 0, 1)
+    add_dq(dq, before, ends, shared, 0, 1, ORDERED)
     return dk, dv
 
 
 @gluon.jit
-def differ(dk, dv, done, place, before, block, tile, call, ends, shared, MASKED: gl.constexpr, HEAD_DIM: gl.constexpr):
+def differ(dk, dv, done, place, before, block, tile, call, ends, shared, MASKED: gl.constexpr, HEAD_DIM: gl.constexpr,
+           ORDERED: gl.constexpr):  # fmt: skip
     """What the second consumer adds to the other half. Leaves the block's ds for the first, and adds their sums to
     those at `place`."""
     HALF: gl.constexpr = HEAD_DIM // 2
@@ -191,7 +219,7 @@ def differ(dk, dv, done, place, before, block, tile, call, ends, shared, MASKED:
     dp = warpgroup_mma(v, dout.permute((1, 0)), delta, is_async=True)
     dk, dq = warpgroup_mma_wait(1, deps=[dk, dq])
     mbarrier.arrive(shared.q_empty.index(1 - stage), count=1)
-    add_dq(dq, before, ends, shared, 1, 0)
+    add_dq(dq, before, ends, shared, 1, 0, ORDERED)
     mbarrier.wait(shared.p_full, done & 1)
     rounded = shared.p.load(SCORES)
     mbarrier.arrive(shared.p_empty, count=1)
@@ -208,10 +236,99 @@ def differ(dk, dv, done, place, before, block, tile, call, ends, shared, MASKED:
     mbarrier.arrive(shared.dout_empty, count=1)
     add_up(shared.ds.index(slot), shared.surplus.index(slot), BLOCK, 8)
     dq = warpgroup_mma_wait(0, deps=[dq])
-    add_dq(dq, before, ends, shared, 1, 1)
-    tma.async_atomic_add(ends.terms_desc, [ends.surplus_at + place], shared.surplus.index(slot))
+    add_dq(dq, before, ends, shared, 1, 1, ORDERED)
+    if not ORDERED:
+        add_surplus(place, slot, ends, shared)
     mbarrier.wait(shared.q_full.index(stage), done // 2 & 1)  # of which dk is summed next
     return dk, dv
+
+
+@gluon.jit
+def begin_with_zeros(slot, stage, shared, HEAD_DIM: gl.constexpr):
+    """Writes what stands for the block before a tile's first, of which both consumers sum dk and dq: zeros."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    dtype: gl.constexpr = shared.k.dtype
+    shared.ds.index(slot).store(gl.zeros([BLOCK, BLOCK], dtype, SCORES))
+    shared.q.index(stage).reshape([BLOCK, HEAD_DIM]).store(gl.zeros([BLOCK, HEAD_DIM], dtype, ROWS))
+    fence_async_shared()
+
+
+@gluon.jit
+def clear_keys(tile, call, shared, HEAD_DIM: gl.constexpr):
+    """Makes zeros of keys and values beyond the sequence, where other sequences' may lie."""
+    inside = tile.rows_k - tile.first
+    if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < BLOCK):
+        clear_beyond(shared.k.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
+        clear_beyond(shared.v.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
+
+
+@gluon.jit
+def walk(dk, dv, done, before, span, first_place, tile, call, ends, shared, INDEX: gl.constexpr,
+         HEAD_DIM: gl.constexpr, ORDERED: gl.constexpr):  # fmt: skip
+    """Adds to dk and dv what the blocks of a Span give, in the order of block_of(). Returns both, how many blocks are
+    done with these, and where the last has its sums.
+
+    Args:
+        before: where the block before has its sums.
+        first_place: where the first row of the first head has them.
+    """
+    front = span.whole_begin - span.begin
+    masked = front + span.end - span.whole_end
+    for i in range(masked * call.heads_per_kv):
+        number = i % masked
+        block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
+        place = first_place + i // masked * call.places + block * BLOCK
+        if INDEX == 0:
+            dk, dv = weigh(dk, dv, done, before, block, tile, call, ends, shared, True, HEAD_DIM, ORDERED)
+        else:
+            dk, dv = differ(dk, dv, done, place, before, block, tile, call, ends, shared, True, HEAD_DIM, ORDERED)
+        before = place
+        done += 1
+    place = first_place + span.whole_begin * BLOCK
+    whole = span.whole_end - span.whole_begin
+    left = whole
+    for _ in range(whole * call.heads_per_kv):
+        if INDEX == 0:
+            dk, dv = weigh(dk, dv, done, before, 0, tile, call, ends, shared, False, HEAD_DIM, ORDERED)
+        else:
+            dk, dv = differ(dk, dv, done, place, before, 0, tile, call, ends, shared, False, HEAD_DIM, ORDERED)
+        before = place
+        done += 1
+        place, left = next_place(place, left, whole, call.places, BLOCK)
+    return dk, dv, done, before
+
+
+@gluon.jit
+def end_blocks(dk, done, before, ends, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ORDERED: gl.constexpr):
+    """Returns dk with what a tile's last block adds, whose sums are at `before`, and does the same for dq."""
+    slot = done % 2
+    mbarrier.wait(shared.ds_full.index(slot), done // 2 & 1)
+    dk = begin_dk(dk, slot, 1 - slot, shared, INDEX, HEAD_DIM)
+    for part in gl.static_range(2):
+        dq = begin_dq(slot, shared, INDEX, part, HEAD_DIM)
+        dk, dq = warpgroup_mma_wait(0, deps=[dk, dq])
+        add_dq(dq, before, ends, shared, INDEX, part, ORDERED)
+    return dk
+
+
+@gluon.jit
+def write_sums(dk, dv, tile, ends, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, ORDERED: gl.constexpr):
+    """Begins to write half of the columns of dk and dv, through the place of dq."""
+    HALF: gl.constexpr = HEAD_DIM // 2
+    WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    dtype: gl.constexpr = shared.k.dtype
+    free = reinterpreted(shared.dq.index(INDEX), dtype, [1, 1, 1, BLOCK, HALF], ends.dk_desc.layout).index(0)
+    await_place(shared, INDEX, 0, ORDERED)
+    write(
+        dv.to(dtype), free, ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh, ends.stride_dvn,
+        ends.width_v, tile, tile.first, INDEX * HALF, HALF, WIDE,
+    )  # fmt: skip
+    tma.store_wait(0)
+    write(
+        (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
+        ends.stride_dkn, ends.width_qk, tile, tile.first, INDEX * HALF, HALF, WIDE,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -219,71 +336,26 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
     """Computes half of the columns of dk and dv of the keys, and of dq."""
     HALF: gl.constexpr = HEAD_DIM // 2
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    dtype: gl.constexpr = shared.k.dtype
     tile = tile_of(gl.program_id(0), call, BLOCK)
     if tile.first < tile.rows_k:
         span = span_of(tile, call, BLOCK, BLOCK)
-        front = span.whole_begin - span.begin
-        masked = front + span.end - span.whole_end
         dk = gl.zeros([BLOCK, HALF], gl.float32, WIDE)
         dv = gl.zeros([BLOCK, HALF], gl.float32, WIDE)
-        if INDEX == 1:  # a block -1, of zeros
-            shared.ds.index(0).store(gl.zeros([BLOCK, BLOCK], dtype, SCORES))
-            shared.q.index(1).reshape([BLOCK, HEAD_DIM]).store(gl.zeros([BLOCK, HEAD_DIM], dtype, ROWS))
-            fence_async_shared()
+        if INDEX == 1:
+            begin_with_zeros(0, 1, shared, HEAD_DIM)
             gl.barrier()
             mbarrier.arrive(shared.ds_full.index(0), count=1)
         mbarrier.wait(shared.keys_full, 0)
         gdc_wait()
-        inside = tile.rows_k - tile.first
-        if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < BLOCK):
-            clear_beyond(shared.k.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
-            clear_beyond(shared.v.index(0).reshape([BLOCK, HEAD_DIM]), inside, BLOCK, HEAD_DIM)
+        clear_keys(tile, call, shared, HEAD_DIM)
         first_place = place_of_row(tile, tile.head_kv * call.heads_per_kv, 0, call)
         before = first_place + span.begin * BLOCK
-        done = 0
-        for i in range(masked * call.heads_per_kv):
-            number = i % masked
-            block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
-            place = first_place + i // masked * call.places + block * BLOCK
-            if INDEX == 0:
-                dk, dv = weigh(dk, dv, done, before, block, tile, call, ends, shared, True, HEAD_DIM)
-            else:
-                dk, dv = differ(dk, dv, done, place, before, block, tile, call, ends, shared, True, HEAD_DIM)
-            before = place
-            done += 1
-        place = first_place + span.whole_begin * BLOCK
-        whole = span.whole_end - span.whole_begin
-        left = whole
-        for _ in range(whole * call.heads_per_kv):
-            if INDEX == 0:
-                dk, dv = weigh(dk, dv, done, before, 0, tile, call, ends, shared, False, HEAD_DIM)
-            else:
-                dk, dv = differ(dk, dv, done, place, before, 0, tile, call, ends, shared, False, HEAD_DIM)
-            before = place
-            done += 1
-            place, left = next_place(place, left, whole, call.places, BLOCK)
+        dk, dv, done, before = walk(
+            dk, dv, gl.to_tensor(0), before, span, first_place, tile, call, ends, shared, INDEX, HEAD_DIM, False
+        )  # fmt: skip
         if done > 0:
-            slot = done % 2
-            mbarrier.wait(shared.ds_full.index(slot), done // 2 & 1)
-            dk = begin_dk(dk, slot, (done - 1) % 2, shared, INDEX, HEAD_DIM)
-            for part in gl.static_range(2):
-                dq = begin_dq(slot, shared, INDEX, part, HEAD_DIM)
-                dk, dq = warpgroup_mma_wait(0, deps=[dk, dq])
-                add_dq(dq, before, ends, shared, INDEX, part)
-        free = reinterpreted(shared.dq.index(INDEX), dtype, [1, 1, 1, BLOCK, HALF], ends.dk_desc.layout).index(0)
-        tma.store_wait(0)
-        write(
-            dv.to(dtype), free, ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh, ends.stride_dvn,
-            ends.width_v, tile, tile.first, INDEX * HALF, HALF, WIDE,
-        )  # fmt: skip
-        tma.store_wait(0)
-        write(
-            (dk * ends.scale).to(dtype), free, ends.dk_desc, ends.dk_ptr, ends.stride_dkb, ends.stride_dkh,
-            ends.stride_dkn, ends.width_qk, tile, tile.first, INDEX * HALF, HALF, WIDE,
-        )  # fmt: skip
+            dk = end_blocks(dk, done, before, ends, shared, INDEX, HEAD_DIM, False)
+        write_sums(dk, dv, tile, ends, shared, INDEX, HEAD_DIM, False)
         arrive(ends.arrivals_ptr, tile.first, tile, call)
         tma.store_wait(0)
 
