@@ -141,7 +141,7 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
     ),
     "inputs with a hot row": deep(every(dtype=DTYPES, inputs=("hot row",), rows=(1023,), keys=(300, 2047))),
     "backward, deterministic": deep(
-        every(dtype=DTYPES, deterministic=(True,), rows=(1023,), keys=(1023,), width=(64, 128))
+        every(dtype=DTYPES, deterministic=(True,), rows=(1023,), keys=(1023,), width=(64, 128, 256), left=(-1, 200))
     ),
     "decode, split": [
         DecodeCall(dtype=dtype, rows=rows, keys=keys, splits=splits, heads=8, heads_kv=heads_kv)

@@ -33,9 +33,8 @@ from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.images.image import DescriptorInfo, ImageInfo
 from kiln_recipe.shape import is_line
 
-# A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer: of
-# this size one takes a millisecond, of twice the size it packs 5 % better.
-GROUP_BYTES = 512 << 10
+# A group is decoded as a whole when the first of its images is needed. Larger groups pack better and decode longer.
+GROUP_BYTES = 768 << 10
 ZSTD_LEVEL = 22
 
 
