@@ -4,7 +4,7 @@ a program's warps come to know which tile is next."""
 from typing import NamedTuple
 
 from flags import BOTTOM_RIGHT, CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
-from hopper_tiles import put, sequence
+from hopper_tiles import write_field, sequence
 from sequences import place
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -181,7 +181,7 @@ def announce(told, tile, span, call, shared):
     )  # fmt: skip
     mbarrier.wait(shared.work_empty.index(slot), (told // SLOTS & 1) ^ 1)
     for field in gl.static_range(FIELDS):
-        put(shared.work, slot * FIELDS + field, work[field])
+        write_field(shared.work, slot * FIELDS + field, work[field])
     mbarrier.arrive(shared.work_full.index(slot), count=1)
 
 
@@ -190,7 +190,7 @@ def announce_end(told, shared):
     """As announce(), of a Work that says that there are no more."""
     slot = told % SLOTS
     mbarrier.wait(shared.work_empty.index(slot), (told // SLOTS & 1) ^ 1)
-    put(shared.work, slot * FIELDS + ROWS_K, 0)
+    write_field(shared.work, slot * FIELDS + ROWS_K, 0)
     mbarrier.arrive(shared.work_full.index(slot), count=1)
 
 
