@@ -4,7 +4,7 @@ a program's warps come to know which tile is next."""
 from typing import NamedTuple
 
 from flags import BOTTOM_RIGHT, CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
-from hopper_tiles import write_field, sequence
+from hopper_tiles import sequence, write_field
 from sequences import place
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
