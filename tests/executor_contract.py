@@ -115,6 +115,25 @@ def reports_events_in_order(start: StartExecutor, folder: Path) -> None:
 
 
 @check
+def numbers_its_workers(start: StartExecutor, folder: Path) -> None:
+    """Two that run at once have two numbers; a worker that takes a dead one's place has its number."""
+    with start(2) as executor:
+        for number in range(4):
+            work = (tasks.leave, (3,)) if number == 1 else (tasks.sleep, (0.2,))
+            executor.submit(Task(number, *work, folder / f"log{number}"))
+        running: dict[int, int] = {}
+        ended = 0
+        while ended < 4:
+            for event in executor.wait(10):
+                if isinstance(event, Began):
+                    assert event.worker in (1, 2) and event.worker not in running.values()
+                    running[event.id] = event.worker
+                else:
+                    running.pop(event.id, None)
+                    ended += 1
+
+
+@check
 def tells_of_waits(start: StartExecutor, folder: Path) -> None:
     with start(1) as executor:
         executor.submit(Task(0, tasks.wait_for_another, (0.05,), folder / "log"))

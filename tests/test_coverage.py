@@ -198,7 +198,7 @@ def test_a_page_shows_the_answers_and_replaces_only_a_page(tmp_path: Path, capsy
     words = ["coverage", "core", "--model", "head_dim=192", "--target", "sm_90", "--html", str(tmp_path / "page.html")]
     assert cli.main(words) == 0 and cli.main(words) == 0
     text = (tmp_path / "page.html").read_text()
-    assert "What would serve it: the profile full" in text and '<td class="no"' in text
+    assert "What would serve it: the profile full" in text and '<td class="bad"' in text
     (tmp_path / "page.html").write_text("mine")
     assert cli.main(words) == 2
     assert (tmp_path / "page.html").read_text() == "mine"

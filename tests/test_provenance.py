@@ -28,6 +28,7 @@ import shared
 from kiln_build.cli import main
 from kiln_build.options import options
 from kiln_build.origin import provenance
+from kiln_build.origin.timeline import Timeline
 from kiln_build.release import release
 from kiln_build.trust import minisign, statement
 from kiln_build.trust import provenance as reading
@@ -200,6 +201,7 @@ def test_the_first_one_stays(place):
 
 
 def test_it_goes_with_its_tarball(place):
+    Timeline().write(VERSION, place / NAME)
     assert {path.name for path in statement.beside(place / NAME, VERSION)} == {
         path.name for path in place.iterdir() if path.name.startswith("kiln-")
     } - {NAME, f"{NAME}.sha256"}

@@ -35,6 +35,7 @@ VERBS = {
     "list": Verb("reading", python=(3, 9)),
     "inspect": Verb("reading", python=(3, 9)),
     "diff": Verb("reading"),
+    "report": Verb("reading"),
     "verify": Verb("reading", python=(3, 9)),
     "sign": Verb("reading"),
     "rebuild": Verb("reading"),

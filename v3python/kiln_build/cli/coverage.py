@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.options.words import check_outside, check_there
+from kiln_build.options.words import check_there
 from kiln_recipe import targets
-from kiln_recipe.console.appear import appear
-from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, filled
-from kiln_recipe.errors import EnvironmentProblem, NotServed, escaped
+from kiln_recipe.errors import NotServed, escaped
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
@@ -88,15 +86,10 @@ def _write_page(
     arguments: argparse.Namespace, source: Source, models: Sequence[Model], verdicts: Sequence[Verdict]
 ) -> None:
     from kiln_build.coverage import page
+    from kiln_build.pages import document
 
-    path = check_new_file(arguments.html, Path.cwd(), "--html", page.BEGIN.encode(), "page of `kiln coverage`")
-    check_outside(path, Path(arguments.source), f"--html {arguments.html}")
-    try:
-        with appear(path) as fresh:
-            with fresh.open("w", encoding="utf-8") as file:
-                file.writelines(page.page(source, models, verdicts))
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
+    path = document.check_place(arguments.html, page.COMMAND, [Path(arguments.source)])
+    document.write(path, page.page(source, models, verdicts))
 
 
 def _targets(words: Sequence[str], usual: Sequence[targets.Target]) -> Sequence[targets.Target]:

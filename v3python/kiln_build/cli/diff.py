@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
-from kiln_build.options.words import check_outside, check_there
-from kiln_recipe.console.appear import appear
-from kiln_recipe.console.files import check_new_file
+from kiln_build.options.words import check_there
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
@@ -60,18 +58,15 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.difference import compare, page, show, side  # here, so that --help needs no package
+    from kiln_build.pages import document
 
     before, after = Path(arguments.before), Path(arguments.after)
-    written = _page_file(arguments.html, (before, after)) if arguments.html else None
+    written = document.check_place(arguments.html, page.COMMAND, (before, after)) if arguments.html else None
     found = compare.compare(
         side.open_side(before), side.open_side(after), known_shares(arguments.ledger or [ROOT / "ledger"])
     )
     if written:
-        try:
-            with appear(written) as fresh, fresh.open("w", encoding="utf-8") as file:
-                file.writelines(page.page(found))
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot write {written}: {error.strerror}") from error
+        document.write(written, page.page(found))
     if arguments.json:
         print_json(show.document(found))
     else:
@@ -95,12 +90,3 @@ def known_shares(folders: Sequence[Path]) -> Shares:
         return found
 
     return lambda family, target, key: of(family, target).get(ledger_file.short(key))
-
-
-def _page_file(word: str, artifacts: Sequence[Path]) -> Path:
-    from kiln_build.difference.page import BEGIN
-
-    path = check_new_file(word, Path.cwd(), "--html", BEGIN.encode(), "page of `kiln diff`")
-    for artifact in artifacts:
-        check_outside(path, artifact, f"--html {word}")
-    return path

@@ -18,18 +18,17 @@ from typing import Any
 from kiln_build.artifacts import manifest_model, presence, verify
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
-from kiln_build.options.words import check_outside, check_there
-from kiln_recipe.console.appear import appear
-from kiln_recipe.console.files import check_new_file
+from kiln_build.options.words import check_there
 from kiln_recipe.console.tables import plural, print_json, quantity, span, table
 from kiln_recipe.console.usage import filled
-from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
+from kiln_recipe.errors import UsageError, escaped
 
 EXAMPLE = """\
 kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --verify
 kiln inspect kiln/lib/kiln.images/nvidia-sm_90.pack
 kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --html release.html"""
 
+_COMMAND = "kiln inspect"
 _LEFT_OUT = "combinations that the profile, the selection or the recipe leaves out"
 
 
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html",
         type=filled("--html", "the file to write"),
         metavar="FILE",
-        help="write a page with pictures of what is in it",
+        help="write a page of what is in it, as `kiln report` does",
     )
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of a release's manifest")
 
@@ -75,10 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     if report and (note := verify.note_of_program()):
         report.notes.append(note)
     absent = presence.absent_packs(artifact) if isinstance(artifact, Release) and artifact.is_folder else {}
-    page = _page_file(artifact, arguments.html) if arguments.html else None
+    written = _page_file(artifact, arguments.html) if arguments.html else None
     is_damaged = report is not None and bool(report.problems)  # then what it states of itself counts for nothing
-    if page and not is_damaged:
-        _write_page(artifact, page)
+    if written and not is_damaged:
+        _write_page(artifact, written)
     if arguments.json:
         document = _document(artifact)
         if isinstance(artifact, Release) and artifact.is_folder:
@@ -219,21 +218,16 @@ def _document(artifact: Release | PackFile | ImageFile) -> dict[str, Any]:
 
 def _page_file(artifact: Release | PackFile | ImageFile, word: str) -> Path:
     """Where the page is to be written; nothing of what it shows is replaced, or gets another file among its own."""
-    from kiln_build.artifacts.picture import BEGIN
+    from kiln_build.pages.document import check_place
 
-    path = check_new_file(word, Path.cwd(), "--html", BEGIN.encode(), "page of `kiln inspect`")
-    check_outside(path, artifact.path, f"--html {word}")
-    return path
+    return check_place(word, _COMMAND, [artifact.path])
 
 
 def _write_page(artifact: Release | PackFile | ImageFile, path: Path) -> None:
     if isinstance(artifact, ImageFile):
         raise UsageError("--html shows a release or a pack; not an image")
-    from kiln_build.artifacts import picture
+    from kiln_build.difference.side import open_side
+    from kiln_build.pages import document
+    from kiln_build.report import gather, page
 
-    try:
-        with appear(path) as fresh:
-            with fresh.open("w", encoding="utf-8") as file:
-                file.writelines(picture.page(artifact))
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
+    document.write(path, page.page(gather.gather(open_side(artifact.path)), _COMMAND))

@@ -6,13 +6,11 @@ import argparse
 import os
 from pathlib import Path
 
-from kiln_build.options.words import check_outside, check_there
+from kiln_build.options.words import check_there
 from kiln_recipe import targets
-from kiln_recipe.console.appear import appear
-from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, count, filled, selection
-from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
+from kiln_recipe.errors import UsageError, escaped
 
 EXAMPLE = """\
 kiln model output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --target gfx942
@@ -61,19 +59,15 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.amd_model import page, rows, show  # here, so that --help needs no package
+    from kiln_build.pages import document
 
     path = None
     if arguments.html:
-        path = check_new_file(arguments.html, Path.cwd(), "--html", page.BEGIN.encode(), "page of `kiln model`")
-        check_outside(path, Path(arguments.artifact), f"--html {arguments.html}")
+        path = document.check_place(arguments.html, page.COMMAND, [Path(arguments.artifact)])
     found = _rows(arguments, arguments.artifact)
     changes = rows.compare(_rows(arguments, arguments.against), found) if arguments.against else None
     if path:
-        try:
-            with appear(path) as fresh, fresh.open("w", encoding="utf-8") as file:
-                file.writelines(page.page(Path(arguments.artifact).name, found, changes))
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
+        document.write(path, page.page(Path(arguments.artifact).name, found, changes))
     if arguments.json:
         print_json(show.document(found, changes))
         return 0

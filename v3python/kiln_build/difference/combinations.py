@@ -11,6 +11,8 @@ from kiln_build.difference.side import Side
 from kiln_build.difference.tables import Choice
 from kiln_recipe.selection import values_of
 
+_MOST_RULES = 1000  # that are looked at for a reason; a kernel of Kiln's has fewer than a hundred
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -39,7 +41,7 @@ class Combination:
 def compare(before: Side, after: Side) -> list[Combination]:
     """What one side alone has images for, of the targets that both have."""
     common = [target for target in before.targets if target in after.targets]
-    sides = _Served(before), _Served(after)
+    sides = Served(before), Served(after)
     return [
         found
         for is_lost, (one, other) in ((True, sides), (False, sides[::-1]))
@@ -48,7 +50,7 @@ def compare(before: Side, after: Side) -> list[Combination]:
     ]
 
 
-def _only(one: _Served, other: _Served, target: str, is_lost: bool) -> Iterator[Combination]:
+def _only(one: Served, other: Served, target: str, is_lost: bool) -> Iterator[Combination]:
     for kernel, functionals in one.kernels.get(target, {}).items():
         there = other.kernels.get(target, {}).get(kernel, {})
         for functional in functionals:
@@ -59,7 +61,7 @@ def _only(one: _Served, other: _Served, target: str, is_lost: bool) -> Iterator[
             yield Combination(target, kernel, functional, is_lost, instead, reason)
 
 
-class _Served:
+class Served:
     """What a side has images for: by target and kernel its functionals."""
 
     def __init__(self, side: Side) -> None:
@@ -70,26 +72,32 @@ class _Served:
                 functionals = self.kernels.setdefault(row["target"], {}).setdefault(row["kernel"], {})
                 functionals[row["functional"]] = None
         self._known: dict[tuple[str, str, tuple[str, ...]], set[tuple[str, ...]]] = {}
+        self._alike: dict[tuple[str, str], list[str]] = {}  # by target and kernel its implementations
+        for target, kernels in self.kernels.items():
+            for kernel in kernels:
+                self._alike.setdefault((target, _without_implementation(kernel)), []).append(kernel)
 
     def instead(self, target: str, kernel: str, functional: str) -> str:
         """What serves a combination that this kernel has no image for: another implementation with these choices, or
         the values that stand in for those of the call."""
         choices = values_of(functional)
-        own = kernel.partition(".")[2].partition(".")[0]
+        own = _without_implementation(kernel)
         family, _, operation = kernel.partition("/")[0].partition(".")
         wider = {name: self._served(family, operation, name, value) for name, value in choices.items()}
         changed = " ".join(f"{name}={value}" for name, value in wider.items() if value != choices[name])
         for wanted, said in ((choices, ""), (wider, changed)):
-            for other in self.kernels.get(target, {}):
-                if other.partition(".")[2].partition(".")[0] == own and self._has(target, other, wanted):
+            for other in self._alike.get((target, own), ()):
+                if self.has(target, other, wanted):
                     name = "" if other == kernel else other.partition("/")[2]
                     if text := " with ".join(part for part in (name, said) if part):
                         return text
         return ""
 
-    def _has(self, target: str, kernel: str, choices: Mapping[str, str]) -> bool:
+    def has(self, target: str, kernel: str, choices: Mapping[str, str]) -> bool:
         """Whether a kernel has an image with these choices, as far as it depends on them."""
-        functionals = self.kernels[target][kernel]
+        functionals = self.kernels.get(target, {}).get(kernel)
+        if not functionals:
+            return False
         names = tuple(name for name in values_of(next(iter(functionals))) if name in choices)
         place = (target, kernel, names)
         if place not in self._known:
@@ -120,7 +128,7 @@ class _Served:
             return said
         found = [
             rule
-            for rule in self._rules.get((target, kernel), ())
+            for rule in self._rules.get((target, kernel), ())[:_MOST_RULES]
             if all(choices.get(name) in values for name, values in (rule.get("where") or {}).items())
         ]
         if not found:
@@ -144,6 +152,11 @@ class _Served:
         for rule in self.side.rules:
             rules.setdefault((rule["target"], rule["kernel"]), []).append(rule)
         return rules
+
+
+def _without_implementation(kernel: str) -> str:
+    """ "attn_fwd/attn_fwd" of "flash.attn_fwd/attn_fwd.hopper"."""
+    return kernel.partition(".")[2].partition(".")[0]
 
 
 def spell(functionals: Sequence[str]) -> str:

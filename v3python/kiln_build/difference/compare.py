@@ -164,7 +164,7 @@ def _images(before: Side, after: Side, shares: Shares) -> Iterator[ImageChange]:
     since = f"kiln {before.version}"
     for (target, family), rows in kernels_of(after.rows):
         old, new = earlier.get((target, family), {}), _places(rows)
-        facts = [{place: _facts(row, family, shares) for place, row in side.items()} for side in (old, new)]
+        facts = [{place: facts_of(row, family, shares) for place, row in side.items()} for side in (old, new)]
         for pair in images.pairs(*facts):
             was, now = old[pair.old_place], new[pair.place]
             if was["image"] == now["image"]:
@@ -182,7 +182,8 @@ def _places(rows: list[dict[str, Any]]) -> dict[Place, dict[str, Any]]:
     }
 
 
-def _facts(row: Mapping[str, Any], family: str, shares: Shares) -> Facts | None:
+def facts_of(row: Mapping[str, Any], family: str = "", shares: Shares = lambda *_: None) -> Facts | None:
+    """What the image of a variant's row takes; None of a row without one."""
     if row["image"] is None:
         return None
     try:

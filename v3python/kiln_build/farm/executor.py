@@ -8,7 +8,7 @@ one, and a choice in `FarmOptions.of`; tests/executor_contract.py holds every im
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -39,9 +39,11 @@ class Task(Generic[Id]):
 
 @dataclass(frozen=True)
 class Began(Generic[Id]):
-    """The task runs now, or goes on after `Waits`."""
+    """The task runs now, or goes on after `Waits`. `worker`: the number of the worker that runs it, counted from 1; no
+    two that run at once have the same. Two events of a task are equal whichever it is."""
 
     id: Id
+    worker: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

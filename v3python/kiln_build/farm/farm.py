@@ -8,10 +8,10 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kiln_build.base import machine
 from kiln_build.farm import executor, job
@@ -91,6 +91,16 @@ class Failure:
     log: str | None
 
 
+class Attempt(NamedTuple):
+    """An attempt at a compile. Times are time.monotonic()'s; `outcome`: how JobResult has it, or "failed", "died"."""
+
+    worker: int
+    began: float
+    ended: float
+    outcome: str
+    name: str
+
+
 @dataclass(frozen=True)
 class FarmResult:
     """What became of each variant, by name, and where the time went.
@@ -104,6 +114,7 @@ class FarmResult:
         jobs: workers.
         wall_seconds: of all this.
         compile_seconds: of the compiler, all workers together, as they measured it.
+        attempts: in the order in which they ended.
     """
 
     outcomes: Mapping[str, StoredImage | Failure]
@@ -114,6 +125,7 @@ class FarmResult:
     jobs: int
     wall_seconds: float
     compile_seconds: float
+    attempts: Sequence[Attempt] = ()
 
     @property
     def failures(self) -> list[Failure]:
@@ -199,6 +211,7 @@ def run(
         jobs=workers,
         wall_seconds=time.monotonic() - began,
         compile_seconds=tally.seconds,
+        attempts=tally.attempts,
     )
 
 
@@ -208,6 +221,7 @@ class _Tally:
     reused: int = 0
     shared: int = 0
     seconds: float = 0.0
+    attempts: list[Attempt] = field(default_factory=list)
 
     def add(self, result: JobResult) -> None:
         setattr(self, result.how, getattr(self, result.how) + 1)
@@ -228,6 +242,7 @@ class _Farm:
     first: Collection[str]  # names of those that are compiled before the others
     images: dict[str, StoredImage] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)  # when the first attempt did
+    running: dict[_Attempt, tuple[int, float]] = field(default_factory=dict)  # by which worker, and since when
 
     def run(self, arguments: tuple) -> dict[str, StoredImage | Failure]:
         """Runs all jobs, in workers that `job.prepare` makes ready with these arguments."""
@@ -287,6 +302,7 @@ class _Farm:
     def _handle(self, event: executor.Event[_Attempt]) -> None:
         name, attempt = event.id
         now = time.monotonic()
+        self._note(event, now)
         if isinstance(event, executor.Began):
             self.began.setdefault(name, now)
             self.scheduler.started(name, attempt, now)
@@ -309,6 +325,16 @@ class _Farm:
             message = str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}"
             self.scheduler.failed(name, attempt, message)
             self._report_end(name, now)
+
+    def _note(self, event: executor.Event[_Attempt], now: float) -> None:
+        """Keeps when an attempt began, and what became of it."""
+        if isinstance(event, executor.Began):
+            self.running.setdefault(event.id, (event.worker, now))
+        elif not isinstance(event, executor.Waits) and event.id in self.running:
+            outcome = "died" if isinstance(event, executor.Died) else FAILED
+            if isinstance(event, executor.Returned):
+                outcome = event.value.how
+            self.tally.attempts.append(Attempt(*self.running.pop(event.id), now, outcome, event.id[0]))
 
     def _returned(self, name: str, attempt: int, result: JobResult, now: float) -> None:
         self.scheduler.finished(name, attempt, result.seconds)

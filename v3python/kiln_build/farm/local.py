@@ -50,6 +50,7 @@ class _Worker(Generic[Id]):
     connection: Connection
     log: Path
     pidfd: int | None
+    number: int  # the lowest that no other worker has
     is_ready: bool = False
     task: Task[Id] | None = None
     tasks: int = 0
@@ -160,7 +161,7 @@ class LocalExecutor(Executor[Id]):
                     continue
                 one.task = task
                 one.tasks += 1
-                self._events.append(Began(task.id))
+                self._events.append(Began(task.id, one.number))
         starting = sum(not one.is_ready for one in self._workers)
         for _ in range(min(len(self._queue) - starting, self._limit - len(self._workers))):
             self._start()
@@ -190,7 +191,9 @@ class LocalExecutor(Executor[Id]):
         pidfd = None
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(process.pid)
-        one: _Worker[Id] = _Worker(process, ours, log, pidfd)
+        taken = {other.number for other in self._workers}
+        number = next(number for number in range(1, self._limit + 1) if number not in taken)
+        one: _Worker[Id] = _Worker(process, ours, log, pidfd, number)
         self._workers.append(one)
         self._tell_guardian(f"+{process.pid}\n")
         with contextlib.suppress(OSError):  # a death will be seen by `wait`
@@ -217,7 +220,7 @@ class LocalExecutor(Executor[Id]):
         elif one.task is not None and kind == worker.WAITS:
             self._events.append(Waits(one.task.id))
         elif one.task is not None and kind == worker.RESUMES:
-            self._events.append(Began(one.task.id))
+            self._events.append(Began(one.task.id, one.number))
         elif one.task is not None:
             result, size = values
             self._events.append((Returned if kind == worker.DONE else Raised)(one.task.id, result))

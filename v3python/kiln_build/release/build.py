@@ -21,6 +21,7 @@ from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
 from kiln_build.origin import bill, notices, provenance
+from kiln_build.origin.timeline import Timeline
 from kiln_build.release import assemble, families, package, release, replacement, summary
 from kiln_build.release.families import Families
 from kiln_build.store.store import Store, StoredImage
@@ -63,7 +64,8 @@ def build(options: Options) -> Path:
 
 
 def _build(options: Options, chosen: Families, tarball: Path, progress: Progress) -> Path:
-    began, began_at = time.monotonic(), time.time()
+    timeline, began_at = Timeline(), time.time()
+    timeline.step("plan")
     replacement.check_names(tarball)
     the_plan = make_plan(options, chosen)
     summary.begin(options, the_plan, tarball, progress)
@@ -92,12 +94,15 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     workers = options.build.jobs or machine.usable_cpus()
     if not options.build.no_image:
         with store.in_use():
-            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress)
+            timeline.step("compile")
+            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress, timeline)
+            timeline.step("pack")
             for one in planned:
                 progress.message(f"packing the images of {one.target.name}")
                 assemble.write_pack(one, store, workers)
                 packs[one.target.name] = one.path
     progress.message("linking the libraries")
+    timeline.step("link")
     compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
     archives = {one.package: options.cache / the_lock.source_of(one.package).name for one in native.VENDORED}
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
@@ -123,6 +128,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
         options.workspace / "build/lib",
         workers,
     )
+    timeline.step("assemble")
     stage = options.workspace / "build/stage/kiln"
     source = manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches)
     release.lay_out(
@@ -170,11 +176,13 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     )
     (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
     (stage / manifest.PATH).write_bytes(manifest.encode(document))
+    timeline.step("tarball")
     made = release.make_release(stage, options.output, options.version, options.build.replace)
     added = [recipe for recipe in the_plan.recipes if recipe.family in chosen.added]
     names = [recipe.family for recipe in the_plan.recipes]
     provenance.write(provenance.Run(options, the_lock, names, added, stage, began_at, time.time()), made)
-    summary.end(options, the_plan, indexes, made, time.monotonic() - began, progress)
+    timeline.write(options.version, made)
+    summary.end(options, the_plan, indexes, made, time.monotonic() - timeline.began, progress)
     return made
 
 
@@ -194,7 +202,12 @@ def make_plan(options: Options, chosen: Families) -> Plan:
 
 
 def _whole_harvest(
-    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+    the_plan: Plan,
+    toolchains: Mapping[str, Toolchain],
+    store: Store,
+    options: Options,
+    progress: Progress,
+    timeline: Timeline,
 ) -> tuple[assemble.Harvest, list[assemble.PackPlan]]:
     """All images and the packs that they are for, every image that has yet to be packed read and held against what is
     stated of it. What is damaged is compiled again.
@@ -204,7 +217,7 @@ def _whole_harvest(
     """
     folder = options.workspace / "build/packs"
     for _ in range(_ATTEMPTS):
-        harvest = _harvest(the_plan, toolchains, store, options, progress)
+        harvest = _harvest(the_plan, toolchains, store, options, progress, timeline)
         planned = [
             assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
             for target in options.targets
@@ -222,7 +235,12 @@ def _whole_harvest(
 
 
 def _harvest(
-    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+    the_plan: Plan,
+    toolchains: Mapping[str, Toolchain],
+    store: Store,
+    options: Options,
+    progress: Progress,
+    timeline: Timeline,
 ) -> assemble.Harvest:
     """All images, compiled where the store has none: one run of the farm for each Triton."""
     outcomes: dict[str, StoredImage | farm.Failure] = {}
@@ -233,6 +251,7 @@ def _harvest(
         result = farm.run(variants, chain, store, farm_options, progress)
         outcomes |= result.outcomes
         keys |= result.keys
+        timeline.add_jobs(result.attempts, result.jobs)
         progress.message(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
             f"{spell_seconds(result.wall_seconds)} with {plural(result.jobs, 'worker')}"

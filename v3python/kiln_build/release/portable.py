@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from kiln_build.pages import document
 from kiln_recipe import targets
 
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -47,7 +48,8 @@ sys.exit(main(words if words[0] in ("inspect", "list", "verify", "--version") el
 def inspector(version: str) -> bytes:
     """The file's bytes; `version` is the release's, and what `--version` prints."""
     contents = {"__main__.py": _MAIN.encode()} | _modules() | _package("elftools")
-    contents[f"kiln_recipe/{targets.TABLE}"] = (_PACKAGES / "kiln_recipe" / targets.TABLE).read_bytes()
+    files = [f"kiln_recipe/{targets.TABLE}", *(f"kiln_build/pages/{name}" for name in document.FILES)]
+    contents |= {name: (_PACKAGES / name).read_bytes() for name in files}
     source = contents["kiln_build/__init__.py"].decode()
     contents["kiln_build/__init__.py"] = re.sub("(?m)^__version__ = .*", f'__version__ = "{version}"', source).encode()
     buffer = io.BytesIO(b"#!/usr/bin/env python3\n")

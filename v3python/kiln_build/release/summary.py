@@ -51,7 +51,7 @@ def end(
     images = ", ".join(f"{plural(number, 'image')} for {target}" for target, number in facts["images"].items())
     progress.message(
         f"made {place}, {spell_size(facts['bytes'])}, with {images or 'no image'}, in {spell_seconds(seconds)}; "
-        "its SHA-256 and its provenance are beside it",
+        "its SHA-256, its provenance and its timeline are beside it",
         release=facts,
     )
     has_attention = bool(packs) and any(variant.family == FAMILY for variant in plan.variants)

@@ -82,6 +82,11 @@ def provenance_of(tarball: Path) -> Path:
     return _called_after(tarball, ".provenance.json")
 
 
+def timeline_of(tarball: Path) -> Path:
+    """When the build of the tarball did what (origin/timeline.py); nobody signs it."""
+    return _called_after(tarball, ".timeline.json")
+
+
 def envelope_of(tarball: Path) -> Path:
     """The same, signed as in-toto's tools read it."""
     return _called_after(tarball, ".intoto.jsonl")
@@ -108,7 +113,7 @@ def beside(tarball: Path, release: str) -> tuple[Path, ...]:
     inspector, provenance = inspector_of(tarball, release), provenance_of(tarball)
     signed = (checksum_of(tarball), inspector, provenance)
     signatures = (*map(signature_of, signed), manifest_signature_of(tarball), envelope_of(tarball))
-    return (inspector, provenance, *signatures)
+    return (inspector, provenance, timeline_of(tarball), *signatures)
 
 
 def _called_after(tarball: Path, end: str) -> Path:
