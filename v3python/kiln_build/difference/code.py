@@ -119,7 +119,7 @@ def _instructions(image: bytes, kind: str, section: str, sites: Sequence[Path]) 
     if kind == "hsaco":
         code = disassembly.disassemble(image, disassembly.find_tool())
         return [Instruction(offset, text) for offset, text in zip(code.offsets, code.texts)]
-    tool = _nvdisasm(sites)
+    tool = find_nvdisasm(sites)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image)
         file.flush()
@@ -139,7 +139,12 @@ def _instructions(image: bytes, kind: str, section: str, sites: Sequence[Path]) 
     return found
 
 
-def _nvdisasm(sites: Sequence[Path]) -> str:
+def find_nvdisasm(sites: Sequence[Path]) -> str:
+    """NVIDIA's disassembler: Triton's, in one of these folders of packages or Python's own, or one on the path.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
     for site in (*sites, Path(sysconfig.get_paths()["purelib"])):
         if (site / _NVDISASM).is_file():
             return str(site / _NVDISASM)
