@@ -43,6 +43,13 @@ def _attention(call: Call, known: dict[str, str], number: int, backward: bool) -
             extras = NO_EXTRAS | {name: getattr(call, name) for name in NO_EXTRAS} | {"sinks": True}
     rows, keys = min(call.rows, MOST_ROWS), min(call.keys, MOST_KEYS)
     batch = min(call.batch, MOST_BATCH)
+    lengths = {
+        "varlen_q": call.varlen_q, "lengths_q": _cut(call.lengths_q, batch, rows),
+        "varlen_k": call.varlen_k, "lengths_k": _cut(call.lengths_k, batch, keys),
+    }  # fmt: skip
+    if number % 3:  # lengths of one side alone
+        side = "qk"[number % 3 - 1]
+        lengths |= {f"varlen_{side}": "", f"lengths_{side}": ()}
     sinks = extras.get("sinks", call.sinks)
     heads_kv = min(call.heads_kv, 2)
     heads = SMALL_SINKS if sinks else min(call.heads, 2 * heads_kv) // heads_kv * heads_kv
@@ -50,9 +57,9 @@ def _attention(call: Call, known: dict[str, str], number: int, backward: bool) -
         call, dtype=known.get("dtype", call.dtype), batch=batch, heads=heads, heads_kv=heads_kv, rows=rows, keys=keys,
         width=_width(known, call.width, number), width_v=0, backward=backward,
         deterministic=known["ordered"] == "true" if "ordered" in known else call.deterministic,
-        lengths_q=_cut(call.lengths_q, batch, rows), lengths_k=_cut(call.lengths_k, batch, keys), inputs="normal",
+        inputs="normal",
         bias="" if not keys else extras.get("bias", call.bias), want_lse=call.want_lse or backward,
-        **{name: value for name, value in extras.items() if name != "bias"},
+        **lengths, **{name: value for name, value in extras.items() if name != "bias"},
     )  # fmt: skip
 
 

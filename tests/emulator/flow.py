@@ -1,6 +1,8 @@
-"""A program's flow: what can be reached, and whether a wait or a barrier that is missing is redundant on every path.
+"""A program's flow: what can be reached; whether, on every path, what is used has come; and whether a wait or a barrier
+that is missing is redundant.
 
-The proof is static: of a wait, the registers and the memory that it waits for are followed from it along every path,
+The proofs are static. `unwaited` follows all that loads leave outstanding along every path, so also those that no call
+takes. Of a wait that is missing, the registers and the memory that it waits for are followed from it along every path,
 beside all else that is outstanding, until another wait covers them; it is redundant if nothing uses them before. Every
 branch is taken to go both ways. Counters are counted as in hazards.c.
 """
@@ -204,6 +206,22 @@ def _followed(program: LoadedProgram, states: dict[int, Pending], stop=lambda at
                 states[next_one] = joined
                 work.append(next_one)
     return states
+
+
+def unwaited(program: LoadedProgram) -> list[str]:
+    """Uses of registers, on any path, before what was loaded into them has come.
+
+    Raises:
+        LookupError: paths cannot be followed.
+    """
+    states = _followed(program, {entry: {} for entry in entries(program)})
+    found = []
+    for at in sorted(states):
+        loads = {(counter, what, True): behind for (counter, what, _), behind in states[at].items()
+                 if what not in (LDS, MEMORY)}  # fmt: skip
+        if reason := _uses(program, at, loads, waves=1):
+            found.append(f"0x{program.instructions[at].pc:x}: {reason}")
+    return found
 
 
 def need_of_wait(program: LoadedProgram, index: int, waves: int) -> str | None:

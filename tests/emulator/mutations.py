@@ -7,12 +7,15 @@ PREFIX is a release that run.py has executed, RESULTS what that left: of its ima
     bits      single bits of instruction words, any
     waits     an s_waitcnt or s_barrier that was executed, made an s_nop
     matrix    of each matrix instruction some, that read the registers beside those that they should
-    masks     a mask of offsets, `v_and_b32` with a constant, that lacks its highest bit
+    masks     a mask of offsets, `v_and_b32` with a constant, that lacks its highest bit. One that is only compared
+              chooses lanes: where several then store the same, nothing is wrong
     programs  launches that lack their last work-groups
 
 A line of JSON each goes to RESULTS/mutations.jsonl. Where nothing sees that a wait is missing, flow.py must prove that
-it is redundant; else, as for controls (matrix, masks, programs), calls are drawn until one sees it. Ends with 1 if a
-control was not seen, or a wait neither seen nor redundant. A run that was ended goes on where it was.
+it is redundant; else, as for controls (matrix, masks, programs), calls are drawn until one sees it. A wait that no call
+needs may be needed on a path that none takes: flow.py, which follows all, sees that ("paths"; run.py has had it follow
+those of the image as it should be). Ends with 1 if a control was not seen, or a wait neither seen nor redundant. A run
+that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
 
+import decode
 import flow
 import images
 import patch
@@ -121,17 +125,17 @@ def matrix(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict
 
 
 def masks(drawn: list[Drawn], count: int, draw: random.Random) -> Iterator[dict]:
-    wanted = re.compile(r"(v_and_b32_e32 v\d+, )(0x[0-9a-f]+|\d+)(, v\d+)")
+    wanted = re.compile(r"(v_and_b32_e32 (v\d+), )(0x[0-9a-f]+|\d+)(, v\d+)")
     for d in drawn:
         places = []
         for image in d.images:
             program = d.programs[image.digest]
             for index in sorted(d.executed[image.digest]):
                 found = wanted.fullmatch(program.texts[index])
-                if found and 3 <= int(found[2], 0) < 64:
+                if found and 3 <= int(found[3], 0) < 64 and not chooses_lanes(program, index, found[2]):
                     places.append((image, index, found))
         for image, index, found in draw.sample(places, min(count, len(places))):
-            text = f"{found[1]}{int(found[2], 0) >> 1}{found[3]}"
+            text = f"{found[1]}{int(found[3], 0) >> 1}{found[4]}"
             code = patch.patched(
                 image.code, place(image, d.programs[image.digest], index), patch.assembled(d.target, text)
             )
@@ -159,6 +163,18 @@ def proof(drawn: Drawn, mutant: dict, waves: int) -> str:
         return needs(program, index, waves) or "redundant"
     except LookupError as error:
         return str(error)
+
+
+def on_other_paths(code: bytes) -> dict:
+    """An outcome, if on some path a register is used before what is loaded into it has come."""
+    faults = flow.unwaited(decode.load(code))
+    return {"outcome": "paths", "detail": faults[0]} if faults else {}
+
+
+def chooses_lanes(program: LoadedProgram, index: int, register: str) -> bool:
+    """Whether the first that reads a register behind an instruction is a comparison."""
+    reads = re.compile(rf"\S+ .*, {register}\b")
+    return next((t.startswith("v_cmp") for t in program.texts[index + 1 :] if reads.match(t)), False)
 
 
 class Executing:
@@ -206,6 +222,8 @@ class Executing:
                 mutant, before = searches[future]
                 found = future.result()
                 found = {"detail": found["fault"]} if "fault" in found else found
+                if mutant["kind"] == "waits" and found.get("outcome", before["outcome"]) in NOT_SEEN:
+                    found |= on_other_paths(mutant["code"])
                 spent = before.get("seconds", 0.0) + found.get("seconds", 0.0)
                 yield ended(mutant, before | found | {"seconds": round(spent, 2)})
             progress.close()

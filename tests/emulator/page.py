@@ -118,6 +118,8 @@ def page(
     numbers = ", ".join(str(schedule) for schedule, _ in about["seeds"])
     seeds = f"seeds {numbers}, by which bits were equal" if "," in numbers else f"one order, of the seed {numbers}"
     every = [row for target in targets for row in rows[target] if row["kind"] == "image"]
+    followed = {digest for row in every for digest in row["followed"]}
+    unfollowed = {digest for row in every for digest in executed(row)} - followed
     overview = table(TARGETS, [target_row(target, rows[target]) for target in targets])
     print("\n".join(overview))
     refused = sorted({row["sentence"] for target in targets for row in rows[target] if row["kind"] == "refused"})
@@ -131,6 +133,9 @@ def page(
         "by Kiln's own runtime (docs/emulator.md says what it checks, and what it cannot). Each variant was forced in",
         "small calls, whose outputs were held against float64 as the GPU suite does: a ratio is right if not above 2.",
         f"Kiln {release['kiln']}, commit {release['source']['commit'][:12]}; decoded by {about['decoder']}; {seeds}.",
+        "",
+        f"On every path of {len(followed)} code objects, also where no call went, what is loaded into a register is",
+        f"waited for before it is used; {len(unfollowed)} have paths that cannot be followed.",
         "",
         *overview,
         "## By kernel",

@@ -66,8 +66,12 @@ class Executing(Tasks):
         if "refused" in row and not row["cases"] and not row["wrong"]:
             facts_of = {"call": name_of(variant), "key": variant["key"], "sentence": row["refused"]}
             result = {"kind": "refused", **facts_of}
+        digests = [digest for digest, program in self.executor.programs.items() if any(program.executed())]
+        paths = {digest: self._on_every_path(digest) for digest in digests}
+        row["wrong"] += [f"{digest[:12]}, {fault}" for digest, faults in paths.items() for fault in faults or ()]
+        followed = [digest for digest, faults in paths.items() if faults is not None]
         seconds = round(time.monotonic() - began, 2)
-        return result | counts | {"seconds": seconds, "executed": self._executed()}
+        return result | counts | {"seconds": seconds, "executed": self._executed(), "followed": followed}
 
     def mutant(self, variant: dict, digest: str, code: bytes, index: int, shortened: int) -> dict:
         """What becomes of a variant's calls if its code object is another: {"outcome": a check, or what else saw it}.
@@ -170,6 +174,15 @@ class Executing(Tasks):
             digest: f"{self._reachable(digest)}/{sum(1 << i for i, count in enumerate(one) if count):x}"
             for digest, one in counts.items() if any(one)
         }  # fmt: skip
+
+    @cache  # noqa: B019  as long as the process
+    def _on_every_path(self, digest: str) -> list[str] | None:
+        """What uses registers before their loads have come, on paths of a code object that calls may not take either;
+        None: its paths cannot be followed."""
+        try:
+            return flow.unwaited(self.executor.programs[digest])
+        except LookupError:
+            return None
 
     @cache  # noqa: B019  as long as the process
     def _reachable(self, digest: str) -> int:

@@ -99,7 +99,7 @@ class Results:
 def _stands(row: dict, digests: dict[str, str], there: set[str]) -> bool:
     """Whether a row is true of a release: its image, and all that its calls executed besides, are in that."""
     executed = set(row.get("executed", ()))
-    return row["kind"] == "image" and digests.get(row["key"]) in executed and executed <= there
+    return row["kind"] == "image" and "followed" in row and digests.get(row["key"]) in executed and executed <= there
 
 
 def identity(row: dict) -> tuple:

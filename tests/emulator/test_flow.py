@@ -66,6 +66,27 @@ def test_a_wait_that_is_redundant(target, text, index):
     assert flow.need_of_wait(program(target, text), index, 4) is None
 
 
+NOTHING = "s_nop 0"
+
+
+@pytest.mark.parametrize("target,text,index", NEEDED.values(), ids=NEEDED)
+def test_every_path(target, text, index):
+    """With its waits nothing is used too soon; without one the use of a register is found."""
+    assert flow.unwaited(program(target, text)) == []
+    lines = text.splitlines()
+    lines[index] = NOTHING
+    found = flow.unwaited(program(target, "\n".join(lines)))
+    assert found or "s_barrier" in lines, "LDS that a barrier hands on is no register"
+
+
+def test_a_path_that_no_call_takes():
+    text = f"s_cbranch_scc0 2\n{LOAD}\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v0, v1\ns_endpgm"
+    assert flow.unwaited(program("gfx942", text)) == []
+    missing = program("gfx942", text.replace("s_waitcnt vmcnt(0)", NOTHING))
+    (fault,) = flow.unwaited(missing)
+    assert fault.endswith(f"`{missing.texts[-2]}` uses v1")
+
+
 def test_a_wait_in_a_loop():
     """What the next round uses is seen."""
     text = f"{LOAD}\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v5, v6\ns_cbranch_scc0 65533\ns_endpgm"
