@@ -120,7 +120,7 @@ def test_an_empty_word_is_refused_by_its_name(words, capsys):
     if words[-1].startswith("--") and "is empty" in said:
         assert words[-1].rstrip("=") in said
     assert re.search(
-        "is empty; give |empty target|unknown (part|profile|configuration|action) ''|is invalid; expected", said
+        "is empty; give |empty target|unknown (part|profile|configuration|action|format) ''|is invalid; expected", said
     )
 
 

@@ -21,7 +21,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -89,39 +89,23 @@ def _nearest(paths: Sequence[str]) -> str:
     return max(paths, key=lambda path: (-path.count("/"), path))
 
 
-def write(stage: Path, pieces_to: BinaryIO) -> Iterator[bytes]:
-    """Writes the tarball of the folder `stage`, and gives what it has written, piece by piece.
+def pieces(stage: Path) -> Iterator[bytes]:
+    """The tarball of the folder `stage`, piece by piece.
 
     Raises:
         EnvironmentProblem: the folder holds something that is neither a file, a folder nor a link, or too much.
         ValueError: a name is not plain, or too long, or a file too large.
     """
-    for block in _gzip(archive(stage)):
-        pieces_to.write(block)
-        yield block
+    return compressed(archive(stage))
 
 
 def archive(stage: Path) -> Iterator[bytes]:
     """The folder as an uncompressed tar, in pieces: names sorted, and nothing of who made it, when and where."""
-    size = 0
-    paths = {path.relative_to(stage).as_posix(): path for path in stage.rglob("*")}
-    if len(paths) >= MOST_MEMBERS:
-        raise EnvironmentProblem(
-            f"{stage} holds {len(paths)} files and folders; a release holds fewer than {MOST_MEMBERS}"
-        )
-    originals = _originals(paths)
-    below = [*sorted(paths.keys() - originals.keys()), *sorted(originals)]
-    for name, path in [(TOP, stage), *((f"{TOP}/{name}", paths[name]) for name in below)]:
-        if original := originals.get(name[len(TOP) + 1 :]):
-            member = tar.Member(name, "hard link", link=f"{TOP}/{original}")
-        elif path.is_symlink():
-            member = tar.Member(name, "link", link=os.readlink(path))
-        elif path.is_dir():
-            member = tar.Member(name, "folder")
-        elif path.is_file():
-            member = tar.Member(name, "file", path.stat().st_size)
-        else:
-            raise EnvironmentProblem(f"{path} is neither a file, a folder nor a link; a release holds no other")
+    yield tar.header(tar.Member(TOP, "folder"), DIALECT)
+    size = tar.BLOCK
+    for below, path in staged(stage):
+        link = f"{TOP}/{below.link}" if below.kind == "hard link" else below.link
+        member = replace(below, name=f"{TOP}/{below.name}", link=link)
         yield tar.header(member, DIALECT)
         size += tar.BLOCK
         if member.kind == "file":
@@ -131,6 +115,34 @@ def archive(stage: Path) -> Iterator[bytes]:
             yield tar.padding(member.size)
             size += member.size + len(tar.padding(member.size))
     yield tar.end(size)
+
+
+def staged(stage: Path) -> Iterator[tuple[tar.Member, Path]]:
+    """What is in a folder, as members of an archive in their order, by their paths below it, with their own.
+
+    Raises:
+        EnvironmentProblem: as `pieces`.
+    """
+    paths = {path.relative_to(stage).as_posix(): path for path in stage.rglob("*")}
+    if len(paths) >= MOST_MEMBERS:
+        raise EnvironmentProblem(
+            f"{stage} holds {len(paths)} files and folders; a release holds fewer than {MOST_MEMBERS}"
+        )
+    originals = _originals(paths)
+    below = [*sorted(paths.keys() - originals.keys()), *sorted(originals)]
+    for name in below:
+        path = paths[name]
+        if original := originals.get(name):
+            member = tar.Member(name, "hard link", link=original)
+        elif path.is_symlink():
+            member = tar.Member(name, "link", link=os.readlink(path))
+        elif path.is_dir():
+            member = tar.Member(name, "folder")
+        elif path.is_file():
+            member = tar.Member(name, "file", path.stat().st_size)
+        else:
+            raise EnvironmentProblem(f"{path} is neither a file, a folder nor a link; a release holds no other")
+        yield member, path
 
 
 def _originals(paths: Mapping[str, Path]) -> dict[str, str]:
@@ -147,7 +159,7 @@ def _originals(paths: Mapping[str, Path]) -> dict[str, str]:
     return found
 
 
-def _gzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def compressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Compresses by libdeflate, of the locked package: the bytes depend on it and on nothing of the host. More than
     MEMBER_BYTES become several members, which every gunzip joins."""
     import deflate

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln_build.cli.select import opened_tarball, output_folder
 from kiln_build.cli.sign import add_password
@@ -11,11 +14,18 @@ from kiln_build.trust import secret
 from kiln_recipe import digests
 from kiln_recipe.console.spelling import print_made
 from kiln_recipe.console.tables import print_json
-from kiln_recipe.console.usage import filled
+from kiln_recipe.console.usage import filled, one_of
+from kiln_recipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from kiln_build.parts.cut import Part
 
 EXAMPLE = """\
 kiln split kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz parts
-kiln split kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz parts --sign ~/.minisign/minisign.key"""
+kiln split kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz parts --sign ~/.minisign/minisign.key
+kiln split kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz parts --format deb --maintainer 'Jo Doe <jo@example.org>'"""
+
+FORMATS = ("tar", "deb", "rpm", "conda")
 
 _RIGHT = "a release's tarball"
 
@@ -25,6 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "output", type=filled("the output", "the folder for the parts"), help="the folder for the parts"
     )
+    parser.add_argument(
+        "--format", type=one_of("format", FORMATS), default=FORMATS[0], metavar="FORMAT",
+        help=f"{', '.join(FORMATS)}; default: {FORMATS[0]}; rpm needs rpmbuild",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prefix", type=filled("--prefix", "an absolute path"), metavar="PATH",
+        help="of deb and rpm: the folder in which it installs; default: /opt/kiln",
+    )  # fmt: skip
+    parser.add_argument(
+        "--maintainer", type=filled("--maintainer", "a name and an address"), metavar="NAME",
+        help="of deb and rpm: who maintains the packages: 'Jo Doe <jo@example.org>'",
+    )  # fmt: skip
     parser.add_argument(
         "--sign", type=filled("--sign", secret.WHERE), metavar="KEY",
         help=f"sign each part with this secret key, as `kiln sign` does: {secret.WHERE}",
@@ -37,6 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     check_there(arguments.tarball, f"give {_RIGHT}")
+    for option in ("prefix", "maintainer"):
+        if getattr(arguments, option) and arguments.format not in ("deb", "rpm"):
+            raise UsageError(f"--{option} is of deb and rpm; leave it out, or give --format deb")
+    if arguments.prefix and not re.fullmatch("(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)+", arguments.prefix):
+        raise UsageError(f"--prefix {arguments.prefix} is not an absolute path of plain names; for example /opt/kiln")
+    if arguments.maintainer and not re.fullmatch("[^<>\\n]+ <[^<>@\\s]+@[^<>@\\s]+>", arguments.maintainer):
+        raise UsageError(
+            f"--maintainer {arguments.maintainer!r} is not a name and an address: 'Jo Doe <jo@example.org>'"
+        )
     if arguments.sign:
         secret.check(arguments.sign, "the key")
     if arguments.password:
@@ -44,10 +75,12 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.parts import cut  # here, so that --help needs no package
+    from kiln_build.parts import cut, rpm  # here, so that --help needs no package
     from kiln_build.trust import sign
     from kiln_recipe.console.progress import make_progress
 
+    if arguments.format == "rpm":
+        rpm.check()
     release = opened_tarball(arguments.tarball)
     key = secret.read_key(arguments.sign, arguments.password) if arguments.sign else None
     output = output_folder(arguments.output)
@@ -55,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     with make_progress() as progress, cut.laid_out(release, output) as parts:
         for part in parts:
             progress.message(f"packing the part {part.name}")
-            made = cut.write_tarball(part, output)
+            made = _write(part, output, arguments)
             signatures = [str(path) for path in sign.sign(made, key)] if key else []
             rows.append(
                 {"part": part.name, "file": str(made), "bytes": made.stat().st_size, "sha256": digests.of_file(made),
@@ -66,3 +99,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_made("\n".join(str(row["file"]) for row in rows), f"the parts in {output} are whole")
     return 0
+
+
+def _write(part: Part, output: Path, arguments: argparse.Namespace) -> Path:
+    from kiln_build.parts import conda, cut, deb, package, rpm
+
+    if arguments.format == "tar":
+        return cut.write_tarball(part, output)
+    made = package.package_of(part)
+    if arguments.format == "conda":
+        return conda.write(made, output)
+    write = deb.write if arguments.format == "deb" else rpm.write
+    return write(made, output, arguments.prefix or package.PREFIX, arguments.maintainer or package.MAINTAINER)

@@ -170,13 +170,24 @@ def make_tarball(
     Raises:
         ArtifactError: it has another one, and does not appear.
     """
+    try:
+        return put(path, tarball.pieces(stage), beside, replace, expected)
+    except ValueError as error:  # a name that is not plain or too long, a file of more than 8 GiB
+        raise EnvironmentProblem(f"a file of {stage} cannot be in a tarball: {error}") from error
+
+
+def put(
+    path: Path, pieces: Iterable[bytes], beside: Iterable[Path] = (), replace: bool = False, expected: str | None = None
+) -> Path:
+    """Writes a file that people get, and its .sha256; arguments and errors are those of `make_tarball`."""
     checksum = statement.checksum_of(path)
     try:
         with contextlib.suppress(_NothingToDo), appear(checksum) as line, appear(path) as fresh:
             digest = hashlib.sha256()
             with fresh.open("wb") as file:
-                for block in tarball.write(stage, file):
-                    digest.update(block)
+                for piece in pieces:
+                    file.write(piece)
+                    digest.update(piece)
                 file.flush()
                 os.fsync(file.fileno())
             if expected not in (None, digest.hexdigest()):
@@ -194,8 +205,6 @@ def make_tarball(
                 old.unlink(missing_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
-    except ValueError as error:  # a name that is not plain or too long, a file of more than 8 GiB
-        raise EnvironmentProblem(f"a file of {stage} cannot be in a tarball: {error}") from error
     return path
 
 

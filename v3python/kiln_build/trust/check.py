@@ -5,6 +5,7 @@ read, and a digest before what has it is parsed.
               beside it, and what the provenance says; the archive
     folder    the signature of share/kiln/manifest.json; the manifest; every file
     wheels    the signature of the list; the list; each wheel's digest
+    package   the signature of its .sha256; the .sha256; the package's digest
     a pack or kiln-inspect-<release>.pyz: its signature; the pack
 
 Standard library only, but for the images in packs (artifacts/verify.py).
@@ -90,6 +91,8 @@ def check(path: Path, keys: Sequence[PublicKey], release: str = "", signature: P
         return Outcome(found.statement.release, [found])
     if not path.exists():
         raise EnvironmentProblem(f"{path} cannot be read (No such file or directory); {WHAT}")
+    if statement.release_of_package(path.name):
+        return _package(path, trust)
     if path.name.endswith(".tar.gz"):
         return _tarball(path, trust)
     raise UsageError(f"{path} is not of a kind that is signed, by its name; {WHAT}")
@@ -142,19 +145,41 @@ class _Trust:
         return Signed(beside.name, said, key.name)
 
 
-def _tarball(path: Path, trust: _Trust) -> Outcome:
+def _sealed(path: Path, kind: str, trust: _Trust) -> tuple[Signed, str]:
+    """The signature of the .sha256 beside a file, and the digest in it, which the file has.
+
+    Raises:
+        TrustError, ArtifactError: as `check`.
+    """
     checksum = statement.checksum_of(path)
     try:
         listed = read_file(checksum, minisign.LARGEST)
     except FileNotFoundError:
         raise TrustError(f"{checksum.name} is missing: what is signed is this file, with the digest of {path.name}")
-    first = trust.need(checksum, statement.signature_of(checksum), listed, "tarball")
-    release = first.statement.release
+    first = trust.need(checksum, statement.signature_of(checksum), listed, kind)
     ((digest, name),) = read_list(listed, checksum.name, 1)
-    if name != path.name or not name.startswith(f"kiln-{release}-"):
-        raise TrustError(f"{checksum.name} states the digest of {name}, not of {path.name} of release {release}")
+    if name != path.name:
+        raise TrustError(f"{checksum.name} states the digest of {name}, not of {path.name}")
     if digests.measure(Blocks(path))[0] != digest:
         raise ArtifactError(f"{path.name} does not have the digest that is signed in {checksum.name}")
+    return first, digest
+
+
+def _package(path: Path, trust: _Trust) -> Outcome:
+    first, _ = _sealed(path, "package", trust)
+    release = first.statement.release
+    if statement.release_of_package(path.name) != release:
+        raise TrustError(f"{path.name} is not called after the release {release}, of which its signature is")
+    note = "what is in it was not read; install it, and `kiln inspect --verify` reads that"
+    return Outcome(release, [first], verify.Report(complete=False, notes=[note]))
+
+
+def _tarball(path: Path, trust: _Trust) -> Outcome:
+    first, digest = _sealed(path, "tarball", trust)
+    release = first.statement.release
+    if not path.name.startswith(f"kiln-{release}-"):
+        checksum = statement.checksum_of(path)
+        raise TrustError(f"{checksum.name} states the digest of {path.name}, not of {path.name} of release {release}")
     opened = reader.open_artifact(path, WHAT, takes_part=True)
     if not isinstance(opened, reader.Release) or opened.manifest["kiln"] != release:
         raise TrustError(f"{path.name} holds another release than {release}, of which its signature is")

@@ -16,8 +16,8 @@ from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 
 def sign(path: Path, key: SecretKey) -> list[Path]:
-    """Signs a release's tarball, one that was unpacked, a folder of wheels, or a pack; returns the files that were
-    written, signatures and what they need.
+    """Signs a release's tarball, one that was unpacked, a folder of wheels, a package or a pack; returns the files
+    that were written, signatures and what they need.
 
     Raises:
         ArtifactError: it is not whole.
@@ -26,6 +26,9 @@ def sign(path: Path, key: SecretKey) -> list[Path]:
     """
     if path.is_dir() and not any((root / manifest_model.PATH).is_file() for root in (path, path / "kiln")):
         return _wheels(path, key)
+    if package := statement.release_of_package(path.name):
+        checksum, listed = _checksum(path)
+        return [_put(checksum, Statement("package", package, checksum.name), [listed], key)]
     opened = reader.open_artifact(path, check.WHAT, takes_part=True)
     if isinstance(opened, reader.ImageFile):
         raise UsageError(f"{path} is an image, which is not signed by itself; {check.WHAT}")
@@ -43,10 +46,8 @@ def sign(path: Path, key: SecretKey) -> list[Path]:
 
 
 def _tarball(opened: reader.Release, release: str, key: SecretKey) -> list[Path]:
-    path, checksum = opened.path, statement.checksum_of(opened.path)
-    listed = f"{digests.of_file(path)}  {path.name}\n".encode()
-    if not checksum.is_file() or checksum.read_bytes() != listed:
-        raise ArtifactError(f"{path} has no .sha256 beside it with its digest: no build has finished it")
+    path = opened.path
+    checksum, listed = _checksum(path)
     if not path.name.startswith(f"kiln-{release}-"):
         raise ArtifactError(f"{path} holds the release {release}; give it the name that it was built with")
     said = Statement("tarball", release, checksum.name)
@@ -64,6 +65,14 @@ def _tarball(opened: reader.Release, release: str, key: SecretKey) -> list[Path]
         inspector,
         _put(inspector, Statement("inspector", release, inspector.name), [program], key),
     ]
+
+
+def _checksum(path: Path) -> tuple[Path, bytes]:
+    """The .sha256 beside a file, and what it holds, which is right."""
+    checksum, listed = statement.checksum_of(path), f"{digests.of_file(path)}  {path.name}\n".encode()
+    if not checksum.is_file() or checksum.read_bytes() != listed:
+        raise ArtifactError(f"{path} has no .sha256 beside it with its digest: no build has finished it")
+    return checksum, listed
 
 
 def _provenance(opened: reader.Release, release: str, key: SecretKey) -> list[Path]:

@@ -5,7 +5,8 @@
               / "manifest"    ; of share/kiln/manifest.json, for a release that was unpacked
               / "inspector"   ; of kiln-inspect-<release>.pyz beside the tarball
               / "provenance"  ; of <tarball's name>.provenance.json beside the tarball
-              / "wheels"      ; of a list of the wheels' digests
+              / "package"     ; of the .sha256 of a part's deb, rpm or conda package
+          / "wheels"      ; of a list of the wheels' digests
               / "pack"        ; of a pack: `digest` is its index's, and all that the runtime needs
     release   = "0.1.0b+full" ; the manifest's `kiln`; of wheels their version, "0.1.0b0+full"
     file      = the signed file's name, without folders
@@ -25,9 +26,10 @@ from kiln_recipe.errors import TrustError
 _FILE = "[A-Za-z0-9_][A-Za-z0-9_.+!-]*"
 _RELEASE = r"[0-9][0-9a-z.+]*"
 _FORM = re.compile(
-    rf"kiln (tarball|manifest|inspector|provenance|wheels|pack) ({_RELEASE}) ({_FILE})(?: ([0-9a-f]{{64}}))?"
+    rf"kiln (tarball|manifest|inspector|provenance|package|wheels|pack) ({_RELEASE}) ({_FILE})(?: ([0-9a-f]{{64}}))?"
 )
 _TARBALL = ".tar.gz"
+_PACKAGE = re.compile(r"kiln-[a-z0-9-]+?[_-]([0-9]+[.][0-9][0-9a-z.+]*)[_-][A-Za-z0-9_.-]+[.](deb|rpm|conda)")
 _WHEELS = re.compile(rf"kiln-({_RELEASE})-wheels[.]sha256")
 
 
@@ -105,6 +107,12 @@ def list_of_wheels(folder: Path, version: str) -> Path:
 def version_of_list(name: str) -> str | None:
     """The version that a list of wheels has in its name; None for another file."""
     found = _WHEELS.fullmatch(name)
+    return found[1] if found else None
+
+
+def release_of_package(name: str) -> str | None:
+    """The release that a deb, rpm or conda package of a part has in its file's name; None for another file."""
+    found = _PACKAGE.fullmatch(name)
     return found[1] if found else None
 
 
