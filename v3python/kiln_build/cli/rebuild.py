@@ -34,17 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", required=True, help="build it again, and hold the two together"
     )
-    parser.add_argument(
-        "--source",
-        type=filled("--source", "a folder, a git bundle or an address"),
-        help="where its commit is: a checkout, a folder with that source, a git bundle, or an address for git; "
-        "default: this source tree",
-    )
-    parser.add_argument(
-        "--input", type=a_path("--input", "an input folder, or a bundle of `kiln fetch`"), default=ROOT / "input",
-        metavar="FOLDER", help="where its downloads are: an input folder, or what `kiln fetch --bundle` made; what is "
-        "not there is downloaded; default: input/",
-    )  # fmt: skip
+    add_source(parser)
     parser.add_argument(
         "--workspace", type=a_path("--workspace", "a new folder"), metavar="FOLDER",
         help="a folder for the build, which stays; default: one that is removed, but for a tarball that differs",
@@ -56,13 +46,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON: identical, sha256, kernels, code, files, ...")
 
 
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """The options --source and --input, which say where a release's commit and its downloads are."""
+    parser.add_argument(
+        "--source",
+        type=filled("--source", "a folder, a git bundle or an address"),
+        help="where its commit is: a checkout, a folder with that source, a git bundle, or an address for git; "
+        "default: this source tree",
+    )
+    parser.add_argument(
+        "--input", type=a_path("--input", "an input folder, or a bundle of `kiln fetch`"), default=ROOT / "input",
+        metavar="FOLDER", help="where its downloads are: an input folder, or what `kiln fetch --bundle` made; what is "
+        "not there is downloaded; default: input/",
+    )  # fmt: skip
+
+
 def check(arguments: argparse.Namespace) -> None:
     options.check_environment()
     check_there(arguments.tarball, f"give {_RIGHT}")
-    if not arguments.input.exists():
-        raise EnvironmentProblem(f"--input {arguments.input} does not exist; give an input folder, or a bundle")
+    check_input(arguments.input)
     if arguments.workspace and arguments.workspace.is_dir() and any(arguments.workspace.iterdir()):
         raise UsageError(f"--workspace {arguments.workspace} is not empty; give a new folder, so that all is made anew")
+
+
+def check_input(path: Path) -> None:
+    """
+    Raises:
+        EnvironmentProblem: what --input names does not exist.
+    """
+    if not path.exists():
+        raise EnvironmentProblem(f"--input {path} does not exist; give an input folder, or a bundle")
 
 
 def run(arguments: argparse.Namespace) -> int:
