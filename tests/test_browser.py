@@ -194,6 +194,9 @@ def test_print_shows_what_is_closed(chromium, pages):
     chromium.open(pages / "report.html", 1280, "dark")
     closed = chromium.run("document.querySelectorAll('details:not([open])').length")
     chromium.ask("Emulation.setEmulatedMedia", media="print")
+    chromium.ask("Emulation.setDeviceMetricsOverride", width=718, height=900, deviceScaleFactor=1, mobile=False)  # A4
+    cut = "[...document.querySelectorAll('.wide')].filter(one => one.scrollWidth > one.clientWidth + 1).length"
+    assert chromium.run(cut) == 0, "what paper cuts off nobody can scroll to"
     assert chromium.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert chromium.run("getComputedStyle(document.querySelector('.search')).display") == "none"
     chromium.run("dispatchEvent(new Event('beforeprint'))")

@@ -88,6 +88,8 @@ def test_compiles_what_is_missing_and_only_that(build):
     assert build.progress.events[1][1].startswith("2 images to compile, 2 workers")  # how long: by what these took
     assert build.progress.events[2] == ("start", 2)
     assert build.progress.events[-1] == ("close",)
+    assert sorted((one.name, one.outcome) for one in second.attempts) == [(f"k[v{n}]@t", "compiled") for n in (5, 6)]
+    assert all(one.worker in (1, 2) and one.began <= one.ended for one in second.attempts)
 
     third = build(*[variant(f"v{n}") for n in range(7)])
     assert (third.compiled, third.reused, third.compile_seconds) == (0, 7, 0.0)
@@ -217,6 +219,7 @@ def test_an_abort_is_tried_three_times_and_tells_what_was_said(build, tmp_path):
     assert compiled_texts(tmp_path) == ["bad"] * 3
     assert any("trying again (2 of 3)" in event[1] for event in build.progress.events if event[0] == "message")
     assert isinstance(result.outcomes["k[good]@t"], StoredImage)
+    assert [one.outcome for one in result.attempts if one.name == "k[bad]@t"] == ["died"] * 3
 
 
 @pytest.mark.parametrize("action", ["abort once", "be killed once", "assembler dies once"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -185,6 +186,11 @@ def test_what_is_no_timeline_is_refused(tmp_path, change, said):
         path.write_text(broken)
         with pytest.raises(ArtifactError, match="is no timeline of a build"):
             timeline.read(path)
+
+
+def test_times_of_the_axis_differ():
+    drawn = timeline.picture(timeline.Timeline("r", "0", 215.0, 0, (timeline.Step("plan", 0.0, 215.0),), ()))
+    assert re.findall('text-anchor="middle">([^<]*)<', drawn)[-3:] == ["2:30 min", "3 min", "3:30 min"]
 
 
 def test_pictures_of_any_length_have_a_readable_axis():

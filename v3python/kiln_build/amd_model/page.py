@@ -8,7 +8,7 @@ from kiln_build.amd_model import architectures, show
 from kiln_build.amd_model.rows import Change, Row
 from kiln_build.pages import document, tables
 from kiln_build.pages.document import Part
-from kiln_build.pages.markup import Markup, element
+from kiln_build.pages.markup import Markup, drawing, element, joined
 from kiln_build.pages.tables import Cell
 
 COMMAND = "kiln model"
@@ -44,15 +44,11 @@ def _cells(row: Row) -> list[str | Cell]:
     names = [row.kernel or row.image[:12], row.functional, row.configuration, row.specialization]
     value = row.share or 0.0
     rest = max(0.0, (row.bound or 0.0) - value) * _WIDTH
-    bar = element(
-        "svg",
+    boxes = [
         element("rect", width=f"{value * _WIDTH:.0f}", height=11, class_="bar"),
         element("rect", x=f"{value * _WIDTH:.0f}", width=f"{rest:.0f}", height=11, class_="pale"),
-        width=_WIDTH,
-        height=11,
-        role="img",
-        aria_label=f"share {value:.3f}",
-    )
+    ]
+    bar = drawing(joined(boxes), _WIDTH, 11, f"share {value:.3f}")
     return [*names, str(row.number), *show.numbers(row), Cell(bar, round(value, 4)), row.waits]
 
 

@@ -37,6 +37,14 @@ def element(name: str, *inside: object, **attributes: object) -> Markup:
     return Markup(f"<{begin}>{''.join(map(text, inside))}</{name}>")
 
 
+def drawing(inside: Markup, width: int, height: int, label: str) -> Markup:
+    """A picture, in SVG; `label` says what it shows to who does not see it. Sizes are in pixels; it prints smaller
+    where the paper is narrower."""
+    return element(
+        "svg", inside, width=width, height=height, viewBox=f"0 0 {width} {height}", role="img", aria_label=label
+    )
+
+
 def joined(parts: Iterable[Markup]) -> Markup:
     """Several elements, one behind the other."""
     return Markup("".join(parts))

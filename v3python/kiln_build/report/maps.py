@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kiln_build.pages import document
-from kiln_build.pages.markup import Markup, element, joined
+from kiln_build.pages.markup import Markup, drawing, element, joined
 from kiln_recipe.console.tables import plural, quantity, span
 
 _CELL = 22  # pixels; a cell holds the specializations side by side
@@ -96,7 +96,7 @@ def _map(
     width, height = left + len(configurations) * _CELL + 4, 18 + len(functionals) * _CELL + 2
     paths = [_path(shade, "".join(pieces), fact) for shade, pieces in sorted(shades.items())]
     inside = joined([*paths, *labels, *tips])
-    return element("svg", inside, width=f"{width:.0f}", height=height, role="img", aria_label=caption)
+    return drawing(inside, round(width), height, caption)
 
 
 def _path(shade: int, pieces: str, fact: str) -> Markup:

@@ -9,7 +9,7 @@ from typing import Any
 from kiln_build.difference import page as difference_page
 from kiln_build.pages import document, tables
 from kiln_build.pages.document import Part
-from kiln_build.pages.markup import Markup, element, joined
+from kiln_build.pages.markup import Markup, drawing, element, joined
 from kiln_build.pages.tables import Cell
 from kiln_build.report import maps, timeline, verification
 from kiln_build.report.coverage import NONE, OWN, WIDER, Answer, Kernel
@@ -104,8 +104,8 @@ def _counts(kernel: Kernel, target: str) -> Cell:
     counts = kernel.counts[target]
     served = counts[OWN] + counts[WIDER]
     kind = _KINDS[NONE if not served else OWN if not counts[WIDER] + counts[NONE] else WIDER]
-    said = [f"{counts[OWN]} own"] + [f"{counts[sort]} {_SAID[sort]}" for sort in (WIDER, NONE) if counts[sort]]
-    return Cell(", ".join(said), served, kind)
+    said = [f"{counts[sort]} {word}" for sort, word in ((OWN, "own"), (WIDER, "wider"), (NONE, "no")) if counts[sort]]
+    return Cell(", ".join(said) or "-", served, kind)
 
 
 def _kernel(kernel: Kernel, targets: Sequence[str]) -> Iterator[Markup]:
@@ -211,15 +211,9 @@ def _sizes(report: Report) -> Iterator[Markup]:
 def _bar(pack: int, raw: int, largest: int) -> Markup:
     """Bytes of images, in pale, and within them those of the pack."""
     width = 200
-    return element(
-        "svg",
-        element("rect", width=f"{width * raw / largest:.1f}", height=11, class_="pale"),
-        element("rect", width=f"{width * pack / largest:.1f}", height=11, class_="bar"),
-        width=width,
-        height=11,
-        role="img",
-        aria_label=f"images {quantity(raw)}, pack {quantity(pack)}",
-    )
+    bars = [(raw, "pale"), (pack, "bar")]
+    boxes = (element("rect", width=f"{width * size / largest:.1f}", height=11, class_=kind) for size, kind in bars)
+    return drawing(joined(boxes), width, 11, f"images {quantity(raw)}, pack {quantity(pack)}")
 
 
 def _exact(size: int) -> str:
@@ -285,7 +279,7 @@ def _maps(report: Report) -> Iterator[Markup]:
     lacking: Counter[tuple[str, str]] = Counter()
     for rule in side.rules:
         lacking[rule["target"], rule["kernel"]] += rule["variants"]
-    yield element("p", "The darker, the more of the release's highest value. Rows and columns are named in each.")
+    yield element("p", "The stronger the colour, the nearer to the release's highest value.")
     for (target, kernel), ours in cells.items():
         drawn = maps.kernel(ours, highest, lacking[target, kernel])
         yield document.details(f"{target}: {kernel} ({plural(len(ours), 'variant')})", drawn)

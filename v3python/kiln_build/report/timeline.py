@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kiln_build.pages.markup import Markup, element, joined
+from kiln_build.pages.markup import Markup, drawing, element, joined
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
 FORMAT = 1
@@ -129,7 +129,7 @@ def picture(found: Timeline) -> Markup:
             if boxes:
                 parts.append(element("path", class_=kind, d=boxes))
     label = f"{len(found.steps)} steps and {len(found.jobs)} compiles by {len(lanes)} workers in {end:.0f} s"
-    return element("svg", joined(parts), width=_LEFT + _WIDTH + 40, height=height, role="img", aria_label=label)
+    return drawing(joined(parts), _LEFT + _WIDTH + 40, height, label)
 
 
 def _boxes(jobs: Iterable[Job], scale: float, y: int) -> str:
@@ -165,11 +165,13 @@ def _round(step: float) -> float:
 
 
 def _clock(seconds: float) -> str:
-    """ "0", "2.5 s", "90 s", "12 min", "1:30 h"."""
+    """ "0", "2.5 s", "90 s", "2:30 min", "12 min", "1:30 h"."""
     if seconds < 120:
         return f"{seconds:g} s" if seconds else "0"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02} min" if rest else f"{minutes} min"
+    return f"{minutes // 60}:{minutes % 60:02} h"
 
 
 def by_kernel(jobs: Sequence[Job]) -> list[tuple[str, str, int, float, float]]:
