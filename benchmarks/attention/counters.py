@@ -56,7 +56,7 @@ STALLS = (
 )  # fmt: skip
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 SEPARATOR = "spin_kernel"
-_SHOWN = 3  # stalls of a launch in the table
+_SHOWN = 5  # stalls of a launch in the table
 _LONGEST = 600  # seconds
 
 
@@ -75,7 +75,7 @@ def calls() -> Iterator[tuple[str, Training | Decoding]]:
         yield "fp8", speed.training(128, length, rows_first=True)
     for batch, keys in ((1, 512), (1, 4096), (8, 4096)):
         yield "decoding", Decoding(128, 32, 8, batch, keys)
-    for length in (16384, 512):
+    for length in (512, 16384):
         for causal in (True, False):
             for head_dim in (64, 128, 256):
                 yield "backward", speed.training(head_dim, length, causal=causal, rows_first=True)
