@@ -9,15 +9,20 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import struct
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import limits
 import shared
 import small_release
 from kiln_build.artifacts import manifest, manifest_model, pack, pack_writer, reader, split
@@ -315,6 +320,39 @@ def test_a_section_that_would_expand_is_refused_before_it_does(tmp_path, capsys)
             section = struct.pack("<IIQQ", kind, 0, len(bomb), plain) + bomb
             said = refused(tmp_path, sealed(data[:begin] + section + data[end:]), capsys)
             assert "is the limit" in said or "expand" in said or "says that it has" in said or "digest" in said
+
+
+def test_a_hostile_delta_takes_little_memory(tmp_path):
+    """Frames of a megabyte that hold gigabytes: whatever their sections say of them, they are refused, not decoded."""
+    frame = zstandard.ZstdCompressor(level=1, write_content_size=False).compressobj()
+    bomb = b"".join(frame.compress(bytes(1 << 20)) for _ in range(4096)) + frame.flush()
+    data = delta().read_bytes()
+    path = tmp_path / "hostile.kdelta"
+    for kind, begin, end in sections(data):
+        for plain in (4 << 30, 1 << 20):
+            section = struct.pack("<IIQQ", kind, 0, len(bomb), plain) + bomb
+            path.write_bytes(sealed(data[:begin] + section + data[end:]))
+            done = limits.kiln("apply", linked_release().tarball, path, tmp_path / "output")
+            assert done.code == 6 and done.memory < limits.MOST_MEMORY, (kind, done.err)
+            assert done.seconds < 20
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    """A file may have 60,000 bytes, as if that was all that is left: no tarball of these fits, and no delta's trial."""
+    before, whole = linked_release().tarball, tmp_path / "whole.kdelta"
+    shutil.copy(delta(), whole)
+    for words in (
+        ("apply", before, whole, tmp_path / "out"),
+        ("delta", before, after(), tmp_path / "out.kdelta"),
+        ("split", before, tmp_path / "out"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "kiln_build", *map(str, words)], capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(small_release.ROOT / "v3python")},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
+        )  # fmt: skip
+        assert done.returncode == 7 and "Traceback" not in done.stderr and "File too large" in done.stderr, done.stderr
+        assert not [*tmp_path.glob("out/*")] and [*tmp_path.glob("*.kdelta")] == [whole]
 
 
 def test_contents_that_lead_elsewhere_are_refused(tmp_path, capsys):

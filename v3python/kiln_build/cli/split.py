@@ -13,7 +13,7 @@ from kiln_build.options.words import check_there
 from kiln_build.trust import secret
 from kiln_recipe import digests
 from kiln_recipe.console.spelling import print_made
-from kiln_recipe.console.tables import print_json
+from kiln_recipe.console.tables import print_json, quantity
 from kiln_recipe.console.usage import filled, one_of
 from kiln_recipe.errors import UsageError
 
@@ -89,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         for part in parts:
             progress.message(f"packing the part {part.name}")
             made = _write(part, output, arguments)
+            progress.message(f"the part {part.name} has {quantity(made.stat().st_size)}")
             signatures = [str(path) for path in sign.sign(made, key)] if key else []
             rows.append(
                 {"part": part.name, "file": str(made), "bytes": made.stat().st_size, "sha256": digests.of_file(made),

@@ -27,6 +27,7 @@ from kiln_recipe import targets
 from kiln_recipe.console.appear import appear
 from kiln_recipe.console.progress import Progress, make_progress
 from kiln_recipe.console.spelling import say
+from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import ArtifactError, BuildFailed, EnvironmentProblem, UsageError
 from kiln_recipe.images.image import Image
 
@@ -75,7 +76,7 @@ def _digest_of(release: Release, path: str) -> str:
 
 
 def seed(release: Release, store: LocalStore, folder: Path) -> int:
-    """Puts a release's images into a store, under their keys; gives their number.
+    """Puts a release's images into a store, under their keys; gives the number of the variants that they are of.
 
     Args:
         folder: for what is unpacked; it goes again.
@@ -157,7 +158,7 @@ def merge(
 def _seed_all(releases: Iterable[Release], place: Path, progress: Progress) -> None:
     for release in releases:
         count = seed(release, LocalStore(place / "store"), place / "unpacked")
-        progress.message(f"{count} images of {release.path.name}")
+        progress.message(f"images for {plural(count, 'variant')} from {release.path}")
 
 
 def _put(made: Path, output: Path) -> Path:
