@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kiln_build.amd_model.figures import Facts
-from kiln_build.artifacts import pack, reader
+from kiln_build.artifacts import entries, pack, reader
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
 from kiln_build.base import tarball
 from kiln_recipe.errors import ArtifactError, UsageError
@@ -86,7 +86,7 @@ def codes(
         return
     for entry in artifact.entries():
         if entry.kind == "file" and entry.path.startswith(f"{reader.IMAGES}/") and entry.path.endswith(".pack"):
-            read = reader.Content(entry).read
+            read = entries.Content(entry).read
             yield from _of_pack(read, entry.size, f"{artifact.path}: {entry.path}", is_wanted)
 
 

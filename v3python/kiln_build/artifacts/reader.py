@@ -7,10 +7,7 @@ Nothing is ever unpacked, and nothing that a file states about itself is believe
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
-import os
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kiln_build.artifacts import left_out, manifest_model, pack
+from kiln_build.artifacts.entries import Entry, folder_entries, tarball_entries
 from kiln_build.artifacts.manifest_model import IMAGES as IMAGES
 from kiln_build.artifacts.manifest_model import PATH as MANIFEST
 from kiln_build.base import tarball
@@ -29,61 +27,6 @@ if TYPE_CHECKING:
 
 LARGEST_IMAGE = 32 << 20  # bytes of one in a file
 WHAT = "give a release's tarball, the folder that it was unpacked to, a pack, or an image (cubin, hsaco)"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A member of a release: `kind` is "file", "folder", "link", of a tarball "hard link", of a folder "other"; `path`
-    is below the top folder, "" itself; `source` is the file that it was found in; `link`: where a symbolic link leads,
-    or a hard link's file, by its path; `mode` is an unpacked file's."""
-
-    path: str
-    kind: str
-    source: Path
-    link: str = ""
-    size: int = 0
-    content: Iterable[bytes] = ()
-    mode: int = 0
-
-    def blocks(self) -> Iterator[bytes]:
-        """The contents of a file, in blocks; read it before asking for the next entry, and once.
-
-        Raises:
-            ArtifactError: what it is in is truncated or corrupt, or cannot be read.
-        """
-        try:
-            yield from self.content
-        except OSError as error:
-            raise ArtifactError(f"{self.source} cannot be read ({error.strerror})") from error
-
-
-class Content:
-    """A member's content, read as a file is, and measured on the way."""
-
-    def __init__(self, entry: Entry) -> None:
-        self._blocks, self._digest = entry.blocks(), hashlib.sha256()
-        self._block, self._at = b"", 0
-
-    def read(self, size: int) -> bytes:
-        """So many bytes, or what is left."""
-        pieces = []
-        while size > 0:
-            if self._at == len(self._block):
-                self._block, self._at = next(self._blocks, b""), 0
-                if not self._block:
-                    break
-                self._digest.update(self._block)
-            piece = self._block[self._at : self._at + size]
-            self._at += len(piece)
-            size -= len(piece)
-            pieces.append(piece)
-        return b"".join(pieces)
-
-    def finish(self) -> str:
-        """SHA-256 of all of it; what is left is read."""
-        for block in self._blocks:
-            self._digest.update(block)
-        return self._digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -106,7 +49,7 @@ class Release:
         Raises:
             ArtifactError: the tarball is not what Kiln writes.
         """
-        return _folder_entries(self.path) if self.is_folder else _tarball_entries(self.path)
+        return folder_entries(self.path) if self.is_folder else tarball_entries(self.path)
 
 
 @dataclass(frozen=True)
@@ -394,7 +337,7 @@ def file_of(tarball: Path, name: str) -> bytes:
     Raises:
         ArtifactError: it has no such file, or one that is larger than any manifest.
     """
-    for entry in _tarball_entries(tarball):
+    for entry in tarball_entries(tarball):
         if entry.path == name and entry.kind == "file":
             return _content(entry, tarball)
     raise _not_ours(tarball, name)
@@ -402,7 +345,7 @@ def file_of(tarball: Path, name: str) -> bytes:
 
 def _manifest_of(path: Path) -> dict[str, Any]:
     """The manifest of a tarball, or of the part that it is: the first that it has."""
-    for entry in _tarball_entries(path):
+    for entry in tarball_entries(path):
         if entry.kind == "file" and manifest_model.is_path(entry.path):
             document = manifest_model.read(_content(entry, path), str(path))
             if manifest_model.path_of(document) != entry.path:
@@ -420,30 +363,3 @@ def _content(entry: Entry, path: Path) -> bytes:
 
 def _not_ours(path: Path, lacking: str) -> ArtifactError:
     return ArtifactError(f"{path} is not a release of Kiln's: it has no {lacking}")
-
-
-def _tarball_entries(path: Path) -> Iterator[Entry]:
-    try:
-        for below, member, content in tarball.members(path):
-            link = member.link.removeprefix(f"{tarball.TOP}/") if member.kind == "hard link" else member.link
-            yield Entry(below, member.kind, path, link, member.size, content)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read ({error.strerror})") from error
-
-
-def _folder_entries(root: Path) -> Iterator[Entry]:
-    for path in sorted(root.rglob("*"), key=lambda p: p.relative_to(root).as_posix()):
-        name = path.relative_to(root).as_posix()
-        try:
-            if path.is_symlink():
-                yield Entry(name, "link", path, os.readlink(path))
-            elif path.is_dir():
-                yield Entry(name, "folder", path)
-            elif path.is_file():
-                with tarball.open_file(path) as file:
-                    status, blocks = os.fstat(file.fileno()), iter(lambda: file.read(1 << 20), b"")
-                    yield Entry(name, "file", path, "", status.st_size, blocks, stat.S_IMODE(status.st_mode))
-            else:
-                yield Entry(name, "other", path)
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read ({error.strerror})") from error

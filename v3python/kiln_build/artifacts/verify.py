@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kiln_build.artifacts import left_out, manifest_model, pack, parts
+from kiln_build.artifacts.entries import Content, Entry
 from kiln_build.artifacts.manifest_model import INSPECTOR, RUNTIME, SIGNATURE
 from kiln_build.artifacts.reader import (
     IMAGES,
     MANIFEST,
-    Content,
-    Entry,
     ImageFile,
     PackFile,
     Release,
