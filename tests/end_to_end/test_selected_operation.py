@@ -26,7 +26,7 @@ def test_it_has_images_of_this_operation_alone(kiln, capsys):
     selected = json.loads(capsys.readouterr().out)
     assert main(["list", str(kiln), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == selected
-    kernels = {f"flash.attn_fwd/attn_fwd.{name}" for name in ("amd", "general", "hopper")}
+    kernels = {f"flash.attn_fwd/attn_fwd.{name}" for name in ("amd", "general", "hopper", "hopper_few")}
     assert {row["kernel"] for row in selected} == kernels
     assert main(["list", str(kiln), "--select", "operation=attn_bwd"]) == 2
     said = "no variant has operation=attn_bwd: this build was made for operation=attn_fwd alone; operation is one of "

@@ -184,6 +184,7 @@ def test_what_the_typed_layer_would_run(child):
         "flash.attn_fwd/attn_fwd.general[dtype=bf16 head_dim=64 padded=false extras=none]"
         "[BLOCK_M=64 BLOCK_N=64 num_warps=4 num_stages=3 maxnreg=128][aligned]@sm_90 on a grid of 8 x 1 x 1\n"
         "  passed over: hopper_narrow: its source is in Gluon, but the interpreter only runs Triton\n"
+        "  passed over: hopper_few: its source is in Gluon, but the interpreter only runs Triton\n"
         "  passed over: hopper: its source is in Gluon, but the interpreter only runs Triton\n"
         "  passed over: amd: it is not for sm_90"
     )

@@ -11,9 +11,10 @@ shared memory, whose rate they reach. The order of a tile's blocks of keys is Wo
 
 from typing import NamedTuple
 
-from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
+from flags import CU_Q, SUMS_Q, USED_Q
 from hopper_order import Level, most_turns, ordered_rows, plain_call
 from hopper_pieces import Results, after_wait, before_wait, finish, highest, mask, weigh
+from hopper_steps import added, half_weights, is_cut, leave_keys, product, scored, summed, whole_weights
 from hopper_tiles import (
     CONSUMERS,
     FIELDS,
@@ -29,16 +30,10 @@ from hopper_tiles import (
     tile_rows,
     work_of,
 )
-from scores import LOG2E, shaped, slope_of
+from scores import LOG2E, slope_of
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 
 class Scores(NamedTuple):
@@ -173,85 +168,9 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, KEY_STA
 
 
 @gluon.jit
-def product(q, place, shared, done, BLOCK_N: gl.constexpr, KEY_STAGES: gl.constexpr, PARTS: gl.constexpr,
-            SCORES: gl.constexpr):  # fmt: skip
-    """Begins the product of rows and the done-th block of keys, once that is there. Rows in parts lie from number
-    `place` on; others are in q."""
-    stage = done % KEY_STAGES
-    mbarrier.wait(shared.k_full.index(stage), done // KEY_STAGES & 1)
-    COLUMNS: gl.constexpr = shared.k.shape[4]
-    scores = gl.zeros([64, BLOCK_N], gl.float32, SCORES)
-    for part in gl.static_range(PARTS):
-        if PARTS > 1:
-            q = shared.q.index(place + part).reshape([64, COLUMNS])
-        k = shared.k.index(stage * PARTS + part).reshape([BLOCK_N, COLUMNS])
-        scores = warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=part > 0, is_async=True)
-    return scores
-
-
-@gluon.jit
-def leave_keys(shared, done, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr):
-    """The done-th keys may be replaced."""
-    if KEY_STAGES == STAGES:
-        mbarrier.arrive(shared.k_empty.index(done % KEY_STAGES), count=1)
-
-
-@gluon.jit
-def added(acc, weights, shared, done, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
-    """Begins to add the weights times the done-th block of values, once that is there."""
-    stage = done % STAGES
-    mbarrier.wait(shared.v_full.index(stage), done // STAGES & 1)
-    v = shared.v.index(stage).reshape([BLOCK_N, acc.shape[1]])
-    return warpgroup_mma(weights, v, acc, is_async=True)
-
-
-@gluon.jit
-def summed(acc, weights, shared, done, STAGES: gl.constexpr):
-    """The output once what added() began is done; the done-th values may be replaced then."""
-    acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-    mbarrier.arrive(shared.v_empty.index(done % STAGES), count=1)
-    return acc
-
-
-@gluon.jit
-def scored(products, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS: gl.constexpr, BLOCK_N: gl.constexpr,
-           LAYOUT: gl.constexpr):  # fmt: skip
-    """The scores of a block of keys, before its mask, for images with EXTRAS."""
-    keys = number * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-    there = (rows < tile.rows_q)[:, None] & (keys < tile.rows_k)[None, :]
-    scores, _ = shaped(products, score.scale, score.softcap, bias_ptr, score.stride_bm, slope, rows, keys,
-                       tile.rows_k - tile.rows_q, there, flags, EXTRAS)  # fmt: skip
-    return scores
-
-
-@gluon.jit
-def meet():
-    """Waits until both consumers are here. Nothing else uses the barrier 15."""
-    gl.inline_asm_elementwise("barrier.sync 15, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32,
-                              is_pure=False, pack=1)  # fmt: skip
-
-
-@gluon.jit
-def clear_beyond(shared, done, count, INDEX: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH_V: gl.constexpr,
-                 STAGES: gl.constexpr):  # fmt: skip
-    """Makes zeros of the values from number `count` of a block on: another sequence's, or whatever lies there, which a
-    weight of 0 does not make 0 if it is no number. Each consumer does so for half of the block, and both read all."""
-    HALF: gl.constexpr = BLOCK_N // 2
-    LANES: gl.constexpr = min(WIDTH_V // 8, 32)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-    stage = done % STAGES
-    mbarrier.wait(shared.v_full.index(stage), done // STAGES & 1)
-    half = shared.v.index(stage).reshape([BLOCK_N, WIDTH_V]).slice(INDEX * HALF, HALF, dim=0)
-    inside = INDEX * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LAYOUT)) < count
-    half.store(gl.where(inside[:, None], half.load(LAYOUT), 0.0))
-    fence_async_shared()
-    meet()
-
-
-@gluon.jit
 def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH_V: gl.constexpr,
             EXTRAS: gl.constexpr, BLOCK_N: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr,
-            ROW_STAGES: gl.constexpr, PARTS: gl.constexpr):  # fmt: skip
+            ROW_STAGES: gl.constexpr, PARTS: gl.constexpr, TRIMMED: gl.constexpr = False):  # fmt: skip
     """Computes the rows [64 * INDEX, 64 * INDEX + 64) of each tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH_V, 16])
@@ -281,26 +200,22 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
         row_max = gl.full([64], float("-inf"), gl.float32, ROWS)
         row_sum = gl.zeros([64], gl.float32, ROWS)
         acc = gl.zeros([64, WIDTH_V], gl.float32, SUMS)
-
-        products = product(q, place, shared, done, BLOCK_N, KEY_STAGES, PARTS, SCORES)
-        if ROW_STAGES > 1:
-            # The last tile's results have been read by now from where its rows were.
-            tma.store_wait(0)
-            mbarrier.arrive(shared.q_empty.index((taken + 1) % ROW_STAGES), count=1, pred=taken > 0)
-        scores = warpgroup_mma_wait(0, deps=[products])
-        leave_keys(shared, done, KEY_STAGES, STAGES)
-        if ROW_STAGES == 1:
-            mbarrier.arrive(shared.q_empty.index(0), count=1, pred=tile.middle + tile.rest == 0)
-        if not PLAIN:
-            scores = scored(scores, tile.last, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
-        if tile.is_masked != 0:
-            scores = mask(scores, tile.last, rows, tile, BLOCK_N, SCORES, HEAD_DIM > 64)
-            if ((flags & (CU_K | SUMS_K | USED_K)) != 0) & ((tile.last + 1) * BLOCK_N > tile.rows_k):
-                clear_beyond(shared, done, tile.rows_k - tile.last * BLOCK_N, INDEX, BLOCK_N, WIDTH_V, STAGES)
-        new_max = highest(row_max, scores, factor)
-        p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, True)
-        row_max = new_max
-        weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
+        if TRIMMED and INDEX == 0:
+            is_half = tile.first + 63 + tile.after < tile.last * BLOCK_N + BLOCK_N // 2
+            if is_half & (not is_cut(tile, flags, BLOCK_N)):
+                weights, row_max, row_sum = half_weights(
+                    q, place, shared, done, taken, rows, tile, row_max, row_sum, factor, HEAD_DIM, BLOCK_N, KEY_STAGES,
+                    STAGES, ROW_STAGES, PARTS, ROWS, WEIGHTS)  # fmt: skip
+            else:
+                weights, row_max, row_sum = whole_weights(
+                    q, place, shared, done, taken, rows, tile, row_max, row_sum, factor, bias_ptr, slope, score, flags,
+                    INDEX, HEAD_DIM, WIDTH_V, EXTRAS, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES, PARTS, SCORES, WEIGHTS,
+                )  # fmt: skip
+        else:
+            weights, row_max, row_sum = whole_weights(
+                q, place, shared, done, taken, rows, tile, row_max, row_sum, factor, bias_ptr, slope, score, flags,
+                INDEX, HEAD_DIM, WIDTH_V, EXTRAS, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES, PARTS, SCORES, WEIGHTS,
+            )  # fmt: skip
         for step in range(tile.middle):
             products = product(q, place, shared, done + 1, BLOCK_N, KEY_STAGES, PARTS, SCORES)
             acc = added(acc, weights, shared, done, BLOCK_N, STAGES)
@@ -359,7 +274,8 @@ def attn_fwd_hopper(
     softcap, stride_bb, stride_bh, stride_bm, stride_sb, batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_v,
     window_left, window_right, flags, out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb,
     stride_lh, tiles, HEAD_DIM: gl.constexpr, WIDTH_V: gl.constexpr, EXTRAS: gl.constexpr, BLOCK_N: gl.constexpr,
-    KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, ROW_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    TRIMMED: gl.constexpr, KEY_STAGES: gl.constexpr, STAGES: gl.constexpr, ROW_STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention forward of `tiles` blocks of rows, by as many programs as there are multiprocessors, or blocks.
 
@@ -371,6 +287,7 @@ def attn_fwd_hopper(
         k_desc, v_desc: of [batch, heads / heads_per_kv, seqlen_k, width], in boxes of BLOCK_N keys. Columns from width
             to HEAD_DIM, or of values to WIDTH_V, are zeros.
         out_ptr: where out_desc is: rows that end within a box are written one by one.
+        TRIMMED: the lower half of a tile's rows leaves out half of the last block where it sees nothing of that half.
         KEY_STAGES, STAGES: blocks of keys and of values in shared memory (Shared).
         ROW_STAGES: tiles of rows there: 2 where they fit, so that the next tile's are there when they are wanted.
         REGISTERS: of a consumer's thread.
@@ -388,9 +305,9 @@ def attn_fwd_hopper(
     results = Results(out_desc, out_ptr, stride_ob, stride_oh, stride_om, width_v, lse_ptr, stride_lb, stride_lh)
     gl.warp_specialize([
         (consume, (shared, call, score, results, 0, HEAD_DIM, WIDTH_V, EXTRAS, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES,
-                   PARTS)),
+                   PARTS, TRIMMED)),
         (consume, (shared, call, score, results, 1, HEAD_DIM, WIDTH_V, EXTRAS, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES,
-                   PARTS)),
+                   PARTS, TRIMMED)),
         (produce, (q_desc, k_desc, v_desc, shared, call, BLOCK_N, KEY_STAGES, STAGES, ROW_STAGES, PARTS,
                    ORDERED)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
