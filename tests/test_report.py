@@ -90,6 +90,13 @@ def test_lines_are_about_each_combination_once():
                 assert (answers[target].sort == OWN) == (f"dtype={dtype}" in there)
 
 
+def test_targets_that_are_served_alike_share_a_column():
+    names = ("sm_80", "gfx942", "sm_90")
+    rows = [row("f.a/a", f"n={n}", target=target) for target in names for n in (1, 2)][:-1]
+    text = "".join(page.page(gather.gather(release(*rows))))
+    assert text.count('<th scope="col">sm_80 gfx942</th><th scope="col">sm_90</th>') == 2
+
+
 def test_without_tables_the_images_say_which_choices_there_are():
     rows = [row("norm.rms/rms", "dtype=fp16"), row("norm.rms/rms", "dtype=bf16", target="sm_80")]
     (kernel,) = coverage.of(release(*rows))

@@ -35,11 +35,9 @@ def _model(model: Model, source: Source, verdicts: Sequence[Verdict]) -> Iterato
 
 
 def _table(kind: Attention, own: Sequence[Verdict], names: Sequence[str]) -> Iterator[Markup]:
-    rows = []
-    for use in kind.uses:
-        by_target = {one.target: one for one in own if one.use == use}
-        rows.append([use, *(_cell(by_target[name]) for name in names)])
-    return tables.table(f"uses of {kind.name} by target", ("Use", *names), rows, named=True)
+    by_place = {(one.target, one.use): one for one in own}
+    rows = [[name, *(_cell(by_place[name, use]) for use in kind.uses)] for name in names]
+    return tables.table(f"uses of {kind.name} by target", ("Target", *kind.uses), rows, named=True)
 
 
 def _cell(one: Verdict) -> Cell:

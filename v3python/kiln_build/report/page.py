@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kiln_build.difference import page as difference_page
@@ -91,13 +91,22 @@ def _coverage(report: Report) -> Iterator[Markup]:
         "its own, or is served by a wider one, which computes the same and does more than it must. Where it has none, "
         "the operation takes another of its kernels if one serves the call, and else refuses it.",
     )
-    header = ("Kernel", *targets)
-    rows = [[kernel.name, *(_counts(kernel, target) for target in targets)] for kernel in report.coverage]
+    groups = _alike(targets, lambda at: tuple(tuple(one.counts[targets[at]].values()) for one in report.coverage))
+    header = ("Kernel", *(" ".join(targets[at] for at in group) for group in groups))
+    rows = [[kernel.name, *(_counts(kernel, targets[group[0]]) for group in groups)] for kernel in report.coverage]
     yield from tables.table("combinations by kernel and target", header, rows, named=True)
     for kernel in report.coverage:
         if kernel.choices and kernel.lines:
             yield element("h3", kernel.name)
             yield from _kernel(kernel, targets)
+
+
+def _alike(targets: Sequence[str], key: Callable[[int], object]) -> list[list[int]]:
+    """The places of targets that say the same, together: a column each, of which a release for all GPUs has few."""
+    groups: dict[object, list[int]] = {}
+    for at in range(len(targets)):
+        groups.setdefault(key(at), []).append(at)
+    return list(groups.values())
 
 
 def _counts(kernel: Kernel, target: str) -> Cell:
@@ -110,11 +119,14 @@ def _counts(kernel: Kernel, target: str) -> Cell:
 
 def _kernel(kernel: Kernel, targets: Sequence[str]) -> Iterator[Markup]:
     reasons = any(answer.sort == NONE for line in kernel.lines for answer in line.answers)
-    header = (*kernel.choices, *targets, *(["Why not"] if reasons else []))
+    groups = _alike(targets, lambda at: tuple(line.answers[at] for line in kernel.lines))
+    columns = [" ".join(targets[at] for at in group) for group in groups]
+    header = (*kernel.choices, *columns, *(["Why not"] if reasons else []))
     rows = []
     for line in kernel.lines:
         row: list[object] = [" ".join(values) for values in line.values]
-        row += [Cell(_answer(answer), kind=_KINDS[answer.sort]) for answer in line.answers]
+        own = (line.answers[group[0]] for group in groups)
+        row += [Cell(_answer(answer), kind=_KINDS[answer.sort]) for answer in own]
         if reasons:
             row.append(_reasons(targets, line.answers))
         rows.append(row)
