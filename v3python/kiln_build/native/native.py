@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln_build.native.adapter import Adapter
-from kiln_build.native.library import Compiler, Flags, Library, Part
+from kiln_build.native.library import Compiler, Flags, Library, Part, build_once, run
 from kiln_recipe.compile.lock import Lock
 from kiln_recipe.console.appear import appear_folder
 from kiln_recipe.errors import ToolchainError
@@ -233,6 +233,18 @@ def build_libraries(
         needed = {f"lib/{need}": libraries[need] for need in library.needs}
         libraries[name] = library.build(compiler, flags, folder, jobs, needed)
     return libraries
+
+
+def build_heap(root: Path, compiler: Compiler, folder: Path) -> Path:
+    """Builds what NVIDIA's assemblers are run with, so that their bytes are equal everywhere (csrc/assembler/heap.c).
+
+    Raises:
+        NativeBuildError: the compiler rejected it; carries what it said.
+    """
+    name, unit, flags = "heap.so", "heap.c", read_flags(root)
+    words = [*compiler.c, *flags.c, "-std=c11", "-Wall", "-Wextra", *flags.linked, unit, "-o", name]
+    contents = {unit: (root / "csrc/assembler" / unit).read_bytes()}
+    return build_once(folder, name, (compiler.identity, flags), contents, lambda work: run(compiler, words, work))
 
 
 def _below_include(headers: Mapping[str, Path | str]) -> dict[str, Path | str]:

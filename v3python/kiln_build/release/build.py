@@ -92,7 +92,11 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     packs: dict[str, Path] = {}
     harvest = None
     workers = options.build.jobs or machine.usable_cpus()
+    compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
     if not options.build.no_image:
+        if any(target.vendor == "nvidia" for target in options.targets):
+            heap = str(native.build_heap(options.source, compiler, options.workspace / "build/lib"))
+            toolchains = {name: replace(chain, heap=heap) for name, chain in toolchains.items()}
         with store.in_use():
             timeline.step("compile")
             harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress, timeline)
@@ -103,7 +107,6 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
                 packs[one.target.name] = one.path
     progress.message("linking the libraries")
     timeline.step("link")
-    compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
     archives = {one.package: options.cache / the_lock.source_of(one.package).name for one in native.VENDORED}
     indexes = {name: pack.read_pack(path) for name, path in packs.items()}
     header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kiln_recipe import targets
-from kiln_recipe.compile import kernel_modules, mistakes
+from kiln_recipe.compile import assembler, kernel_modules, mistakes
 from kiln_recipe.compile.source import triton_source
 from kiln_recipe.compile.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
 from kiln_recipe.errors import CompileError, EnvironmentProblem, KilnError, ToolchainError
@@ -134,6 +134,7 @@ class _Pipeline:
         self.backend.load_dialects(self.context)
         self.metadata = {"target": self.gpu, **self.options.__dict__}
         self.results: dict = {}
+        self.heap = toolchain.heap
 
     @property
     def remaining(self) -> list[str]:
@@ -156,7 +157,10 @@ class _Pipeline:
         return hashlib.sha256(identity.encode()).hexdigest()
 
     def run(self, stage: str) -> None:
-        self.module = self.results[stage] = self.stages[stage](self.module, self.metadata)
+        is_assembled = stage == "cubin" and self.heap
+        libraries = os.environ.get("LD_LIBRARY_PATH", "")
+        with assembler.canonical(self.heap, libraries) if is_assembled else contextlib.nullcontext():
+            self.module = self.results[stage] = self.stages[stage](self.module, self.metadata)
 
 
 class _Printed:

@@ -91,12 +91,16 @@ class Toolchain:
         files: (name, SHA-256) of the assemblers and device libraries, of all other files that take part in a compile
             together, and of what a Triton from source was built from.
         changed: those of the files that are not as they were installed, by path; they have changed the identity too.
+        heap: the library that makes an NVIDIA assembler's bytes equal in each run (assembler.py), which a build
+            compiles; "" where bytes go into no store and no release. No part of the identity: it is the same for all
+            builds of a Kiln, and image.FORMAT stands for it.
     """
 
     site: str
     triton_version: str
     files: tuple[tuple[str, str], ...]
     changed: tuple[str, ...] = field(default=(), compare=False)
+    heap: str = field(default="", compare=False)
 
     @property
     def identity(self) -> str:
