@@ -48,7 +48,7 @@ def recorded(heap, program, flags, *rest, **options):
     return run(heap, program, flags, *rest, **options)
 assembler.run = recorded
 image = compile.compile_variant(variant.spec, chain).image
-folder.joinpath("in.ptx").write_bytes(image.ptx)
+folder.joinpath("in.ptx").write_text(image.ptx)
 folder.joinpath("image").write_bytes(image.code)
 (words,) = ran
 print(json.dumps(words))
@@ -198,10 +198,11 @@ def test_a_heap_that_is_whole_and_hands_out_the_same_addresses_each_time(heap, c
 
 
 def test_addresses_in_use_are_an_error_of_the_host(heap, cc, tmp_path):
-    """A program that lies itself where the heap would."""
+    """A program with something of its own where the heap would be."""
     (tmp_path / "in.ptx").write_text("")
-    (tmp_path / "there.c").write_text("#include <stdlib.h>\nint main(void) { return !malloc(1); }\n")
-    words = [cc, "-no-pie", "-mcmodel=large", "-fno-builtin", "-Wl,--no-relax", "-Wl,-Ttext-segment=0x100000000000"]
+    there = '__attribute__((section(".there"), used)) int there = 1;'
+    (tmp_path / "there.c").write_text(f"#include <stdlib.h>\n{there}\nint main(void) {{ return !malloc(1); }}\n")
+    words = [cc, "-no-pie", "-fno-builtin", "-Wl,--section-start=.there=0x100000000000"]
     subprocess.run([*words, "-o", tmp_path / "there", tmp_path / "there.c"], check=True)
     with pytest.raises(EnvironmentProblem, match="/there cannot have its memory at the addresses that .* are in use"):
         assembler.run(str(heap), str(tmp_path / "there"), [], str(tmp_path / "in.ptx"), str(tmp_path / "o"), check=True)
