@@ -218,9 +218,12 @@ def test_a_heap_that_is_not_loaded_is_an_error_of_the_host(tmp_path):
 def test_a_triton_that_assembles_in_another_way_is_an_error(heap):
     from triton.backends.nvidia import compiler as backend
 
-    with pytest.raises(ToolchainError, match="does not start its assembler by"), assembler.canonical(str(heap)):
+    with (
+        pytest.raises(ToolchainError, match="does not start its assembler by"),
+        assembler.canonical(backend, str(heap)),
+    ):
         pass
     with pytest.raises(ToolchainError, match="command with a.ptx --output o instead of"):
-        with assembler.canonical(str(heap)):
+        with assembler.canonical(backend, str(heap)):
             backend.subprocess.run(["ptxas", "-v", "a.ptx", "--output", "o"])
     assert backend.subprocess is subprocess

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
@@ -28,10 +29,11 @@ _ADDRESSES_IN_USE = 70  # heap.c exits with it
 
 
 @contextlib.contextmanager
-def canonical(heap: str, libraries: str = "") -> Iterator[None]:
+def canonical(backend: ModuleType, heap: str, libraries: str = "") -> Iterator[None]:
     """While it is entered, the assembler that Triton's NVIDIA backend starts runs as the module says.
 
     Args:
+        backend: the module triton.backends.nvidia.compiler.
         heap: path of the library that heap.c was compiled to.
         libraries: LD_LIBRARY_PATH, where a host's C library is found by it.
 
@@ -39,14 +41,12 @@ def canonical(heap: str, libraries: str = "") -> Iterator[None]:
         EnvironmentProblem: the library cannot be loaded here, or its addresses are in use.
         ToolchainError: this Triton starts its assembler in a way that is not known.
     """
-    from triton.backends.nvidia import compiler as backend
-
     runs = _Subprocess(heap, libraries)
-    kept, backend.subprocess = backend.subprocess, runs
+    kept, backend.subprocess = backend.subprocess, runs  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        backend.subprocess = kept
+        backend.subprocess = kept  # type: ignore[attr-defined]
     if not runs.count:
         raise ToolchainError("this Triton does not start its assembler by subprocess.run, as Kiln expects it")
 

@@ -157,10 +157,13 @@ class _Pipeline:
         return hashlib.sha256(identity.encode()).hexdigest()
 
     def run(self, stage: str) -> None:
-        is_assembled = stage == "cubin" and self.heap
-        libraries = os.environ.get("LD_LIBRARY_PATH", "")
-        with assembler.canonical(self.heap, libraries) if is_assembled else contextlib.nullcontext():
+        with self._assembler() if stage == "cubin" and self.heap else contextlib.nullcontext():
             self.module = self.results[stage] = self.stages[stage](self.module, self.metadata)
+
+    def _assembler(self) -> AbstractContextManager[None]:
+        from triton.backends.nvidia import compiler as backend
+
+        return assembler.canonical(backend, self.heap, os.environ.get("LD_LIBRARY_PATH", ""))
 
 
 class _Printed:
