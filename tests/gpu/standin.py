@@ -17,9 +17,10 @@ from decode_check import DecodeRun
 from reference import distances, hidden_from
 from storage import DTYPES
 
-_spec = importlib.util.spec_from_file_location(
-    "kernels_attention", Path(__file__).resolve().parents[1] / "kernels/attention.py"
-)
+_TESTS = Path(__file__).resolve().parents[1]
+# What the definition imports: a process of pool.py has the tests' folders alone.
+sys.path.append(str(_TESTS.parent / "v3python"))
+_spec = importlib.util.spec_from_file_location("kernels_attention", _TESTS / "kernels/attention.py")
 definition = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = definition  # dataclasses look for it there
 _spec.loader.exec_module(definition)

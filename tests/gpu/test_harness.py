@@ -5,6 +5,11 @@ A stand-in (standin.py) takes the release's place. Needs PyTorch, and no GPU.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -206,3 +211,11 @@ def test_a_task_says_what_went_wrong():
     assert "no such thing" in tasks.one(Call(), None)["fault"]
     answer = tasks.random(1, 0, 3, "attention", None)
     assert answer["ran"] == 3 and len(answer["rows"]) == 3
+
+
+def test_a_process_of_the_pool_finds_what_it_imports(tmp_path):
+    """Where nobody sets PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(Path(__file__).with_name("worker.py"))]  # without its release: the imports end first
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "ModuleNotFoundError" not in done.stderr and "sys.argv" in done.stderr, done.stderr
