@@ -13,7 +13,6 @@ def produce_tile(tile, told, done, q_desc, dout_desc, k_desc, v_desc, terms_desc
                  STAGES: gl.constexpr):  # fmt: skip
     """Copies the told-th tile's keys and values, and block by block the rows that see them, in the consumers' order.
     Returns how many blocks are done with these."""
-    IN_SECTIONS: gl.constexpr = HEAD_DIM > 64 if call.ordered else False
     span = span_of(tile, call, BLOCK_M, BLOCK_N)
     announce(told, tile, span, call, shared)
     mbarrier.wait(shared.k_empty, (told & 1) ^ 1)
@@ -31,7 +30,7 @@ def produce_tile(tile, told, done, q_desc, dout_desc, k_desc, v_desc, terms_desc
     for i in range((span.end - span.begin) * call.heads_per_kv):
         stage = done % STAGES
         phase = (done // STAGES & 1) ^ 1
-        member, block = block_of(i, span, call, IN_SECTIONS)
+        member, block = block_of(i, span, call, call.ordered)
         head = tile.head_kv * call.heads_per_kv + member
         row = tile.start_q + block * BLOCK_M
         place = place_of_row(tile, head, block * BLOCK_M, call)

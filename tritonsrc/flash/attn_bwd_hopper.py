@@ -224,8 +224,7 @@ def consume_tile(tile, told, done, ends, shared, call, INDEX: gl.constexpr, HEAD
     if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < 64):
         clear_beyond(shared.k.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
         clear_beyond(shared.v.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
-    IN_SECTIONS: gl.constexpr = HEAD_DIM > 64 if call.ordered else False
-    if IN_SECTIONS:
+    if call.ordered:
         for number in range(2):
             tile = work_of(told, shared, 4)  # here and behind the loops again, so that it takes no registers in them
             dk, dv, done = walk(
@@ -339,8 +338,6 @@ def attn_bwd_hopper(
         stride_dvn, width_qk, width_v, terms_desc, 2 * heads * places, sm_scale, order_ptr, arrivals_ptr,
     )  # fmt: skip
     taken_ptr = arrivals_ptr + batches * (heads // heads_per_kv)
-    # With 24 registers for the warp that adds, heads of 64 have 0.93 to 0.98 of the speed in a fixed order.
-    ADDING: gl.constexpr = 40 if HEAD_DIM == 64 else 24
     if ORDERED:
         gl.warp_specialize([
             (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),
@@ -348,7 +345,7 @@ def attn_bwd_hopper(
             (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, HEAD_DIM, BLOCK_M,
                        BLOCK_N, STAGES)),
             (add_in_turn, (ends, shared, call, HEAD_DIM, BLOCK_M, BLOCK_N)),
-        ], [4, 1, 1], [REGISTERS, 24, ADDING])  # fmt: skip
+        ], [4, 1, 1], [REGISTERS, 24, 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),

@@ -39,14 +39,13 @@ def wait_for_adds():
 def add_in_turn(ends, shared, call, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Adds what the consumers leave of each block, after all tiles whose turn is before this one's. This warp waits for
     others, and until its own is there, so that the consumers need not."""
-    IN_SECTIONS: gl.constexpr = HEAD_DIM > 64
     gdc_wait()  # until then, numbers of adds are those that the last call left
     told = 0
     done = 0
     tile = next_work(told, shared, 1)
     while tile.rows_k > 0:
         for i in range((tile.end - tile.begin) * call.heads_per_kv):
-            member, block = block_of(i, tile, call, IN_SECTIONS)
+            member, block = block_of(i, tile, call, True)
             place = tile.place + member * call.places + block * BLOCK_M
             await_order(ends.order_ptr + place // 64, turn_of(block, tile, call, BLOCK_M, BLOCK_N))
             mbarrier.wait(shared.dq_full.index(0), done & 1)

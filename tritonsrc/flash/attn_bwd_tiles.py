@@ -100,12 +100,16 @@ def next_turn(taken_ptr, call):
 def mixed(turn, call, BLOCK: gl.constexpr):
     """Which number a turn has in the order of sequences.place. Where programs add to dq in a fixed order, and all of a
     head want the first block of rows first, tiles of eight heads are mixed: the next of a head begins when the one
-    before has gone on."""
+    before has gone on. Of many rows of heads above 128, whose tiles are half as many keys, only of two: what programs
+    read and add to is in the L2 cache then."""
     if call.ordered:
         blocks = gl.cdiv(call.seqlen_k, BLOCK)
         is_mixed = ((call.flags & CU_K) == 0) & (call.right >= call.seqlen_k)
-        first = turn // (8 * blocks) * 8
-        planes = gl.minimum(call.tiles // blocks - first, 8)
+        heads = gl.to_tensor(8)
+        if BLOCK == 64:
+            heads = gl.where(call.seqlen_q > 2048, 2, 8)
+        first = turn // (heads * blocks) * heads
+        planes = gl.minimum(call.tiles // blocks - first, heads)
         within = turn - first * blocks
         turn = gl.where(is_mixed, (first + within % planes) * blocks + within // planes, turn)
     return turn
