@@ -9,8 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @gluon.jit
 def produce_tile(tile, told, done, q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call,
-                 HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                 STAGES: gl.constexpr):  # fmt: skip
+                 BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Copies the told-th tile's keys and values, and block by block the rows that see them, in the consumers' order.
     Returns how many blocks are done with these."""
     span = span_of(tile, call, BLOCK_M, BLOCK_N)
@@ -48,8 +47,8 @@ def produce_tile(tile, told, done, q_desc, dout_desc, k_desc, v_desc, terms_desc
 
 
 @gluon.jit
-def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, HEAD_DIM: gl.constexpr,
-            BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, BLOCK_M: gl.constexpr,
+            BLOCK_N: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Copies what is wanted of all tiles that this program takes."""
     if call.ordered:
         gdc_wait()  # until then, the number of turns taken is what the last call left
@@ -62,8 +61,8 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, ca
         tile = tile_of(turn, call, BLOCK_N)
         if tile.first < tile.rows_k:
             done = produce_tile(
-                tile, told, done, q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, HEAD_DIM, BLOCK_M,
-                BLOCK_N, STAGES,
+                tile, told, done, q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call, BLOCK_M, BLOCK_N,
+                STAGES,
             )  # fmt: skip
             told += 1
         # This program's end is a reason for the next kernel to begin, which reads what the one before it writes.

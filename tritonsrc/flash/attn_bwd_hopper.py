@@ -342,14 +342,14 @@ def attn_bwd_hopper(
         gl.warp_specialize([
             (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),
             (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES)),
-            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, HEAD_DIM, BLOCK_M,
-                       BLOCK_N, STAGES)),
+            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, BLOCK_M, BLOCK_N,
+                       STAGES)),
             (add_in_turn, (ends, shared, call, HEAD_DIM, BLOCK_M, BLOCK_N)),
         ], [4, 1, 1], [REGISTERS, 24, 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),
             (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES)),
-            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, HEAD_DIM, BLOCK_M,
-                       BLOCK_N, STAGES)),
+            (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, BLOCK_M, BLOCK_N,
+                       STAGES)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
