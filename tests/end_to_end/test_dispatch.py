@@ -208,7 +208,7 @@ def test_sequences_whose_longest_is_not_known_may_be_as_long_as_all(kiln, fake_l
     else:
         arguments |= {"cu_seqlens_k": tensor(0x2000, INT32, (4,))}
     known = flash_operations[operation]
-    lengths = (0, 700, 1000, 50)  # few rows over a cache are another kernel's
+    lengths = (0, 700, 1000, 50 if operation == "attn_decode" else 600)  # fewer rows are another kernel's elsewhere
     grids = [launched(kiln, fake_library, known, **arguments | {"max_seqlen_q": longest}) for longest in lengths]
     assert grids[0] and grids[0] == grids[1] == grids[2]
     assert set(grids[3]) == set(grids[0])
