@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import small_release as small
+from checkouts import checkout_of, git
 from kiln_build.artifacts import manifest, manifest_model, pack, reader
 from kiln_build.cli import main
 from kiln_build.parts import hosts
@@ -19,7 +18,6 @@ from kiln_build.release import release
 from kiln_build.store.local import LocalStore
 from kiln_build.trust import statement
 from kiln_recipe import targets
-from kiln_recipe.compile.lock import LOCK_NAME
 from kiln_recipe.images import elf
 
 NAME = small.small_release().tarball.name
@@ -29,26 +27,15 @@ def run(*words: object) -> int:
     return main([str(word) for word in words])
 
 
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=A", "-c", "user.email=a@b", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     """A source whose build.sh gives the release that MADE names, and tells how it was called, and its store."""
-    folder = tmp_path / "checkout"
-    (folder / "input").mkdir(parents=True)
-    shutil.copy(small.ROOT / "input" / LOCK_NAME, folder / "input")
-    (folder / "build.sh").write_text(
+    return checkout_of(
+        tmp_path / "checkout",
         'set -e\nenv | grep "^KILN_" | sort >"$TOLD/variables"\nprintf "%s\\n" "$2" "$4" "$5" >"$TOLD/words"\n'
         'cp -r "$KILN_STORE" "$TOLD/store"\n'
-        '[[ ${MADE:-} ]] || exit 4\ncp "$MADE" "$MADE.sha256" "$3/"\n'
+        '[[ ${MADE:-} ]] || exit 4\ncp "$MADE" "$MADE.sha256" "$3/"\n',
     )
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "One")
-    return folder
 
 
 def host(folder: Path, *names: str, **facts: object) -> Path:

@@ -6,13 +6,13 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import shared
 import small_release as small
+from checkouts import checkout_of, git
 from kiln_build import cli
 from kiln_build.artifacts import manifest, reader
 from kiln_build.difference import code
@@ -85,26 +85,15 @@ def test_of_the_callers_variables_those_count_that_change_no_byte():
 # ---- the source ----
 
 
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=A", "-c", "user.email=a@b", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     """A source whose build.sh gives what MADE names."""
-    folder = tmp_path / "checkout"
-    (folder / "input").mkdir(parents=True)
-    shutil.copy(ROOT / "input" / LOCK_NAME, folder / "input")
-    (folder / "build.sh").write_text(
+    return checkout_of(
+        tmp_path / "checkout",
         'set -e\nmkdir -p "$2"\ncd "$2"\n'
         'env | grep "^KILN_" | sort >variables || true\nprintf "%s\\n" "$4" "$5" "$1" >words\n'
-        '[[ ${MADE:-} ]] || exit 4\ncp "$MADE" "$3/"\n'
+        '[[ ${MADE:-} ]] || exit 4\ncp "$MADE" "$3/"\n',
     )
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "One")
-    return folder
 
 
 def test_the_commit_is_taken_from_a_checkout_a_bundle_or_an_address(checkout, tmp_path):
