@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln_build.store.store import Store
+from kiln_build.store.store import Store, Took
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.images.image import Image, ImageInfo
 
@@ -210,9 +210,9 @@ def claims_end_when_they_are_left(open_store: Open) -> None:
 @check
 def remembers_durations(open_store: Open) -> None:
     store = open_store()
-    for name, seconds in (("a", 1.5), ("b [x=1]@t", 2.25), ("a", 3.0)):
-        store.record_duration(name, seconds)
-    assert open_store().durations() == {"a": 3.0, "b [x=1]@t": 2.25}
+    for name, seconds, cpu in (("a", 1.5, 1.5), ("b [x=1]@t", 2.25, None), ("a", 3.0, 2.5)):
+        store.record_duration(name, seconds, cpu)
+    assert open_store().durations() == {"a": Took(3.0, 2.5), "b [x=1]@t": Took(2.25)}
 
 
 # ---- upkeep ----

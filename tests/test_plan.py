@@ -426,7 +426,7 @@ def test_the_verb_prints_counts_and_an_estimate(capsys, small):
     assert header.split()[:3] == ["TARGET", "KERNEL", "FUNCTIONALS"]
     row = next(line for line in lines if line.startswith("sm_90") and "/norm" in line)
     assert row.split()[1:] == ["small.rms_norm/norm", "12", "of", "18", "4", "3", "96", "0", "heuristic"]
-    assert "170 variants for 2 targets, profile core: about 42 s of compiling" in out
+    assert "170 variants for 2 targets, profile core: about 42 s of compiling (0.01 core-hours; 170 estimated" in out
     assert out.endswith("with 2 at once; an empty store is assumed: KILN_STORE or --store names one to look into\n")
     assert "110 variants for 2 targets, profile core: " in run(capsys, *words), "without configurations of no rule"
     assert "unknown configuration 'some'" in run(capsys, *words, "--configurations", "some", code=2)
@@ -450,7 +450,10 @@ def test_the_verb_counts_what_the_store_has(capsys, small, tmp_path, monkeypatch
     words += ["--configurations", "all"]
     out = run(capsys, *words)
     if has_triton:
-        assert "about 10 s of compiling from recorded" in out and f"96 of 97 are in the store {store.location}\n" in out
+        assert (
+            "about 10 s of compiling (0.00 core-hours; 1 recorded), " in out
+            and f"96 of 97 are in the store {store.location}\n" in out
+        )
     else:
         assert "about 16 min of compiling" in out and "without Triton it is not known which images it has" in out
     assert json.loads(run(capsys, *words, "--json"))["stored"] == (96 if has_triton else None)
@@ -469,7 +472,9 @@ def test_what_multiplies_no_matrices_is_estimated_lower(capsys, tmp_path, monkey
         (folder / "silu.py").write_text(silu.replace(head, f"{head}from powers import power\n"))
         (folder / "powers.py").write_text(f"{head}\n\n@triton.jit\ndef power(x):\n    return {body}\n")
         found = json.loads(run(capsys, "plan", "sm_90", "--recipe", str(folder / "recipe.yaml"), "--json"))
-        shares.append(found["seconds"] / found["variants"] / targets.by_name("sm_90").compile_seconds)
+        assert found["expected_from"]["usual"] < found["variants"], "two images are equal, and are compiled once"
+        compiled = found["expected_from"]["usual"]
+        shares.append(found["seconds"] / compiled / targets.by_name("sm_90").compile_seconds)
     assert shares == pytest.approx([0.2, 1.0], rel=0.05)
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.local import LocalStore
+from kiln_build.store.store import Took
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.images.image import DescriptorInfo, Image
 from store_contract import INFO, digest, fill, image
@@ -348,18 +349,18 @@ for _ in range(150):
 
 
 def test_durations_survive_damage_and_the_last_wins(store):
-    store.record_duration("a[x=1]@sm_90", 1.0)
+    store.record_duration("a[x=1]@sm_90", 1.0, 0.9)
     store.record_duration("b ü", 2.0)
     with (store.root / "durations").open("ab") as file:
         file.write(b'["torn", 1.\n\xff\xfe\n["c"]\n')
     store.record_duration("a[x=1]@sm_90", 3.0)
-    assert store.durations() == {"a[x=1]@sm_90": 3.0, "b ü": 2.0}
+    assert store.durations() == {"a[x=1]@sm_90": Took(3.0), "b ü": Took(2.0)}
 
 
 def test_durations_do_not_grow_for_ever(store):
     for number in range(1500):
         store.record_duration("a", number)
-    assert store.durations() == {"a": 1499.0}
+    assert store.durations() == {"a": Took(1499.0)}
     assert (store.root / "durations").stat().st_size < 100
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +22,11 @@ from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from kiln_recipe.selection import CONFIGURATIONS, PROFILES
 
 if TYPE_CHECKING:
+    from kiln_build.farm.durations import Basis
     from kiln_build.ledger.planned import Shares
     from kiln_build.options.variables import BuildVariables
-    from kiln_build.store.store import Store
+    from kiln_build.store.store import Store, Took
     from kiln_recipe.plan.model import Functional, KernelPlan, Plan, Variant
-
-_WITHOUT_PRODUCTS = 0.2  # of the seconds of attention: kernels of elements and rows took 0.1 to 0.4 s
 
 EXAMPLE = """
 kiln plan "MI300X;sm_90"                             counts by target and kernel, and an estimate
@@ -149,12 +146,12 @@ class _Held:
     """What a store has for a plan.
 
     Attributes:
-        durations: seconds that variants took, by name.
+        durations: what variants took, by name.
         names: of the variants whose images it has; None: that is not known.
         note: what is said of it.
     """
 
-    durations: Mapping[str, float]
+    durations: Mapping[str, Took]
     names: frozenset[str] | None
     note: str
 
@@ -183,37 +180,27 @@ def _look_up(the_plan: Plan, store: Store | None) -> _Held:
 
 
 class _Times:
-    """Seconds that variants will take, those that the store has aside: recorded, of their relatives, or what a
-    target's compiler usually takes."""
+    """Seconds that variants will take, those that the store has aside. Variants of equal images are compiled once."""
 
     def __init__(self, held: _Held) -> None:
-        from kiln_build.farm.schedule import Estimates
+        from kiln_build.farm.durations import Durations
 
         self.held = held
-        self.recorded = Estimates(held.durations)
+        self.durations = Durations(held.durations)
+        self.bases: Counter[Basis] = Counter()  # of the compiles that were asked for
+        self._seen: set[str] = set()
 
     def __call__(self, variants: Sequence[Variant]) -> float:
         total = 0.0
         for variant in variants:
-            if variant.name in (self.held.names or ()):
+            key = variant.spec.key("")
+            if variant.name in (self.held.names or ()) or key in self._seen:
                 continue
-            recorded = self.recorded(variant.name)
-            total += _usual_seconds(variant) if recorded is None else recorded
+            self._seen.add(key)
+            seconds, basis = self.durations(variant)
+            self.bases[basis] += 1
+            total += seconds
         return total
-
-
-def _usual_seconds(variant: Variant) -> float:
-    attention = targets.by_name(variant.target).compile_seconds
-    return attention if _multiplies(variant.spec.source, variant.spec.function) else attention * _WITHOUT_PRODUCTS
-
-
-@functools.cache
-def _multiplies(source: str, function: str) -> bool:
-    """Whether a kernel's files multiply matrices, by the names of what they call."""
-    from kiln_recipe.read import fingerprint
-
-    files = fingerprint.sources(Path(source), function)
-    return any(re.search(r"\b(dot|wgmma|mfma|mma)\w*\(", file.read_text(errors="replace")) for file in files)
 
 
 @dataclass(frozen=True)
@@ -264,12 +251,24 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> N
                    for i, (cell, width) in enumerate(zip(line, widths))]  # fmt: skip
         print("  ".join(numeric).rstrip())
     total = sum(row.seconds for row in rows)
-    source = "from recorded durations" if times.recorded else "from what such kernels usually take"
     variants, on = _count(len(the_plan.variants), "variant"), _count(len(the_plan.targets), "target")
     print(
-        f"\n{variants} for {on}, profile {the_plan.profile}: about {spell_estimate(total)} of compiling {source}, "
+        f"\n{variants} for {on}, profile {the_plan.profile}: about {spell_estimate(total)} of compiling "
+        f"({total / 3600:.2f} core-hours; {_spell_bases(times.bases)}), "
         f"{spell_estimate(total / jobs)} with {jobs} at once; {times.held.note}"
     )
+
+
+def _spell_bases(bases: Counter[Basis]) -> str:
+    """ "90 recorded, 6 estimated from their kin": how far an estimate can be trusted."""
+    from kiln_build.farm.durations import Basis
+
+    spelled = {
+        Basis.RECORDED: "recorded",
+        Basis.KIN: "estimated from their kin",
+        Basis.USUAL: "estimated from what such kernels usually take",
+    }
+    return ", ".join(f"{bases[basis]} {said}" for basis, said in spelled.items() if bases[basis]) or "nothing to do"
 
 
 def explain(kernel: KernelPlan, shares: Shares | None = None) -> list[str]:
@@ -341,6 +340,8 @@ def bin_names(kernel: KernelPlan) -> list[str]:
 
 
 def _document(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> dict:
+    from kiln_build.farm.durations import Basis
+
     rows = _rows(the_plan, times)
     total = sum(row.seconds for row in rows)
     return {
@@ -351,7 +352,9 @@ def _document(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> dict:
         "seconds": round(total, 1),
         "seconds_elapsed": round(total / jobs, 1),
         "jobs": jobs,
-        "durations": "recorded" if times.recorded else "default",
+        "core_hours": round(total / 3600, 3),
+        "durations": "recorded" if times.durations else "default",
+        "expected_from": {basis.value: times.bases[basis] for basis in Basis},
         "kernels": [
             {
                 "target": row.kernel.target.name,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kiln_build.base import machine
-from kiln_build.farm import executor, job
+from kiln_build.farm import durations, executor, job
 from kiln_build.farm.executor import Executor, StartExecutor, Task
 from kiln_build.farm.job import Host, Job, JobResult, ToolDied
 from kiln_build.farm.local import LocalExecutor
@@ -253,7 +253,7 @@ class _Farm:
             timeout=self.options.timeout,
             attempts=self.options.attempts,
         )
-        self.scheduler = Scheduler(self.wanted, policy, self.store.durations(), self.first)
+        self.scheduler = Scheduler(self.wanted, policy, durations.work(self.store.durations()), self.first)
         self._make_logs()
         workers: Executor[_Attempt] = self.options.executor(
             self.workers,
@@ -343,7 +343,7 @@ class _Farm:
             self.progress.message(f"warning: {warning}")
         self.tally.add(result)
         if result.how == job.COMPILED:
-            self.store.record_duration(name, result.seconds)
+            self.store.record_duration(name, result.seconds, result.cpu)
         self.progress.done(name, result.seconds, result.how, remaining=self._left(now))
 
     def _left(self, now: float) -> float | tuple[float, float] | None:

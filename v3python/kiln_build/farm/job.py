@@ -8,6 +8,7 @@ which the worker is given at its start, by `prepare`. A job's image does not tra
 from __future__ import annotations
 
 import contextlib
+import resource
 import subprocess
 import sys
 import time
@@ -114,13 +115,15 @@ class JobResult:
     Attributes:
         image: where it lies in the store.
         how: COMPILED; SHARED: the image of an equal IR was taken; REUSED: another build has made it meanwhile.
-        seconds: of the compiler, waits for others not counted.
+        seconds: of the compiler by the clock, waits for others not counted.
+        cpu: seconds of processors that it took, with the assemblers that it ran.
         warnings: a sentence for each thing that was found broken in the store on the way.
     """
 
     image: StoredImage
     how: str
     seconds: float
+    cpu: float = 0.0
     warnings: tuple[str, ...] = ()
 
 
@@ -201,22 +204,26 @@ def _run(job: Job, worker: _Worker) -> JobResult:
             print("" if _is_in_log(error.log) else error.log, error, f"stage: {error.stage}", sep="\n", file=sys.stderr)
             _raise_if_no_verdict(error)
             raise CompileError(str(error), error.stage) from None
-        seconds = clock.seconds()
+        seconds, cpu = clock.seconds(), clock.cpu()
         if compiled.shared:
             stored = store.alias(key, compiled.ir)
             if stored is not None:
-                return JobResult(stored, SHARED, seconds)
-        return JobResult(store.put(key, compiled.image, compiled.ir, seconds), COMPILED, seconds)
+                return JobResult(stored, SHARED, seconds, cpu)
+        return JobResult(store.put(key, compiled.image, compiled.ir, seconds), COMPILED, seconds, cpu)
 
 
 class _Clock:
-    """Seconds since it was made, without those while it was stopped."""
+    """Seconds since it was made, without those while it was stopped; and of processors, since then."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
+        self._cpu = _cpu_seconds()
 
     def seconds(self) -> float:
         return time.perf_counter() - self._began
+
+    def cpu(self) -> float:
+        return _cpu_seconds() - self._cpu
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -224,6 +231,12 @@ class _Clock:
         with waiting():
             yield
         self._began += time.perf_counter() - began
+
+
+def _cpu_seconds() -> float:
+    """Of this process, and of the children that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _image_of(store: Store, ir: str) -> Image | None:

@@ -8,7 +8,7 @@
       locks/<ir>                  locked by the process that compiles this IR
       builds/<name>               locked by a running build; its mtime is when the build began
       gc                          locked by the one gc that may run
-      durations                   lines of JSON, ["variant", seconds]; advice for the scheduler, the last line wins
+      durations                   advice for the scheduler: lines of JSON, as durations.py has them
     entry = digest "\\n" content;  content = JSON of `Entry`;  digest = its SHA-256, 64 hexadecimal digits
     <k2>, <i2>, <d2> = the first two digits of the name that follows
 

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import msgspec
-
 from kiln_build.base.folder import Unreadable
-from kiln_build.store import upkeep
+from kiln_build.store import durations, upkeep
 from kiln_build.store.files import StoreFiles, print_warning
-from kiln_build.store.store import Collected, Store, StoredImage, StoreInfo, Verified
+from kiln_build.store.store import Collected, Store, StoredImage, StoreInfo, Took, Verified
 from kiln_recipe.errors import EnvironmentProblem
 from kiln_recipe.images.image import Image
 
@@ -95,27 +93,22 @@ class LocalStore(Store):
 
     # ---- durations ----
 
-    def durations(self) -> dict[str, float]:
+    def durations(self) -> dict[str, Took]:
         path = self.root / "durations"
         try:
-            lines = self.files.folder.read(path, _LARGEST_DURATIONS)[0].splitlines()
+            data = self.files.folder.read(path, _LARGEST_DURATIONS)[0]
         except (FileNotFoundError, Unreadable):
             return {}
-        known: dict[str, float] = {}
-        decoder = msgspec.json.Decoder(tuple[str, float])
-        for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):  # torn by a kill, or by two machines that wrote at once
-                name, seconds = decoder.decode(line)
-                known[name] = seconds
-        if len(lines) > 2 * len(known) + 1000:
+        known = durations.decode(data)
+        if data.count(b"\n") > 2 * len(known) + 1000:
             with contextlib.suppress(EnvironmentProblem):
-                self.files.folder.write(path, b"".join(msgspec.json.encode(pair) + b"\n" for pair in known.items()))
+                self.files.folder.write(path, b"".join(durations.encode(*pair) for pair in known.items()))
         return known
 
-    def record_duration(self, name: str, seconds: float) -> None:
+    def record_duration(self, name: str, seconds: float, cpu: float | None = None) -> None:
         self.files.begin()
         with contextlib.suppress(EnvironmentProblem):  # advice is not worth a failed build
-            self.files.folder.append(self.root / "durations", msgspec.json.encode((name, round(seconds, 3))) + b"\n")
+            self.files.folder.append(self.root / "durations", durations.encode(name, Took(seconds, cpu)))
 
     # ---- upkeep ----
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -32,6 +32,19 @@ class StoredImage(msgspec.Struct, frozen=True):
     ptx: str | None
     ir: str
     seconds: float
+
+
+class Took(NamedTuple):
+    """What compiling a variant took: seconds by the clock, without waits for others, and seconds of processors, with
+    those of the assemblers that it ran; None where only the clock's were recorded."""
+
+    seconds: float
+    cpu: float | None = None
+
+    @property
+    def work(self) -> float:
+        """Seconds that it takes on a processor of its own: what else ran at the time lengthens only the other."""
+        return self.seconds if self.cpu is None else self.cpu
 
 
 @dataclass(frozen=True)
@@ -136,11 +149,11 @@ class Store(Protocol):
 
     # ---- durations ----
 
-    def durations(self) -> dict[str, float]:
-        """Seconds that variants took, by name. Advice only: may lack some, and be old."""
+    def durations(self) -> dict[str, Took]:
+        """What variants took, by name. Advice only: may lack some, and be old."""
 
-    def record_duration(self, name: str, seconds: float) -> None:
-        """Remembers what a variant took, for every later build. Never fails a build."""
+    def record_duration(self, name: str, seconds: float, cpu: float | None = None) -> None:
+        """Remembers what a variant took, as `Took` has it, for every later build. Never fails a build."""
 
     # ---- upkeep ----
 

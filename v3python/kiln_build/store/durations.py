@@ -1,0 +1,43 @@
+"""Lines of recorded durations, as a store keeps them and `kiln simulate --durations` reads them.
+
+A line is JSON, ["variant", seconds, cpu]: seconds by the clock and of processors. Earlier lines lack the last. Of
+several lines of one variant the last counts; a line that is none of these is passed over: it was torn by a kill, or by
+two machines that wrote at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import msgspec
+
+from kiln_build.store.store import Took
+
+
+def encode(name: str, took: Took) -> bytes:
+    """A line, with its end; times to the millisecond."""
+    values = [name, *(round(seconds, 3) for seconds in took if seconds is not None)]
+    return msgspec.json.encode(values) + b"\n"
+
+
+def decode(data: bytes) -> dict[str, Took]:
+    """What lines say, by name."""
+    known: dict[str, Took] = {}
+    for line in data.splitlines():
+        with contextlib.suppress(msgspec.DecodeError):
+            name, *seconds = _decode(line)
+            if all(0 <= one < math.inf for one in seconds):
+                known[name] = Took(*seconds)
+    return known
+
+
+def _decode(line: bytes) -> tuple[str, float] | tuple[str, float, float]:
+    try:
+        return _LINE.decode(line)
+    except msgspec.ValidationError:
+        return _EARLIER.decode(line)
+
+
+_LINE = msgspec.json.Decoder(tuple[str, float, float])
+_EARLIER = msgspec.json.Decoder(tuple[str, float])
