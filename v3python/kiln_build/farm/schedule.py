@@ -9,8 +9,10 @@ failed by itself is not tried again.
 from __future__ import annotations
 
 import enum
+import heapq
+import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,6 +92,12 @@ class _Job:
     used: float = 0.0  # seconds on its clock before that
     end: End | None = None  # how it will have ended once it is dead
 
+    @property
+    def rank(self) -> tuple[int, bool, float, int]:
+        """The job of the highest rank is started first: retries, what goes first, the longest, then in the order
+        given."""
+        return self.attempt, self.is_first, self.estimate, -self.order
+
 
 class Scheduler:
     """Decides over a set of jobs, each known by its name.
@@ -113,11 +121,17 @@ class Scheduler:
         self.policy = policy
         self.outcomes: dict[str, Outcome] = {}
         self._estimates = Estimates(durations or {})
-        self._pending = [
+        # What waits, the highest rank last, from where it is taken: jobs with an estimate, and those without.
+        self._known: list[_Job] = []
+        self._unknown = [
             _Job(name, order, policy.job_memory, is_first=name in first)
             for order, name in enumerate(dict.fromkeys(names))
         ]
         self._running: dict[str, _Job] = {}
+        self._taken = 0  # bytes of memory, by what runs
+        self._kinds: Counter[tuple[str, str]] = Counter()  # of what runs
+        self._deadlines: list[tuple[float, int, _Job]] = []  # a heap; what is no longer so is dropped when met
+        self._numbers = itertools.count()
         self._stopping = False
         self._samples = 0
         self._pending_seconds = 0.0
@@ -130,6 +144,8 @@ class Scheduler:
         """The job's clock runs from now on: its worker has begun, or goes on after `waits`."""
         if (job := self._current(name, attempt)) and job.since is None:
             job.since = now
+            if (deadline := self._deadline(job)) < math.inf:
+                heapq.heappush(self._deadlines, (deadline, next(self._numbers), job))
 
     def waits(self, name: str, attempt: int, now: float) -> None:
         """The job waits for somebody else: its clock stands still until `started`."""
@@ -137,13 +153,14 @@ class Scheduler:
             job.used += now - job.since
             job.since = None
 
-    def finished(self, name: str, attempt: int, seconds: float) -> None:
-        """The job is done and took `seconds`; also if it was about to be killed."""
+    def finished(self, name: str, attempt: int, seconds: float, work: float | None = None) -> None:
+        """The job is done and took `seconds`; also if it was about to be killed. `work`: seconds of a processor, from
+        which others are estimated; else the same."""
         if job := self._current(name, attempt):
             self._end(job, End.DONE)
             if job.estimate > 0:
                 self._recent.append((job.estimate, seconds))
-            self._learn(name, seconds)
+            self._learn(name, seconds if work is None else work)
 
     def failed(self, name: str, attempt: int, message: str) -> None:
         """The job failed by itself."""
@@ -161,11 +178,11 @@ class Scheduler:
         elif job.attempt >= self.policy.attempts:
             self._end(job, End.CRASH, f"{message}, {job.attempt} times in a row" if job.attempt > 1 else message)
         else:
-            del self._running[name]
+            self._leave(job)
             if out_of_memory:
                 job.memory = max(job.memory, min(2 * job.memory, self.policy.memory))
             job.since, job.used = None, 0.0
-            self._pending.append(job)  # at the end, from where they are taken: it was before all that still wait
+            self._known.append(job)  # at the end, from where they are taken: it was before all that still wait
             self._pending_seconds += job.estimate
 
     def cancel(self) -> None:
@@ -177,32 +194,40 @@ class Scheduler:
     def step(self, now: float) -> list[Instruction]:
         """What is to be done now. Each instruction is given once."""
         instructions: list[Instruction] = []
-        for job in self._running.values():
-            if job.end is None and self._stopping:
-                job.end = End.CANCELLED
-            elif job.end is None and self._deadline(job) <= now:
-                job.end = End.TIMEOUT
-            else:
-                continue
-            instructions.append(Kill(job.name, job.attempt))
         if self._stopping:
-            for job in self._pending:
+            for job in self._running.values():
+                if job.end is None:
+                    job.end = End.CANCELLED
+                    instructions.append(Kill(job.name, job.attempt))
+            for job in (*self._known, *self._unknown):
                 self.outcomes[job.name] = Outcome(End.CANCELLED, job.attempt)
-            self._pending.clear()
+            self._known.clear()
+            self._unknown.clear()
+        while self.next_deadline() <= now:
+            _, _, job = heapq.heappop(self._deadlines)
+            job.end = End.TIMEOUT
+            instructions.append(Kill(job.name, job.attempt))
         while len(self._running) < self.policy.jobs and (picked := self._pick()):
             picked.attempt += 1
             self._running[picked.name] = picked
+            self._taken += picked.memory
+            self._kinds[_kind(picked.name)] += 1
             instructions.append(Start(picked.name, picked.attempt, picked.memory))
         return instructions
 
     @property
     def is_over(self) -> bool:
         """Whether every job has ended."""
-        return not self._pending and not self._running
+        return not self._known and not self._unknown and not self._running
 
     def next_deadline(self) -> float:
         """When `step` will have something to kill if nothing happens until then; infinity if never."""
-        return min((self._deadline(job) for job in self._running.values() if job.end is None), default=math.inf)
+        while self._deadlines:
+            deadline, _, job = self._deadlines[0]
+            if self._running.get(job.name) is job and job.end is None and self._deadline(job) == deadline:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return math.inf
 
     def remaining(self, now: float) -> float | None:
         """Seconds until all is done, as far as is known, if the rest takes as much longer or shorter than its estimates
@@ -234,30 +259,47 @@ class Scheduler:
         return math.inf if job.since is None else job.since + self.policy.timeout - job.used
 
     def _end(self, job: _Job, end: End, message: str = "") -> None:
-        del self._running[job.name]
+        self._leave(job)
         self.outcomes[job.name] = Outcome(end, job.attempt, message)
+
+    def _leave(self, job: _Job) -> None:
+        """The job runs no longer."""
+        del self._running[job.name]
+        self._taken -= job.memory
+        kind = _kind(job.name)
+        self._kinds[kind] -= 1
+        if not self._kinds[kind]:
+            del self._kinds[kind]
 
     def _pick(self) -> _Job | None:
         """Takes the next job: one of a kind of which nothing is known, so that something will be; else the longest
         that memory allows. (A job that needs more memory than is free now lets others pass: better late than idle.)"""
-        free = self.policy.memory - sum(job.memory for job in self._running.values())
-        kinds = {_kind(job.name) for job in self._running.values()}
-        chosen = None
-        for index in range(len(self._pending) - 1, -1, -1):
-            job = self._pending[index]
-            if job.memory > free and self._running:
-                continue
-            if not math.isinf(job.estimate) or _kind(job.name) not in kinds:
-                chosen = index
-                break
-            chosen = index if chosen is None else chosen
-        if chosen is None:
+        free = self.policy.memory - self._taken if self._running else math.inf
+        if free < self.policy.job_memory:  # which every job needs at least
             return None
-        job = self._pending.pop(chosen)
-        if math.isinf(job.estimate):
+        known, unknown = self._find(self._known, free), None
+        if self._unknown_kinds.keys() - self._kinds.keys():
+            unknown = self._find(self._unknown, free, self._kinds)
+        if known is None and unknown is None:
+            unknown = self._find(self._unknown, free)
+        is_known = unknown is None or (known is not None and self._known[known].rank > self._unknown[unknown].rank)
+        index = known if is_known else unknown
+        if index is None:
+            return None
+        job = (self._known if is_known else self._unknown).pop(index)
+        if not is_known:
             job.estimate = self._estimates.mean
+            self._unknown_kinds -= Counter([_kind(job.name)])
         self._pending_seconds = max(0.0, self._pending_seconds - job.estimate)
         return job
+
+    @staticmethod
+    def _find(jobs: list[_Job], free: float, without: Collection[tuple[str, str]] = ()) -> int | None:
+        """Where the last of these is that takes no more memory than is free, and is of no kind of `without`."""
+        for index in range(len(jobs) - 1, -1, -1):
+            if jobs[index].memory <= free and not (without and _kind(jobs[index].name) in without):
+                return index
+        return None
 
     def _learn(self, name: str, seconds: float) -> None:
         self._estimates.add(name, seconds)
@@ -266,16 +308,17 @@ class Scheduler:
             self._sort()
 
     def _sort(self) -> None:
-        """Longest last, from where they are taken; those of unknown kinds after them, in the order given; after all of
-        these, in the same way, what goes first."""
+        """Puts what waits into its order, by what is known now."""
         before = self._pending_seconds
-        for job in self._pending:
+        waiting = [*self._known, *self._unknown]
+        for job in waiting:
             estimate = self._estimates(job.name)
             job.estimate = math.inf if estimate is None else estimate
-        self._pending.sort(key=lambda job: (job.attempt, job.is_first, job.estimate, -job.order))
-        self._pending_seconds = sum(
-            self._estimates.mean if math.isinf(job.estimate) else job.estimate for job in self._pending
-        )
+        waiting.sort(key=lambda job: job.rank)
+        self._known = [job for job in waiting if job.estimate < math.inf]
+        self._unknown = [job for job in waiting if job.estimate == math.inf]
+        self._unknown_kinds = Counter(_kind(job.name) for job in self._unknown)
+        self._pending_seconds = sum(job.estimate for job in self._known) + len(self._unknown) * self._estimates.mean
         if before > 0 and self._pending_seconds > 0:  # what the estimates have learned is not to be counted twice
             learned = self._pending_seconds / before
             self._recent = deque(((estimate * learned, took) for estimate, took in self._recent), _RECENT)
