@@ -11,21 +11,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, cast
 
 from kiln_build.base import machine
-from kiln_build.farm import durations, executor, job
+from kiln_build.farm import durations, job
+from kiln_build.farm.course import Attempt, AttemptId, Course, Result
 from kiln_build.farm.executor import Executor, StartExecutor, Task
-from kiln_build.farm.job import Host, Job, JobResult, ToolDied
+from kiln_build.farm.job import Host, Job, JobResult
 from kiln_build.farm.local import LocalExecutor
-from kiln_build.farm.schedule import End, Kill, Policy, Scheduler
+from kiln_build.farm.schedule import End, Policy, Scheduler, Start
 from kiln_build.options.variables import BuildVariables
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe.compile.compile import compile_variant, prepare_worker
 from kiln_recipe.console.progress import FAILED, Progress
 from kiln_recipe.console.spelling import spell_estimate
 from kiln_recipe.console.tables import plural
-from kiln_recipe.errors import CompileError, EnvironmentProblem, Interrupted, KilnError
+from kiln_recipe.errors import EnvironmentProblem, Interrupted
 
 if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
@@ -40,8 +41,6 @@ _HEADROOM = 0.9  # of the memory that is free when we begin: others live here to
 
 # What a waiver is about: the variant itself. A worker that the machine killed says nothing of it.
 WAIVABLE = ("compile", "timeout")
-
-_Attempt = tuple[str, int]  # the name of a job and which attempt at it, by which the executor knows it
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,6 @@ class Failure:
     kind: str
     message: str
     log: str | None
-
-
-class Attempt(NamedTuple):
-    """An attempt at a compile. Times are time.monotonic()'s; `outcome`: how JobResult has it, or "failed", "died"."""
-
-    worker: int
-    began: float
-    ended: float
-    outcome: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -221,7 +210,7 @@ class _Tally:
     reused: int = 0
     shared: int = 0
     seconds: float = 0.0
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: Sequence[Attempt] = ()
 
     def add(self, result: JobResult) -> None:
         setattr(self, result.how, getattr(self, result.how) + 1)
@@ -230,7 +219,7 @@ class _Tally:
 
 @dataclass
 class _Farm:
-    """One run: passes events and instructions between executor and scheduler, and keeps the user informed."""
+    """One run: what its course asks for and tells, kept in the store and told to the user."""
 
     wanted: Mapping[str, Job]  # by the name of their variant
     waived: Collection[str]  # names of those that may fail
@@ -241,8 +230,6 @@ class _Farm:
     tally: _Tally
     first: Collection[str]  # names of those that are compiled before the others
     images: dict[str, StoredImage] = field(default_factory=dict)
-    began: dict[str, float] = field(default_factory=dict)  # when the first attempt did
-    running: dict[_Attempt, tuple[int, float]] = field(default_factory=dict)  # by which worker, and since when
 
     def run(self, arguments: tuple) -> dict[str, StoredImage | Failure]:
         """Runs all jobs, in workers that `job.prepare` makes ready with these arguments."""
@@ -255,7 +242,7 @@ class _Farm:
         )
         self.scheduler = Scheduler(self.wanted, policy, durations.work(self.store.durations()), self.first)
         self._make_logs()
-        workers: Executor[_Attempt] = self.options.executor(
+        workers: Executor[AttemptId] = self.options.executor(
             self.workers,
             job.prepare,
             arguments,
@@ -269,17 +256,9 @@ class _Farm:
                 f"{plural(len(self.wanted), 'image')} to compile, {plural(self.workers, 'worker')}{about}"
             )
             self.progress.start(len(self.wanted), estimate, title="compile")
-            while not self.scheduler.is_over:
-                if interruption:
-                    self.scheduler.cancel()
-                for instruction in self.scheduler.step(time.monotonic()):
-                    if isinstance(instruction, Kill):
-                        workers.kill((instruction.name, instruction.attempt))
-                    else:
-                        workers.submit(self._task(instruction.name, instruction.attempt, instruction.memory))
-                timeout = self.scheduler.next_deadline() - time.monotonic()
-                for event in workers.wait(max(0.0, timeout)):
-                    self._handle(event)
+            course = Course(self.scheduler, workers, self, time.monotonic)
+            self.tally.attempts = course.attempts
+            course.run(lambda: interruption)
         if interruption:
             left = len(self.wanted) - len(self.images)
             raise Interrupted(
@@ -289,76 +268,37 @@ class _Farm:
             )
         return {name: self.images.get(name) or self._failure(name) for name in self.wanted}
 
-    def _task(self, name: str, attempt: int, memory: int) -> Task[_Attempt]:
+    def task(self, start: Start) -> Task[AttemptId]:
         return Task(
-            id=(name, attempt),
+            id=(start.name, start.attempt),
             function=job.run,
-            arguments=(self.wanted[name],),
-            log=self._log(name),
-            is_retry=attempt > 1,
-            data_limit=_RESERVED_PER_RESIDENT * memory,
+            arguments=(self.wanted[start.name],),
+            log=self._log(start.name),
+            is_retry=start.attempt > 1,
+            data_limit=_RESERVED_PER_RESIDENT * start.memory,
         )
 
-    def _handle(self, event: executor.Event[_Attempt]) -> None:
-        name, attempt = event.id
-        now = time.monotonic()
-        self._note(event, now)
-        if isinstance(event, executor.Began):
-            self.began.setdefault(name, now)
-            self.scheduler.started(name, attempt, now)
-        elif isinstance(event, executor.Waits):
-            self.scheduler.waits(name, attempt, now)
-        elif isinstance(event, executor.Returned):
-            self._returned(name, attempt, event.value, now)
-        elif isinstance(event, executor.Died):
-            # SIGKILL is how the kernel takes memory back, SIGABRT how C++ says that it got none.
-            perhaps_memory = event.signal in (signal.SIGKILL, signal.SIGABRT)
-            self._died(name, attempt, f"its worker was {event.reason}", perhaps_memory)
-        elif isinstance(event.error, MemoryError):
-            self._died(name, attempt, "out of memory", True)
-        elif isinstance(event.error, ToolDied):
-            self._died(name, attempt, event.error.message, event.error.out_of_memory)
-        elif isinstance(event.error, KilnError) and not isinstance(event.error, CompileError):
-            raise event.error
-        else:
-            error = event.error
-            message = str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}"
-            self.scheduler.failed(name, attempt, message)
-            self._report_end(name, now)
-
-    def _note(self, event: executor.Event[_Attempt], now: float) -> None:
-        """Keeps when an attempt began, and what became of it."""
-        if isinstance(event, executor.Began):
-            self.running.setdefault(event.id, (event.worker, now))
-        elif not isinstance(event, executor.Waits) and event.id in self.running:
-            outcome = "died" if isinstance(event, executor.Died) else FAILED
-            if isinstance(event, executor.Returned):
-                outcome = event.value.how
-            self.tally.attempts.append(Attempt(*self.running.pop(event.id), now, outcome, event.id[0]))
-
-    def _returned(self, name: str, attempt: int, result: JobResult, now: float) -> None:
-        self.scheduler.finished(name, attempt, result.seconds)
-        self.images[name] = result.image
-        for warning in result.warnings:
+    def returned(self, name: str, result: Result, now: float) -> None:
+        done = cast(JobResult, result)  # what the task's function returns
+        self.images[name] = done.image
+        for warning in done.warnings:
             self.progress.message(f"warning: {warning}")
-        self.tally.add(result)
-        if result.how == job.COMPILED:
-            self.store.record_duration(name, result.seconds, result.cpu)
-        self.progress.done(name, result.seconds, result.how, remaining=self._left(now))
+        self.tally.add(done)
+        if done.how == job.COMPILED:
+            self.store.record_duration(name, done.seconds, done.cpu)
+        self.progress.done(name, done.seconds, done.how, remaining=self._left(now))
+
+    def explain(self, name: str, reason: str) -> str:
+        said = _telling_line(self._log(name))
+        return f"{reason} ({said})" if said else reason
+
+    def retried(self, name: str, attempt: int, reason: str) -> None:
+        self.progress.message(f"{name}: {reason}; trying again ({attempt + 1} of {self.options.attempts})")
 
     def _left(self, now: float) -> float | tuple[float, float] | None:
         return self.scheduler.spread(now) or self.scheduler.remaining(now)
 
-    def _died(self, name: str, attempt: int, reason: str, perhaps_memory: bool) -> None:
-        said = _telling_line(self._log(name))
-        reason += f" ({said})" if said else ""
-        self.scheduler.died(name, attempt, reason, perhaps_memory)
-        if name in self.scheduler.outcomes:
-            self._report_end(name, time.monotonic())
-        else:
-            self.progress.message(f"{name}: {reason}; trying again ({attempt + 1} of {self.options.attempts})")
-
-    def _report_end(self, name: str, now: float) -> None:
+    def failed(self, name: str, seconds: float, now: float) -> None:
         if self.scheduler.outcomes[name].end is End.CANCELLED:
             return
         failure = self._failure(name)
@@ -366,7 +306,6 @@ class _Farm:
             self.progress.done(name, outcome="waived", remaining=self._left(now))
             return
         detail = failure.message + (f" (log: {failure.log})" if failure.log else "")
-        seconds = now - self.began.get(name, now)  # a worker may die before it begins
         self.progress.done(name, seconds, FAILED, detail=detail, remaining=self._left(now))
 
     def _failure(self, name: str) -> Failure:
