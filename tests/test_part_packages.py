@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from conda_package_handling import api as conda
 
 import minisign_keys
 import shared
@@ -216,9 +217,8 @@ def test_a_conda_package_by_the_standard_library(name):
 
 
 def test_conda_packages_extract_beside_one_another(tmp_path):
-    handling = pytest.importorskip("conda_package_handling.api", reason="needs conda-package-handling")
     for name in NAMES:
-        handling.extract(str(of("conda", name)), str(tmp_path / name))
+        conda.extract(str(of("conda", name)), str(tmp_path / name))
         shutil.rmtree(tmp_path / name / "info")
         shutil.copytree(tmp_path / name, tmp_path / "prefix", symlinks=True, dirs_exist_ok=True)
     is_the_release(tmp_path / "prefix")
