@@ -206,18 +206,22 @@ def test_equal_bytes_are_identical(tmp_path):
 
 
 def test_a_patched_kernel_is_named_with_the_first_instruction_that_differs(patched):
+    """For each target by itself."""
     found = verdict.judge(small.small_release().tarball, patched)
     assert not found.is_identical
     assert [(one.target, one.kernel, one.differ, one.images) for one in found.kernels] == [
         ("gfx942", "toy.scale/scale", 4, 4), ("sm_90", "toy.scale/scale", 4, 4)
     ]  # fmt: skip
-    assert found.variant == "toy.scale/scale[dtype=fp16][BLOCK=256 num_warps=4][aligned]@gfx942"
-    assert found.code is not None and found.code.section == ".text"
     lines = list(verdict.text(found))
     assert lines[0].startswith("differs: sha256 ")
-    if not found.code.note:  # else there is no llvm-objdump that knows it, and the sentence says so
-        assert found.code.before[0].text != found.code.after[0].text
-        assert any(line.startswith("  released") and found.code.before[0].text in line for line in lines)
+    for one in found.kernels:
+        assert one.variant == f"toy.scale/scale[dtype=fp16][BLOCK=256 num_warps=4][aligned]@{one.target}"
+        assert one.code is not None and one.code.section.startswith(".text")
+        first = lines[lines.index(f"first: {one.variant}") + 1 :]
+        assert first[0] == "  image {}, made again {}".format(*(str(digest)[:12] for digest in one.image))
+        if not one.code.note:  # else there is no llvm-objdump that knows it, and the sentence says so
+            assert one.code.before[0].text != one.code.after[0].text
+            assert first[2] == f"  released    {one.code.before[0]}"
     json.dumps(verdict.document(found))
 
 
@@ -293,7 +297,7 @@ def test_what_differs_is_kept_and_all_else_removed(checkout, tmp_path, monkeypat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert rebuild(tarball, "--source", checkout, "--json") == 1
     said = json.loads(capfd.readouterr().out)
-    assert not said["identical"] and said["variant"].startswith("toy.scale/scale[dtype=fp16]")
+    assert not said["identical"] and said["kernels"][0]["variant"].startswith("toy.scale/scale[dtype=fp16]")
     (place,) = tmp_path.glob("kiln-rebuild-*")
     assert [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()] == [f"output/{NAME}"]
     monkeypatch.setenv("MADE", str(tarball))
@@ -308,6 +312,20 @@ def test_a_build_that_fails_gives_its_exit_code(checkout, tmp_path, monkeypatch,
     assert rebuild(tarball, "--source", checkout) == BuildFailed.exit_code
     said = capfd.readouterr()
     assert "build.sh of its source ended with exit code 4" in said.err and not said.out
+    assert not [*tmp_path.glob("kiln-rebuild-*")]
+
+
+def test_what_is_not_what_its_manifest_says_is_not_built(checkout, tmp_path, monkeypatch, capfd):
+    """Else the manifests would be the same, and the bytes would not."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    stage = tmp_path / "laid"
+    shutil.copytree(small.small_release().stage, stage, symlinks=True)
+    library = stage / "lib/libkiln.so.0"
+    library.write_bytes(library.read_bytes().replace(b"0.1.0b\0", b"0.1.0c\0"))
+    (tmp_path / "changed").mkdir()
+    tarball = release.make_release(stage, tmp_path / "changed", small.VERSION)
+    assert rebuild(tarball, "--source", checkout) == ArtifactError.exit_code
+    assert "lib/libkiln.so.0 does not have the digest and size that the manifest states" in capfd.readouterr().err
     assert not [*tmp_path.glob("kiln-rebuild-*")]
 
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store", type=filled("--store", "a folder"), metavar="FOLDER",
         help="take images from this store too, which are then not compiled anew; default: none",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="as JSON: identical, sha256, kernels, code, files, ...")
+    parser.add_argument("--json", action="store_true", help="as JSON: identical, sha256, kernels, files, ...")
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def check_input(path: Path) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.artifacts import reader
+    from kiln_build.artifacts import reader, verify
     from kiln_build.rebuild import again, asked, tree, verdict  # here, so that --help needs no package
     from kiln_recipe.console.progress import make_progress
 
@@ -87,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     release = reader.open_artifact(given, f"give {_RIGHT}")
     if not isinstance(release, reader.Release) or release.is_folder:
         raise UsageError(f"{arguments.tarball} is no tarball, whose bytes could be made again; give {_RIGHT}")
+    # What a manifest says of other bytes than those that are there cannot be compared with anything.
+    verify.refuse_problems(verify.verify(release), arguments.tarball)
     wanted = asked.read(release)
     store = str(Path(arguments.store).resolve()) if arguments.store else None
     environment = asked.environment_of(wanted, os.environ, store)

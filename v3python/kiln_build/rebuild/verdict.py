@@ -22,12 +22,21 @@ _SHOWN = 20  # kernels, files
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with images that differ. `differ`, `images`: of its images, each counted once."""
+    """A kernel with images that differ.
+
+    Attributes:
+        differ, images: of its images, each counted once.
+        variant: the first whose image differs, by its name; image: the digests of its images, None where there is none.
+        code: where these two differ, if both are there; of the first kernels alone.
+    """
 
     target: str
     kernel: str
     differ: int
     images: int
+    variant: str
+    image: tuple[str | None, str | None]
+    code: CodeDifference | None
 
 
 @dataclass
@@ -36,8 +45,7 @@ class Verdict:
 
     Attributes:
         sha256: of the release, and of what was made again.
-        kernels: those with images that differ; variant: the first, by its name, with the digests of its images.
-        code: where these differ, if both could be read.
+        kernels: those with images that differ.
         files: that differ, by their paths; place: where the first differs, in words.
         stated: lines of the manifest that differ, besides those of files, images and variants.
         notes: what was not made anew.
@@ -45,9 +53,6 @@ class Verdict:
 
     sha256: tuple[str, str]
     kernels: list[Kernel] = field(default_factory=list)
-    variant: str = ""
-    image: tuple[str | None, str | None] = (None, None)
-    code: CodeDifference | None = None
     files: list[str] = field(default_factory=list)
     place: str = ""
     stated: list[str] = field(default_factory=list)
@@ -71,7 +76,7 @@ def judge(given: Path, made: Path, sites: Sequence[Path] = ()) -> Verdict:
     if verdict.is_identical:
         return verdict
     before, after = (_release(path) for path in (given, made))
-    _images(before, after, verdict, sites)
+    verdict.kernels = _kernels(before, after, sites)
     ends = [
         {row["path"]: (row.get("sha256"), row.get("link")) for row in one.manifest["files"]} for one in (before, after)
     ]
@@ -93,28 +98,32 @@ def _release(path: Path) -> Release:
     return found
 
 
-def _images(before: Release, after: Release, verdict: Verdict, sites: Sequence[Path]) -> None:
+def _kernels(before: Release, after: Release, sites: Sequence[Path]) -> list[Kernel]:
     ours, theirs = ({_place_of(row): row for row in reader.variants_of(one)} for one in (before, after))
     changed = [place for place in dict.fromkeys((*ours, *theirs)) if _image(ours, place) != _image(theirs, place)]
-    if not changed:
-        return
     differ = Counter(place[:2] for place in {(*place[:2], _image(ours, place)) for place in changed})
     every = Counter(place[:2] for place in {(*place[:2], row["image"]) for place, row in ours.items() if row["image"]})
-    verdict.kernels = [
-        Kernel(place[0], place[1], differ[place], every[place]) for place in dict.fromkeys(one[:2] for one in changed)
-    ]
-    first = changed[0]
-    target, kernel, *names = first
-    verdict.variant = f"{kernel}[{']['.join(names)}]@{target}"
-    verdict.image = _image(ours, first), _image(theirs, first)
-    ends = [_content(one, target, digest) for one, digest in zip((before, after), verdict.image)]
-    if ends[0] is not None and ends[1] is not None:
-        verdict.code = code.first_difference(ends[0], ends[1], ours[first]["kind"], sites)
+    first: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for place in changed:
+        first.setdefault(place[:2], place)
+    shown = [*first.values()][:_SHOWN]
+    contents = [_contents(one, {(place[0], _image(rows, place)) for place in shown})
+                for one, rows in ((before, ours), (after, theirs))]  # fmt: skip
+    kernels = []
+    for (target, kernel), place in first.items():
+        image = _image(ours, place), _image(theirs, place)
+        ends = [found.get((target, digest)) for found, digest in zip(contents, image)]
+        difference = None
+        if ends[0] is not None and ends[1] is not None:
+            difference = code.first_difference(ends[0], ends[1], ours[place]["kind"], sites)
+        variant = f"{kernel}[{']['.join(place[2:])}]@{target}"
+        kernels.append(Kernel(target, kernel, differ[place[:2]], every[place[:2]], variant, image, difference))
+    return kernels
 
 
-def _content(release: Release, target: str, digest: str | None) -> bytes | None:
-    """An image of a release."""
-    return next((data for _, _, data in codes(release, (target, digest).__eq__)), None) if digest else None
+def _contents(release: Release, wanted: set[tuple[str, str | None]]) -> dict[tuple[str, str | None], bytes]:
+    """Images of a release by target and digest."""
+    return {(target, digest): data for target, digest, data in codes(release, wanted.__contains__)}
 
 
 def _place_of(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -152,10 +161,11 @@ def text(verdict: Verdict) -> Iterator[str]:
         rows = [(one.target, one.kernel, one.differ, one.images) for one in verdict.kernels[:_SHOWN]]
         header = ("TARGET", "KERNEL", "DIFFER", "OF")
         yield from (f"  {line}" for line in table_lines(header, rows, header[2:]))
-        yield f"first: {verdict.variant}"
-        yield "  image {}, made again {}".format(*(digest[:12] if digest else "none" for digest in verdict.image))
-    if verdict.code:
-        yield from _code(verdict.code)
+        for kernel in verdict.kernels[:_SHOWN]:
+            yield f"first: {kernel.variant}"
+            yield "  image {}, made again {}".format(*(digest[:12] if digest else "none" for digest in kernel.image))
+            if kernel.code:
+                yield from _code(kernel.code)
     if verdict.files:
         more = f" and {len(verdict.files) - _SHOWN} more" if len(verdict.files) > _SHOWN else ""
         yield f"files that differ: {', '.join(verdict.files[:_SHOWN])}{more}"
