@@ -55,6 +55,7 @@ def call(checkout: Path, *words: object, cwd: Path | None = None, **variables: s
         (("plan", "sm_90"), "front"),
         (("plan", "sm_90", "--store", "place"), "reading"),
         (("inspect", "file"), "reading"),
+        (("apply", "file"), "packing"),
         (("ledger",), "everything"),
         (("no such verb",), "front"),
     ],

@@ -15,7 +15,8 @@ class Verb:
 
     Attributes:
         needs: what `./kiln` installs before it runs: "nothing"; "front", the packages of input/front.lock; "reading",
-            also those that read a release or a store; "everything", also Triton and compilers, as a build.
+            also those that read a release or a store; "packing", also what compresses one; "everything", also Triton
+            and compilers, as a build.
         python: the lowest Python that it runs in, --help aside; what only looks runs in older ones than a build.
         is_packaged: whether the wheel kiln-build brings it; not if it is about the repository, or another wheel does.
     """
@@ -39,11 +40,11 @@ VERBS = {
     "verify": Verb("reading", python=(3, 9)),
     "sign": Verb("reading"),
     "rebuild": Verb("reading"),
-    "select": Verb("everything"),
-    "split": Verb("everything"),
-    "merge": Verb("everything"),
-    "delta": Verb("everything"),
-    "apply": Verb("everything"),
+    "select": Verb("packing"),
+    "split": Verb("packing"),
+    "merge": Verb("packing"),
+    "delta": Verb("packing"),
+    "apply": Verb("packing"),
     "wheel": Verb("everything"),
     "store": Verb("reading"),
     "ledger": Verb("everything", is_packaged=False),

@@ -40,7 +40,8 @@ from kiln_recipe.console.spelling import say  # noqa: E402
 _USUAL = ROOT / ".kiln"
 _INPUT = ROOT / "input"
 _BARE = {"-h", "--help", "help", "-V", "--version", "version"}
-_READERS = ("zstandard", "pyelftools")
+# Groups of packages that are less than all, as `Verb.needs` says them.
+_GROUPS = {"reading": ("zstandard", "pyelftools"), "packing": ("zstandard", "pyelftools", "deflate")}
 # Not `-m`, which would look for modules in the caller's folder first.
 _RUN = (
     "import sys; sys.path.insert(0, {path!r}); from kiln_build.front.signals import leave; "
@@ -123,8 +124,8 @@ def _provide(workspace_word: str, group: str, certificates: str) -> int:
     place = Path(workspace_word)
     the_lock = lock.read_lock(_INPUT / LOCK_NAME)
     python = lock.check_python(the_lock, lock.running_python())
-    only = _READERS if group == "reading" else None
-    what = " and ".join(_READERS) if only else f"all that a build needs (1.3 GB) to {place}"
+    only = _GROUPS.get(group)
+    what = " and ".join(only) if only else f"all that a build needs (1.3 GB) to {place}"
     spared = "" if only or place != _USUAL else "; KILN_WORKSPACE=<a build's workspace> would use that one's"
     say(f"packages: adding {what}{spared}")
     cache.fill(the_lock, python, _INPUT / "cache", Path(certificates) if certificates else None, only=only)
