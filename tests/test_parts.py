@@ -133,6 +133,9 @@ def test_the_runtime_alone_serves_nothing_and_a_target_alone_needs_it(tmp_path, 
     assert run("inspect", target, "--verify") == 0 and "which packs are accepted" in capsys.readouterr().out
     install(tmp_path / "b", "gfx942")
     assert run("inspect", target) == 6 and "without its part runtime" in capsys.readouterr().err
+    key = minisign_keys.make(tmp_path).public
+    assert run("verify", target, "--key", key) == 2
+    assert "without its part runtime, which has the manifest that is signed" in capsys.readouterr().err
 
 
 def test_the_signature_of_the_release_covers_what_is_installed(tmp_path, capsys):

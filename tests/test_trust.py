@@ -23,6 +23,7 @@ from kiln_build.artifacts import manifest_model, reader
 from kiln_build.base import tar, tarball
 from kiln_build.cli import main
 from kiln_build.release import build, portable, release
+from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_build.trust import minisign, secret, statement
 from kiln_build.trust.statement import Statement
 from old_pythons import find
@@ -411,8 +412,33 @@ def test_folders_with_more_than_the_release(place, verify):
     code, said = verify(root)
     assert code == 6 and "lib/libkiln.so.0 is missing" in said
     (root / "lib/libkiln_moved.so").rename(root / "lib/libkiln.so.0")
-    assert main(["sign", str(root / "lib/kiln.images/nvidia-sm_90.pack"), "--key", str(place / "kiln.key")]) == 0
-    assert verify(root)[0] == 0, "a pack's signature may lie beside it"
+
+
+def test_other_signatures_in_a_folder_hold_too(place, verify):
+    """Of packs, for the runtime; of the manifest, where another file with its signature was named."""
+    root, manifest = place / "kiln", place / "kiln" / manifest_model.PATH
+    pack = root / "lib/kiln.images/nvidia-sm_90.pack"
+    beside = statement.signature_of(pack)
+    assert main(["sign", str(pack), "--key", str(place / "kiln.key")]) == 0
+    code, said = verify(root)
+    assert code == 0 and [line.split()[1] for line in said.splitlines()[3:5]] == ["manifest", "pack"]
+    put(pack, Statement("pack", VERSION, pack.name, "0" * 64))
+    code, said = verify(root)
+    assert code == 12 and f"{pack.name} does not have the index that its signature names to the runtime" in said
+    put(pack, Statement("pack", "0.2.0", pack.name, "0" * 64))
+    code, said = verify(root)
+    assert code == 12 and f"{pack.name} is of release 0.2.0, and not of {VERSION}" in said
+    beside.write_text("x")
+    code, said = verify(root)
+    assert code == 12 and f"{beside.name} is not a signature of minisign's" in said
+    beside.unlink()
+    named = ("--signature", str(place / MANIFEST_SIGNATURE))
+    assert verify(root, *named)[0] == 0
+    flip(statement.signature_of(manifest), 100)
+    code, said = verify(root, *named)
+    assert code == 12 and "manifest.json.minisig" in said
+    statement.signature_of(manifest).unlink()
+    assert verify(root, *named)[0] == 0
 
 
 # ---- packs and wheels ------------------------------------------------------------------------------------------------
@@ -439,11 +465,11 @@ def test_a_pack(tmp_path, verify, capsys):
 
 @pytest.fixture
 def wheels(tmp_path) -> Path:
-    """A folder of files that are called as wheels are: of wheels the digests alone are signed."""
+    """A folder of small wheels, signed."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    for name in ("kiln_runtime-0.1.0b0-cp312-abi3-linux_x86_64.whl", "kiln_images_sm_90-0.1.0b0-py3-none-any.whl"):
-        (folder / name).write_text(name)
+    for name, tag in (("kiln-runtime", "cp312-abi3-linux_x86_64"), ("kiln-images-sm-90", "py3-none-any")):
+        write_wheel(Wheel(name, "0.1.0b0", tag, "kiln", f"Name: {name}\n", {}), folder)
     assert main(["sign", str(folder), "--key", str(signed_release() / "kiln.key")]) == 0
     return folder
 
@@ -489,7 +515,7 @@ def test_lists_of_wheels(wheels, verify, tmp_path, capsys):
     assert code == 12 and "has no kiln-<version>-wheels.sha256" in said
     (tmp_path / "empty").mkdir()
     assert verify(tmp_path / "empty")[0] == 2
-    (wheels / "kiln_cli-0.2.0-py3-none-any.whl").write_text("another build's")
+    write_wheel(Wheel("kiln-cli", "0.2.0", "py3-none-any", "kiln", "Name: kiln-cli\n", {}), wheels)
     assert main(["sign", str(wheels), "--key", str(signed_release() / "kiln.key")]) == 2
     assert "has wheels of 0.1.0b0 and 0.2.0; give a folder with the wheels of one build" in capsys.readouterr().err
 

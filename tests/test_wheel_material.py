@@ -100,8 +100,8 @@ def test_addresses_and_keys_of_wheels(tmp_path, monkeypatch, capsys):
 
     def make(*_arguments: object) -> tuple[list[Path], list[str], list[str]]:
         made.parent.mkdir(exist_ok=True)
-        made.write_text("a wheel")
-        return [made], [], []
+        small = Wheel("kiln-cli", "0.1.0b0", "py3-none-any", "kiln", "Name: kiln-cli\n", {})
+        return [write_wheel(small, made.parent)], [], []
 
     monkeypatch.setattr(verb, "_make", make)
     assert cli.main([*words, "--sign", str(keys.secret)]) == 0

@@ -3,7 +3,7 @@ read, and a digest before what has it is parsed.
 
     tarball   the signature of its .sha256; the .sha256; the tarball's digest; the archive's manifest; the signatures
               beside it, and what the provenance says; the archive
-    folder    the signature of share/kiln/manifest.json; the manifest; every file
+    folder    the signature of share/kiln/manifest.json; the manifest; every file; signatures of packs that lie there
     wheels    the signature of the list; the list; each wheel's digest
     package   the signature of its .sha256; the .sha256; the package's digest
     a pack or kiln-inspect-<release>.pyz: its signature; the pack
@@ -80,6 +80,12 @@ def check(path: Path, keys: Sequence[PublicKey], release: str = "", signature: P
         for root in (path, path / "kiln"):
             if (root / manifest_model.PATH).is_file():
                 return _folder(root, trust)
+            if parts := reader.manifests_in(root):
+                names = ", ".join(Path(one).parent.name for one in parts)
+                raise UsageError(
+                    f"{path} has parts of a release ({names}) without its part {manifest_model.RUNTIME}, which has the "
+                    "manifest that is signed; install that too, or verify the tarballs of the parts"
+                )
         return _wheels(path, None, trust)
     if path.suffix == ".whl":
         return _wheels(path.parent, path.name, trust)
@@ -234,8 +240,27 @@ def _folder(root: Path, trust: _Trust) -> Outcome:
         raise TrustError(
             f"{file} is of release {opened.manifest['kiln']}; its signature says {first.statement.release}"
         )
-    report = verify.verify(opened, is_signed=True)
-    return Outcome(first.statement.release, [first], report)
+    outcome = Outcome(first.statement.release, [first], verify.verify(opened, is_signed=True))
+    if not outcome.report.problems:  # a pack that is not the manifest's is named by its digest
+        outcome.signed += _others(opened, first, trust)
+    return outcome
+
+
+def _others(opened: reader.Release, first: Signed, trust: _Trust) -> Iterator[Signed]:
+    """The signatures in an unpacked release besides the one that it was checked by: of its packs, for the runtime, and
+    of its manifest where another file with that was named."""
+    alone = _Trust(trust.keys, first.statement.release, None)
+    file = opened.path / manifest_model.PATH
+    beside = statement.signature_of(file)
+    if trust.signature is not None and os.path.lexists(beside):
+        yield alone.need(file, beside, read_file(file, manifest_model.LARGEST), "manifest")
+    for row in opened.manifest["targets"]:
+        pack = opened.path / reader.IMAGES / row["pack"] if "pack" in row else None
+        if pack and os.path.lexists(beside := statement.signature_of(pack)):
+            found = alone.need(pack, beside, Blocks(pack), "pack")
+            if found.statement.digest != row["index"]:
+                raise TrustError(f"{pack.name} does not have the index that its signature names to the runtime")
+            yield found
 
 
 def _wheels(folder: Path, only: str | None, trust: _Trust) -> Outcome:

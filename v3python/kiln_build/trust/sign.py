@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kiln_build.artifacts import manifest_model, reader, verify
 from kiln_build.trust import check, minisign, provenance, statement
+from kiln_build.trust import wheels as contents
 from kiln_build.trust.minisign import SecretKey
 from kiln_build.trust.statement import Statement
 from kiln_recipe import digests
@@ -91,10 +92,12 @@ def _provenance(opened: reader.Release, release: str, key: SecretKey) -> list[Pa
 
 def _wheels(folder: Path, key: SecretKey) -> list[Path]:
     wheels = sorted(path for path in folder.glob("*.whl") if path.is_file())
-    versions = sorted({path.name.split("-")[1] for path in wheels})
+    versions = sorted({contents.version_of(path.name) for path in wheels})
     if len(versions) != 1:
         found = f"wheels of {' and '.join(versions)}" if versions else "no wheels"
         raise UsageError(f"{folder} has {found}; give a folder with the wheels of one build")
+    for wheel in wheels:
+        contents.check(wheel)
     path = statement.list_of_wheels(folder, versions[0])
     listed = "".join(f"{digests.of_file(wheel)}  {wheel.name}\n" for wheel in wheels).encode()
     _write(path, listed)
