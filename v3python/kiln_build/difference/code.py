@@ -20,6 +20,8 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_BYTES = 8
 _NVDISASM = "triton/backends/nvidia/bin/nvdisasm"
 _LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+# How far AMD's branches lead is printed, and is another number where code between was inserted; NVIDIA's name labels.
+_BRANCH = re.compile(r"(s_(?:c?branch|call)\w*)\s.*")
 _SECONDS = 120
 SHOWN = 3  # instructions of each side
 
@@ -43,8 +45,8 @@ class CodeDifference:
         section: ".text.attn_fwd"; of several that differ the first with code, else the first.
         offset: of the first byte that differs, from the section's beginning.
         sections: all that differ.
-        before, after: the instructions from the first that differs on; () where the section has no code, or no
-            disassembler can be had, which `note` says then.
+        before, after: the instructions from the first that differs on, and not in how far it leads alone; () where
+            the section has no code, or no disassembler can be had, which `note` says then.
     """
 
     section: str
@@ -71,20 +73,29 @@ def first_difference(before: bytes, after: bytes, kind: str, sites: Sequence[Pat
     section = names[0]
     old, new = _sections(before), _sections(after)
     ends = old.get(section, b""), new.get(section, b"")
-    offset = next((n for n, (a, b) in enumerate(zip(*ends)) if a != b), min(map(len, ends)))
+    offset = _first(*ends)
     if not section.startswith(".text"):
         return CodeDifference(section, offset, tuple(names))
     try:
         ours, theirs = (_instructions(image, kind, section, sites) for image in (before, after))
     except EnvironmentProblem as error:
         return CodeDifference(section, offset, tuple(names), note=str(error))
-    first = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a.text != b.text), min(len(ours), len(theirs)))
-    note = ""
+    printed = _first([one.text for one in ours], [one.text for one in theirs])
+    first, note = _first(*([_BRANCH.sub(r"\1", one.text) for one in side] for side in (ours, theirs))), ""
+    if first == len(ours) == len(theirs):
+        first = printed
+    elif printed < first:
+        note = "before it, only how far branches lead differs"
     if first == len(ours) == len(theirs):  # what is not printed: stalls, barriers and such
         first = max((n for n, one in enumerate(ours) if one.offset <= offset), default=0)
         note = "the instructions are the same, and are encoded differently"
     end = first + SHOWN
     return CodeDifference(section, offset, tuple(names), tuple(ours[first:end]), tuple(theirs[first:end]), note)
+
+
+def _first(ours: Sequence[object], theirs: Sequence[object]) -> int:
+    """The number of the first that differ; where one side ends first, of its end."""
+    return next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
 
 
 def sections_that_differ(before: bytes, after: bytes) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kiln_build.front.interruption import Interruption
+from kiln_build.front.signals import hold_back, let_through
 from kiln_build.rebuild.asked import Asked
 from kiln_build.release.release import tarball_name
 from kiln_recipe.errors import BuildFailed, Interrupted
@@ -25,14 +27,16 @@ def build(
         Interrupted: it was ended by a signal.
     """
     words = ["bash", str(tree / "build.sh"), *map(str, (folder, workspace, output)), asked.version, asked.targets]
-    # A session of its own: a terminal's Ctrl-C comes to us alone, and is passed on once.
-    child = subprocess.Popen(words, env=dict(environment), stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        code = child.wait()
-    except BaseException:
-        child.send_signal(signal.SIGINT)
-        child.wait()
-        raise
+    with Interruption() as interruption:
+        child = _begin(words, environment)
+        try:
+            let_through()
+            code = child.wait()
+        except KeyboardInterrupt:
+            received = interruption.received or signal.SIGINT
+            child.send_signal(received)
+            child.wait()
+            raise Interrupted(f"interrupted by {received.name}", received) from None
     if code < 0 or code > 128:
         raise Interrupted(
             "the build was ended by a signal; what was compiled is kept", -code if code < 0 else code - 128
@@ -46,6 +50,19 @@ def build(
         failed.exit_code = code or BuildFailed.exit_code
         raise failed
     return made
+
+
+def _begin(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a program in a session of its own: a terminal's Ctrl-C comes to us alone, and is passed on once, as is a
+    signal to end; either waits until the program is known."""
+    hold_back()
+    try:
+        return subprocess.Popen(
+            words, env=dict(environment), stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=let_through
+        )
+    except BaseException:
+        let_through()
+        raise
 
 
 def sites_of(workspace: Path) -> list[Path]:
