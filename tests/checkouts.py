@@ -1,4 +1,5 @@
-"""Checkouts whose build.sh stands in for a build: what the tests of rebuilds and of merges take releases from."""
+"""Checkouts that the tests of rebuilds and of merges take releases from: small ones whose build.sh stands in for a
+build, and one of this tree."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from kiln_build.front import source
 from kiln_recipe.compile.lock import LOCK_NAME
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +23,17 @@ def checkout_of(folder: Path, build: str) -> Path:
     (folder / "input").mkdir(parents=True)
     shutil.copy(ROOT / "input" / LOCK_NAME, folder / "input")
     (folder / "build.sh").write_text(build)
+    return _committed(folder)
+
+
+def checkout_of_this_tree(folder: Path) -> Path:
+    """The folder, made a repository of one commit: this tree as it is."""
+    source.copy_tree(ROOT, folder, source.Origin("unknown", False))
+    (folder / source.ORIGIN_NAME).unlink()
+    return _committed(folder)
+
+
+def _committed(folder: Path) -> Path:
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "One")
