@@ -6,7 +6,7 @@
               / "inspector"   ; of kiln-inspect-<release>.pyz beside the tarball
               / "provenance"  ; of <tarball's name>.provenance.json beside the tarball
               / "package"     ; of the .sha256 of a part's deb, rpm or conda package
-          / "wheels"      ; of a list of the wheels' digests
+              / "wheels"      ; of a list of the wheels' digests
               / "pack"        ; of a pack: `digest` is its index's, and all that the runtime needs
     release   = "0.1.0b+full" ; the manifest's `kiln`; of wheels their version, "0.1.0b0+full"
     file      = the signed file's name, without folders
