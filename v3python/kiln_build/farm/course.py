@@ -50,19 +50,19 @@ class Result(Protocol):
 class Jobs(Protocol):
     """Those whose jobs run: they make the tasks, and hear what became of them."""
 
-    def task(self, start: Start) -> Task[AttemptId]:
+    def task(self, start: Start, /) -> Task[AttemptId]:
         """What is submitted for an attempt; its id is (start.name, start.attempt)."""
 
-    def returned(self, name: str, result: Result, now: float) -> None:
+    def returned(self, name: str, result: Result, now: float, /) -> None:
         """A job is done."""
 
-    def explain(self, name: str, reason: str) -> str:
+    def explain(self, name: str, reason: str, /) -> str:
         """Why a job's worker or tool is no more, with what else is known of it."""
 
-    def retried(self, name: str, attempt: int, reason: str) -> None:
+    def retried(self, name: str, attempt: int, reason: str, /) -> None:
         """After such a death the job will be tried again."""
 
-    def failed(self, name: str, seconds: float, now: float) -> None:
+    def failed(self, name: str, seconds: float, now: float, /) -> None:
         """A job ended without a result, so long after it first began; the scheduler's outcome says how."""
 
 

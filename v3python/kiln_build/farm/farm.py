@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 import signal
 import threading
@@ -30,12 +31,14 @@ from kiln_recipe.errors import EnvironmentProblem, Interrupted
 
 if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
+    from kiln_recipe.console.progress import Remaining
     from kiln_recipe.plan.model import Variant
 
 # What a compile of the largest kernels takes resident (docs/build.md, 'The farm'); more is found out by trying.
 JOB_MEMORY = 1 << 30
 # RLIMIT_DATA counts what is reserved, of which not all is ever touched.
 _RESERVED_PER_RESIDENT = 2
+_SECONDS_BETWEEN_ESTIMATES = 0.1
 _HEADROOM = 0.9  # of the memory that is free when we begin: others live here too
 
 
@@ -230,6 +233,8 @@ class _Farm:
     tally: _Tally
     first: Collection[str]  # names of those that are compiled before the others
     images: dict[str, StoredImage] = field(default_factory=dict)
+    left: Remaining = None  # as it was last worked out, and when
+    left_at: float = -math.inf
 
     def run(self, arguments: tuple) -> dict[str, StoredImage | Failure]:
         """Runs all jobs, in workers that `job.prepare` makes ready with these arguments."""
@@ -295,8 +300,11 @@ class _Farm:
     def retried(self, name: str, attempt: int, reason: str) -> None:
         self.progress.message(f"{name}: {reason}; trying again ({attempt + 1} of {self.options.attempts})")
 
-    def _left(self, now: float) -> float | tuple[float, float] | None:
-        return self.scheduler.spread(now) or self.scheduler.remaining(now)
+    def _left(self, now: float) -> Remaining:
+        """Worked out a few times a second: it takes a step for each worker."""
+        if now - self.left_at >= _SECONDS_BETWEEN_ESTIMATES:
+            self.left, self.left_at = self.scheduler.spread(now) or self.scheduler.remaining(now), now
+        return self.left
 
     def failed(self, name: str, seconds: float, now: float) -> None:
         if self.scheduler.outcomes[name].end is End.CANCELLED:

@@ -302,6 +302,8 @@ class Scheduler:
         return None
 
     def _learn(self, name: str, seconds: float) -> None:
+        if self._guesses == 0:  # what waits is all known from before, so that this changes nothing
+            return
         self._estimates.add(name, seconds)
         self._samples += 1
         if self._samples >= 1.5 * self._samples_at_sort:  # so that a long build sorts a few dozen times
@@ -315,6 +317,7 @@ class Scheduler:
             estimate = self._estimates(job.name)
             job.estimate = math.inf if estimate is None else estimate
         waiting.sort(key=lambda job: job.rank)
+        self._guesses = sum(job.name not in self._estimates for job in waiting)
         self._known = [job for job in waiting if job.estimate < math.inf]
         self._unknown = [job for job in waiting if job.estimate == math.inf]
         self._unknown_kinds = Counter(_kind(job.name) for job in self._unknown)
@@ -335,6 +338,10 @@ class _Mean:
     count: int = 0
     total: float = 0.0
 
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+
 
 @dataclass
 class Estimates:
@@ -347,6 +354,7 @@ class Estimates:
 
     known: Mapping[str, float]
     _exact: dict[str, float] = field(default_factory=dict)
+    _later: list[tuple[str, float]] = field(default_factory=list)  # what the means of relatives have yet to take in
     _means: dict[tuple[str, str], _Mean] = field(default_factory=dict)
     _all: _Mean = field(default_factory=_Mean)
 
@@ -365,14 +373,21 @@ class Estimates:
     def add(self, name: str, seconds: float) -> None:
         """A job took so long."""
         self._exact[name] = seconds
-        for mean in (self._all, *(self._means.setdefault(key, _Mean()) for key in _relatives(name))):
-            mean.count += 1
-            mean.total += seconds
+        self._all.add(seconds)
+        self._later.append((name, seconds))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether this very job is known."""
+        return name in self._exact
 
     def __call__(self, name: str) -> float | None:
         """The estimate, or None where nothing of this kind is known."""
         if (exact := self._exact.get(name)) is not None:
             return exact
+        for other, seconds in self._later:
+            for key in _relatives(other):
+                self._means.setdefault(key, _Mean()).add(seconds)
+        self._later.clear()
         for key in _relatives(name):
             if (mean := self._means.get(key)) is not None:
                 return mean.total / mean.count

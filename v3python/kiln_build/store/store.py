@@ -44,7 +44,7 @@ class Took(NamedTuple):
     @property
     def work(self) -> float:
         """Seconds that it takes on a processor of its own: what else ran at the time lengthens only the other."""
-        return self.seconds if self.cpu is None else self.cpu
+        return self.seconds if self.cpu is None else min(self.seconds, self.cpu)
 
 
 @dataclass(frozen=True)
