@@ -30,6 +30,7 @@ VERBS = {
     "targets": Verb(),
     "recipes": Verb(),
     "plan": Verb(),
+    "simulate": Verb("reading"),
     "build": Verb("everything"),
     "coverage": Verb("reading"),
     "model": Verb("reading"),

@@ -36,8 +36,14 @@ kiln plan all --profile full --json
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("targets", nargs="*", default=["all"], help="as build.sh takes them; default: all")
+def add_release(parser: argparse.ArgumentParser, verb: str, store: str) -> None:
+    """The options that say what a build would compile.
+
+    Args:
+        verb: what the command does with it, "plan".
+        store: what a store is for.
+    """
+    parser.add_argument("targets", nargs="*", help="as build.sh takes them; default: all")
     parser.add_argument(
         "--profile", type=one_of("profile", PROFILES), help="core or full; default: KILN_PROFILE, or core"
     )
@@ -51,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHOICES",
         help="'operation=attn_fwd;dtype=bf16'; default: KILN_SELECT, or everything in the profile",
     )
-    add_families(parser, "plan")
+    add_families(parser, verb)
     parser.add_argument(
         "--tuning",
         type=path("--tuning", "a folder with tuned rules, as tuning/ is"),
@@ -61,8 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--store", type=filled("--store", "a store, or a build's workspace"), metavar="FOLDER",
-        help="a store, or a build's workspace: its images are not counted, its durations are used; default: KILN_STORE",
+        help=f"a store, or a build's workspace: {store}; default: KILN_STORE",
     )  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_release(parser, "plan", "its images are not counted, its durations are used")
     parser.add_argument(
         "--jobs",
         type=count("--jobs"),
@@ -82,8 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     options.check_environment()
-    asked = _asked(arguments)
-    targets.parse(" ".join(arguments.targets))
+    asked = read_asked(arguments)
+    targets.parse(_targets(arguments))
     if not arguments.tuning.is_dir():
         raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
     for word in asked.recipes:
@@ -94,21 +104,12 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.ledger.planned import Shares
-    from kiln_build.release import families  # here, so that --help needs no package
-    from kiln_recipe.plan import plan
 
-    asked = _asked(arguments)
-    the_plan = plan.make_plan(
-        families.choose(ROOT, asked).recipes,
-        targets.parse(" ".join(arguments.targets)),
-        arguments.profile or asked.profile,
-        asked.selection if arguments.select is None else arguments.select,
-        arguments.tuning,
-        arguments.configurations or asked.configurations,
-    )
+    asked = read_asked(arguments)
+    the_plan = make(arguments, asked)
     for warning in the_plan.warnings:
         say(f"warning: {warning}")
-    held = _look_up(the_plan, _open(arguments.store, asked.store))
+    held = _look_up(the_plan, open_there(arguments.store, asked.store))
     jobs = arguments.jobs or asked.jobs or machine.usable_cpus()
     times, shares = _Times(held), Shares(ROOT / "ledger")
     if arguments.json:
@@ -126,12 +127,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> BuildVariables:
+def read_asked(arguments: argparse.Namespace) -> BuildVariables:
+    """The variables of a build, narrowed by the options of `add_release`."""
     environment = options.narrow(os.environ, arguments.recipe, arguments.family, Path.cwd())
     return options.read_build_variables(environment)
 
 
-def _open(named: str | None, usual: str | None) -> Store | None:
+def make(arguments: argparse.Namespace, asked: BuildVariables) -> Plan:
+    """The plan of the build that the options of `add_release` ask for."""
+    from kiln_build.release import families  # here, so that --help needs no package
+    from kiln_recipe.plan import plan
+
+    return plan.make_plan(
+        families.choose(ROOT, asked).recipes,
+        targets.parse(_targets(arguments)),
+        arguments.profile or asked.profile,
+        asked.selection if arguments.select is None else arguments.select,
+        arguments.tuning,
+        arguments.configurations or asked.configurations,
+    )
+
+
+def _targets(arguments: argparse.Namespace) -> str:
+    return " ".join(arguments.targets or ["all"])
+
+
+def open_there(named: str | None, usual: str | None) -> Store | None:
     """The store that is asked; a build makes the usual one, so that may be missing yet."""
     place = named or (usual if usual and (words.scheme_of(usual) or Path(usual).is_dir()) else None)
     if place is None:
@@ -254,12 +275,12 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> N
     variants, on = _count(len(the_plan.variants), "variant"), _count(len(the_plan.targets), "target")
     print(
         f"\n{variants} for {on}, profile {the_plan.profile}: about {spell_estimate(total)} of compiling "
-        f"({total / 3600:.2f} core-hours; {_spell_bases(times.bases)}), "
+        f"({total / 3600:.2f} core-hours; {spell_bases(times.bases)}), "
         f"{spell_estimate(total / jobs)} with {jobs} at once; {times.held.note}"
     )
 
 
-def _spell_bases(bases: Counter[Basis]) -> str:
+def spell_bases(bases: Counter[Basis]) -> str:
     """ "90 recorded, 6 estimated from their kin": how far an estimate can be trusted."""
     from kiln_build.farm.durations import Basis
 

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from kiln_recipe.errors import UsageError
 from kiln_recipe.selection import parse_selection
@@ -14,6 +14,8 @@ from kiln_recipe.suggest import nearest
 
 if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,6 +107,26 @@ def count(option: str, most: int = 10_000, least: int = 1) -> Callable[[str], in
         return int(word)
 
     return check
+
+
+def number(option: str, least: float, most: float) -> Callable[[str], float]:
+    """A `type=` for argparse: a number from `least` to `most`."""
+
+    def check(word: str) -> float:
+        if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", word) or not least <= float(word) <= most:
+            raise _WrongWord(f"{option} {word} is invalid; expected a number from {least:g} to {most:g}")
+        return float(word)
+
+    return check
+
+
+def several(check: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A `type=` for argparse: one or more of what another type takes, with commas between them; each counts once."""
+
+    def check_all(words: str) -> list[T]:
+        return list(dict.fromkeys(check(word.strip()) for word in words.split(",")))
+
+    return check_all
 
 
 def filled(name: str, right: str) -> Callable[[str], str]:
