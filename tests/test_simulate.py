@@ -5,22 +5,31 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import signal
+import threading
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small_recipe
+import worker_tasks as tasks
 from kiln_build import cli
-from kiln_build.farm.farm import JOB_MEMORY
+from kiln_build.farm import farm
+from kiln_build.farm.farm import JOB_MEMORY, FarmOptions
+from kiln_build.farm.local import LocalExecutor
 from kiln_build.foresight import matrix
 from kiln_build.foresight.costs import Costs
 from kiln_build.foresight.simulate import Cluster, Forecast, Work, cached, simulate
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
+from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
+from worker_tasks import StandInSpec, StandInToolchain, StandInVariant
 
 FREE = Costs(0, 0, 0, 0, 0, 0, 0, 0)
 seconds = st.lists(st.floats(0.01, 200).map(lambda number: round(number, 2)), min_size=1, max_size=60)
@@ -117,6 +126,51 @@ def test_what_a_scheduler_does_not_know_makes_a_build_longer_and_no_image_less()
     times = [1.0] * 20 + [19.0]
     known, unknown = (simulate(works(times), Cluster(2), FREE, known=known) for known in (None, {}))
     assert known.makespan == 20.0 < unknown.makespan <= 39.0 and unknown.compiled == 21
+
+
+# ---- the farm itself ----
+
+
+@pytest.mark.parametrize("dies", [None, 0.9])
+def test_the_farm_does_what_was_foreseen(tmp_path, dies):
+    """Compiles that sleep, so that it holds on a busy machine too; a worker is killed in one case."""
+    times = [0.7, 0.6, 0.5, 0.5, 0.4, 0.4, 0.3, 0.3, 0.2, 0.2, 0.1]
+    variants = [StandInVariant(f"k[{n}][x]@t", StandInSpec(f"v{n}", seconds=took)) for n, took in enumerate(times)]
+    store = LocalStore(tmp_path / "store")
+    for variant in variants:
+        store.record_duration(variant.name, variant.spec.seconds)
+    made: list[LocalExecutor] = []
+
+    def executor(*arguments, **named) -> LocalExecutor:
+        made.append(LocalExecutor(*arguments, **named))
+        return made[0]
+
+    def kill() -> None:
+        while not (made and made[0]._workers and made[0]._workers[0].task and made[0]._workers[0].is_ready):
+            time.sleep(0.01)
+        time.sleep(dies)
+        os.kill(made[0]._workers[0].process.pid, signal.SIGKILL)
+
+    if dies:
+        threading.Thread(target=kill, daemon=True).start()
+    done = farm.run(
+        variants, StandInToolchain(), store, FarmOptions(tmp_path / "logs", jobs=2, executor=executor), Progress(),
+        compile_variant=tasks.compile_stand_in, prepare_worker=tasks.prepare,
+    )  # fmt: skip
+    assert (done.compiled, done.failures) == (11, []) and len(done.attempts) == 11 + bool(dies)
+    began = min(attempt.began for attempt in done.attempts)
+    took = max(attempt.ended for attempt in done.attempts) - began
+    works = [Work(variant.name, variant.spec.seconds) for variant in variants]
+    losses = {1: dies} if dies else {}
+    foreseen = simulate(works, Cluster(2, dies=losses), FREE)
+    assert foreseen.lost == bool(dies) and took >= foreseen.compile - 0.05
+    # On a busy machine all of it takes longer: by what each took there, it is foreseen again.
+    took_there = {one.name: one.ended - one.began for one in done.attempts if one.outcome == "compiled"}
+    works = [Work(name, took_there[name]) for name in (variant.name for variant in variants)]
+    known = {variant.name: variant.spec.seconds for variant in variants}
+    again = simulate(works, Cluster(2, dies=losses), FREE, known=known)
+    start = max(min(one.began for one in done.attempts if one.worker == number) for number in (1, 2)) - began
+    assert took <= 1.3 * again.compile + 2 * start + 1.0, "the rest is workers that start"
 
 
 # ---- a matrix ----

@@ -36,5 +36,5 @@ class Costs:
     pack: float = 57e-3
     link: float = 15.0
     packers: int = 8
-    job_bytes: int = 4096
-    image_bytes: int = 20_000
+    job_bytes: int = 3500
+    image_bytes: int = 17_500

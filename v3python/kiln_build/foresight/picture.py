@@ -14,7 +14,9 @@ from kiln_recipe.errors import EnvironmentProblem
 
 BEGIN = "<!-- kiln simulate -->\n"  # of a file
 _WIDTH, _HEIGHT = 760, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 130, 30, 45
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 150, 30, 45
+_LABEL = 15  # between two labels
+_LEAST = "#888888"
 _COLORS = ("#1f77b4", "#d9822b", "#2f8f5f", "#a05d7e", "#7a7a2e", "#5f6fbf")  # seen on white and on black
 _MARKS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000)
 
@@ -38,17 +40,19 @@ def picture(subject: Subject, cases: Sequence[Case]) -> Markup:
         return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * math.log(max(seconds, below) / below) / span, 1)
 
     parts = list(_axes(x, y, counts, [mark for mark in _MARKS if below <= mark <= above]))
+    labels: list[tuple[float, str, str]] = []  # where the lines end, and what they are
     if 0.0 in shares:
         points = [(x(count), y(seconds)) for count, seconds in zip(counts, lowest)]
-        parts.append(_line(points, "#888888", dashed=True))
-        parts.append(_text("no less is possible", points[-1][0] + 8, points[-1][1] + 4))
+        parts.append(_line(points, _LEAST, dashed=True))
+        labels.append((points[-1][1], "least possible", _LEAST))
     for number, share in enumerate(shares):
         color = _COLORS[number % len(_COLORS)]
         points = [(x(case.asked), y(case.forecast.makespan)) for case in cases if case.hit == share]
         points.sort()
         parts.append(_line(points, color))
         parts += [element("rect", x=px - 2.5, y=py - 2.5, width=5, height=5, fill=color) for px, py in points]
-        parts.append(_text(f"{100 * share:g} % in the cache", points[-1][0] + 8, points[-1][1] - 6))
+        labels.append((points[-1][1], f"{100 * share:g} % in the cache", color))
+    parts += _labels(labels)
     return drawing(joined(parts), _WIDTH, _HEIGHT, f"{heading(subject)}: seconds by workers")
 
 
@@ -80,6 +84,15 @@ def _axes(x, y, counts: Sequence[int], marks: Sequence[float]) -> Iterator[Marku
         yield _text(str(count), x(count), bottom + 16, "middle")
     yield _text("workers", (_LEFT + right) / 2, bottom + 34, "middle")
     yield _text("from the start to the release", _LEFT, _TOP - 12)
+
+
+def _labels(labels: Sequence[tuple[float, str, str]]) -> Iterator[Markup]:
+    """Names of lines, beside their ends, each with its line's color; none over another."""
+    right, lowest = _WIDTH - _RIGHT, -math.inf
+    for wanted, name, color in sorted(labels):
+        lowest = max(wanted, lowest + _LABEL)
+        yield element("rect", x=right + 10, y=round(lowest - 5, 1), width=10, height=10, fill=color)
+        yield _text(name, right + 25, round(lowest + 4, 1))
 
 
 def _line(points: Sequence[tuple[float, float]], color: str, dashed: bool = False) -> Markup:
