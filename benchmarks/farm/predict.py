@@ -1,12 +1,13 @@
 """What a simulation says of builds, against those builds: durations recorded in one run predict the others.
 
-    python benchmarks/farm/predict.py --targets "gfx942;gfx1100" --others "gfx90a;gfx1201" --limit 24 [--json FILE]
+    python benchmarks/farm/predict.py --targets "gfx942;gfx1100" --others "gfx90a;gfx1201" --limit 40 [--json FILE]
 
-One run of the farm, cold and with two workers, records what its images take, and what a worker takes to start and
-between two jobs. From these alone the others are foreseen: one, two and four workers, half of the images in the store,
-a worker killed in the middle, and other targets, whose images were never compiled. Each is then built and timed.
-Variants of equal keys count once. A prediction is off by (foreseen - measured) / measured; one beyond --most fails
-(exit code 1). Needs at least four quiet cores: what else runs makes builds longer, and no simulation.
+One run of the farm, cold and with four workers, records what the images of all these targets take, and what a worker
+takes to start and between two jobs. From these alone the others are foreseen: one, two and four workers, half of the
+images in the store, a worker killed in the middle, the other targets; and these once more from the records of the first
+targets alone, as if they had never been compiled. Each is then built and timed. Variants of equal keys count once. A
+prediction is off by (foreseen - measured) / measured; one beyond --most fails (exit code 1). Needs at least four quiet
+cores: what else runs makes builds longer, and no simulation.
 """
 
 from __future__ import annotations
@@ -51,22 +52,32 @@ from kiln_recipe.selection import parse_selection  # noqa: E402
 
 @dataclass(frozen=True)
 class Case:
-    """A build that is foreseen and then done. `half`: half of its images are there. `kills`: a worker in the middle."""
+    """A build that is foreseen and then done.
+
+    Attributes:
+        half: half of its images are in the store.
+        kills: a worker is killed in the middle.
+        others: it is for the other targets.
+        from_kin: as if these were new.
+    """
 
     name: str
     workers: int
     half: bool = False
     kills: bool = False
     others: bool = False
+    from_kin: bool = False
 
 
+RECORDING = 4  # workers
 CASES = (
     Case("1 worker", 1),
-    Case("2 workers, again", 2),
+    Case("2 workers", 2),
     Case("4 workers", 4),
     Case("4 workers, half of the images in the store", 4, half=True),
     Case("4 workers, one killed in the middle", 4, kills=True),
     Case("4 workers, other targets", 4, others=True),
+    Case("4 workers, other targets, as if new", 4, others=True, from_kin=True),
 )
 
 
@@ -139,13 +150,15 @@ def main() -> int:
     parser.add_argument("--others", required=True, help="other ones")
     parser.add_argument("--recipe", type=Path, default=ROOT / "tritonsrc" / "flash" / "recipe.yaml")
     parser.add_argument("--select", default="", help="as KILN_SELECT")
-    parser.add_argument("--limit", type=int, default=24, help="variants of a build, taken at random from the plan")
+    parser.add_argument("--limit", type=int, default=40, help="variants of a build, taken at random from the plan")
     parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many")
     parser.add_argument("--most", type=float, default=0.1, help="by how much a prediction may be off")
     parser.add_argument("--site", type=Path, help="the site-packages with Triton; default: this Python's")
     parser.add_argument("--json", type=Path, help="write all figures there")
     arguments = parser.parse_args()
 
+    if arguments.limit < RECORDING:
+        parser.error(f"--limit {arguments.limit} is too few; give at least {RECORDING}")
     site = arguments.site or Path(next(path for path in sys.path if (Path(path) / "triton").is_dir()))
     chain = toolchain.find_toolchain(site, lock.read_lock(ROOT / "input" / lock.LOCK_NAME).members_of("triton"))
     the_recipe = recipe.load(arguments.recipe)
@@ -161,7 +174,7 @@ def main() -> int:
         bench = Bench(chain, Path(scratch))
         recording = bench.store("recording", {})
         began = time.monotonic()
-        first = bench.build(ours, 2, recording)
+        first = bench.build([*ours, *others], RECORDING, recording)
         known = recording.durations()
         for attempt in first.attempts:  # one that takes the image of an equal IR is short again, being later again
             known.setdefault(attempt.name, Took(attempt.ended - attempt.began))
@@ -170,14 +183,16 @@ def main() -> int:
               f"{1000 * costs.transfer:.0f} ms between two jobs")  # fmt: skip
         for case in CASES[: arguments.cases]:
             variants = others if case.others else ours
-            store = bench.store("case", known)
+            names = {variant.name for variant in others}
+            told = {name: took for name, took in known.items() if not case.from_kin or name not in names}
+            store = bench.store("case", told)
             missing = variants[len(variants) // 2 :] if case.half else variants
             for variant in variants[: len(variants) - len(missing)]:
                 stored = first.outcomes[variant.name]
                 store.put(first.keys[variant.name], recording.load(stored), stored.ir, stored.seconds)
-            alone = foresee(case, missing, known, costs, {})
+            alone = foresee(case, missing, told, costs, {})
             dies = {1: alone.compile / 2} if case.kills else {}
-            forecast = foresee(case, missing, known, costs, dies)
+            forecast = foresee(case, missing, told, costs, dies)
             done = bench.build(variants, case.workers, store, dies.get(1, math.inf))
             died = sum(attempt.outcome == "died" for attempt in done.attempts)
             if done.compiled + done.shared != len(missing) or died != len(dies):

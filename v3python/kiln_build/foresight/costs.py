@@ -30,8 +30,8 @@ class Costs:
     start: float = 2.0
     look_up: float = 150e-6
     fetch: float = 2e-3
-    start_up: float = 1.0
-    transfer: float = 10e-3
+    start_up: float = 0.7
+    transfer: float = 3e-3
     handling: float = 350e-6
     pack: float = 57e-3
     link: float = 15.0
