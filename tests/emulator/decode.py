@@ -48,8 +48,12 @@ _FLAGS = {
     "clamp": Flag.CLAMP, "lds": Flag.LDS, "offen": Flag.OFFEN, "idxen": Flag.IDXEN, "sc0": Flag.SC0, "glc": Flag.SC0,
     "sc1": Flag.SC1, "nt": Flag.NT, "gds": Flag.GDS, "tfe": Flag.TFE, "fi:1": Flag.FETCH_INVALID,
     "bound_ctrl:1": Flag.BOUND_CTRL, "bound_ctrl:0": Flag.BOUND_CTRL, "th:TH_ATOMIC_RETURN": Flag.SC0,
-    "th:TH_LOAD_NT": Flag.NT, "th:TH_STORE_NT": Flag.NT, "slc": 0, "dlc": 0, "scope:SCOPE_CU": 0, "scope:SCOPE_SE": 0,
-    "scope:SCOPE_DEV": 0, "scope:SCOPE_SYS": 0,
+    "th:TH_LOAD_NT": Flag.NT, "th:TH_STORE_NT": Flag.NT, "th:TH_LOAD_LU": Flag.LAST_USE, "slc": 0, "dlc": 0,
+    "scope:SCOPE_CU": 0, "scope:SCOPE_SE": 0, "scope:SCOPE_DEV": 0, "scope:SCOPE_SYS": 0,
+    # When a cache lets go of lines: of no account here.
+    **dict.fromkeys(("th:TH_LOAD_HT", "th:TH_LOAD_NT_RT", "th:TH_LOAD_RT_NT", "th:TH_LOAD_NT_HT", "th:TH_STORE_HT",
+                     "th:TH_STORE_WB", "th:TH_STORE_NT_RT", "th:TH_STORE_RT_NT", "th:TH_STORE_NT_HT",
+                     "th:TH_STORE_NT_WB"), 0),
 }  # fmt: skip
 _DPP = {name: code for code, name in enumerate(records.DPP, start=1)}
 _PARTS = {"DWORD": 0, "BYTE_0": 1, "BYTE_1": 2, "BYTE_2": 3, "BYTE_3": 4, "WORD_0": 5, "WORD_1": 6}

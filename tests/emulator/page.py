@@ -148,8 +148,9 @@ def page(
     if others:
         lines += [
             "## Other builds", "",
-            "Of the full profile a sample, drawn by a seed: one image of each kernel, dtypes, head size (up to 32, 64,",
-            "128 ...) and extras. Of targets that are not in the table above, what there is.", "",
+            "Of the full profile a sample, drawn by a seed (sample.py): of each operation as many combinations of its",
+            "choices as it takes until each two values that occur together do so in the sample, with all images that",
+            "calls of these launch. Of targets that are not in the table above, their core.", "",
             *others_lines(others),
         ]  # fmt: skip
     if mutants:

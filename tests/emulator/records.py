@@ -31,6 +31,7 @@ class Flag(IntFlag):
     DPP = 1 << 12
     DUAL = 1 << 13
     OP_SEL_HI = 1 << 14
+    LAST_USE = 1 << 16
 
 
 class LaunchFlag(IntFlag):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import sys
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidat
 
 import decode
 import images
+import sample
 from candidates import one_of_each, words
 from executor import Executor
 from pool import Pool
@@ -55,16 +55,9 @@ def sampled(variants: list[dict], every: int) -> list[dict]:
 
 
 def drawn(variants: list[dict], seed: int) -> list[dict]:
-    """One of each kernel, dtypes, head size (up to 32, 64, 128 ...) and extras, drawn."""
-    groups: dict[tuple, list[dict]] = {}
-    for variant in sorted(variants, key=identity):
-        said = words(variant["functional"])
-        size = (int(said.pop("head_dim", 1)) - 1).bit_length()
-        said.pop("padded", None)
-        groups.setdefault((variant["kernel"], max(size, 5), *sorted(said.items())), []).append(variant)
-    draw = random.Random(seed)
-    chosen = {identity(draw.choice(group)) for group in groups.values()}
-    return [variant for variant in variants if identity(variant) in chosen]
+    """Those of them that are in the sample of a seed."""
+    flags = sample.sampled([(variant["operation"], variant["functional"]) for variant in variants], seed)
+    return [variant for variant, is_drawn in zip(variants, flags) if is_drawn]
 
 
 class Results:
@@ -108,18 +101,18 @@ def identity(row: dict) -> tuple:
 
 
 def run(
-    prefix: Path, target: str, results: Path, processes: int, every: int, sample: int | None, cases: int,
+    prefix: Path, target: str, results: Path, processes: int, every: int, seed: int | None, cases: int,
     seeds: list[tuple[int, int]],
 ) -> list[dict]:  # fmt: skip
     """Executes what is not done yet of a target; the rows of all that is."""
     about = {
-        "kind": "device", "name": target, "decoder": decode.version(), "every": every, "sample": sample,
+        "kind": "device", "name": target, "decoder": decode.version(), "every": every, "sample": seed,
         "cases": cases, "seeds": [list(pair) for pair in seeds],
     }  # fmt: skip
     digests = {key: image.digest for image in images.images(prefix, target) for key in image.keys}
     kept = Results(results / target, about, digests)
     variants = sampled(variants_of(prefix, target), every)
-    variants = variants if sample is None else drawn(variants, sample)
+    variants = variants if seed is None else drawn(variants, seed)
     variants = [v for v in variants if identity(v) not in kept.done]
     worker = [str(Path(__file__).with_name("process.py")), str(prefix), target]
     pool = Pool(prefix, processes, worker, TIMEOUT)
@@ -154,7 +147,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth image of each kernel")
     parser.add_argument(
         "--sample", type=int, metavar="SEED",
-        help="only one image, drawn by this seed, of each kernel, dtypes, head size (up to 32, 64, 128 ...) and extras",
+        help="only the sample that sample.py draws by this seed: each two values of an operation's choices together",
     )  # fmt: skip
     parser.add_argument(
         "--seeds", default="1,2", metavar="N,N...", type=lambda text: [(int(n), int(n)) for n in text.split(",")],

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch")
 
-import run
+import sample
 from decode_calls import DecodeCall
 from drawn import MOST_KEYS, MOST_ROWS, drawn_calls
 
@@ -36,14 +36,48 @@ def test_calls_are_of_the_functional_and_small(operation):
             assert call.backward == (operation == "attn_bwd") and len(call.lengths_k) in (0, call.batch), call
 
 
-def test_a_sample_has_one_of_each_group():
-    variants = [
-        {"kernel": kernel, "functional": f"dtype={dtype} head_dim={size} padded={padded} extras=none", "key": str(key)}
-        for key, (kernel, dtype, size, padded) in enumerate(
-            itertools.product(("dq", "dk_dv"), ("bf16", "fp16"), (16, 32, 64, 80, 96, 128), ("true", "false"))
-        )
+CHOICES = {"dtype": ("bf16", "fp16", "fp32"), "head_dim": (16, 32, 64, 128), "extras": ("none", "bias", "any")}
+
+
+def functionals() -> list[tuple[str, str]]:
+    """Of two operations, one of whose kernels has fewer choices."""
+    rows = [dict(zip(CHOICES, values)) for values in itertools.product(*CHOICES.values())]
+    words = [" ".join(f"{name}={value}" for name, value in row.items()) for row in rows]
+    padded = [f"{word} padded={value}" for word in words for value in ("false", "true")]
+    return [
+        *(("fwd", word) for word in padded),
+        *(("bwd", word) for word in words),
+        *(("bwd", f"dtype={d}") for d in CHOICES["dtype"]),
     ]
-    some = run.drawn(variants, 1)
-    assert len(some) == 2 * 2 * 3, "up to 32, 64 and 128"
-    assert some == run.drawn(list(reversed(variants)), 1)[::-1]
-    assert some != run.drawn(variants, 2)
+
+
+def test_a_sample_has_each_two_values_together():
+    every = functionals()
+    some = [one for one, is_drawn in zip(every, sample.sampled(every, 1)) if is_drawn]
+    for operation in ("fwd", "bwd"):
+        rows = {
+            sample.row_of(functional) for name, functional in some if name == operation and "head_dim" in functional
+        }
+        wanted = len(CHOICES["head_dim"]) * len(CHOICES["dtype"])
+        assert wanted <= len(rows) < 1.5 * wanted, "of 36 combinations"
+        for one, other in itertools.combinations(CHOICES, 2):
+            pairs = {(dict(row)[one], dict(row)[other]) for row in rows}
+            assert len(pairs) == len(CHOICES[one]) * len(CHOICES[other])
+
+
+def test_a_sample_has_all_that_a_call_of_its_rows_launches():
+    every = functionals()
+    some = [one for one, is_drawn in zip(every, sample.sampled(every, 1)) if is_drawn]
+    assert {f"dtype={dtype}" for dtype in CHOICES["dtype"]} <= {
+        functional for name, functional in some if name == "bwd"
+    }
+    forward = {functional for name, functional in some if name == "fwd"}
+    assert {word.replace("padded=true", "padded=false") for word in forward} <= forward
+
+
+def test_a_sample_of_a_sample_is_all_of_it():
+    every = functionals()
+    some = [one for one, is_drawn in zip(every, sample.sampled(every, 1)) if is_drawn]
+    assert all(sample.sampled(some, 1))
+    assert all(sample.sampled(some[::-1], 1))
+    assert sample.sampled(every, 2) != sample.sampled(every, 1)

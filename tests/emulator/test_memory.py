@@ -198,6 +198,18 @@ def test_a_buffer_of_scratch() -> None:
     assert (state.vgpr[12] == array.view(np.uint32)[(np.arange(LANES) * 96 + 12) // 4]).all()
 
 
+@pytest.mark.parametrize("hint", ["", " th:TH_LOAD_HT", " th:TH_LOAD_LU"])
+def test_scratch_that_is_read_for_the_last_time_is_lost(hint: str) -> None:
+    state = State(7, scratch=64)
+    before = state.scratch.copy()
+    single("gfx1201", f"scratch_load_b128 v[12:15], off, off offset:16{hint}").run(state)
+    words = before.view(np.uint32).reshape(LANES, 16)[:32]
+    assert all((state.vgpr[12 + k][:32] == words[:, 4 + k]).all() for k in range(4))
+    after = state.scratch.view(np.uint32).reshape(LANES, 16)[:32]
+    assert (after[:, 4:8] != words[:, 4:8]).any() == ("LU" in hint)
+    assert (np.delete(after, range(4, 8), 1) == np.delete(words, range(4, 8), 1)).all()
+
+
 @pytest.mark.parametrize(("target", "name", "size"), [("gfx942", "dword", 4), ("gfx950", "dwordx4", 16),
                                                       ("gfx950", "dwordx3", 12), ("gfx942", "ushort", 2),
                                                       ("gfx942", "sbyte", 1)])  # fmt: skip

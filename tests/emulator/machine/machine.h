@@ -92,6 +92,7 @@ enum emu_flag {
   EMU_DUAL = 1 << 13,      /* the first half of a VOPD: the next record reads what stood before this one wrote */
   EMU_OP_SEL_HI = 1 << 14, /* op_sel_hi was written; else VOP3P takes all ones */
   EMU_BEYOND = 1 << 15,    /* found by emu_program_prepare: names a vector register that is not allocated */
+  EMU_LAST_USE = 1 << 16,  /* th:TH_LOAD_LU of gfx12: nothing reads these bytes of scratch again */
 };
 
 enum emu_dpp {

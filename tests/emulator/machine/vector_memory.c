@@ -3,13 +3,15 @@
  *
  * An access is done where it is issued; hazards.c says when its registers may be used. Lanes go in order, so that of
  * lanes that store to one place the last one wins, and atomics are added up from lane 0 on. The hardware does these in
- * any order. Misaligned accesses are done, as under HSA. Cache policies (sc0, nt, scope and the like) do not matter.
+ * any order. Misaligned accesses are done, as under HSA. Cache policies (sc0, nt, scope and the like) do not matter,
+ * but for scratch that is read for the last time (gfx12): a cache may drop it, so other bytes stand there afterwards.
  */
 #include <string.h>
 
 #include "memory.h"
 #include "memory_forms.h"
 
+enum { LOST = 0xa5 }; /* each byte of what a cache dropped */
 enum space { GLOBAL, FLAT, SCRATCH, BUFFER };
 enum what { LOAD, STORE, COPY, ATOMIC, NOTHING };
 
@@ -49,6 +51,7 @@ struct address {
   enum space space;
   int vector, index; /* rows of the vector offset and of a buffer's index; -1: none */
   bool wide;         /* the vector offset has 64 bits */
+  bool last_use;     /* scratch that nothing reads again */
   uint64_t fixed;    /* the scalar part, or a buffer's scalar offset */
   int32_t offset;    /* the instruction's */
   struct emu_buffer buffer;
@@ -81,6 +84,7 @@ static bool buffer_address(struct emu_wave* wave, const struct emu_instruction* 
 static bool address_of(struct emu_wave* wave, const struct emu_instruction* in, enum space space, unsigned vector,
                        unsigned scalar, struct address* address) {
   *address = (struct address){.space = space, .vector = -1, .index = -1, .offset = in->offset};
+  address->last_use = space == SCRATCH && in->flags & EMU_LAST_USE;
   if (space == BUFFER) return buffer_address(wave, in, vector, address);
   if (in->operands != (space == FLAT ? scalar : scalar + 1)) return unknown(wave);
   bool has_scalar = space != FLAT && in->operand[scalar].kind == EMU_SGPR;
@@ -133,11 +137,11 @@ static bool gather(struct emu_wave* wave, const struct address* address, int lan
   uint32_t step = step_of(wave, address, access);
   memset(bytes, 0, access.bytes);
   for (uint32_t from = 0; from < access.bytes; from += step) {
-    const uint8_t* source = at(wave, address, lane, from, step, false);
-    if (source)
-      memcpy(bytes + from, source, step);
-    else if (faulty(wave))
-      return false;
+    uint8_t* source = at(wave, address, lane, from, step, false);
+    if (!source && faulty(wave)) return false;
+    if (!source) continue;
+    memcpy(bytes + from, source, step);
+    if (address->last_use) memset(source, LOST, step);
   }
   return true;
 }
