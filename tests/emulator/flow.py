@@ -23,7 +23,8 @@ LDS, MEMORY = ("lds",), ("memory",)  # read or written, and written; of what oth
 
 DS_STORES = ("write", "store", "add", "sub", "min", "max", "and_", "or_", "xor", "swap", "xchg", "inc", "dec")
 
-# Counter; ("v" or "s", register), LDS or MEMORY; whether it is the wait in question that waits for it.
+# Counter; ("v" or "s", register) and of a vector register its half, LDS or MEMORY; whether it is the wait in question
+# that waits for it.
 Entry = tuple[int, tuple, bool]
 Pending = dict[Entry, int]  # by entry, how many of its counter were issued behind it, at least
 
@@ -33,14 +34,23 @@ def name_of(program: LoadedProgram, index: int) -> str:
     return program.texts[index].partition(" ")[0]
 
 
-def _registers(ranges: Iterable[Range]) -> set[tuple[str, int]]:
-    """("v", 3), ("s", 5) ... of ranges of a record."""
-    return {
-        ("v" if one.kind == Kind.VGPR else "s", number)
-        for one in ranges
-        if one.kind in (Kind.VGPR, Kind.SGPR)
-        for number in range(one.first, one.first + one.count)
-    }
+def _architecture(program: LoadedProgram) -> int:
+    """9, 11 or 12."""
+    return int(decode.TARGETS[program.program.target][3:-2])
+
+
+def _registers(program: LoadedProgram, ranges: Iterable[Range]) -> set[tuple]:
+    """("v", 3, 0), ("s", 5) ... of ranges of a record. Where vector registers have halves that are waited for apart,
+    gfx11 and gfx12, each is both of them: ("v", 3, 1) and ("v", 3, 2)."""
+    both = (1, 2) if _architecture(program) >= 11 else (0,)
+    found: set[tuple] = set()
+    for one in ranges:
+        numbers = range(one.first, one.first + one.count)
+        if one.kind == Kind.SGPR:
+            found |= {("s", number) for number in numbers}
+        elif one.kind == Kind.VGPR:
+            found |= {("v", number, half) for number in numbers for half in ((one.half,) if one.half else both)}
+    return found
 
 
 def successors(program: LoadedProgram, index: int) -> list[int]:
@@ -102,8 +112,8 @@ def _issued(program: LoadedProgram, index: int) -> Iterator[tuple[int, list[tupl
     loads, stores = _moves(name)
     if not (loads or stores):
         return
-    written = sorted(_registers(instruction.write[: instruction.writes]))
-    architecture = int(decode.TARGETS[program.program.target][3:-2])
+    written = sorted(_registers(program, instruction.write[: instruction.writes]))
+    architecture = _architecture(program)
     newer = architecture >= 10
     returns = loads and bool(written)
     if name.startswith(("s_load", "s_buffer_load", "s_scratch_load")):
@@ -164,8 +174,8 @@ def _step(program: LoadedProgram, index: int, pending: Pending) -> Pending:
 def _uses(program: LoadedProgram, index: int, pending: Pending, waves: int) -> str | None:
     """How an instruction depends on what the wait in question waits for, or None."""
     instruction, name = program.instructions[index], name_of(program, index)
-    read, written = (_registers(some) for some in (instruction.read[: instruction.reads],
-                                                   instruction.write[: instruction.writes]))  # fmt: skip
+    read = _registers(program, instruction.read[: instruction.reads])
+    written = _registers(program, instruction.write[: instruction.writes])
     own = {counter for counter, _ in _issued(program, index)}
     for counter, what, guarded in pending:
         if not guarded:

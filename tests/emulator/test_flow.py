@@ -26,6 +26,10 @@ NEEDED = {
     "the older of two": (
         "gfx942", f"{LOAD}\nglobal_load_dword v4, v[2:3], off\ns_waitcnt vmcnt(1)\nv_mov_b32_e32 v0, v1\ns_endpgm", 2,
     ),
+    "a half of a register": (
+        "gfx1201", "global_load_d16_hi_b16 v1, v[2:3], off\ns_wait_loadcnt 0x0\n"
+        "global_store_d16_hi_b16 v[2:3], v1, off\ns_endpgm", 1,
+    ),
     "a scalar": ("gfx1100", "s_load_b32 s4, s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\ns_mov_b32 s5, s4\ns_endpgm", 1),
     "an address in the register that is loaded": (
         "gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\nglobal_load_dword v1, v[0:1], off\ns_endpgm", 1,
@@ -49,6 +53,10 @@ REDUNDANT = {
     ),
     "results of one kind, one after the other": (
         "gfx942", f"{LOAD}\ns_waitcnt vmcnt(0)\n{LOAD}\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v0, v1\ns_endpgm", 1,
+    ),
+    "the other half of a register": (
+        "gfx1201", "global_load_d16_b16 v1, v[2:3], off\nglobal_load_d16_hi_b16 v4, v[2:3], off\n"
+        "s_wait_loadcnt 0x1\nglobal_store_d16_hi_b16 v[2:3], v1, off\ns_endpgm", 2,
     ),
     "the younger of two is not waited for": (
         "gfx942", f"{LOAD}\nglobal_load_dword v4, v[2:3], off\ns_waitcnt vmcnt(1)\nv_mov_b32_e32 v0, v5\ns_endpgm", 2,
