@@ -14,6 +14,7 @@ import re
 import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ _LINE = re.compile(r"^\t(.*?)\s*// ([0-9A-F]{12}):((?: [0-9A-F]{8})+)(?: <.*>)?$
 _REGISTER = re.compile(r"^(v|s|a|ttmp)(?:(\d+)(?:\.([lh]))?|\[(\d+)(?::(\d+))?\])$")
 _SUFFIX = re.compile(r"(_e32|_e64|_dpp|_sdwa|_dpp8)+$")
 _FLOAT = re.compile(r"^-?\d+\.\d+(?:e[-+]?\d+)?$|^-?\d+e[-+]?\d+$")
+# The sum of the address of a far branch, see _far_branches.
+_FAR_LOW = re.compile(r"s_add_(?:co_)?u32 s(\d+), s(\d+), (?:lit\()?(-?(?:0x)?[0-9a-f]+)\)?")
+_FAR_HIGH = re.compile(r"s_add(?:c|_co_ci)_u32 s(\d+), s(\d+), (?:lit\()?(-?(?:0x)?[0-9a-f]+)\)?")
 _INTEGER = re.compile(r"^-?(?:0x[0-9a-f]+|\d+)$")
 
 # Scalar registers with names, as machine.h numbers them: (index, words). A wave32's VCC and EXEC are one word.
@@ -282,11 +286,30 @@ def _parse(code: Code) -> tuple[list[Instruction], list[str]]:
                 branches.append((len(made), address + size + 4 * (offset - 65536 if offset >= 32768 else offset)))
             made.append(record)
             texts.append(text)
-    for index, target in branches:
+    for index, target in [*branches, *_far_branches(texts, made)]:
         made[index].target = at.get(target, -1)
     for entry in {code.entry, code.plain_entry} - set(at):
         raise UnknownError(f"{code.facts.kernel} starts at 0x{entry:x}, where no instruction is")
     return made, texts
+
+
+def _far_branches(texts: list[str], made: list[Instruction]) -> Iterator[tuple[int, int]]:
+    """Jumps to an address that is so far from the instruction before, as LLVM writes branches that are too far for a
+    s_branch: index, and the address."""
+    for index, text in enumerate(texts[3:], start=3):
+        if not text.startswith("s_setpc_b64 "):
+            continue
+        register = text.partition(" ")[2]
+        ahead, low, high = texts[index - 3 : index]
+        found = _REGISTER.match(register), _FAR_LOW.fullmatch(low), _FAR_HIGH.fullmatch(high)
+        if ahead != f"s_getpc_b64 {register}" or not all(found):
+            continue
+        first = int(found[0][4])
+        numbers = [(int(one[1]), int(one[2]), int(one[3], 0)) for one in found[1:]]
+        if [one[:2] for one in numbers] == [(first, first), (first + 1, first + 1)]:
+            offset = (numbers[0][2] & 0xFFFFFFFF) | (numbers[1][2] & 0xFFFFFFFF) << 32
+            behind = made[index - 3].pc + made[index - 3].size
+            yield index, (behind + offset) & 0xFFFFFFFFFFFFFFFF
 
 
 def record_of(text: str) -> Instruction:

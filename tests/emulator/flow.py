@@ -64,6 +64,8 @@ def successors(program: LoadedProgram, index: int) -> list[int]:
         raise LookupError(f"`{program.texts[index]}` leads out of the program")
     if name.startswith(("s_endpgm", "s_trap")):
         return []
+    if name == "s_setpc_b64" and target >= 0:
+        return [target]
     if name.startswith(("s_setpc", "s_swappc", "s_cbranch_g", "s_cbranch_i", "s_cbranch_join", "s_call")):
         raise LookupError(f"{name} leads to where a register says")
     following = [index + 1] if index + 1 < len(program.texts) else []

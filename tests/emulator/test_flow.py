@@ -120,6 +120,12 @@ def test_what_cannot_be_followed():
         flow.need_of_wait(program("gfx942", "flat_load_dword v1, v[2:3]\ns_waitcnt vmcnt(0)\ns_endpgm"), 1, 4)
 
 
+def test_a_far_branch():
+    text = "s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, 16\ns_addc_u32 s5, s5, 0\ns_setpc_b64 s[4:5]\ns_nop 0\ns_endpgm"
+    assert flow.reachable(program("gfx1100", text)) == {0, 1, 2, 3, 5}
+    assert len(flow.reachable(program("gfx1100", text.replace("s4, s4, 16", "s4, s6, 16")))) == 6, "not that address"
+
+
 def test_reachable_without_padding():
     text = "s_branch 2\ns_nop 0\ns_nop 0\nv_mov_b32_e32 v0, v1\ns_endpgm\ns_nop 0"
     assert flow.reachable(program("gfx942", text)) == {0, 3, 4}

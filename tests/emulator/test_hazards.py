@@ -361,6 +361,10 @@ def test_transcendental_results_of_gfx11(between: str, check: str) -> None:
     assert run(RDNA3, text, lds=64).check == check
 
 
+def test_gfx11_5_waits_for_transcendental_results() -> None:
+    assert run("gfx1151", f"{SET_UP}v_exp_f32 v3, v2\nv_add_f32 v6, v3, v3\ns_endpgm").check == "ok"
+
+
 @pytest.mark.parametrize(("between", "check"), [("", "wait states"), ("v_nop", "ok")])
 def test_wmma_reads_a_result_as_a(between: str, check: str) -> None:
     wmma = "v_wmma_f32_16x16x16_bf16 v[32:39], v[{a}:{b}], v[10:17], 0"
@@ -370,6 +374,14 @@ def test_wmma_reads_a_result_as_a(between: str, check: str) -> None:
 
 
 # ---- the rest -----------------------------------------------------------------------------------------------------
+
+
+FAR = "s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, {offset}\ns_addc_u32 s5, s5, 0\ns_setpc_b64 s[4:5]\ns_code_end\ns_endpgm"
+
+
+@pytest.mark.parametrize(("offset", "check"), [(16, "ok"), (12, "program"), (14, "program"), (64, "program")])
+def test_a_branch_by_an_address(offset: int, check: str) -> None:
+    assert run(RDNA3, FAR.format(offset=offset)).check == check
 
 
 def test_a_register_that_nothing_wrote() -> None:

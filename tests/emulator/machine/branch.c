@@ -19,6 +19,27 @@ BRANCH(if_vccnz, emu_pair(wave, EMU_VCC) & wave->machine->full)
 BRANCH(if_execz, !emu_exec(wave))
 BRANCH(if_execnz, emu_exec(wave))
 
+/* Far branches: the address behind an instruction, of the kernel's first one, and a jump to one. */
+static void address_behind(struct emu_wave* wave, const struct emu_instruction* in) {
+  emu_write_scalar(wave, &in->operand[0], in->pc + in->size);
+}
+static void jump(struct emu_wave* wave, const struct emu_instruction* in) {
+  const struct emu_program* program = wave->machine->program;
+  uint64_t wanted = emu_scalar(wave, &in->operand[0]);
+  uint32_t low = 0, high = program->count;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    if (program->instructions[middle].pc < wanted)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  if (low < program->count && program->instructions[low].pc == wanted)
+    wave->next = low;
+  else
+    emu_fault(wave, EMU_PROGRAM, -1, wanted, "a jump leads to where no instruction is");
+}
+
 static void end(struct emu_wave* wave, const struct emu_instruction* in) {
   (void)in;
   wave->done = true;
@@ -60,6 +81,8 @@ const struct emu_op emu_branch_ops[] = {
     FLOW("s_cbranch_vccnz", if_vccnz, EMU_READS_VCC),
     FLOW("s_cbranch_execz", if_execz, 0),
     FLOW("s_cbranch_execnz", if_execnz, 0),
+    FLOW("s_getpc_b64", address_behind, 0),
+    FLOW("s_setpc_b64", jump, EMU_NO_RESULT),
     FLOW("s_endpgm", end, 0),
     FLOW("s_code_end", outside, 0),
     FLOW("s_barrier", barrier, 0),

@@ -1,7 +1,8 @@
 /*
  * Results that hardware does not wait for by itself: other instructions, or s_nop, must stand between. The numbers are
  * those of AMD's instruction set documents ("Manually Inserted Wait States") and of LLVM's hazard recognizer for gfx90a
- * and gfx942; gfx950 is held to gfx942's. gfx11 and gfx12 wait by themselves but for transcendental results and WMMA.
+ * and gfx942; gfx950 is held to gfx942's. gfx11 and gfx12 wait by themselves but for WMMA, and gfx11.0 (not 11.5) for
+ * transcendental results.
  */
 #include <string.h>
 
@@ -151,8 +152,8 @@ static void check_scalar_registers(struct emu_wave* wave, const struct emu_instr
 
 /* ---- gfx11 and gfx12 -------------------------------------------------------------------------------------------- */
 
-/* A transcendental result needs a wait for VALU results (s_waitcnt_depctr va_vdst(0), or an access to memory), six
-   instructions of the VALU, or two transcendental ones, before it is read. */
+/* gfx11.0: a transcendental result needs a wait for VALU results (s_waitcnt_depctr va_vdst(0), or an access to memory),
+   six instructions of the VALU, or two transcendental ones, before it is read. */
 static void check_transcendental(struct emu_wave* wave, const struct emu_instruction* in) {
   const struct emu_waits* waits = wave->hazards->waits;
   for (int r = 0; r < in->reads; r++) {
@@ -207,7 +208,7 @@ void emu_waits_before(struct emu_wave* wave, const struct emu_instruction* in) {
       check_scalar_registers(wave, in);
     }
   } else {
-    if (is_vector(in) && wave->machine->program->target < EMU_GFX1200) check_transcendental(wave, in);
+    if (is_vector(in) && wave->machine->program->target == EMU_GFX1100) check_transcendental(wave, in);
     if (in->family == EMU_MATRIX) check_wmma(wave, in);
   }
 }
