@@ -31,8 +31,8 @@ from kiln_build.front import cache, packages
 place, folder = Path(sys.argv[1]), Path(sys.argv[2])
 the_lock = lock.read_lock(folder / lock.LOCK_NAME)
 python = lock.running_python()
-cache.fill(the_lock, python, folder / "cache", options.read_ca_bundle(os.environ, Path.cwd()))
-requirements = the_lock.requirements(python, ("front", "build"))
+cache.fill(the_lock, python, folder / "cache", options.read_ca_bundle(os.environ, Path.cwd()), scheduler=True)
+requirements = the_lock.requirements(python, ("front", "build", "scheduler"))
 packages.prepare_rest(place, folder, requirements, progress.make_progress())
 """
 

@@ -193,6 +193,17 @@ def keeps_the_log_of_a_failure_alone(start: StartExecutor, folder: Path) -> None
 
 
 @check
+def makes_results_of_bytes(start: StartExecutor, folder: Path) -> None:
+    with start(1) as executor:
+        for number, (length, receive) in enumerate(((3, len), (0, tasks.refuse_nothing), (3, tasks.refuse_nothing))):
+            executor.submit(Task(number, bytes, (length,), folder / f"{number}.log", receive=receive))
+        ended = collect(executor, 3)
+        assert ended[0] == Returned(0, 3)
+        assert isinstance(ended[1], Died) and ended[1].lost, "damaged bytes are no result"
+        assert "there is nothing" in ended[1].reason
+
+
+@check
 def lets_no_exception_through(start: StartExecutor, folder: Path) -> None:
     only_here = types.ModuleType("only_here")
     exec("def f(): pass", only_here.__dict__)

@@ -61,6 +61,9 @@ class Heard:
     def retried(self, name, attempt, reason):
         self.told.append(("retried", name, attempt, reason))
 
+    def lost(self, name, reason):
+        self.told.append(("lost", name, reason))
+
     def failed(self, name, seconds, now):
         self.told.append(("failed", name, seconds))
 
@@ -102,6 +105,15 @@ def test_a_death_is_tried_again_with_more_memory_where_that_may_be_why(ends, rea
     again = run({"a": [ends] * 3})
     assert [kind for kind, *_ in again.told] == ["retried", "retried", "failed"]
     assert again.outcomes["a"].end is End.CRASH and "3 times in a row" in again.outcomes["a"].message
+
+
+def test_what_is_lost_with_its_machine_is_started_again_as_it_was():
+    def gone(id):
+        return Died(id, "node7 is gone", 0, lost=True)
+
+    done = run({"a": [gone, gone, gone, gone, returned]})
+    assert done.told == [("lost", "a", "node7 is gone")] * 4 + [("returned", "a", DONE)]
+    assert done.executor.memory == [GIB] * 5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from executor_contract import CHECKS
 from kiln_build.farm.executor import Began, Died, Raised, Returned
 from kiln_build.farm.local import LocalExecutor
 
-# To add an implementation is to add a line.
+# To add an implementation is to add a line; test_cluster_contract.py has the one that needs a cluster.
 EXECUTORS = {
     "local": LocalExecutor,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -17,13 +18,15 @@ from kiln_build.farm.executor import Returned, Task
 from kiln_build.farm.job import Host, Job
 from kiln_build.farm.local import LocalExecutor
 from kiln_build.store.local import LocalStore
+from kiln_build.store.store import StoredImage
 from kiln_recipe import targets
 from kiln_recipe.compile.compile import compile_variant, prepare_worker
 from kiln_recipe.compile.lock import LOCK_NAME, read_lock
 from kiln_recipe.compile.toolchain import find_toolchain
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.plan import plan
 from kiln_recipe.read import fingerprint, recipe
+from worker_tasks import expected_image
 
 ROOT = Path(__file__).resolve().parents[1]
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -129,3 +132,31 @@ def link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def sent(one: Job, image, **changed) -> bytes:
+    """A result as it travels, with some fields changed."""
+    stored = StoredImage(hashlib.sha256(image.code).hexdigest(), image.info, None, "a" * 64, 1.5)
+    fields = {"key": one.key, "image": stored, "how": "compiled", "seconds": 1.5, "cpu": 1.25, "warnings": (),
+              "code": image.code, "ptx": None}  # fmt: skip
+    return msgspec.msgpack.encode(fields | changed)
+
+
+def test_a_result_that_travels_is_checked(family):
+    one = Job.of(variants(family)[0].spec, "t" * 64)
+    image = replace(expected_image("a"), ptx=None)
+    good = job.receive(one, lambda info, code: (), sent(one, image))
+    assert (good.sent, good.how, good.seconds, good.cpu) == (image, "compiled", 1.5, 1.25)
+    flipped = bytes([image.code[0] ^ 1]) + image.code[1:]
+    for words, data in (
+        ("is truncated or damaged", sent(one, image)[:-5]),
+        ("is truncated or damaged", sent(one, image, ptx=b"\xff")),
+        ("came where that of", sent(one, image, key="0" * 64)),
+        ("does not have the digest", sent(one, image, code=flipped)),
+        ("does not have the digest", sent(one, image, ptx=b"more")),
+        ("what is stated of the image .* cannot be", sent(one, image, how="dreamt")),
+        ("it is too small; it is green", sent(one, image)),
+    ):
+        wrong = ("is too small", "is green") if "green" in words else ()
+        with pytest.raises(ArtifactError, match=words):
+            job.receive(one, lambda info, code, wrong=wrong: wrong, data)

@@ -380,3 +380,53 @@ def test_whatever_happens_every_job_ends_once(seed, jobs, count, memory):
             if attempt == start.attempt:
                 running.pop(name)
     assert set(s.outcomes) == set(names) and not running
+
+
+# ---- workers elsewhere ----
+
+
+def test_what_was_lost_with_its_machine_is_no_attempt_of_the_job():
+    s = scheduler("a", attempts=2)
+    for attempt in range(1, 6):
+        assert s.step(0.0) == [Start("a", attempt, GIB)]
+        s.started("a", attempt, 1.0)
+        s.died("a", attempt, "the machine is gone", lost=True)
+    for attempt in (6, 7):
+        assert s.step(0.0) == [Start("a", attempt, GIB)]
+        s.died("a", attempt, "it was killed")
+    assert s.outcomes["a"] == Outcome(End.CRASH, 7, "it was killed, 7 times in a row")
+
+
+def test_a_job_under_which_every_machine_is_lost_ends():
+    s = scheduler("a", attempts=1)
+    for attempt in range(1, 12):
+        assert started(s.step(0.0)) == ["a"]
+        s.died("a", attempt, "the machine is gone", lost=True)
+    assert s.outcomes["a"].end is End.CRASH
+
+
+def test_a_machine_that_does_not_answer_is_no_timeout_of_its_job():
+    s = scheduler("a", timeout=10.0)
+    s.step(0.0)
+    s.started("a", 1, 0.0)
+    assert s.step(10.0) == [Kill("a", 1)]
+    s.died("a", 1, "it does not answer", lost=True)
+    assert s.step(20.0) == [Start("a", 2, GIB)]
+    s.started("a", 2, 20.0)
+    assert s.step(29.0) == [], "its clock began anew"
+    s.cancel()
+    assert s.step(29.5) == [Kill("a", 2)]
+    s.died("a", 2, "it does not answer", lost=True)
+    assert s.outcomes["a"].end is End.CANCELLED
+
+
+def test_workers_come_and_go():
+    s = scheduler("a", "b", "c", "d", jobs=0, memory=0)
+    assert s.step(0.0) == [] and not s.is_over
+    s.resize(2, 16 * GIB)
+    assert started(s.step(0.0)) == ["a", "b"]
+    s.resize(1, 16 * GIB)
+    s.finished("a", 1, 1.0)
+    assert started(s.step(1.0)) == []
+    s.resize(3, 2 * GIB)
+    assert started(s.step(1.0)) == ["c"], "memory bounds them too"

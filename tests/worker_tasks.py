@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kiln_build.farm.worker import waiting
 from kiln_recipe.compile.compile import Compiled
-from kiln_recipe.errors import CompileError, EnvironmentProblem, ToolchainError
+from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem, ToolchainError
 from kiln_recipe.images.image import Image, ImageInfo
 
 prepared: list = []
@@ -145,6 +145,12 @@ def raise_unpicklable():
 
 def return_unpicklable():
     return lambda: None
+
+
+def refuse_nothing(data: bytes) -> bytes:
+    if not data:
+        raise ArtifactError("there is nothing")
+    return data
 
 
 def temporary_folder():

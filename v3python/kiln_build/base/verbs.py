@@ -16,7 +16,7 @@ class Verb:
     Attributes:
         needs: what `./kiln` installs before it runs: "nothing"; "front", the packages of input/front.lock; "reading",
             also those that read a release or a store; "packing", also what compresses one; "everything", also Triton
-            and compilers, as a build.
+            and compilers, as a build; "cluster", also what speaks to a Dask cluster.
         python: the lowest Python that it runs in, --help aside; what only looks runs in older ones than a build.
         is_packaged: whether the wheel kiln-build brings it; not if it is about the repository, or another wheel does.
     """
@@ -32,6 +32,7 @@ VERBS = {
     "plan": Verb(),
     "simulate": Verb("reading"),
     "build": Verb("everything"),
+    "worker": Verb("cluster"),
     "coverage": Verb("reading"),
     "model": Verb("reading"),
     "list": Verb("reading", python=(3, 9)),

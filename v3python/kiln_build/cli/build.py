@@ -24,6 +24,7 @@ kiln build input workspace output 0.1.0b "MI300X;sm_90"
 KILN_SELECT='dtype=bf16;head_dim=64' kiln build input workspace output 0.1.0b sm_90
 KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b all
 kiln build input workspace output 0.1.0b sm_90 --recipe norm/recipe.yaml    only this family, without attention
+kiln build input workspace output 0.1.0b all --scheduler tcp://head:8786    on a Dask cluster
 kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key"""
 
 
@@ -50,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='GPUs or architectures, or all: "MI300X;sm_90"',
     )
     add_families(parser, "build")
+    parser.add_argument(
+        "--scheduler",
+        type=filled("--scheduler", "a scheduler's address, as tcp://host:8786"),
+        metavar="ADDRESS",
+        help="have the workers of a Dask cluster compile: its scheduler's address, tcp://host:8786 or tls://host:8786",
+    )
     parser.add_argument("--replace", action="store_true", help="replace another build's release of the same name")
     parser.add_argument(
         "--log-json",
@@ -92,6 +99,8 @@ def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
     environment = options.narrow(os.environ, arguments.recipe, arguments.family, Path.cwd())
     if arguments.log_json:
         environment["KILN_LOG_JSON"] = arguments.log_json
+    if arguments.scheduler:
+        environment["KILN_SCHEDULER"] = arguments.scheduler
     if arguments.replace:
         environment["KILN_REPLACE"] = "1"
     return environment

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fetch for this Python, or for `all`; may be given repeatedly",
     )
     parser.add_argument("--triton-source", action="store_true", help="also what Triton is built from source with")
+    parser.add_argument("--scheduler", action="store_true", help="also what KILN_SCHEDULER, a Dask cluster, needs")
     parser.add_argument(
         "--parallel", type=count("--parallel", 1000), default=4, metavar="N", help="files at once; default: 4"
     )
@@ -72,8 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     for what in ("unbundle", "relock"):
-        if getattr(arguments, what) and (arguments.python or arguments.triton_source):
-            ignored = "--python" if arguments.python else "--triton-source"
+        given = {"--python": arguments.python, "--triton-source": arguments.triton_source,
+                 "--scheduler": arguments.scheduler}  # fmt: skip
+        if getattr(arguments, what) and any(given.values()):
+            ignored = next(name for name, value in given.items() if value)
             raise UsageError(f"--{what} is for every Python and use of the lock; leave {ignored} out")
     if arguments.bundle:
         _bundle_file(arguments.bundle)
@@ -113,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
     lock = read_lock(folder / LOCK_NAME)
     asked = arguments.python or [running_python()]
     pythons = list(lock.pythons) if "all" in asked else [check_python(lock, python) for python in asked]
-    uses = ("front", "build", "override", *(("triton-source",) if arguments.triton_source else ()))
+    more = {"triton-source": arguments.triton_source, "scheduler": arguments.scheduler}
+    uses = ("front", "build", "override", *(use for use, is_asked in more.items() if is_asked))
     files = lock.wanted(pythons, uses)
     if arguments.verify:
         return _verify(arguments, fetch.verify_cache(lock, files, cache, shown), cache)

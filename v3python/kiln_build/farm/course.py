@@ -6,6 +6,7 @@ image and no time but its clock's, so that a build and a simulation (foresight/)
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,6 +63,9 @@ class Jobs(Protocol):
     def retried(self, name: str, attempt: int, reason: str, /) -> None:
         """After such a death the job will be tried again."""
 
+    def lost(self, name: str, reason: str, /) -> None:
+        """After its machine was lost the job will be started again."""
+
     def failed(self, name: str, seconds: float, now: float, /) -> None:
         """A job ended without a result, so long after it first began; the scheduler's outcome says how."""
 
@@ -72,6 +76,7 @@ class Course:
 
     Attributes:
         clock: seconds since some beginning.
+        between: called after the events of each wait; gives the seconds after which it wants to be called again.
         attempts: those that have ended, in that order.
     """
 
@@ -79,6 +84,7 @@ class Course:
     workers: Executor[AttemptId]
     jobs: Jobs
     clock: Callable[[], float]
+    between: Callable[[], float] = lambda: math.inf
     attempts: list[Attempt] = field(default_factory=list)
     _began: dict[str, float] = field(default_factory=dict)  # when the first attempt at a job did
     _running: dict[AttemptId, tuple[int, float]] = field(default_factory=dict)  # by which worker, and since when
@@ -89,6 +95,7 @@ class Course:
         Raises:
             KilnError: an executor's or a task's that is no verdict on one job: nothing can be compiled here.
         """
+        patience = math.inf
         while not self.scheduler.is_over:
             if is_interrupted():
                 self.scheduler.cancel()
@@ -98,8 +105,9 @@ class Course:
                 else:
                     self.workers.submit(self.jobs.task(instruction))
             timeout = self.scheduler.next_deadline() - self.clock()
-            for event in self.workers.wait(max(0.0, timeout)):
+            for event in self.workers.wait(max(0.0, min(timeout, patience))):
                 self._handle(event)
+            patience = self.between()
 
     def _handle(self, event: executor.Event[AttemptId]) -> None:
         name, attempt = event.id
@@ -117,7 +125,10 @@ class Course:
         elif isinstance(event, executor.Died):
             # SIGKILL is how the kernel takes memory back, SIGABRT how C++ says that it got none.
             perhaps_memory = event.signal in (signal.SIGKILL, signal.SIGABRT)
-            self._died(name, attempt, f"its worker was {event.reason}", perhaps_memory)
+            if event.lost:
+                self._lost(name, attempt, event.reason)
+            else:
+                self._died(name, attempt, f"its worker was {event.reason}", perhaps_memory)
         elif isinstance(event.error, MemoryError):
             self._died(name, attempt, "out of memory", True)
         elif isinstance(event.error, ToolDied):
@@ -147,6 +158,14 @@ class Course:
             self._failed(name, self.clock())
         else:
             self.jobs.retried(name, attempt, reason)
+
+    def _lost(self, name: str, attempt: int, reason: str) -> None:
+        """It was no fault of the job's, which is no wiser for it."""
+        self.scheduler.died(name, attempt, reason, lost=True)
+        if name in self.scheduler.outcomes:
+            self._failed(name, self.clock())
+        else:
+            self.jobs.lost(name, reason)
 
     def _failed(self, name: str, now: float) -> None:
         self.jobs.failed(name, now - self._began.get(name, now), now)  # a worker may die before it begins

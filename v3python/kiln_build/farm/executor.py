@@ -27,6 +27,10 @@ class Task(Generic[Id]):
             there when the task's last event is reported.
         is_retry: add to the log of the attempt before.
         data_limit: bytes of memory that each of its processes may reserve (RLIMIT_DATA), or None.
+        memory: bytes that it will take, about: where machines differ, it runs on one that has them. None: not known.
+        receive: makes the result of the bytes that the function returns, in our process; raises ArtifactError if they
+            are not what they should be. An executor whose workers are elsewhere unpickles nothing that they send: a
+            function without it returns plain data.
     """
 
     id: Id
@@ -35,6 +39,8 @@ class Task(Generic[Id]):
     log: Path
     is_retry: bool = False
     data_limit: int | None = None
+    memory: int | None = None
+    receive: Callable[[bytes], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,27 @@ class Raised(Generic[Id]):
 
 @dataclass(frozen=True)
 class Died(Generic[Id]):
-    """The task's worker is no more: "killed by SIGKILL". `signal` is 0 if it exited, or was lost otherwise."""
+    """The task's worker is no more: "killed by SIGKILL". `signal` is 0 if it exited, or was lost otherwise.
+
+    `lost`: it is no fault of the task's, as far as is known: its machine is gone, does not answer, is out of order, or
+    sent back what is damaged. `reason` is a sentence then, without its full stop.
+    """
 
     id: Id
     reason: str
     signal: int
+    lost: bool = False
 
 
 Event = Began[Id] | Waits[Id] | Returned[Id] | Raised[Id] | Died[Id]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the workers of an executor can do together: tasks at once, and bytes of memory."""
+
+    tasks: int
+    memory: int
 
 
 class Executor(Protocol[Id]):
@@ -97,7 +116,8 @@ class Executor(Protocol[Id]):
     SIGKILL, its workers and all that they have started die within seconds.
 
     Raises, from `submit` and `wait`: EnvironmentProblem, if workers cannot be started or reached. A KilnError that the
-    initializer raises is raised as it is.
+    initializer raises is raised as it is; of several machines, one where it does is given no more, and the last one's
+    is raised.
     """
 
     def __enter__(self) -> Executor[Id]:
@@ -115,6 +135,18 @@ class Executor(Protocol[Id]):
     def wait(self, timeout: float | None) -> list[Event[Id]]:
         """What has happened since the last call, in order; waits for something to, at most `timeout` seconds (None: for
         ever). An empty list where nothing has: the time is over, or `wake` was called."""
+
+    def capacity(self) -> Capacity | None:
+        """What can run now, where workers come and go; `wait` does not return for that. None: what was asked for."""
+        return None
+
+    def notices(self) -> list[str]:
+        """Sentences for the user, new since the last call; `wait` does not return for them."""
+        return []
+
+    def summary(self) -> list[str]:
+        """What the workers have done, for the user, where there are machines to compare."""
+        return []
 
     def wake(self) -> None:
         """Makes a `wait` that goes on, or else the next one, return. May be called after `close`."""

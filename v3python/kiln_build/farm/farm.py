@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,11 +24,13 @@ from kiln_build.farm.local import LocalExecutor
 from kiln_build.farm.schedule import End, Policy, Scheduler, Start
 from kiln_build.options.variables import BuildVariables
 from kiln_build.store.store import Store, StoredImage
+from kiln_build.store.upkeep import Contradictions
 from kiln_recipe.compile.compile import compile_variant, prepare_worker
 from kiln_recipe.console.progress import FAILED, Progress
 from kiln_recipe.console.spelling import spell_estimate
 from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import EnvironmentProblem, Interrupted
+from kiln_recipe.images import judge
 
 if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
@@ -39,6 +42,7 @@ JOB_MEMORY = 1 << 30
 # RLIMIT_DATA counts what is reserved, of which not all is ever touched.
 _RESERVED_PER_RESIDENT = 2
 _SECONDS_BETWEEN_ESTIMATES = 0.1
+_LOOK_SECONDS = 0.5  # between looks at workers that come and go
 _HEADROOM = 0.9  # of the memory that is free when we begin: others live here too
 
 
@@ -59,6 +63,8 @@ class FarmOptions:
         memory: bytes that all jobs may take together; None: what is free.
         job_memory: bytes that one job may take at first; twice as much each time that this was too little.
         executor: what starts the workers.
+        elsewhere: its workers are those of other machines: their number and memory are the executor's to know, and
+            images come back with results.
     """
 
     logs: Path
@@ -69,11 +75,20 @@ class FarmOptions:
     memory: int | None = None
     job_memory: int = JOB_MEMORY
     executor: StartExecutor = LocalExecutor
+    elsewhere: bool = False
 
     @classmethod
     def of(cls, build: BuildVariables, folder: Path) -> FarmOptions:
-        """As a build asks for; logs and temporary files go to `folder`. What it runs on is chosen here."""
-        return cls(folder / "logs", folder / "tmp", jobs=build.jobs, timeout=build.job_timeout, executor=LocalExecutor)
+        """As a build asks for; logs and temporary files go to `folder`. What it runs on is chosen here.
+
+        Raises:
+            EnvironmentProblem: a scheduler is named, and the packages that speak to it are not installed.
+        """
+        start: StartExecutor = LocalExecutor
+        if build.scheduler:
+            start = _cluster(build.scheduler, build.scheduler_tls)
+        logs, temporary = folder / "logs", folder / "tmp"
+        return cls(logs, temporary, build.jobs, build.job_timeout, executor=start, elsewhere=bool(build.scheduler))
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,7 @@ def run(
     *,
     compile_variant: Callable = compile_variant,
     prepare_worker: Callable = prepare_worker,
+    contradictions: Contradictions = judge.contradictions,
 ) -> FarmResult:
     """The images of all variants, compiled where the store has none.
 
@@ -142,6 +158,7 @@ def run(
 
     Args:
         compile_variant, prepare_worker: as in compile.py; a stand-in for tests must be importable by workers.
+        contradictions: where an image that comes from another machine contradicts what is stated of it.
 
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; what was done is in the store.
@@ -180,7 +197,9 @@ def run(
         wanted = {name: jobs[key] for name, key in missing.items()}
         arguments = (Host(sources, toolchain, store.location), prepare_worker, compile_variant)
         changed = _changed(wanted, {jobs[key].spec.fingerprint for key in found})
-        outcomes = _Farm(wanted, waived, store, options, workers, progress, tally, changed).run(arguments)
+        one_run = _Farm(wanted, waived, store, options, workers, progress, tally, changed, contradictions)
+        outcomes = one_run.run(arguments)
+        workers = one_run.workers
         found |= {key: outcomes[name] for name, key in missing.items()}
     else:  # for programs, which wait for the end of the phase
         progress.start(0, 0.0, title="compile")
@@ -232,12 +251,16 @@ class _Farm:
     progress: Progress
     tally: _Tally
     first: Collection[str]  # names of those that are compiled before the others
+    contradictions: Contradictions  # in images that come back
     images: dict[str, StoredImage] = field(default_factory=dict)
     left: Remaining = None  # as it was last worked out, and when
     left_at: float = -math.inf
 
     def run(self, arguments: tuple) -> dict[str, StoredImage | Failure]:
         """Runs all jobs, in workers that `job.prepare` makes ready with these arguments."""
+        self.most = self.workers
+        if self.options.elsewhere:
+            self.workers = 0  # nobody is there yet
         policy = Policy(
             jobs=self.workers,
             memory=_memory(self.options),
@@ -248,22 +271,26 @@ class _Farm:
         self.scheduler = Scheduler(self.wanted, policy, durations.work(self.store.durations()), self.first)
         self._make_logs()
         workers: Executor[AttemptId] = self.options.executor(
-            self.workers,
+            self.most,
             job.prepare,
             arguments,
             bytes_per_worker=max(self.options.job_memory, 1 << 29),
             temporary=self.options.temporary,
         )
         with _interruptible(workers.wake) as interruption, workers, contextlib.closing(self.progress):
+            while self._follow(workers) < math.inf and not self.workers and not interruption:
+                workers.wait(_LOOK_SECONDS)
             estimate = self.scheduler.remaining(time.monotonic())
             about = f", about {spell_estimate(estimate)}" if estimate else ""
             self.progress.message(
                 f"{plural(len(self.wanted), 'image')} to compile, {plural(self.workers, 'worker')}{about}"
             )
             self.progress.start(len(self.wanted), estimate, title="compile")
-            course = Course(self.scheduler, workers, self, time.monotonic)
+            course = Course(self.scheduler, workers, self, time.monotonic, partial(self._follow, workers))
             self.tally.attempts = course.attempts
             course.run(lambda: interruption)
+            for line in workers.summary():
+                self.progress.message(line)
         if interruption:
             left = len(self.wanted) - len(self.images)
             raise Interrupted(
@@ -273,19 +300,38 @@ class _Farm:
             )
         return {name: self.images.get(name) or self._failure(name) for name in self.wanted}
 
+    def _follow(self, workers: Executor[AttemptId]) -> float:
+        """Passes on what the executor has to say, and takes as many workers as there are now; gives the seconds after
+        which they may be others."""
+        for notice in workers.notices():
+            self.progress.message(notice)
+        capacity = workers.capacity()
+        if capacity is None:
+            return math.inf
+        jobs = min(self.most, capacity.tasks)
+        self.scheduler.resize(jobs, capacity.memory)
+        self.workers = max(jobs, self.workers)
+        return _LOOK_SECONDS
+
     def task(self, start: Start) -> Task[AttemptId]:
+        one, sends = self.wanted[start.name], self.options.elsewhere
         return Task(
             id=(start.name, start.attempt),
-            function=job.run,
-            arguments=(self.wanted[start.name],),
+            function=job.run_and_send if sends else job.run,
+            arguments=(one,),
             log=self._log(start.name),
             is_retry=start.attempt > 1,
             data_limit=_RESERVED_PER_RESIDENT * start.memory,
+            memory=start.memory,
+            receive=partial(job.receive, one, self.contradictions) if sends else None,
         )
 
     def returned(self, name: str, result: Result, now: float) -> None:
         done = cast(JobResult, result)  # what the task's function returns
-        self.images[name] = done.image
+        image = done.image
+        if done.sent is not None:
+            image = self.store.put(self.wanted[name].key, done.sent, image.ir, image.seconds)
+        self.images[name] = image
         for warning in done.warnings:
             self.progress.message(f"warning: {warning}")
         self.tally.add(done)
@@ -299,6 +345,9 @@ class _Farm:
 
     def retried(self, name: str, attempt: int, reason: str) -> None:
         self.progress.message(f"{name}: {reason}; trying again ({attempt + 1} of {self.options.attempts})")
+
+    def lost(self, name: str, reason: str) -> None:
+        self.progress.message(f"{name}: {reason}; it is started again")
 
     def _left(self, now: float) -> Remaining:
         """Worked out a few times a second: it takes a step for each worker."""
@@ -361,7 +410,20 @@ def _changed(wanted: Mapping[str, Job], known: Collection[str]) -> frozenset[str
     return frozenset(name for name, one in wanted.items() if one.spec.fingerprint not in known)
 
 
+def _cluster(scheduler: str, tls: str | None) -> StartExecutor:
+    try:
+        from kiln_build.farm.cluster import connect
+    except ModuleNotFoundError as error:
+        raise EnvironmentProblem(
+            f"KILN_SCHEDULER={scheduler} needs the package {error.name}, which this Python lacks; build by build.sh or "
+            "./kiln, which install it, or install kiln-build[dask]"
+        ) from error
+    return connect.cluster(scheduler, tls)
+
+
 def _workers(options: FarmOptions, missing: int) -> int:
+    if options.elsewhere:
+        return max(1, min(options.jobs or missing, missing))
     by_memory = max(1, _memory(options) // options.job_memory)
     return max(1, min(options.jobs or machine.usable_cpus(), by_memory, missing))
 

@@ -2,12 +2,15 @@
 
 A `Job` travels to the worker that runs it, which may be on another machine. It names all that it needs by digest: the
 kernel's source by its fingerprint, the toolchain by its identity. Where these are on the worker's machine, `Host` says,
-which the worker is given at its start, by `prepare`. A job's image does not travel: the worker puts it into the store.
+which the worker is given at its start, by `prepare`. The worker puts the image into the store that its machine reaches.
+Where that may not be the build's, the image travels too: `run_and_send` gives plain bytes, and `receive` checks them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import resource
 import subprocess
 import sys
@@ -15,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -23,6 +26,7 @@ from kiln_build.farm.worker import waiting
 from kiln_build.store.files import print_warning
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
+from kiln_build.store.upkeep import Contradictions
 from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem
 from kiln_recipe.images.image import Image
 from kiln_recipe.plan.model import CompileSpec
@@ -118,6 +122,7 @@ class JobResult:
         seconds: of the compiler by the clock, waits for others not counted.
         cpu: seconds of processors that it took, with the assemblers that it ran.
         warnings: a sentence for each thing that was found broken in the store on the way.
+        sent: the image itself, where it is not in the build's store yet.
     """
 
     image: StoredImage
@@ -125,6 +130,20 @@ class JobResult:
     seconds: float
     cpu: float = 0.0
     warnings: tuple[str, ...] = ()
+    sent: Image | None = None
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    """A job's result and image as they travel, in MessagePack."""
+
+    key: str
+    image: StoredImage
+    how: str
+    seconds: float
+    cpu: float
+    warnings: tuple[str, ...]
+    code: bytes
+    ptx: bytes | None
 
 
 class ToolDied(Exception):
@@ -177,6 +196,48 @@ def run(job: Job) -> JobResult:
     _warnings.clear()
     result = _run(job, _worker)
     return replace(result, warnings=tuple(_warnings))
+
+
+def run_and_send(job: Job) -> bytes:
+    """`run`, for a build whose store is elsewhere: the result and the image, as `receive` reads them.
+
+    Raises:
+        as `run`; ArtifactError: the store here has lost the image between.
+    """
+    result = run(job)
+    store, image = cast(_Worker, _worker).store, result.image
+    ptx = None if image.ptx is None else store.read(image.ptx)
+    code = store.read(image.digest)
+    sent = _Sent(job.key, image, result.how, result.seconds, result.cpu, result.warnings, code, ptx)
+    return msgspec.msgpack.encode(sent)
+
+
+def receive(job: Job, contradictions: Contradictions, data: bytes) -> JobResult:
+    """What `run_and_send` sent, checked: nothing is believed of a machine that is not in its bytes.
+
+    Args:
+        contradictions: where an image contradicts what is stated of it (judge.contradictions).
+
+    Raises:
+        ArtifactError: it is truncated or damaged, or is another job's.
+    """
+    try:
+        sent = msgspec.msgpack.decode(data, type=_Sent)
+        ptx = None if sent.ptx is None else sent.ptx.decode()
+    except (msgspec.DecodeError, TypeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"a result is truncated or damaged: {error}") from error
+    if sent.key != job.key:
+        raise ArtifactError(f"the image of the key {sent.key[:12]!r} came where that of {job.key[:12]} was asked for")
+    stated = sent.image
+    digests = (hashlib.sha256(sent.code).hexdigest(), sent.ptx and hashlib.sha256(sent.ptx).hexdigest())
+    if digests != (stated.digest, stated.ptx):
+        raise ArtifactError(f"the image of {job.key[:12]} does not have the digest that was stated of it")
+    if not re.fullmatch("[0-9a-f]{64}", stated.ir) or sent.how not in (COMPILED, SHARED, REUSED):
+        raise ArtifactError(f"what is stated of the image of {job.key[:12]} cannot be")
+    if wrong := contradictions(stated.info, sent.code):
+        raise ArtifactError(f"the image of {job.key[:12]} is not what is stated of it: it {'; it '.join(wrong)}")
+    image = Image(sent.code, stated.info, ptx)
+    return JobResult(stated, sent.how, sent.seconds, sent.cpu, sent.warnings, image)
 
 
 def _run(job: Job, worker: _Worker) -> JobResult:

@@ -28,7 +28,7 @@ from typing import IO, Any, Generic, cast
 from kiln_build.farm import guardian, worker
 from kiln_build.farm.executor import Began, Died, Event, Executor, Id, Raised, Returned, Task, Waits
 from kiln_build.farm.worker import Order
-from kiln_recipe.errors import EnvironmentProblem, KilnError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, KilnError
 
 _START_ATTEMPTS = 3
 # A worker allocates and frees the same hundreds of MB again and again: in huge pages, and not given back in between,
@@ -223,7 +223,7 @@ class LocalExecutor(Executor[Id]):
             self._events.append(Began(one.task.id, one.number))
         elif one.task is not None:
             result, size = values
-            self._events.append((Returned if kind == worker.DONE else Raised)(one.task.id, result))
+            self._events.append(received(one.task, result) if kind == worker.DONE else Raised(one.task.id, result))
             one.task = None
             if size > self._bytes_per_worker or one.tasks >= self._tasks_per_worker:
                 self._bury(one)
@@ -274,6 +274,14 @@ class LocalExecutor(Executor[Id]):
             orders = cast(IO[bytes], self._guardian.stdin)  # a pipe, as was asked for
             orders.write(line.encode())
             orders.flush()
+
+
+def received(task: Task[Id], result: Any) -> Returned[Id] | Died[Id]:
+    """The end of a task that has returned `result`."""
+    try:
+        return Returned(task.id, task.receive(result) if task.receive else result)
+    except ArtifactError as error:
+        return Died(task.id, f"its worker sent back what is damaged ({error})", 0, lost=True)
 
 
 def spell_exit(code: int) -> str:

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 
@@ -56,6 +56,7 @@ class Kill:
 
 Instruction = Start | Kill
 
+_MOST_LOSSES = 10  # of machines under a job before it is to blame after all
 _RECENT = 16  # jobs whose pace the estimate of the rest follows
 _FEW = 4  # of them that tell a pace
 _WIDE = 1.5  # from where on the slowest pace to the fastest is worth telling
@@ -87,6 +88,7 @@ class _Job:
     memory: int
     is_first: bool
     attempt: int = 0
+    losses: int = 0  # of its attempts: those that ended with their machine
     estimate: float = 0.0
     since: float | None = None  # its clock runs since then; None: not begun, or it waits for somebody
     used: float = 0.0  # seconds on its clock before that
@@ -167,23 +169,29 @@ class Scheduler:
         if job := self._current(name, attempt):
             self._end(job, End.FAILED, message)
 
-    def died(self, name: str, attempt: int, message: str, out_of_memory: bool = False) -> None:
-        """The job's worker is no more; `out_of_memory`: that may be why."""
+    def resize(self, jobs: int, memory: int) -> None:
+        """From now on so many run at once, with so much memory: workers came or went."""
+        self.policy = replace(self.policy, jobs=jobs, memory=memory)
+
+    def died(self, name: str, attempt: int, message: str, out_of_memory: bool = False, *, lost: bool = False) -> None:
+        """The job's worker is no more; `out_of_memory`: that may be why. `lost`: its machine is, or does not answer:
+        that is no attempt of the job's, and where it took too long, it was not the job."""
         job = self._current(name, attempt)
         if job is None:
             return
-        if job.end is not None:
+        is_lost = lost and job.losses < _MOST_LOSSES
+        if is_lost:
+            job.losses += 1
+        if is_lost and job.end is not End.CANCELLED:
+            job.end = None
+            self._again(job)
+        elif job.end is not None:
             limit = f"took longer than {self.policy.timeout:g} s" if job.end is End.TIMEOUT else ""
             self._end(job, job.end, limit)
-        elif job.attempt >= self.policy.attempts:
+        elif job.attempt - job.losses >= self.policy.attempts:
             self._end(job, End.CRASH, f"{message}, {job.attempt} times in a row" if job.attempt > 1 else message)
         else:
-            self._leave(job)
-            if out_of_memory:
-                job.memory = max(job.memory, min(2 * job.memory, self.policy.memory))
-            job.since, job.used = None, 0.0
-            self._known.append(job)  # at the end, from where they are taken: it was before all that still wait
-            self._pending_seconds += job.estimate
+            self._again(job, min(2 * job.memory, self.policy.memory) if out_of_memory else 0)
 
     def cancel(self) -> None:
         """Nothing is to be started any more, and what runs is to be killed."""
@@ -250,7 +258,7 @@ class Scheduler:
 
     def _remaining(self, now: float, pace: float) -> float:
         left = [max(0.0, pace * job.estimate - self._clock(job, now)) for job in self._running.values()]
-        return max([(pace * self._pending_seconds + sum(left)) / self.policy.jobs, *left])
+        return max([(pace * self._pending_seconds + sum(left)) / max(1, self.policy.jobs), *left])
 
     def _clock(self, job: _Job, now: float) -> float:
         return job.used + (now - job.since if job.since is not None else 0.0)
@@ -261,6 +269,14 @@ class Scheduler:
     def _end(self, job: _Job, end: End, message: str = "") -> None:
         self._leave(job)
         self.outcomes[job.name] = Outcome(end, job.attempt, message)
+
+    def _again(self, job: _Job, memory: int = 0) -> None:
+        """The job runs no longer, and will be started again, with `memory` at least."""
+        self._leave(job)
+        job.memory = max(job.memory, memory)
+        job.since, job.used = None, 0.0
+        self._known.append(job)  # at the end, from where they are taken: it was before all that still wait
+        self._pending_seconds += job.estimate
 
     def _leave(self, job: _Job) -> None:
         """The job runs no longer."""

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 BEGIN = LOCK_NAME.encode() + b"\0"  # of every bundle: the name of its first member
 _PREFIX = "cache/"
 _DIALECT = tar.Dialect(time=0, owner="root", mode=lambda _: 0o644, gnu=True)
+# Uses of the lock that only some builds have.
+_OPTIONAL = {"triton-source": "Triton from source", "scheduler": "KILN_SCHEDULER"}
 
 
 def write_bundle(
@@ -188,14 +190,14 @@ def _incomplete(lock: Lock, names: set[str]) -> str:
     """What a bundle of files with these names lacks, or ""."""
     lacking = {python: [f.name for f in lock.wanted([python]) if f.name not in names] for python in lock.pythons}
     served = [python for python, missing in lacking.items() if not missing]
-    uses = ("front", "build", "override", "triton-source")
     more = names - {file.name for file in lock.wanted(served)}
-    if served and not more:
+    asked = {package.use for name in more if (package := lock.package_of(name)) and package.use in _OPTIONAL}
+    whole = lock.wanted(served, ("front", "build", "override", *asked))
+    if served and names == {file.name for file in whole}:
         return ""
-    # Not what `kiln fetch --bundle` makes: more than some Pythons need, and less than another or Triton's source does.
-    source = lock.wanted(served, uses)
-    if served and more <= {file.name for file in source}:
-        called, files = "Triton from source", source
+    # Not what `kiln fetch --bundle` makes: more than some Pythons need, and less than another or such a use does.
+    if served and more <= {file.name for file in whole}:
+        called, files = " and ".join(_OPTIONAL[use] for use in sorted(asked)), whole
     else:
         others = (python for python in lock.pythons if python not in served)
         nearest = min(others, key=lambda python: (len(lacking[python]), python != running_python()))

@@ -199,6 +199,9 @@ class _Jobs:
     def retried(self, *_: object) -> None:
         """Its time counts, by the attempt that was lost."""
 
+    def lost(self, *_: object) -> None:
+        """As for what is tried again."""
+
     def failed(self, *_: object) -> None:
         self._tell()
 

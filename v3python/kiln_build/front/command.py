@@ -81,6 +81,8 @@ def group_of(words: Sequence[str]) -> str:
     is_offline = verb == "fetch" and not {"--verify", "--unbundle"}.isdisjoint(w.partition("=")[0] for w in words)
     if not words or verb in _BARE or is_offline or {"-h", "--help"} & {*words}:
         return "nothing"
+    if verb == "build" and ("KILN_SCHEDULER" in os.environ or any(word.startswith("--scheduler") for word in words)):
+        return "cluster"
     if verb == "plan" and ("KILN_STORE" in os.environ or any(word.startswith("--store") for word in words)):
         return "reading"
     return VERBS[verb].needs if verb in VERBS else "front"
@@ -91,7 +93,8 @@ def _is_there(place: Path, group: str) -> bool:
     if not packages.has_front(place, _INPUT):
         return False
     stamp = packages.read_stamp(place)
-    return group == "front" or digests.of_file(_INPUT / LOCK_NAME) in (stamp.get(group), stamp.get(EVERYTHING))
+    as_everything = EVERYTHING if group == "reading" else group
+    return group == "front" or digests.of_file(_INPUT / LOCK_NAME) in (stamp.get(group), stamp.get(as_everything))
 
 
 def _prepare(place: Path, group: str, certificates: Path | None) -> int:
@@ -125,13 +128,17 @@ def _provide(workspace_word: str, group: str, certificates: str) -> int:
     the_lock = lock.read_lock(_INPUT / LOCK_NAME)
     python = lock.check_python(the_lock, lock.running_python())
     only = _GROUPS.get(group)
+    for_cluster = group == "cluster"
     what = " and ".join(only) if only else f"all that a build needs (1.3 GB) to {place}"
     spared = "" if only or place != _USUAL else "; KILN_WORKSPACE=<a build's workspace> would use that one's"
     say(f"packages: adding {what}{spared}")
-    cache.fill(the_lock, python, _INPUT / "cache", Path(certificates) if certificates else None, only=only)
-    requirements = the_lock.requirements(python, ("front", "build"), only=only)
+    cache.fill(the_lock, python, _INPUT / "cache", Path(certificates) if certificates else None, scheduler=for_cluster,
+               only=only)  # fmt: skip
+    uses = ("front", "build", *(["scheduler"] if for_cluster else []))
+    requirements = the_lock.requirements(python, uses, only=only)
     packages.install_locked(place, _INPUT / "cache", requirements, progress=progress.make_progress())
-    packages.add_to_stamp(place, group, digests.of_file(_INPUT / LOCK_NAME))
+    for installed in (group, EVERYTHING) if for_cluster else (group,):
+        packages.add_to_stamp(place, installed, digests.of_file(_INPUT / LOCK_NAME))
     return 0
 
 

@@ -55,9 +55,10 @@ class Engine:
     offline: tuple[str, ...] = ()
 
     def command(self, verb: str, *, network: bool = False) -> list[str]:
-        """The beginning of a command line of a verb that runs something: `build` or `run`."""
+        """The beginning of a command line of a verb that runs something: `build` or `run`; `network`: this host's."""
         if network:
-            return [self.name, verb, *self.isolation]
+            host = ["--network", "host"] if verb == "run" and not self.isolation else []
+            return [self.name, verb, *host, *self.isolation]
         if self.isolation:  # buildah's chroot isolation refuses --network, and inherits ours
             return [*self.offline, self.name, verb, *self.isolation]
         return [self.name, verb, "--network", "none"]
@@ -169,7 +170,8 @@ def build(engine: Engine, door: FrontDoor, root: Path, say: Say) -> int:
         python = _inside_python(engine, container)
         the_lock = lock.read_lock(door.input / lock.LOCK_NAME)
         python = lock.check_python(the_lock, python)
-        cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton)
+        wants = bool(door.build.scheduler)
+        cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton, scheduler=wants)
         inside = door.place / "container"
         inside.mkdir(exist_ok=True)
         mounts, variables = _mounts(door, inside)
@@ -181,7 +183,9 @@ def build(engine: Engine, door: FrontDoor, root: Path, say: Say) -> int:
             say(f"engine: a shell; the build is: bash build.sh {' '.join(words[:4])} '{door.targets}'")
             command = ["bash"]
         user = (os.getuid(), os.getgid()) if door.local_user else None
-        return _run(run_command(engine, container, command, mounts, variables, user, interactive=door.shell))
+        network = bool(door.build.scheduler)
+        line = run_command(engine, container, command, mounts, variables, user, interactive=door.shell, network=network)
+        return _run(line)
 
 
 @contextlib.contextmanager
@@ -234,6 +238,7 @@ def run_command(
     user: tuple[int, int] | None,
     *,
     interactive: bool = False,
+    network: bool = False,
 ) -> list[str]:
     """The engine's command line that runs `command`.
 
@@ -242,11 +247,12 @@ def run_command(
         mounts: (here, inside, writable).
         variables: environment inside.
         user: user and group, or None: root inside.
+        network: whether it reaches what this host does; else it has no network.
 
     Raises:
         EnvironmentProblem: a path with a comma, which no engine's syntax for mounts can say.
     """
-    line = engine.command("run")
+    line = engine.command("run", network=network)
     if engine.name != "buildah":
         line += ["--rm", "--init", "--security-opt", "label=disable", *(["-i"] if interactive else [])]
     if interactive and sys.stdin.isatty():
@@ -291,9 +297,13 @@ def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, boo
     if build.log_json:
         mounts.append((Path(build.log_json).parent, f"{_INSIDE}/log", True))
         log = f"{_INSIDE}/log/{Path(build.log_json).name}"
+    tls = None
+    if build.scheduler_tls:
+        tls = f"{_INSIDE}/certificates"
+        mounts.append((Path(build.scheduler_tls), tls, False))
     inside = replace(
         door,
-        build=replace(build, store=store, recipes=tuple(recipes), log_json=log),
+        build=replace(build, store=store, recipes=tuple(recipes), log_json=log, scheduler_tls=tls),
         engine="none",
         source="tree",
         base_image=None,

@@ -43,7 +43,8 @@ def _build_here(door: FrontDoor) -> Path:
     """Fetches and installs what is missing, then builds in this process; returns the tarball by the caller's name."""
     the_lock = lock.read_lock(door.input / lock.LOCK_NAME)
     python = lock.check_python(the_lock, lock.running_python())
-    cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton)
+    wants = bool(door.build.scheduler)
+    cache.fill(the_lock, python, door.input / "cache", door.ca_bundle, door.build.triton, scheduler=wants)
     site, target_sites = _install(door, the_lock, python)
     origin = source.describe(ROOT)
     if origin.dirty or origin.commit == "unknown":
@@ -74,6 +75,8 @@ def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, t
     from_source = door.build.triton == "source"
     requirements = the_lock.requirements(python, ("front", "build"), without=("triton",) if from_source else ())
     packages.prepare_rest(place, door.input, requirements, shown)
+    if door.build.scheduler:
+        packages.prepare_more(place, door.input, "scheduler", the_lock.requirements(python, ("scheduler",)), shown)
     if from_source:
         tools = the_lock.requirements(python, ("triton-source",))
         sources = triton.find_sources(door.input)

@@ -114,6 +114,18 @@ def prepare_rest(workspace: Path, folder: Path, requirements: str, progress: Pro
     write_stamp(workspace, {**kept, "rest": digests.of_text(requirements)})
 
 
+def prepare_more(workspace: Path, folder: Path, use: str, requirements: str, progress: Progress | None = None) -> None:
+    """Installs the packages of a use that only some builds have beside the others, if they are not there.
+
+    Raises:
+        ToolchainError: as `prepare_rest`.
+    """
+    stamp = read_stamp(workspace)
+    if stamp.get(use) != digests.of_text(requirements):
+        install_locked(workspace, folder / "cache", requirements, progress=progress)
+        write_stamp(workspace, {**stamp, use: digests.of_text(requirements)})
+
+
 def prepare_toolchain(
     workspace: Path,
     folder: Path,

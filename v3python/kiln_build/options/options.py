@@ -339,4 +339,5 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
         store=check_store(build.store, cwd) if build.store else None,
         recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
         log_json=check_log(build.log_json, cwd) if build.log_json else None,
+        scheduler_tls=str(absolute(build.scheduler_tls, cwd)) if build.scheduler_tls else None,
     )

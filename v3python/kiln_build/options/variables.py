@@ -96,6 +96,17 @@ def _address(name: str, text: str) -> str | None:
     return text or None
 
 
+def scheduler_address(name: str, text: str) -> str | None:
+    """The address of a Dask scheduler, or None for "".
+
+    Raises:
+        UsageError: it is none.
+    """
+    if text and not re.fullmatch(r"(tcp|tls)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", text):
+        raise UsageError(f"{name}={text} is not a scheduler's address; expected for example tcp://host:8786")
+    return text or None
+
+
 def _recipes(name: str, text: str) -> tuple[str, ...]:
     if text and not text.strip(":"):
         raise UsageError(f"{name}={text} names no recipe; give paths of recipe.yaml files, with ':' between")
@@ -140,6 +151,8 @@ class BuildVariables:
         log_json: as progress.make_progress takes it.
         triton: "wheel" or "source".
         builder: the address that the provenance names as the builder; None: nobody in particular.
+        scheduler: the address of the Dask scheduler whose workers compile; None: this machine does.
+        scheduler_tls: the folder of its certificates.
     """
 
     profile: str
@@ -157,6 +170,8 @@ class BuildVariables:
     log_json: str | None
     triton: str
     builder: str | None
+    scheduler: str | None
+    scheduler_tls: str | None
 
 
 # fmt: off
@@ -182,6 +197,10 @@ BUILD = (
     Variable("KILN_LOG_JSON", "log_json", _text, "a file, or an open descriptor's number, for progress as JSON lines"),
     Variable("KILN_TRITON", "triton", one_of("wheel", "source"),
              "wheel (default) or source: build Triton from the archive in <input>"),
+    Variable("KILN_SCHEDULER", "scheduler", scheduler_address,
+             "have the workers of a Dask cluster compile: its scheduler's address, 'tcp://host:8786' or 'tls://...'"),
+    Variable("KILN_SCHEDULER_TLS", "scheduler_tls", _text,
+             "the folder with ca.pem, cert.pem and key.pem for a tls:// scheduler; default: as Dask is configured"),
     Variable("KILN_BUILDER", "builder", _address, "who builds, for the provenance: an address, as SLSA's builder.id"),
 )
 

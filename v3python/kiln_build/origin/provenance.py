@@ -159,6 +159,7 @@ def _uses(options: Options, lock: Lock) -> Sequence[str]:
         "build",
         *(["override"] if names and lock.overrides else []),
         *(["triton-source"] if options.build.triton == "source" else []),
+        *(["scheduler"] if options.build.scheduler else []),
     )
 
 

@@ -240,7 +240,9 @@ def build_wheel(
             files[f"kiln_build/project/{path}"] = source / path
     requires = [exactly(package, contents.version) for package in (CLI, RECIPE)]
     material = _material(contents, BUILD, files)
-    metadata = _metadata(contents, BUILD, f"{_SUMMARY}: the build", requires, (), material, described)
+    the_lock = lock.read_lock(source / "input" / lock.LOCK_NAME)
+    requires += [f'{one.requirement}; extra == "dask"' for one in the_lock.packages if one.use == "scheduler"]
+    metadata = _metadata(contents, BUILD, f"{_SUMMARY}: the build", requires, ("dask",), material, described)
     points = {VERBS: dict.fromkeys(verbs, "kiln_build.installed:main")}
     return _wheel(contents, BUILD, "py3-none-any", metadata, files, material, points)
 

@@ -63,7 +63,8 @@ class Package:
 
     Attributes:
         use: "front": needed to check a build's input; "build": by the build; "override": for some targets only;
-            "triton-source": to build Triton from source; "source": not installed, only its source is read.
+            "triton-source": to build Triton from source; "scheduler": to have a Dask cluster compile; "source": not
+            installed, only its source is read.
         source: whether its source distribution is locked too.
         licence: an SPDX expression.
     """
@@ -71,7 +72,7 @@ class Package:
     name: str
     version: str
     licence: str
-    use: Literal["front", "build", "override", "triton-source", "source"]
+    use: Literal["front", "build", "override", "triton-source", "scheduler", "source"]
     source: bool = False
     files: tuple[LockedFile, ...] = ()
 
@@ -342,7 +343,8 @@ _WRITTEN_LOCK = re.compile(
 )
 _WRITTEN_PACKAGE = re.compile(
     rf'  - name: ({_TEXT})\n    version: "({_TEXT})"\n    licence: ({_TEXT})\n'
-    r"    use: (front|build|override|triton-source|source)\n(    source: true\n)?    files:\n((?:      .*\n)*)"
+    r"    use: (front|build|override|triton-source|scheduler|source)\n(    source: true\n)?"
+    r"    files:\n((?:      .*\n)*)"
 )
 _WRITTEN_FILE = re.compile(
     rf'      - \{{name: ({_TEXT}), pythons: \[(.*)\], size: ([0-9]+),\n         sha256: "([0-9a-f]+)"'
