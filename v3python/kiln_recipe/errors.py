@@ -118,6 +118,12 @@ class TrustError(KilnError):
     exit_code = 12
 
 
+class MissingImages(KilnError):
+    """`kiln build --from-store`: images that the release needs are not in the store; the build made no release."""
+
+    exit_code = 13
+
+
 class Interrupted(KilnError):
     """Ctrl-C or another signal to end; what was done is kept. The exit code is the shell's: 128 and the signal."""
 

@@ -14,10 +14,11 @@ from kiln_build.front import source, workspace
 from kiln_build.options import options
 from kiln_build.options.failure_log import failures_logged
 from kiln_build.options.options import Options
+from kiln_build.options.variables import MOST_SHARDS, read_shard
 from kiln_build.trust import secret
 from kiln_recipe.console.spelling import print_made, say
-from kiln_recipe.console.usage import add_families, filled
-from kiln_recipe.errors import UsageError
+from kiln_recipe.console.usage import add_families, count, filled
+from kiln_recipe.errors import MissingImages, UsageError
 
 EXAMPLE = """\
 kiln build input workspace output 0.1.0b "MI300X;sm_90"
@@ -26,6 +27,9 @@ KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b 
 kiln build input workspace output 0.1.0b sm_90 --recipe norm/recipe.yaml    only this family, without attention
 kiln build input workspace output 0.1.0b all --scheduler tcp://head:8786    on a Dask cluster
 kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key"""
+kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key
+kiln build input workspace output 0.1.0b all --shard 3/100      the third of a hundred parts, into KILN_STORE
+kiln build input workspace output 0.1.0b all --from-store --shards 100      the release, once all have run"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +63,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--replace", action="store_true", help="replace another build's release of the same name")
     parser.add_argument(
+        "--shard", type=filled("--shard", "I/N, for example 3/100"), metavar="I/N",
+        help="compile the I-th of N parts of the images into the store, and make no release; each part on a machine of "
+        "its own, and then --from-store",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from-store", action="store_true",
+        help=f"compile nothing; exit code {MissingImages.exit_code} if an image is not in the store",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shards", type=count("--shards", MOST_SHARDS), metavar="N",
+        help="with --from-store: how many shards there were, to name the one that lacks an image",
+    )  # fmt: skip
+    parser.add_argument(
+        "--durations", type=filled("--durations", "a copy of a store's file durations"), metavar="FILE",
+        help="with --shard or --shards: a copy of a store's file durations, the same for all shards, by which the "
+        "images are divided; default: by estimates",
+    )  # fmt: skip
+    parser.add_argument(
         "--log-json",
         type=filled("--log-json", "a file, or an open descriptor's number"),
         metavar="FILE",
@@ -87,7 +109,9 @@ def check(arguments: argparse.Namespace) -> None:
             if not arguments.sign:
                 raise UsageError("--password is that of a key; give the key with --sign, or leave the password out")
             secret.check(arguments.password, "the password")
-        _options(arguments)
+        made = _options(arguments)
+        if arguments.sign and made.build.shard:
+            raise UsageError("--sign signs a release, and a shard makes none; sign the one of --from-store")
 
 
 def _failures_logged(arguments: argparse.Namespace) -> AbstractContextManager[None]:
@@ -103,6 +127,15 @@ def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
         environment["KILN_SCHEDULER"] = arguments.scheduler
     if arguments.replace:
         environment["KILN_REPLACE"] = "1"
+    if arguments.shard:
+        read_shard("--shard", arguments.shard)
+        environment["KILN_SHARD"] = arguments.shard
+    if arguments.from_store:
+        environment["KILN_FROM_STORE"] = "1"
+    if arguments.shards:
+        environment["KILN_SHARDS"] = str(arguments.shards)
+    if arguments.durations:
+        environment["KILN_DURATIONS"] = arguments.durations
     return environment
 
 
@@ -141,6 +174,8 @@ def _build(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{what}: `kiln build` compiles with the Triton of its own environment; use build.sh")
     with workspace.own_workspace(made.workspace, say, made.build.clean, installs=False):
         tarball = build.build(made)
+    if tarball is None:  # a shard
+        return 0
     if key is not None:
         for path in sign.sign(tarball, key):
             say(f"signed: {path}" if path.name.endswith(SIGNATURE) else f"written: {path}")

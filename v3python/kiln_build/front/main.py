@@ -35,12 +35,14 @@ def _run(words: Sequence[str], interruption: Interruption) -> int:
         return engine.build(chosen, door, ROOT, say)
     interruption.first = make_helpers_stop()
     made = _build_here(door)
-    print_made(str(made), f"the release {made} is whole")
+    if made is not None:
+        print_made(str(made), f"the release {made} is whole")
     return 0
 
 
-def _build_here(door: FrontDoor) -> Path:
-    """Fetches and installs what is missing, then builds in this process; returns the tarball by the caller's name."""
+def _build_here(door: FrontDoor) -> Path | None:
+    """Fetches and installs what is missing, then builds in this process; returns the tarball by the caller's name, or
+    None if none was asked for."""
     the_lock = lock.read_lock(door.input / lock.LOCK_NAME)
     python = lock.check_python(the_lock, lock.running_python())
     wants = bool(door.build.scheduler)
@@ -66,7 +68,8 @@ def _build_here(door: FrontDoor) -> Path:
     )
     from kiln_build.release import build  # needs the packages that have just been installed
 
-    return made.outside(build.build(made))
+    tarball = build.build(made)
+    return made.outside(tarball) if tarball else None
 
 
 def _install(door: FrontDoor, the_lock: lock.Lock, python: str) -> tuple[Path, tuple[tuple[str, Path], ...]]:

@@ -18,6 +18,7 @@ from kiln_build.options import variables
 from kiln_build.options.variables import BUILD, DOOR, INTERNAL, NAMED, VARIABLES, BuildVariables
 from kiln_build.options.words import (
     absolute,
+    check_durations,
     check_input,
     check_log,
     check_output,
@@ -218,6 +219,19 @@ def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
     build = BuildVariables(**variables.read(BUILD, environment))
     if NAMED in build.families and not build.recipes:
         raise UsageError(f"KILN_FAMILIES names {NAMED}, which is not set; name recipes there, or give families' names")
+    if build.shard and (build.from_store or build.no_image):
+        other = "KILN_FROM_STORE (--from-store)" if build.from_store else "KILN_NOIMAGE"
+        raise UsageError(f"KILN_SHARD (--shard) compiles a part of the images, and {other} compiles none; give either")
+    if build.shards and not build.from_store:
+        raise UsageError(
+            "KILN_SHARDS (--shards) is for KILN_FROM_STORE=1 (--from-store); a shard is given as KILN_SHARD=3/100 "
+            "(--shard 3/100)"
+        )
+    if build.durations and not (build.shard or build.shards):
+        raise UsageError(
+            "KILN_DURATIONS (--durations) divides a plan among shards; give KILN_SHARD (--shard) or KILN_SHARDS "
+            "(--shards) too, or leave it out"
+        )
     return build
 
 
@@ -331,8 +345,8 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
     """With absolute paths, each of which can be what it is for.
 
     Raises:
-        EnvironmentProblem: the store or the file of progress cannot be written, a recipe is not there, or a descriptor
-            is not open.
+        EnvironmentProblem: the store or the file of progress cannot be written, a recipe or the durations are not
+            there, or a descriptor is not open.
     """
     return replace(
         build,
@@ -340,4 +354,5 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
         recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
         log_json=check_log(build.log_json, cwd) if build.log_json else None,
         scheduler_tls=str(absolute(build.scheduler_tls, cwd)) if build.scheduler_tls else None,
+        durations=str(check_durations(build.durations, cwd)) if build.durations else None,
     )

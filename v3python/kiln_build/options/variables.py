@@ -128,6 +128,33 @@ def _one(_value: object) -> str:
     return "1"
 
 
+MOST_SHARDS = 100_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The `index`-th, from 1, of `count` parts of a plan."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+def read_shard(name: str, text: str) -> Shard | None:
+    """The shard that a text like "3/100" names; None of an empty one."""
+    if not text.strip():
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
+    shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
+    if not 1 <= shard.index <= shard.count <= MOST_SHARDS:
+        raise UsageError(
+            f"{name}={text.strip()} is no shard; expected its number, from 1, and how many there are: for example 3/100"
+        )
+    return shard
+
+
 _SECONDS = number(float, "a number of seconds above 0 and up", 1_000_000, 300.0)
 
 
@@ -153,6 +180,10 @@ class BuildVariables:
         builder: the address that the provenance names as the builder; None: nobody in particular.
         scheduler: the address of the Dask scheduler whose workers compile; None: this machine does.
         scheduler_tls: the folder of its certificates.
+        shard: which part of the plan to compile, and no more than that; None: build a release.
+        from_store: compile nothing.
+        shards: how many have filled the store, so that what is missing can be told by shard; None: that is not known.
+        durations: a file of records, by which the plan is divided; None: it is divided by estimates.
     """
 
     profile: str
@@ -172,6 +203,10 @@ class BuildVariables:
     builder: str | None
     scheduler: str | None
     scheduler_tls: str | None
+    shard: Shard | None
+    from_store: bool
+    shards: int | None
+    durations: str | None
 
 
 # fmt: off
@@ -201,6 +236,13 @@ BUILD = (
              "have the workers of a Dask cluster compile: its scheduler's address, 'tcp://host:8786' or 'tls://...'"),
     Variable("KILN_SCHEDULER_TLS", "scheduler_tls", _text,
              "the folder with ca.pem, cert.pem and key.pem for a tls:// scheduler; default: as Dask is configured"),
+    Variable("KILN_SHARD", "shard", read_shard,
+             "3/100: compile the third of a hundred parts of the plan into the store, and make no release"),
+    Variable("KILN_FROM_STORE", "from_store", _flag, "1: compile nothing; every image must be in the store", _one),
+    Variable("KILN_SHARDS", "shards", number(int, "a whole number from 1", MOST_SHARDS),
+             "with KILN_FROM_STORE: how many shards there were, to name the one that lacks an image"),
+    Variable("KILN_DURATIONS", "durations", _text,
+             "a copy of a store's file durations, the same for all shards: divides the plan by what variants took"),
     Variable("KILN_BUILDER", "builder", _address, "who builds, for the provenance: an address, as SLSA's builder.id"),
 )
 

@@ -189,6 +189,20 @@ def check_log(word: str, cwd: Path) -> str:
     return str(path)
 
 
+def check_durations(word: str, cwd: Path) -> Path:
+    """The absolute path of the file that KILN_DURATIONS names.
+
+    Raises:
+        EnvironmentProblem: there is no such file.
+    """
+    path = absolute(word, cwd)
+    if not path.is_file():
+        raise EnvironmentProblem(
+            f"KILN_DURATIONS={word} is not a file; give a copy of the file durations of a store, or leave it out"
+        )
+    return path
+
+
 def check_recipe(word: str, cwd: Path, what: str = "KILN_RECIPES") -> Path:
     """The absolute path of a recipe.
 

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
-from kiln_build.farm import farm
+from kiln_build.farm import division, farm
+from kiln_build.farm.durations import Durations
 from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
+from kiln_build.options.variables import Shard
 from kiln_build.origin import bill, notices, provenance
 from kiln_build.origin.timeline import Timeline
 from kiln_build.release import assemble, families, package, release, replacement, summary
@@ -35,20 +37,24 @@ from kiln_recipe.console.spelling import spell_seconds
 from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.plan import plan
-from kiln_recipe.plan.model import Plan
+from kiln_recipe.plan.model import Plan, Variant
 from kiln_recipe.selection import spell_selection
 
 _ATTEMPTS = 3  # to have every image whole: a disk that damages what it is given ends the build
 
 
-def build(options: Options) -> Path:
-    """Builds a release; returns the tarball's path.
+def build(options: Options) -> Path | None:
+    """Builds a release; returns the tarball's path. Of a shard it compiles the images, and returns None.
 
     Raises:
         KilnError: bad input, or a step that failed; the tarball of an earlier build stays as it was.
     """
-    options.output.mkdir(parents=True, exist_ok=True)  # first: the progress may be written there
+    if options.build.shard is None:
+        options.output.mkdir(parents=True, exist_ok=True)  # first: the progress may be written there
     with make_progress(log_json=options.build.log_json) as progress:
+        if options.build.shard is not None:
+            _build_shard(options, options.build.shard, progress)
+            return None
         chosen = families.choose(options.source, options.build)
         name = naming.name_of(options.version, options.build, chosen.only or chosen.added, bool(chosen.only))
         named = replace(options, version=name)
@@ -72,10 +78,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     for warning in the_plan.warnings if not options.build.no_image else ():
         progress.message(f"warning: {warning}")
     the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
-    toolchains = find_toolchains(options, the_lock)
-    for chain in dict.fromkeys(toolchains.values()):
-        if chain.warning:
-            progress.message(f"warning: {chain.warning}")
+    toolchains = _find_toolchains(options, the_lock, progress)
     if not options.build.replace:
         identities = {name: chain.identity for name, chain in toolchains.items()}
         replacement.check_before(
@@ -92,12 +95,12 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     packs: dict[str, Path] = {}
     harvest = None
     workers = options.build.jobs or machine.usable_cpus()
-    compiler = native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
+    compiler = _compiler(options)
     if not options.build.no_image:
-        if any(target.vendor == "nvidia" for target in options.targets):
-            heap = str(native.build_heap(options.source, compiler, options.workspace / "build/lib"))
-            toolchains = {name: replace(chain, heap=heap) for name, chain in toolchains.items()}
+        toolchains = _with_heap(toolchains, options, compiler)
         with store.in_use():
+            if options.build.from_store:
+                _refuse_missing(the_plan, toolchains, store, options, progress)
             timeline.step("compile")
             harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress, timeline)
             timeline.step("pack")
@@ -220,7 +223,7 @@ def _whole_harvest(
     """
     folder = options.workspace / "build/packs"
     for _ in range(_ATTEMPTS):
-        harvest = _harvest(the_plan, toolchains, store, options, progress, timeline)
+        harvest = _harvest(the_plan.variants, toolchains, store, options, progress, timeline)
         planned = [
             assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
             for target in options.targets
@@ -232,25 +235,27 @@ def _whole_harvest(
         if not damaged:
             return harvest, planned
         for name, problem in damaged.items():
-            progress.message(f"warning: the image of {name} is damaged ({problem}); it is compiled again")
+            progress.message(f"warning: the image of {name} is damaged ({problem}); it is to be compiled again")
+        if options.build.from_store:
+            _refuse_missing(the_plan, toolchains, store, options, progress)
     name, problem = next(iter(damaged.items()))
     raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after a second compile, {name}: {problem}")
 
 
 def _harvest(
-    the_plan: Plan,
+    wanted: Sequence[Variant],
     toolchains: Mapping[str, Toolchain],
     store: Store,
     options: Options,
     progress: Progress,
     timeline: Timeline,
 ) -> assemble.Harvest:
-    """All images, compiled where the store has none: one run of the farm for each Triton."""
+    """The images of these variants, compiled where the store has none: one run of the farm for each Triton."""
     outcomes: dict[str, StoredImage | farm.Failure] = {}
     keys: dict[str, str] = {}
     farm_options = farm.FarmOptions.of(options.build, options.workspace)
     for chain in dict.fromkeys(toolchains.values()):
-        variants = [v for v in the_plan.variants if toolchains[v.target] == chain]
+        variants = [v for v in wanted if toolchains[v.target] == chain]
         result = farm.run(variants, chain, store, farm_options, progress)
         outcomes |= result.outcomes
         keys |= result.keys
@@ -259,10 +264,90 @@ def _harvest(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
             f"{spell_seconds(result.wall_seconds)} with {plural(result.jobs, 'worker')}"
         )
-    harvest = assemble.judge_all(the_plan.variants, outcomes, keys)
+    harvest = assemble.judge_all(wanted, outcomes, keys)
     for reason, count in Counter(harvest.missing.values()).items():
         progress.message(f"{count} images are left out, as the recipe says: {reason}")
     return harvest
+
+
+def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
+    """Compiles one part of the plan into the store."""
+    the_plan = make_plan(options, families.choose(options.source, options.build))
+    the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
+    toolchains = _find_toolchains(options, the_lock, progress)
+    keys, division = _divided(the_plan, toolchains, options, shard.count)
+    mine = [variant for variant in the_plan.variants if division[keys[variant.name]] == shard.index]
+    summary.begin_shard(options, the_plan, shard, len(mine), progress)
+    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
+    timeline = Timeline()
+    toolchains = _with_heap(toolchains, options, _compiler(options))
+    with store.in_use():
+        harvest = _harvest(mine, toolchains, store, options, progress, timeline)
+    summary.end_shard(shard, len(harvest.images), store.location, time.monotonic() - timeline.began, progress)
+
+
+def _divided(
+    the_plan: Plan, toolchains: Mapping[str, Toolchain], options: Options, count: int
+) -> tuple[dict[str, str], dict[str, int]]:
+    """The key of each variant, by name, and the shard of each key: by what its first variant will take."""
+    if options.build.durations:
+        division.refuse_live(Path(options.build.durations), options.store)
+    known = division.read_durations(Path(options.build.durations)) if options.build.durations else {}
+    expected = Durations(known)
+    keys, seconds = {}, {}
+    for variant in the_plan.variants:
+        key = keys[variant.name] = Job.of(variant.spec, toolchains[variant.target].identity).key
+        if key not in seconds:
+            seconds[key] = expected(variant).seconds
+    return keys, division.divide(seconds, count)
+
+
+def _refuse_missing(
+    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
+) -> None:
+    """
+    Raises:
+        MissingImages: the store lacks images. One that may be missing is compiled like in any build: that it cannot be
+            is kept nowhere.
+    """
+    missing: dict[str, str] = {}  # by name of the first variant, the key
+    there: dict[str, bool] = {}
+    for variant in the_plan.variants:
+        key = Job.of(variant.spec, toolchains[variant.target].identity).key
+        if key not in there and variant.waiver is None:
+            there[key] = store.get(key) is not None
+            if not there[key]:
+                missing[variant.name] = key
+    if not missing:
+        return
+    shards: dict[str, int] = {}
+    if options.build.shards:
+        _, by_key = _divided(the_plan, toolchains, options, options.build.shards)
+        shards = {name: by_key[key] for name, key in missing.items()}
+    summary.refuse_missing(missing, shards, options.build.shards or 0, len(there), store.location, progress)
+
+
+def _find_toolchains(options: Options, the_lock: lock.Lock, progress: Progress) -> dict[str, Toolchain]:
+    """`find_toolchains`, with what is to be said of them."""
+    toolchains = find_toolchains(options, the_lock)
+    for chain in dict.fromkeys(toolchains.values()):
+        if chain.warning:
+            progress.message(f"warning: {chain.warning}")
+    return toolchains
+
+
+def _compiler(options: Options) -> library.Compiler:
+    return native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
+
+
+def _with_heap(
+    toolchains: Mapping[str, Toolchain], options: Options, compiler: library.Compiler
+) -> dict[str, Toolchain]:
+    """With what `ptxas` is run with, where a target needs that."""
+    if not any(target.vendor == "nvidia" for target in options.targets):
+        return dict(toolchains)
+    heap = str(native.build_heap(options.source, compiler, options.workspace / "build/lib"))
+    return {name: replace(chain, heap=heap) for name, chain in toolchains.items()}
 
 
 def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:
