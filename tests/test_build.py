@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -10,15 +11,19 @@ import pytest
 
 from kiln_build.artifacts import manifest
 from kiln_build.farm import farm
+from kiln_build.farm.job import Job
 from kiln_build.native import native
 from kiln_build.options import naming
 from kiln_build.options.options import make_options, read_build_variables
 from kiln_build.release import build, release, replacement
+from kiln_build.store.stores import open_store
 from kiln_build.trust import statement
 from kiln_recipe import targets
 from kiln_recipe.compile import lock
-from kiln_recipe.errors import BuildFailed, KilnError, UsageError
+from kiln_recipe.errors import BuildFailed, KilnError, MissingImages, UsageError
+from kiln_recipe.images.image import Image
 from small_release import small_release
+from store_contract import INFO
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = "0.1.0b"
@@ -163,3 +168,80 @@ def test_what_is_no_release_is_refused_too(tmp_path, monkeypatch):
             build.build(asked)
         statement.checksum_of(tarball_of(asked)).write_text("...")
     assert tarball_of(asked).read_bytes() == b"something"
+
+
+# ---- shards ----
+
+
+def of_amd(place: Path, **variables: str):
+    """A build of a few images for a target whose compiles need nothing that is linked before."""
+    asked = options(place, KILN_SELECT="family=flash;operation=attn_decode;dtype=bf16;head_dim=64", **variables)
+    return dataclasses.replace(asked, targets=targets.parse("gfx942"))
+
+
+def test_shards_are_the_whole_plan_and_no_image_twice(tmp_path, monkeypatch):
+    runs: list[set[str]] = []
+
+    def look(variants, *_rest):
+        runs.append({variant.name for variant in variants})
+        fail()
+
+    monkeypatch.setattr(farm, "run", look)
+    with pytest.raises(BuildFailed):
+        build.build(of_amd(tmp_path))
+    for number in (1, 2, 3):
+        with pytest.raises(BuildFailed):
+            build.build(of_amd(tmp_path, KILN_SHARD=f"{number}/3"))
+    whole, *shards = runs
+    assert all(shards) and set.union(*shards) == whole and sum(map(len, shards)) == len(whole)
+    assert not (tmp_path / "out" / "log").exists()
+
+
+def test_records_divide_the_plan_and_those_of_the_store_itself_do_not(tmp_path, monkeypatch):
+    runs: list[list[str]] = []
+
+    def look(variants, *_rest):
+        runs.append([variant.name for variant in variants])
+        fail()
+
+    monkeypatch.setattr(farm, "run", look)
+    with pytest.raises(BuildFailed):
+        build.build(of_amd(tmp_path))
+    long = runs[0][-1]
+    store = open_store(tmp_path / "work/store")
+    for name in runs[0]:
+        store.record_duration(name, 1.0, 1000.0 if name == long else 0.5)
+    live, copy = tmp_path / "work/store/durations", tmp_path / "copy"
+    shutil.copy(live, copy)
+    with pytest.raises(BuildFailed):
+        build.build(of_amd(tmp_path, KILN_SHARD="1/2", KILN_DURATIONS=str(copy)))
+    assert runs[1] == [long]
+    with pytest.raises(UsageError, match="changes while shards run"):
+        build.build(of_amd(tmp_path, KILN_SHARD="1/2", KILN_DURATIONS=str(live)))
+
+
+def test_from_a_store_nothing_is_compiled_and_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
+    keys: dict[str, str] = {}
+
+    def fill(variants, chain, store, *_rest):
+        for variant in variants:
+            key = keys[variant.name] = Job.of(variant.spec, chain.identity).key
+            store.put(key, Image(key.encode(), INFO), key, 1.0)
+        fail()
+
+    monkeypatch.setattr(farm, "run", fill)
+    with pytest.raises(BuildFailed):
+        build.build(of_amd(tmp_path, KILN_SHARD="2/3"))
+    there = dict(keys)
+    monkeypatch.setattr(farm, "run", fail)
+    log = tmp_path / "log.jsonl"
+    for more, of in (({}, ""), ({"KILN_SHARDS": "3"}, ", of shard ")):
+        with pytest.raises(MissingImages) as caught:
+            build.build(of_amd(tmp_path, KILN_FROM_STORE="1", KILN_LOG_JSON=str(log), **more))
+        first, *lines = str(caught.value).splitlines()
+        assert first.startswith(f"the store {tmp_path / 'work/store'} lacks {len(lines)} of {len(there) + len(lines)} ")
+        assert all(f"{of}" in line and line.split(" (key ")[0].strip() not in there for line in lines)
+        said = [json.loads(line) for line in log.read_text().splitlines()]
+        missing = next(line["missing"] for line in said if "missing" in line)
+        assert {one["shard"] for one in missing} == ({1, 3} if more else {None}) and len(missing) == len(lines)
+    assert "run `kiln build --shard` for 1/3, 3/3" in first and not list((tmp_path / "out").glob("*.gz"))

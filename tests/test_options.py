@@ -235,6 +235,9 @@ FULL = {
     "KILN_BUILDER": "https://ci.example.org/kiln",
     "KILN_SCHEDULER": "tls://node1:8786",
     "KILN_SCHEDULER_TLS": "certificates",
+    "KILN_FROM_STORE": "1",
+    "KILN_SHARDS": "100",
+    "KILN_DURATIONS": "durations",
     "KILN_SOURCE": "tree",
     "KILN_ENGINE": "podman",
     "KILN_BASE_IMAGE": "site/base:1",
@@ -249,10 +252,12 @@ FULL = {
 
 def test_another_process_is_told_the_same_from_any_folder(place):
     others = ("KILN_TEST", "KILN_PACK", "KILN_WORKSPACE")  # of the tests, the runtime, and ./kiln itself
-    assert set(FULL) == {name for name in variables.VARIABLES if not name.startswith(others)}
+    apart = {"KILN_SHARD": "3/100"}  # not together with some of the others
+    assert {*FULL, *apart} == {name for name in variables.VARIABLES if not name.startswith(others)}
     (place / "a b").mkdir()
-    for name in ("norm.yaml", "a b/recipe.yaml", "ca.pem"):
+    for name in ("norm.yaml", "a b/recipe.yaml", "ca.pem", "durations"):
         (place / name).touch()
+    assert door(place, environment=spell(door(place, environment=apart))).build.shard == variables.Shard(3, 100)
     made = door(place, environment=FULL)
     (place / "elsewhere").mkdir()
     words = [made.input, made.workspace, made.output, made.version, made.targets]
@@ -260,6 +265,22 @@ def test_another_process_is_told_the_same_from_any_folder(place):
     assert again == made and (again.build.store, again.python) == (str(place / "s"), str(place / "bin/python3"))
     plain = door(place)
     assert door(place, environment=spell(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"KILN_SHARD": "3"}, "KILN_SHARD=3 is no shard; expected its number, from 1, and how many there are"),
+        ({"KILN_SHARD": "1/2", "KILN_FROM_STORE": "1"}, "KILN_FROM_STORE (--from-store) compiles none; give either"),
+        ({"KILN_SHARD": "1/2", "KILN_NOIMAGE": "1"}, "KILN_NOIMAGE compiles none; give either"),
+        ({"KILN_SHARDS": "2"}, "KILN_SHARDS (--shards) is for KILN_FROM_STORE=1 (--from-store); a shard is given as"),
+        ({"KILN_DURATIONS": "d"}, "KILN_DURATIONS (--durations) divides a plan among shards; give KILN_SHARD"),
+        ({"KILN_DURATIONS": "d", "KILN_SHARD": "1/2"}, "KILN_DURATIONS=d is not a file; give a copy of the file"),
+    ],
+)
+def test_shards_that_cannot_be(place, environment, said):
+    with pytest.raises(KilnError, match=re.escape(said)):
+        door(place, environment=environment)
 
 
 def test_the_environment_of_another_process(place):
