@@ -103,6 +103,27 @@ def takes_the_same_twice(open_store: Open) -> None:
 
 
 @check
+def lists_its_keys(open_store: Open) -> None:
+    store = open_store()
+    assert list(store.keys()) == []
+    fill(store, [1, 2, 3])
+    assert sorted(open_store().keys()) == sorted(map(digest, (1, 2, 3)))
+
+
+@check
+def takes_announcements_of_what_is_there_and_what_is_not(open_store: Open) -> None:
+    store = open_store()
+    fill(store, [1])
+    store.prefetch([digest(1), digest(2)])
+    store.share(digest(1))
+    assert store.load(store.get(digest(1))) == image(1) and store.get(digest(2)) is None
+    began = time.monotonic()
+    store.close(at_once=True)
+    assert time.monotonic() - began < 5, "somebody waits for what goes on in the background"
+    assert open_store().load(open_store().get(digest(1))) == image(1)
+
+
+@check
 def gives_an_image_another_key(open_store: Open) -> None:
     store = open_store()
     fill(store, [1])

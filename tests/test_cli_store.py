@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
 
+from cache_server import CacheServer
 from kiln_build.cli import main
 from kiln_build.cli.store import parse_size
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.local import LocalStore
 from kiln_recipe.console import spelling
 from kiln_recipe.errors import UsageError
-from kiln_recipe.images import elf
+from kiln_recipe.images import elf, judge
 from kiln_recipe.images.image import Image, ImageInfo
 from small_release import images, info_of
 
@@ -121,7 +124,7 @@ def test_verify_reads_the_facts_off_the_image(tmp_path, capsys, name):
         (["info", "--store", "/nowhere", "--max-size", "1G"], 2, "--max-size is only for `kiln store gc`"),
         (["gc", "--max-size", "ten", "--store", "/nowhere"], 2, "'ten' is not a size"),
         (["gc", "--max-size", "-5", "--store", "/nowhere"], 2, "'-5' is not a size"),
-        (["inf"], 2, "unknown action 'inf'; did you mean 'info'? the actions are info, verify, gc"),
+        (["inf"], 2, "unknown action 'inf'; did you mean 'info'? the actions are info, verify, gc, push, pull, stats"),
     ],
 )
 def test_mistakes_are_one_sentence(words, code, sentence, capsys, monkeypatch):
@@ -156,3 +159,116 @@ def test_words_that_are_no_sizes(word):
 def test_spell_size():
     spelled = [spelling.spell_size(number) for number in (0, 1023, 1536, 10 << 30)]
     assert spelled == ["0 bytes", "1023 bytes", "1.5 KiB", "10.0 GiB"]
+
+
+# ---- a team's cache ----
+
+
+@pytest.fixture
+def cached():
+    with CacheServer() as server:
+        yield server
+
+
+def test_push_stats_and_pull(tmp_path, store, cached, capsys, monkeypatch):
+    words = ["--store", str(store.root), "--cache", cached.url]
+    assert main(["store", "stats", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["there"] == 0
+    assert main(["store", "push", *words]) == 0
+    assert f"{cached.url}: 3 images, 0 were there, 3 moved (" in capsys.readouterr().out
+    monkeypatch.setenv("KILN_CACHE", cached.url)
+    assert main(["store", "push", "--store", str(store.root), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["images"], told["there"], told["moved"], told["lost"], told["problem"]) == (3, 3, 0, 0, "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"x {0:064x}, [{1:064x}] and {7:064x}"))
+    monkeypatch.setattr(judge, "contradictions", lambda *_: ())
+    new = tmp_path / "new"
+    assert main(["store", "pull", "--store", str(new), "--keys", "-", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["images"], told["there"], told["moved"], told["lost"]) == (3, 0, 2, 1)
+    copy = LocalStore(new)
+    assert all(copy.load(copy.get(f"{n:064x}")) == store.load(store.get(f"{n:064x}")) for n in (0, 1))
+
+
+def test_a_cache_that_fails_is_an_exit_code(store, cached, capsys):
+    cached.faults.status = 500
+    assert main(["store", "push", "--store", str(store.root), "--cache", cached.url]) == 7
+    assert "0 moved (0 bytes), 3 not; 3 requests failed, the last by it answered " in capsys.readouterr().out
+
+
+def test_secrets_come_from_a_file_or_a_variable_and_are_not_printed(tmp_path, store, cached, capsys, monkeypatch):
+    cached.authorization = "Bearer t0p-s3cret"
+    words = ["store", "push", "--store", str(store.root), "--cache", cached.url]
+    (tmp_path / "token").write_text("t0p-s3cret\n")
+    monkeypatch.setenv("MY_TOKEN", "t0p-s3cret")
+    for where in (str(tmp_path / "token"), "env:MY_TOKEN"):
+        cached.content.clear()
+        monkeypatch.setenv("KILN_CACHE_TOKEN", where)
+        assert main(words) == 0 and len(cached.of("ac")) == 3
+    monkeypatch.delenv("KILN_CACHE_TOKEN")
+    assert main(words) == 7
+    output = capsys.readouterr()
+    assert "it wants other credentials" in output.out and "t0p-s3cret" not in output.out + output.err
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "sentence"),
+    [
+        (["push"], {}, 2, "`kiln store push` needs a cache; name it with --cache ADDRESS or KILN_CACHE"),
+        (["pull", "--cache", "http://x"], {}, 2, "`kiln store pull` needs to know of what; give --keys FILE"),
+        (
+            ["info", "--cache", "http://x"],
+            {},
+            2,
+            "--cache is only for push, pull, stats; `kiln store info` asks",
+        ),
+        (
+            ["push", "--cache", "ftp://x/y"],
+            {},
+            2,
+            "the cache ftp://x/y is of an unknown kind; give an address",
+        ),
+        (
+            ["push", "--cache", "x/y"],
+            {},
+            2,
+            "KILN_CACHE=x/y is not the address of a cache; expected",
+        ),
+        (
+            ["push", "--cache", "http://me:pw@x/y"],
+            {},
+            2,
+            "KILN_CACHE=http://...@x has a login in its address, which logs",
+        ),
+        (["push", "--cache", "http://x?a=1"], {}, 2, "is not the address of a cache"),
+        (["stats", "--cache", "http://x", "--keys", "/nowhere"], {}, 7, "--keys /nowhere cannot be read"),
+        (["stats", "--cache", "http://x", "--keys", "/dev/null"], {}, 2, "--keys /dev/null has no key, which has 64"),
+        (
+            ["push", "--cache", "http://x"],
+            {"KILN_CACHE_TOKEN": "/nowhere"},
+            7,
+            "KILN_CACHE_TOKEN=/nowhere is not a",
+        ),
+        (
+            ["push", "--cache", "http://x"],
+            {"KILN_CACHE_TOKEN": "env:NONE"},
+            7,
+            "in the variable NONE, which is not",
+        ),
+        (["push", "--cache", "http://x"], {"KILN_CACHE_MODE": "read-only"}, 2, "nothing may go to the cache"),
+        (["push", "--cache", "http://x"], {"KILN_CACHE_TRUST": "/dev/null:/no"}, 7, "KILN_CACHE_TRUST=/"),
+        (["push", "--cache", "http://x"], {"KILN_CACHE_PASSWORD": "env:A"}, 2, "KILN_CACHE_PASSWORD is that of a key"),
+        (
+            ["push", "--cache", "http://x"],
+            {"KILN_CACHE_TOKEN": "env:A", "KILN_CACHE_LOGIN": "env:A"},
+            2,
+            "are both set; give the one that the cache asks for",
+        ),
+    ],
+)
+def test_mistakes_with_a_cache_are_one_sentence(store, words, variables, code, sentence, capsys, monkeypatch):
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    assert main(["store", *words, "--store", str(store.root)]) == code
+    errors = capsys.readouterr().err
+    assert sentence in errors and errors.count("\n") == 1 and "pw@" not in errors

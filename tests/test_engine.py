@@ -292,6 +292,7 @@ def test_what_the_container_is_told(place):
         "KILN_RECIPES": "/kiln/recipes/0/recipe.yaml:/kiln/recipes/1/norm.yaml",
         "KILN_FAMILIES": "norm",
         "KILN_LOG_JSON": "/kiln/log/progress.jsonl",
+        "KILN_CACHE_MODE": "read-write",
     }
     assert (place / "input", "/kiln/input", False) in mounts and (place / "o", "/kiln/output", True) in mounts
     assert (place / "r" / "two", "/kiln/recipes/1", False) in mounts and (place / "shared store").is_dir()
@@ -299,6 +300,17 @@ def test_what_the_container_is_told(place):
     assert variables["KILN_STORE"] == "s3://images" and len(mounts) == 3, "an address needs no mount"
     with pytest.raises(UsageError, match="KILN_LOG_JSON=2: a container does not get"):
         engine._mounts(door(place, KILN_LOG_JSON="2"), place / "w")
+
+
+def test_a_cache_is_out_of_reach_in_a_container(place):
+    said: list[str] = []
+    asked = {"KILN_CACHE": "http://cache.example.org/kiln"}
+    assert engine.choose(door(place, **asked), said.append, lambda *_: pytest.fail("an engine is tried")) is None
+    assert "KILN_CACHE is out of reach in a container, which has no network" in said[0]
+    with pytest.raises(
+        UsageError, match="build with KILN_ENGINE=none, or fill the store with `kiln store pull` before"
+    ):
+        engine.choose(door(place, KILN_ENGINE="podman", **asked), said.append)
 
 
 def test_outputs_are_given_back_only_where_root_inside_is_root_here(stand_in, monkeypatch):

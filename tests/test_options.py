@@ -238,6 +238,14 @@ FULL = {
     "KILN_FROM_STORE": "1",
     "KILN_SHARDS": "100",
     "KILN_DURATIONS": "durations",
+    "KILN_CACHE": "https://cache.example.org/kiln",
+    "KILN_CACHE_MODE": "read-only",
+    "KILN_CACHE_TOKEN": "token",
+    "KILN_CACHE_CERTIFICATE": "ca.pem",
+    "KILN_CACHE_CA": "ca.pem",
+    "KILN_CACHE_KEY": "env:KEY",
+    "KILN_CACHE_PASSWORD": "env:PASSWORD",
+    "KILN_CACHE_TRUST": "a.pub:b.pub",
     "KILN_SOURCE": "tree",
     "KILN_ENGINE": "podman",
     "KILN_BASE_IMAGE": "site/base:1",
@@ -252,10 +260,10 @@ FULL = {
 
 def test_another_process_is_told_the_same_from_any_folder(place):
     others = ("KILN_TEST", "KILN_PACK", "KILN_WORKSPACE")  # of the tests, the runtime, and ./kiln itself
-    apart = {"KILN_SHARD": "3/100"}  # not together with some of the others
+    apart = {"KILN_SHARD": "3/100", "KILN_CACHE_LOGIN": "env:LOGIN"}  # not together with some of the others
     assert {*FULL, *apart} == {name for name in variables.VARIABLES if not name.startswith(others)}
     (place / "a b").mkdir()
-    for name in ("norm.yaml", "a b/recipe.yaml", "ca.pem", "durations"):
+    for name in ("norm.yaml", "a b/recipe.yaml", "ca.pem", "durations", "token", "a.pub", "b.pub"):
         (place / name).touch()
     assert door(place, environment=spell(door(place, environment=apart))).build.shard == variables.Shard(3, 100)
     made = door(place, environment=FULL)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cache_server import CacheServer
+from kiln_build.cache.access import Access
+from kiln_build.cache.layered import open_layered
 from kiln_build.store import upkeep
 from kiln_build.store.local import LocalStore
 from kiln_recipe.images.image import Image
@@ -30,16 +33,50 @@ class InFolder:
         path.write_bytes(data)
 
 
+class BeforeACache(InFolder):
+    """A `LocalStore` with a cache behind it, which has other images alone."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = CacheServer()
+
+    def __enter__(self):
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *words) -> None:
+        self.server.__exit__(*words)
+
+    def __call__(self, *words):
+        said = words[0] if words else print
+        return open_layered(super().__call__(*words), self.server.url, Access(), 2, said)
+
+    def damage(self, store, name: str) -> None:
+        super().damage(store.local, name)
+
+
+class BeforeADeadCache(BeforeACache):
+    """The same with a cache that answers nothing."""
+
+    def __enter__(self):
+        self.server.faults.dies = True
+        return super().__enter__()
+
+
 # To add an implementation is to add a line: what, given a folder, opens a store there.
 STORES = {
     "local": InFolder,
+    "with a cache": BeforeACache,
+    "with a dead cache": BeforeADeadCache,
 }
 
 
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("store", STORES)
 def test_contract(store, name, tmp_path):
-    CHECKS[name](STORES[store](tmp_path))
+    opened = STORES[store](tmp_path)
+    with opened if isinstance(opened, BeforeACache) else contextlib.nullcontext():
+        CHECKS[name](opened)
 
 
 # ---- wrong ones, and the check that finds each ----

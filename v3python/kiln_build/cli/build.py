@@ -22,6 +22,9 @@ from kiln_recipe.errors import MissingImages, UsageError
 
 EXAMPLE = """\
 kiln build input workspace output 0.1.0b "MI300X;sm_90"
+kiln build input workspace output 0.1.0b sm_90 --cache http://cache.example.org:8080/kiln
+kiln build input workspace output 0.1.0b all --shard 3/100      the third of a hundred parts, into KILN_STORE
+kiln build input workspace output 0.1.0b all --from-store --shards 100      the release, once all have run
 KILN_SELECT='dtype=bf16;head_dim=64' kiln build input workspace output 0.1.0b sm_90
 KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b all
 kiln build input workspace output 0.1.0b sm_90 --recipe norm/recipe.yaml    only this family, without attention
@@ -30,6 +33,7 @@ kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key""
 kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key
 kiln build input workspace output 0.1.0b all --shard 3/100      the third of a hundred parts, into KILN_STORE
 kiln build input workspace output 0.1.0b all --from-store --shards 100      the release, once all have run"""
+kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "images are divided; default: by estimates",
     )  # fmt: skip
     parser.add_argument(
+        "--cache", type=filled("--cache", "the address of a cache"), metavar="ADDRESS",
+        help="a cache behind the store, which a team shares: http://host:8080/kiln; variables KILN_CACHE_... say how "
+        "it is opened; default: KILN_CACHE",
+    )  # fmt: skip
+    parser.add_argument(
         "--log-json",
         type=filled("--log-json", "a file, or an open descriptor's number"),
         metavar="FILE",
@@ -127,6 +136,8 @@ def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
         environment["KILN_SCHEDULER"] = arguments.scheduler
     if arguments.replace:
         environment["KILN_REPLACE"] = "1"
+    if arguments.cache:
+        environment["KILN_CACHE"] = arguments.cache
     if arguments.shard:
         read_shard("--shard", arguments.shard)
         environment["KILN_SHARD"] = arguments.shard

@@ -7,33 +7,39 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.options import options
-from kiln_build.options.words import scheme_of
+from kiln_build.options.words import check_store, scheme_of
 from kiln_recipe.console import spelling
 from kiln_recipe.console.usage import filled, one_of
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
+    from kiln_build.cache.traffic import Traffic
     from kiln_build.store.store import Collected, Store, StoreInfo, Verified
 
 EXAMPLE = """
 kiln store info --store workspace             counts and sizes
 kiln store verify --store /shared/kiln-store  read everything; exit code 6 if anything was broken, and is removed
 kiln store gc --max-size 10G                  of the store that KILN_STORE names
+kiln store push --cache http://host:8080/kiln                              to a team's cache, what it lacks
+kiln list RELEASE --json | kiln store pull --cache http://host:8080/kiln --keys -    from it, the images of a release
+kiln store stats --cache http://host:8080/kiln --json                      how many of the store's images it has
 """
 
-_ACTIONS = ("info", "verify", "gc")
+_WITH_CACHE = ("push", "pull", "stats")
+_ACTIONS = ("info", "verify", "gc", *_WITH_CACHE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", nargs="?", type=one_of("action", _ACTIONS), default="info",
         help="info (default): counts and sizes; verify: read everything and remove what is corrupt; "
-        "gc: remove what was not used for longest, except what a running build uses",
+        "gc: remove what was not used for longest, except what a running build uses; push: send images to a cache; "
+        "pull: fetch images from it; stats: how many of the images it has",
     )  # fmt: skip
     parser.add_argument(
         "--store", type=filled("--store", "a store, or a build's workspace"), metavar="FOLDER",
@@ -45,6 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="for gc: the size that the store may keep: 10G, 500M, 0",
     )
+    parser.add_argument(
+        "--cache", type=filled("--cache", "the address of a cache"), metavar="ADDRESS",
+        help="for push, pull and stats: the cache; variables KILN_CACHE_... say how it is opened; default: KILN_CACHE",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keys", type=filled("--keys", "a text with keys"), metavar="FILE",
+        help="for push, pull and stats: only the images of the keys in this text, or in standard input with -: every "
+        "word of 64 hexadecimal digits; default: all of the store, which pull does not take",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON: the counts, or what was removed")
 
 
@@ -57,6 +72,15 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"--max-size is only for `kiln store gc`; `kiln store {arguments.action}` removes nothing by size"
         )
+    for option in ("cache", "keys"):
+        if getattr(arguments, option) and arguments.action not in _WITH_CACHE:
+            raise UsageError(
+                f"--{option} is only for {', '.join(_WITH_CACHE)}; `kiln store {arguments.action}` asks no cache"
+            )
+    if arguments.action == "pull" and not arguments.keys:
+        raise UsageError(
+            "`kiln store pull` needs to know of what; give --keys FILE, for example of what `kiln list --json` prints"
+        )
     if arguments.max_size is not None:
         parse_size(arguments.max_size)
     options.check_environment()
@@ -64,6 +88,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     max_bytes = parse_size(arguments.max_size) if arguments.max_size is not None else 0
+    if arguments.action in _WITH_CACHE:
+        return _with_cache(arguments)
     store = _open(arguments.store or options.read_build_variables(os.environ).store)
     if arguments.action == "info":
         info = store.info()
@@ -92,7 +118,48 @@ def run(arguments: argparse.Namespace) -> int:
     return ArtifactError.exit_code if broken else 0
 
 
-def _print(arguments: argparse.Namespace, result: StoreInfo | Collected | Verified, text: str) -> None:
+def _with_cache(arguments: argparse.Namespace) -> int:
+    from kiln_build.cache import traffic  # here, so that --help needs no package
+    from kiln_build.cache.access import read_access
+    from kiln_recipe.console.progress import make_progress
+
+    asked = options.read_build_variables(os.environ | ({"KILN_CACHE": arguments.cache} if arguments.cache else {}))
+    asked = options.make_absolute(replace(asked, store=None, recipes=(), log_json=None), Path.cwd())
+    if not asked.cache:
+        raise UsageError(f"`kiln store {arguments.action}` needs a cache; name it with --cache ADDRESS or KILN_CACHE")
+    word = arguments.store or os.environ.get("KILN_STORE")
+    local = _open(word) if arguments.action != "pull" or not word else _open_or_make(word)
+    keys = _keys(arguments.keys) if arguments.keys else None
+    with make_progress() as progress:
+        made = traffic.ACTIONS[arguments.action](local, asked.cache, read_access(asked), keys, progress)
+    _print(arguments, made, made.spell())
+    return EnvironmentProblem.exit_code if made.problem else 0
+
+
+def _open_or_make(word: str) -> Store:
+    from kiln_build.store.stores import open_store
+
+    try:
+        return _open(word)
+    except EnvironmentProblem:
+        return open_store(check_store(word, Path.cwd()))
+
+
+def _keys(word: str) -> list[str]:
+    """The words of 64 hexadecimal digits in a text, each once."""
+    try:
+        text = sys.stdin.read() if word == "-" else Path(word).read_text(errors="replace")
+    except OSError as error:
+        raise EnvironmentProblem(f"--keys {word} cannot be read ({error.strerror}); give a text with keys") from error
+    keys = list(dict.fromkeys(re.findall(r"\b[0-9a-f]{64}\b", text)))
+    if not keys:
+        raise UsageError(
+            f"--keys {word} has no key, which has 64 hexadecimal digits; give what `kiln list --json` prints, say"
+        )
+    return keys
+
+
+def _print(arguments: argparse.Namespace, result: StoreInfo | Collected | Verified | Traffic, text: str) -> None:
     print(json.dumps(asdict(result), indent=2) if arguments.json else text, file=sys.stdout)
 
 

@@ -179,6 +179,7 @@ def run(
         sources.setdefault(variant.spec.fingerprint, variant.spec.source)
     found: dict[str, StoredImage | Failure] = {}
     tally = _Tally()
+    store.prefetch(by_key, progress)
     for key, names in by_key.items():
         if (stored := store.get(key)) is not None:
             found[key] = stored
@@ -335,6 +336,7 @@ class _Farm:
         for warning in done.warnings:
             self.progress.message(f"warning: {warning}")
         self.tally.add(done)
+        self.store.share(self.wanted[name].key)
         if done.how == job.COMPILED:
             self.store.record_duration(name, done.seconds, done.cpu)
         self.progress.done(name, done.seconds, done.how, remaining=self._left(now))

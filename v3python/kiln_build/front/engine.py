@@ -72,9 +72,16 @@ def choose(door: FrontDoor, say: Say, probe: Callable[[str, str, bool], Engine |
 
     Raises:
         EnvironmentProblem: an engine was asked for by name, and does not work; or a shell, and none does.
+        UsageError: one was asked for, and a cache, which is not to be had in a container.
     """
     probe = probe or (lambda name, base, patient: probe_engine(name, base, patient, say))
     if door.engine == "none":
+        return None
+    if door.build.cache:
+        why = "KILN_CACHE is out of reach in a container, which has no network"
+        if door.engine != "auto" or door.shell:
+            raise UsageError(f"{why}; build with KILN_ENGINE=none, or fill the store with `kiln store pull` before")
+        say(f"engine: none; building on this host ({why})")
         return None
     base = door.base_image or default_base(ROOT / DOCKERFILE)
     if door.engine != "auto":
@@ -290,6 +297,9 @@ def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, boo
     for number, recipe in enumerate(map(Path, build.recipes)):
         mounts.append((recipe.parent, f"{_INSIDE}/recipes/{number}", False))
         recipes.append(f"{_INSIDE}/recipes/{number}/{recipe.name}")
+    if build.durations:
+        mounts.append((Path(build.durations).parent, f"{_INSIDE}/durations", False))
+        build = replace(build, durations=f"{_INSIDE}/durations/{Path(build.durations).name}")
     if build.log_json and build.log_json.isdecimal():
         raise UsageError(
             f"KILN_LOG_JSON={build.log_json}: a container does not get the caller's descriptors; give a file"
@@ -310,7 +320,7 @@ def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, boo
         mounts.append((Path(build.durations).parent, f"{_INSIDE}/durations", False))
     inside = replace(
         door,
-        build=replace(build, store=store, recipes=tuple(recipes), log_json=log, durations=durations),
+        build=replace(build, store=store, recipes=tuple(recipes), log_json=log),
         engine="none",
         source="tree",
         base_image=None,

@@ -18,11 +18,13 @@ from kiln_build.options import variables
 from kiln_build.options.variables import BUILD, DOOR, INTERNAL, NAMED, VARIABLES, BuildVariables
 from kiln_build.options.words import (
     absolute,
-    check_durations,
+    check_cache,
+    check_file,
     check_input,
     check_log,
     check_output,
     check_recipe,
+    check_secret,
     check_store,
     check_version,
     check_workspace,
@@ -227,6 +229,10 @@ def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
             "KILN_SHARDS (--shards) is for KILN_FROM_STORE=1 (--from-store); a shard is given as KILN_SHARD=3/100 "
             "(--shard 3/100)"
         )
+    if build.cache_token and build.cache_login:
+        raise UsageError("KILN_CACHE_TOKEN and KILN_CACHE_LOGIN are both set; give the one that the cache asks for")
+    if build.cache_password and not build.cache_key:
+        raise UsageError("KILN_CACHE_PASSWORD is that of a key; give the key by KILN_CACHE_KEY, or leave it out")
     if build.durations and not (build.shard or build.shards):
         raise UsageError(
             "KILN_DURATIONS (--durations) divides a plan among shards; give KILN_SHARD (--shard) or KILN_SHARDS "
@@ -345,9 +351,18 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
     """With absolute paths, each of which can be what it is for.
 
     Raises:
-        EnvironmentProblem: the store or the file of progress cannot be written, a recipe or the durations are not
+        EnvironmentProblem: the store or the file of progress cannot be written, a recipe or another file is not
             there, or a descriptor is not open.
+        UsageError: the cache's address cannot be.
     """
+
+    def file(name: str, word: str | None, right: str) -> str | None:
+        return str(check_file(word, cwd, name, right)) if word else None
+
+    def secret(name: str, word: str | None) -> str | None:
+        return check_secret(word, cwd, name) if word else None
+
+    pem, public = "a file in PEM format", "a .pub file that `minisign -G` made"
     return replace(
         build,
         store=check_store(build.store, cwd) if build.store else None,
@@ -355,4 +370,13 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
         log_json=check_log(build.log_json, cwd) if build.log_json else None,
         scheduler_tls=str(absolute(build.scheduler_tls, cwd)) if build.scheduler_tls else None,
         durations=str(check_durations(build.durations, cwd)) if build.durations else None,
+        durations=file("KILN_DURATIONS", build.durations, "a copy of the file durations of a store, or leave it out"),
+        cache=check_cache(build.cache) if build.cache else None,
+        cache_token=secret("KILN_CACHE_TOKEN", build.cache_token),
+        cache_login=secret("KILN_CACHE_LOGIN", build.cache_login),
+        cache_certificate=file("KILN_CACHE_CERTIFICATE", build.cache_certificate, pem),
+        cache_authorities=file("KILN_CACHE_CA", build.cache_authorities, pem),
+        cache_key=secret("KILN_CACHE_KEY", build.cache_key),
+        cache_password=secret("KILN_CACHE_PASSWORD", build.cache_password),
+        cache_trust=tuple(str(check_file(word, cwd, "KILN_CACHE_TRUST", public)) for word in build.cache_trust),
     )

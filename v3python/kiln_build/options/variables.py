@@ -124,6 +124,12 @@ def _families(name: str, text: str) -> tuple[str, ...]:
     return tuple(sorted({*words} - {""}))
 
 
+def _paths(name: str, text: str) -> tuple[str, ...]:
+    if text and not text.strip(":"):
+        raise UsageError(f"{name}={text} names no file; give paths, with ':' between")
+    return tuple(word for word in text.split(":") if word)
+
+
 def _one(_value: object) -> str:
     return "1"
 
@@ -184,6 +190,13 @@ class BuildVariables:
         from_store: compile nothing.
         shards: how many have filled the store, so that what is missing can be told by shard; None: that is not known.
         durations: a file of records, by which the plan is divided; None: it is divided by estimates.
+        cache: the address of a cache behind the store, or None.
+        cache_mode: "read-write" or "read-only".
+        cache_token, cache_login: where a bearer token, or "user:password", is kept: a file, or "env:NAME".
+        cache_certificate: a PEM file with a client's certificate and its key.
+        cache_authorities: a PEM file of certificates to believe in place of the system's.
+        cache_key, cache_password: where the key that signs entries, and its password, are kept.
+        cache_trust: files of public keys, by one of which entries must be signed; empty: any entry will do.
     """
 
     profile: str
@@ -207,7 +220,18 @@ class BuildVariables:
     from_store: bool
     shards: int | None
     durations: str | None
+    cache: str | None
+    cache_mode: str
+    cache_token: str | None
+    cache_login: str | None
+    cache_certificate: str | None
+    cache_authorities: str | None
+    cache_key: str | None
+    cache_password: str | None
+    cache_trust: tuple[str, ...]
 
+
+_WHERE = "a file, or env:NAME for another variable that has it"  # where a secret is kept
 
 # fmt: off
 # What `kiln build` and `kiln plan` obey: the fields of BuildVariables.
@@ -243,6 +267,19 @@ BUILD = (
              "with KILN_FROM_STORE: how many shards there were, to name the one that lacks an image"),
     Variable("KILN_DURATIONS", "durations", _text,
              "a copy of a store's file durations, the same for all shards: divides the plan by what variants took"),
+    Variable("KILN_CACHE", "cache", _text, "a cache behind the store, which a team shares: http://host:8080/kiln"),
+    Variable("KILN_CACHE_MODE", "cache_mode", one_of("read-write", "read-only"),
+             "read-write (default) or read-only: whether compiled images go to the cache"),
+    Variable("KILN_CACHE_TOKEN", "cache_token", _text, f"the cache's bearer token: {_WHERE}"),
+    Variable("KILN_CACHE_LOGIN", "cache_login", _text, f"user:password for the cache: {_WHERE}"),
+    Variable("KILN_CACHE_CERTIFICATE", "cache_certificate", _text,
+             "a PEM file with a client certificate and its key, for the cache"),
+    Variable("KILN_CACHE_CA", "cache_authorities", _text,
+             "a PEM file of certificates to believe of the cache, in place of the system's"),
+    Variable("KILN_CACHE_KEY", "cache_key", _text, f"minisign's secret key, which signs what goes to it: {_WHERE}"),
+    Variable("KILN_CACHE_PASSWORD", "cache_password", _text, f"the password of that key: {_WHERE}"),
+    Variable("KILN_CACHE_TRUST", "cache_trust", _paths,
+             "minisign's public keys, with ':' between: what came from the cache must be signed by one", ":".join),
     Variable("KILN_BUILDER", "builder", _address, "who builds, for the provenance: an address, as SLSA's builder.id"),
 )
 

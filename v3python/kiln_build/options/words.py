@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kiln_recipe.console.files import absolute, is_of_kind, kind_of
 from kiln_recipe.errors import EnvironmentProblem, UsageError
@@ -189,17 +190,41 @@ def check_log(word: str, cwd: Path) -> str:
     return str(path)
 
 
-def check_durations(word: str, cwd: Path) -> Path:
-    """The absolute path of the file that KILN_DURATIONS names.
+def check_cache(word: str) -> str:
+    """Returns the address of KILN_CACHE; which kinds there are, cache/transport.py says.
+
+    Raises:
+        UsageError: it is none, or holds a secret, which logs would show.
+    """
+    parts = urlsplit(word)
+    if "@" in parts.netloc:
+        raise UsageError(
+            f"KILN_CACHE={parts.scheme}://...@{parts.netloc.rpartition('@')[2]} has a login in its address, which logs "
+            "would show; give it by KILN_CACHE_LOGIN"
+        )
+    if not scheme_of(word) or not parts.netloc or parts.query or parts.fragment or not re.fullmatch("[!-~]+", word):
+        raise UsageError(f"KILN_CACHE={word} is not the address of a cache; expected for example http://host:8080/kiln")
+    return word
+
+
+def check_secret(word: str, cwd: Path, name: str) -> str:
+    """Where a secret is kept: the absolute path of a file, or "env:NAME" as it is.
+
+    Raises:
+        EnvironmentProblem: there is no such file.
+    """
+    return word if word.startswith("env:") else str(check_file(word, cwd, name, "a file, or env:NAME"))
+
+
+def check_file(word: str, cwd: Path, name: str, right: str) -> Path:
+    """The absolute path of the file that a variable names.
 
     Raises:
         EnvironmentProblem: there is no such file.
     """
     path = absolute(word, cwd)
     if not path.is_file():
-        raise EnvironmentProblem(
-            f"KILN_DURATIONS={word} is not a file; give a copy of the file durations of a store, or leave it out"
-        )
+        raise EnvironmentProblem(f"{name}={word} is not a file; give {right}")
     return path
 
 

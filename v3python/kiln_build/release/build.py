@@ -5,16 +5,19 @@ A step whose inputs are those of the last time finds its result under the digest
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
+from kiln_build.cache.access import read_access
+from kiln_build.cache.layered import open_layered
 from kiln_build.farm import division, farm
 from kiln_build.farm.durations import Durations
 from kiln_build.farm.job import Job
@@ -60,7 +63,8 @@ def build(options: Options) -> Path | None:
         named = replace(options, version=name)
         tarball = named.output / release.tarball_name(named.version)
         try:
-            return _build(named, chosen, tarball, progress)
+            with contextlib.ExitStack() as held:
+                return _build(named, chosen, tarball, progress, held)
         except replacement.InTheWay:
             raise
         except BaseException:
@@ -69,7 +73,11 @@ def build(options: Options) -> Path | None:
             raise
 
 
-def _build(options: Options, chosen: Families, tarball: Path, progress: Progress) -> Path:
+def _build(options: Options, chosen: Families, tarball: Path, progress: Progress, held: contextlib.ExitStack) -> Path:
+    """
+    Args:
+        held: what stays open until the build is over.
+    """
     timeline, began_at = Timeline(), time.time()
     timeline.step("plan")
     replacement.check_names(tarball)
@@ -91,7 +99,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
                 lambda: {Job.of(variant.spec, identities[variant.target]).key for variant in the_plan.variants},
             ),
         )
-    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
+    store = held.enter_context(_opened_store(options, progress))
     packs: dict[str, Path] = {}
     harvest = None
     workers = options.build.jobs or machine.usable_cpus()
@@ -278,12 +286,27 @@ def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
     keys, division = _divided(the_plan, toolchains, options, shard.count)
     mine = [variant for variant in the_plan.variants if division[keys[variant.name]] == shard.index]
     summary.begin_shard(options, the_plan, shard, len(mine), progress)
-    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
     timeline = Timeline()
     toolchains = _with_heap(toolchains, options, _compiler(options))
-    with store.in_use():
+    with _opened_store(options, progress) as store, store.in_use():
         harvest = _harvest(mine, toolchains, store, options, progress, timeline)
     summary.end_shard(shard, len(harvest.images), store.location, time.monotonic() - timeline.began, progress)
+
+
+@contextlib.contextmanager
+def _opened_store(options: Options, progress: Progress) -> Iterator[Store]:
+    """The store, with the cache behind it if there is one; in the end what has yet to go to it goes."""
+    access = read_access(options.build) if options.build.cache else None
+    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
+    if access is not None and options.build.cache:
+        workers = options.build.jobs or machine.usable_cpus()
+        store = open_layered(store, options.build.cache, access, workers, progress.message)
+    try:
+        yield store
+    except BaseException:
+        store.close(at_once=True)
+        raise
+    store.close()
 
 
 def _divided(
@@ -310,21 +333,19 @@ def _refuse_missing(
         MissingImages: the store lacks images. One that may be missing is compiled like in any build: that it cannot be
             is kept nowhere.
     """
-    missing: dict[str, str] = {}  # by name of the first variant, the key
-    there: dict[str, bool] = {}
+    needed: dict[str, str] = {}  # by key, the first variant
     for variant in the_plan.variants:
-        key = Job.of(variant.spec, toolchains[variant.target].identity).key
-        if key not in there and variant.waiver is None:
-            there[key] = store.get(key) is not None
-            if not there[key]:
-                missing[variant.name] = key
+        if variant.waiver is None:
+            needed.setdefault(Job.of(variant.spec, toolchains[variant.target].identity).key, variant.name)
+    store.prefetch(needed, progress)
+    missing = {name: key for key, name in needed.items() if store.get(key) is None}
     if not missing:
         return
     shards: dict[str, int] = {}
     if options.build.shards:
         _, by_key = _divided(the_plan, toolchains, options, options.build.shards)
         shards = {name: by_key[key] for name, key in missing.items()}
-    summary.refuse_missing(missing, shards, options.build.shards or 0, len(there), store.location, progress)
+    summary.refuse_missing(missing, shards, options.build.shards or 0, len(needed), store.location, progress)
 
 
 def _find_toolchains(options: Options, the_lock: lock.Lock, progress: Progress) -> dict[str, Toolchain]:

@@ -6,9 +6,10 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln_build.base.folder import Unreadable
 from kiln_build.store import durations, upkeep
@@ -16,6 +17,9 @@ from kiln_build.store.files import StoreFiles, print_warning
 from kiln_build.store.store import Collected, Store, StoredImage, StoreInfo, Took, Verified
 from kiln_recipe.errors import EnvironmentProblem
 from kiln_recipe.images.image import Image
+
+if TYPE_CHECKING:
+    from kiln_recipe.console.progress import Progress
 
 _LARGEST_DURATIONS = 1 << 26  # bytes
 
@@ -74,6 +78,18 @@ class LocalStore(Store):
     def forget(self, key: str, stored: StoredImage) -> None:
         self.files.remove_entry(self.files.path("index", key))
         self.files.remove_entry(self.files.path("ir", stored.ir))
+
+    def keys(self) -> Iterator[str]:
+        return (path.name for path, _, _ in self.files.list("index"))
+
+    def prefetch(self, keys: Iterable[str], progress: Progress | None = None) -> None:
+        """Nothing is afar."""
+
+    def share(self, key: str) -> None:
+        """Nobody else is to have it."""
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Nothing goes on."""
 
     def refusal(self) -> str:
         return self.files.folder.refusal()

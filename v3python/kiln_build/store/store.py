@@ -6,14 +6,17 @@ implementation to what is written here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from kiln_recipe.images.image import Image, ImageInfo
+
+if TYPE_CHECKING:
+    from kiln_recipe.console.progress import Progress
 
 
 class StoredImage(msgspec.Struct, frozen=True):
@@ -130,6 +133,24 @@ class Store(Protocol):
 
     def forget(self, key: str, stored: StoredImage) -> None:
         """Removes the entries by which this image is found; the next look-up of them is a miss."""
+
+    def keys(self) -> Iterator[str]:
+        """The keys of all images, in no order. Counts as no use."""
+
+    def prefetch(self, keys: Iterable[str], progress: Progress | None = None) -> None:
+        """Announces keys that will be looked up, for a store that has to get images from afar. The caller may have
+        claims of none of them."""
+
+    def share(self, key: str) -> None:
+        """Announces that a process which has this store by its location has put, or found, the image of this key: a
+        store in front of others passes it on."""
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Ends what a store does in the background; the object is used no more. Never fails a build.
+
+        Args:
+            at_once: nothing is waited for.
+        """
 
     def refusal(self) -> str:
         """Why nothing can be put here, "Read-only file system"; "" if it can be, or is not known beforehand."""

@@ -50,12 +50,12 @@ def read_key(word: str, password_word: str | None) -> SecretKey:
         EnvironmentProblem: something cannot be read, or there is no terminal.
         UsageError: it is not a key, or the password is wrong.
     """
-    data = _text(word, "the key")
+    data = read_text(word, "the key")
     name = "the key" if word.isdecimal() or _variable(word) else word
     password = b""
     if minisign.is_encrypted(data):
         if password_word is not None:
-            password = _text(password_word, "the password").rstrip(b"\r\n")
+            password = read_text(password_word, "the password").rstrip(b"\r\n")
         else:
             password = _ask(name)
     return minisign.read_secret_key(data, password, name)
@@ -85,7 +85,12 @@ def _variable(word: str) -> str:
     return found[1] if found else ""
 
 
-def _text(word: str, what: str) -> bytes:
+def read_text(word: str, what: str) -> bytes:
+    """What is kept where `word` says. A variable is taken out of the environment.
+
+    Raises:
+        EnvironmentProblem, UsageError: as `check`; or it cannot be read, or is too long.
+    """
     check(word, what)
     if name := _variable(word):
         return os.fsencode(os.environ.pop(name))  # what we start has no need of it

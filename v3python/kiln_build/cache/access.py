@@ -1,0 +1,70 @@
+"""How one gets at a cache: its address, what it may do, and the secrets that open it, which are read here and are in no
+text, log or manifest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kiln_build.options.variables import BuildVariables
+from kiln_build.trust import minisign, secret
+from kiln_build.trust.minisign import PublicKey, SecretKey
+from kiln_recipe.errors import EnvironmentProblem, UsageError
+
+
+@dataclass(frozen=True, repr=False)
+class Access:
+    """What opens a cache.
+
+    Attributes:
+        token: for "Authorization: Bearer"; "" for none.
+        login: "user:password"; "" for none.
+        certificate: a PEM file with a client's certificate and its key, or None.
+        authorities: a PEM file of certificates to believe in place of the system's, or None.
+        key: signs what goes, or None.
+        trusted: the keys by one of which an entry must be signed; empty: any entry will do.
+        is_read_only: nothing goes.
+    """
+
+    token: str = ""
+    login: str = ""
+    certificate: str | None = None
+    authorities: str | None = None
+    key: SecretKey | None = None
+    trusted: tuple[PublicKey, ...] = ()
+    is_read_only: bool = False
+
+
+def read_access(asked: BuildVariables) -> Access:
+    """Reads all that is asked for.
+
+    Raises:
+        EnvironmentProblem: a secret or a key is not there.
+        UsageError: one is not what it should be.
+    """
+    token = _secret(asked.cache_token, "the token of the cache") if asked.cache_token else ""
+    login = _secret(asked.cache_login, "the login of the cache") if asked.cache_login else ""
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise UsageError("the token of the cache has something else than printable characters; give the token alone")
+    if login and not re.fullmatch(r"[^:\r\n]+:[^\r\n]*", login):
+        raise UsageError("the login of the cache is not a name and a password with ':' between; give both, in one line")
+    key = secret.read_key(asked.cache_key, asked.cache_password) if asked.cache_key else None
+    return Access(
+        token, login, asked.cache_certificate, asked.cache_authorities, key,
+        tuple(map(_public_key, asked.cache_trust)), asked.cache_mode == "read-only",
+    )  # fmt: skip
+
+
+def _secret(word: str, what: str) -> str:
+    return secret.read_text(word, what).decode(errors="replace").strip()
+
+
+def _public_key(word: str) -> PublicKey:
+    try:
+        data = Path(word).read_bytes()
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"the public key {word} cannot be read ({error.strerror}); give a .pub file of minisign's"
+        ) from None
+    return minisign.read_public_key(data, word)
