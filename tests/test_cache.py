@@ -201,7 +201,9 @@ def test_a_redirection_elsewhere_is_followed_without_credentials(team, server):
 
 
 def test_another_kind_of_cache_is_refused():
-    with pytest.raises(UsageError, match=r"the cache ftp://x is of an unknown kind; give an address with http, https"):
+    with pytest.raises(
+        UsageError, match=r"the cache ftp://x is of an unknown kind; give an address with http, https, s3"
+    ):
         open_transport("ftp://x", Access(), 1)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import socket
+import sys
 import threading
 import time
 
 import pytest
+import urllib3
 
 from cache_server import CacheServer, Faults
 from kiln_build.cache.access import Access
 from kiln_build.cache.transport import AC, CAS, Failed, open_transport
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 
 @contextlib.contextmanager
@@ -28,8 +32,33 @@ def nobody_over_http():
         yield open_transport(f"http://127.0.0.1:{one.getsockname()[1]}/kiln", Access(), 4)
 
 
+@contextlib.contextmanager
+def over_s3(is_there: bool = True):
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        urllib3.PoolManager().request("PUT", f"{url}/images")
+        if not is_there:
+            server.stop()
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("AWS_ENDPOINT_URL", url)
+            environment.setenv("AWS_REGION", "us-east-1")
+            yield open_transport("s3://images/kiln", Access(login="id:secret"), 4)
+    finally:
+        if is_there:
+            server.stop()
+
+
+def nobody_over_s3():
+    return over_s3(is_there=False)
+
+
 # To add an implementation is to add a line: what opens an empty cache, and one that cannot be reached.
-TRANSPORTS = {"http": (over_http, nobody_over_http)}
+TRANSPORTS = {"http": (over_http, nobody_over_http), "s3": (over_s3, nobody_over_s3)}
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -94,6 +123,18 @@ def test_what_cannot_be_reached_fails_within_seconds(kind):
             with pytest.raises(Failed):
                 call()
             assert time.monotonic() - began < 15
+
+
+def test_s3_takes_no_token():
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    with pytest.raises(UsageError, match="takes no token and no certificates; S3 has AWS_... or a login"):
+        open_transport("s3://images/kiln", Access(token="t"), 1)
+
+
+def test_s3_without_its_package_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(EnvironmentProblem, match=r"s3://images/kiln needs the package obstore, which is not installed"):
+        open_transport("s3://images/kiln", Access(), 1)
 
 
 @pytest.mark.parametrize("faults", [Faults(status=500), Faults(cut=True), Faults(dies=True)], ids=str)

@@ -44,7 +44,13 @@ def _http(address: str, access: Access, connections: int) -> Transport:
     return HttpTransport(address, access, connections)
 
 
-_KINDS: dict[str, Callable[[str, Access, int], Transport]] = {"http": _http, "https": _http}
+def _s3(address: str, access: Access, connections: int) -> Transport:
+    from kiln_build.cache.s3 import S3Transport
+
+    return S3Transport(address, access, connections)
+
+
+_KINDS: dict[str, Callable[[str, Access, int], Transport]] = {"http": _http, "https": _http, "s3": _s3}
 
 
 def open_transport(address: str, access: Access, connections: int) -> Transport:
@@ -53,7 +59,8 @@ def open_transport(address: str, access: Access, connections: int) -> Transport:
         connections: threads that will use it at once.
 
     Raises:
-        UsageError: there is no cache of this kind.
+        UsageError: there is no cache of this kind, or it takes no such access.
+        EnvironmentProblem: it needs a package that is not installed.
     """
     scheme = scheme_of(address)
     if scheme not in _KINDS:
