@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +31,7 @@ from kiln_build.artifacts.pack import (
     KernelSlots,
 )
 from kiln_build.artifacts.split import Instructions, split
+from kiln_build.base.kept import Pieces
 from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.images.image import DescriptorInfo, ImageInfo
@@ -48,8 +52,10 @@ def write_pack(
     read: Callable[[str], bytes],
     code: Callable[[bytes], Iterable[tuple[int, int]]],
     workers: int = 1,
+    groups: Pieces | None = None,
 ) -> str:
-    """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments, `workers` excepted.
+    """Writes a pack, which appears by rename. The bytes depend on nothing but the arguments, `workers` and `groups`
+    excepted.
 
     Args:
         instructions: what the target's code is made of.
@@ -57,6 +63,7 @@ def write_pack(
         read: bytes of an image or PTX text, by digest.
         code: (offset, bytes) of the machine code in an image, ascending.
         workers: how many groups are compressed at once.
+        groups: what was compressed before, and gets what is compressed now.
 
     Returns:
         The digest of its index, which a family's library is built with.
@@ -85,7 +92,7 @@ def write_pack(
                     place = descriptors.add(facts.descriptors)
                     image_rows.append(_image_row(len(pending), len(raw), data, facts, kind, strings, place))
                     raw += data
-                pending.append(pool.submit(compress, split(bytes(raw), instructions, ranges)))
+                pending.append(pool.submit(_packed, bytes(raw), instructions, ranges, groups))
                 decoded.append(len(raw))
                 if len(raw) > LARGEST_GROUP:
                     raise ArtifactError(f"an image for {target} has {len(raw)} bytes; a pack holds {LARGEST_GROUP}")
@@ -177,6 +184,36 @@ def _kernel_rows(
                 )
             )
     return kernel_rows, slot_rows
+
+
+def _packed(raw: bytes, instructions: Instructions, code: Sequence[tuple[int, int]], groups: Pieces | None) -> bytes:
+    """A group as it is in a pack; what was made of the same before is not made again."""
+    key = _key_of_group(raw, instructions, code) if groups is not None else ""
+    piece = groups.get(key) if groups is not None else None
+    if piece is None:
+        piece = compress(split(raw, instructions, code))
+        if groups is not None:
+            groups.put(key, piece)
+    return piece
+
+
+def _key_of_group(raw: bytes, instructions: Instructions, code: Sequence[tuple[int, int]]) -> str:
+    """The digest of all that decides the bytes of a group: itself, where its code is and of which instructions, and
+    what packs it."""
+    digest = hashlib.sha256(_packer())
+    how = [ZSTD_LEVEL, instructions.selector, list(instructions.words), list(code), len(raw)]
+    digest.update(json.dumps(how).encode())
+    digest.update(raw)
+    return digest.hexdigest()
+
+
+@functools.cache
+def _packer() -> bytes:
+    """What packs a group: two modules, and zstd."""
+    import zstandard
+
+    sources = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, inspect.getfile(split))]
+    return json.dumps([*sources, zstandard.__version__, zstandard.ZSTD_VERSION, zstandard.backend]).encode()
 
 
 def compress(frame: bytes) -> bytes:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -119,10 +118,9 @@ class Library:
     needs: tuple[str, ...] = ()
     stubs: Mapping[str, str] = field(default_factory=dict)
 
-    def build(self, compiler: Compiler, flags: Flags, folder: Path, jobs: int, needed: Mapping[str, Path]) -> Path:
-        with ThreadPoolExecutor(max(1, jobs)) as pool:
-            makers = [maker for part in self.parts for maker in part.objects(compiler, flags, folder)]
-            made = list(pool.map(lambda maker: maker(), makers))
+    def build(self, compiler: Compiler, flags: Flags, folder: Path, needed: Mapping[str, Path]) -> Path:
+        """Links it, of objects that are made where they are not there."""
+        made = [make() for part in self.parts for make in part.objects(compiler, flags, folder)]
         objects = {f"objects/{number}.o": path for number, path in enumerate(made)}
         contents = {
             name: path.read_bytes() for name, path in {**objects, **needed, "exports.map": self.exports}.items()

@@ -10,6 +10,7 @@ import io
 import shutil
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -228,11 +229,31 @@ def build_libraries(
             family = next(family for family in families if family.name == adapter.over)
             own = _adapter(adapter, public, family.generated_for(adapter.name))
             made[adapter.library] = _adapter_library(adapter, own, core, parts[adapter.over])
+    return _build_all(made, compiler, flags, folder, jobs)
+
+
+def _build_all(
+    made: Mapping[str, Library], compiler: Compiler, flags: Flags, folder: Path, jobs: int
+) -> dict[str, Path]:
+    """All objects first, those of a part that several libraries have once, then the libraries, each after those that it
+    needs; `jobs` commands at a time."""
     libraries: dict[str, Path] = {}
-    for name, library in made.items():
+
+    def link(library: Library) -> Path:
         needed = {f"lib/{need}": libraries[need] for need in library.needs}
-        libraries[name] = library.build(compiler, flags, folder, jobs, needed)
-    return libraries
+        return library.build(compiler, flags, folder, needed)
+
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        parts = {id(part): part for library in made.values() for part in library.parts}
+        makers = [maker for part in parts.values() for maker in part.objects(compiler, flags, folder)]
+        for _ in pool.map(lambda maker: maker(), makers):
+            pass
+        while waiting := [library for library in made.values() if library.name not in libraries]:
+            ready = [library for library in waiting if set(library.needs) <= libraries.keys()]
+            if not ready:
+                raise ValueError(f"{waiting[0].name} needs {waiting[0].needs}, which are not all of this build")
+            libraries |= zip([library.name for library in ready], pool.map(link, ready))
+    return {name: libraries[name] for name in made}
 
 
 def build_heap(root: Path, compiler: Compiler, folder: Path) -> Path:

@@ -27,6 +27,8 @@ from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import KernelPlan, Plan, Variant
 from kiln_recipe.targets import Target
 
+# Groups of packs that a workspace keeps compressed: ten times what the full profile of a target takes.
+_GROUPS_BYTES = 256 << 20
 _WRITERS = (pack.__file__, pack_writer.__file__, split.__file__, elf.__file__)  # what a pack's bytes depend on
 
 
@@ -152,10 +154,12 @@ def write_pack(planned: PackPlan, store: Store, workers: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     kept.clear(path.parent, f"{target.vendor}-{target.name}-*.pack")
     infos = {image.digest: image.info for image in planned.images.values()}
+    groups = kept.Pieces(path.parent / "groups", _GROUPS_BYTES)
     pack_writer.write_pack(
         path, target.name, split.INSTRUCTIONS[target.instructions], planned.version, planned.kernels,
-        infos.__getitem__, store.read, elf.code_ranges, workers,
+        infos.__getitem__, store.read, elf.code_ranges, workers, groups,
     )  # fmt: skip
+    groups.trim()
     kept.seal(path)
 
 
