@@ -112,6 +112,11 @@ def test_a_job_runs_where_sources_and_toolchain_are_elsewhere(family, tmp_path):
         key = variant.spec.key(here.identity)
         images = [store.load(store.get(key)) for store in stores]
         assert images[0] == images[1] and images[0].code, "equal bytes, facts and PTX"
+        of_vendor = ["ptx", "cubin"] if variant.target == "sm_90" else ["amdgcn", "hsaco"]
+        for result in (one.value, two.value):
+            assert list(result.stages) == ["front end", "ttir", "ttgir", "llir", *of_vendor, "image"]
+            assert all(seconds >= 0 for seconds in result.stages.values())
+            assert 0.5 * result.cpu < sum(result.stages.values()) <= 1.01 * result.cpu, "they are where the time went"
 
 
 @has_triton

@@ -250,6 +250,7 @@ FULL = {
     "KILN_ENGINE": "podman",
     "KILN_BASE_IMAGE": "site/base:1",
     "KILN_REPLACE": "1",
+    "KILN_COSTS": "1",
     "KILN_SHELL": "1",
     "KILN_CA_BUNDLE": "ca.pem",
     "KILN_PYTHON": "bin/python3",

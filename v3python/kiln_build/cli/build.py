@@ -30,10 +30,6 @@ KILN_RECIPES=/home/me/norm/recipe.yaml kiln build input workspace output 0.1.0b 
 kiln build input workspace output 0.1.0b sm_90 --recipe norm/recipe.yaml    only this family, without attention
 kiln build input workspace output 0.1.0b all --scheduler tcp://head:8786    on a Dask cluster
 kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key"""
-kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key
-kiln build input workspace output 0.1.0b all --shard 3/100      the third of a hundred parts, into KILN_STORE
-kiln build input workspace output 0.1.0b all --from-store --shards 100      the release, once all have run"""
-kiln build input workspace output 0.1.0b sm_90 --sign ~/.minisign/minisign.key"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a cache behind the store, which a team shares: http://host:8080/kiln; variables KILN_CACHE_... say how "
         "it is opened; default: KILN_CACHE",
     )  # fmt: skip
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="say what each stage of compiling each kernel, and each step of the build, took of processors; as JSON "
+        "beside the tarball, too",
+    )
     parser.add_argument(
         "--log-json",
         type=filled("--log-json", "a file, or an open descriptor's number"),
@@ -147,6 +149,8 @@ def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
         environment["KILN_SHARDS"] = str(arguments.shards)
     if arguments.durations:
         environment["KILN_DURATIONS"] = arguments.durations
+    if arguments.profile:
+        environment["KILN_COSTS"] = "1"
     return environment
 
 

@@ -122,6 +122,7 @@ class FarmResult:
         wall_seconds: of all this.
         compile_seconds: of the compiler, all workers together, as they measured it.
         attempts: in the order in which they ended.
+        stages: by the name of each variant that was compiled, or whose IR was, seconds of processors by stage.
     """
 
     outcomes: Mapping[str, StoredImage | Failure]
@@ -133,6 +134,7 @@ class FarmResult:
     wall_seconds: float
     compile_seconds: float
     attempts: Sequence[Attempt] = ()
+    stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[Failure]:
@@ -224,6 +226,7 @@ def run(
         wall_seconds=time.monotonic() - began,
         compile_seconds=tally.seconds,
         attempts=tally.attempts,
+        stages=tally.stages,
     )
 
 
@@ -234,10 +237,13 @@ class _Tally:
     shared: int = 0
     seconds: float = 0.0
     attempts: Sequence[Attempt] = ()
+    stages: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def add(self, result: JobResult) -> None:
+    def add(self, name: str, result: JobResult) -> None:
         setattr(self, result.how, getattr(self, result.how) + 1)
         self.seconds += result.seconds
+        if result.stages:
+            self.stages[name] = result.stages
 
 
 @dataclass
@@ -335,7 +341,7 @@ class _Farm:
         self.images[name] = image
         for warning in done.warnings:
             self.progress.message(f"warning: {warning}")
-        self.tally.add(done)
+        self.tally.add(name, done)
         self.store.share(self.wanted[name].key)
         if done.how == job.COMPILED:
             self.store.record_duration(name, done.seconds, done.cpu)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +26,7 @@ from kiln_build.store.files import print_warning
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
 from kiln_build.store.upkeep import Contradictions
+from kiln_recipe.compile.stages import cpu_seconds
 from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem
 from kiln_recipe.images.image import Image
 from kiln_recipe.plan.model import CompileSpec
@@ -121,6 +121,7 @@ class JobResult:
         how: COMPILED; SHARED: the image of an equal IR was taken; REUSED: another build has made it meanwhile.
         seconds: of the compiler by the clock, waits for others not counted.
         cpu: seconds of processors that it took, with the assemblers that it ran.
+        stages: of those, what each stage of the compile took (kiln_recipe.compile.stages).
         warnings: a sentence for each thing that was found broken in the store on the way.
         sent: the image itself, where it is not in the build's store yet.
     """
@@ -129,6 +130,7 @@ class JobResult:
     how: str
     seconds: float
     cpu: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     sent: Image | None = None
 
@@ -269,8 +271,9 @@ def _run(job: Job, worker: _Worker) -> JobResult:
         if compiled.shared:
             stored = store.alias(key, compiled.ir)
             if stored is not None:
-                return JobResult(stored, SHARED, seconds, cpu)
-        return JobResult(store.put(key, compiled.image, compiled.ir, seconds), COMPILED, seconds, cpu)
+                return JobResult(stored, SHARED, seconds, cpu, compiled.stages)
+        stored = store.put(key, compiled.image, compiled.ir, seconds)
+        return JobResult(stored, COMPILED, seconds, cpu, compiled.stages)
 
 
 class _Clock:
@@ -278,13 +281,13 @@ class _Clock:
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._cpu = _cpu_seconds()
+        self._cpu = cpu_seconds()
 
     def seconds(self) -> float:
         return time.perf_counter() - self._began
 
     def cpu(self) -> float:
-        return _cpu_seconds() - self._cpu
+        return cpu_seconds() - self._cpu
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -292,12 +295,6 @@ class _Clock:
         with waiting():
             yield
         self._began += time.perf_counter() - began
-
-
-def _cpu_seconds() -> float:
-    """Of this process, and of the children that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _image_of(store: Store, ir: str) -> Image | None:

@@ -62,6 +62,7 @@ class LocalExecutor(Executor[Id]):
     Args:
         workers, initializer, arguments, bytes_per_worker, temporary: as `StartExecutor` has them.
         tasks_per_worker: after so many, a worker is replaced.
+        preload: a library that is preloaded into workers, and into nothing that they run; None: none.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class LocalExecutor(Executor[Id]):
         tasks_per_worker: int = 1000,
         bytes_per_worker: int = 2 << 30,
         temporary: Path | None = None,
+        preload: Path | None = None,
     ) -> None:
         self._limit = workers
         self._initializer = initializer
@@ -80,6 +82,7 @@ class LocalExecutor(Executor[Id]):
         self._tasks_per_worker = tasks_per_worker
         self._bytes_per_worker = bytes_per_worker
         self._temporary = temporary
+        self._preload = preload
         self._workers: list[_Worker[Id]] = []
         self._queue: deque[Task[Id]] = deque()
         self._events: deque[Event[Id]] = deque()
@@ -174,14 +177,16 @@ class LocalExecutor(Executor[Id]):
             log = folder / "log"
             folder.mkdir()
             tunables = ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), _TUNABLES)))
-            with log.open("wb") as output:
+            with log.open("wb") as output, self._preloaded() as library:
+                # By its descriptor: a path may have what LD_PRELOAD splits at.
+                preload = {"LD_PRELOAD": f"/proc/self/fd/{library.fileno()}"} if library else {}
                 process = subprocess.Popen(
                     [sys.executable, "-c", _BOOT, _PACKAGES, str(theirs.fileno()), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=os.environ | {"TMPDIR": str(folder), "GLIBC_TUNABLES": tunables},
-                    pass_fds=[theirs.fileno()],
+                    env=os.environ | {"TMPDIR": str(folder), "GLIBC_TUNABLES": tunables} | preload,
+                    pass_fds=[theirs.fileno(), *([library.fileno()] if library else [])],
                     start_new_session=True,
                 )
         except OSError as error:
@@ -199,6 +204,9 @@ class LocalExecutor(Executor[Id]):
         with contextlib.suppress(OSError):  # a death will be seen by `wait`
             ours.send(sys.path)
             ours.send((self._initializer, self._arguments))
+
+    def _preloaded(self) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+        return self._preload.open("rb") if self._preload else contextlib.nullcontext()
 
     def _receive(self, one: _Worker[Id]) -> None:
         try:

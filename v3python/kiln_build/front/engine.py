@@ -314,13 +314,6 @@ def _mounts(door: FrontDoor, workspace: Path) -> tuple[list[tuple[Path, str, boo
     inside = replace(
         door,
         build=replace(build, store=store, recipes=tuple(recipes), log_json=log, scheduler_tls=tls),
-    durations = None
-    if build.durations:
-        durations = f"{_INSIDE}/durations/{Path(build.durations).name}"
-        mounts.append((Path(build.durations).parent, f"{_INSIDE}/durations", False))
-    inside = replace(
-        door,
-        build=replace(build, store=store, recipes=tuple(recipes), log_json=log),
         engine="none",
         source="tree",
         base_image=None,

@@ -262,9 +262,23 @@ def build_heap(root: Path, compiler: Compiler, folder: Path) -> Path:
     Raises:
         NativeBuildError: the compiler rejected it; carries what it said.
     """
-    name, unit, flags = "heap.so", "heap.c", read_flags(root)
+    return _build_preloaded(root / "csrc/assembler/heap.c", root, compiler, folder)
+
+
+def build_memory(root: Path, compiler: Compiler, folder: Path) -> Path:
+    """Builds what workers are run with, so that they allocate in less time (csrc/worker/memory.c).
+
+    Raises:
+        NativeBuildError: as `build_heap`.
+    """
+    return _build_preloaded(root / "csrc/worker/memory.c", root, compiler, folder)
+
+
+def _build_preloaded(source: Path, root: Path, compiler: Compiler, folder: Path) -> Path:
+    """A library of one file of C, for LD_PRELOAD."""
+    unit, name, flags = source.name, f"{source.stem}.so", read_flags(root)
     words = [*compiler.c, *flags.c, "-std=c11", "-Wall", "-Wextra", *flags.linked, unit, "-o", name]
-    contents = {unit: (root / "csrc/assembler" / unit).read_bytes()}
+    contents = {unit: source.read_bytes()}
     return build_once(folder, name, (compiler.identity, flags), contents, lambda work: run(compiler, words, work))
 
 

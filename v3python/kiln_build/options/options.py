@@ -369,7 +369,6 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
         recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
         log_json=check_log(build.log_json, cwd) if build.log_json else None,
         scheduler_tls=str(absolute(build.scheduler_tls, cwd)) if build.scheduler_tls else None,
-        durations=str(check_durations(build.durations, cwd)) if build.durations else None,
         durations=file("KILN_DURATIONS", build.durations, "a copy of the file durations of a store, or leave it out"),
         cache=check_cache(build.cache) if build.cache else None,
         cache_token=secret("KILN_CACHE_TOKEN", build.cache_token),

@@ -178,6 +178,7 @@ class BuildVariables:
         clean: begin with an empty workspace.
         ptx: pack PTX beside each NVIDIA image.
         replace: take the place of another build's release of the same name.
+        costs: say where the time of processors went, and write it beside the tarball.
         store: the image store, a folder or an address, which may be shared; None: the workspace's.
         recipes: recipe files over and above the tree's own.
         families: names of those to build, or NAMED; empty: all.
@@ -208,6 +209,7 @@ class BuildVariables:
     clean: bool
     ptx: bool
     replace: bool
+    costs: bool
     store: str | None
     recipes: tuple[str, ...]
     families: tuple[str, ...]
@@ -249,6 +251,7 @@ BUILD = (
     Variable("KILN_CLEAN", "clean", _flag, "1: start with an empty workspace", _one),
     Variable("KILN_PTX", "ptx", _flag, "1: add PTX to each NVIDIA image", _one),
     Variable("KILN_REPLACE", "replace", _flag, "1: replace another build's release of the same name in <output>", _one),
+    Variable("KILN_COSTS", "costs", _flag, "1: say where processors' time went, by stage and kernel", _one),
     Variable("KILN_STORE", "store", _text, "the folder for compiled images; default <workspace>/store"),
     Variable("KILN_RECIPES", "recipes", _recipes, "more recipe files, separated by ':'", ":".join),
     Variable("KILN_FAMILIES", "families", _families,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kiln_build.origin.costs import Costs
 from kiln_build.trust import statement
 from kiln_recipe import digests
 from kiln_recipe.console.appear import appear
@@ -25,16 +26,19 @@ FORMAT = 1
 
 @dataclass
 class Timeline:
-    """A build that goes on. `began` and all times that it is given are time.monotonic()'s."""
+    """A build that goes on. `began` and all times that it is given are time.monotonic()'s; `costs` go through the same
+    steps."""
 
     began: float = field(default_factory=time.monotonic)
     workers: int = 0
+    costs: Costs = field(default_factory=Costs)
     _steps: list[tuple[str, float]] = field(default_factory=list)  # when each began
     _jobs: list[list[Any]] = field(default_factory=list)
 
     def step(self, name: str) -> None:
         """From now on the build does this; the step before ends."""
         self._steps.append((name, time.monotonic()))
+        self.costs.step(name)
 
     def add_jobs(self, jobs: Iterable[tuple[int, float, float, str, str]], workers: int) -> None:
         """Compiles: worker, when it began and ended, what became of it, and the variant's name.

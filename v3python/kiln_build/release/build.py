@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kiln_build.artifacts import manifest, pack
@@ -20,7 +21,8 @@ from kiln_build.cache.access import read_access
 from kiln_build.cache.layered import open_layered
 from kiln_build.farm import division, farm
 from kiln_build.farm.durations import Durations
-from kiln_build.farm.job import Job
+from kiln_build.farm.job import SHARED, Job
+from kiln_build.farm.local import LocalExecutor
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
@@ -110,7 +112,8 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
             if options.build.from_store:
                 _refuse_missing(the_plan, toolchains, store, options, progress)
             timeline.step("compile")
-            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress, timeline)
+            farm_options = _farm_options(options, compiler)
+            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, farm_options, progress, timeline)
             timeline.step("pack")
             for one in planned:
                 progress.message(f"packing the images of {one.target.name}")
@@ -196,6 +199,8 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     names = [recipe.family for recipe in the_plan.recipes]
     provenance.write(provenance.Run(options, the_lock, names, added, stage, began_at, time.time()), made)
     timeline.write(options.version, made)
+    if options.build.costs:
+        summary.costs(timeline.costs.write(options.version, made), progress)
     summary.end(options, the_plan, indexes, made, time.monotonic() - timeline.began, progress)
     return made
 
@@ -215,11 +220,21 @@ def make_plan(options: Options, chosen: Families) -> Plan:
     return plan.make_plan(chosen.recipes, options.targets, asked.profile, asked.selection, rules, asked.configurations)
 
 
+def _farm_options(options: Options, compiler: library.Compiler) -> farm.FarmOptions:
+    """How this build compiles. Workers of this machine allocate by Kiln's own library."""
+    made = farm.FarmOptions.of(options.build, options.workspace)
+    if made.executor is not LocalExecutor:
+        return made
+    memory = native.build_memory(options.source, compiler, options.workspace / "build/lib")
+    return replace(made, executor=partial(LocalExecutor, preload=memory))
+
+
 def _whole_harvest(
     the_plan: Plan,
     toolchains: Mapping[str, Toolchain],
     store: Store,
     options: Options,
+    farm_options: farm.FarmOptions,
     progress: Progress,
     timeline: Timeline,
 ) -> tuple[assemble.Harvest, list[assemble.PackPlan]]:
@@ -231,7 +246,7 @@ def _whole_harvest(
     """
     folder = options.workspace / "build/packs"
     for _ in range(_ATTEMPTS):
-        harvest = _harvest(the_plan.variants, toolchains, store, options, progress, timeline)
+        harvest = _harvest(the_plan.variants, toolchains, store, farm_options, progress, timeline)
         planned = [
             assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
             for target in options.targets
@@ -254,20 +269,20 @@ def _harvest(
     wanted: Sequence[Variant],
     toolchains: Mapping[str, Toolchain],
     store: Store,
-    options: Options,
+    farm_options: farm.FarmOptions,
     progress: Progress,
     timeline: Timeline,
 ) -> assemble.Harvest:
     """The images of these variants, compiled where the store has none: one run of the farm for each Triton."""
     outcomes: dict[str, StoredImage | farm.Failure] = {}
     keys: dict[str, str] = {}
-    farm_options = farm.FarmOptions.of(options.build, options.workspace)
     for chain in dict.fromkeys(toolchains.values()):
         variants = [v for v in wanted if toolchains[v.target] == chain]
         result = farm.run(variants, chain, store, farm_options, progress)
         outcomes |= result.outcomes
         keys |= result.keys
         timeline.add_jobs(result.attempts, result.jobs)
+        _add_costs(timeline, variants, result)
         progress.message(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
             f"{spell_seconds(result.wall_seconds)} with {plural(result.jobs, 'worker')}"
@@ -286,10 +301,10 @@ def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
     keys, division = _divided(the_plan, toolchains, options, shard.count)
     mine = [variant for variant in the_plan.variants if division[keys[variant.name]] == shard.index]
     summary.begin_shard(options, the_plan, shard, len(mine), progress)
-    timeline = Timeline()
-    toolchains = _with_heap(toolchains, options, _compiler(options))
+    timeline, compiler = Timeline(), _compiler(options)
+    toolchains = _with_heap(toolchains, options, compiler)
     with _opened_store(options, progress) as store, store.in_use():
-        harvest = _harvest(mine, toolchains, store, options, progress, timeline)
+        harvest = _harvest(mine, toolchains, store, _farm_options(options, compiler), progress, timeline)
     summary.end_shard(shard, len(harvest.images), store.location, time.monotonic() - timeline.began, progress)
 
 
@@ -369,6 +384,14 @@ def _with_heap(
         return dict(toolchains)
     heap = str(native.build_heap(options.source, compiler, options.workspace / "build/lib"))
     return {name: replace(chain, heap=heap) for name, chain in toolchains.items()}
+
+
+def _add_costs(timeline: Timeline, variants: Sequence[Variant], result: farm.FarmResult) -> None:
+    how = {attempt.name: attempt.outcome for attempt in result.attempts}
+    by_name = {variant.name: variant for variant in variants}
+    for name, stages in result.stages.items():
+        one = by_name[name]
+        timeline.costs.add(f"{one.family}.{one.operation}/{one.kernel}", one.target, stages, how.get(name) == SHARED)
 
 
 def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:

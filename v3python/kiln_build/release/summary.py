@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from kiln_build.artifacts.pack import Pack
 from kiln_build.base import command
 from kiln_build.options.options import Options
 from kiln_build.options.variables import Shard
+from kiln_build.origin.costs import lines
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.console.spelling import spell_seconds, spell_size
 from kiln_recipe.console.tables import plural
@@ -112,6 +114,13 @@ def refuse_missing(
     else:
         what = "build without --from-store, or say with --shards how many shards there were, to see whose they are"
     raise MissingImages("\n".join([f"the store {store} lacks {len(missing)} of {images} images; {what}:", *lines]))
+
+
+def costs(path: Path, progress: Progress) -> None:
+    """Says what the build took of processors, which is in this file."""
+    for line in lines(json.loads(path.read_text())):
+        progress.message(line)
+    progress.message(f"the same as JSON: {path}")
 
 
 def _next(families: Sequence[str], has_attention: bool, tarball: Path) -> list[str]:

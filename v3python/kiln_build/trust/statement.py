@@ -89,6 +89,11 @@ def timeline_of(tarball: Path) -> Path:
     return _called_after(tarball, ".timeline.json")
 
 
+def costs_of(tarball: Path) -> Path:
+    """What the build of the tarball took of processors (origin/costs.py); nobody signs it."""
+    return _called_after(tarball, ".costs.json")
+
+
 def envelope_of(tarball: Path) -> Path:
     """The same, signed as in-toto's tools read it."""
     return _called_after(tarball, ".intoto.jsonl")

@@ -16,13 +16,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from kiln_recipe import targets
-from kiln_recipe.compile import assembler, kernel_modules, mistakes
+from kiln_recipe.compile import assembler, kernel_modules, mistakes, verifier
 from kiln_recipe.compile.source import triton_source
+from kiln_recipe.compile.stages import FRONT_END, IMAGE, Stages
 from kiln_recipe.compile.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
 from kiln_recipe.errors import CompileError, EnvironmentProblem, KilnError, ToolchainError
 from kiln_recipe.images import elf, image
@@ -38,11 +39,18 @@ Reuse = Callable[[str], AbstractContextManager["Image | None"]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compile gives: the image, the digest of its IR, and whether an equal IR had been compiled before."""
+    """What a compile gives.
+
+    Attributes:
+        ir: the digest of its IR.
+        shared: whether an equal IR had been compiled before.
+        stages: seconds of processors that each stage took (stages.py).
+    """
 
     image: Image
     ir: str
     shared: bool
+    stages: Mapping[str, float] = field(default_factory=dict)
 
 
 def prepare_worker(toolchain: Toolchain) -> None:
@@ -64,10 +72,12 @@ def prepare_worker(toolchain: Toolchain) -> None:
     sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
     import triton
     import triton.compiler
+    from triton._C import libtriton
 
     if not os.path.samefile(Path(triton.__file__).parents[1], toolchain.site):
         raise ToolchainError(f"a worker imports Triton from {triton.__file__} instead of {toolchain.site}")
 
+    verifier.verify_once_a_stage(libtriton.ir, libtriton.llvm, libtriton.__file__)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -83,19 +93,20 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
     target = targets.by_name(spec.target)
     os.environ.update(toolchain.environment(target, spec.ptx))
     printed = _Printed()
+    took = Stages()
     stage = "source"
     try:
         with printed:
-            pipeline = _Pipeline(spec, target, toolchain)
+            pipeline = _Pipeline(spec, target, toolchain, took)
             stage = "ttir"
             ir = pipeline.lower()
             with (reuse or _nothing)(ir) as known:
                 if known is not None:
-                    return Compiled(known, ir, shared=True)
+                    return Compiled(known, ir, shared=True, stages=took.seconds)
                 for stage in pipeline.remaining:
                     pipeline.run(stage)
                 stage = "image"
-                return Compiled(_image(pipeline, spec, target, printed), ir, shared=False)
+                return Compiled(_image(pipeline, spec, target, printed), ir, shared=False, stages=took.seconds)
     except KilnError:
         raise
     except Exception as error:
@@ -108,13 +119,14 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
         raise CompileError(f"{spec.function} for {spec.target}: {_gist(error)}", stage, log) from error
     finally:
         gc.collect()
+        took.end(IMAGE)
 
 
 class _Pipeline:
     """Triton's stages, one by one. `triton.compile` would do, but it hashes its own 500 MB library in each process
     and writes every stage to a cache that is never read."""
 
-    def __init__(self, spec: CompileSpec, target: Target, toolchain: Toolchain) -> None:
+    def __init__(self, spec: CompileSpec, target: Target, toolchain: Toolchain, took: Stages) -> None:
         from triton._C.libtriton import ir
         from triton.backends.compiler import GPUTarget
         from triton.compiler import make_backend
@@ -135,6 +147,7 @@ class _Pipeline:
         self.metadata = {"target": self.gpu, **self.options.__dict__}
         self.results: dict = {}
         self.heap = toolchain.heap
+        self.took = took
 
     @property
     def remaining(self) -> list[str]:
@@ -151,14 +164,20 @@ class _Pipeline:
             self.context,
         )
         self.module = module
+        self.took.end(FRONT_END)
         if "ttir" in self.stages:
             self.run("ttir")
         identity = json.dumps(self.identity) + self.module.str_nodebug()
-        return hashlib.sha256(identity.encode()).hexdigest()
+        digest = hashlib.sha256(identity.encode()).hexdigest()
+        self.took.end(FRONT_END)
+        return digest
 
     def run(self, stage: str) -> None:
         with self._assembler() if stage == "cubin" and self.heap else contextlib.nullcontext():
             self.module = self.results[stage] = self.stages[stage](self.module, self.metadata)
+        if stage in ("ttir", "ttgir"):
+            verifier.verify(self.module)
+        self.took.end(stage)
 
     def _assembler(self) -> AbstractContextManager[None]:
         from triton.backends.nvidia import compiler as backend
