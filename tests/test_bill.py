@@ -86,8 +86,8 @@ def test_every_address_and_licence_has_its_form():
 
 
 def test_every_locked_file_is_in_it():
-    """Of every Python, whichever runs; what builds Triton from source is left out, since nothing was, and what speaks to
-    a cluster, which makes no bytes."""
+    """Of every Python, whichever runs; without what builds Triton from source, since nothing did, and what speaks to a
+    cluster, which makes no bytes."""
     rows = {one["bom-ref"]: one for one in document()["components"]}
     for package in LOCK.packages:
         if package.use in ("triton-source", "scheduler"):

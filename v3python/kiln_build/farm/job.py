@@ -143,6 +143,7 @@ class _Sent(msgspec.Struct, frozen=True):
     how: str
     seconds: float
     cpu: float
+    stages: dict[str, float]
     warnings: tuple[str, ...]
     code: bytes
     ptx: bytes | None
@@ -210,7 +211,8 @@ def run_and_send(job: Job) -> bytes:
     store, image = cast(_Worker, _worker).store, result.image
     ptx = None if image.ptx is None else store.read(image.ptx)
     code = store.read(image.digest)
-    sent = _Sent(job.key, image, result.how, result.seconds, result.cpu, result.warnings, code, ptx)
+    stages = dict(result.stages)
+    sent = _Sent(job.key, image, result.how, result.seconds, result.cpu, stages, result.warnings, code, ptx)
     return msgspec.msgpack.encode(sent)
 
 
@@ -239,7 +241,7 @@ def receive(job: Job, contradictions: Contradictions, data: bytes) -> JobResult:
     if wrong := contradictions(stated.info, sent.code):
         raise ArtifactError(f"the image of {job.key[:12]} is not what is stated of it: it {'; it '.join(wrong)}")
     image = Image(sent.code, stated.info, ptx)
-    return JobResult(stated, sent.how, sent.seconds, sent.cpu, sent.warnings, image)
+    return JobResult(stated, sent.how, sent.seconds, sent.cpu, sent.stages, sent.warnings, image)
 
 
 def _run(job: Job, worker: _Worker) -> JobResult:

@@ -112,8 +112,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
             if options.build.from_store:
                 _refuse_missing(the_plan, toolchains, store, options, progress)
             timeline.step("compile")
-            farm_options = _farm_options(options, compiler)
-            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, farm_options, progress, timeline)
+            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress, timeline)
             timeline.step("pack")
             for one in planned:
                 progress.message(f"packing the images of {one.target.name}")
@@ -220,21 +219,11 @@ def make_plan(options: Options, chosen: Families) -> Plan:
     return plan.make_plan(chosen.recipes, options.targets, asked.profile, asked.selection, rules, asked.configurations)
 
 
-def _farm_options(options: Options, compiler: library.Compiler) -> farm.FarmOptions:
-    """How this build compiles. Workers of this machine allocate by Kiln's own library."""
-    made = farm.FarmOptions.of(options.build, options.workspace)
-    if made.executor is not LocalExecutor:
-        return made
-    memory = native.build_memory(options.source, compiler, options.workspace / "build/lib")
-    return replace(made, executor=partial(LocalExecutor, preload=memory))
-
-
 def _whole_harvest(
     the_plan: Plan,
     toolchains: Mapping[str, Toolchain],
     store: Store,
     options: Options,
-    farm_options: farm.FarmOptions,
     progress: Progress,
     timeline: Timeline,
 ) -> tuple[assemble.Harvest, list[assemble.PackPlan]]:
@@ -246,7 +235,7 @@ def _whole_harvest(
     """
     folder = options.workspace / "build/packs"
     for _ in range(_ATTEMPTS):
-        harvest = _harvest(the_plan.variants, toolchains, store, farm_options, progress, timeline)
+        harvest = _harvest(the_plan.variants, toolchains, store, options, progress, timeline)
         planned = [
             assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
             for target in options.targets
@@ -269,7 +258,7 @@ def _harvest(
     wanted: Sequence[Variant],
     toolchains: Mapping[str, Toolchain],
     store: Store,
-    farm_options: farm.FarmOptions,
+    options: Options,
     progress: Progress,
     timeline: Timeline,
 ) -> assemble.Harvest:
@@ -278,7 +267,7 @@ def _harvest(
     keys: dict[str, str] = {}
     for chain in dict.fromkeys(toolchains.values()):
         variants = [v for v in wanted if toolchains[v.target] == chain]
-        result = farm.run(variants, chain, store, farm_options, progress)
+        result = farm.run(variants, chain, store, _farm_options(options), progress)
         outcomes |= result.outcomes
         keys |= result.keys
         timeline.add_jobs(result.attempts, result.jobs)
@@ -301,10 +290,10 @@ def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
     keys, division = _divided(the_plan, toolchains, options, shard.count)
     mine = [variant for variant in the_plan.variants if division[keys[variant.name]] == shard.index]
     summary.begin_shard(options, the_plan, shard, len(mine), progress)
-    timeline, compiler = Timeline(), _compiler(options)
-    toolchains = _with_heap(toolchains, options, compiler)
+    timeline = Timeline()
+    toolchains = _with_heap(toolchains, options, _compiler(options))
     with _opened_store(options, progress) as store, store.in_use():
-        harvest = _harvest(mine, toolchains, store, _farm_options(options, compiler), progress, timeline)
+        harvest = _harvest(mine, toolchains, store, options, progress, timeline)
     summary.end_shard(shard, len(harvest.images), store.location, time.monotonic() - timeline.began, progress)
 
 
@@ -372,10 +361,6 @@ def _find_toolchains(options: Options, the_lock: lock.Lock, progress: Progress) 
     return toolchains
 
 
-def _compiler(options: Options) -> library.Compiler:
-    return native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
-
-
 def _with_heap(
     toolchains: Mapping[str, Toolchain], options: Options, compiler: library.Compiler
 ) -> dict[str, Toolchain]:
@@ -386,12 +371,25 @@ def _with_heap(
     return {name: replace(chain, heap=heap) for name, chain in toolchains.items()}
 
 
+def _farm_options(options: Options) -> farm.FarmOptions:
+    """How this build compiles. Workers of this machine allocate by Kiln's own library."""
+    made = farm.FarmOptions.of(options.build, options.workspace)
+    if made.executor is not LocalExecutor:
+        return made
+    memory = native.build_memory(options.source, _compiler(options), options.workspace / "build/lib")
+    return replace(made, executor=partial(LocalExecutor, preload=memory))
+
+
 def _add_costs(timeline: Timeline, variants: Sequence[Variant], result: farm.FarmResult) -> None:
     how = {attempt.name: attempt.outcome for attempt in result.attempts}
     by_name = {variant.name: variant for variant in variants}
     for name, stages in result.stages.items():
         one = by_name[name]
         timeline.costs.add(f"{one.family}.{one.operation}/{one.kernel}", one.target, stages, how.get(name) == SHARED)
+
+
+def _compiler(options: Options) -> library.Compiler:
+    return native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
 
 
 def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:
