@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import toolchains
 from kiln_build.farm import farm
 from kiln_build.store.local import LocalStore
-from kiln_recipe.compile.lock import LOCK_NAME, read_lock
-from kiln_recipe.compile.toolchain import find_toolchain
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.plan.model import CompileSpec
 from kiln_recipe.read.fingerprint import fingerprint
@@ -46,8 +45,7 @@ class NamedSpec:
 
 @pytest.fixture
 def build(tmp_path):
-    wheels = read_lock(ROOT / "input" / LOCK_NAME).members_of("triton")
-    toolchain = find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)
+    toolchain = toolchains.own(tmp_path)
 
     def variants(text: str = KERNEL, function: str = "scale") -> list[NamedSpec]:
         path = tmp_path / "kernels" / "scale.py"

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import toolchains
 from executor_contract import collect
 from kiln_build.farm import job
 from kiln_build.farm.executor import Returned, Task
@@ -21,8 +22,6 @@ from kiln_build.store.local import LocalStore
 from kiln_build.store.store import StoredImage
 from kiln_recipe import targets
 from kiln_recipe.compile.compile import compile_variant, prepare_worker
-from kiln_recipe.compile.lock import LOCK_NAME, read_lock
-from kiln_recipe.compile.toolchain import find_toolchain
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.plan import plan
 from kiln_recipe.read import fingerprint, recipe
@@ -35,6 +34,7 @@ has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 @dataclass(frozen=True)
 class SomeToolchain:
     identity: str = "t" * 64
+    heap: str = "heap.so"
 
 
 def variants(folder: Path):
@@ -63,12 +63,13 @@ def test_a_job_is_plain_data_without_a_path(family):
 
 
 def test_a_host_finds_what_a_job_names_or_says_what_is_missing(family):
-    spec = variants(family)[0].spec
+    spec = next(variant.spec for variant in variants(family) if variant.spec.target == "sm_90")
     one, host = Job.of(spec, "t" * 64), Host({spec.fingerprint: spec.source}, SomeToolchain(), "store")
     assert host.spec_of(one) == spec
     for other, words in (
         (replace(host, sources={}), "the source of total for .* is not on this machine"),
         (replace(host, toolchain=SomeToolchain("u" * 64)), "by the toolchain tttttttttttt, and this machine has uuuu"),
+        (replace(host, toolchain=SomeToolchain(heap="")), "total for sm_90 would not have equal bytes"),
     ):
         with pytest.raises(EnvironmentProblem, match=words):
             other.spec_of(one)
@@ -88,9 +89,8 @@ def run(folder: Path, data: list[bytes], host: Host) -> list:
 
 @has_triton
 def test_a_job_runs_where_sources_and_toolchain_are_elsewhere(family, tmp_path):
-    wheels = read_lock(ROOT / "input" / LOCK_NAME).members_of("triton")
-    site = Path(importlib.util.find_spec("triton").origin).parents[1]
-    here = find_toolchain(site, wheels)
+    here = toolchains.own(tmp_path)
+    site = Path(here.site)
     planned = variants(family)
     data = [Job.of(variant.spec, here.identity).encode() for variant in planned]
     sources = {variant.spec.fingerprint: variant.spec.source for variant in planned}
@@ -101,7 +101,7 @@ def test_a_job_runs_where_sources_and_toolchain_are_elsewhere(family, tmp_path):
     for name in ("triton", "triton.libs", *(path.name for path in site.glob("triton-*.dist-info"))):
         if (site / name).exists():
             shutil.copytree(site / name, moved / "site" / name, copy_function=link_or_copy)
-    there = find_toolchain(moved / "site", wheels)
+    there = toolchains.own(tmp_path, moved / "site")
     found = {fingerprint.fingerprint(moved / "rms_norm.py", "total"): str(moved / "rms_norm.py")}
     second = run(tmp_path / "second", data, Host(found, there, str(tmp_path / "another store")))
 
@@ -121,8 +121,7 @@ def test_a_job_runs_where_sources_and_toolchain_are_elsewhere(family, tmp_path):
 
 @has_triton
 def test_a_source_that_changes_during_a_build_ends_it(family, tmp_path):
-    wheels = read_lock(ROOT / "input" / LOCK_NAME).members_of("triton")
-    here = find_toolchain(Path(importlib.util.find_spec("triton").origin).parents[1], wheels)
+    here = toolchains.own(tmp_path)
     variant = variants(family)[0]
     host = Host({variant.spec.fingerprint: variant.spec.source}, here, str(tmp_path / "store"))
     path = Path(variant.spec.source)

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "v3python"))
 
 from kiln_build.farm import farm  # noqa: E402
+from kiln_build.native import native  # noqa: E402
 from kiln_build.store.local import LocalStore  # noqa: E402
 from kiln_recipe import targets  # noqa: E402
 from kiln_recipe.compile import lock, toolchain  # noqa: E402
@@ -132,6 +133,8 @@ def main() -> int:
     site = arguments.site or Path(next(path for path in sys.path if (Path(path) / "triton").is_dir()))
     chain = toolchain.find_toolchain(site, lock.read_lock(ROOT / "input" / lock.LOCK_NAME).members_of("triton"))
     chosen = targets.parse(" ".join(arguments.targets))
+    made = tempfile.TemporaryDirectory(prefix="kiln-bench-")
+    chain = native.with_heap(chain, chosen, ROOT, native.own_zig(Path(made.name, "zig")), Path(made.name))
     variants = plan.make_plan(
         [recipe.load(arguments.recipe)], chosen, "core", parse_selection(arguments.select)
     ).variants

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
-import importlib.metadata
 import json
 import lzma
 import os
@@ -60,7 +59,7 @@ def _decoder(folder: Path) -> ctypes.CDLL:
     """decode.cc with the runtime's own sources, by the release's compiler and flags."""
     the_lock = lock.read_lock(ROOT / "input" / lock.LOCK_NAME)
     vendored = native.extract_sources(the_lock, ROOT / "input/cache", folder)
-    compiler = native.zig_compiler(sys.executable, folder / "zig", importlib.metadata.version("ziglang"))
+    compiler = native.own_zig(folder / "zig")
     environment = {**os.environ, **dict(compiler.environment)}
     include = folder / "include/kiln"
     include.mkdir(parents=True)

@@ -57,7 +57,7 @@ print(json.dumps(words))
 
 @pytest.fixture(scope="module")
 def heap() -> Path:
-    compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", importlib.metadata.version("ziglang"))
+    compiler = native.own_zig(nativebuild.cache() / "zig")
     return native.build_heap(ROOT, compiler, nativebuild.cache())
 
 

@@ -55,33 +55,45 @@ class Shared(NamedTuple):
 
 
 @gluon.jit
+def copy_keys(tile, k_desc, v_desc, shared):
+    """Begins to copy a tile's keys and values."""
+    key = tile.start_k + tile.first
+    mbarrier.expect(shared.keys_full, k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
+    tma.async_load(k_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.k.index(0))
+    tma.async_load(v_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.v.index(0))
+
+
+@gluon.jit
+def copy_rows(i, done, tile, span, q_desc, dout_desc, terms_desc, shared, call):
+    """Begins to copy the i-th block of rows of a tile, where room is; the producer has copied `done` before it."""
+    stage = done % 2
+    member, block = block_of(i, span, call, call.ordered)
+    head = tile.head_kv * call.heads_per_kv + member
+    row = tile.start_q + block * BLOCK
+    place = place_of_row(tile, head, block * BLOCK, call)
+    # Consumers leave the second stage once before anything is copied there: zeros of a block -1.
+    mbarrier.wait(shared.q_empty.index(stage), (done // 2 & 1) ^ (1 - stage))
+    mbarrier.expect(shared.q_full.index(stage), q_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
+    tma.async_load(terms_desc, [place], shared.q_full.index(stage), shared.lse.index(stage))
+    tma.async_load(q_desc, [tile.batch_q, head, row, 0], shared.q_full.index(stage), shared.q.index(stage))
+    mbarrier.wait(shared.dout_empty, (done & 1) ^ 1)
+    mbarrier.expect(shared.dout_full, dout_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
+    delta_place = place + call.heads * call.places
+    tma.async_load(terms_desc, [delta_place], shared.dout_full, shared.delta.index(0))
+    tma.async_load(dout_desc, [tile.batch_q, head, row, 0], shared.dout_full, shared.dout.index(0))
+
+
+@gluon.jit
 def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
     """Copies the keys and values, and block by block the rows that see them, in the consumers' order."""
     tile = tile_of(gl.program_id(0), call, BLOCK)
     if tile.first < tile.rows_k:
-        key = tile.start_k + tile.first
-        mbarrier.expect(shared.keys_full, k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
-        tma.async_load(k_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.k.index(0))
-        tma.async_load(v_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.v.index(0))
+        copy_keys(tile, k_desc, v_desc, shared)
         gdc_wait()
         gdc_launch_dependents()
         span = span_of(tile, call, BLOCK, BLOCK)
         for i in range((span.end - span.begin) * call.heads_per_kv):
-            stage = i % 2
-            member, block = block_of(i, span, call, False)
-            head = tile.head_kv * call.heads_per_kv + member
-            row = tile.start_q + block * BLOCK
-            place = place_of_row(tile, head, block * BLOCK, call)
-            # Consumers leave the second stage once before anything is copied there: zeros of a block -1.
-            mbarrier.wait(shared.q_empty.index(stage), (i // 2 & 1) ^ (1 - stage))
-            mbarrier.expect(shared.q_full.index(stage), q_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
-            tma.async_load(terms_desc, [place], shared.q_full.index(stage), shared.lse.index(stage))
-            tma.async_load(q_desc, [tile.batch_q, head, row, 0], shared.q_full.index(stage), shared.q.index(stage))
-            mbarrier.wait(shared.dout_empty, (i & 1) ^ 1)
-            mbarrier.expect(shared.dout_full, dout_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
-            delta_place = place + call.heads * call.places
-            tma.async_load(terms_desc, [delta_place], shared.dout_full, shared.delta.index(0))
-            tma.async_load(dout_desc, [tile.batch_q, head, row, 0], shared.dout_full, shared.dout.index(0))
+            copy_rows(i, i, tile, span, q_desc, dout_desc, terms_desc, shared, call)
     else:
         gdc_wait()  # as in attn_bwd_hopper.produce
 

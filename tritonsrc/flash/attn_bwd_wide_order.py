@@ -15,7 +15,6 @@ from attn_bwd_tiles import (
     leave_work,
     next_turn,
     next_work,
-    place_of_row,
     section_of,
     span_of,
     tile_of,
@@ -28,6 +27,8 @@ from attn_bwd_wide import (
     add_surplus,
     begin_with_zeros,
     clear_keys,
+    copy_keys,
+    copy_rows,
     end_blocks,
     walk,
     write_sums,
@@ -81,29 +82,12 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, ca
         if tile.first < tile.rows_k:
             span = span_of(tile, call, BLOCK, BLOCK)
             announce(told, tile, span, call, shared)
-            key = tile.start_k + tile.first
             mbarrier.wait(shared.keys_empty, (told & 1) ^ 1)
             told += 1
-            mbarrier.expect(shared.keys_full, k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
-            tma.async_load(k_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.k.index(0))
-            tma.async_load(v_desc, [tile.batch_k, tile.head_kv, key, 0], shared.keys_full, shared.v.index(0))
+            copy_keys(tile, k_desc, v_desc, shared)
             gdc_launch_dependents()
             for i in range((span.end - span.begin) * call.heads_per_kv):
-                stage = done % 2
-                member, block = block_of(i, span, call, True)
-                head = tile.head_kv * call.heads_per_kv + member
-                row = tile.start_q + block * BLOCK
-                place = place_of_row(tile, head, block * BLOCK, call)
-                # Consumers leave the second stage once before anything is copied there: zeros of a block -1.
-                mbarrier.wait(shared.q_empty.index(stage), (done // 2 & 1) ^ (1 - stage))
-                mbarrier.expect(shared.q_full.index(stage), q_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
-                tma.async_load(terms_desc, [place], shared.q_full.index(stage), shared.lse.index(stage))
-                tma.async_load(q_desc, [tile.batch_q, head, row, 0], shared.q_full.index(stage), shared.q.index(stage))
-                mbarrier.wait(shared.dout_empty, (done & 1) ^ 1)
-                mbarrier.expect(shared.dout_full, dout_desc.nbytes_per_cta + terms_desc.nbytes_per_cta)
-                delta_place = place + call.heads * call.places
-                tma.async_load(terms_desc, [delta_place], shared.dout_full, shared.delta.index(0))
-                tma.async_load(dout_desc, [tile.batch_q, head, row, 0], shared.dout_full, shared.dout.index(0))
+                copy_rows(i, done, tile, span, q_desc, dout_desc, terms_desc, shared, call)
                 done += 1
         turn = next_turn(taken_ptr, call)
     announce_end(told, shared)

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,15 +144,16 @@ def _update(
     from kiln_recipe.console.progress import make_progress
     from kiln_recipe.console.spelling import spell_seconds
 
-    update = ledger.Update(shelves, chain, names)
     new = sum(
         place not in shelf.lines and variant.name in names
         for shelf in shelves
         for place, variant in shelf.places.items()
     )
     gone = sum(place not in shelf.places for shelf in shelves for place in shelf.lines)
-    with make_progress(log_json=asked.log_json) as progress, _scratch(asked, arguments.jobs) as (farm_options, _):
+    with make_progress(log_json=asked.log_json) as progress, _scratch(asked, arguments.jobs) as (farm_options, folder):
         store = open_store(_store(arguments.store, asked.store), progress.message)
+        chain = _with_heap(chain, {shelf.target for shelf in shelves}, folder)
+        update = ledger.Update(shelves, chain, names)
         result = update.run(store, farm_options, progress)
         progress.message(
             f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
@@ -165,12 +166,21 @@ def _sample(drawn: list, chain: Toolchain, asked: options.BuildVariables, jobs: 
     from kiln_build.store.stores import open_store
     from kiln_recipe.console.progress import make_progress
 
-    with make_progress(log_json=asked.log_json) as progress, _scratch(asked, jobs) as (farm_options, empty):
-        return ledger.check_sample(drawn, chain, open_store(empty, progress.message), farm_options, progress)
+    with make_progress(log_json=asked.log_json) as progress, _scratch(asked, jobs) as (farm_options, folder):
+        chain = _with_heap(chain, {shelf.target for shelf, _ in drawn}, folder)
+        store = open_store(folder / "store", progress.message)
+        return ledger.check_sample(drawn, chain, store, farm_options, progress)
+
+
+def _with_heap(chain: Toolchain, asked: Iterable[targets.Target], folder: Path) -> Toolchain:
+    from kiln_build.native import native
+
+    return native.with_heap(chain, asked, ROOT, native.own_zig(folder / "zig"), folder / "lib")
 
 
 class _scratch:
-    """A folder for logs and compilers' temporary files; one with logs in it stays, for failures name them."""
+    """A folder for logs, compilers' temporary files and libraries, and a store; with logs in it, these stay, for
+    failures name them."""
 
     def __init__(self, asked: options.BuildVariables, jobs: int | None) -> None:
         self._asked, self._jobs = asked, jobs
@@ -180,13 +190,13 @@ class _scratch:
 
         self._folder = Path(tempfile.mkdtemp(prefix="kiln-ledger-"))
         asked = replace(self._asked, jobs=self._jobs or self._asked.jobs)
-        return FarmOptions.of(asked, self._folder), self._folder / "store"
+        return FarmOptions.of(asked, self._folder), self._folder
 
     def __exit__(self, kind: object, *_: object) -> None:
         import shutil
 
         is_named = kind or any(self._folder.glob("logs/*"))
-        for name in ("tmp", "store") if is_named else ("",):
+        for name in ("tmp", "store", "zig", "lib") if is_named else ("",):
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
 

@@ -26,6 +26,7 @@ from kiln_build.store.files import print_warning
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
 from kiln_build.store.upkeep import Contradictions
+from kiln_recipe import targets
 from kiln_recipe.compile.stages import cpu_seconds
 from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem
 from kiln_recipe.images.image import Image
@@ -89,7 +90,7 @@ class Host:
         """The job's spec, with the path of its source here.
 
         Raises:
-            EnvironmentProblem: the source or the toolchain is not here, or this Kiln would make another image of it.
+            EnvironmentProblem: the source or the toolchain is not here, or this machine would make another image of it.
         """
         what = f"{job.spec.function} for {job.spec.target}"
         if job.toolchain != self.toolchain.identity:
@@ -102,6 +103,11 @@ class Host:
             raise EnvironmentProblem(
                 f"the source of {what} (fingerprint {job.spec.fingerprint[:12]}) is not on this machine; give its "
                 "workers the sources of the build"
+            )
+        if targets.by_name(job.spec.target).vendor == "nvidia" and not self.toolchain.heap:
+            raise EnvironmentProblem(
+                f"{what} would not have equal bytes on every machine: workers for NVIDIA need the library of "
+                "csrc/assembler/heap.c (native.with_heap)"
             )
         # The table of targets, and what is taken from an image, are part of the key and not of the job.
         if job.spec.key(job.toolchain) != job.key:

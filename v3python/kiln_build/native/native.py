@@ -6,19 +6,26 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import io
 import shutil
+import sys
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln_build.native.adapter import Adapter
 from kiln_build.native.library import Compiler, Flags, Library, Part, build_once, run
 from kiln_recipe.compile.lock import Lock
 from kiln_recipe.console.appear import appear_folder
 from kiln_recipe.errors import ToolchainError
+
+if TYPE_CHECKING:
+    from kiln_recipe.compile.toolchain import Toolchain
+    from kiln_recipe.targets import Target
 
 # The public headers of every release; a family's recipe names its own.
 CORE_HEADERS = ("kiln.h", "kiln.hpp", "family.h")
@@ -111,6 +118,11 @@ def zig_compiler(python: str, cache: Path, version: str) -> Compiler:
         environment=(("ZIG_GLOBAL_CACHE_DIR", str(cache)), ("ZIG_LOCAL_CACHE_DIR", str(cache))),
         identity=f"zig {version} {ZIG_TARGET} {ZIG_CPU}",
     )
+
+
+def own_zig(cache: Path) -> Compiler:
+    """`zig_compiler` of the Python that runs."""
+    return zig_compiler(sys.executable, cache, importlib.metadata.version("ziglang"))
 
 
 @dataclass(frozen=True)
@@ -254,6 +266,17 @@ def _build_all(
                 raise ValueError(f"{waiting[0].name} needs {waiting[0].needs}, which are not all of this build")
             libraries |= zip([library.name for library in ready], pool.map(link, ready))
     return {name: libraries[name] for name in made}
+
+
+def with_heap(chain: Toolchain, targets: Iterable[Target], root: Path, compiler: Compiler, folder: Path) -> Toolchain:
+    """The toolchain that compiles for these targets: with the library of `build_heap`, if one of them is NVIDIA's.
+
+    Raises:
+        NativeBuildError: as there.
+    """
+    if not any(target.vendor == "nvidia" for target in targets):
+        return chain
+    return replace(chain, heap=str(build_heap(root, compiler, folder)))
 
 
 def build_heap(root: Path, compiler: Compiler, folder: Path) -> Path:

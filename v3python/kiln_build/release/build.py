@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -389,7 +388,7 @@ def _add_costs(timeline: Timeline, variants: Sequence[Variant], result: farm.Far
 
 
 def _compiler(options: Options) -> library.Compiler:
-    return native.zig_compiler(sys.executable, options.workspace / "zig", importlib.metadata.version("ziglang"))
+    return native.own_zig(options.workspace / "zig")
 
 
 def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:
