@@ -100,7 +100,7 @@ def test_a_worker_that_is_lost_takes_its_work_along():
     alone = simulate(works([10.0, 10.0]), Cluster(2), FREE)
     found = simulate(works([10.0, 10.0]), Cluster(2, dies={1: 4.0}), FREE)
     assert (alone.makespan, found.makespan, found.lost, found.busy) == (10.0, 14.0, 1, 24.0)
-    assert simulate(works([1e4]), Cluster(1, spot=100.0, timeout=math.inf), FREE).failed == 1, "three times in a row"
+    assert simulate(works([1e4]), Cluster(1, spot=100.0, timeout=math.inf), FREE).failed == 1, "after ten losses"
 
 
 def test_costs_are_counted():

@@ -181,7 +181,7 @@ class VirtualExecutor(Executor[AttemptId]):
             self._push(begins, Began(task.id, worker.number), run)
         self.busy += max(0.0, min(ends, worker.dies) - begins)
         if worker.dies < ends:
-            self._push(worker.dies, Died(task.id, "lost", 0), run)
+            self._push(worker.dies, Died(task.id, "its machine was lost", 0, lost=True), run)
         elif pretended.error is not None:
             self._push(ends, Raised(task.id, pretended.error), run)
         else:
