@@ -363,11 +363,11 @@ def _find_toolchains(options: Options, the_lock: lock.Lock, progress: Progress) 
 def _with_heap(
     toolchains: Mapping[str, Toolchain], options: Options, compiler: library.Compiler
 ) -> dict[str, Toolchain]:
-    """With what `ptxas` is run with, where a target needs that."""
-    if not any(target.vendor == "nvidia" for target in options.targets):
-        return dict(toolchains)
-    heap = str(native.build_heap(options.source, compiler, options.workspace / "build/lib"))
-    return {name: replace(chain, heap=heap) for name, chain in toolchains.items()}
+    folder = options.workspace / "build/lib"
+    return {
+        name: native.with_heap(chain, options.targets, options.source, compiler, folder)
+        for name, chain in toolchains.items()
+    }
 
 
 def _farm_options(options: Options) -> farm.FarmOptions:
