@@ -31,7 +31,7 @@ class Spec:
     source: str
     function: str = "k"
     fingerprint: str = "f" * 64
-    target: str = "t"
+    target: str = "gfx942"
 
     def key(self, toolchain_identity: str) -> str:
         return hashlib.sha256(f"{toolchain_identity} {self.text}".encode()).hexdigest()

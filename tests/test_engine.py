@@ -335,7 +335,7 @@ esac""",
     )
     fetched = []
     monkeypatch.setattr(
-        engine.cache, "fill", lambda lock, python, cache, ca, triton: fetched.append((python, cache, triton))
+        engine.cache, "fill", lambda lock, python, cache, ca, triton, **_: fetched.append((python, cache, triton))
     )
     (place / "input" / "toolchain.lock.yaml").write_bytes((ROOT / "input" / "toolchain.lock.yaml").read_bytes())
     (place / "ca.pem").write_text("certificate")

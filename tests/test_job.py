@@ -141,8 +141,8 @@ def link_or_copy(source: str, target: str) -> None:
 def sent(one: Job, image, **changed) -> bytes:
     """A result as it travels, with some fields changed."""
     stored = StoredImage(hashlib.sha256(image.code).hexdigest(), image.info, None, "a" * 64, 1.5)
-    fields = {"key": one.key, "image": stored, "how": "compiled", "seconds": 1.5, "cpu": 1.25, "warnings": (),
-              "code": image.code, "ptx": None}  # fmt: skip
+    fields = {"key": one.key, "image": stored, "how": "compiled", "seconds": 1.5, "cpu": 1.25, "stages": {},
+              "warnings": (), "code": image.code, "ptx": None}  # fmt: skip
     return msgspec.msgpack.encode(fields | changed)
 
 

@@ -175,7 +175,7 @@ class StandInSpec:
     source: str = "where it is here"
     function: str = "k"
     fingerprint: str = "f" * 64
-    target: str = "t"
+    target: str = "gfx942"
 
     def key(self, toolchain_identity: str) -> str:
         return hashlib.sha256(f"{toolchain_identity} {self.text} {self.action}".encode()).hexdigest()

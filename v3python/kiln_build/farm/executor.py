@@ -166,6 +166,7 @@ class StartExecutor(Protocol):
         *,
         bytes_per_worker: int = ...,
         temporary: Path | None = None,
+        preload: Path | None = None,
     ) -> Executor[Any]:
         """
         Args:
@@ -174,4 +175,5 @@ class StartExecutor(Protocol):
                 are on another machine puts a `job.Host` of that machine in place of the one among the arguments.
             bytes_per_worker: a worker that has grown beyond this is replaced.
             temporary: the folder for the workers' temporary files, made if it is not there; None: the system's.
+            preload: a library that is preloaded into workers, and into nothing that they run; None: none.
         """

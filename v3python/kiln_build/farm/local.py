@@ -60,9 +60,8 @@ class LocalExecutor(Executor[Id]):
     """An `Executor` whose workers are processes of this machine, started when they are first needed.
 
     Args:
-        workers, initializer, arguments, bytes_per_worker, temporary: as `StartExecutor` has them.
+        workers, initializer, arguments, bytes_per_worker, temporary, preload: as `StartExecutor` has them.
         tasks_per_worker: after so many, a worker is replaced.
-        preload: a library that is preloaded into workers, and into nothing that they run; None: none.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ def _is_there(place: Path, group: str) -> bool:
     if not packages.has_front(place, _INPUT):
         return False
     stamp = packages.read_stamp(place)
-    as_everything = EVERYTHING if group == "reading" else group
+    as_everything = EVERYTHING if group in _GROUPS else group
     return group == "front" or digests.of_file(_INPUT / LOCK_NAME) in (stamp.get(group), stamp.get(as_everything))
 
 

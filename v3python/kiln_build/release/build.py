@@ -21,7 +21,6 @@ from kiln_build.cache.layered import open_layered
 from kiln_build.farm import division, farm
 from kiln_build.farm.durations import Durations
 from kiln_build.farm.job import SHARED, Job
-from kiln_build.farm.local import LocalExecutor
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
@@ -371,12 +370,10 @@ def _with_heap(
 
 
 def _farm_options(options: Options) -> farm.FarmOptions:
-    """How this build compiles. Workers of this machine allocate by Kiln's own library."""
+    """How this build compiles. Workers allocate by Kiln's own library."""
     made = farm.FarmOptions.of(options.build, options.workspace)
-    if made.executor is not LocalExecutor:
-        return made
     memory = native.build_memory(options.source, _compiler(options), options.workspace / "build/lib")
-    return replace(made, executor=partial(LocalExecutor, preload=memory))
+    return replace(made, executor=partial(made.executor, preload=memory))
 
 
 def _add_costs(timeline: Timeline, variants: Sequence[Variant], result: farm.FarmResult) -> None:

@@ -189,6 +189,10 @@ class _Workshop:
         for session in list(self._crews):
             self.end(session)
 
+    def preload(self, session: Session) -> Path | None:
+        """What is preloaded into the processes of a session, whose host there is."""
+        return self.bundles[session.bundle].preload(self.place / "sources") if session.bundle else None
+
     def leave(self, crew: _Crew) -> bool:
         """For a crew that has nothing to do: whether it may go."""
         with self._lock:
@@ -246,6 +250,7 @@ class _Crew(threading.Thread):
             (session.start, host),
             bytes_per_worker=session.bytes_per_worker,
             temporary=shop.place / "tmp",
+            preload=shop.preload(session),
         )
 
     @property

@@ -16,7 +16,7 @@ from kiln_recipe.errors import EnvironmentProblem
 if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
 
-_HEAP = "heap.so"
+_HEAP, _PRELOAD = "heap.so", "preload.so"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
     Attributes:
         files: contents, by path in the bundle: the folder of each kernel, since its file imports from beside it, and
-            the library that makes an assembler's bytes equal.
+            the library that makes an assembler's bytes equal, and the one that is preloaded into workers.
         sources: paths in the bundle, by the fingerprint of the function.
         toolchain: identity of the one that the build's keys are of.
     """
@@ -43,6 +43,13 @@ class Bundle(msgspec.Struct, frozen=True):
         """By which tasks name it."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
+    def preload(self, place: Path) -> Path | None:
+        """The library that is preloaded into workers, once it is unpacked."""
+        return self._folder(place) / _PRELOAD if _PRELOAD in self.files else None
+
+    def _folder(self, place: Path) -> Path:
+        return place / self.digest[:16]
+
     def unpack(self, place: Path, store: str, toolchain: Toolchain) -> Host:
         """The host of this machine, with the sources in a folder of `place`.
 
@@ -50,7 +57,7 @@ class Bundle(msgspec.Struct, frozen=True):
             store: as the workers of this machine reach it.
             toolchain: the one that is installed here.
         """
-        folder = place / self.digest[:16]
+        folder = self._folder(place)
         if not folder.is_dir():
             with appear_folder(folder) as fresh:
                 for name, content in self.files.items():
@@ -63,8 +70,11 @@ class Bundle(msgspec.Struct, frozen=True):
         return Host(sources, toolchain, store)
 
 
-def bundle_of(host: Host) -> Bundle:
+def bundle_of(host: Host, preload: Path | None = None) -> Bundle:
     """What jobs need of the machine that they were planned on.
+
+    Args:
+        preload: a library to preload into workers.
 
     Raises:
         EnvironmentProblem: a source cannot be read.
@@ -81,6 +91,8 @@ def bundle_of(host: Host) -> Bundle:
             files |= {f"{name}/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.py"))}
         if heap := getattr(host.toolchain, "heap", ""):
             files[_HEAP] = Path(heap).read_bytes()
+        if preload is not None:
+            files[_PRELOAD] = preload.read_bytes()
     except OSError as error:
         raise EnvironmentProblem(f"{error.filename} cannot be read ({error.strerror}); workers need it")
     return Bundle(files, sources, host.toolchain.identity)

@@ -69,8 +69,9 @@ class DaskExecutor(Executor[Id]):
 
     Args:
         address: of the scheduler: tcp://host:8786, tls://host:8786.
-        workers, initializer, arguments, bytes_per_worker: as `StartExecutor` has them. A `Host` among the arguments is
-            replaced by that of each worker's machine, which gets the sources that it names.
+        workers, initializer, arguments, bytes_per_worker, preload: as `StartExecutor` has them. A `Host` among the
+            arguments is replaced by that of each worker's machine, which gets the sources that it names, and the
+            library to preload.
         security: of a tls:// address.
         find: finds the toolchain of a worker's machine; picklable.
     """
@@ -84,6 +85,7 @@ class DaskExecutor(Executor[Id]):
         *,
         bytes_per_worker: int = 2 << 30,
         temporary: Path | None = None,  # noqa: ARG002  (theirs are in the folders of Dask's workers)
+        preload: Path | None = None,
         security: distributed.Security | None = None,
         find: Callable[[], Toolchain] = agent.find_installed,
     ) -> None:
@@ -91,7 +93,7 @@ class DaskExecutor(Executor[Id]):
         self._limit = workers
         self._security = security
         host = next((argument for argument in arguments if isinstance(argument, Host)), None)
-        bundle = bundle_of(host) if host else None
+        bundle = bundle_of(host, preload) if host else None
         self._plugin = agent.Agent(bundle, find)
         there = tuple(There() if isinstance(argument, Host) else argument for argument in arguments)
         self._session = Session(
