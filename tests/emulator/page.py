@@ -10,6 +10,7 @@ sample was executed, or which are for other targets. Prints the page's first tab
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +18,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
 
-import decode
 import images
 import verified
 from report import image_rows, table
@@ -56,6 +56,7 @@ def target_row(target: str, rows: list[dict]) -> list[object]:
     ]  # fmt: skip
 
 
+UNKNOWN = re.compile(r"an instruction that the executor does not know: (\S+)")
 TARGETS = ["target", "code objects", "variants forced", "calls", "wrong", "refused", "worst ratio",
            "instructions executed of all", "executed in all", "minutes"]  # fmt: skip
 
@@ -90,20 +91,16 @@ def others_lines(others: list[tuple[Path, Path]]) -> list[str]:
             found = read(results / target / "images.jsonl")
             sample = found[0]["sample"]
             cells = target_row(target, found)
-            codes = [image.code for image in images.images(prefix, target)]
-            unknown = sorted({name for code in codes for name in unknown_names(code)})
+            count = sum(1 for _ in images.images(prefix, target))
+            faults = [fault for row in found for fault in row.get("wrong", ())]
+            unknown = sorted({name for fault in faults for name in UNKNOWN.findall(fault)})
             rows.append(
                 [target, f"{release['profile']}, `{release['selection']}`",
-                 "all" if sample is None else f"seed {sample}", len(codes), *cells[1:],
+                 "all" if sample is None else f"seed {sample}", count, *cells[1:],
                  ", ".join(f"`{name}`" for name in unknown) or "none"]
             )  # fmt: skip
-    names = ["target", "build", "sample", "images", "code objects executed", *TARGETS[2:], "unknown instructions"]
+    names = ["target", "build", "sample", "images", "code objects executed", *TARGETS[2:], "unknown instructions met"]
     return table(names, rows)
-
-
-def unknown_names(code: bytes) -> list[str]:
-    """Mnemonics of a code object that the machine does not know."""
-    return [text.partition(" ")[0] for text in decode.load(code).unknown()]
 
 
 def targets_of(results: Path) -> list[str]:
