@@ -29,7 +29,7 @@ OUTDATED = (
     "**Outdated: by their keys, the tree's images are others than those that were measured here.** The figures are\n"
     "history until they are measured again."
 )
-ABOUT = "What Kiln ran, by the places in the tables' last column: key, target, variant."
+ABOUT = "What Kiln ran, by their places in the tables: key, target, variant."
 _BLOCK = re.compile(r"<!-- images: ([^>]+) -->\n")
 
 

@@ -223,13 +223,13 @@ def test_the_page_of_what_serves_each_feature(tmp_path):
     narrow, amd = "narrow: it serves calls with width_v <= 128", "amd: it is not for sm_90"
     served = {"kernels": ["attn_fwd.hopper"], "images": [image], "milliseconds": 1.0, "tflops": 612.3,
               "passed_over": narrow}  # fmt: skip
-    general = served | {"kernels": ["attn_fwd.general"], "passed_over": f"{narrow}; {amd}"}
+    general = served | {"kernels": ["attn_fwd.general"], "passed_over": f"{narrow}\n{amd}"}
     unaligned = "hopper: stride 1 of q is 129 elements; its descriptor needs a multiple of 16 bytes below 2^40"
     left_out = "hopper: it serves calls with a == b: it is slow; so is c"
     said = {
         "plain": served,
-        "dropout": general | {"passed_over": f"{narrow}; {left_out}; {amd}"},
-        "strides of 2 bytes": general | {"passed_over": f"{narrow}; {unaligned}; {amd}"},
+        "dropout": general | {"passed_over": f"{narrow}\n{left_out}\n{amd}"},
+        "strides of 2 bytes": general | {"passed_over": f"{narrow}\n{unaligned}\n{amd}"},
     }
     rows = [
         {"feature": feature, "dtype": dtype, "widths": [128, 128], **row}

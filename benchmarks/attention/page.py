@@ -125,17 +125,15 @@ def judge(results: Results) -> tuple[list[str], dict[str, int]]:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Row], columns: Sequence[Column | None], ratios: Sequence[tuple[str, str, str]] = ()) -> str:
-    """Columns, then ratios, each a title and two sides, with the geometric mean and the least below. A column of None
-    goes behind the ratios: which images ran."""
-    known = [one for one in columns if one is not None]
+def table(rows: Sequence[Row], columns: Sequence[Column], ratios: Sequence[tuple[str, str, str]] = ()) -> str:
+    """Columns, then ratios, each a title and two sides, with the geometric mean and the least below."""
     kept = [one for one in ratios if any(share(row, *one[1:]) for row in rows)]
-    body = [[*(cell(row) for _, cell in known), *(number(share(row, *one[1:]), 2) for one in kept)] for row in rows]
+    body = [[*(cell(row) for _, cell in columns), *(number(share(row, *one[1:]), 2) for one in kept)] for row in rows]
     if kept and len(rows) > 1:
         for place, name in enumerate(("geometric mean", "least")):
             means = [number(mean_and_least(rows, *one[1:])[place], 2) for one in kept]
-            body.append([name, *[""] * (len(known) - 1), *means])
-    return piped([*(title for title, _ in known), *(one[0] for one in kept)], body)
+            body.append([name, *[""] * (len(columns) - 1), *means])
+    return piped([*(title for title, _ in columns), *(one[0] for one in kept)], body)
 
 
 def of(side: str, digits: int = 0) -> Callable[[Row], str]:

@@ -18,6 +18,9 @@ from pathlib import Path
 import verified
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of results, by what tests call them in `record`; each has its place in the report.
+_IN_SECTIONS = {"image", "feature", "random", "deterministic", "fp8", "jit", "dropout", "sanitizer", "refused"}
+KINDS = _IN_SECTIONS | {"step", "device", "unload"}
 
 
 def facts(tarball: Path) -> dict:
@@ -90,6 +93,20 @@ def image_rows(images: list[dict]) -> list[list[object]]:
     return rows
 
 
+def fp8_rows(entries: list[dict]) -> list[list[object]]:
+    """A row for each kind of inputs, width, dtype and tiles: its worst call."""
+    groups: dict[tuple, list[dict]] = {}
+    for e in entries:
+        tiles = "192 rows" if e.get("large") else "128 rows"
+        groups.setdefault((e["inputs"], e["width"], e["dtype"], tiles), []).append(e)
+    rows = []
+    for about, calls in groups.items():
+        worst = max(calls, key=lambda e: e["error"] / e["rounding"])
+        ratio = f"{worst['error'] / worst['rounding']:.2f}"
+        rows.append([*about, len(calls), f"{worst['error']:.2e}", f"{worst['rounding']:.2e}", ratio])
+    return rows
+
+
 def sections(answer: dict) -> list[str]:
     kinds = answer["kinds"]
     lines = [
@@ -118,6 +135,18 @@ def sections(answer: dict) -> list[str]:
             ["call", "by", "runs with equal bits"],
             [[f"`{e['call']}`", by(e["target"]), e["runs"]] for e in kinds.get("deterministic", [])],
         ),
+        "## fp8",
+        "",
+        "Root mean square of what forward of e4m3 differs by from float64's of the same e4m3 numbers, and of what the",
+        "formula does with probabilities and output rounded by PyTorch. Right if at most twice that.",
+        "",
+        *table(["inputs", "head_dim", "out", "tiles", "calls", "error", "of PyTorch's roundings", "worst ratio"],
+               fp8_rows(kinds.get("fp8", []))),
+        "## kiln.jit",
+        "",
+        *table(["call", "kernels", "differences to the release", "equal bits", "farthest, of the scale"],
+               [[e["name"], ", ".join(e["kernels"]), "; ".join(dict.fromkeys(e["differences"])) or "none",
+                 "yes" if e["bits"] else "no", f"{e['far']:.1e}"] for e in kinds.get("jit", [])]),
         "## Dropout",
         "",
         *(f"- {json.dumps(e)}" for e in kinds.get("dropout", [])),
@@ -181,6 +210,8 @@ def main() -> int:
     lines = [line for path in sorted(results.glob("*.jsonl")) for line in path.read_text().splitlines()]
     for entry in map(json.loads, lines):
         answer["kinds"].setdefault(entry["kind"], []).append(entry)
+    if unknown := answer["kinds"].keys() - KINDS:
+        sys.exit(f"results of a kind that the report does not show: {', '.join(sorted(unknown))}")
     (output / "rows.jsonl").write_text("\n".join(lines) + "\n")
     figures = {name: answer[name] for name in ("facts", "launch")}
     (output / "facts.json").write_text(json.dumps(figures, indent=1) + "\n")
