@@ -390,6 +390,8 @@ def _operand(text: str) -> Operand:
             operand.abs, text = 1, text[4:-1]
         elif text.startswith("|") and text.endswith("|"):
             operand.abs, text = 1, text[1:-1]
+        elif text.startswith("lit(") and text.endswith(")"):  # a word of its own, though it would fit the instruction
+            text = text[4:-1]
         elif text.startswith("-") and not (_INTEGER.match(text) or _FLOAT.match(text)):
             operand.neg, text = 1, text[1:]
         else:

@@ -376,12 +376,15 @@ def test_wmma_reads_a_result_as_a(between: str, check: str) -> None:
 # ---- the rest -----------------------------------------------------------------------------------------------------
 
 
-FAR = "s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, {offset}\ns_addc_u32 s5, s5, 0\ns_setpc_b64 s[4:5]\ns_code_end\ns_endpgm"
+FAR = "s_getpc_b64 s[4:5]\ns_add_u32 s4, s4, {}\ns_addc_u32 s5, s5, {}\ns_setpc_b64 s[4:5]\ns_code_end\ns_endpgm"
 
 
-@pytest.mark.parametrize(("offset", "check"), [(16, "ok"), (12, "program"), (14, "program"), (64, "program")])
-def test_a_branch_by_an_address(offset: int, check: str) -> None:
-    assert run(RDNA3, FAR.format(offset=offset)).check == check
+@pytest.mark.parametrize(
+    ("offset", "high", "check"),
+    [(16, "0", "ok"), (20, "lit(0x0)", "ok"), (12, "0", "program"), (14, "0", "program"), (64, "0", "program")],
+)
+def test_a_branch_by_an_address(offset: int, high: str, check: str) -> None:
+    assert run(RDNA3, FAR.format(offset, high)).check == check
 
 
 def test_a_register_that_nothing_wrote() -> None:
