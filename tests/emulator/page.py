@@ -95,7 +95,7 @@ def others_lines(others: list[tuple[Path, Path]]) -> list[str]:
             faults = [fault for row in found for fault in row.get("wrong", ())]
             unknown = sorted({name for fault in faults for name in UNKNOWN.findall(fault)})
             rows.append(
-                [target, f"{release['profile']}, `{release['selection']}`",
+                [target, ", ".join(filter(None, (release["profile"], release["selection"]))),
                  "all" if sample is None else f"seed {sample}", count, *cells[1:],
                  ", ".join(f"`{name}`" for name in unknown) or "none"]
             )  # fmt: skip
