@@ -210,7 +210,7 @@ def test_records_divide_the_plan_and_those_of_the_store_itself_do_not(tmp_path, 
     long = runs[0][-1]
     store = open_store(tmp_path / "work/store")
     for name in runs[0]:
-        store.record_duration(name, 1.0, 1000.0 if name == long else 0.5)
+        store.record_duration(name, took := 1000.0 if name == long else 0.5, took)
     live, copy = tmp_path / "work/store/durations", tmp_path / "copy"
     shutil.copy(live, copy)
     with pytest.raises(BuildFailed):
@@ -234,8 +234,8 @@ def test_from_a_store_nothing_is_compiled_and_what_is_missing_is_named(tmp_path,
         build.build(of_amd(tmp_path, KILN_SHARD="2/3"))
     there = dict(keys)
     monkeypatch.setattr(farm, "run", fail)
-    log = tmp_path / "log.jsonl"
     for more, of in (({}, ""), ({"KILN_SHARDS": "3"}, ", of shard ")):
+        log = tmp_path / f"log{len(more)}.jsonl"
         with pytest.raises(MissingImages) as caught:
             build.build(of_amd(tmp_path, KILN_FROM_STORE="1", KILN_LOG_JSON=str(log), **more))
         first, *lines = str(caught.value).splitlines()

@@ -163,7 +163,7 @@ def test_dpkg_installs_them_beside_one_another_and_demands_the_runtime(tmp_path)
 
 def test_a_deb_of_more_than_one_gzip_member(tmp_path, monkeypatch):
     need("dpkg-deb")
-    monkeypatch.setattr(tarball, "MEMBER_BYTES", 1 << 18)
+    monkeypatch.setattr(tarball, "MEMBER_BYTES", 1 << 19)
     assert run("split", linked_release().tarball, tmp_path, "--format", "deb", "--prefix", "/usr/local/kiln",
                "--maintainer", "Jo Doe <jo@example.org>") == 0  # fmt: skip
     for path in tmp_path.glob("*.deb"):

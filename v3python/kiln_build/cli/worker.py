@@ -35,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", action="store_true", help="start again when it ends without a signal, as it does with its scheduler"
     )
-    parser.add_argument("options", nargs="*", help="options of `dask worker`, behind --; default: one job a processor")
+    parser.add_argument(
+        "options",
+        nargs="*",
+        type=filled("an option", "one of `dask worker`'s, or leave it out"),
+        help="options of `dask worker`, behind --; default: one job a processor",
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -102,7 +102,8 @@ def scheduler_address(name: str, text: str) -> str | None:
     Raises:
         UsageError: it is none.
     """
-    if text and not re.fullmatch(r"(tcp|tls)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", text):
+    found = re.fullmatch(r"(tcp|tls)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", text)
+    if text and not (found and 0 < int(found[3]) < 65536):
         raise UsageError(f"{name}={text} is not a scheduler's address; expected for example tcp://host:8786")
     return text or None
 
