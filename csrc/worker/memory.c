@@ -107,7 +107,7 @@ static void* allocate(size_t bytes) {
   return block;
 }
 
-/* One that the loader made before this library was there is none of ours. */
+/* One that the loader made before this library was there is not ours. */
 static int is_ours(const void* block) { return base && (uintptr_t)block - (uintptr_t)base < reserved; }
 
 static size_t class_of_block(const void* block) { return classes[((uintptr_t)block - (uintptr_t)base) / SPAN]; }

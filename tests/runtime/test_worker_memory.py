@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import resource
 import shutil
@@ -118,7 +117,7 @@ print("done")
 
 @pytest.fixture(scope="module")
 def memory() -> Path:
-    compiler = native.zig_compiler(sys.executable, nativebuild.cache() / "zig", importlib.metadata.version("ziglang"))
+    compiler = native.own_zig(nativebuild.cache() / "zig")
     return native.build_memory(ROOT, compiler, nativebuild.cache())
 
 

@@ -196,12 +196,13 @@ def check_cache(word: str) -> str:
     Raises:
         UsageError: it is none, or holds a secret, which logs would show.
     """
-    wrong = UsageError("KILN_CACHE is not the address of a cache; expected for example http://host:8080/kiln")
     try:
         parts = urlsplit(word)
         _ = parts.port  # looked at here, so that one that cannot be is refused
     except ValueError:  # it may hold a secret, so it is not shown
-        raise wrong from None
+        raise UsageError(
+            "KILN_CACHE is not the address of a cache; expected for example http://host:8080/kiln"
+        ) from None
     if "@" in parts.netloc:
         raise UsageError(
             f"KILN_CACHE={parts.scheme}://...@{parts.netloc.rpartition('@')[2]} has a login in its address, which logs "
