@@ -7,7 +7,9 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from loopback import Loopback
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Faults:
 
 
 @dataclass
-class CacheServer:
+class CacheServer(Loopback):
     """Serves `content`, by path. A context manager.
 
     Attributes:
@@ -71,27 +73,13 @@ class CacheServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 64
-
-            def handle_error(self, *_: object) -> None:
-                """A client that went away is no error of the server's."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
+        self.serve(Handler)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/kiln"
+        return f"{self.origin}/kiln"
 
     def of(self, kind: str) -> dict[str, bytes]:
         """What is under /ac/ or /cas/, by name."""

@@ -8,7 +8,9 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from loopback import Loopback
 
 
 @dataclass
@@ -30,12 +32,7 @@ class Faults:
         return False
 
 
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, *_: object) -> None:
-        """A client that was killed is no error of the server's."""
-
-
-class FaultyIndex:
+class FaultyIndex(Loopback):
     """Serves `files` (name: (package, bytes)) as /simple/<package>/ and /files/<name>. A context manager."""
 
     def __init__(self, files: Mapping[str, tuple[str, bytes]], faults: Faults | None = None) -> None:
@@ -57,20 +54,12 @@ class FaultyIndex:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
+        self.serve(Handler)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/simple"
+        return f"{self.origin}/simple"
 
     def served(self, name: str) -> list[tuple[str | None, str | None]]:
         """(Range, If-Range) of each request for a file."""
