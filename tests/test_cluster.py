@@ -138,6 +138,18 @@ def test_a_worker_that_is_killed_costs_what_it_was_doing(one, cluster):
     one.check(one.run(cluster.address, 16), 16, twice=1)
 
 
+def test_what_a_lost_worker_did_begins_again_once_however_late_the_build_hears_of_it(one, cluster):
+    start_workers(cluster, "ann", "bob")
+    client = one.in_background(cluster.address, 4, 1.0)
+    executor_contract.wait_for(lambda: one.by("bob"), 120, "bob does nothing")
+    client.send_signal(signal.SIGSTOP)
+    cluster.workers["bob"].send_signal(signal.SIGKILL)
+    time.sleep(5)  # in which Dask has ann take over what bob was doing
+    client.send_signal(signal.SIGCONT)
+    assert client.communicate(timeout=200)[0].strip() == "4"
+    one.check(one.run(cluster.address, 4), 4, twice=1)
+
+
 def test_a_worker_that_stands_still_for_half_a_minute_costs_nothing(one, cluster):
     start_workers(cluster, "ann", "bob")
     client = one.in_background(cluster.address, 8, 1.0)

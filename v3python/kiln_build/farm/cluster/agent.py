@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SLOTS, MEMORY, TOOLCHAIN = "kiln", "kiln-memory", "kiln-toolchain-"  # names of resources; the last with an identity
 NEWS = "kiln-workers"  # the topic on which workers say that they have announced themselves
+BEGUN = "kiln-begun"  # the scheduler's metadata of tasks: by session and number, the worker that began with it
 _IDLE = 30.0  # seconds after which a session's processes end that nobody has ended: its build is gone
 _BUNDLE_PATIENCE = 60.0  # seconds; Dask gives a new worker its tasks and its plugins at the same time
 _HEADROOM = 0.9  # of the memory that is free
@@ -152,8 +153,14 @@ class _Workshop:
         self.worker.log_event(NEWS, {"worker": self.worker.address, "problem": self.problem})
 
     def run(self, order: Order, key: Any) -> Reply:
-        """Has an order run, and waits for its end."""
+        """Has an order run, and waits for its end.
+
+        Dask runs what a lost worker was doing on another at once. Whether that is wanted is for the build to say, which
+        may have heard nothing yet: so a submission is begun on one machine and on no other.
+        """
         began = time.monotonic()
+        if first := asyncio.run_coroutine_threadsafe(self._begun_by(order), self.worker.loop.asyncio_loop).result():
+            return self._said(Reply(wire.MOVED, reason=f"{first} had begun with it and is gone"), began)
         try:
             host = self._host(order.session)
         except (KilnError, OSError) as error:
@@ -213,6 +220,14 @@ class _Workshop:
         return Reply(
             reply.kind, reply.value, reply.fault, reply.reason, reply.signal, reply.log, worker=address, seconds=seconds
         )
+
+    async def _begun_by(self, order: Order) -> str:
+        """The worker that began with an order before; "": none did, and now this one has."""
+        scheduler, keys = self.worker.scheduler, [BEGUN, order.session.name, order.number]
+        first: str = await scheduler.get_metadata(keys=keys, default="")
+        if not first:
+            await scheduler.set_metadata(keys=keys, value=self.worker.address)
+        return first
 
     def _host(self, session: Session) -> Any:
         if not session.bundle:

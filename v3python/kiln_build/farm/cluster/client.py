@@ -340,6 +340,9 @@ class DaskExecutor(Executor[Id]):
     def _settle(self, run: _Run[Id], reply: Reply, value: Any = None) -> None:
         """The task has ended, and its worker has said how."""
         id = run.task.id
+        if reply.kind == wire.MOVED:
+            self._lose(run, reply.reason)
+            return
         self._began(run, run.worker)
         fault = wire.exception_of(reply.fault) if reply.fault else RuntimeError("nothing is known of it")
         if reply.kind == wire.BROKEN or isinstance(fault, (EnvironmentProblem, ToolchainError)):
@@ -413,11 +416,13 @@ class DaskExecutor(Executor[Id]):
             self._news.set()
 
     def _move(self, run: _Run[Id], reason: str) -> None:
-        """The task is no longer where it was."""
+        """The task is no longer where it was. Dask takes it to another worker, where it begins if it has not begun."""
         future = run.future
         if run.slot or run.is_killed:
             self._lose(run, reason)
-        else:
+        elif self._roll.only() is None:
+            return
+        else:  # Dask was told the names of workers, which may all be gone
             self._forget(run)
             run.future = None
             self._waiting.appendleft(run)
@@ -471,6 +476,9 @@ class DaskExecutor(Executor[Id]):
             futures = [run.future for run in self._by_key.values() if run.future is not None]
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.cancel(futures, force=True), _CLOSE_SECONDS)
+            with contextlib.suppress(Exception):
+                keys = [agent.BEGUN, self._session.name]
+                await asyncio.wait_for(client.scheduler.set_metadata(keys=keys, value={}), _CLOSE_SECONDS)
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(
                     client.run(

@@ -21,7 +21,7 @@ from kiln_recipe.errors import ArtifactError
 # Where classes of exceptions that may come back are looked up; any other comes back as a RuntimeError.
 _KNOWN_MODULES = ("kiln_recipe.errors", "kiln_build.farm.job")
 
-RETURNED, RAISED, DIED, BROKEN = "returned", "raised", "died", "broken"
+RETURNED, RAISED, DIED, BROKEN, MOVED = "returned", "raised", "died", "broken", "moved"
 BEGAN, WAITS = "began", "waits"
 
 
@@ -72,7 +72,8 @@ class Reply(msgspec.Struct, frozen=True):
     """What became of a task.
 
     Attributes:
-        kind: RETURNED, RAISED, DIED, or BROKEN: no worker could be made ready.
+        kind: RETURNED, RAISED, DIED; BROKEN: no worker could be made ready; MOVED: another machine had begun with it,
+            so nothing was done here.
         value: what it returned: bytes if the order says so, else plain data.
         fault: what it raised, or what kept workers from being made ready.
         reason, signal: of `Died`.
