@@ -228,7 +228,11 @@ def test_an_interruption_while_either_python_starts_is_no_traceback(checkout, tm
     finally:
         second.unlink()
         second.symlink_to(real)
-    assert (said.returncode, said.stdout, said.stderr) == (130, "", "kiln: interrupted; what was done is kept\n")
+    assert (said.returncode, said.stdout, said.stderr) == (
+        130,
+        "",
+        "kiln: interrupted by SIGINT; what was done is kept\n",
+    )
 
 
 def test_an_interruption_at_any_time_is_said_or_comes_too_late(checkout):
@@ -252,7 +256,7 @@ def test_an_interruption_at_any_time_is_said_or_comes_too_late(checkout):
         if process.returncode == 0:
             assert (output, error) == (whole.stdout, "")
         elif process.returncode == 130:
-            assert error in ("kiln: interrupted by SIGINT\n", "kiln: interrupted; what was done is kept\n")
+            assert error in ("kiln: interrupted by SIGINT\n", "kiln: interrupted by SIGINT; what was done is kept\n")
         else:  # for a moment nobody of ours is there: bash has let go, env has not begun
             assert (process.returncode, output, error) == (-signal.SIGINT, "", "")
     assert codes.count(130) > 5 and codes.count(-signal.SIGINT) < 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import small_release as small
+from kiln_build.cli import main
 from kiln_build.front import door
 from kiln_build.front.interruption import Interruption, guarded
 from kiln_build.options.options import read_front_door
@@ -161,6 +164,37 @@ def test_a_defect_stays_a_traceback():
 
     with pytest.raises(OSError, match="nobody knows"):
         guarded(half)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("place", ["kiln_build.parts.cut.write_tarball", "shutil.rmtree"])
+def test_a_command_leaves_nothing_half_made(place, number, tmp_path, capsys, monkeypatch):
+    """Whether it is interrupted in its work, or while it puts its own things away."""
+    module, _, name = place.rpartition(".")
+    real = getattr(importlib.import_module(module), name)
+
+    def interrupted(*arguments, **options):
+        monkeypatch.setattr(place, real)
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    monkeypatch.setattr(place, interrupted)
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert main(["split", str(small.small_release().tarball), str(tmp_path)]) == 128 + number
+    assert capsys.readouterr().err.endswith(f"kiln: interrupted by {number.name}; what was done is kept\n")
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_the_exit_code_is_ours_wherever_it_was_interrupted(code, tmp_path):
+    """Dataclasses are made by exec(); of an interruption in there `python -m` remembers that it was one."""
+    (tmp_path / "program.py").write_text(
+        "from kiln_build.front.signals import leave\ntry:\n    exec('raise KeyboardInterrupt')\n"
+        f"except KeyboardInterrupt:\n    leave({code})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SOURCE), str(tmp_path)))}
+    assert subprocess.run([sys.executable, "-m", "program"], env=environment).returncode == code
 
 
 @pytest.mark.parametrize(

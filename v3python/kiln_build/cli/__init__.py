@@ -18,7 +18,7 @@ from types import ModuleType
 
 import kiln_build
 from kiln_build.base.verbs import VERBS
-from kiln_build.front.signals import let_through
+from kiln_build.front.interruption import Interruption
 from kiln_recipe.console.guard import guarded
 from kiln_recipe.console.usage import Parser
 from kiln_recipe.errors import EnvironmentProblem, UsageError
@@ -44,9 +44,9 @@ def judge(words: Sequence[str]) -> int:
 
 def _guarded(run: Callable[[list[str]], int], words: list[str]) -> int:
     def begun(words: list[str]) -> int:
-        let_through()  # `./kiln` has held interruptions back until now
         try:
-            return run(words)
+            with Interruption():  # SIGTERM and SIGHUP remove what is half made, as Ctrl-C does
+                return run(words)
         except ModuleNotFoundError as error:
             if (error.name or "kiln").startswith("kiln"):
                 raise

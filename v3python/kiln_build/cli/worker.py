@@ -63,6 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.again:
         os.execve(sys.executable, command, environment)
     libc = ctypes.CDLL(None)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # they end us at once, and by that the worker, which puts itself away
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     while True:
         code = subprocess.run(
             command, env=environment, check=False, preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

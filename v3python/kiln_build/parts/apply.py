@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from kiln_build.base import machine, tar, tarball
 from kiln_build.parts import patch, regroup
 from kiln_build.parts.form import CONTENTS, FILE, INDEX, MANIFEST, RAW, SPLIT, STORED, Reader, end_of
 from kiln_build.release.release import make_tarball, part_name, tarball_name, unpack
+from kiln_recipe.console.appear import passing_folder
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ArtifactError
 
@@ -46,8 +46,8 @@ def apply(before: Release, path: Path, output: Path, progress: Progress) -> Path
                 f"{before.path} is not the tarball that {path} is for: it has the SHA-256 {there.sha256}, and the "
                 f"delta leads from {delta.before.sha256}"
             )
-        with tempfile.TemporaryDirectory(prefix=".kiln-apply-", dir=output) as folder:
-            made = _Applied(before, delta, Path(folder), progress)
+        with passing_folder(".kiln-apply-", output) as folder:
+            made = _Applied(before, delta, folder, progress)
             manifest = made.make()
             release, part = manifest["kiln"], manifest.get("part")
             name = part_name(release, part) if part else tarball_name(release)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from kiln_build.artifacts import manifest_model, parts
 from kiln_build.artifacts.reader import Release
 from kiln_build.release.release import make_tarball, part_name, unpack
 from kiln_build.trust import statement
+from kiln_recipe.console.appear import passing_folder
 from kiln_recipe.errors import UsageError
 
 
@@ -47,10 +47,10 @@ def laid_out(release: Release, output: Path) -> Iterator[Iterator[Part]]:
     names = parts.names_of(release.manifest)
     if len(names) == 1:
         raise UsageError(f"{release.path} has no packs, so that there is nothing to split; give one with images")
-    with tempfile.TemporaryDirectory(prefix=".kiln-split-", dir=output) as folder:
-        whole = Path(folder) / "whole"
+    with passing_folder(".kiln-split-", output) as folder:
+        whole = folder / "whole"
         unpack(release, whole)
-        yield (_lay_out(release.manifest, whole, name, Path(folder) / name) for name in names)
+        yield (_lay_out(release.manifest, whole, name, folder / name) for name in names)
 
 
 def write_tarball(part: Part, output: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from kiln_build.parts.apply import apply
 from kiln_build.parts.form import CONTENTS, FILE, INDEX, MANIFEST, RAW, SPLIT, STORED, Section, end_of
 from kiln_build.release.release import unpack
 from kiln_recipe import digests
-from kiln_recipe.console.appear import appear
+from kiln_recipe.console.appear import appear, passing_folder
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
@@ -57,8 +56,7 @@ def make(before: Release, after: Release, path: Path, progress: Progress) -> Mad
         raise UsageError(f"{before.path} and {after.path} are the same, so that no delta is needed")
     made = Made(*ends)
     try:
-        with tempfile.TemporaryDirectory(prefix=".kiln-delta-", dir=path.parent) as folder, appear(path) as fresh:
-            place = Path(folder)
+        with passing_folder(".kiln-delta-", path.parent) as place, appear(path) as fresh:
             maker = _Maker(before, after, place, made, progress)
             with fresh.open("wb") as file:
                 form.write(file, *ends, maker.sections())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from kiln_build.artifacts.manifest_model import PARTS, PATH, RUNTIME
 from kiln_build.artifacts.reader import Release
 from kiln_build.release.release import make_release, part_name, unpack
 from kiln_recipe import digests, shape
+from kiln_recipe.console.appear import passing_folder
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ArtifactError, UsageError
 
@@ -34,8 +34,8 @@ def join(given: Sequence[Release], output: Path, progress: Progress) -> Path:
     release = given[0].manifest["kiln"]
     if runtime is None:
         raise UsageError(f"the part {RUNTIME} is missing; give {part_name(release, RUNTIME)} too")
-    with tempfile.TemporaryDirectory(prefix=".kiln-merge-", dir=output) as folder:
-        stage = Path(folder) / "kiln"
+    with passing_folder(".kiln-merge-", output) as folder:
+        stage = folder / "kiln"
         for name, part in by_name.items():
             progress.message(f"unpacking the part {name}")
             unpack(part, stage)

@@ -8,7 +8,6 @@ still know all combinations, and a call for one that was left out is refused as 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from kiln_build.artifacts.reader import IMAGES, Release
 from kiln_build.base import machine
 from kiln_build.release.release import make_release, unpack
 from kiln_recipe import shape, targets
+from kiln_recipe.console.appear import passing_folder
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ArtifactError, UsageError
 from kiln_recipe.images import elf
@@ -50,8 +50,8 @@ def select(release: Release, wanted: Sequence[str], selection: Selection, output
         if name not in there:
             raise UsageError(f"{release.path} has nothing for {name}; it has {', '.join(there)}")
     _check(release, selection)
-    with tempfile.TemporaryDirectory(prefix="kiln-select-", dir=output) as folder:
-        stage = Path(folder) / "kiln"
+    with passing_folder(".kiln-select-", output) as folder:
+        stage = folder / "kiln"
         names = unpack(release, stage)
         kept = [row for row in document["targets"] if not wanted or row["name"] in wanted]
         for row in document["targets"]:

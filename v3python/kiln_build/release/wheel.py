@@ -26,7 +26,6 @@ import hashlib
 import importlib.metadata
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +40,7 @@ from kiln_build.release.release import PLATFORM
 from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_build.release.wheel_metadata import Material, python_version
 from kiln_recipe.compile import lock, toolchain
+from kiln_recipe.console.appear import passing_folder
 from kiln_recipe.errors import ArtifactError, ToolchainError, UsageError
 from kiln_recipe.selection import PROFILES
 
@@ -323,8 +323,8 @@ def write(wheels: Iterable[Wheel], output: Path, replace: bool) -> list[Path]:
         InTheWay: other wheels of the same names are there, and stay.
         EnvironmentProblem: it cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix=".kiln-wheels-", dir=output) as folder:
-        fresh = {output / path.name: path for path in (write_wheel(wheel, Path(folder)) for wheel in wheels)}
+    with passing_folder(".kiln-wheels-", output) as folder:
+        fresh = {output / path.name: path for path in (write_wheel(wheel, folder) for wheel in wheels)}
         if not replace:
             replacement.check_files(fresh)
         for path, new in fresh.items():

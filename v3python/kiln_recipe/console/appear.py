@@ -28,6 +28,20 @@ def appear(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def passing_folder(prefix: str, within: Path) -> Iterator[Path]:
+    """An empty folder for as long as it is needed; also an interruption while it is being removed leaves nothing."""
+    fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
+    try:
+        yield fresh
+    finally:
+        try:
+            shutil.rmtree(fresh)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
 def appear_folder(path: Path) -> Iterator[Path]:
     """`appear` for a folder, which is there and empty at first; the folder at `path` is removed before the rename."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -49,9 +49,10 @@ def guarded(run: Callable[[list[str]], int], words: Sequence[str]) -> int:
     except MemoryError:
         say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")
         return EnvironmentProblem.exit_code
-    except KeyboardInterrupt:
-        say("interrupted; what was done is kept")
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as interruption:  # with the signal, if it was not Python's own handler that raised it
+        received = signal.Signals(*(interruption.args[:1] or (signal.SIGINT,)))
+        say(f"interrupted by {received.name}; what was done is kept")
+        return 128 + received
     except BrokenPipeError:  # the reader of `kiln list | head` has gone
         errors.forget_output()
         return 128 + signal.SIGPIPE
