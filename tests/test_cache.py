@@ -254,13 +254,44 @@ def test_a_cache_that_is_not_there(team):
     assert sum("is left alone" in text and "Connection refused" in text for text in team.said) == 1
 
 
-def test_a_cache_that_answers_and_is_slower_than_compiling():
+def test_a_cache_whose_images_come_more_slowly_than_they_are_compiled():
     budget = Budget(16, pace=2.0)
-    budget.gave(0, 9.0)
-    budget.gave(25, 20.0)
-    assert not budget.is_spent
-    budget.gave(15, 20.0)
-    assert budget.why == "15 images in 20 s is slower than compiling them"
+    budget.gave(0, 0, 9.0)
+    budget.gave(25, 25, 20.0)
+    assert not budget.slow
+    budget.gave(15, 40, 20.0)
+    assert budget.slow == "15 images, of 40 asked for, in 20 s is slower than compiling them" and not budget.is_spent
+
+
+def test_an_empty_cache_that_answers_soon_is_asked_to_the_end():
+    budget = Budget(16, pace=25.0)
+    for second in range(10, 300):
+        budget.gave(0, 800 * second, float(second))
+    assert not budget.slow
+    budget.gave(0, 100 * 60, 60.0)
+    assert budget.slow, "asking takes a fifth of what compiling does"
+
+
+def test_what_is_compiled_goes_to_a_cache_that_is_too_slow_to_be_asked(team, server):
+    store = team.open("one", server.url)
+    store.remote.budget.slow = "0 images, of 40 asked for, in 20 s is slower than compiling them"
+    assert have(store) == 0 and server.seen["GET"] == 0
+    fill(store.local, range(30))
+    for number in range(30):
+        store.share(digest(number))
+    store.close()
+    assert len(server.of("ac")) == 30
+    assert sum("is asked for nothing more in this build: 0 images, of 40" in text for text in team.said) == 1
+
+
+def test_what_does_not_go_to_a_cache_that_is_left_alone_is_counted(team):
+    store = team.open("one", f"http://127.0.0.1:{free_port()}/kiln")
+    assert have(store) == 0
+    fill(store.local, range(30))
+    for number in range(30):
+        store.share(digest(number))
+    store.close()
+    assert "30 did not go: `kiln store push` sends them" in team.said[-1]
 
 
 def test_failures_between_answers_may_cost_so_much_and_no_more():

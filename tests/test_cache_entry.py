@@ -55,10 +55,15 @@ def action_result():
 ActionResult = action_result()
 
 
+def decode(data: bytes) -> entry.Entry:
+    return entry.decode(entry.split(data)[0], KEY)
+
+
 @given(IMAGES, st.floats(0, 1e6), st.binary(max_size=40))
 def test_what_is_packed_comes_back(image, seconds, signature):
     packed = entry.pack(KEY, image, digest("ir"), seconds)
-    found, content, signed = entry.decode(entry.encode(packed, signature), KEY)
+    content, signed = entry.split(entry.encode(packed, signature))
+    found = entry.decode(content, KEY)
     assert found == packed.entry and content == packed.content and signed == signature
     code = entry.unpack(found.code, packed.blobs[found.code.blob])
     ptx = None if found.ptx is None else entry.unpack(found.ptx, packed.blobs[found.ptx.blob]).decode()
@@ -75,14 +80,14 @@ def test_an_entry_is_an_action_result_to_others(image):
     assert [(f.digest.hash, f.digest.size_bytes) for f in read.output_files] == [(b.blob, b.stored) for b in blobs]
     assert (read.stdout_raw, read.stderr_raw, read.exit_code) == (packed.content, b"signature", 0)
     read.exit_code = 3  # what a server adds, or puts in another order, changes nothing
-    assert entry.decode(read.SerializeToString(), KEY)[0] == packed.entry
+    assert decode(read.SerializeToString()) == packed.entry
 
 
 @given(st.binary(max_size=200))
 def test_hostile_bytes_are_refused(data):
     for one in (data, b"\x2a" + bytes([len(data) & 0x7F]) + data):
         with pytest.raises(Unusable):
-            entry.decode(one, KEY)
+            decode(one)
 
 
 @given(st.data())
@@ -91,7 +96,7 @@ def test_a_changed_entry_is_refused_or_says_the_same_of_its_blobs(data):
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found, _, _ = entry.decode(bytes(whole), KEY)
+        found = decode(bytes(whole))
     except Unusable:
         return
     assert found.key == KEY and 0 <= found.code.size <= entry.LARGEST_BLOB
@@ -121,12 +126,20 @@ def changed(**fields) -> bytes:
 )
 def test_entries_that_are_none(fields, said):
     with pytest.raises(Unusable, match=said):
-        entry.decode(changed(**fields), KEY)
+        decode(changed(**fields))
 
 
 def test_an_entry_that_is_too_large_is_not_read():
     with pytest.raises(Unusable, match="has more than 65536 bytes"):
-        entry.decode(bytes(entry.LARGEST_ENTRY + 1), KEY)
+        entry.split(bytes(entry.LARGEST_ENTRY + 1))
+
+
+@pytest.mark.parametrize("start", ['{"kiln": 1, "info": {"x": ', '{"x": ', "", '{"kiln": 1, "info": {"arch": '])
+@pytest.mark.parametrize("opened", ["[", '{"a":'])
+def test_an_entry_that_is_nested_without_an_end_is_refused(start, opened):
+    content = (start + opened * 60_000)[:60_000].encode()
+    with pytest.raises(Unusable, match="is no entry of Kiln's"):
+        entry.decode(content, KEY)
 
 
 def test_frames_that_are_another():

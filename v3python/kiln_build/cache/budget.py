@@ -1,4 +1,5 @@
-"""How long a build bears with a cache: one that fails, or that is slower than compiling, is left alone from then on."""
+"""How long a build bears with a cache: one that fails is left alone from then on, and one whose images come more
+slowly than they are compiled is asked for no more."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 _IN_A_ROW = 4  # failures after which a cache counts as dead
 _LOST = 10.0  # seconds of a build's time that failures may cost in all
 GRACE = 10.0  # seconds before a cache must give images faster than this machine compiles them
+_SHARE = 0.05  # of what compiling an image takes, that asking for it may take where it is not there
 
 
 class Budget:
@@ -26,6 +28,7 @@ class Budget:
         self._row, self._lost = 0, 0.0
         self.failures = 0
         self.why = self.last = ""
+        self.slow = ""  # why nothing more is asked for
 
     @property
     def problem(self) -> str:
@@ -54,11 +57,10 @@ class Budget:
             elif self._lost > _LOST:
                 self._spend(f"{self.failures} requests failed and took {self._lost:.0f} s, the last by {reason}")
 
-    def gave(self, images: int, seconds: float) -> None:
-        """All images that came by now, in so long."""
-        if seconds > GRACE and images < self._pace * (seconds - GRACE):
-            with self._lock:
-                self._spend(f"{images} images in {seconds:.0f} s is slower than compiling them")
+    def gave(self, images: int, asked: int, seconds: float) -> None:
+        """All images that came by now, of how many answers, in so long."""
+        if (images + _SHARE * asked) < self._pace * (seconds - GRACE):
+            self.slow = f"{images} images, of {asked} asked for, in {seconds:.0f} s is slower than compiling them"
 
     def _spend(self, why: str) -> None:
         self.why = self.why or why

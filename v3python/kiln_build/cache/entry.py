@@ -128,11 +128,11 @@ def encode(packed: Packed, signature: bytes = b"") -> bytes:
     return files + _message(_CONTENT, packed.content) + (_message(_SIGNATURE, signature) if signature else b"")
 
 
-def decode(data: bytes, key: str) -> tuple[Entry, bytes, bytes]:
-    """The entry under a key, its content as it was written, and the signature of that, b"" if there is none.
+def split(data: bytes) -> tuple[bytes, bytes]:
+    """An entry's content, of which nothing is known, and the signature of that, b"" if there is none.
 
     Raises:
-        Unusable: it is no entry, or that of another key.
+        Unusable: it is no entry.
     """
     if len(data) > LARGEST_ENTRY:
         raise Unusable(f"has more than {LARGEST_ENTRY} bytes")
@@ -140,10 +140,18 @@ def decode(data: bytes, key: str) -> tuple[Entry, bytes, bytes]:
     for number, value in _fields(data):
         if number in (_CONTENT, _SIGNATURE) and isinstance(value, bytes):
             fields[number] = value  # of a field that comes twice the last counts, as protobuf has it
-    content = fields.get(_CONTENT, b"")
+    return fields.get(_CONTENT, b""), fields.get(_SIGNATURE, b"")
+
+
+def decode(content: bytes, key: str) -> Entry:
+    """The entry under a key.
+
+    Raises:
+        Unusable: it is no entry, or that of another key.
+    """
     try:
         entry = msgspec.json.decode(content, type=Entry)
-    except (msgspec.DecodeError, ValueError):  # what is not UTF-8 is the latter
+    except (msgspec.DecodeError, ValueError, RecursionError):  # what is not UTF-8; what is nested a thousand times
         raise Unusable("is no entry of Kiln's") from None
     if entry.kiln != FORMAT:
         raise Unusable(f"has the format {entry.kiln}, and this Kiln reads {FORMAT}")
@@ -155,7 +163,7 @@ def decode(data: bytes, key: str) -> tuple[Entry, bytes, bytes]:
     sizes = [size for blob in (entry.code, entry.ptx) if blob for size in (blob.size, blob.stored)]
     if not all(0 <= size <= LARGEST_BLOB for size in sizes) or not 0 <= entry.seconds < math.inf:
         raise Unusable("states a size or a time that cannot be")
-    return entry, content, fields.get(_SIGNATURE, b"")
+    return entry
 
 
 # ---- protobuf ----

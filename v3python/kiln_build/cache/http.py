@@ -3,19 +3,17 @@ WebDAV speak it."""
 
 from __future__ import annotations
 
-import threading
-import time
-
 import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import Retry, Timeout
 
 from kiln_build.cache.access import Access
+from kiln_build.cache.patience import POOLS, Patience
 from kiln_build.cache.transport import Failed
 
 _CONNECT, _READ = 3.0, 4.0  # seconds until a connection stands, and between two pieces of an answer
-_WHOLE = 8.0  # seconds of an answer, and
-_SLOWEST = 100_000  # ... bytes a second of what it has
+_WHOLE = 8.0  # seconds of a request, retries included, and
+_SLOWEST = 100_000  # ... bytes a second of what it carries
 _RETRIES, _REDIRECTS = 1, 2
 _AGAIN = (408, 429, 500, 502, 503, 504)  # what is worth another try
 _PIECE = 1 << 16
@@ -44,9 +42,28 @@ class HttpTransport:
             ca_certs=access.authorities,
             cert_reqs="CERT_REQUIRED",
         )
-        self._closed = threading.Event()
+        self._pool.pool_classes_by_scheme = POOLS
+        self._patience = Patience()
 
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
+        with self._patience.within(_WHOLE + limit / _SLOWEST):
+            return self._get(kind, name, limit)
+
+    def has(self, kind: str, name: str) -> bool:
+        with self._patience.within(_WHOLE):
+            return self._has(kind, name)
+
+    def put(self, kind: str, name: str, data: bytes) -> None:
+        with self._patience.within(_WHOLE + len(data) / _SLOWEST):
+            self._put(kind, name, data)
+
+    def close(self) -> None:
+        self._patience.close()
+        self._pool.clear()
+
+    # ---- inside ----
+
+    def _get(self, kind: str, name: str, limit: int) -> bytes | None:
         response = self._ask("GET", kind, name)
         try:
             if response.status == 404:
@@ -62,7 +79,7 @@ class HttpTransport:
         finally:
             self._end(response)
 
-    def has(self, kind: str, name: str) -> bool:
+    def _has(self, kind: str, name: str) -> bool:
         response = self._ask("HEAD", kind, name)
         try:
             if response.status != 404:
@@ -71,19 +88,13 @@ class HttpTransport:
         finally:
             self._end(response)
 
-    def put(self, kind: str, name: str, data: bytes) -> None:
+    def _put(self, kind: str, name: str, data: bytes) -> None:
         response = self._ask("PUT", kind, name, data)
         try:
             self._need(response, "PUT", (200, 201, 202, 204))
             self._drain(response)
         finally:
             self._end(response)
-
-    def close(self) -> None:
-        self._closed.set()
-        self._pool.clear()
-
-    # ---- inside ----
 
     def _ask(self, method: str, kind: str, name: str, body: bytes | None = None) -> urllib3.BaseHTTPResponse:
         follows = _REDIRECTS if method != "PUT" else 0
@@ -106,15 +117,12 @@ class HttpTransport:
             raise Failed(f"it answered {method} with status {response.status}{why.get(response.status, '')}")
 
     def _read(self, response: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-        """The body; a server that sends it byte by byte gets no more time than one that sends it whole."""
-        began, data = time.monotonic(), bytearray()
+        data = bytearray()
         try:
             while piece := response.read1(_PIECE):
                 data += piece
                 if len(data) > limit:
                     raise Failed(f"it answered with more than {limit} bytes")
-                if time.monotonic() - began > _WHOLE + len(data) / _SLOWEST:
-                    raise Failed(f"its answer did not end within {_WHOLE:g} s")
         except (HTTPError, OSError) as error:
             raise Failed(_spell(error)) from None
         return bytes(data)

@@ -51,7 +51,8 @@ class LayeredStore(Store):
         self.remote = remote(self._heard.append)
         self._uploads = Uploads(self.remote, local.location)
         self._asked: set[str] = set()
-        self._is_over = self._is_left_alone = False
+        self._is_over = False
+        self._told = ""  # why the cache is left alone, or asked no more
 
     @property
     def location(self) -> str:
@@ -69,7 +70,7 @@ class LayeredStore(Store):
         # In the order of their keys, which is none: what comes first tells how the rest will be.
         missing = sorted(key for key in keys if key not in self._asked and self.local.get(key) is None)
         self._asked.update(missing)
-        if not missing or self.remote.budget.is_spent or self.local.refusal():
+        if not missing or self._is_asked_no_more or self.local.refusal():
             return
         if progress is not None:
             progress.start(len(missing), title="cache", unit="image")
@@ -158,14 +159,18 @@ class LayeredStore(Store):
 
     # ---- inside ----
 
+    @property
+    def _is_asked_no_more(self) -> bool:
+        return self.remote.budget.is_spent or bool(self.remote.budget.slow)
+
     def _fetch(self, keys: list[str]) -> Iterator[tuple[str, _Fetched]]:
         """What the cache has of these, as it comes; ends early if the cache is to be left alone."""
         budget, pool = self.remote.budget, ThreadPoolExecutor(min(CONNECTIONS, len(keys)), "kiln-cache")
-        began, came = budget.clock(), 0
+        began, came, answers = budget.clock(), 0, 0
         waiting = deque(keys)
         running: dict[Future[_Fetched], str] = {}
         try:
-            while (waiting or running) and not budget.is_spent:
+            while (waiting or running) and not self._is_asked_no_more:
                 while waiting and len(running) < _AHEAD:
                     key = waiting.popleft()
                     running[pool.submit(self.remote.fetch, key)] = key
@@ -173,9 +178,10 @@ class LayeredStore(Store):
                 for future in done:
                     found = future.result()
                     came += found is not None
+                    answers += 1
                     yield running.pop(future), found
                 self._tell()
-                budget.gave(came, budget.clock() - began)
+                budget.gave(came, answers, budget.clock() - began)
         finally:  # what is under way ends by itself within seconds, and nobody waits for it
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -188,9 +194,13 @@ class LayeredStore(Store):
                 self._say(f"warning: {text}")
             elif self._doubted == _NAMED + 1:
                 self._say("warning: more of the cache is not used, and counted at the end")
-        if self.remote.budget.is_spent and not self._is_left_alone:
-            self._is_left_alone = True
-            self._say(f"the cache {self._address} is left alone for the rest of this build: {self.remote.budget.why}")
+        budget = self.remote.budget
+        if budget.why and self._told != budget.why:
+            self._told = budget.why
+            self._say(f"the cache {self._address} is left alone for the rest of this build: {budget.why}")
+        elif budget.slow and not self._told:
+            self._told = budget.slow
+            self._say(f"the cache {self._address} is asked for nothing more in this build: {budget.slow}")
 
 
 def open_layered(local: Store, address: str, access: Access, workers: int, say: Callable[[str], None]) -> LayeredStore:

@@ -100,8 +100,9 @@ class Remote:
             return None
         self._count("bytes in", len(data))
         try:
-            found, content, signature = entry.decode(data, key)
+            content, signature = entry.split(data)
             self._check_signature(key, content, signature)
+            found = entry.decode(content, key)
         except Unusable as problem:
             raise Unusable(f"{what} {problem}") from None
         code, ptx = self._blob(found.code, key), self._blob(found.ptx, key) if found.ptx else None

@@ -30,9 +30,12 @@ class Uploads:
 
     def add(self, key: str) -> None:
         """Sends the image of a key, once."""
-        if key in self._known or self._remote.is_read_only or self._remote.budget.is_spent:
+        if key in self._known or self._remote.is_read_only:
             return
         self._known.add(key)
+        if self._remote.budget.is_spent:
+            self.left += 1
+            return
         try:
             self._queue.put_nowait(key)
         except queue.Full:
