@@ -68,7 +68,7 @@ class CacheServer(Loopback):
             def do_GET(self) -> None:
                 outer._answer(self)
 
-            do_HEAD = do_PUT = do_GET
+            do_PUT = do_GET
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -127,8 +127,6 @@ class CacheServer(Loopback):
         else:
             handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
-        if method == "HEAD":
-            return
         if faults.cut:
             data, handler.close_connection = data[: len(data) // 2], True
         if faults.drip:

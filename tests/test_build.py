@@ -11,15 +11,18 @@ import pytest
 
 from kiln_build.artifacts import manifest
 from kiln_build.farm import farm
-from kiln_build.farm.job import Job
+from kiln_build.farm.course import Attempt
+from kiln_build.farm.job import COMPILED, Job
 from kiln_build.native import native
 from kiln_build.options import naming
 from kiln_build.options.options import make_options, read_build_variables
-from kiln_build.release import build, release, replacement
+from kiln_build.origin.timeline import Timeline
+from kiln_build.release import build, families, release, replacement
 from kiln_build.store.stores import open_store
 from kiln_build.trust import statement
 from kiln_recipe import targets
 from kiln_recipe.compile import lock
+from kiln_recipe.console.progress import make_progress
 from kiln_recipe.errors import BuildFailed, KilnError, MissingImages, UsageError
 from kiln_recipe.images.image import Image
 from small_release import small_release
@@ -245,3 +248,51 @@ def test_from_a_store_nothing_is_compiled_and_what_is_missing_is_named(tmp_path,
         missing = next(line["missing"] for line in said if "missing" in line)
         assert {one["shard"] for one in missing} == ({1, 3} if more else {None}) and len(missing) == len(lines)
     assert "run `kiln build --shard` for 1/3, 3/3" in first and not list((tmp_path / "out").glob("*.gz"))
+
+
+class Stubborn:
+    """A farm that gives what the store has, and compiles what it has not."""
+
+    def __init__(self, store, info) -> None:
+        self.store, self.info = store, info
+        self.runs = 0
+
+    def run(self, variants, chain, store, options, progress, **more) -> farm.FarmResult:
+        self.runs += 1
+        attempts, outcomes = [], {}
+        keys = {variant.name: variant.spec.key(chain.identity) for variant in variants}
+        for name, key in keys.items():
+            if store.get(key) is None:
+                store.put(key, Image(b"compiled", self.info, "ptx"), key, 1.0)
+                attempts.append(Attempt(1, 0.0, 1.0, COMPILED, name))
+            outcomes[name] = store.get(key)
+        return farm.FarmResult(outcomes, keys, len(attempts), 0, 0, 1, 1.0, 1.0, attempts)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_an_image_that_was_not_compiled_here_and_cannot_be_is_compiled_again(tmp_path, monkeypatch, capsys, is_right):
+    """What a cache, or a store, says of an image need not be so: it costs a compile, and no build."""
+    asked = options(tmp_path, KILN_SELECT="family=flash;operation=attn_fwd;dtype=bf16;head_dim=64;extras=none")
+    chains = build.find_toolchains(asked, lock.read_lock(asked.input / lock.LOCK_NAME))
+    variants = build.make_plan(asked, families.choose(asked.source, asked.build)).variants[:1]
+    chain = chains["sm_90"]
+    abi = targets.by_name("sm_90").assembly(80).abi
+    good = dataclasses.replace(INFO, parameters=variants[0].parameter_count, abi=abi, ptx_version="8.0", registers=128)
+    bad = dataclasses.replace(good, shared=10**9)
+    store = open_store(str(asked.workspace / "store"), print)
+    for variant in variants:
+        store.put(variant.spec.key(chain.identity), Image(b"stored", bad, "ptx"), "0" * 64, 1.0)
+    stubborn = Stubborn(store, good if is_right else bad)
+    monkeypatch.setattr(farm, "run", stubborn.run)
+
+    def harvest():
+        return build._harvest(variants, chains, store, asked, make_progress(), Timeline())
+
+    if is_right:
+        found = harvest()
+        assert {store.read(image.digest) for image in found.images.values()} == {b"compiled"}
+    else:
+        with pytest.raises(BuildFailed, match="needs 1000000000 bytes of shared memory"):
+            harvest()
+    assert stubborn.runs == 2, "what was compiled here is judged as it is"
+    assert "was not compiled here, and its image needs 1000000000 bytes" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+import minisign_keys
 from cache_server import CacheServer
 from kiln_build.cli import main
 from kiln_build.cli.store import parse_size
@@ -188,6 +189,25 @@ def test_push_stats_and_pull(tmp_path, store, cached, capsys, monkeypatch):
     assert (told["images"], told["there"], told["moved"], told["lost"]) == (3, 0, 2, 1)
     copy = LocalStore(new)
     assert all(copy.load(copy.get(f"{n:064x}")) == store.load(store.get(f"{n:064x}")) for n in (0, 1))
+
+
+def test_who_signs_believes_nothing_unsigned_and_replaces_it(tmp_path, store, cached, capsys, monkeypatch):
+    monkeypatch.setattr(judge, "contradictions", lambda *_: ())
+    keys = minisign_keys.make(tmp_path)
+    (tmp_path / "keys").write_text(" ".join(f"{n:064x}" for n in range(3)))
+
+    def told(*words: str) -> dict:
+        assert main(["store", *words, "--cache", cached.url, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    here = ("--store", str(store.root))
+    assert told("push", *here)["moved"] == 3, "unsigned"
+    monkeypatch.setenv("KILN_CACHE_KEY", str(keys.secret))
+    assert told("stats", *here)["there"] == 0
+    assert told("pull", "--store", str(tmp_path / "a"), "--keys", str(tmp_path / "keys"))["moved"] == 0
+    assert told("push", *here)["moved"] == 3
+    assert told("stats", *here)["there"] == 3
+    assert told("pull", "--store", str(tmp_path / "b"), "--keys", str(tmp_path / "keys"))["moved"] == 3
 
 
 def test_a_cache_that_fails_is_an_exit_code(store, cached, capsys):

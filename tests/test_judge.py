@@ -9,6 +9,7 @@ import pytest
 from kiln_recipe import targets
 from kiln_recipe.images import judge
 from kiln_recipe.images.image import ImageInfo
+from small_release import images, info_of
 
 HOPPER = targets.by_name("sm_90")
 CDNA3 = targets.by_name("gfx942")
@@ -69,3 +70,23 @@ def test_spills_that_the_recipe_allows():
 @pytest.mark.parametrize("hidden", [0, 1, 2])
 def test_hidden_parameters_are_tritons_own(hidden):
     assert reasons(GOOD["sm_90"], HOPPER, parameters=26 - hidden) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scratch": 1 << 70}, "scratch 1180591620717411303424"),
+        ({"shared": 1 << 31}, "shared 2147483648"),
+        ({"clusters": -7}, "clusters -7"),
+        ({"clusters": 0}, "clusters 0"),
+        ({"profile_scratch": -1}, "profile_scratch -1"),
+        ({"ptx_version": "eight"}, "of PTX 'eight'"),
+        ({"ptx_version": "8.88"}, "of PTX '8.88'"),
+    ],
+)
+def test_what_nothing_can_have_contradicts_every_image(change, said):
+    code = next(path for path in images().iterdir() if path.name.startswith("sm_90") and path.suffix != ".ptx")
+    info = info_of(code.read_bytes())
+    assert judge.contradictions(info, code.read_bytes(), HOPPER) == ()
+    found = judge.contradictions(replace(info, **change), code.read_bytes(), HOPPER)
+    assert any(said in reason and "which cannot be" in reason for reason in found)

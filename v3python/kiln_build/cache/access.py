@@ -23,7 +23,8 @@ class Access:
         certificate: a PEM file with a client's certificate and its key, or None.
         authorities: a PEM file of certificates to believe in place of the system's, or None.
         key: signs what goes, or None.
-        trusted: the keys by one of which an entry must be signed; empty: any entry will do.
+        trusted: the keys by one of which an entry must be signed; empty: any entry will do. Whoever signs trusts that
+            key too: what came unsigned would else go back with its signature.
         is_read_only: nothing goes.
     """
 
@@ -50,9 +51,10 @@ def read_access(asked: BuildVariables) -> Access:
     if login and not re.fullmatch(r"[^:\r\n]+:[^\r\n]*", login):
         raise UsageError("the login of the cache is not a name and a password with ':' between; give both, in one line")
     key = secret.read_key(asked.cache_key, asked.cache_password) if asked.cache_key else None
+    trusted = [*map(_public_key, asked.cache_trust), *([key.public] if key else [])]
     return Access(
-        token, login, asked.cache_certificate, asked.cache_authorities, key,
-        tuple(map(_public_key, asked.cache_trust)), asked.cache_mode == "read-only",
+        token, login, asked.cache_certificate, asked.cache_authorities, key, tuple(trusted),
+        asked.cache_mode == "read-only",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Bazel's HTTP cache protocol: GET, HEAD and PUT of /ac/<sha256> and /cas/<sha256>, as bazel-remote and nginx with
+"""Bazel's HTTP cache protocol: GET and PUT of /ac/<sha256> and /cas/<sha256>, as bazel-remote and nginx with
 WebDAV speak it."""
 
 from __future__ import annotations
@@ -49,10 +49,6 @@ class HttpTransport:
         with self._patience.within(_WHOLE + limit / _SLOWEST):
             return self._get(kind, name, limit)
 
-    def has(self, kind: str, name: str) -> bool:
-        with self._patience.within(_WHOLE):
-            return self._has(kind, name)
-
     def put(self, kind: str, name: str, data: bytes) -> None:
         with self._patience.within(_WHOLE + len(data) / _SLOWEST):
             self._put(kind, name, data)
@@ -76,15 +72,6 @@ class HttpTransport:
             if size.isdecimal() and int(size) > limit:
                 raise Failed(f"it answered with {size} bytes, where at most {limit} are expected")
             return self._read(response, limit)
-        finally:
-            self._end(response)
-
-    def _has(self, kind: str, name: str) -> bool:
-        response = self._ask("HEAD", kind, name)
-        try:
-            if response.status != 404:
-                self._need(response, "HEAD", (200, 204))
-            return response.status != 404
         finally:
             self._end(response)
 

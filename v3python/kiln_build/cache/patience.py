@@ -74,8 +74,13 @@ class Patience:
         self._end(float("inf"))
 
     def _watch(self) -> None:
+        """Looks for as long as there is something to look at."""
         while not self._closed.wait(_LOOK):
             self._end(time.monotonic())
+            with self._lock:
+                if not self._requests:
+                    self._watcher = None
+                    return
 
     def _end(self, now: float) -> None:
         with self._lock:  # while it is held, none of these is over, and none of the sockets another's

@@ -64,11 +64,13 @@ class Remote:
         return found
 
     def has(self, key: str) -> bool | None:
-        """Whether there is an entry, of which nothing is known; None if the cache does not answer."""
+        """Whether there is an entry that would be believed; None if the cache does not answer."""
         try:
-            return self._ask(lambda: self._transport.has(AC, key))
+            return self._entry(key) is not None
         except Failed:
             return None
+        except Unusable:
+            return False
 
     def send(self, key: str, image: Image, ir: str, seconds: float) -> bool:
         """Puts an image, its blobs first; whether that went well. What is there is replaced."""
@@ -94,7 +96,24 @@ class Remote:
     # ---- inside ----
 
     def _fetch(self, key: str) -> tuple[Entry, Image] | None:
-        what = f"the cache's entry of {key[:16]}"
+        if (found := self._entry(key)) is None:
+            return None
+        code, ptx = self._blob(found.code, key), self._blob(found.ptx, key) if found.ptx else None
+        if code is None or (found.ptx and ptx is None):  # the server has made room
+            return None
+        if wrong := self._contradictions(found.info, code):
+            raise Unusable(f"{_what(key)} has an image that {'; it '.join(wrong)}")
+        try:
+            return found, Image(code, found.info, None if ptx is None else ptx.decode())
+        except UnicodeDecodeError:
+            raise Unusable(f"{_what(key)} has PTX that is not a text") from None
+
+    def _entry(self, key: str) -> Entry | None:
+        """
+        Raises:
+            Failed: the cache does not answer.
+            Unusable: what is under the key is not to be believed.
+        """
         data = self._ask(lambda: self._transport.get(AC, key, entry.LARGEST_ENTRY))
         if data is None:
             return None
@@ -102,18 +121,9 @@ class Remote:
         try:
             content, signature = entry.split(data)
             self._check_signature(key, content, signature)
-            found = entry.decode(content, key)
+            return entry.decode(content, key)
         except Unusable as problem:
-            raise Unusable(f"{what} {problem}") from None
-        code, ptx = self._blob(found.code, key), self._blob(found.ptx, key) if found.ptx else None
-        if code is None or (found.ptx and ptx is None):  # the server has made room
-            return None
-        if wrong := self._contradictions(found.info, code):
-            raise Unusable(f"{what} has an image that {'; it '.join(wrong)}")
-        try:
-            return found, Image(code, found.info, None if ptx is None else ptx.decode())
-        except UnicodeDecodeError:
-            raise Unusable(f"{what} has PTX that is no text") from None
+            raise Unusable(f"{_what(key)} {problem}") from None
 
     def _check_signature(self, key: str, content: bytes, signature: bytes) -> None:
         """
@@ -166,3 +176,7 @@ class Remote:
     def _count(self, what: str, number: int = 1) -> None:
         with self._lock:
             self.counts[what] += number
+
+
+def _what(key: str) -> str:
+    return f"the cache's entry of {key[:16]}"

@@ -66,15 +66,6 @@ class S3Transport:
         except self._errors as error:
             raise Failed(_first_line(error)) from None
 
-    def has(self, kind: str, name: str) -> bool:
-        try:
-            self._io.head(self._store, f"{kind}/{name}")
-        except FileNotFoundError:
-            return False
-        except self._errors as error:
-            raise Failed(_first_line(error)) from None
-        return True
-
     def put(self, kind: str, name: str, data: bytes) -> None:
         try:
             self._io.put(self._store, f"{kind}/{name}", data, use_multipart=False)
@@ -86,4 +77,4 @@ class S3Transport:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:200]
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]

@@ -28,9 +28,6 @@ class Transport(Protocol):
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
         """What is under a name; None if nothing is. More than `limit` bytes are a failure, and not read."""
 
-    def has(self, kind: str, name: str) -> bool:
-        """Whether something is under a name."""
-
     def put(self, kind: str, name: str, data: bytes) -> None:
         """Puts, or replaces."""
 

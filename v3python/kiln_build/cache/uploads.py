@@ -26,6 +26,7 @@ class Uploads:
         self._closed = threading.Event()
         self._known: set[str] = set()
         self._lock = threading.Lock()
+        self._is_counted = False  # what is under way is among `left`
         self.left = 0  # images that were not sent
 
     def add(self, key: str) -> None:
@@ -52,7 +53,9 @@ class Uploads:
         while self._queue.unfinished_tasks and not self._remote.budget.is_spent and time.monotonic() < deadline:
             time.sleep(0.02)
         self._closed.set()
-        self.left += self._queue.unfinished_tasks
+        with self._lock:
+            self._is_counted = True
+            self.left += self._queue.unfinished_tasks
 
     def _send_all(self) -> None:
         # What is wrong with the local store is said by the build, which reads the same.
@@ -62,10 +65,10 @@ class Uploads:
                 key = self._queue.get(timeout=0.2)
             except queue.Empty:
                 continue
-            if not self._send(store, key):
-                with self._lock:
-                    self.left += 1
-            self._queue.task_done()
+            is_sent = self._send(store, key)
+            with self._lock:
+                self.left += not is_sent and not self._is_counted
+                self._queue.task_done()
 
     def _send(self, store: Store, key: str) -> bool:
         try:

@@ -198,7 +198,8 @@ class BuildVariables:
         cache_certificate: a PEM file with a client's certificate and its key.
         cache_authorities: a PEM file of certificates to believe in place of the system's.
         cache_key, cache_password: where the key that signs entries, and its password, are kept.
-        cache_trust: files of public keys, by one of which entries must be signed; empty: any entry will do.
+        cache_trust: files of public keys, by one of which, or by `cache_key`, entries must be signed; with neither, any
+            entry will do.
     """
 
     profile: str

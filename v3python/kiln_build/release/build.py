@@ -20,7 +20,7 @@ from kiln_build.cache.access import read_access
 from kiln_build.cache.layered import open_layered
 from kiln_build.farm import division, farm
 from kiln_build.farm.durations import Durations
-from kiln_build.farm.job import SHARED, Job
+from kiln_build.farm.job import COMPILED, SHARED, Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
@@ -266,6 +266,11 @@ def _harvest(
     for chain in dict.fromkeys(toolchains.values()):
         variants = [v for v in wanted if toolchains[v.target] == chain]
         result = farm.run(variants, chain, store, _farm_options(options), progress)
+        if not options.build.from_store and _forget_misfits(variants, result, store, progress):
+            again = farm.run(variants, chain, store, _farm_options(options), progress)
+            timeline.add_jobs(result.attempts, result.jobs)
+            _add_costs(timeline, variants, result)
+            result = again
         outcomes |= result.outcomes
         keys |= result.keys
         timeline.add_jobs(result.attempts, result.jobs)
@@ -278,6 +283,28 @@ def _harvest(
     for reason, count in Counter(harvest.missing.values()).items():
         progress.message(f"{count} images are left out, as the recipe says: {reason}")
     return harvest
+
+
+def _forget_misfits(
+    variants: Sequence[Variant], result: farm.FarmResult, store: Store, progress: Progress
+) -> list[str]:
+    """Forgets images that this build must refuse and has not compiled: what a store or a cache says of them need not be
+    so. Their variants' names."""
+    compiled = {result.keys[one.name] for one in result.attempts if one.outcome == COMPILED}
+    misfits = {}
+    for variant in variants:
+        outcome, key = result.outcomes[variant.name], result.keys[variant.name]
+        reason = assemble.judge_one(variant, outcome)[1]
+        if reason and isinstance(outcome, StoredImage) and key not in compiled:
+            misfits[variant.name] = reason
+            store.forget(key, outcome)
+    if misfits:
+        name, reason = next(iter(misfits.items()))
+        more = f", and {len(misfits) - 1} more like it" if len(misfits) > 1 else ""
+        progress.message(
+            f"warning: the image of {name} was not compiled here, and {reason}{more}; to be compiled again"
+        )
+    return list(misfits)
 
 
 def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kiln_recipe.console.spelling import spell_seconds
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import EnvironmentProblem, escaped
 
 if TYPE_CHECKING:
     import tqdm
@@ -171,7 +171,7 @@ class Bar(Progress):
 
     def message(self, text: str, **_: object) -> None:
         with self._lock:
-            self._tqdm.write(text, file=self._stream)
+            self._tqdm.write(escaped(text), file=self._stream)
 
     def close(self) -> None:
         with self._lock:
@@ -231,7 +231,7 @@ class Lines(Progress):
 
     def message(self, text: str, **_: object) -> None:
         with self._lock:
-            self._print(text)
+            self._print(escaped(text))
 
     def close(self) -> None:
         with self._lock:

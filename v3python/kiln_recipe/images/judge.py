@@ -3,6 +3,9 @@ without a word what no device can run."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.images import elf
 from kiln_recipe.images.image import ImageInfo
@@ -10,6 +13,7 @@ from kiln_recipe.targets import Target, ptx_number
 
 # Triton appends pointers to its global and profile scratch to a kernel's parameters, or leaves them out.
 MAX_HIDDEN_PARAMETERS = 2
+_MOST = 1 << 31  # of any number that is stated
 
 
 def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -> tuple[str, ...]:
@@ -24,7 +28,7 @@ def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -
         facts, static = elf.stated_facts(code)
     except ArtifactError as error:
         return (f"cannot be read: {error}",)
-    reasons = []
+    reasons = _impossible(info)
     if info.shared < static:
         reasons.append(f"needs {static} bytes of shared memory, where {info.shared} are stated")
     made_for = facts.pop("target")
@@ -36,6 +40,17 @@ def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -
         if getattr(info, name) != value:
             reasons.append(f"says {name} {value}, where {getattr(info, name)} is stated")
     return tuple(reasons)
+
+
+def _impossible(info: ImageInfo) -> list[str]:
+    """What is stated and cannot be, whatever the image: statements may come from strangers."""
+    numbers = {name: value for name, value in dataclasses.asdict(info).items() if isinstance(value, int)}
+    least = {"threads": 1, "clusters": 1}
+    wrong = [name for name, value in numbers.items() if not least.get(name, 0) <= value < _MOST]
+    reasons = [f"is stated to have {name} {numbers[name]}, which cannot be" for name in wrong]
+    if info.ptx_version and not re.fullmatch(r"[1-9][0-9]?\.[0-9]", info.ptx_version):
+        reasons.append(f"is stated to be of PTX {info.ptx_version[:20]!r}, which cannot be")
+    return reasons
 
 
 def verdict(info: ImageInfo, target: Target, parameters: int, spill_allowance: int) -> tuple[str, ...]:
