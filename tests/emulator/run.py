@@ -126,7 +126,7 @@ def run(
                 row = {"kind": "image", "key": variant["key"], "by": "emulator", "worst_share_of_limit": float("inf"),
                        "cases": 0, "wrong": [row["fault"]], "seconds": 0.0, **variant}  # fmt: skip
             kept.add(row)
-            outcome = "failed" if row.get("wrong") else "passed"
+            outcome = "refused" if row["kind"] == "refused" else "failed" if row.get("wrong") else "passed"
             spent = time.monotonic() - began
             progress.done(
                 name_of(variant), row["seconds"], outcome, detail=row["wrong"][0][:300] if row.get("wrong") else "",
@@ -155,16 +155,22 @@ def main() -> int:
         "several the outputs must have equal bits; default: 1,2",
     )  # fmt: skip
     options = parser.parse_args()
-    wrong = []
+    wrong, idle = [], []
     for target in options.target or ():
         images.pack_of(options.prefix, target)
     for target in options.target or images.targets(options.prefix):
         how = options.processes, options.every, options.sample, options.cases, options.seeds
         rows = run(options.prefix.resolve(), target, options.results, *how)
+        if not any(row["kind"] == "image" for row in rows):
+            idle.append(f"{target}: no image was executed; of the calls, the first was refused: {_refusal(rows)}")
         wrong += [f"{target} {r['kernel']} {r['functional']}: {fault}" for r in rows for fault in r.get("wrong", [])]
-    for line in wrong:
+    for line in (*wrong, *idle):
         print(line)
-    return 1 if wrong else 0
+    return 1 if wrong or idle else 0
+
+
+def _refusal(rows: list[dict]) -> str:
+    return next((row["sentence"] for row in rows if row["kind"] == "refused"), "there was none")
 
 
 if __name__ == "__main__":
