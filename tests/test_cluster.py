@@ -66,6 +66,15 @@ class Farm:
             contradictions=cluster_tasks.contradictions,
         )
 
+    def run_until_told(self, address: str, seconds: float, *words: str) -> tuple[farm.FarmResult, int]:
+        """Runs more and more images, each once, until a message has these words: a worker may be late. The last
+        result, and how many images there are."""
+        for count in range(4, 400, 4):
+            result = self.run(address, count, seconds)
+            if any(all(word in line for word in words) for line in self.progress.said):
+                return result, count
+        raise AssertionError(f"{words} was never said: {self.progress.said}")
+
     def in_background(self, address: str, count: int, seconds: float) -> subprocess.Popen:
         """The same in a process of its own."""
         code = (
@@ -79,6 +88,11 @@ class Farm:
     @property
     def begun(self) -> list[str]:
         return [line.split()[0] for line in self.record.read_text().splitlines()]
+
+    def await_worker(self, count: int = 1) -> str:
+        """The worker that began last, once so many are begun."""
+        self.await_begun(count)
+        return self.record.read_text().split()[-1]
 
     def by(self, worker: str) -> list[str]:
         return [line.split()[0] for line in self.record.read_text().splitlines() if line.split()[1] == worker]
@@ -131,9 +145,7 @@ def test_images_come_back_and_are_not_compiled_again(one, cluster):
 def test_a_worker_that_is_killed_costs_what_it_was_doing(one, cluster):
     start_workers(cluster, *NAMES)
     client = one.in_background(cluster.address, 16, 1.0)
-    executor_contract.wait_for(lambda: one.by("bob"), 120, "bob does nothing")
-    one.await_begun(5)
-    cluster.workers["bob"].send_signal(signal.SIGKILL)
+    cluster.workers[one.await_worker(5)].send_signal(signal.SIGKILL)
     assert client.communicate(timeout=200)[0].strip() == "16"
     one.check(one.run(cluster.address, 16), 16, twice=1)
 
@@ -141,10 +153,10 @@ def test_a_worker_that_is_killed_costs_what_it_was_doing(one, cluster):
 def test_what_a_lost_worker_did_begins_again_once_however_late_the_build_hears_of_it(one, cluster):
     start_workers(cluster, "ann", "bob")
     client = one.in_background(cluster.address, 4, 1.0)
-    executor_contract.wait_for(lambda: one.by("bob"), 120, "bob does nothing")
+    lost = one.await_worker()
     client.send_signal(signal.SIGSTOP)
-    cluster.workers["bob"].send_signal(signal.SIGKILL)
-    time.sleep(5)  # in which Dask has ann take over what bob was doing
+    cluster.workers[lost].send_signal(signal.SIGKILL)
+    time.sleep(5)  # in which Dask has the other take over what it was doing
     client.send_signal(signal.SIGCONT)
     assert client.communicate(timeout=200)[0].strip() == "4"
     one.check(one.run(cluster.address, 4), 4, twice=1)
@@ -153,10 +165,10 @@ def test_what_a_lost_worker_did_begins_again_once_however_late_the_build_hears_o
 def test_a_worker_that_stands_still_for_half_a_minute_costs_nothing(one, cluster):
     start_workers(cluster, "ann", "bob")
     client = one.in_background(cluster.address, 8, 1.0)
-    executor_contract.wait_for(lambda: one.by("bob"), 120, "bob does nothing")
-    cluster.workers["bob"].send_signal(signal.SIGSTOP)
+    stopped = cluster.workers[one.await_worker()]
+    stopped.send_signal(signal.SIGSTOP)
     time.sleep(30)
-    cluster.workers["bob"].send_signal(signal.SIGCONT)
+    stopped.send_signal(signal.SIGCONT)
     assert client.communicate(timeout=200)[0].strip() == "8"
     one.check(one.run(cluster.address, 8), 8, twice=0)
 
@@ -176,6 +188,28 @@ def test_a_scheduler_that_is_started_again(one, cluster):
     one.check(one.run(cluster.address, 12), 12, twice=2)
 
 
+def test_a_scheduler_that_stands_still_costs_nothing(one, cluster):
+    start_workers(cluster, "ann", "bob")
+    client = one.in_background(cluster.address, 8, 1.0)
+    one.await_begun(3)
+    cluster.scheduler.send_signal(signal.SIGSTOP)
+    time.sleep(20)  # the build has looked at the workers meanwhile, and got no answer
+    cluster.scheduler.send_signal(signal.SIGCONT)
+    assert client.communicate(timeout=200)[0].strip() == "8"
+    one.check(one.run(cluster.address, 8), 8, twice=0)
+
+
+def test_a_build_can_be_interrupted_while_its_scheduler_stands_still(one, cluster):
+    start_workers(cluster, "ann", "bob")
+    client = one.in_background(cluster.address, 12, 1.0)
+    one.await_begun(3)
+    cluster.scheduler.send_signal(signal.SIGSTOP)
+    time.sleep(20)
+    client.send_signal(signal.SIGINT)
+    client.communicate(timeout=120)
+    assert client.returncode
+
+
 def test_a_client_that_is_killed_and_comes_back(one, cluster):
     start_workers(cluster, "ann", "bob")
     client = one.in_background(cluster.address, 12, 1.0)
@@ -192,10 +226,9 @@ def test_a_worker_of_another_toolchain_is_refused_by_name(one, cluster):
     start_workers(cluster, "ann")
     start_workers(cluster, "eve", **{cluster_tasks.IDENTITY: "2" * 64})
     executor_contract.wait_for(lambda: "Registered to" in cluster.said("eve"), 60)
-    one.check(one.run(cluster.address, 4), 4)
+    said = "is given nothing: its toolchain is 222222222222, and the build's is 111111111111"
+    one.check(*one.run_until_told(cluster.address, 0.3, "eve", said))
     assert one.by("eve") == []
-    (said,) = [line for line in one.progress.said if "eve" in line]
-    assert "is given nothing: its toolchain is 222222222222, and the build's is 111111111111" in said
 
 
 def test_no_worker_that_can_compile_ends_the_build(one, cluster):
@@ -221,10 +254,8 @@ def test_a_worker_that_sends_damaged_images_is_given_nothing_more(one, cluster):
     start_workers(cluster, "ann")
     for name in ("ann", "eve"):
         executor_contract.wait_for(lambda: "Registered to" in cluster.said(name), 60)  # noqa: B023
-    result = one.run(cluster.address, 8, 1.0)
-    one.check(result, 8, twice=1)
+    one.check(*one.run_until_told(cluster.address, 1.0, "eve", "sent back what is damaged"), twice=1)
     assert len(one.by("eve")) == 1
-    assert any("eve" in line and "sent back what is damaged" in line for line in one.progress.said)
 
 
 def test_a_worker_without_kiln_is_refused_by_name(one, cluster, monkeypatch):
@@ -232,8 +263,7 @@ def test_a_worker_without_kiln_is_refused_by_name(one, cluster, monkeypatch):
     start_workers(cluster, "ann")
     cluster.start_worker("eve", path="/nowhere")
     executor_contract.wait_for(lambda: "Registered to" in cluster.said("eve"), 60)
-    one.check(one.run(cluster.address, 4, 4.0), 4)
-    assert any("eve" in line and "it announces no toolchain" in line for line in one.progress.said)
+    one.check(*one.run_until_told(cluster.address, 4.0, "eve", "it announces no toolchain"))
 
 
 def test_no_scheduler_is_one_sentence(one, monkeypatch):

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from kiln_recipe.compile.toolchain import Toolchain
 
 _CONNECT_SECONDS = 15.0  # to a scheduler that nothing is known of
-_RETURN_SECONDS = 600.0  # that a scheduler may be away
+_RETURN_SECONDS = 600.0  # that a scheduler may be away, or stand still
+_SILENT_SECONDS = 30.0  # without an answer after which the user is told
 _KILL_SECONDS = 10.0  # in which a worker must say that it has killed a task
 _LOOK_SECONDS = 15.0  # between looks at the workers when nothing is heard of them
 _CLOSE_SECONDS = 5.0
@@ -226,17 +227,20 @@ class DaskExecutor(Executor[Id]):
         plugin = {"plugin": pickle.dumps(self._plugin), "name": self._plugin.name, "idempotent": True}
         self._follow_up(_quietly(client.scheduler.register_worker_plugin(**plugin)))
         began, last = time.monotonic(), 0.0
-        if dashboard := (await client.scheduler.identity(n_workers=0))["services"].get("dashboard"):
+        about = await self._answered(client.scheduler.identity(n_workers=0), closing)
+        if dashboard := about and about["services"].get("dashboard"):
             self._notices.append(f"dashboard: {client.dashboard_link or dashboard}")
         while not closing.done() and client.status == "running":
             if self._news.is_set() or time.monotonic() - last > _LOOK_SECONDS or self._roll.is_unsure:
                 self._news.clear()
                 last = time.monotonic()
                 try:
-                    known = (await client.scheduler.identity(n_workers=-1))["workers"]
+                    about = await self._answered(client.scheduler.identity(n_workers=-1), closing)
                 except OSError:
                     break
-                for notice in self._roll.look(known, self.address, time.monotonic() - began):
+                if about is None:
+                    break
+                for notice in self._roll.look(about["workers"], self.address, time.monotonic() - began):
                     self._notices.append(notice)
                 if problem := self._roll.problem(self.address):
                     raise problem
@@ -244,6 +248,27 @@ class DaskExecutor(Executor[Id]):
             waiting = asyncio.ensure_future(self._news.wait())
             await asyncio.wait([closing, waiting], timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
+
+    async def _answered(self, asked: Any, closing: asyncio.Future) -> dict[str, Any] | None:
+        """What the scheduler says, which may stand still: its connections do; None once the build has enough.
+
+        Raises:
+            EnvironmentProblem: it has stood still for as long as it may be away.
+        """
+        answer, began, is_told = asyncio.ensure_future(asked), time.monotonic(), False
+        try:
+            while not closing.done():
+                await asyncio.wait([answer, closing], timeout=_SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if answer.done():
+                    return answer.result()
+                if time.monotonic() - began > _RETURN_SECONDS:
+                    raise EnvironmentProblem(f"the scheduler {self.address} has not answered for ten minutes")
+                if not is_told and not closing.done():
+                    is_told = True
+                    self._notices.append(f"warning: the scheduler {self.address} does not answer; waiting for it")
+        finally:
+            answer.cancel()
+        return None
 
     def _take(self, task: Task[Id]) -> None:
         self._count += 1
@@ -396,7 +421,7 @@ class DaskExecutor(Executor[Id]):
         if message["what"] == wire.WAITS:
             self._tell(Waits(run.task.id))
         elif message["what"] != wire.BEGAN:
-            self._settle(run, wire.decode_reply(message["reply"]))
+            self._answer(run, message["reply"])
         elif run.slot:
             self._tell(Began(run.task.id, run.slot))
         else:
@@ -488,7 +513,7 @@ class DaskExecutor(Executor[Id]):
                 )  # fmt: skip
         for follower in list(self._followers):
             follower.cancel()
-        await _quietly(client.close(timeout=2))
+        await _quietly(asyncio.wait_for(client.close(timeout=2), _CLOSE_SECONDS))
 
 
 async def _cancel(future: Any) -> None:
