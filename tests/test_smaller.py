@@ -112,6 +112,13 @@ def test_another_release_of_that_name_stays(tmp_path, capsys):
     assert (tmp_path / tarball.name).read_bytes() == before
 
 
+def test_an_output_that_leads_in_a_circle(tmp_path, capsys):
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    assert cli.main(["select", str(small_release().tarball), str(circle), "--target", "sm_90"]) == 7
+    assert capsys.readouterr().err.startswith(f"kiln: {circle} cannot be made (")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

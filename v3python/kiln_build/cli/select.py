@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def output_folder(word: str) -> Path:
     Raises:
         EnvironmentProblem: it cannot be.
     """
-    output = Path(word).resolve()
+    output = Path(os.path.realpath(word))  # resolve() has no OSError for links that lead in a circle
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
