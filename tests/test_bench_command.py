@@ -11,7 +11,7 @@ import pytest
 import bench_results
 from kiln_bench import command, measure, shapes
 from kiln_bench.attention import peers
-from kiln_recipe.errors import NotServed, WrongResult
+from kiln_recipe.errors import EnvironmentProblem, NotServed, WrongResult
 from small_release import ROOT
 from test_bench_release import tarball, unpacked
 
@@ -80,6 +80,9 @@ def test_without_pytorch_or_a_gpu(capsys, tmp_path, monkeypatch):
     assert (
         code == 7 and f"PyTorch is not installed in this Python, {sys.executable}" in err and "pip install torch" in err
     )
+    assert "`kiln bench` measures with it" in err and "KILN_PYTHON=" in err
+    with pytest.raises(EnvironmentProblem, match="`kiln tune` measures with it"):
+        measure.check_device("kiln tune")
     monkeypatch.undo()
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -128,7 +131,7 @@ def measured(monkeypatch):
                 raise failure
             stand_in.wanted, stand_in.places = wanted, there
 
-        monkeypatch.setattr(measure, "check_device", lambda: None)
+        monkeypatch.setattr(measure, "check_device", lambda command: None)
         monkeypatch.setattr(measure, "run", run)
 
     return stand_in

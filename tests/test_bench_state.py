@@ -78,7 +78,7 @@ def test_the_tuner_takes_the_vendors_gpu_that_pytorch_is_for(hip, vendor, monkey
 
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(session.measure, "check_device", lambda: None)
+    monkeypatch.setattr(session.measure, "check_device", lambda command: None)
     monkeypatch.setattr(session.capture, "own_stream", contextlib.nullcontext)
     monkeypatch.setattr(session.headers, "read", lambda folder: None)
     monkeypatch.setattr(session, "Libraries", lambda *words, **more: contextlib.nullcontext(Libraries(*words, **more)))

@@ -172,7 +172,7 @@ def test_a_build_takes_the_words_of_build_sh(bin, tmp_path):
     assert "2 kiln: KILN_PROFILE=big is unknown" in said(*five, KILN_PROFILE="big")
     assert {path.name for path in (tmp_path / "in").iterdir()} >= {"toolchain.lock.yaml", "front.lock"}
     assert "2 kiln: version '0.1/2' is not X.Y" in said("in", "work", "out", "0.1/2", "sm_90")
-    assert "7 kiln: KILN_LOG_JSON=77 is not an open descriptor" in said(*five, "--log-json", "77")
+    assert "7 kiln: --log-json=77 is not an open descriptor" in said(*five, "--log-json", "77")
     assert "7 kiln: --recipe names gone.yaml, which is not a file" in said(*five, "--recipe", "gone.yaml")
     recipe = ("--recipe", ROOT / "examples/family/recipe.yaml")
     assert "2 kiln: KILN_PROFILE=big is unknown" in said(*five, *recipe, KILN_PROFILE="big"), "by build.sh"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -90,6 +92,15 @@ def test_every_mistake_in_the_words_is_one_sentence(verb, capsys):
         (["plan", "--jobs", "0"], "--jobs 0 is invalid; expected a whole number from 1 to 10000"),
         (["plan", "--profile", "ful"], "unknown profile 'ful'; did you mean 'full'? the profiles are core, full"),
         (["plan", "--select", "x"], "--select: 'x' is not choice=value,value; expected for example"),
+        (["plan", "--job=3"], "`kiln plan` has no option '--job=3'; did you mean '--jobs'? the options are"),
+        (["plan", "--bogus"], "`kiln plan` has no option '--bogus'; the options are"),  # alike in dashes alone
+        (["plan", "nope"], "unknown target 'nope'; the targets are"),
+        (["worker"], "`kiln worker` lacks scheduler; for example"),  # its options may be left out
+        (["plan", "--jobs", ""], "--jobs is empty; give a whole number from 1 to 10000"),
+        (["simulate", "--price", " "], "--price is empty; give a number from 0 to"),
+        (["simulate", "--workers", ""], "--workers is empty; give a whole number from 1 to"),
+        (["simulate", "--workers", "8,,64"], "--workers 8,,64 has a comma too many; give values with one comma"),
+        (["bench", "--only", "forward,"], "--only forward, has a comma too many; give values with one comma"),
         (["clean", ".", "--keep", "ven"], "unknown part 'ven'; did you mean 'venv'? the parts are venv, "),
     ],
 )
@@ -97,6 +108,67 @@ def test_mistakes_name_what_is_wrong_and_what_is_right(words, sentence, capsys):
     assert cli.main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"kiln: {sentence}") and said.count("\n") == 1
+
+
+BUILD = ["build", str(SOURCE.parent / "input"), "w", "o", "0.1", "sm_90"]
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "code", "sentence"),
+    [
+        ("--cache", "x", 2, "--cache=x is not the address of a cache; expected"),
+        ("--cache", "http://[x", 2, "--cache is not the address of a cache; expected"),
+        ("--cache", "http://a:b@h/k", 2, "--cache=http://...@h has a login in its address"),
+        ("--cache", "ftp://h/k", 2, "--cache=ftp://h/k is of an unknown kind; give an address with http, https, s3"),
+        ("--scheduler", "host", 2, "--scheduler=host is not a scheduler's address; expected"),
+        ("--shard", "5/3", 2, "--shard=5/3 is no shard; expected"),
+        ("--family", "a b", 2, "--family=a b is invalid"),
+        (
+            "--family",
+            "A",
+            2,
+            "--family=A is invalid: 'A' is not the name of a family; expected for example norm,silu\n",
+        ),
+        ("--log-json", "-1", 2, "--log-json=-1 is not a descriptor; give the number of an open one, or a file's name"),
+        ("--log-json", "/", 7, "--log-json=/ is a folder; give a file, or an open descriptor's number"),
+        ("--log-json", "999", 7, "--log-json=999 is not an open descriptor; give a file, or open it: 999>"),
+    ],
+)
+def test_a_sentence_names_the_option_if_that_was_given(option, word, code, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*BUILD, option, word]) == code
+    assert capsys.readouterr().err.startswith(f"kiln: {sentence}") and list(tmp_path.iterdir()) == []
+
+
+def test_and_the_variable_if_that_was_set(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KILN_CACHE", "x")
+    assert cli.main(BUILD) == 2
+    assert capsys.readouterr().err.startswith("kiln: KILN_CACHE=x is not the address of a cache")
+
+
+def test_durations_that_are_not_there_are_named_by_their_option(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*BUILD, "--shard", "1/3", "--durations", "no"]) == 7
+    assert capsys.readouterr().err.startswith("kiln: --durations=no is not a file; give a copy")
+
+
+def test_a_log_goes_to_no_descriptor_that_is_only_read(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with open(os.devnull) as file:
+        number = file.fileno()
+        assert cli.main([*BUILD, "--log-json", str(number)]) == 7
+    assert f"--log-json={number} is a descriptor that cannot be written; give a file" in capsys.readouterr().err
+
+
+def test_a_verb_that_lacks_a_package_says_so_before_its_work(capsys, monkeypatch, tmp_path):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deflate" else real(name))
+    release = tmp_path / "release.tar.gz"
+    release.touch()
+    assert cli.main(["split", str(release), str(tmp_path / "parts")]) == 7
+    assert "split needs the package deflate, which this Python lacks; ./kiln" in capsys.readouterr().err
+    assert not (tmp_path / "parts").exists()
 
 
 def empty_words() -> Iterator[list[str]]:

@@ -246,7 +246,7 @@ def test_secrets_come_from_a_file_or_a_variable_and_are_not_printed(tmp_path, st
             ["push", "--cache", "ftp://x/y"],
             {},
             2,
-            "the cache ftp://x/y is of an unknown kind; give an address",
+            "--cache=ftp://x/y is of an unknown kind; give an address",
         ),
         (
             ["push", "--cache", "x/y"],

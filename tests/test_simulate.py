@@ -301,7 +301,7 @@ def test_the_verb_draws(capsys, tmp_path):
     ("words", "part"),
     [
         (["--workers", "0"], "--workers 0 is invalid; expected a whole number from 1 to 100000"),
-        (["--workers", "8,,9"], "--workers  is invalid"),
+        (["--workers", "8,,9"], "--workers 8,,9 has a comma too many"),
         (["--workers", "8;9"], "--workers 8;9 is invalid"),
         (["--workers", "-3"], "--workers"),
         (["--cache-hit", "0,1.5"], "--cache-hit 1.5 is invalid; expected a number from 0 to 1"),
@@ -327,7 +327,17 @@ def test_mistakes_are_one_sentence(capsys, words, part):
 
 def test_a_matrix_that_is_not_there(capsys):
     said = run(capsys, "--matrix", "nowhere.yaml", code=7)
-    assert "--matrix nowhere.yaml: there is no such file; give a file" in said
+    assert "--matrix nowhere.yaml does not exist; give a file" in said
+    assert "--matrix . is a folder; give a file" in run(capsys, "--matrix", ".", code=7)
+
+
+def test_a_page_and_a_plot_of_one_name(capsys, tmp_path):
+    path = write(tmp_path, "name: m\ntargets: 1\nkernels: [{name: a, images: 1, seconds: 1}]\n")
+    one, other = tmp_path / "x.svg", tmp_path / "link.svg"
+    other.symlink_to(one)
+    for page in (one, other):
+        said = run(capsys, "--matrix", path, "--plot", one, "--html", page, code=2)
+        assert f"--plot and --html are both {one}; give each a name of its own" in said and not one.exists()
 
 
 def test_as_many_images_as_aotriton_has_are_simulated_in_moments():

@@ -274,6 +274,9 @@ def test_help(capsys):
     [
         ([], 2, "`kiln tune` lacks release and --target; for example: `kiln tune release.tar.gz --target sm_90"),
         (["r.tar.gz"], 2, "`kiln tune` lacks --target"),
+        (["no", "--target", "nope", "--shapes", "no"], 2, "unknown target 'nope'; the targets are"),
+        (["no", "--target", "sm_90;gfx942"], 2, "--target sm_90;gfx942 means gfx942, sm_90, and `kiln tune` measures"),
+        (["r.tar.gz", "--target", "sm_90", "--shapes", "."], 7, "--shapes . is a folder; give core, llm or a file"),
         (["r.tar.gz", "--target", "sm_90", "--tolerance", "x"], 2, "--tolerance x is invalid; expected a number"),
         (["r.tar.gz", "--target", "sm_90", "--tolerance", "-1"], 2, "--tolerance -1 is invalid; expected a number"),
         (["r.tar.gz", "--target", "sm_90", "--output", "x.txt"], 2, "--output x.txt is invalid; expected a file"),
@@ -284,7 +287,11 @@ def test_help(capsys):
         (["r.tar.gz", "--target", "sm_90", "--check", "--output", "x.yaml"], 2, "leave --output and --resume out"),
         (["r.tar.gz", "--target", "sm_90", "--output", "x.yaml"], 7, "r.tar.gz does not exist"),
         (["r.tar.gz", "--target", "sm_90", "--resume", "no.json"], 7, "no.json cannot be read (No such file"),
-        (["r.tar.gz", "--target", "sm_90", "--resume", "mine.json"], 6, "mine.json has no times of `kiln tune`"),
+        (
+            ["r.tar.gz", "--target", "sm_90", "--resume", "mine.json"],
+            6,
+            "mine.json has no times of `kiln tune`; give what",
+        ),
         (["--from", "mine.yaml"], 6, "mine.yaml is not JSON"),
         (["--from", "old.json"], 6, "old.json has format 1, which this Kiln does not read; it reads 2"),
         (["--from", "cut.json"], 6, "cut.json lacks shapes, date, roof, rows, clocks, done"),

@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with contextlib.ExitStack() as stack:
             found = [stack.enter_context(places.found(word)) for word in arguments.release or [None]]
-            measure.check_device()
+            measure.check_device(measure.MADE_BY)
             with make_progress() as progress:
                 measure.run(wanted, found, progress, keep)
     finally:  # also of what was measured before something failed
@@ -160,7 +160,7 @@ def _json(results: report.Results) -> str:
 
 def _some_of(option: str, text: str, known: Sequence[str], what: str) -> list[str]:
     """Words between commas, in the order of `known`."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    words = usage.split_list(option, text)
     for word in words:
         if word not in known:
             raise UsageError(f"{option}: unknown {word!r}; {nearest(word, known, what)}")

@@ -29,7 +29,7 @@ def read(path: Path, made_by: str, number: int, right: str, other: str) -> dict[
     except ValueError as error:
         raise ArtifactError(f"{path} is not JSON ({error}); give {right}") from error
     if not isinstance(found, dict) or found.get("made_by") != made_by:
-        raise ArtifactError(f"{path} {other}")
+        raise ArtifactError(f"{path} {other}; give {right}")
     if found.get("format") != number:
         raise ArtifactError(
             f"{path} has format {found.get('format')}, which this Kiln does not read; it reads {number}"

@@ -70,8 +70,11 @@ def _merged(one: Sequence[Any], other: Sequence[Any]) -> Iterator[Any]:
         yield from rows
 
 
-def check_device() -> None:
+def check_device(command: str) -> None:
     """
+    Args:
+        command: which needs it, "kiln bench".
+
     Raises:
         EnvironmentProblem: there is no PyTorch, or no GPU that it can use.
     """
@@ -79,13 +82,13 @@ def check_device() -> None:
         import torch
     except ImportError as error:
         raise EnvironmentProblem(
-            f"PyTorch is not installed in this Python, {sys.executable} ({error}); `kiln bench` measures beside it: "
-            "pip install torch"
+            f"PyTorch is not installed in this Python, {sys.executable} ({error}), and `{command}` measures with it; "
+            "pip install torch there, or start the command in a Python that has it (./kiln: KILN_PYTHON=that/python)"
         ) from error
     if not torch.cuda.is_available():
         built = "for ROCm" if torch.version.hip else "for CUDA" if torch.version.cuda else "without a GPU"
         raise EnvironmentProblem(
-            f"PyTorch {torch.__version__}, built {built}, finds no GPU; `kiln bench` needs one and its driver"
+            f"PyTorch {torch.__version__}, built {built}, finds no GPU; `{command}` needs one and its driver"
         )
 
 
@@ -139,7 +142,7 @@ def run(
         EnvironmentProblem: there is no GPU.
         NotServed: a release has no images for it.
     """
-    check_device()
+    check_device(MADE_BY)
     import torch
 
     vendor = "amd" if torch.version.hip else "nvidia"

@@ -27,7 +27,7 @@ def read(path: Path) -> Results:
         ArtifactError: it is not what `kiln bench --json` writes.
     """
     return kept.read(
-        path, MADE_BY, FORMAT, "what `kiln bench --json` wrote", "is not what `kiln bench --json` writes"
+        path, MADE_BY, FORMAT, "what `kiln bench --json` wrote", "has no results of `kiln bench`"
     )  # fmt: skip
 
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kiln_recipe.console.files import kind_of
 from kiln_recipe.dtypes import DTYPE_BYTES
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 from kiln_recipe.suggest import nearest
@@ -212,7 +214,8 @@ def read(word: str, layout: str = LAYOUT) -> Shapes:
         return parse(PRESETS[word], word, word, layout)
     path = Path(word)
     if not path.is_file():
-        raise EnvironmentProblem(f"--shapes {word} does not exist; give {', '.join(PRESETS)} or a file")
+        what = f"is {kind_of(path)}" if os.path.lexists(path) else "does not exist"
+        raise EnvironmentProblem(f"--shapes {word} {what}; give {', '.join(PRESETS)} or a file")
     return parse(_document(path), word, path.name, layout)
 
 

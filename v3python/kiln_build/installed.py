@@ -21,6 +21,7 @@ from pathlib import Path
 from kiln_build.cli import build, summary
 from kiln_build.front.interruption import guarded
 from kiln_build.front.signals import hold_back
+from kiln_build.options import options
 from kiln_recipe import digests
 from kiln_recipe.compile.lock import LOCK_NAME
 from kiln_recipe.console.spelling import say
@@ -57,6 +58,10 @@ def _build(words: Sequence[str]) -> int:
             "--sign is for a checkout's `kiln build`; sign what this one makes: `kiln sign TARBALL --key KEY`"
         )
     environment = build.environment_of(arguments)
+    given = build.called(arguments)
+    options.make_absolute(
+        options.read_build_variables(environment, given), Path.cwd(), given
+    )  # build.sh names variables
     if importlib.util.find_spec("ensurepip"):  # else build.sh looks for another Python
         environment.setdefault("KILN_PYTHON", sys.executable)
     bash = shutil.which("bash")

@@ -172,6 +172,11 @@ def forget_output() -> None:
     os.close(nowhere)
 
 
+def cut(spelled: str, most: int = 80) -> str:
+    """The beginning of a text that a sentence quotes: a file of another kind may hold one of any length."""
+    return spelled if len(spelled) <= most else f"{spelled[: most - 3]}..."
+
+
 def escaped(text: str) -> str:
     """The text for a terminal: what is not printable is spelled, "\\x1b"; its line breaks stay."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from kiln_recipe.errors import cut
+
 LONGEST_TEXT = 4096  # where Limits do not say otherwise
 LARGEST_NUMBER = 2**63 - 1
 _MOST_ENTRIES = 4096
@@ -48,7 +50,7 @@ def shown(value: object) -> str:
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER and not isinstance(value, bool):
         return "a number beyond 64 bits"
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return cut(text)
 
 
 def _is_object(value: Any) -> bool:

@@ -38,6 +38,8 @@ def _close(word: str, known: Sequence[str]) -> list[str]:
         return [same]
     if _is_number(word):
         return _nearest_number(int(word), [other for other in known if _is_number(other)])
+    if word.startswith("--"):  # options are alike in their dashes, which say nothing
+        return [f"--{one}" for one in difflib.get_close_matches(word[2:], [name[2:] for name in known], 1, 0.6)]
     return difflib.get_close_matches(word, known, 1, 0.6)
 
 

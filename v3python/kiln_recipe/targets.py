@@ -20,7 +20,7 @@ PTX_DRIVERS = {
     80: 12000, 81: 12010, 82: 12020, 83: 12030, 84: 12040, 85: 12050, 86: 12070, 87: 12080, 88: 12090, 90: 13000,
 }  # fmt: skip
 _LAST_OF_CUDA_12 = 88
-_ALIKE = 0.6  # words less alike than that share letters by chance
+_ALIKE = 0.6  # words no more alike than that share letters by chance
 _MOST_NAMED = 12  # of unknown targets in one sentence
 # Architectures of GPUs that Kiln has no target for: what is asked for is no slip of the pen, and no target is near.
 _OTHERS = frozenset(
@@ -320,7 +320,7 @@ def _unknown(word: str, rest: str) -> str:
     like = max(_likeness(word, nearest), _likeness(rest, nearest))[0]
     is_group = any(shown[nearest] in target.groups for target in load())
     close = f"the group {shown[nearest]}" if is_group else shown[nearest]
-    guess = f"; {_NEAREST} {close}" if like >= _ALIKE and not word.startswith("-") else ""
+    guess = f"; {_NEAREST} {close}" if like > _ALIKE and not word.startswith("-") else ""
     return f"unknown target {word!r}{guess}"
 
 

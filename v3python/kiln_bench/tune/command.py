@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kiln_bench import shapes, timing
 from kiln_bench.command import seconds
 from kiln_bench.release import places
+from kiln_recipe import targets
 from kiln_recipe.console import usage
 from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.guard import run_verb
@@ -87,6 +88,8 @@ def check(arguments: argparse.Namespace) -> None:
     """
     from kiln_bench.tune import session
 
+    if arguments.target:
+        arguments.target = _target(arguments.target)
     measuring = {"release": arguments.release, "--target": arguments.target, "--shapes": arguments.shapes,
                  "--budget": arguments.budget, "--resume": arguments.resume, "--check": arguments.check}  # fmt: skip
     if arguments.kept:
@@ -107,6 +110,15 @@ def check(arguments: argparse.Namespace) -> None:
     _recipes()
     if arguments.output:
         _check_output(arguments.output)
+
+
+def _target(word: str) -> str:
+    """The name of the one target that a word means, "sm_90" of H100."""
+    found = targets.parse(word)
+    if len(found) > 1:
+        names = ", ".join(target.name for target in found)
+        raise UsageError(f"--target {word} means {names}, and `{COMMAND}` measures for one; give that of the GPU")
+    return found[0].name
 
 
 def _share(text: str) -> float:

@@ -138,7 +138,7 @@ def opened(place: Place, target: str) -> Iterator[tuple[Libraries, dict[str, Any
         NotServed: it is of another target.
         ArtifactError: the release has no pack for it.
     """
-    measure.check_device()
+    measure.check_device(MADE_BY)
     import torch
 
     vendor = "amd" if torch.version.hip else "nvidia"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ _EXAMPLES = (
     "kiln recipes --new my/kernel.py               a recipe for a kernel of your own",
     "kiln inspect output/kiln-....tar.gz --verify  whether a release is whole",
 )
+# Modules that verbs import only where they compress what they have made, by what a verb needs.
+_LATE = {"packing": ("zstandard", "deflate"), "everything": ("zstandard", "deflate"), "cluster": ("distributed",)}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -69,7 +72,10 @@ def _run(words: list[str]) -> int:
         print(f"kiln {kiln_build.__version__}")
         return 0
     module, arguments = _read(words)
-    return 0 if arguments is None else module.run(arguments)
+    if arguments is None:
+        return 0
+    _check_packages(VERBS[words[0]].needs)
+    return module.run(arguments)
 
 
 def _judge(words: list[str]) -> int:
@@ -108,6 +114,17 @@ def _check_python(verb: str) -> None:
         raise EnvironmentProblem(
             "`kiln {}` needs Python {}.{} or later; this is {}.{}".format(verb, *lowest, *sys.version_info[:2])
         )
+
+
+def _check_packages(needs: str) -> None:
+    """
+    Raises:
+        ModuleNotFoundError: a package is missing that is imported late, by what compresses a release: said now, and not
+            after minutes of work.
+    """
+    for name in _LATE.get(needs, ()):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def summary(verb: str) -> str:

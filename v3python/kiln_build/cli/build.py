@@ -14,7 +14,7 @@ from kiln_build.front import source, workspace
 from kiln_build.options import options
 from kiln_build.options.failure_log import failures_logged
 from kiln_build.options.options import Options
-from kiln_build.options.variables import MOST_SHARDS, read_shard
+from kiln_build.options.variables import MOST_SHARDS
 from kiln_build.trust import secret
 from kiln_recipe.console.spelling import print_made, say
 from kiln_recipe.console.usage import add_families, count, filled
@@ -129,26 +129,29 @@ def _failures_logged(arguments: argparse.Namespace) -> AbstractContextManager[No
     return failures_logged(arguments.log_json or os.environ.get("KILN_LOG_JSON"))
 
 
+# The variables that options stand for, with the option's name: a sentence names what the user gave.
+_OPTIONS = {
+    "KILN_LOG_JSON": "--log-json", "KILN_SCHEDULER": "--scheduler", "KILN_CACHE": "--cache", "KILN_SHARD": "--shard",
+    "KILN_DURATIONS": "--durations",
+}  # fmt: skip
+
+
+def called(arguments: argparse.Namespace) -> dict[str, str]:
+    """The options that were given, by the variables that they stand for."""
+    return {name: option for name, option in _OPTIONS.items() if getattr(arguments, option[2:].replace("-", "_"))}
+
+
 def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
     """The environment in which build.sh does what the options ask for."""
     environment = options.narrow(os.environ, arguments.recipe, arguments.family, Path.cwd())
-    if arguments.log_json:
-        environment["KILN_LOG_JSON"] = arguments.log_json
-    if arguments.scheduler:
-        environment["KILN_SCHEDULER"] = arguments.scheduler
+    for name, option in called(arguments).items():
+        environment[name] = getattr(arguments, option[2:].replace("-", "_"))
     if arguments.replace:
         environment["KILN_REPLACE"] = "1"
-    if arguments.cache:
-        environment["KILN_CACHE"] = arguments.cache
-    if arguments.shard:
-        read_shard("--shard", arguments.shard)
-        environment["KILN_SHARD"] = arguments.shard
     if arguments.from_store:
         environment["KILN_FROM_STORE"] = "1"
     if arguments.shards:
         environment["KILN_SHARDS"] = str(arguments.shards)
-    if arguments.durations:
-        environment["KILN_DURATIONS"] = arguments.durations
     if arguments.profile:
         environment["KILN_COSTS"] = "1"
     return environment
@@ -159,13 +162,14 @@ def _options(arguments: argparse.Namespace) -> Options:
     origin = source.describe(ROOT)
     return options.make_options(
         [arguments.input, arguments.workspace, arguments.output, arguments.version, arguments.targets],
-        options.read_build_variables(environment),
+        options.read_build_variables(environment, called(arguments)),
         ROOT,
         Path.cwd(),
         commit=origin.commit,
         dirty=origin.dirty,
         patches=origin.patches,
         site=Path(sysconfig.get_paths()["purelib"]),
+        called=called(arguments),
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln_build.options.words import check_there
 from kiln_recipe import digests
+from kiln_recipe.console.files import kind_of
 from kiln_recipe.console.spelling import print_made
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, filled, selection
@@ -86,6 +87,10 @@ def output_folder(word: str) -> Path:
     output = Path(os.path.realpath(word))  # resolve() has no OSError for links that lead in a circle
     try:
         output.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise EnvironmentProblem(
+            f"the output {output} is {kind_of(output)}; give a folder, or a name that does not exist yet"
+        ) from None
     except OSError as error:
         raise EnvironmentProblem(f"{output} cannot be made ({error.strerror}); give another folder") from error
     return output

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kiln_build.cli import plan
 from kiln_build.options import options
-from kiln_recipe.console.files import check_new_file
+from kiln_recipe.console.files import check_apart, check_new_file, kind_of
 from kiln_recipe.console.spelling import say
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import count, filled, number, several
@@ -40,11 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"instead of a release the images of a matrix: {_MATRIX}, which has the size of AOTriton's",
     )  # fmt: skip
     parser.add_argument(
-        "--workers", type=several(count("--workers", _MOST_WORKERS)), default=[8, 64, 512, 4096], metavar="N,N",
+        "--workers", type=several("--workers", count("--workers", _MOST_WORKERS)), default=[8, 64, 512, 4096],
+        metavar="N,N",
         help="compiles at once, each on a core; default: 8,64,512,4096",
     )  # fmt: skip
     parser.add_argument(
-        "--cache-hit", type=several(number("--cache-hit", 0, 1)), default=[0.0], metavar="SHARE,SHARE",
+        "--cache-hit", type=several("--cache-hit", number("--cache-hit", 0, 1)), default=[0.0], metavar="SHARE,SHARE",
         help="shares of the images that a cache has; default: 0",
     )  # fmt: skip
     parser.add_argument(
@@ -98,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         plot = check_new_file(arguments.plot, Path.cwd(), "--plot", picture.BEGIN.encode(), kind)
     if arguments.html:
         html = document.check_place(arguments.html, page.COMMAND, [])
+    if arguments.plot and arguments.html:
+        check_apart({"--plot": plot, "--html": html})
     subject, works, known = _described(arguments.matrix) if arguments.matrix else _planned(arguments)
     if not works:
         raise UsageError("there is no image to compile; `kiln plan` with the same options says why")
@@ -139,7 +142,8 @@ def _described(word: str) -> tuple[Subject, list[Work], None]:
 
     path = matrix.AOTRITON if word == "aotriton" else Path(word)
     if not path.is_file():
-        raise EnvironmentProblem(f"--matrix {word}: there is no such file; give {_MATRIX}")
+        what = f"is {kind_of(path)}" if os.path.lexists(path) else "does not exist"
+        raise EnvironmentProblem(f"--matrix {word} {what}; give {_MATRIX}")
     found = matrix.read(path)
     works = found.works()
     seconds = [work.seconds for work in works]

@@ -124,7 +124,8 @@ def _with_cache(arguments: argparse.Namespace) -> int:
     from kiln_recipe.console.progress import make_progress
 
     asked = options.read_build_variables(os.environ | ({"KILN_CACHE": arguments.cache} if arguments.cache else {}))
-    asked = options.make_absolute(replace(asked, store=None, recipes=(), log_json=None), Path.cwd())
+    called = {"KILN_CACHE": "--cache"} if arguments.cache else None
+    asked = options.make_absolute(replace(asked, store=None, recipes=(), log_json=None), Path.cwd(), called)
     if not asked.cache:
         raise UsageError(f"`kiln store {arguments.action}` needs a cache; name it with --cache ADDRESS or KILN_CACHE")
     word = arguments.store or os.environ.get("KILN_STORE")

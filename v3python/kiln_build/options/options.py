@@ -212,13 +212,16 @@ def read_workspace(environment: Mapping[str, str], cwd: Path, usual: Path) -> Pa
     return path
 
 
-def read_build_variables(environment: Mapping[str, str]) -> BuildVariables:
+def read_build_variables(environment: Mapping[str, str], called: Mapping[str, str] | None = None) -> BuildVariables:
     """The variables that `kiln build` and `kiln plan` obey.
+
+    Args:
+        called: as `variables.read` takes it.
 
     Raises:
         UsageError: a value that cannot be; names the variable, the value, and what would be right.
     """
-    build = BuildVariables(**variables.read(BUILD, environment))
+    build = BuildVariables(**variables.read(BUILD, environment, called))
     if NAMED in build.families and not build.recipes:
         raise UsageError(f"KILN_FAMILIES names {NAMED}, which is not set; name recipes there, or give families' names")
     if build.shard and (build.from_store or build.no_image):
@@ -247,11 +250,13 @@ def narrow(
     """`environment` with what --recipe and --family ask for, in place of KILN_RECIPES and KILN_FAMILIES.
 
     Raises:
-        UsageError: a path has a ':', which stands between the paths of KILN_RECIPES.
+        UsageError: a path has a ':', which stands between the paths of KILN_RECIPES; or a family's name cannot be one.
         EnvironmentProblem: a recipe is not there.
     """
     asked = dict(environment)
     paths = [str(check_recipe(word, cwd, "--recipe")) for word in recipes]
+    for word in families:
+        variables.read_families("--family", word)
     if wrong := next((path for path in paths if ":" in path), None):
         raise UsageError(f"--recipe {wrong} has a ':' in its path, which stands between recipes; rename the folder")
     if paths:
@@ -285,12 +290,14 @@ def make_options(
     site: Path,
     target_sites: tuple[tuple[str, Path], ...] = (),
     shown_output: Path | None = None,
+    called: Mapping[str, str] | None = None,
 ) -> Options:
     """The options of a build in `workspace`, which must be a folder here: only build.sh knows what tmpfs is.
 
     Args:
         words: input, workspace, output, version, targets, as build.sh takes them.
         cwd: what relative paths are relative to.
+        called: as `variables.read` takes it.
 
     Raises:
         UsageError: a word cannot be.
@@ -310,7 +317,7 @@ def make_options(
         output=check_output(output_word, cwd, workspace, folder),
         version=check_version(version),
         targets=targets.parse(targets_word),
-        build=make_absolute(build, cwd),
+        build=make_absolute(build, cwd, called),
         commit=commit,
         dirty=dirty,
         patches=patches,
@@ -347,8 +354,11 @@ def check_environment() -> None:
     variables.read((*BUILD, *DOOR), os.environ)
 
 
-def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
+def make_absolute(build: BuildVariables, cwd: Path, called: Mapping[str, str] | None = None) -> BuildVariables:
     """With absolute paths, each of which can be what it is for.
+
+    Args:
+        called: as `variables.read` takes it.
 
     Raises:
         EnvironmentProblem: the store or the file of progress cannot be written, a recipe or another file is not
@@ -362,15 +372,18 @@ def make_absolute(build: BuildVariables, cwd: Path) -> BuildVariables:
     def secret(name: str, word: str | None) -> str | None:
         return check_secret(word, cwd, name) if word else None
 
+    names = {name: name for name in ("KILN_CACHE", "KILN_DURATIONS", "KILN_LOG_JSON")} | {**(called or {})}
     pem, public = "a file in PEM format", "a .pub file that `minisign -G` made"
     return replace(
         build,
         store=check_store(build.store, cwd) if build.store else None,
         recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
-        log_json=check_log(build.log_json, cwd) if build.log_json else None,
+        log_json=check_log(build.log_json, cwd, names["KILN_LOG_JSON"]) if build.log_json else None,
         scheduler_tls=str(absolute(build.scheduler_tls, cwd)) if build.scheduler_tls else None,
-        durations=file("KILN_DURATIONS", build.durations, "a copy of the file durations of a store, or leave it out"),
-        cache=check_cache(build.cache) if build.cache else None,
+        durations=file(
+            names["KILN_DURATIONS"], build.durations, "a copy of the file durations of a store, or leave it out"
+        ),
+        cache=check_cache(build.cache, names["KILN_CACHE"]) if build.cache else None,
         cache_token=secret("KILN_CACHE_TOKEN", build.cache_token),
         cache_login=secret("KILN_CACHE_LOGIN", build.cache_login),
         cache_certificate=file("KILN_CACHE_CERTIFICATE", build.cache_certificate, pem),

@@ -114,13 +114,18 @@ def _recipes(name: str, text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(":") if word)
 
 
-def _families(name: str, text: str) -> tuple[str, ...]:
+def read_families(name: str, text: str) -> tuple[str, ...]:
+    """The names of families in a text; none of an empty one.
+
+    Raises:
+        UsageError: a word is no such name.
+    """
     words = re.split(r"[;,\s]+", text.strip(";, \t\n"))
     for word in words if text.strip() else ():
         if not re.fullmatch("[a-z][a-z0-9_]*", word) and word != NAMED:
             raise UsageError(
-                f"{name}={text} is invalid: {word!r} is not the name of a family; expected for example norm,silu, or "
-                f"{NAMED} for the families of the recipes that {NAMED} names"
+                f"{name}={text} is invalid: {word!r} is not the name of a family; expected for example norm,silu"
+                + (f", or {NAMED} for the families of the recipes that {NAMED} names" if name[0] == "K" else "")
             )
     return tuple(sorted({*words} - {""}))
 
@@ -256,7 +261,7 @@ BUILD = (
     Variable("KILN_COSTS", "costs", _flag, "1: say where processors' time went, by stage and kernel", _one),
     Variable("KILN_STORE", "store", _text, "the folder for compiled images; default <workspace>/store"),
     Variable("KILN_RECIPES", "recipes", _recipes, "more recipe files, separated by ':'", ":".join),
-    Variable("KILN_FAMILIES", "families", _families,
+    Variable("KILN_FAMILIES", "families", read_families,
              "build only these families: 'norm,silu'; KILN_RECIPES: those of the recipes named there", ",".join),
     Variable("KILN_LOG_JSON", "log_json", _text, "a file, or an open descriptor's number, for progress as JSON lines"),
     Variable("KILN_TRITON", "triton", one_of("wheel", "source"),
@@ -333,13 +338,19 @@ VARIABLES: Mapping[str, str] = {
 # fmt: on
 
 
-def read(variables: Sequence[Variable], environment: Mapping[str, str]) -> dict[str, Any]:
+def read(
+    variables: Sequence[Variable], environment: Mapping[str, str], called: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The values by field.
+
+    Args:
+        called: by the name of a variable the option by which the user gave it, "--cache".
 
     Raises:
         UsageError: a text that cannot be.
     """
-    return {one.field: one.read(one.name, environment.get(one.name, "")) for one in variables}
+    names = called or {}
+    return {one.field: one.read(names.get(one.name, one.name), environment.get(one.name, "")) for one in variables}
 
 
 def spell(variables: Sequence[Variable], values: object) -> dict[str, str]:

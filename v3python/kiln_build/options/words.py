@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kiln_recipe.console.files import absolute, is_of_kind, kind_of
+from kiln_recipe.console.files import absolute, is_of_kind, kind_of, what_keeps
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,4})"
@@ -25,6 +25,9 @@ WORKSPACE_PARTS = (
     "model",
 )  # fmt: skip
 WORKSPACE_LOCK = ".kiln-workspace"  # stands in every workspace
+
+
+CACHE_KINDS = ("http", "https", "s3")  # addresses of caches, as cache/transport.py opens them
 
 
 def check_version(version: str) -> str:
@@ -162,19 +165,22 @@ def check_store(word: str, cwd: Path) -> str:
     return str(_possible(path, f"KILN_STORE={word}"))
 
 
-def check_log(word: str, cwd: Path) -> str:
-    """KILN_LOG_JSON: the absolute path of a file that can be written to, or made, or the number of an open descriptor.
+def check_log(word: str, cwd: Path, name: str = "KILN_LOG_JSON") -> str:
+    """The absolute path of a file that can be written to, or made, or the number of an open descriptor.
+
+    Args:
+        name: the variable, or the option.
 
     Raises:
         EnvironmentProblem: it is neither.
+        UsageError: it is "-", or a number below 0.
     """
+    if re.fullmatch("-[0-9]*", word):
+        raise UsageError(f"{name}={word} is not a descriptor; give the number of an open one, or a file's name")
     if word.isdecimal():
-        try:
-            os.fstat(int(word))
-        except (OSError, OverflowError):
-            raise EnvironmentProblem(
-                f"KILN_LOG_JSON={word} is not an open descriptor; give a file, or open it: {word}>progress.jsonl"
-            )
+        if problem := what_keeps(word, os.O_RDONLY):
+            what = "not an open descriptor" if problem == "is not open" else f"a descriptor that {problem}"
+            raise EnvironmentProblem(f"{name}={word} is {what}; give a file, or open it: {word}>progress.jsonl")
         return word
     path = absolute(word, cwd)
     there = path if os.path.lexists(path) else path.parent
@@ -182,16 +188,17 @@ def check_log(word: str, cwd: Path) -> str:
     if not os.access(there, os.W_OK):
         problem = "cannot be written" if there.exists() else f"cannot be made: there is no folder {path.parent}"
     elif not is_of_kind(path, b"{"):
-        raise EnvironmentProblem(
-            f"KILN_LOG_JSON={word} exists and is not a log of JSON lines, so it stays; name another"
-        )
+        raise EnvironmentProblem(f"{name}={word} exists and is not a log of JSON lines, so it stays; name another")
     if problem:
-        raise EnvironmentProblem(f"KILN_LOG_JSON={word} {problem}; give a file, or an open descriptor's number")
+        raise EnvironmentProblem(f"{name}={word} {problem}; give a file, or an open descriptor's number")
     return str(path)
 
 
-def check_cache(word: str) -> str:
-    """Returns the address of KILN_CACHE; which kinds there are, cache/transport.py says.
+def check_cache(word: str, name: str = "KILN_CACHE") -> str:
+    """Returns the address of a cache.
+
+    Args:
+        name: the variable, or the option.
 
     Raises:
         UsageError: it is none, or holds a secret, which logs would show.
@@ -200,16 +207,16 @@ def check_cache(word: str) -> str:
         parts = urlsplit(word)
         _ = parts.port  # looked at here, so that one that cannot be is refused
     except ValueError:  # it may hold a secret, so it is not shown
-        raise UsageError(
-            "KILN_CACHE is not the address of a cache; expected for example http://host:8080/kiln"
-        ) from None
+        raise UsageError(f"{name} is not the address of a cache; expected for example http://host:8080/kiln") from None
     if "@" in parts.netloc:
         raise UsageError(
-            f"KILN_CACHE={parts.scheme}://...@{parts.netloc.rpartition('@')[2]} has a login in its address, which logs "
+            f"{name}={parts.scheme}://...@{parts.netloc.rpartition('@')[2]} has a login in its address, which logs "
             "would show; give it by KILN_CACHE_LOGIN"
         )
     if not scheme_of(word) or not parts.netloc or parts.query or parts.fragment or not re.fullmatch("[!-~]+", word):
-        raise UsageError(f"KILN_CACHE={word} is not the address of a cache; expected for example http://host:8080/kiln")
+        raise UsageError(f"{name}={word} is not the address of a cache; expected for example http://host:8080/kiln")
+    if parts.scheme not in CACHE_KINDS:
+        raise UsageError(f"{name}={word} is of an unknown kind; give an address with {', '.join(CACHE_KINDS)}")
     return word
 
 

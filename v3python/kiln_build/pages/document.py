@@ -94,7 +94,7 @@ def write(path: Path, pieces: Iterable[str]) -> None:
         with appear(path) as fresh, fresh.open("w", encoding="utf-8") as file:
             file.writelines(pieces)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
+        raise EnvironmentProblem(f"{path} cannot be written ({error.strerror}); give another name") from error
 
 
 def details(summary: str, *inside: Markup) -> Markup:

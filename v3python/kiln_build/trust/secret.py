@@ -12,6 +12,7 @@ from pathlib import Path
 from kiln_build.base import ROOT
 from kiln_build.trust import minisign
 from kiln_build.trust.minisign import SecretKey
+from kiln_recipe.console.files import what_keeps
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 WHERE = "a file, the number of an open descriptor, or env:NAME for a variable that holds its text"
@@ -31,12 +32,8 @@ def check(word: str, what: str) -> None:
         if name not in os.environ:
             raise EnvironmentProblem(f"{what} is to be in the variable {name}, which is not set; give {WHERE}")
     elif word.isdecimal():
-        try:
-            os.fstat(int(word))
-        except (OSError, OverflowError):
-            raise EnvironmentProblem(
-                f"{what} is to come from descriptor {word}, which is not open; give {WHERE}"
-            ) from None
+        if problem := what_keeps(word, os.O_WRONLY):
+            raise EnvironmentProblem(f"{what} is to come from descriptor {word}, which {problem}; give {WHERE}")
     elif not Path(word).exists():
         raise EnvironmentProblem(f"{what} is to be in {word}, which does not exist; give {WHERE}")
     elif ROOT in Path(word).resolve().parents:

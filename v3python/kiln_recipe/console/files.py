@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from kiln_recipe.errors import EnvironmentProblem, UsageError
@@ -52,6 +54,20 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
     return path
 
 
+def check_apart(paths: Mapping[str, Path]) -> None:
+    """
+    Args:
+        paths: where a command is to write, as `check_new_file` gives it, by the option, "--html".
+
+    Raises:
+        UsageError: two are one file: the later would replace the earlier.
+    """
+    seen: dict[Path, str] = {}
+    for option, path in paths.items():
+        if (other := seen.setdefault(path, option)) != option:
+            raise UsageError(f"{other} and {option} are both {path}; give each a name of its own")
+
+
 def is_of_kind(path: Path, begins: bytes) -> bool:
     """Whether what is there may be written to: a file that begins so or is empty, no file, or nothing at all."""
     try:
@@ -62,6 +78,20 @@ def is_of_kind(path: Path, begins: bytes) -> bool:
     except OSError:
         return not path.is_file()
     return found == begins or not found
+
+
+def what_keeps(descriptor: str, other: int) -> str:
+    """Why a descriptor that a word names cannot be used: "is not open", or "cannot be written"; "" if nothing does.
+
+    Args:
+        descriptor: digits.
+        other: with which it cannot be: os.O_RDONLY of one that is written, os.O_WRONLY of one that is read.
+    """
+    try:
+        mode = fcntl.fcntl(int(descriptor), fcntl.F_GETFL) & os.O_ACCMODE
+    except (OSError, OverflowError):
+        return "is not open"
+    return "" if mode != other else "cannot be written" if other == os.O_RDONLY else "cannot be read"
 
 
 def kind_of(path: Path) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from kiln_recipe.console.files import what_keeps
 from kiln_recipe.console.spelling import spell_seconds
 from kiln_recipe.errors import EnvironmentProblem, escaped
 
@@ -401,13 +402,15 @@ def open_log(log_json: str | int | Path) -> JsonLines:
     text = str(log_json)
     try:
         if text.isdecimal():
-            os.fstat(int(text))
+            if problem := what_keeps(text, os.O_RDONLY):
+                raise EnvironmentProblem(
+                    f"progress goes to descriptor {text}, which {problem}; give a file, or one that can be written"
+                )
             return JsonLines(int(text))
         descriptor = os.open(text, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
         raise EnvironmentProblem(
-            f"progress cannot be written to {text} ({reason}); give a file, or a descriptor that is open"
+            f"progress cannot be written to {text} ({error.strerror}); give a file, or a descriptor that is open"
         )
     return JsonLines(descriptor, owned=True)
 

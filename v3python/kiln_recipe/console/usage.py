@@ -57,6 +57,9 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: they cannot be.
         """
+        for action in self._actions:
+            if action.nargs == "*":
+                action.required = False  # argparse would say that such arguments are missing where another is
         try:
             arguments, rest = self.parse_known_args(words)
         except SystemExit:  # of --help alone: `error` raises
@@ -66,7 +69,8 @@ class Parser(argparse.ArgumentParser):
         for word in rest:
             options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             if word.startswith("-"):
-                raise UsageError(f"`{self.prog}` has no option {word!r}; {nearest(word, options, 'options')}")
+                near = nearest(word.partition("=")[0], options, "options")
+                raise UsageError(f"`{self.prog}` has no option {word!r}; {near}")
             raise UsageError(f"`{self.prog}` does not take {word!r}; {self._right(word)}")
         return arguments
 
@@ -100,10 +104,13 @@ def one_of(what: str, allowed: Sequence[str]) -> Callable[[str], str]:
 
 def count(option: str, most: int = 10_000, least: int = 1) -> Callable[[str], int]:
     """A `type=` for argparse: a whole number from `least` to `most`."""
+    right = f"a whole number from {least} to {most}"
+    is_filled = filled(option, right)
 
     def check(word: str) -> int:
+        is_filled(word)
         if not re.fullmatch("[0-9]{1,9}", word) or not least <= int(word) <= most:
-            raise _WrongWord(f"{option} {word} is invalid; expected a whole number from {least} to {most}")
+            raise _WrongWord(f"{option} {word} is invalid; expected {right}")
         return int(word)
 
     return check
@@ -111,22 +118,41 @@ def count(option: str, most: int = 10_000, least: int = 1) -> Callable[[str], in
 
 def number(option: str, least: float, most: float) -> Callable[[str], float]:
     """A `type=` for argparse: a number from `least` to `most`."""
+    right = f"a number from {least:g} to {most:g}"
+    is_filled = filled(option, right)
 
     def check(word: str) -> float:
+        is_filled(word)
         if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", word) or not least <= float(word) <= most:
-            raise _WrongWord(f"{option} {word} is invalid; expected a number from {least:g} to {most:g}")
+            raise _WrongWord(f"{option} {word} is invalid; expected {right}")
         return float(word)
 
     return check
 
 
-def several(check: Callable[[str], T]) -> Callable[[str], list[T]]:
+def several(option: str, check: Callable[[str], T]) -> Callable[[str], list[T]]:
     """A `type=` for argparse: one or more of what another type takes, with commas between them; each counts once."""
 
     def check_all(words: str) -> list[T]:
-        return list(dict.fromkeys(check(word.strip()) for word in words.split(",")))
+        try:
+            split = split_list(option, words)
+        except UsageError as error:
+            raise _WrongWord(str(error)) from None
+        return list(dict.fromkeys(map(check, split or [""])))
 
     return check_all
+
+
+def split_list(option: str, text: str) -> list[str]:
+    """The words between commas; none of an empty text.
+
+    Raises:
+        UsageError: nothing stands between two commas, or before or behind one.
+    """
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if "" in words:
+        raise UsageError(f"{option} {text} has a comma too many; give values with one comma between two of them")
+    return words
 
 
 def filled(name: str, right: str) -> Callable[[str], str]:

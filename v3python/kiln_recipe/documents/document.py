@@ -18,7 +18,7 @@ import yaml
 from msgspec import inspect
 
 from kiln_recipe.documents import include, yaml_limits
-from kiln_recipe.errors import EnvironmentProblem, RecipeError
+from kiln_recipe.errors import EnvironmentProblem, RecipeError, cut
 from kiln_recipe.suggest import nearest
 
 T = TypeVar("T")
@@ -184,7 +184,9 @@ def _refuse_duplicates(node: yaml.Node, path: Path) -> None:
             for key, value in current.value:
                 if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                     if key.value in names:
-                        raise RecipeError(f"{path}:{key.start_mark.line + 1}: {key.value!r} appears a second time")
+                        raise RecipeError(
+                            f"{path}:{key.start_mark.line + 1}: {cut(repr(key.value))} appears a second time"
+                        )
                     names.add(key.value)
                 pending += (key, value)
         elif isinstance(current, yaml.SequenceNode):
@@ -220,7 +222,8 @@ class _Walk:
                 return None
             if _is_scalar(data, option):
                 if isinstance(option, inspect.StrType) and option.pattern and not re.search(option.pattern, data):
-                    self.fail(line, keys, f"is {data!r}; it must be {meant or f'text that matches {option.pattern}'}")
+                    wanted = meant or f"text that matches {option.pattern}"
+                    self.fail(line, keys, f"is {cut(repr(data))}; it must be {wanted}")
                 return None
         self.fail(line, keys, f"is {_shown(data)}; it must be {' or '.join(dict.fromkeys(map(_expected, options)))}")
         return None
@@ -231,7 +234,7 @@ class _Walk:
         for key, value in data.items():
             if not isinstance(key, str):
                 line = node.start_mark.line + 1
-                self.fail(line, keys, f"has the key {key!r}; a key must be text, so put it in quotes")
+                self.fail(line, keys, f"has the key {cut(repr(key))}; a key must be text, so put it in quotes")
             line, child = children[key]
             self.characters(line, keys, key)
             here = (*keys, key)
@@ -244,7 +247,7 @@ class _Walk:
         for key, value in data.items():
             line, child = children.get(str(key), (node.start_mark.line + 1, node))
             if key not in fields:
-                self.fail(line, keys, f"has the unknown field {key!r}; {nearest(str(key), fields)}")
+                self.fail(line, keys, f"has the unknown field {cut(repr(key))}; {nearest(str(key), fields)}")
             here = (*keys, key)
             self.lines[here] = line
             self.check(child, value, fields[key].type, here)
@@ -312,7 +315,7 @@ def _shown(data: Any) -> str:
         return "a mapping" if isinstance(data, dict) else "a list"
     if isinstance(data, int) and abs(data) > 2**128:
         return "a number far beyond 64 bits"  # Python spells none of thousands of digits
-    return repr(data)
+    return cut(repr(data))
 
 
 def _expected(option: inspect.Type) -> str:
