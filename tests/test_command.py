@@ -90,11 +90,25 @@ def test_what_needs_nothing_installs_nothing(checkout, tmp_path):
         (["plan"], {"KILN_STORE": "build.sh"}, 7, "KILN_STORE=build.sh is a file; give a folder"),
         (["plan"], {"KILN_STORE": "/proc/store"}, 7, "KILN_STORE=/proc/store cannot be written"),
         (["targets"], {"KILN_CA_BUNDLE": "/nowhere"}, 7, "KILN_CA_BUNDLE=/nowhere is not a file"),
-        (["targets", "nope"], {}, 2, "unknown target 'nope'; the nearest is the group hopper, the targets are gfx908"),
+        (["targets", "nope"], {}, 2, "unknown target 'nope'; the targets are gfx908"),
         (["recipes", "--schema", "recipe.yaml"], {}, 2, "--schema is the same for all recipes"),
         (["ledger", "--seed", "1"], {}, 2, "--seed is for --sample alone"),
         (["store", "gc"], {}, 2, "`kiln store gc` needs the size"),
         (["build", "input", "w", "o", "0.1", "sm_91"], {}, 2, "unknown target 'sm_91'"),
+        (
+            ["build", "input", "w", "o", "0.1", "sm_90", "--sign", "/"],
+            {},
+            7,
+            "the key is to be in /, which is a folder",
+        ),
+        (
+            ["build", "input", "w", "o", "0.1", "sm_90", "--sign", "/etc/passwd"],
+            {},
+            2,
+            "/etc/passwd is not a secret key",
+        ),
+        (["build", "input", "w", "o", "0.1", "sm_90", "--sign", "env:A"], {"A": "x"}, 2, "the key is not a secret key"),
+        (["build", "input", "w", "o", "0.1", "sm_90", "--log-json", "-1"], {}, 2, "--log-json=-1 is not a descriptor"),
         (["fetch"], {"KILN_JOBS": "none"}, 2, "KILN_JOBS=none is invalid"),
         (["doctor", "--input", ""], {}, 2, "--input is empty"),
         (["no such verb"], {}, 2, "unknown command 'no such verb'"),
@@ -105,6 +119,27 @@ def test_what_is_refused_installs_nothing(checkout, words, variables, code, said
     assert done.returncode == code and done.stdout == ""
     assert done.stderr.startswith(f"kiln: {said}") and done.stderr.count("\n") == 1
     assert not (checkout / ".kiln").exists()
+
+
+BUILD = ("build", "input", "w", "o", "0.1", "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((*BUILD, "--recipe", "text"), 3, "/text:1: the file is 'some words'; it must be a mapping"),
+        ((*BUILD, "--family", "nope"), 2, "--family (KILN_FAMILIES) names 'nope', which is not a family; the families"),
+        ((*BUILD, "--shard", "1/2", "--durations", "text"), 2, "/text tells of no variant what it took; give a copy"),
+        (("simulate", "--matrix", "text"), 3, "text:1: the file is 'some words'; it must be a mapping"),
+        (("simulate", "sm_90", "--durations", "text"), 2, "--durations text says of no variant what it took"),
+        (("simulate", "sm_90", "--recipe", "text"), 3, "/text:1: the file is 'some words'; it must be a mapping"),
+    ],
+)
+def test_files_of_another_kind_are_refused_with_the_first_packages_alone(checkout, words, code, said):
+    (checkout / "text").write_text("some words\n")
+    done = call(checkout, *words)
+    assert done.returncode == code and done.stdout == "" and "adding" not in done.stderr
+    assert said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """The command line: one module a verb, loaded only when it is asked for. `base/verbs.py` lists the verbs.
 
 Each `cli/<verb>.py` (verify_device.py of verify-device) has `add_arguments(parser)` and `run(arguments) -> int`. It may
-have `check(arguments)`, which refuses what can be refused with the standard library alone, variables included; and
-EXAMPLE, lines for its help.
+have `check(arguments)`, which refuses what can be refused with the standard library alone, variables included;
+`check_files(arguments)`, which reads files that the words name, with the packages of input/front.lock alone, before
+`./kiln` installs others, and which `run` does not rely on; and EXAMPLE, lines for its help.
 What it does stands behind the colon of its docstring's first line: '`kiln targets`: the GPUs that Kiln compiles for.'
 """
 
@@ -45,6 +46,11 @@ def judge(words: Sequence[str]) -> int:
     return _guarded(_judge, [*words])
 
 
+def judge_files(words: Sequence[str]) -> int:
+    """What `./kiln` asks with the packages of input/front.lock, before it installs others: as `judge`."""
+    return _guarded(_judge_files, [*words])
+
+
 def _guarded(run: Callable[[list[str]], int], words: list[str]) -> int:
     def begun(words: list[str]) -> int:
         try:
@@ -80,6 +86,13 @@ def _run(words: list[str]) -> int:
 
 def _judge(words: list[str]) -> int:
     _read(words)
+    return 0
+
+
+def _judge_files(words: list[str]) -> int:
+    module, arguments = _read(words)
+    if arguments is not None and hasattr(module, "check_files"):
+        module.check_files(arguments)
     return 0
 
 

@@ -115,7 +115,7 @@ def check(arguments: argparse.Namespace) -> None:
     with _failures_logged(arguments):
         options.check_environment()
         if arguments.sign:
-            secret.check(arguments.sign, "the key")
+            secret.check_key(arguments.sign)
         if arguments.password:
             if not arguments.sign:
                 raise UsageError("--password is that of a key; give the key with --sign, or leave the password out")
@@ -123,6 +123,13 @@ def check(arguments: argparse.Namespace) -> None:
         made = _options(arguments)
         if arguments.sign and made.build.shard:
             raise UsageError("--sign signs a release, and a shard makes none; sign the one of --from-store")
+
+
+def check_files(arguments: argparse.Namespace) -> None:
+    from kiln_build.release import families
+
+    with _failures_logged(arguments):
+        families.check_files(ROOT, _options(arguments).build)
 
 
 def _failures_logged(arguments: argparse.Namespace) -> AbstractContextManager[None]:

@@ -47,7 +47,7 @@ def add_password(parser: argparse.ArgumentParser) -> None:
 def check(arguments: argparse.Namespace) -> None:
     for word in arguments.artifact:
         check_there(word, trust.WHAT)
-    secret.check(arguments.key, "the key")
+    secret.check_key(arguments.key)
     if arguments.password:
         secret.check(arguments.password, "the password")
 

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln_build.base import ROOT
 from kiln_build.cli import plan
 from kiln_build.options import options
 from kiln_recipe.console.files import check_apart, check_new_file, kind_of
@@ -20,6 +21,7 @@ from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
 
 if TYPE_CHECKING:
     from kiln_build.foresight.costs import Costs
+    from kiln_build.foresight.matrix import Matrix
     from kiln_build.foresight.show import Case, Subject
     from kiln_build.foresight.simulate import Work
 
@@ -89,6 +91,18 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--plot {arguments.plot} is not the name of an SVG file; give one that ends in .svg")
 
 
+def check_files(arguments: argparse.Namespace) -> None:
+    from kiln_build.foresight import records
+    from kiln_build.release import families
+
+    if arguments.matrix:
+        _matrix(arguments.matrix)
+    else:
+        families.choose(ROOT, plan.read_asked(arguments))
+    if arguments.durations:
+        records.read(Path(arguments.durations))
+
+
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.foresight import page, picture, show  # here, so that --help needs no package
     from kiln_build.pages import document
@@ -136,15 +150,21 @@ def _costs(words: list[str]) -> Costs:
     return dataclasses.replace(Costs(), **changed)
 
 
-def _described(word: str) -> tuple[Subject, list[Work], None]:
-    """The images of a matrix; an earlier build has recorded what each takes."""
-    from kiln_build.foresight import matrix, show
+def _matrix(word: str) -> Matrix:
+    from kiln_build.foresight import matrix
 
     path = matrix.AOTRITON if word == "aotriton" else Path(word)
     if not path.is_file():
         what = f"is {kind_of(path)}" if os.path.lexists(path) else "does not exist"
         raise EnvironmentProblem(f"--matrix {word} {what}; give {_MATRIX}")
-    found = matrix.read(path)
+    return matrix.read(path)
+
+
+def _described(word: str) -> tuple[Subject, list[Work], None]:
+    """The images of a matrix; an earlier build has recorded what each takes."""
+    from kiln_build.foresight import show
+
+    found = _matrix(word)
     works = found.works()
     seconds = [work.seconds for work in works]
     return show.Subject(found.name, len(works), sum(seconds), max(seconds), {}, "as described"), works, None

@@ -69,7 +69,7 @@ def check(arguments: argparse.Namespace) -> None:
             f"--maintainer {arguments.maintainer!r} is not a name and an address: 'Jo Doe <jo@example.org>'"
         )
     if arguments.sign:
-        secret.check(arguments.sign, "the key")
+        secret.check_key(arguments.sign)
     if arguments.password:
         secret.check(arguments.password, "the password")
 

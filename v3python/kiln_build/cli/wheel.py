@@ -83,7 +83,7 @@ def check(arguments: argparse.Namespace) -> None:
     words.check_output(arguments.output, Path.cwd(), None)
     _urls(arguments.url or ())
     if arguments.sign:
-        secret.check(arguments.sign, "the key")
+        secret.check_key(arguments.sign)
     if arguments.password:
         if not arguments.sign:
             raise UsageError("--password is that of a key; give the key with --sign, or leave the password out")

@@ -1,5 +1,6 @@
 """`./kiln`: the command in a checkout. What a verb needs is installed into `.kiln/` at its first call; then it runs.
-Its words and variables are judged first, by the standard library: a call that must be refused installs nothing.
+Its words and variables are judged first, by the standard library: a call that must be refused installs nothing. Files
+that they name are judged once the few packages of input/front.lock are there, before all others.
 
 `base/verbs.py` says what each verb needs. --help, --version, `fetch --verify` and `fetch --unbundle` need nothing;
 `plan` with a store also needs what reads one.
@@ -65,7 +66,7 @@ def _become(words: Sequence[str]) -> int:
         if code := importlib.import_module("kiln_build.cli").judge(words):
             return code
         with workspace.locked(place, say, or_else="by KILN_WORKSPACE: ./kiln keeps its packages there"):
-            code = _prepare(place, group, certificates)
+            code = _prepare(place, group, certificates, words)
         if code:
             return code
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -97,11 +98,11 @@ def _is_there(place: Path, group: str) -> bool:
     return group == "front" or digests.of_file(_INPUT / LOCK_NAME) in (stamp.get(group), stamp.get(as_everything))
 
 
-def _prepare(place: Path, group: str, certificates: Path | None) -> int:
+def _prepare(place: Path, group: str, certificates: Path | None, asked: Sequence[str]) -> int:
     python = packages.prepare_front(place, _INPUT, certificates, say)
     if _is_there(place, group):
         return 0
-    words = [str(place), group, str(certificates or "")]
+    words = [str(place), group, str(certificates or ""), *asked]
     return subprocess.run(
         _command(python, "kiln_build.front.command", "provide", words, place), check=False, preexec_fn=hold_back
     ).returncode
@@ -115,15 +116,18 @@ def _command(python: Path, module: str, name: str, words: Sequence[str], kept: P
 
 
 def provide(words: Sequence[str]) -> int:
-    """In the environment: fetches and installs a group; takes the workspace, its name and a file of certificates."""
+    """In the environment: fetches and installs a group; takes the workspace, its name, a file of certificates and the
+    words that ask for it, whose files are judged first."""
     return guarded(lambda _: _provide(*words))
 
 
-def _provide(workspace_word: str, group: str, certificates: str) -> int:
+def _provide(workspace_word: str, group: str, certificates: str, *asked: str) -> int:
     from kiln_build.front import cache
     from kiln_recipe.compile import lock
     from kiln_recipe.console import progress
 
+    if code := importlib.import_module("kiln_build.cli").judge_files(asked):
+        return code
     place = Path(workspace_word)
     the_lock = lock.read_lock(_INPUT / LOCK_NAME)
     python = lock.check_python(the_lock, lock.running_python())

@@ -30,6 +30,10 @@ def main(words: Sequence[str]) -> int:
 def _run(words: Sequence[str], interruption: Interruption) -> int:
     door = options.read_front_door(words, os.environ, Path.cwd())
     targets.parse(door.targets)
+    if digests.of_file(door.input / lock.LOCK_NAME) != packages.read_stamp(door.place).get(packages.EVERYTHING):
+        from kiln_build.release import families  # needs the packages of the front
+
+        families.check_files(ROOT, door.build)  # before a gigabyte is installed; the build itself reads them again
     chosen = engine.choose(door, say)
     if chosen is not None:
         return engine.build(chosen, door, ROOT, say)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln_build.farm import division
 from kiln_build.options.variables import NAMED, BuildVariables
 from kiln_recipe.errors import UsageError
 from kiln_recipe.model import Recipe
@@ -52,6 +53,19 @@ def choose(tree: Path, build: BuildVariables) -> Families:
     chosen = [one for one in own if one.family in named_too.union(build.families)]
     more = [one for one in named if one.family in build.families or NAMED in build.families]
     return _families(chosen, more, len(chosen) < len(own))
+
+
+def check_files(tree: Path, build: BuildVariables) -> None:
+    """Reads what `build` names, with the packages of input/front.lock alone: wrong files are said before the others
+    are installed.
+
+    Raises:
+        UsageError, RecipeError: as `choose`; or there are no durations in the file that should have them.
+        EnvironmentProblem: a file cannot be read.
+    """
+    choose(tree, build)
+    if build.durations:
+        division.read_durations(Path(build.durations))
 
 
 def _families(own: list[Recipe], named: list[Recipe], only: bool) -> Families:

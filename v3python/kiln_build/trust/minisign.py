@@ -141,6 +141,14 @@ def is_encrypted(data: bytes) -> bool:
     return _secret_of(data, "")[1] != b"\0\0" if _is_secret(data) else False
 
 
+def check_secret_key(data: bytes, name: str) -> None:
+    """
+    Raises:
+        UsageError: it is not a secret key, by its form: no password is needed to say so.
+    """
+    _secret_of(data, name)
+
+
 def read_secret_key(data: bytes, password: bytes, name: str) -> SecretKey:
     """
     Args:

@@ -36,8 +36,23 @@ def check(word: str, what: str) -> None:
             raise EnvironmentProblem(f"{what} is to come from descriptor {word}, which {problem}; give {WHERE}")
     elif not Path(word).exists():
         raise EnvironmentProblem(f"{what} is to be in {word}, which does not exist; give {WHERE}")
+    elif Path(word).is_dir():
+        raise EnvironmentProblem(f"{what} is to be in {word}, which is a folder; give {WHERE}")
     elif ROOT in Path(word).resolve().parents:
         raise UsageError(f"{what} is in {word}, within Kiln's source tree, which others get; keep it elsewhere")
+
+
+def check_key(word: str) -> None:
+    """Refuses what is not a secret key, as far as it may be read twice: a descriptor's text, or a pipe's, comes once.
+
+    Raises:
+        EnvironmentProblem, UsageError: as `check`, or it is not a secret key of minisign's.
+    """
+    check(word, "the key")
+    if name := _variable(word):
+        minisign.check_secret_key(os.fsencode(os.environ[name]), "the key")
+    elif Path(word).is_file():
+        minisign.check_secret_key(read_text(word, "the key"), word)
 
 
 def read_key(word: str, password_word: str | None) -> SecretKey:
