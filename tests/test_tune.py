@@ -142,7 +142,7 @@ def test_losers_drop_out_early():
         return {name: [work() * 1.001**n for n in range(rounds)] for name, work in works.items()}
 
     speeds = {"a": 1.0, "b": 1.05, "c": 1.3, "d": 9.0}
-    figures = race({name: lambda ms=ms: ms for name, ms in speeds.items()}, times)
+    figures = race({name: lambda ms=ms: ms for name, ms in speeds.items()}, times, dict.fromkeys(speeds, NAME))
     assert [names for names, _, _ in timed] == [{"a", "b", "c", "d"}, {"a", "b", "c"}, {"a", "b"}]
     assert [(rounds, turn) for _, rounds, turn in timed] == [(stage.rounds, stage.turn_ms) for stage in STAGES]
     assert {name: figure.rounds for name, figure in figures.items()} == {"a": 7, "b": 7, "c": 3, "d": 2}
@@ -151,8 +151,60 @@ def test_losers_drop_out_early():
 
 def test_one_that_is_left_has_won():
     timed = []
-    race({"a": int, "b": int}, lambda works, *_: timed.append(1) or {n: [1.0 + 9 * (n == "b")] for n in works})
-    assert len(timed) == 1 and race({}, lambda *_: {}) == {} and Stage(1, 1.0, 2.0).keep == 2.0
+    alike = {"a": NAME, "b": NAME}
+    race({"a": int, "b": int}, lambda works, *_: timed.append(1) or {n: [1.0 + 9 * (n == "b")] for n in works}, alike)
+    assert len(timed) == 1 and race({}, lambda *_: {}, {}) == {} and Stage(1, 1.0, 2.0).keep == 2.0
+
+
+def test_each_implementation_is_raced_to_the_end():
+    """One that is five times behind has its own configurations told apart by the long turns, not by the first ones."""
+    speeds = {"hopper": 1.0, "general, first": 5.0, "general, second": 5.1, "general, third": 9.0}
+    kernels = {name: name.partition(",")[0] for name in speeds}
+
+    def times(works, rounds, turn_ms):  # short turns have the second ahead, and the long ones the first
+        return {n: [ms * (0.9 if turn_ms < 10 and "second" in n else 1.0)] * rounds for n, ms in works.items()}
+
+    figures = race(speeds, times, kernels)  # type: ignore[arg-type]
+    assert {name: figure.rounds for name, figure in figures.items()} == {
+        "hopper": 7, "general, first": 7, "general, second": 7, "general, third": 2,
+    }  # fmt: skip
+    assert figures["general, first"].microseconds < figures["general, second"].microseconds
+
+
+def kept_row(times: dict, rounds: dict, **more) -> dict:
+    """A row that was kept, by kernel and configuration."""
+    bins = {kernel: dict.fromkeys(AXES, 0) for kernel in times}
+    return {"part": "forward", "shape": shapes.as_row(PLAIN), "functional": FUNCTIONALS[0], "bins": bins,
+            "microseconds": times, "rounds": rounds, "used": [NAME, "A=1"]} | more  # fmt: skip
+
+
+def test_times_of_first_turns_become_no_rules():
+    """As runs kept them whose race let a whole implementation drop out."""
+    general = {"A=1": 5.0, "A=2": 5.1}
+    for hopper, rounds in ((2, 2), (7, 2), (7, 3), (3, 2)):
+        row = kept_row({"attn_fwd.hopper": {"B=1": 1.0}, NAME: general},
+                       {"attn_fwd.hopper": {"B=1": hopper}, NAME: dict.fromkeys(general, rounds)})  # fmt: skip
+        assert table.gathered([row], NAME) == {}, (hopper, rounds)
+        assert [*table.gathered([row], "attn_fwd.hopper").values()] == [{"B=1": 1.0}]
+    whole = kept_row({"attn_fwd.hopper": {"B=1": 1.0}, NAME: general},
+                     {"attn_fwd.hopper": {"B=1": 7}, NAME: {"A=1": 7, "A=2": 3}})  # fmt: skip
+    assert [*table.gathered([row, whole], NAME).values()] == [pytest.approx({"A=1": 1.0, "A=2": 1.02})]
+    won = kept_row({NAME: general}, {NAME: {"A=1": 2, "A=2": 2}})
+    assert table.gathered([won], NAME), "the one that was left had won"
+
+
+def test_two_runs_are_compared_by_the_fastest_of_all_implementations():
+    def row(hopper: float, general: float, **more) -> dict:
+        return kept_row({"attn_fwd.hopper": {"B=1": hopper}, NAME: {"A=1": general}}, {}, **more)
+
+    (one,) = table.agreement_of_calls([row(1.0, 2.0)], [row(1.1, 1.0, used=["attn_fwd.hopper", "B=1"])])
+    assert one[1] == pytest.approx(1.1), "the first run's hopper takes 1.1 times the second's fastest"
+    (one,) = table.agreement_of_calls([row(1.0, 2.0)], [kept_row({NAME: {"A=1": 1.0, "A=2": 2.0}}, {})])
+    assert one[1] == math.inf, "the other run did not measure it"
+    assert table.agreement_of_calls([row(1.0, 2.0)], [kept_row({NAME: {"A=1": 1.0}}, {})]) == []
+    other = shapes.as_row(Training(64, 64, 8, 8, 2, 4096))
+    assert table.agreement_of_calls([row(1.0, 2.0)], [row(1.0, 2.0, shape=other)]) == []
+    assert table.agreement_of_calls([row(1.0, 2.0)], [row(1.0, 2.0, used=["attn_fwd_combine.early", "B=1"])]) == []
 
 
 # ---- candidates ------------------------------------------------------------------------------------------------------
@@ -292,6 +344,7 @@ def test_a_row_has_the_candidates_that_are_right():
     (row,) = tuner.rows(Problem(shape, "cpu"), "forward")
     assert row["microseconds"] == {NAME: {"B=1": 3000.0, "B=3": 2000.0}} and row["used"] == [NAME, "B=1"]
     (why,) = row["wrong"].values()
+    assert row["refused"] == {"attn_fwd.hopper: A=1": "it serves calls with more keys"}
     assert row["wrong"].keys() == {f"{NAME}: B=2"} and why.startswith("its result differs from fp32's by ")
     assert row["bins"] == {NAME: {"queries": 0, "keys": 0, "causal": 0, "occupancy": 0}} and row[
         "shape"

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kiln_bench import shapes
+from kiln_bench.release.library import Refused
 from kiln_bench.tune import command, page, results, session
 from kiln_recipe import targets
 from kiln_recipe.console.progress import Progress
@@ -80,6 +81,42 @@ def test_a_run_goes_on_where_another_ended(tmp_path, capsys):
     assert more.rows and more.about["driver"] == "580, 581" and more.shapes == "x, y"
     other, said = session.begin(ABOUT | {"pack": "1" * 64, "device": "b"}, "x", path, None), capsys.readouterr().err
     assert other.rows == [] and f"{path} has times of another device and pack; it is replaced" in said
+
+
+class Refusing(Counting):
+    """A tuner that refuses forward without a mask."""
+
+    def rows(self, problem, part):
+        if part == "forward" and not problem.shape.causal and self.refuses:
+            raise Refused(2, "the call needs more")
+        return super().rows(problem, part)
+
+    refuses = True
+
+
+def test_refused_calls_are_kept_printed_and_tried_again(tmp_path, capsys):
+    pytest.importorskip("torch")
+    path = tmp_path / "sm_90.json"
+    first, tuner = session.begin(ABOUT, "x", path, None), Refusing()
+    assert go_on(first, tuner) == 0 and len(first.rows) == 4 == len(first.done)
+    again = session.read(path)
+    assert [(row["part"], row["why"]) for row in again.refused] == [("forward", "the call needs more")]
+    again.rows[0]["refused"] = {
+        "attn_fwd.hopper: A=1": "it wants 256 keys",
+        "attn_fwd.hopper: A=2": "it wants 256 keys",
+    }
+    assert results.refusals(again) == [
+        "1 of 5 calls refused: the call needs more (forward, d64, 2 heads, 16, batch 1)",
+        "attn_fwd.hopper refused 2 times where another ran: it wants 256 keys",
+    ]
+    path.write_text(json.dumps(again.document()))
+    code, _, err = tune(capsys, "--from", path)
+    assert code == 0 and "1 of 5 calls refused: the call needs more" in err
+    still, rest = session.begin(ABOUT, "x", path, None), Refusing()
+    assert go_on(still, rest) == 0 and rest.parts == [] and len(still.refused) == 1, "tried again, and refused again"
+    rest.refuses = False
+    assert go_on(still, rest) == 0 and rest.parts == ["forward"]
+    assert session.read(path).refused == [] and len(session.read(path).rows) == 5
 
 
 def test_resume_is_of_the_same_images_or_refused(tmp_path):
@@ -243,14 +280,16 @@ def test_two_runs_agree_or_not(tmp_path, capsys):
     first = kept(tmp_path / "1.json", rows_of([[1.0, 1.01, *[9.0] * (COUNT - 2)]] * 2 * len(BINS)))
     alike = kept(tmp_path / "2.json", rows_of([[1.015, 1.0, *[9.0] * (COUNT - 2)]] * 2 * len(BINS)))
     code, _, err = tune(capsys, "--from", first, "--against", alike)
-    assert code == 0 and f"in 100.0% of {2 * len(BINS)} bins what is fastest is within 2% of the fastest" in err
+    said = f"in 100.0% of {2 * len(BINS)} times that a kernel could be chosen the fastest image is within 2% of the"
+    assert code == 0 and said in err
+    assert f"in 100.0% of {2 * len(BINS)} bins ({2 * len(BINS)} of {NAME}) the fastest configuration of an impl" in err
     few = 2 * len(BINS) // 18  # more than a twentieth
     other = [[1.015, 1.0, *[9.0] * (COUNT - 2)]] * (2 * len(BINS) - few) + [[1.03, 1.0, *[9.0] * (COUNT - 2)]] * few
     code, _, err = tune(capsys, "--from", first, "--against", kept(tmp_path / "3.json", rows_of(other)))
-    assert code == 10 and f"in 94.4% of {2 * len(BINS)} bins" in err and f"not in {NAME} head_dim=128" in err
+    assert code == 10 and err.count(f"in 94.4% of {2 * len(BINS)} ") == 2 and f"not in {NAME} head_dim=128" in err
     none = kept(tmp_path / "4.json", [])
     code, _, err = tune(capsys, "--from", first, "--against", none)
-    assert code == 10 and "the two runs have no bin in common" in err
+    assert code == 10 and "the two runs have no call in common" in err
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

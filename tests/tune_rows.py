@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from kiln_bench import shapes
 from kiln_bench.shapes import Training
 from kiln_bench.tune import candidates
+from kiln_bench.tune.race import STAGES
 from kiln_recipe import targets
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
@@ -28,10 +30,12 @@ PLAIN = Training(64, 64, 8, 8, 2, 2048)
 
 
 def rows_of(times: list[list[float]], bins=BINS) -> list[dict]:
-    """A row for each functional and bin, with the times of the configurations."""
+    """A row for each functional and bin, each bin with a shape of its own, with the times of the configurations."""
+    calls = [(replace(PLAIN, batch=PLAIN.batch + number), place) for number, place in enumerate(bins)]
     return [
-        {"part": "forward", "shape": shapes.as_row(PLAIN), "functional": name, "bins": {NAME: place}, "wrong": {},
+        {"part": "forward", "shape": shapes.as_row(shape), "functional": name, "bins": {NAME: place}, "wrong": {},
          "microseconds": {NAME: dict(zip(CONFIGURATIONS[name], row))}, "spread": {NAME: {"x": 0.01}},
+         "rounds": {NAME: dict.fromkeys(CONFIGURATIONS[name], STAGES[-1].rounds)},
          "used": [NAME, CONFIGURATIONS[name][0]], "clock": "1980 MHz"}
-        for (name, place), row in zip(itertools.product(FUNCTIONALS, bins), times)
+        for (name, (shape, place)), row in zip(itertools.product(FUNCTIONALS, calls), times)
     ]  # fmt: skip

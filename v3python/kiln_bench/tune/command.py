@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--against", metavar="FILE.json", type=usage.path("--against", "the times of another run"),
-        help="in how many bins what is fastest here is within 2 %% of the fastest there; less than 95 %% is a failure",
+        help="in how many calls, and in how many bins of an implementation, what is fastest here is within 2 %% of the "
+        "fastest there; less than 95 %% is a failure",
     )  # fmt: skip
     parser.add_argument(
         "--recipe", metavar="FILE", type=usage.path("--recipe", "the family's recipe.yaml"),

@@ -11,7 +11,7 @@ from kiln_bench.attention import reference
 from kiln_bench.attention.problem import CacheProblem, Prepared, Problem
 from kiln_bench.release.library import Refused
 from kiln_bench.tune import candidates
-from kiln_bench.tune.race import Figure, Timed, race
+from kiln_bench.tune.race import STAGES, Figure, Timed, race
 
 if TYPE_CHECKING:
     from kiln_bench.attention.kiln import Kiln
@@ -35,14 +35,14 @@ class Tuner:
         self._multiprocessors, self._timed = multiprocessors, timed
 
     def rows(self, given: Problem | CacheProblem, part: str) -> list[dict[str, Any]]:
-        """A row for each kernel of a call that several images could run; a call that is refused has none.
+        """A row for each kernel of a call that several images could run.
 
         The time of a call is of all its kernels, of which the others stay the same.
+
+        Raises:
+            Refused: the release does not serve the call.
         """
-        try:
-            usual = self._prepare(given, part)
-        except Refused:
-            return []
+        usual = self._prepare(given, part)
         found = []
         for ran in usual.variants:
             keys = self._images.beside(ran)
@@ -59,13 +59,14 @@ class Tuner:
         self, given: Problem | CacheProblem, part: str, ran: Mapping[str, Any], keys: Mapping[Name, str]
     ) -> dict[str, Any]:
         works: dict[str, Work] = {}
-        names, wrong = dict[str, "Name"](), dict[str, str]()
+        names, wrong, refused = dict[str, "Name"](), dict[str, str](), dict[str, str]()
         samples = given.samples(0) if isinstance(given, CacheProblem) else given.samples(part)
         for (kernel, configuration), key in keys.items():
             title = f"{kernel}: {configuration}"
             try:
                 prepared = self._prepare(given, part, key)
-            except Refused:  # an implementation that does not serve this call
+            except Refused as error:  # an implementation that does not serve this call
+                refused[title] = str(error)
                 continue
             prepared.works[0]()
             off = problems.wrongness(prepared.results(), samples)
@@ -73,14 +74,14 @@ class Tuner:
                 works[title], names[title] = prepared.run, (kernel, configuration)
             else:
                 wrong[title] = f"its result differs from fp32's by {off:.2g}"
-        figures = race(works, self._timed)
+        figures = race(works, self._timed, {title: kernel for title, (kernel, _) in names.items()})
         by_kernel: dict[str, dict[str, Figure]] = {}
         for title, figure in figures.items():
             kernel, configuration = names[title]
             by_kernel.setdefault(kernel, {})[configuration] = figure
         return {
             "part": part, "shape": shapes.as_row(given.shape), "functional": ran["functional"],
-            "used": [ran["kernel"], ran["configuration"]], "wrong": wrong,
+            "used": [ran["kernel"], ran["configuration"]], "wrong": wrong, "refused": refused,
             "bins": {k: candidates.bin_of(self._kernels[k], given.shape, self._multiprocessors) for k in by_kernel},
             "microseconds": _each(by_kernel, lambda figure: round(figure.microseconds, 3)),
             "spread": _each(by_kernel, lambda figure: round(figure.spread, 4)),
@@ -100,6 +101,15 @@ def loss(row: Mapping[str, Any]) -> float:
     every = [took for times in row["microseconds"].values() for took in times.values()]
     used = row["microseconds"].get(kernel, {}).get(configuration)
     return used / min(every) - 1 if used else float("nan")
+
+
+def is_settled(row: Mapping[str, Any], kernel: str) -> bool:
+    """Whether the times of a kernel's configurations may become rules: whether its fastest was raced to the end. Times
+    that were kept may be of a race in which an implementation far behind another dropped out after its first turns."""
+    last = max(one for each in row["rounds"].values() for one in each.values())
+    # A race that ends early has one candidate left, the fastest of all.
+    is_whole = last == STAGES[-1].rounds or kernel == winner(row)[0]
+    return is_whole and max(row["rounds"][kernel].values()) == last
 
 
 def winner(row: Mapping[str, Any]) -> tuple[str, str]:

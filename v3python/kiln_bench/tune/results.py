@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,8 @@ def finish(wanted: Wanted, recipe: Recipe, session: Session, left: int) -> int:
         print(json.dumps({**session.document(), "left": left, "rules": found}, indent=1))
     else:
         print(_table(rows))
+    for line in refusals(session):
+        say(line)
     if left and wanted.is_check:
         say(f"a sample of {len(session.done)} of {len(session.done) + left} calls; --budget gives it more time")
     elif left:
@@ -75,6 +78,20 @@ def finish(wanted: Wanted, recipe: Recipe, session: Session, left: int) -> int:
             say(f"wrote {wanted.output.with_suffix(suffix)}")
     _judge(wanted, recipe, session)
     return 0
+
+
+def refusals(session: Session) -> list[str]:
+    """What was not measured since it was refused, a sentence for each reason: calls; images beside those that ran."""
+    found = []
+    calls = collections.Counter(row["why"] for row in session.refused)
+    for why, count in calls.items():
+        named = [_title(row) for row in session.refused if row["why"] == why]
+        found.append(f"{count} of {len(session.done) + len(session.refused)} calls refused: {why} ({'; '.join(named)})")
+    images = collections.Counter(
+        (title.partition(":")[0], why) for row in session.rows for title, why in row.get("refused", {}).items()
+    )
+    found += [f"{kernel} refused {count} times where another ran: {why}" for (kernel, why), count in images.items()]
+    return found
 
 
 def _judge(wanted: Wanted, recipe: Recipe, session: Session) -> None:
@@ -98,18 +115,34 @@ def _judge(wanted: Wanted, recipe: Recipe, session: Session) -> None:
 
 
 def _compare(recipe: Recipe, rows: Rows, others: Rows) -> None:
-    """Says in how many bins the fastest of a run is among the fastest of another."""
-    both = [pair for name in candidates.kernels(recipe) for pair in tables.agreement(rows, others, name)]
-    if not both:
-        raise NotServed("the two runs have no bin in common, so they cannot be compared; measure the same --shapes")
-    apart = [f"{kernel} {place[0]} {dict(place[1])}" for kernel, place, times in both if times > 1 + ALIKE]
-    share = 1 - len(apart) / len(both)
-    sentence = (
-        f"in {share:.1%} of {len(both)} bins what is fastest is within {ALIKE:.0%} of the fastest of the other run"
-    )
+    """Says in how many calls the fastest of a run, of all implementations, is among the fastest of another; and in how
+    many bins of each implementation its fastest configuration is."""
+    calls = tables.agreement_of_calls(rows, others)
+    if not calls:
+        raise NotServed("the two runs have no call in common, so they cannot be compared; measure the same --shapes")
+    bins = [pair for name in candidates.kernels(recipe) for pair in tables.agreement(rows, others, name)]
+    counts = collections.Counter(kernel for kernel, _, _ in bins)
+    by_kernel = f" ({', '.join(f'{count} of {kernel}' for kernel, count in counts.items())})" if counts else ""
+    named = [(f"{_title(row)}, {row['used'][0].partition('.')[0]}", times) for row, times in calls]
+    found = [_alike(f"{len(calls)} times that a kernel could be chosen", "image", named)]
+    if bins:
+        named = [(f"{kernel} {place[0]} {dict(place[1])}", times) for kernel, place, times in bins]
+        found.append(_alike(f"{len(bins)} bins{by_kernel}", "configuration of an implementation", named))
+    if too_few := [sentence for sentence, is_enough in found if not is_enough]:
+        raise NotServed("; and ".join(too_few))
+    for sentence, _ in found:
+        say(sentence)
+
+
+def _alike(of: str, what: str, named: Sequence[tuple[str, float]]) -> tuple[str, bool]:
+    """A sentence, and whether enough of what is named takes about the least time: each with the times as long as the
+    fastest of the other run that it takes."""
+    apart = [name for name, times in named if times > 1 + ALIKE]
+    share = 1 - len(apart) / len(named)
+    sentence = f"in {share:.1%} of {of} the fastest {what} is within {ALIKE:.0%} of the fastest of the other run"
     if share < LEAST_ALIKE:
-        raise NotServed(f"{sentence}, which is less than {LEAST_ALIKE:.0%}; not in {'; '.join(apart)}")
-    say(sentence)
+        return f"{sentence}, which is less than {LEAST_ALIKE:.0%}; not in {'; '.join(apart)}", False
+    return sentence, True
 
 
 def choices(recipe: Recipe, rows: Rows, tolerance: float) -> dict[str, dict[tables.Place, str]]:

@@ -49,6 +49,7 @@ class Session:
         rows: as tune.measure makes them.
         clocks: of the multiprocessors after each call, "1980 MHz".
         done: parts and shapes that were measured.
+        refused: "part", "shape" and "why" of calls that the release does not serve; the next run tries them again.
         path: the file that it is kept in; None: it is not kept.
     """
 
@@ -59,6 +60,7 @@ class Session:
     rows: list[dict[str, Any]] = field(default_factory=list)
     clocks: list[str] = field(default_factory=list)
     done: list[Any] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
     path: Path | None = None
 
     def is_done(self, part: str, shape: Training | Decoding) -> bool:
@@ -66,9 +68,23 @@ class Session:
 
     def add(self, part: str, shape: Training | Decoding, rows: Sequence[dict[str, Any]], clock: str) -> None:
         """What a call's measurement found, which may be nothing; keeps it."""
+        self._forget_refusal(part, shape)
         self.rows += rows
         self.clocks += [clock] if clock else []
         self.done.append([part, shapes.as_row(shape)])
+        self._keep()
+
+    def refuse(self, part: str, shape: Training | Decoding, why: str) -> None:
+        """That a call was refused; keeps it."""
+        self._forget_refusal(part, shape)
+        self.refused.append({"part": part, "shape": shapes.as_row(shape), "why": why})
+        self._keep()
+
+    def _forget_refusal(self, part: str, shape: Training | Decoding) -> None:
+        call = (part, shapes.as_row(shape))
+        self.refused = [row for row in self.refused if (row["part"], row["shape"]) != call]
+
+    def _keep(self) -> None:
         self.date = f"{datetime.now(timezone.utc):%Y-%m-%d}"
         if self.path is not None:
             with appear(self.path) as fresh:
@@ -78,7 +94,7 @@ class Session:
         """As it is kept."""
         return {"made_by": MADE_BY, "format": _FORMAT, "about": dict(self.about), "shapes": self.shapes,
                 "date": self.date, "roof": self.roof, "clocks": self.clocks, "done": self.done,
-                "rows": self.rows}  # fmt: skip
+                "refused": self.refused, "rows": self.rows}  # fmt: skip
 
 
 def read(path: Path) -> Session:
@@ -92,7 +108,7 @@ def read(path: Path) -> Session:
     names = ("about", "shapes", "date", "roof", "rows", "clocks", "done")
     if missing := [name for name in names if name not in found]:
         raise ArtifactError(f"{path} lacks {', '.join(missing)}; give what `{MADE_BY}` kept")
-    return Session(**{name: found[name] for name in names})
+    return Session(**{name: found[name] for name in names}, refused=found.get("refused", []))
 
 
 def begin(about: Mapping[str, Any], wanted: str, path: Path | None, given: Session | None) -> Session:
@@ -167,7 +183,8 @@ def tuner_of(libraries: Libraries, recipe: Recipe, about: Mapping[str, Any]) -> 
     kernels, kiln = candidates.kernels(recipe), Kiln("kiln", "Kiln", libraries)
 
     def timed(works: Mapping[str, timing.Work], rounds: int, turn_ms: float) -> Mapping[str, Sequence[float]]:
-        # All candidates draw about the same power, and the race has turns too short to wait for clocks.
+        # Turns this short never see the clocks that long work at the power limit has. Where candidates differ in power,
+        # the order of two that are close can be another there; see docs/reference.md.
         return timing.measured(works, rounds, turn_ms, uncounted=0.0).milliseconds
 
     return Tuner(kiln, images, kernels, about["multiprocessors"], timed)
@@ -218,7 +235,12 @@ def go_on(
             return len(left) - number
         if problem is None or problem.shape != shape:
             problem = Problem(shape, device) if isinstance(shape, Training) else CacheProblem(shape, l2_bytes, device)
-        rows, clock = tuner.rows(problem, part), clock_of()
+        try:
+            rows, clock = tuner.rows(problem, part), clock_of()
+        except Refused as error:
+            session.refuse(part, shape, str(error))
+            progress.done(f"{part}, {shape}", now() - began, "refused")
+            continue
         if rows and 0 < _mhz(clock) < _FALLEN * max(map(_mhz, session.clocks), default=0):
             rows, clock = tuner.rows(problem, part), clock_of()
         session.add(part, shape, [{**row, "clock": clock} for row in rows], clock)

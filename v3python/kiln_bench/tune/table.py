@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +13,12 @@ from typing import Any
 
 import yaml
 
+from kiln_bench.tune.measure import is_settled, winner
 from kiln_recipe.errors import UsageError
 
 Bin = tuple[tuple[str, int], ...]  # lower edges by axis
 Place = tuple[str, Bin]  # a functional without its dtype, and a bin
-Row = Mapping[str, Any]  # what command.py keeps of a call: kernel, functional, bin, microseconds by configuration
+Row = Mapping[str, Any]  # as tune.measure makes it of a call: functional; bins and microseconds by kernel
 Rule = dict[str, Any]
 
 
@@ -31,11 +33,12 @@ def place_of(row: Row, kernel: str) -> Place:
 
 def gathered(rows: Iterable[Row], kernel: str) -> dict[Place, dict[str, float]]:
     """A kernel's configurations in each place: how many times as long as the fastest each takes, the geometric mean of
-    the calls that lie there. One that some call was not measured with is left out, unless that leaves none."""
+    the calls that lie there in which the kernel was raced to the end. One that some call was not measured with is left
+    out, unless that leaves none."""
     calls: dict[Place, list[dict[str, float]]] = {}
     for row in rows:
         times = row["microseconds"].get(kernel)
-        if times:
+        if times and is_settled(row, kernel):
             place = place_of(row, kernel)
             fastest = min(times.values())
             calls.setdefault(place, []).append({name: took / fastest for name, took in times.items()})
@@ -59,6 +62,33 @@ def agreement(rows: Iterable[Row], others: Iterable[Row], kernel: str) -> list[t
         if len(times) > 1 and len(there) > 1:
             found.append((kernel, place, there.get(best, math.inf) / min(there.values())))
     return found
+
+
+def agreement_of_calls(rows: Iterable[Row], others: Iterable[Row]) -> list[tuple[Row, float]]:
+    """For each row that two runs have with more than one candidate: how many times as long as the fastest candidate of
+    the other run, of whatever implementation, that takes which is the fastest of this run."""
+    theirs = {_call_of(row): row for row in others}
+    found = []
+    for row in rows:
+        there = theirs.get(_call_of(row))
+        if there is None or min(map(_count, (row, there))) < 2:
+            continue
+        kernel, configuration = winner(row)
+        best, name = winner(there)
+        took = there["microseconds"].get(kernel, {}).get(configuration, math.inf)
+        found.append((row, took / there["microseconds"][best][name]))
+    return found
+
+
+def _call_of(row: Row) -> tuple[str, str, str, str]:
+    """What two runs have in common of a call's kernel, whichever implementation ran."""
+    shape = json.dumps(row["shape"], sort_keys=True)
+    return row["part"], shape, row["functional"], row["used"][0].partition(".")[0]
+
+
+def _count(row: Row) -> int:
+    """How many candidates were measured."""
+    return sum(map(len, row["microseconds"].values()))
 
 
 def choose(places: Mapping[Place, Mapping[str, float]], tolerance: float) -> dict[Place, str]:
