@@ -10,7 +10,8 @@ A page in docs/measurements/ names its images once, by twelve digits of their ke
     <!-- images: none -->              it is about no image of Kiln's
 
 Where the tree makes other images by now, a note under the title says so. This program writes that note, and takes it
-away where all images are the tree's; tests/test_measurements.py fails where it is missing, and where it is wrong.
+away where all images are the tree's; tests/test_measurements.py fails where it is missing, and where it is wrong. So it
+does with `outdated: true` of the runs that tuned rules come from, tuning/<family>/<target>.yaml.
 Standard library only, but for the keys of the tree, which want the packages of a build.
 """
 
@@ -24,12 +25,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs/measurements"
+TABLES = ROOT / "tuning"
 DIGITS = 12
 OUTDATED = (
     "**Outdated: by their keys, the tree's images are others than those that were measured here.** The figures are\n"
     "history until they are measured again."
 )
 ABOUT = "What Kiln ran, by their places in the tables: key, target, variant."
+_RUN = re.compile(r"^( *(?:- )?run: )(\{.*\})$", re.M)
 _BLOCK = re.compile(r"<!-- images: ([^>]+) -->\n")
 
 
@@ -82,6 +85,23 @@ def filled(text: str, tree: frozenset[str], folder: Path = PAGES) -> str:
     return f"{title}\n\n{rest}" if is_current else f"{title}\n\n{OUTDATED}\n\n{rest}"
 
 
+def with_runs_marked(text: str, tree: frozenset[str]) -> str:
+    """A tuning file in which just the runs are `outdated` of which an image is not the tree's, or whose images are not
+    known."""
+    import yaml
+
+    def marked(match: re.Match) -> str:
+        run = yaml.safe_load(match[2])
+        is_outdated = not run.get("images") or not tree.issuperset(run["images"])
+        if bool(run.pop("outdated", False)) == is_outdated:
+            return match[0]
+        run |= {"outdated": True} if is_outdated else {}
+        line = yaml.safe_dump(run, default_flow_style=True, width=10**6, sort_keys=False)
+        return match[1] + line.strip()
+
+    return _RUN.sub(marked, text)
+
+
 def tree_keys() -> frozenset[str]:
     """The shortened keys of all images that the tree makes for the ledger's targets, of its examples too."""
     try:
@@ -107,6 +127,9 @@ def main() -> int:
             print(f"{page}: {error}", file=sys.stderr)
             return 1
         print(f"{page.relative_to(ROOT)}: {'outdated' if OUTDATED in page.read_text() else 'of the tree'}")
+    for table in sorted(TABLES.glob("*/*.yaml")):
+        table.write_text(with_runs_marked(table.read_text(), tree))
+        print(f"{table.relative_to(ROOT)}: {'outdated' if 'outdated: true' in table.read_text() else 'of the tree'}")
     return 0
 
 

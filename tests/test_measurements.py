@@ -31,6 +31,24 @@ def test_a_page_says_whether_its_images_are_the_trees(page, tree):
     assert text == measured.filled(text, tree), "run: PYTHONPATH=v3python python3 docs/measured.py"
 
 
+@pytest.mark.parametrize("table", sorted(measured.TABLES.glob("*/*.yaml")), ids=lambda table: table.name)
+def test_tuned_rules_say_whether_the_images_of_their_run_are_the_trees(table, tree):
+    text = table.read_text()
+    assert "run: {" in text, f"{table} does not say which run its rules come from"
+    assert text == measured.with_runs_marked(text, tree), "run: PYTHONPATH=v3python python3 docs/measured.py"
+
+
+def test_runs_are_marked_by_their_own_images():
+    text = f"run: {{by: a, images: ['{KEY}']}}\nkernels: {{}}\nearlier:\n  - run: {{by: b, images: ['{OTHER}']}}\n"
+    both, one = measured.with_runs_marked(text, frozenset()), measured.with_runs_marked(text, frozenset({KEY}))
+    assert both.count("outdated: true") == 2 and one.count("outdated: true") == 1
+    assert f"run: {{by: a, images: ['{KEY}']}}\n" in one
+    assert "outdated" not in measured.with_runs_marked(both, frozenset({KEY, OTHER}))
+    assert measured.with_runs_marked(one, frozenset({KEY})) == one
+    unknown = "run: {by: a, outdated: true}\n"
+    assert measured.with_runs_marked(unknown, frozenset({KEY})) == unknown
+
+
 def test_there_are_pages_and_keys(tree):
     assert len(PAGES) >= 4 and len(tree) > 3000
 

@@ -26,6 +26,8 @@ from small_release import ROOT
 from tune_rows import AXES, BINS, CONFIGURATIONS, COUNT, FLASH, FUNCTIONALS, KERNELS, NAME, PLAIN, rows_of
 
 TOLERANCE = 0.02
+RUN = {"by": "kiln tune", "date": "2026-11-25", "device": "a GPU"}
+DQ = KERNELS["attn_bwd_dq"].configurations[0].core[0].mapping
 
 
 def rules_of(rows: list[dict]) -> list[dict]:
@@ -53,7 +55,7 @@ def test_each_bin_takes_a_configuration_within_the_tolerance(tmp_path_factory, s
     generator = random.Random(seed)
     levels = [1.0, 1.01, 2.0] if few else [generator.uniform(1, 10) for _ in range(50)]
     rows = rows_of([[generator.choice(levels) for _ in range(COUNT)] for _ in range(2 * len(BINS))])
-    text = table.file_text({NAME: rules_of(rows), "attn_bwd_dq": []}, {}, "Made of random times.", "a GPU: 'quoted'")
+    text = table.file_text({NAME: rules_of(rows), "attn_bwd_dq": []}, [], RUN | {"device": "a GPU: 'quoted'"})
     found = decisions(tmp_path_factory.mktemp("tuning"), text)
     for row in rows:
         name, rule = found[row["functional"]][BINS.index(row["bins"][NAME])]
@@ -77,9 +79,9 @@ def test_where_not_all_bins_were_measured_the_others_keep_their_rules(tmp_path):
     written = rules_of(rows)
     assert len(written) == 1 and written[0]["when"].keys() == {*about(64), *AXES}
     before = {NAME: [{"when": about(64), "use": table.values(last)}], "attn_bwd_dq": [{"use": {"BLOCK_M": 64}}]}
-    text = table.file_text({NAME: written}, before, "Made.", "a GPU")
+    text = table.file_text({NAME: written}, [table.Block(before)], RUN)
     found = decisions(tmp_path, text)[FUNCTIONALS[0]]
-    assert found[0][0] == first and {name for name, _ in found[1:]} == {last} and "  attn_bwd_dq:\n" in text
+    assert found[0][0] == first and {name for name, _ in found[1:]} == {last} and "      attn_bwd_dq:\n" in text
 
 
 def test_bins_that_touch_are_merged():
@@ -104,7 +106,7 @@ def test_calls_of_one_bin_count_alike_and_dtypes_together():
 
 def test_names_become_values():
     assert table.values("head_dim=64 padded=false extras=none ADVANCE=true") == about(64) | {"ADVANCE": True}
-    assert table.file_text({NAME: []}, {}, "x", "y").endswith("kernels:\n  {}\n")
+    assert table.file_text({NAME: []}, [], RUN).endswith("kernels:\n  {}\n")
 
 
 def test_rules_that_never_fire_go():
@@ -118,17 +120,46 @@ def test_rules_that_never_fire_go():
             {"when": {"head_dim": 96, "keys": {"at_least": 513}}, "use": {"BLOCK_M": 128}},
             {"when": {"head_dim": True, "keys": {"at_least": 513}}, "use": {"BLOCK_M": 128}},
             {"use": {"BLOCK_M": 128}}]  # fmt: skip
-    text = table.file_text({NAME: new}, {NAME: [*gone, *stay]}, "Made.", "a GPU")
-    assert yaml.safe_load(text)["kernels"][NAME] == [*new, *stay]
+    text = table.file_text({NAME: new}, [table.Block({NAME: [*gone, *stay]})], RUN)
+    assert yaml.safe_load(text) == {
+        "summary": "Tuned on a GPU", "run": RUN, "kernels": {NAME: new}, "earlier": [{"kernels": {NAME: stay}}],
+    }  # fmt: skip
+    assert "earlier" not in table.file_text({NAME: new}, [table.Block({NAME: gone})], RUN)
+
+
+def test_each_runs_rules_keep_where_they_come_from(tmp_path):
+    """Of another card and pack, say, which the latest run's name does not stand for."""
+
+    def rule(head_dim: int, configuration: str) -> dict:
+        return {"when": about(head_dim), "use": table.values(configuration)}
+
+    path, first = tmp_path / "sm_90.yaml", CONFIGURATIONS[FUNCTIONALS[0]][0]
+    oldest, older = RUN | {"device": "card 1", "outdated": True}, RUN | {"device": "card 2", "note": "by hand: two"}
+    path.write_text(
+        table.file_text({NAME: [rule(64, first), rule(128, first)], "attn_bwd_dq": [{"use": {}}]}, [], oldest)
+    )
+    path.write_text(table.file_text({NAME: [rule(64, first)]}, table.read_before(path), older))
+    assert [block.run for block in table.read_before(path)] == [older, oldest]
+    last = CONFIGURATIONS[FUNCTIONALS[1]][-1]
+    path.write_text(table.file_text({NAME: [rule(128, last)]}, table.read_before(path), RUN))
+    assert [(block.run, block.kernels) for block in table.read_before(path)] == [
+        (RUN, {NAME: [rule(128, last)]}), (older, {NAME: [rule(64, first)]}), (oldest, {"attn_bwd_dq": [{"use": {}}]}),
+    ]  # fmt: skip
+    path.write_text(path.read_text().replace("{use: {}}", f"{{use: {table.inline(DQ)}}}"))
+    found = decisions(tmp_path / "read", path.read_text())
+    assert {name for name, _ in found[FUNCTIONALS[0]]} == {first} and {n for n, _ in found[FUNCTIONALS[1]]} == {last}
+    assert all("sm_90.yaml" in place for row in found.values() for _, place in row), "earlier blocks decide, too"
 
 
 def test_a_file_that_is_no_tuning_file_stays(tmp_path):
-    for number, text in enumerate(["mine: 1\n", "[", "kernels: [1]\n", "kernels: {a: 1}\n"]):
+    for number, text in enumerate(["mine: 1\n", "[", "kernels: [1]\n", "kernels: {a: 1}\n",
+                                     "kernels: {}\nearlier: [{a: 1}]\n"]):  # fmt: skip
         (tmp_path / f"{number}.yaml").write_text(text)
         with pytest.raises(UsageError, match="exists and is not a tuning file, so it stays"):
             table.read_before(tmp_path / f"{number}.yaml")
-    assert table.read_before(tmp_path / "none.yaml") == {}
-    assert table.read_before(ROOT / "tuning/flash/sm_90.yaml").keys() >= {NAME}
+    assert table.read_before(tmp_path / "none.yaml") == []
+    (block,) = table.read_before(ROOT / "tuning/flash/sm_90.yaml")
+    assert block.kernels.keys() >= {NAME} and block.run and block.run["device"] == "NVIDIA H200"
 
 
 # ---- the race --------------------------------------------------------------------------------------------------------
@@ -344,6 +375,7 @@ def test_a_row_has_the_candidates_that_are_right():
     (row,) = tuner.rows(Problem(shape, "cpu"), "forward")
     assert row["microseconds"] == {NAME: {"B=1": 3000.0, "B=3": 2000.0}} and row["used"] == [NAME, "B=1"]
     (why,) = row["wrong"].values()
+    assert row["keys"] == {NAME: {name: f"{NAME} {name} x"[:12] for name in ("B=1", "B=3")}}
     assert row["refused"] == {"attn_fwd.hopper: A=1": "it serves calls with more keys"}
     assert row["wrong"].keys() == {f"{NAME}: B=2"} and why.startswith("its result differs from fp32's by ")
     assert row["bins"] == {NAME: {"queries": 0, "keys": 0, "causal": 0, "occupancy": 0}} and row[

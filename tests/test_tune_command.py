@@ -182,12 +182,14 @@ def test_kept_times_become_rules_and_a_page(tmp_path, capsys):
     assert code == 0 and "200.0%" in out and CONFIGURATIONS[FUNCTIONALS[0]][1] in out
     assert f"wrote {tmp_path}/sm_90.yaml" in err and f"wrote {tmp_path}/sm_90.svg" in err
     text = (tmp_path / "sm_90.yaml").read_text()
-    assert text.startswith(
-        "# Made by `kiln tune --shapes x` on 2026-11-25: a GPU, driver 580, SM clock 1700 to 1980 MHz, "
-        "release 0.1.0b.\n"
-        f"# {len(rows)} calls; quartiles of a candidate differ by 1.0% in the median, 1.0% at most.\n"
-        f"# Pack: sha256 {'0' * 64}.\nsummary: Tuned on a GPU\nkernels:\n"
-    )
+    assert yaml.safe_load(text)["run"] == {
+        "by": "kiln tune --shapes x", "date": "2026-11-25", "device": "a GPU", "driver": "580",
+        "clock": "1700 to 1980 MHz", "release": "0.1.0b", "pack": "0" * 64, "calls": 1,
+        "spread": "1.0% in the median, 1.0% at most", "outdated": True,
+    }, "the times have no keys"  # fmt: skip
+    keyed = [row | {"keys": {NAME: {"A=1": "0123456789ab"}}} for row in rows]
+    new = results.text_of({}, session.read(kept(tmp_path / "keyed.json", keyed)), tmp_path / "none.yaml")
+    assert yaml.safe_load(new)["run"].items() >= {"images": ["0123456789ab"]}.items() and "outdated" not in new
     for functional in FUNCTIONALS:
         assert {*taken(tmp_path / functional, text)[functional]} == {CONFIGURATIONS[functional][1]}
     assert tune(capsys, "--from", path, "--output", tmp_path / "sm_90.yaml")[0] == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kiln_bench import shapes
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kiln_bench.timing import Work
     from kiln_bench.tune.candidates import Images, Name
     from kiln_recipe.model import Kernel
+
+
+KEY_DIGITS = 12
 
 
 class Tuner:
@@ -82,11 +85,20 @@ class Tuner:
         return {
             "part": part, "shape": shapes.as_row(given.shape), "functional": ran["functional"],
             "used": [ran["kernel"], ran["configuration"]], "wrong": wrong, "refused": refused,
+            "keys": _shortened(keys, names.values()),
             "bins": {k: candidates.bin_of(self._kernels[k], given.shape, self._multiprocessors) for k in by_kernel},
             "microseconds": _each(by_kernel, lambda figure: round(figure.microseconds, 3)),
             "spread": _each(by_kernel, lambda figure: round(figure.spread, 4)),
             "rounds": _each(by_kernel, lambda figure: figure.rounds),
         }  # fmt: skip
+
+
+def _shortened(keys: Mapping[Name, str], wanted: Iterable[Name]) -> dict[str, dict[str, str]]:
+    """By kernel and configuration what pages of measurements and tuning files have of keys."""
+    found: dict[str, dict[str, str]] = {}
+    for kernel, configuration in wanted:
+        found.setdefault(kernel, {})[configuration] = keys[kernel, configuration][:KEY_DIGITS]
+    return found
 
 
 def _each(

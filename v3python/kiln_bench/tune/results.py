@@ -162,13 +162,17 @@ def text_of(found: Mapping[str, Sequence[tables.Rule]], session: Session, output
     """The tuning file: the rules found, before those of the file that is there."""
     about = session.about
     spreads = [value for row in session.rows for each in row["spread"].values() for value in each.values()]
-    said = (
-        f"Made by `{MADE_BY} --shapes {session.shapes}` on {session.date}: {about['device']}, driver "
-        f"{about['driver']}, SM clock {page.clocks(session)}, release {about['release']}.\n"
-        f"{len(session.rows)} calls; quartiles of a candidate differ by {statistics.median(spreads):.1%} in the "
-        f"median, {max(spreads):.1%} at most.\nPack: sha256 {about['pack']}."
-    )
-    return tables.file_text(found, tables.read_before(output), said, about["device"])
+    keys = dict.fromkeys(k for row in session.rows for each in row.get("keys", {}).values() for k in each.values())
+    # Of a row whose keys were not kept nobody could say when it is outdated.
+    are_known = all("keys" in row for row in session.rows)
+    spread = f"{statistics.median(spreads):.1%} in the median, {max(spreads):.1%} at most"
+    run = {
+        "by": f"{MADE_BY} --shapes {session.shapes}", "date": session.date, "device": about["device"],
+        "driver": about["driver"], "clock": page.clocks(session), "release": about["release"], "pack": about["pack"],
+        "calls": len(session.done), "spread": spread,
+    }  # fmt: skip
+    run |= {"images": [*keys]} if are_known else {"outdated": True}
+    return tables.file_text(found, tables.read_before(output), run)
 
 
 def _table(rows: Rows) -> str:

@@ -8,6 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,40 +195,70 @@ def inline(value: object) -> str:
     return text.strip().removesuffix("...").strip()
 
 
-def read_before(path: Path) -> dict[str, list[Rule]]:
-    """By kernel the rules of a tuning file; none where there is no file.
+@dataclass(frozen=True)
+class Block:
+    """Rules of one run by kernel, and where they come from, as kiln_recipe.documents.file.TuningRunShape has it; None:
+    the file does not say."""
+
+    kernels: Mapping[str, Sequence[Rule]]
+    run: Mapping[str, Any] | None = None
+
+
+def read_before(path: Path) -> list[Block]:
+    """The rules of a tuning file, the latest first; none where there is no file.
 
     Raises:
         UsageError: it is something else, and stays.
     """
     if not path.is_file():
-        return {}
+        return []
     try:
         found = yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         found = None
-    kernels = found.get("kernels") if isinstance(found, dict) else None
-    if not isinstance(kernels, dict) or not all(isinstance(rules, list) for rules in kernels.values()):
+    every = [found, *(found.get("earlier") or ())] if isinstance(found, dict) else [found]
+    if not all(map(_has_rules, every)):
         raise UsageError(f"{path} exists and is not a tuning file, so it stays; give a name that does not exist yet")
-    return kernels
+    return [Block(one["kernels"], one.get("run")) for one in every]
 
 
-def file_text(
-    found: Mapping[str, Sequence[Rule]], before: Mapping[str, Sequence[Rule]], about: str, device: str
-) -> str:
+def _has_rules(found: Any) -> bool:
+    kernels = found.get("kernels") if isinstance(found, dict) else None
+    return isinstance(kernels, dict) and all(isinstance(rules, list) for rules in kernels.values())
+
+
+def file_text(found: Mapping[str, Sequence[Rule]], before: Sequence[Block], run: Mapping[str, Any]) -> str:
     """The tuning file.
 
     Args:
         found: new rules by kernel.
-        before: those of the file that is replaced; they stay behind the new ones, of which the first that fits counts,
-            without those that one of these covers: only the bins that were measured change.
-        about: a sentence: where, when and with what they were found.
+        before: those of the file that is replaced; they stay behind the new ones, each with the run that it comes from,
+            without those that a newer one covers: the first that fits counts, so only the bins that were measured
+            change.
+        run: where, when and with what the new ones were found.
     """
-    lines = [f"# {line}" for line in about.splitlines()] + [f"summary: {inline('Tuned on ' + device)}", "kernels:"]
-    for kernel in dict.fromkeys((*found, *before)):
-        new = found.get(kernel, ())
-        old = [rule for rule in before.get(kernel, ()) if not any(covers(one, rule) for one in new)]
-        mine = [inline(rule) for rule in (*new, *old)]
-        if mine:
-            lines += [f"  {kernel}:", *(f"    - {rule}" for rule in dict.fromkeys(mine))]
-    return "\n".join(lines if lines[-1] != "kernels:" else [*lines, "  {}"]) + "\n"
+    summary = f"Tuned on {run['device']}"
+    lines = [f"summary: {inline(summary)}", f"run: {inline(dict(run))}", "kernels:"]
+    lines += _listed_rules(found, "  ") or ["  {}"]
+    newer = {kernel: list(rules) for kernel, rules in found.items()}
+    earlier = []
+    for block in before:
+        left = {
+            kernel: [rule for rule in rules if not any(covers(one, rule) for one in newer.get(kernel, ()))]
+            for kernel, rules in block.kernels.items()
+        }
+        for kernel, rules in left.items():
+            newer.setdefault(kernel, []).extend(rules)
+        if listed := _listed_rules(left, "      "):
+            about = [f"run: {inline(dict(block.run))}", "kernels:"] if block.run is not None else ["kernels:"]
+            earlier += [f"  - {about[0]}", *(f"    {line}" for line in about[1:]), *listed]
+    return "\n".join([*lines, *(["earlier:", *earlier] if earlier else [])]) + "\n"
+
+
+def _listed_rules(by_kernel: Mapping[str, Sequence[Rule]], indent: str) -> list[str]:
+    """Lines of YAML, each rule once; nothing of a kernel without rules."""
+    lines = []
+    for kernel, rules in by_kernel.items():
+        if rules:
+            lines += [f"{indent}{kernel}:", *(f"{indent}  - {rule}" for rule in dict.fromkeys(map(inline, rules)))]
+    return lines

@@ -380,6 +380,34 @@ class RecipeShape(Shape, frozen=True):
     ] = {}
 
 
+class TuningRunShape(Shape, frozen=True):
+    """Where rules come from; no rule depends on it."""
+
+    by: Annotated[str, Meta(description="The command.")]
+    date: Annotated[str, Meta(description="2026-11-25, in quotes.")]
+    device: str
+    driver: str = ""
+    clock: Annotated[str, Meta(description="Of the multiprocessors: 1700 to 1980 MHz.")] = ""
+    release: str = ""
+    pack: Annotated[str, Meta(description="Its sha256.")] = ""
+    calls: Annotated[int, Meta(description="How many were measured.", ge=0)] = 0
+    spread: Annotated[str, Meta(description="How far the quartiles of a candidate's times are apart.")] = ""
+    images: Annotated[
+        tuple[str, ...], Meta(description="Those measured: twelve digits of each key. None: they were not kept.")
+    ] = ()
+    outdated: Annotated[bool, Meta(description="The tree makes other images by now, or the keys were not kept.")] = (
+        False
+    )
+    note: str = ""
+
+
+class EarlierRulesShape(Shape, frozen=True):
+    """Rules of an earlier run that later ones left."""
+
+    kernels: dict[str, tuple[RuleShape, ...]]
+    run: TuningRunShape | None = None
+
+
 class TuningShape(Shape, frozen=True):
     """Tuned rules for one family on one target: tuning/<family>/<target>.yaml."""
 
@@ -387,3 +415,8 @@ class TuningShape(Shape, frozen=True):
         dict[str, tuple[RuleShape, ...]], Meta(description="Rules by kernel; the first that fits decides.")
     ]
     summary: str = ""
+    run: Annotated[TuningRunShape | None, Meta(description="What the rules of `kernels` come from.")] = None
+    earlier: Annotated[
+        tuple[EarlierRulesShape, ...],
+        Meta(description="Of earlier runs, the latest first; they stand behind `kernels`."),
+    ] = ()

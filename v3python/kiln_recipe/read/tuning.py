@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kiln_recipe import targets
-from kiln_recipe.documents.document import read
-from kiln_recipe.documents.file import TuningShape
+from kiln_recipe.documents.document import Keys, read
+from kiln_recipe.documents.file import RuleShape, TuningShape
 from kiln_recipe.errors import RecipeError
 from kiln_recipe.model import Configuration, Kernel, Operation, Recipe, Rule, Value, When
 from kiln_recipe.read.rules import Vocabulary, is_one_of, matches_use, read_rules
@@ -57,15 +57,18 @@ def tuned_rules(root: Path | None, recipe: Recipe, target: Target) -> Mapping[st
         return {}
     document = read(files[max(named, key=target.specificity)], TuningShape)
     kernels = {kernel.name: (operation, kernel) for operation in recipe.operations for kernel in operation.kernels}
-    rules = {}
+    rules: dict[str, tuple[Rule, ...]] = {}
     other = "" if kernels.keys() & document.value.kernels else f"; if {recipe.path} is of another family, rename it"
-    for name, raw in document.value.kernels.items():
-        if name not in kernels:
-            document.fail(
-                ("kernels", name),
-                f"{recipe.family} has no kernel {name!r}; {nearest(name, kernels, 'kernels')}{other}",
-            )
-        rules[name] = read_rules(document, ("kernels", name), raw, vocabulary(*kernels[name]))
+    blocks: list[tuple[Keys, Mapping[str, Sequence[RuleShape]]]] = [((), document.value.kernels)]
+    blocks += [(("earlier", number), earlier.kernels) for number, earlier in enumerate(document.value.earlier)]
+    for block, by_kernel in blocks:
+        for name, raw in by_kernel.items():
+            here = (*block, "kernels", name)
+            if name not in kernels:
+                document.fail(
+                    here, f"{recipe.family} has no kernel {name!r}; {nearest(name, kernels, 'kernels')}{other}"
+                )
+            rules[name] = rules.get(name, ()) + read_rules(document, here, raw, vocabulary(*kernels[name]))
     return rules
 
 
