@@ -96,6 +96,29 @@ def test_compiles_what_is_missing_and_only_that(build):
     assert third.outcomes == second.outcomes and build.progress.events == [("start", 0), ("close",)]
 
 
+def test_who_asks_hears_what_became_of_each_variant_while_others_compile(build, tmp_path):
+    variants = [variant("a"), StandInVariant("k[b]@t", StandInSpec("b")),
+                StandInVariant("k[same]@t", StandInSpec("b")), variant("bad", "reject")]  # fmt: skip
+
+    def told(*variants) -> tuple[list, farm.FarmResult]:
+        heard: list = []
+        result = farm.run(
+            variants, StandInToolchain(), build.store, FarmOptions(tmp_path / "logs", jobs=1), Recorder(),
+            arrived=lambda names, outcome: heard.append((tuple(names), outcome)),
+            compile_variant=tasks.compile_stand_in, prepare_worker=tasks.prepare,
+        )  # fmt: skip
+        return heard, result
+
+    assert told(variants[0])[0][0][0] == ("k[a]@t",)
+    heard, result = told(*variants)
+    assert heard[0] == (("k[a]@t",), result.outcomes["k[a]@t"]), "what is there comes first"
+    by_names = dict(heard)
+    assert set(by_names) == {("k[a]@t",), ("k[b]@t", "k[same]@t"), ("k[bad]@t",)} and len(heard) == 3
+    assert by_names["k[b]@t", "k[same]@t"] == result.outcomes["k[same]@t"]
+    assert by_names["k[bad]@t",] == result.outcomes["k[bad]@t"]
+    assert told(variants[0])[0] == [], "nobody waits where nothing is compiled"
+
+
 def test_an_edited_kernel_is_compiled_before_what_takes_longer(build):
     def of(kernel: str, version: str, *texts: str, seconds: float = 0.0) -> list[StandInVariant]:
         digest = f"{kernel} {version}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 import time
@@ -78,6 +79,48 @@ def test_what_is_to_be_first_goes_before_the_longest_and_the_unknown():
     assert started(s.step(0.0)) == ["l[1]@t"]
     s.failed("m[1]@t", 1, "broken")
     assert started(s.step(0.0)) == ["m[2]@t"]
+
+
+def test_what_is_short_beside_what_is_left_keeps_its_order_and_the_longest_ends_no_build():
+    short = {f"k[{number}]@t": 1 + number / 100 for number in range(100)}
+    order = drain(scheduler(*short, "k[long]@t", durations=short | {"k[long]@t": 30}))
+    assert order[:60] == ["k[long]@t", *list(short)[:59]]
+    assert order[60:] != sorted(order[60:], key=list(short).index)
+    assert order[-10:] == sorted(order[-10:], key=short.get, reverse=True)
+
+
+def test_more_workers_make_jobs_long():
+    short = {f"k[{number}]@t": 1 + number / 100 for number in range(100)}
+    s = scheduler(*short, durations=short, jobs=1, memory=100 * GIB)
+    assert started(s.step(0.0)) == ["k[0]@t"]
+    s.resize(3, 100 * GIB)
+    assert started(s.step(0.0)) == ["k[1]@t", "k[2]@t"]
+    s.resize(13, 100 * GIB)
+    assert started(s.step(0.0)) == [f"k[{number}]@t" for number in range(99, 89, -1)]
+    s.resize(1, 100 * GIB)
+    for name in ("k[0]@t", "k[1]@t", "k[2]@t", *(f"k[{number}]@t" for number in range(99, 89, -1))):
+        s.finished(name, 1, 1.0)
+    assert started(s.step(0.0)) == ["k[3]@t"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0.01, 9), min_size=1, max_size=300), st.integers(1, 8))
+def test_a_build_takes_hardly_longer_than_with_the_longest_job_always_first(times, workers):
+    durations = {f"k[{number}]@t": seconds for number, seconds in enumerate(times)}
+    s = scheduler(*durations, durations=durations, jobs=workers, memory=100 * GIB, timeout=math.inf)
+    running: list[tuple[float, str]] = []  # a heap, by when they end
+    now = 0.0
+    while not s.is_over:
+        for name in started(s.step(now)):
+            heapq.heappush(running, (now + durations[name], name))
+        now, name = heapq.heappop(running)
+        s.finished(name, 1, durations[name])
+    free = [0.0] * workers
+    for seconds in sorted(times, reverse=True):
+        heapq.heapreplace(free, free[0] + seconds)
+    # One that ends last and goes into what a worker has less than twenty times was never short: before it went only
+    # longer ones. Any other begins before all workers would be done if they shared the work evenly.
+    assert now <= max(max(free), sum(times) / workers * (1 + 1 / 20)) + 1e-6
 
 
 def test_equal_names_are_one_job():

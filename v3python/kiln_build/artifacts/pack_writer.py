@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln_build.artifacts.pack import (
@@ -29,6 +30,7 @@ from kiln_build.artifacts.pack import (
     SLOT_ROW,
     VERSIONS,
     KernelSlots,
+    Slot,
 )
 from kiln_build.artifacts.split import Instructions, split
 from kiln_build.base.kept import Pieces
@@ -81,21 +83,19 @@ def write_pack(
     pool = ThreadPoolExecutor(workers)  # zstandard compresses without Python's lock
     try:
         for kind in ("image", "ptx"):  # PTX apart: a release without it differs in nothing else
-            for members in _groups(kernels, kind, read):
-                raw, ranges = bytearray(), []
-                for digest, image, data in members:
-                    raw += b"\0" * (-len(raw) % ALIGNMENT)
-                    if kind == "image":
-                        ranges += [(len(raw) + offset, size) for offset, size in code(data)]
+            for group in _groups(kernels, Grouping(kind, read, code)):
+                for digest, image, offset, size in group.members:
+                    data = bytes(group.raw[offset : offset + size])
                     numbers[kind, digest] = len(image_rows)
                     facts = info(image)
                     place = descriptors.add(facts.descriptors)
-                    image_rows.append(_image_row(len(pending), len(raw), data, facts, kind, strings, place))
-                    raw += data
-                pending.append(pool.submit(_packed, bytes(raw), instructions, ranges, groups))
-                decoded.append(len(raw))
-                if len(raw) > LARGEST_GROUP:
-                    raise ArtifactError(f"an image for {target} has {len(raw)} bytes; a pack holds {LARGEST_GROUP}")
+                    image_rows.append(_image_row(len(pending), offset, data, facts, kind, strings, place))
+                pending.append(pool.submit(packed, group, instructions, groups))
+                decoded.append(len(group.raw))
+                if len(group.raw) > LARGEST_GROUP:
+                    raise ArtifactError(
+                        f"an image for {target} has {len(group.raw)} bytes; a pack holds {LARGEST_GROUP}"
+                    )
         frames = [future.result() for future in pending]
     finally:
         pool.shutdown(cancel_futures=True)  # who is interrupted waits for no group that has not begun
@@ -123,33 +123,77 @@ def write_pack(
     return index_digest.hexdigest()
 
 
-def _groups(
-    kernels: Iterable[KernelSlots], kind: str, read: Callable[[str], bytes]
-) -> Iterator[list[tuple[str, str, bytes]]]:
-    """Lists of (digest, digest of the image whose facts describe it, bytes): each image once, kernel by kernel, those
-    of one specialization and configuration side by side, cut where the next would make one larger than GROUP_BYTES."""
-    seen: set[str] = set()
-    group: list[tuple[str, str, bytes]] = []
-    size = 0
+@dataclass
+class Group:
+    """Images, or texts of PTX, that are compressed together.
+
+    Attributes:
+        raw: them, one behind the other.
+        code: (offset, bytes) of the machine code in it, ascending.
+        members: of each its digest, the digest of the image whose facts describe it, its offset and its bytes.
+    """
+
+    raw: bytearray = field(default_factory=bytearray)
+    code: list[tuple[int, int]] = field(default_factory=list)
+    members: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Grouping:
+    """Cuts the images of a pack into groups as they come: each once, cut where the next would make a group larger than
+    GROUP_BYTES.
+
+    Attributes:
+        kind: "image" or "ptx", which of a slot's is meant.
+        read, code: as `write_pack` has them.
+    """
+
+    kind: str
+    read: Callable[[str], bytes]
+    code: Callable[[bytes], Iterable[tuple[int, int]]]
+    _group: Group = field(default_factory=Group)
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, slot: Slot) -> Group | None:
+        """Takes the next slot in the order of `in_order`; gives the group before it, where it begins another."""
+        digest = slot.image if self.kind == "image" else slot.ptx
+        if digest is None or slot.image is None or digest in self._seen:  # PTX stands beside an image alone
+            return None
+        data = self.read(digest) + (b"\0" if self.kind == "ptx" else b"")
+        self._seen.add(digest)
+        size = len(self._group.raw)
+        is_full = bool(self._group.members) and size + -size % ALIGNMENT + len(data) > GROUP_BYTES
+        complete = self.end() if is_full else None
+        raw = self._group.raw
+        raw += b"\0" * (-len(raw) % ALIGNMENT)
+        if self.kind == "image":
+            self._group.code += [(len(raw) + offset, size) for offset, size in self.code(data)]
+        self._group.members.append((digest, slot.image, len(raw), len(data)))
+        raw += data
+        return complete
+
+    def end(self) -> Group | None:
+        """The group that no slot has completed, if there is one; no more are to come to it."""
+        group, self._group = self._group, Group()
+        return group if group.members else None
+
+
+def in_order(slots: int, configurations: int, specializations: int) -> list[int]:
+    """The numbers of a kernel's slots in the order in which a pack has its images: those of one specialization and
+    configuration side by side."""
+    per_functional = configurations * specializations
+    # What a functional changes (a dtype, a mask) leaves more of the code alike than another tile or another kind of
+    # load does: a tenth fewer bytes than functional by functional.
+    return sorted(range(slots), key=lambda n: (n % specializations, n % per_functional, n))
+
+
+def _groups(kernels: Iterable[KernelSlots], grouping: Grouping) -> Iterator[Group]:
+    """All groups, kernel by kernel."""
     for kernel in kernels:
-        specializations = len(kernel.specializations)
-        per_functional = len(kernel.configurations) * specializations
-        # What a functional changes (a dtype, a mask) leaves more of the code alike than another tile or another kind of
-        # load does: a tenth fewer bytes than functional by functional.
-        order = sorted(range(len(kernel.slots)), key=lambda n: (n % specializations, n % per_functional, n))
-        for slot in (kernel.slots[number] for number in order):
-            digest = slot.image if kind == "image" else slot.ptx
-            if digest is None or slot.image is None or digest in seen:  # PTX stands beside an image alone
-                continue
-            seen.add(digest)
-            data = read(digest) + (b"\0" if kind == "ptx" else b"")
-            begin = size + -size % ALIGNMENT
-            if group and begin + len(data) > GROUP_BYTES:
+        for number in in_order(len(kernel.slots), len(kernel.configurations), len(kernel.specializations)):
+            if group := grouping.add(kernel.slots[number]):
                 yield group
-                group, begin = [], 0
-            group.append((digest, slot.image, data))
-            size = begin + len(data)
-    if group:
+    if group := grouping.end():
         yield group
 
 
@@ -186,12 +230,13 @@ def _kernel_rows(
     return kernel_rows, slot_rows
 
 
-def _packed(raw: bytes, instructions: Instructions, code: Sequence[tuple[int, int]], groups: Pieces | None) -> bytes:
+def packed(group: Group, instructions: Instructions, groups: Pieces | None) -> bytes:
     """A group as it is in a pack; what was made of the same before is not made again."""
-    key = _key_of_group(raw, instructions, code) if groups is not None else ""
+    raw = bytes(group.raw)
+    key = _key_of_group(raw, instructions, group.code) if groups is not None else ""
     piece = groups.get(key) if groups is not None else None
     if piece is None:
-        piece = compress(split(raw, instructions, code))
+        piece = compress(split(raw, instructions, group.code))
         if groups is not None:
             groups.put(key, piece)
     return piece

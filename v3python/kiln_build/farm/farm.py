@@ -149,6 +149,7 @@ def run(
     options: FarmOptions,
     progress: Progress,
     *,
+    arrived: Callable[[Sequence[str], StoredImage | Failure], None] = lambda _names, _outcome: None,
     compile_variant: Callable = compile_variant,
     prepare_worker: Callable = prepare_worker,
     contradictions: Contradictions = judge.contradictions,
@@ -159,6 +160,9 @@ def run(
     unless the store cannot be emptied meanwhile.
 
     Args:
+        variants: in the order in which somebody wants their images; it counts as far as it makes nothing longer.
+        arrived: while there is something to compile, is told what became of variants, by their names, once it is so;
+            by the thread that has called.
         compile_variant, prepare_worker: as in compile.py; a stand-in for tests must be importable by workers.
         contradictions: where an image that comes from another machine contradicts what is stated of it.
 
@@ -197,10 +201,16 @@ def run(
             )
         if found:
             progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
+        for key, image in found.items():
+            arrived(by_key[key], image)
         wanted = {name: jobs[key] for name, key in missing.items()}
         arguments = (Host(sources, toolchain, store.location), prepare_worker, compile_variant)
         changed = _changed(wanted, {jobs[key].spec.fingerprint for key in found})
-        one_run = _Farm(wanted, waived, store, options, workers, progress, tally, changed, contradictions)
+
+        def ended(name: str, outcome: StoredImage | Failure) -> None:
+            arrived(by_key[missing[name]], outcome)
+
+        one_run = _Farm(wanted, waived, store, options, workers, progress, tally, changed, contradictions, ended)
         outcomes = one_run.run(arguments)
         workers = one_run.workers
         found |= {key: outcomes[name] for name, key in missing.items()}
@@ -259,6 +269,7 @@ class _Farm:
     tally: _Tally
     first: Collection[str]  # names of those that are compiled before the others
     contradictions: Contradictions  # in images that come back
+    ended: Callable[[str, StoredImage | Failure], None]  # is told what became of a job
     images: dict[str, StoredImage] = field(default_factory=dict)
     left: Remaining = None  # as it was last worked out, and when
     left_at: float = -math.inf
@@ -346,6 +357,7 @@ class _Farm:
         if done.how == job.COMPILED:
             self.store.record_duration(name, done.seconds, done.cpu)
         self.progress.done(name, done.seconds, done.how, remaining=self._left(now))
+        self.ended(name, image)
 
     def explain(self, name: str, reason: str) -> str:
         said = _telling_line(self._log(name))
@@ -367,6 +379,7 @@ class _Farm:
         if self.scheduler.outcomes[name].end is End.CANCELLED:
             return
         failure = self._failure(name)
+        self.ended(name, failure)
         if name in self.waived and failure.kind in WAIVABLE:
             self.progress.done(name, outcome="waived", remaining=self._left(now))
             return

@@ -1,9 +1,10 @@
 """The farm's decisions: events go in, instructions come out. No input or output, no threads, and no clock of its own.
 
 What it decides: what it is told to try first goes first; then the longest job, so that none is left over when all
-others are done; how many run at once is bounded by a number and by memory; a job that takes too long is killed and
-not tried again; a job whose worker died is tried again, with twice the memory if memory was the reason; a job that
-failed by itself is not tried again.
+others are done; jobs that are short beside what is left for a worker may wait, and go in the order in which they were
+given, which is that in which somebody wants them; how many run at once is bounded by a number and by memory; a job that
+takes too long is killed and not tried again; a job whose worker died is tried again, with twice the memory if memory
+was the reason; a job that failed by itself is not tried again.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ _MOST_LOSSES = 10  # of machines under a job before it is to blame after all
 _RECENT = 16  # jobs whose pace the estimate of the rest follows
 _FEW = 4  # of them that tell a pace
 _WIDE = 1.5  # from where on the slowest pace to the fastest is worth telling
+_SHORT = 20  # how often a job must go into what is left for a worker to be short: with 10, some builds took longer
+_STALE = 0.75  # of what was left for a worker; with less (or that much more) left it is asked again what is short
 
 
 class End(enum.Enum):
@@ -90,15 +93,16 @@ class _Job:
     attempt: int = 0
     losses: int = 0  # of its attempts: those that ended with their machine
     estimate: float = 0.0
+    is_short: bool = False  # beside what is left for a worker
     since: float | None = None  # its clock runs since then; None: not begun, or it waits for somebody
     used: float = 0.0  # seconds on its clock before that
     end: End | None = None  # how it will have ended once it is dead
 
     @property
     def rank(self) -> tuple[int, bool, float, int]:
-        """The job of the highest rank is started first: retries, what goes first, the longest, then in the order
-        given."""
-        return self.attempt, self.is_first, self.estimate, -self.order
+        """The job of the highest rank is started first: retries, what goes first, the longest of those that are not
+        short, then in the order given."""
+        return self.attempt, self.is_first, 0.0 if self.is_short else self.estimate, -self.order
 
 
 class Scheduler:
@@ -260,6 +264,11 @@ class Scheduler:
         left = [max(0.0, pace * job.estimate - self._clock(job, now)) for job in self._running.values()]
         return max([(pace * self._pending_seconds + sum(left)) / max(1, self.policy.jobs), *left])
 
+    @property
+    def _left(self) -> float:
+        """Seconds of what has not begun, for each worker."""
+        return self._pending_seconds / max(1, self.policy.jobs)
+
     def _clock(self, job: _Job, now: float) -> float:
         return job.used + (now - job.since if job.since is not None else 0.0)
 
@@ -293,6 +302,8 @@ class Scheduler:
         free = self.policy.memory - self._taken if self._running else math.inf
         if free < self.policy.job_memory:  # which every job needs at least
             return None
+        if not self._left_at_sort * _STALE <= self._left <= self._left_at_sort / _STALE:
+            self._sort()
         known, unknown = self._find(self._known, free), None
         if self._unknown_kinds.keys() - self._kinds.keys():
             unknown = self._find(self._unknown, free, self._kinds)
@@ -332,12 +343,16 @@ class Scheduler:
         for job in waiting:
             estimate = self._estimates(job.name)
             job.estimate = math.inf if estimate is None else estimate
+        self._pending_seconds = sum(job.estimate for job in waiting if job.estimate < math.inf)
+        self._pending_seconds += self._estimates.mean * sum(job.estimate == math.inf for job in waiting)
+        self._left_at_sort = self._left
+        for job in waiting:
+            job.is_short = _SHORT * job.estimate < self._left
         waiting.sort(key=lambda job: job.rank)
         self._guesses = sum(job.name not in self._estimates for job in waiting)
         self._known = [job for job in waiting if job.estimate < math.inf]
         self._unknown = [job for job in waiting if job.estimate == math.inf]
         self._unknown_kinds = Counter(_kind(job.name) for job in self._unknown)
-        self._pending_seconds = sum(job.estimate for job in self._known) + len(self._unknown) * self._estimates.mean
         if before > 0 and self._pending_seconds > 0:  # what the estimates have learned is not to be counted twice
             learned = self._pending_seconds / before
             self._recent = deque(((estimate * learned, took) for estimate, took in self._recent), _RECENT)

@@ -169,7 +169,8 @@ class VirtualExecutor(Executor[AttemptId]):
         if not self._numbers:
             return None
         now, number = self.clock.now, heapq.heappop(self._numbers)
-        life = self._dice.expovariate(self.loss / _HOUR) if self.loss else math.inf
+        rate = self.loss / _HOUR  # 0 also of the smallest of losses
+        life = self._dice.expovariate(rate) if rate else math.inf
         return _Worker(number, now + self.start_up, min(now + life, self._dies.pop(number, math.inf)))
 
     def _begin(self, task: Task[AttemptId], worker: _Worker) -> None:

@@ -1,12 +1,21 @@
-"""Images to packs and tables: what the farm gave is judged, put into its slots, and handed to the writers."""
+"""Images to packs and tables: what the farm gave is judged, put into its slots, and handed to the writers.
+
+Compressing a pack is most of the work of writing it. `Ahead` does it while images still come, and leaves what it made
+among the groups that a workspace keeps. `write_packs` asks for nothing else: what was not made in time, or was made of
+other images than the pack gets after all, costs time and no byte.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
 import json
+import queue
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -20,7 +29,7 @@ from kiln_build.native.family_header import family_header
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets as target_table
 from kiln_recipe.console.progress import and_more
-from kiln_recipe.errors import ArtifactError, BuildFailed
+from kiln_recipe.errors import ArtifactError, BuildFailed, KilnError
 from kiln_recipe.images import elf, judge
 from kiln_recipe.model import Recipe
 from kiln_recipe.plan import plan
@@ -141,26 +150,152 @@ def plan_pack(target: Target, the_plan: Plan, harvest: Harvest, version: str, wi
     return PackPlan(target, path, version, kernels, images, with_ptx)
 
 
-def write_pack(planned: PackPlan, store: Store, workers: int) -> None:
-    """Writes a pack, unless it is written; `workers` processors work on it.
+def write_packs(planned: Sequence[PackPlan], store: Store, workers: int, say: Callable[[str], None]) -> dict[str, Path]:
+    """Writes the packs that are not written; gives all of them by their target's name.
+
+    Args:
+        workers: processors that work on it.
+        say: is told of each pack when it begins.
 
     Raises:
         ArtifactError: an image is damaged.
-        EnvironmentProblem: it cannot be written.
+        EnvironmentProblem: one cannot be written.
     """
-    if planned.is_written:
-        return
+    for one in planned:
+        say(f"packing the images of {one.target.name}")
+        if not one.is_written:
+            _write_pack(one, store, workers)
+    for folder in {one.path.parent for one in planned}:
+        kept_groups(folder).trim()
+    return {one.target.name: one.path for one in planned}
+
+
+def _write_pack(planned: PackPlan, store: Store, workers: int) -> None:
     target, path = planned.target, planned.path
     path.parent.mkdir(parents=True, exist_ok=True)
     kept.clear(path.parent, f"{target.vendor}-{target.name}-*.pack")
     infos = {image.digest: image.info for image in planned.images.values()}
-    groups = kept.Pieces(path.parent / "groups", _GROUPS_BYTES)
     pack_writer.write_pack(
         path, target.name, split.INSTRUCTIONS[target.instructions], planned.version, planned.kernels,
-        infos.__getitem__, store.read, elf.code_ranges, workers, groups,
+        infos.__getitem__, store.read, elf.code_ranges, workers, kept_groups(path.parent),
     )  # fmt: skip
-    groups.trim()
     kept.seal(path)
+
+
+def kept_groups(folder: Path) -> kept.Pieces:
+    """The compressed groups beside the packs in a folder."""
+    return kept.Pieces(folder / "groups", _GROUPS_BYTES)
+
+
+class Ahead:
+    """Compresses the groups of packs as soon as all their images are there, in threads; zstandard needs no lock of
+    Python's.
+
+    A context. Leaving it ends the work: what a thread has begun it ends, within seconds; the rest is left to
+    `write_packs`. What is damaged or cannot be read is left to it too.
+
+    Args:
+        with_ptx: whether packs have the PTX.
+        store: for these threads alone.
+        groups: get what is made.
+        workers: how many groups are compressed at once.
+    """
+
+    def __init__(self, the_plan: Plan, with_ptx: bool, store: Store, groups: kept.Pieces, workers: int) -> None:
+        self._groups = groups
+        self._streams = {target.name: _Stream(target, with_ptx, store) for target in the_plan.targets}
+        self._variants: dict[str, Variant] = {}  # in the order of the packs
+        for kernel in the_plan.kernels:
+            by_slot = {variant.slot: variant for variant in the_plan.variants_of(kernel)}
+            specializations = len(kernel.kernel.specializations)
+            for slot in pack_writer.in_order(kernel.slots, len(kernel.configurations), specializations):
+                if slot in by_slot:
+                    self._variants[by_slot[slot].name] = by_slot[slot]
+                    self._streams[kernel.target.name].waiting.append(by_slot[slot].name)
+        self._came: queue.SimpleQueue[tuple[Sequence[str], StoredImage | Failure] | None] = queue.SimpleQueue()
+        self._ready = self._complete()
+        self._turn = threading.Lock()  # whose holder takes the next group from `_ready`
+        self._is_over = False
+        self._pool = ThreadPoolExecutor(workers, "kiln-pack")
+        self._workers = workers
+
+    def in_order(self, variants: Sequence[Variant]) -> list[Variant]:
+        """These in the order in which their images are used here."""
+        places = {name: place for place, name in enumerate(self._variants)}
+        return sorted(variants, key=lambda variant: places[variant.name])
+
+    def add(self, names: Sequence[str], outcome: StoredImage | Failure) -> None:
+        """What became of the variants of these names; of one that is told twice, the first counts."""
+        self._came.put((names, outcome))
+
+    def __enter__(self) -> Ahead:  # noqa: PYI034  (Self needs Python 3.11)
+        self._running = [self._pool.submit(self._work) for _ in range(self._workers)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._is_over = True
+        self._came.put(None)
+        self._pool.shutdown()
+        if kind is None:
+            for one in self._running:
+                one.result()  # what it raised is a mistake of ours
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                ready = None if self._is_over else next(self._ready, None)
+            if ready is None:
+                return
+            pack_writer.packed(*ready, self._groups)
+
+    def _complete(self) -> Iterator[tuple[pack_writer.Group, split.Instructions]]:
+        """Each group once its images are there."""
+        while (came := self._came.get()) is not None:
+            names, outcome = came
+            for name in names:
+                variant = self._variants[name]
+                image, refusal = judge_one(variant, outcome)
+                if not refusal:  # else the build will fail
+                    stream = self._streams[variant.target]
+                    stream.known[name] = image
+                    for group in stream.complete():
+                        yield group, split.INSTRUCTIONS[stream.target.instructions]
+
+
+class _Stream:
+    """The groups of one pack.
+
+    Attributes:
+        waiting: names of the variants whose images come next, in the order of the pack.
+        known: by name, images that came; None: there is none.
+    """
+
+    def __init__(self, target: Target, with_ptx: bool, store: Store) -> None:
+        self.target = target
+        self.waiting: deque[str] = deque()
+        self.known: dict[str, StoredImage | None] = {}
+        kinds = ("image", "ptx") if with_ptx else ("image",)
+        self._groupings = [pack_writer.Grouping(kind, store.read, elf.code_ranges) for kind in kinds]
+
+    def complete(self) -> Iterator[pack_writer.Group]:
+        """The groups that are complete now and were not before."""
+        while self.waiting and self.waiting[0] in self.known:
+            image = self.known.pop(self.waiting.popleft())
+            slot = Slot(NO_KEY, image.digest, image.ptx) if image else Slot(NO_KEY)
+            for grouping in self._groupings:
+                try:
+                    group = grouping.add(slot)
+                except KilnError:  # an image is damaged, or the store gone; no group behind it can be foretold
+                    self.waiting.clear()
+                    self._groupings = []
+                    return
+                if group:
+                    yield group
+        if not self.waiting:
+            last, self._groupings = self._groupings, []
+            for grouping in last:
+                if group := grouping.end():
+                    yield group
 
 
 def damaged(planned: PackPlan, harvest: Harvest, store: Store) -> dict[str, str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
@@ -44,6 +45,7 @@ from kiln_recipe.plan.model import Plan, Variant
 from kiln_recipe.selection import spell_selection
 
 _ATTEMPTS = 3  # to have every image whole: a disk that damages what it is given ends the build
+_COMPILE_TO_PACK = 8  # a full profile's compiles take fourteen times as long as packing, of processors
 
 
 def build(options: Options) -> Path | None:
@@ -112,10 +114,7 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
             timeline.step("compile")
             harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress, timeline)
             timeline.step("pack")
-            for one in planned:
-                progress.message(f"packing the images of {one.target.name}")
-                assemble.write_pack(one, store, workers)
-                packs[one.target.name] = one.path
+            packs = assemble.write_packs(planned, store, workers, progress.message)
     progress.message("linking the libraries")
     timeline.step("link")
     archives = {one.package: options.cache / the_lock.source_of(one.package).name for one in native.VENDORED}
@@ -232,24 +231,33 @@ def _whole_harvest(
         ArtifactError: what was compiled again is damaged too.
     """
     folder = options.workspace / "build/packs"
-    for _ in range(_ATTEMPTS):
-        harvest = _harvest(the_plan.variants, toolchains, store, options, progress, timeline)
-        planned = [
-            assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
-            for target in options.targets
-        ]
-        damaged: dict[str, str] = {}
-        for one in planned:
-            if not one.is_written:
-                damaged |= assemble.damaged(one, harvest, store)
-        if not damaged:
-            return harvest, planned
-        for name, problem in damaged.items():
-            progress.message(f"warning: the image of {name} is damaged ({problem}); it is to be compiled again")
-        if options.build.from_store:
-            _refuse_missing(the_plan, toolchains, store, options, progress)
+    with _ahead(the_plan, folder, store, options) as ahead:
+        for _ in range(_ATTEMPTS):
+            harvest = _harvest(the_plan.variants, toolchains, store, options, progress, timeline, ahead)
+            planned = [
+                assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
+                for target in options.targets
+            ]
+            damaged: dict[str, str] = {}
+            for one in planned:
+                if not one.is_written:
+                    damaged |= assemble.damaged(one, harvest, store)
+            if not damaged:
+                return harvest, planned
+            for name, problem in damaged.items():
+                progress.message(f"warning: the image of {name} is damaged ({problem}); it is to be compiled again")
+            if options.build.from_store:
+                _refuse_missing(the_plan, toolchains, store, options, progress)
     name, problem = next(iter(damaged.items()))
     raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after a second compile, {name}: {problem}")
+
+
+def _ahead(the_plan: Plan, folder: Path, store: Store, options: Options) -> assemble.Ahead:
+    """What packs while others compile: a processor for eight that compile; of a machine that waits for others all."""
+    processors = machine.usable_cpus()
+    workers = processors if options.build.scheduler else max(1, (options.build.jobs or processors) // _COMPILE_TO_PACK)
+    own = open_store(store.location, lambda _: None)  # of damage hears who looks at all images in the end
+    return assemble.Ahead(the_plan, options.build.ptx, own, assemble.kept_groups(folder), workers)
 
 
 def _harvest(
@@ -259,18 +267,21 @@ def _harvest(
     options: Options,
     progress: Progress,
     timeline: Timeline,
+    ahead: assemble.Ahead | None = None,
 ) -> assemble.Harvest:
-    """The images of these variants, compiled where the store has none: one run of the farm for each Triton."""
+    """The images of these variants, compiled where the store has none: one run of the farm for each Triton. `ahead`
+    hears what becomes of them."""
     outcomes: dict[str, StoredImage | farm.Failure] = {}
     keys: dict[str, str] = {}
     for chain in dict.fromkeys(toolchains.values()):
         variants = [v for v in wanted if toolchains[v.target] == chain]
-        result = farm.run(variants, chain, store, _farm_options(options), progress)
+        ordered = ahead.in_order(variants) if ahead else variants
+        hears: dict[str, Any] = {"arrived": ahead.add} if ahead else {}
+        result = farm.run(ordered, chain, store, _farm_options(options), progress, **hears)
         if not options.build.from_store and _forget_misfits(variants, result, store, progress):
-            again = farm.run(variants, chain, store, _farm_options(options), progress)
             timeline.add_jobs(result.attempts, result.jobs)
             _add_costs(timeline, variants, result)
-            result = again
+            result = farm.run(ordered, chain, store, _farm_options(options), progress, **hears)
         outcomes |= result.outcomes
         keys |= result.keys
         timeline.add_jobs(result.attempts, result.jobs)
