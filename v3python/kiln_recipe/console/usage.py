@@ -37,6 +37,14 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self._behind = ""  # the argument that takes what stands behind --, and
+        self._check_behind: Callable[[str], str] = str  # ... each of these words
+
+    def add_behind(self, name: str, check: Callable[[str], str], help: str) -> None:
+        """Takes the words behind a `--`, whatever they are, as a list of texts. argparse itself would not, where an
+        option stands between the other words and the `--`."""
+        self._behind = self.add_argument(name, nargs="*", type=check, default=[], help=help).dest
+        self._check_behind = check
 
     def format_help(self) -> str:
         """What it does and examples, before the list of all arguments."""
@@ -60,8 +68,15 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.nargs == "*":
                 action.required = False  # argparse would say that such arguments are missing where another is
+        behind: list[str] = []
+        if self._behind and "--" in words:
+            at = list(words).index("--")
+            words, behind = words[:at], list(words[at + 1 :])
         try:
             arguments, rest = self.parse_known_args(words)
+            if self._behind:
+                before = getattr(arguments, self._behind)
+                setattr(arguments, self._behind, [*before, *map(self._check_behind, behind)])
         except SystemExit:  # of --help alone: `error` raises
             return None
         except _WrongWord as error:
