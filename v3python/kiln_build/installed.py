@@ -58,10 +58,6 @@ def _build(words: Sequence[str]) -> int:
             "--sign is for a checkout's `kiln build`; sign what this one makes: `kiln sign TARBALL --key KEY`"
         )
     environment = build.environment_of(arguments)
-    given = build.called(arguments)
-    options.make_absolute(
-        options.read_build_variables(environment, given), Path.cwd(), given
-    )  # build.sh names variables
     if importlib.util.find_spec("ensurepip"):  # else build.sh looks for another Python
         environment.setdefault("KILN_PYTHON", sys.executable)
     bash = shutil.which("bash")
@@ -69,6 +65,8 @@ def _build(words: Sequence[str]) -> int:
         raise EnvironmentProblem("bash is not installed, and builds are started by it; install it")
     tree = lay_out(_cache(environment))
     seed(Path(arguments.input), tree)
+    given = build.called(arguments)  # build.sh would name variables in their place
+    options.make_absolute(options.read_build_variables(environment, given), Path.cwd(), given)
     five = [arguments.input, arguments.workspace, arguments.output, arguments.version, arguments.targets]
     return os.execve(bash, [bash, str(tree / "build.sh"), *five], environment)
 

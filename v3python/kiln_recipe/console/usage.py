@@ -159,12 +159,12 @@ def several(option: str, check: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def split_list(option: str, text: str) -> list[str]:
-    """The words between commas; none of an empty text.
+    """The words between commas; none of a text without words.
 
     Raises:
         UsageError: nothing stands between two commas, or before or behind one.
     """
-    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    words = [word.strip() for word in text.split(",")] if text.strip(", ") else []
     if "" in words:
         raise UsageError(f"{option} {text} has a comma too many; give values with one comma between two of them")
     return words
