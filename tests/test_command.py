@@ -124,6 +124,12 @@ def test_what_is_refused_installs_nothing(checkout, words, variables, code, said
 BUILD = ("build", "input", "w", "o", "0.1", "sm_90")
 
 
+@pytest.fixture(scope="module")
+def first_packages(tmp_path_factory) -> Path:
+    """A workspace for `./kiln` that the tests below share: others need a checkout without .kiln."""
+    return tmp_path_factory.mktemp("first") / "packages"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -135,9 +141,9 @@ BUILD = ("build", "input", "w", "o", "0.1", "sm_90")
         (("simulate", "sm_90", "--recipe", "text"), 3, "/text:1: the file is 'some words'; it must be a mapping"),
     ],
 )
-def test_files_of_another_kind_are_refused_with_the_first_packages_alone(checkout, words, code, said):
+def test_files_of_another_kind_are_refused_with_the_first_packages_alone(checkout, first_packages, words, code, said):
     (checkout / "text").write_text("some words\n")
-    done = call(checkout, *words)
+    done = call(checkout, *words, KILN_WORKSPACE=str(first_packages))
     assert done.returncode == code and done.stdout == "" and "adding" not in done.stderr
     assert said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
