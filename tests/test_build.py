@@ -110,7 +110,7 @@ def test_a_folder_of_a_result_s_name_is_refused_before_anything_is_compiled(tmp_
 def test_all_that_is_temporary_lies_in_the_workspace(tmp_path, monkeypatch):
     seen = []
 
-    def look(_variants, _toolchain, _store, options, _progress):
+    def look(_variants, _toolchain, _store, options, _progress, **_more):
         seen.append(options)
         fail()
 
@@ -185,7 +185,7 @@ def of_amd(place: Path, **variables: str):
 def test_shards_are_the_whole_plan_and_no_image_twice(tmp_path, monkeypatch):
     runs: list[set[str]] = []
 
-    def look(variants, *_rest):
+    def look(variants, *_rest, **_more):
         runs.append({variant.name for variant in variants})
         fail()
 
@@ -203,7 +203,7 @@ def test_shards_are_the_whole_plan_and_no_image_twice(tmp_path, monkeypatch):
 def test_records_divide_the_plan_and_those_of_the_store_itself_do_not(tmp_path, monkeypatch):
     runs: list[list[str]] = []
 
-    def look(variants, *_rest):
+    def look(variants, *_rest, **_more):
         runs.append([variant.name for variant in variants])
         fail()
 

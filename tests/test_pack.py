@@ -119,7 +119,8 @@ def test_round_trip(tmp_path, codes, shape, ptx):
         assert image.offset % 16 == 0
         stored[image.digest] = code
         assert replace(image.info, kind="cubin", abi=7, ptx_version="8.0") == INFO
-    assert len(stored) == len(read.images), "an image is stored once"
+    # An image and the text of a PTX, with the zero at its end, may be equal.
+    assert len({(image.info.kind, image.digest) for image in read.images}) == len(read.images), "each is stored once"
     for ours, theirs in zip(kernels[0].slots, read.kernels[0].slots, strict=True):
         assert (ours.key, ours.image, ours.reason) == (theirs.key, theirs.image, theirs.reason)
         if ours.ptx is None:
