@@ -258,6 +258,48 @@ def test_a_worker_that_sends_damaged_images_is_given_nothing_more(one, cluster):
     assert len(one.by("eve")) == 1
 
 
+FAILURE = """
+from kiln_build.farm.cluster import agent
+class Odd(Exception):
+    pass
+def failing(data):
+    raise Odd("nobody else has this class" * 100)
+agent.run_task = failing
+"""
+
+
+def start_failing(one, cluster, name: str) -> None:
+    """A worker whose Dask fails, with what cannot be unpickled elsewhere."""
+    (one.folder / "failure.py").write_text(FAILURE)
+    cluster.start_worker(name, variables={"STAND_IN_NAME": name}, more=("--preload", str(one.folder / "failure.py")))
+    executor_contract.wait_for(lambda: "Registered to" in cluster.said(name), 120)
+
+
+def test_a_worker_whose_dask_fails_is_found_and_given_nothing_more(one, cluster):
+    start_failing(one, cluster, "eve")
+    start_workers(cluster, "ann")
+    executor_contract.wait_for(lambda: "Registered to" in cluster.said("ann"), 120)
+    one.check(*one.run_until_told(cluster.address, 1.0, "is given nothing more", "Dask fails to run jobs on eve"))
+    assert max(map(len, one.progress.said)) < 600
+
+
+def test_only_workers_whose_dask_fails_end_the_build(one, cluster):
+    start_failing(one, cluster, "eve")
+    with pytest.raises(EnvironmentProblem, match="^Dask fails to run jobs on eve"):
+        one.run(cluster.address, 2)
+
+
+def test_what_only_a_lost_worker_had_the_memory_for_begins_on_another(one, cluster):
+    start_workers(cluster, "bob")
+    client = one.in_background(cluster.address, 4, 1.0)
+    one.await_begun(1)
+    cluster.start_worker("ann", variables={"STAND_IN_NAME": "ann"}, more=("--memory-limit", "600MB"))
+    executor_contract.wait_for(lambda: "Registered to" in cluster.said("ann"), 120)
+    cluster.workers["bob"].send_signal(signal.SIGKILL)
+    assert client.communicate(timeout=200)[0].strip() == "4"
+    one.check(one.run(cluster.address, 4), 4, twice=1)
+
+
 def test_a_worker_without_kiln_is_refused_by_name(one, cluster, monkeypatch):
     monkeypatch.setattr("kiln_build.farm.cluster.roll._GRACE", 10.0)
     start_workers(cluster, "ann")

@@ -159,7 +159,12 @@ class _Workshop:
         may have heard nothing yet: so a submission is begun on one machine and on no other.
         """
         began = time.monotonic()
-        if first := asyncio.run_coroutine_threadsafe(self._begun_by(order), self.worker.loop.asyncio_loop).result():
+        try:
+            first = asyncio.run_coroutine_threadsafe(self._begun_by(order), self.worker.loop.asyncio_loop).result()
+        except (OSError, TimeoutError, asyncio.TimeoutError) as error:  # no fault of this machine's
+            reason = f"{self.worker.address} could not ask the scheduler whether another had begun with it ({error})"
+            return self._said(Reply(wire.MOVED, reason=reason), began)
+        if first:
             return self._said(Reply(wire.MOVED, reason=f"{first} had begun with it and is gone"), began)
         try:
             host = self._host(order.session)
@@ -222,7 +227,11 @@ class _Workshop:
         )
 
     async def _begun_by(self, order: Order) -> str:
-        """The worker that began with an order before; "": none did, and now this one has."""
+        """The worker that began with an order before; "": none did, and now this one has.
+
+        Raises:
+            OSError, TimeoutError: the scheduler does not answer.
+        """
         scheduler, keys = self.worker.scheduler, [BEGUN, order.session.name, order.number]
         first: str = await scheduler.get_metadata(keys=keys, default="")
         if not first:

@@ -22,7 +22,7 @@ import signal
 import threading
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ _SILENT_SECONDS = 30.0  # without an answer after which the user is told
 _KILL_SECONDS = 10.0  # in which a worker must say that it has killed a task
 _LOOK_SECONDS = 15.0  # between looks at the workers when nothing is heard of them
 _CLOSE_SECONDS = 5.0
+_MOST_WORDS = 200  # letters of an error
 _MODULE = "kiln_build.farm.cluster.agent"
 
 
@@ -59,6 +60,7 @@ class _Run(Generic[Id]):
     number: int
     key: str = ""
     future: Any = None
+    among: list[str] | None = None  # the workers that it was submitted to; None: any that fits
     worker: str = ""  # its address, once the task has begun there
     slot: int = 0  # the worker's number, for the build
     is_killed: bool = False
@@ -108,10 +110,13 @@ class DaskExecutor(Executor[Id]):
         self._runs: dict[Id, _Run[Id]] = {}
         self._by_number: dict[int, _Run[Id]] = {}
         self._by_key: dict[str, _Run[Id]] = {}
+        self._is_suspicious = False  # Dask has failed on a worker that it did not name: from now on we do
+        self._stuck: set[str] = set()  # keys that Dask had no worker for when it was last asked
         self._count = 0
         self._events: deque[Event[Id]] = deque()
         self._notices: deque[str] = deque()
         self._problem: KilnError | None = None
+        self._fault: KilnError | None = None  # of the last worker that was out of order
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
@@ -243,7 +248,8 @@ class DaskExecutor(Executor[Id]):
                 for notice in self._roll.look(about["workers"], self.address, time.monotonic() - began):
                     self._notices.append(notice)
                 if problem := self._roll.problem(self.address):
-                    raise problem
+                    raise self._fault or problem
+                await self._free(client, closing)
                 self._fill()
             waiting = asyncio.ensure_future(self._news.wait())
             await asyncio.wait([closing, waiting], timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
@@ -269,6 +275,22 @@ class DaskExecutor(Executor[Id]):
         finally:
             answer.cancel()
         return None
+
+    async def _free(self, client: Any, closing: asyncio.Future) -> None:
+        """Takes back what Dask has had no worker for at two looks: since it was submitted, the machine with as much
+        memory as it asks for may have gone, or all that it was offered to."""
+        keys = list(self._by_key)
+        try:
+            states = await self._answered(client.scheduler.get_task_status(keys=keys), closing) if keys else {}
+        except OSError:
+            return
+        stuck = {key for key, state in (states or {}).items() if state == "no-worker"}
+        for key in stuck & self._stuck:
+            if (run := self._by_key.get(key)) and not run.slot:
+                future = run.future
+                self._wait_again(run)
+                self._follow_up(_cancel(future))
+        self._stuck = stuck
 
     def _take(self, task: Task[Id]) -> None:
         self._count += 1
@@ -322,10 +344,14 @@ class DaskExecutor(Executor[Id]):
         work = pickle.dumps((task.function, task.arguments))
         order = Order(self._session, run.number, work, task.data_limit, is_received=task.receive is not None)
         resources = self._roll.resources(task.memory)
+        run.among = self._roll.only()
+        if self._is_suspicious:
+            taken = Counter(worker for other in self._by_key.values() for worker in other.among or ())
+            run.among = [self._roll.freest(taken)]
         # Named by what any scheduler has: Dask's unpickles what it is given, and need not have Kiln.
         run.future = client.submit(
             pipe, _MODULE, importlib.import_module, operator.methodcaller("run_task", wire.encode(order)),
-            key=run.key, pure=False, resources=resources, workers=self._roll.only(),
+            key=run.key, pure=False, resources=resources, workers=run.among,
         )  # fmt: skip
 
     async def _follow(self, run: _Run[Id]) -> None:
@@ -337,12 +363,22 @@ class DaskExecutor(Executor[Id]):
             pass  # by us, or with the scheduler
         except Exception as error:  # noqa: BLE001  (Dask hands on whatever was raised elsewhere)
             if not run.has_ended and run.future is future:
-                self._lose(run, f"Dask says {_spell(error)}")
+                self._dask_failed(run, error)
         else:
             if not run.has_ended and run.future is future:
                 self._answer(run, data)
         finally:
             future.release()
+
+    def _dask_failed(self, run: _Run[Id], error: Exception) -> None:
+        """The agent raises nothing, so a worker's Dask is out of order. Which worker's, Dask does not say."""
+        culprit = run.among[0] if run.among and len(run.among) == 1 else ""
+        self._is_suspicious = not culprit
+        if not culprit or isinstance(error, distributed.KilledWorker):
+            self._lose(run, f"Dask says {_spell(error)}")
+            return
+        run.worker = culprit
+        self._blame(run, EnvironmentProblem(f"Dask fails to run jobs on {self._roll.name(culprit)}: {_spell(error)}"))
 
     def _answer(self, run: _Run[Id], data: object) -> None:
         """Dask has brought a reply."""
@@ -385,13 +421,15 @@ class DaskExecutor(Executor[Id]):
     def _blame(self, run: _Run[Id], fault: Exception) -> None:
         """A machine cannot do the work. Others may; if there is none, the build ends."""
         problem = fault
-        if not isinstance(fault, KilnError):
+        if not isinstance(problem, KilnError):
             problem = EnvironmentProblem(f"workers cannot start: {type(fault).__name__}: {fault}")
         name = self._roll.name(run.worker)
         self._roll.exclude(run.worker, str(problem))
-        if not self._roll.capacity().tasks:
+        if not self._roll.capacity().tasks and not self._roll.is_unsure:
             self._fail(problem)
             return
+        self._fault = problem  # what is said if those that have yet to announce themselves are of no use either
+        self._news.set()
         self._notices.append(f"warning: {name} is given nothing more: {problem}")
         self._lose(run, f"{name} is out of order")
 
@@ -445,12 +483,10 @@ class DaskExecutor(Executor[Id]):
         future = run.future
         if run.slot or run.is_killed:
             self._lose(run, reason)
-        elif self._roll.only() is None:
+        elif run.among is None and self._roll.only() is None:
             return
         else:  # Dask was told the names of workers, which may all be gone
-            self._forget(run)
-            run.future = None
-            self._waiting.appendleft(run)
+            self._wait_again(run)
         if future is not None and self._client.status == "running":
             self._follow_up(_cancel(future))
 
@@ -463,9 +499,13 @@ class DaskExecutor(Executor[Id]):
             if run.slot or run.is_killed:
                 self._lose(run, "the scheduler is gone")
             else:
-                self._forget(run)
-                run.future = None
-                self._waiting.appendleft(run)
+                self._wait_again(run)
+
+    def _wait_again(self, run: _Run[Id]) -> None:
+        """What has not begun is to be submitted anew."""
+        self._forget(run)
+        run.future = None
+        self._waiting.appendleft(run)
 
     def _lose(self, run: _Run[Id], reason: str) -> None:
         self._end(run, Died(run.task.id, reason, 0, lost=True))
@@ -526,4 +566,7 @@ async def _quietly(what: Any) -> None:
 
 
 def _spell(error: object) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = str(error)
+    if len(text) > _MOST_WORDS:  # a pickle, where an exception's class is not known here
+        text = f"{text[:_MOST_WORDS]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -113,6 +113,10 @@ class Roll:
         """The addresses that Dask must choose among; None: its resources say enough."""
         return self.accepted if self._excluded else None
 
+    def freest(self, taken: Mapping[str, int]) -> str:
+        """The address of the worker that has most to spare, where some have tasks already. One must be accepted."""
+        return min(self.accepted, key=lambda one: (taken.get(one, 0) + 1) / self._workers[one].resources[self._needed])
+
     def capacity(self) -> Capacity:
         """What those that may work can do together."""
         return self._capacity
