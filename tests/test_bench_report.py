@@ -53,7 +53,8 @@ def test_what_stands_above_and_below_them():
                   f"refused: PyTorch, flash; PyTorch, cuDNN: no varlen (forward: {VARLEN})",
                   f"wrong: PyTorch, cuDNN: its result differs from fp32's by 0.5 (backward: {PLAIN})",
                   f"not measured: the budget is used up (backward: {CAUSAL})",
-                  f"slow host: its time may be in the figures: it did not keep ahead of the GPU (forward: {CAUSAL})",
+                  "slow host: its time may be in the figures, so no ratio counts: it did not keep ahead of the GPU "
+                  f"(forward: {CAUSAL})",
                   "no CUDA graphs: PyTorch, cuDNN: operation not permitted when stream is capturing (forward: ",
                   "1 rows of short calls were timed in CUDA graphs", "flashinfer is not installed"):  # fmt: skip
         assert words in text, words
@@ -61,6 +62,43 @@ def test_what_stands_above_and_below_them():
     found = results()
     found["rows"][1]["wrong"]["kiln"] = "its result differs from fp32's by 0.2"
     assert report.wrong(found) == [f"forward, {PLAIN}: its result differs from fp32's by 0.2"]
+
+
+def test_a_ratio_with_the_hosts_time_in_it_counts_nowhere(tmp_path):
+    """As cuDNN's 52 times as long, of which the host took all but one."""
+    found = results()
+    usual = bench_results.row("forward", PLAIN, {"kiln": [1.0], "flash": [2.0], "cudnn": [1.2]})
+    bound = bench_results.row("forward", CAUSAL, {"kiln": [1.0], "flash": [3.0], "cudnn": [52.0]}, host_ahead=False,
+                              host_bound=["cudnn"])  # fmt: skip
+    text = report.text(found | {"rows": [usual, bound]})
+    assert line(text, f"{CAUSAL}")[-5:] == [
+        f"{CAUSAL.operations('forward') / 52e9:.1f}",
+        "±0.0%",
+        "(host)",
+        "3.00",
+        "host",
+    ]
+    assert line(text, "geometric mean") == ["2.45", "1.20"] and line(text, "least") == ["2.00", "1.20"]
+    assert "slow host: PyTorch, cuDNN: its time may be in the figures, so no ratio counts" in text
+    done, page = page_of(tmp_path, found | {"rows": [usual, bound]})
+    table = page.partition("## Forward, TFLOP/s")[2]
+    assert f"{CAUSAL.operations('forward') / 52e9:.0f} (host) |" in table and "| 3.00 | host |" in table
+    (mean,) = [one for one in table.splitlines() if one.startswith("| geometric mean |")]
+    assert mean.endswith("| 2.45 | 1.20 |") and "52.00" not in table
+    assert done.returncode == 0 and "judged: 1 of forward, shapes, of PyTorch, cuDNN" in done.stdout
+    (kept,) = [bound | {"host_bound": None}]
+    del kept["host_bound"]
+    assert report.is_host_bound(kept, "kiln") and not report.is_host_bound(bound, "kiln"), "it may be any side's"
+    assert report.ratio(kept, "kiln", "flash") is None and not report.is_host_bound(usual, "cudnn")
+
+
+def test_a_figure_whose_rounds_differ_much_says_so(tmp_path):
+    even, uneven = [1.0, 1.01, 1.02, 1.03, 1.04], [1.0, 1.1, 1.2, 1.3, 1.4]
+    rows = [bench_results.row("forward", PLAIN, {"kiln": even, "flash": [2.5] * 5, "cudnn": uneven})]
+    _, page = page_of(tmp_path, results() | {"rows": rows})
+    kiln, flash, cudnn = (PLAIN.operations("forward") / ms / 1e9 for ms in (1.02, 2.5, 1.2))
+    assert f"| {PLAIN} | {kiln:.0f} | {flash:.0f} | {cudnn:.0f} ±8 % |" in page
+    assert "where that is more than 5%" in " ".join(page.split())
 
 
 def test_many_calls_with_one_reason_are_counted():

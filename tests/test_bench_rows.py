@@ -86,7 +86,7 @@ class Refusing(Right):
         raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def rows_of(*sides, slowest=None, now=time.perf_counter, times=timing.Times({}, True)):
+def rows_of(*sides, slowest=None, now=time.perf_counter, times=timing.Times({})):
     timed = []
 
     def measured(works, rounds, turn_ms, while_busy, cycle):
@@ -204,9 +204,10 @@ def test_a_call_that_is_too_slow_for_the_budget_is_refused():
 
 
 def test_why_there_are_no_graphs_is_said():
-    times = timing.Times({}, False, not_captured={"a": "sizes [4, 2] do not fit"})
+    times = timing.Times({}, ("a",), not_captured={"a": "sizes [4, 2] do not fit"})
     found = rows_of(Right("a"), times=times).training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0).as_dict()
     assert found["not_captured"] == {"a": "sizes [...] do not fit"} and not found["host_ahead"]
+    assert found["host_bound"] == ["a"]
     assert "not_captured" not in rows_of(Right("a")).training(Problem(PLAIN, "cpu"), "forward", lambda _: 1.0).as_dict()
 
 

@@ -91,6 +91,19 @@ def test_what_another_side_left_does_not_count():
     assert max(timing.interleave(sides, 3, 140.0, device, uncounted=0.0).milliseconds["cool"]) > 1.5
 
 
+def test_the_side_that_the_host_was_late_for_is_known():
+    """The device waits for the host in the turns of one side alone."""
+    device = Device()
+    quick, late = device.work("quick", lambda: 0.1), device.work("late", lambda: 0.1)
+
+    def slowly() -> None:
+        device.host += 5.0
+        late()
+
+    times = timing.interleave({"quick": quick, "late": slowly}, 3, 2.0, device)
+    assert times.host_bound == ("late",) and not times.host_ahead
+
+
 def test_where_the_host_is_late_graphs_are_timed():
     device = Device(host_ms=1.0)
     sides = {"one": device.work("one", lambda: 0.1)}

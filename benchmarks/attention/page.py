@@ -33,6 +33,7 @@ LEAST = {
 }  # fmt: skip
 # The least of a row: of the rate of the call without what it asks for more; a fixed order's of any; fp8's of bf16.
 PLAIN_SHARE, ORDERED_SHARE, FP8_SHARE, HOST_RATIO = 0.95, 0.85, 1.4, 1.3
+WIDE = 0.05  # how far apart quartiles of a side's rounds are marked
 LEAST_SHARE, JUDGED_KEYS, JUDGED_BYTES = 0.9, 32768, 10**9  # of the bandwidth of a copy
 NAMES = {"flash": "FlashAttention-2", "cudnn": "cuDNN"}
 PARTS = ("forward", "backward", "decoding")
@@ -62,6 +63,9 @@ def rate(row: Row, side: str) -> float | None:
 
 
 def share(row: Row, side: str, other: str) -> float | None:
+    """How many times as fast as the other a side is; None, too, if the host's time may be in one of the figures."""
+    if report.is_host_bound(row, side) or report.is_host_bound(row, other):
+        return None
     mine, theirs = rate(row, side), rate(row, other)
     return mine / theirs if mine and theirs else None
 
@@ -128,7 +132,11 @@ def judge(results: Results) -> tuple[list[str], dict[str, int]]:
 def table(rows: Sequence[Row], columns: Sequence[Column], ratios: Sequence[tuple[str, str, str]] = ()) -> str:
     """Columns, then ratios, each a title and two sides, with the geometric mean and the least below."""
     kept = [one for one in ratios if any(share(row, *one[1:]) for row in rows)]
-    body = [[*(cell(row) for _, cell in columns), *(number(share(row, *one[1:]), 2) for one in kept)] for row in rows]
+
+    def ratio(row: Row, side: str, other: str) -> str:
+        return report.HOST if report.is_unfair(row, side, other) else number(share(row, side, other), 2)
+
+    body = [[*(cell(row) for _, cell in columns), *(ratio(row, *one[1:]) for one in kept)] for row in rows]
     if kept and len(rows) > 1:
         for place, name in enumerate(("geometric mean", "least")):
             means = [number(mean_and_least(rows, *one[1:])[place], 2) for one in kept]
@@ -137,11 +145,21 @@ def table(rows: Sequence[Row], columns: Sequence[Column], ratios: Sequence[tuple
 
 
 def of(side: str, digits: int = 0) -> Callable[[Row], str]:
+    """Cells of a side's rate; one whose rounds differ much, or that may have the host's time in it, says so."""
+
     def cell(row: Row) -> str:
         why = next((kind for kind in ("wrong", "refused") if side in row[kind]), None)
-        return why or number(rate(row, side), digits)
+        return why or number(rate(row, side), digits) + uncertain(row, side)
 
     return cell
+
+
+def uncertain(row: Row, side: str) -> str:
+    """ " ±4 %", half of what the quartiles of a side's rounds are apart, if they are apart more than WIDE."""
+    wide, times = "", row["milliseconds"].get(side, ())
+    if (apart := report.spread(times)) > WIDE:
+        wide = f" ±{apart / 2 * 100:.0f} %"
+    return f"{wide} ({report.HOST})" if times and report.is_host_bound(row, side) else wide
 
 
 def shape(row: Row) -> str:
@@ -151,7 +169,7 @@ def shape(row: Row) -> str:
 def microseconds(side: str) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         took = report.median(row, side)
-        return number(took and took * 1000, 1)
+        return number(took and took * 1000, 1) + uncertain(row, side)
 
     return cell
 
@@ -245,6 +263,11 @@ def markdown(results: Results, plot_name: str, launches: Sequence[str] = ()) -> 
             "times as many. Kiln's forward writes the log-sum-exp. Every result was first compared with fp32's. A "
             "product is one of 8,192 x 8,192 matrices in bf16 by PyTorch, in the same rounds. Each side's figure is of "
             "clocks that it has set itself, at the power limit: the first five sevenths of its turns do not count."
+        ),
+        wrapped(
+            f"±: half of what the quartiles of a side's rounds are apart, where that is more than {WIDE:.0%}. "
+            f"{report.HOST}: the host did not keep ahead of the GPU, so its time may be in the figure, and no "
+            "ratio of it counts."
         ),
         f"![Speed by shape]({plot_name})",
         "## Summary",

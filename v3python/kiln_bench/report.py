@@ -15,6 +15,7 @@ from kiln_recipe.console.tables import table
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 MADE_BY, FORMAT, COPY, PYTORCH = "kiln bench", 1, "copy", "F.scaled_dot_product_attention"
+HOST = "host"  # in the place of a ratio: a side's figure may have the host's time in it
 _NAMED = 2  # calls that a note names
 UNITS = {"forward": "TFLOP/s", "backward": "TFLOP/s", "decoding": "TB/s of the cache", "host": "µs of a call"}
 
@@ -76,8 +77,16 @@ def figure(row: Row, side: str) -> float | None:
     return amount / took / 1e9
 
 
+def is_host_bound(row: Row, side: str) -> bool:
+    """Whether the host's time may be in a side's figure. Rows that were kept may tell only that some side's has it, so
+    that it may be any."""
+    return not row.get("host_ahead", True) and side in row.get("host_bound", (side,))
+
+
 def ratio(row: Row, side: str, other: str) -> float | None:
-    """How many times as fast as the other a side is."""
+    """How many times as fast as the other a side is; None, too, if the host's time may be in one of the figures."""
+    if is_host_bound(row, side) or is_host_bound(row, other):
+        return None
     mine, theirs = median(row, side), median(row, other)
     return theirs / mine if mine and theirs else None
 
@@ -128,7 +137,7 @@ def device_table(
         if part == "decoding":
             took = median(row, first)
             cells.append(number(took and took * 1000, 1))
-        cells += [number(beside(row, first, side), 2) for side in others]
+        cells += [HOST if is_unfair(row, first, side) else number(beside(row, first, side), 2) for side in others]
         body.append([str(shapes.of_row(row)), *cells, *(cell(row) for cell in more.values())])
     if others and len(rows) > 1:
         for name, over in (("geometric mean", mean), ("least", least)):
@@ -145,15 +154,22 @@ def _figure(row: Row, side: str, with_spread: bool) -> str:
     value = figure(row, side)
     text = number(value, 2 if row["part"] == "decoding" else 0 if not value or value >= 10 else 1)
     times = row["milliseconds"].get(side)
-    return f"{text} ±{spread(times) / 2:.1%}" if times and with_spread else text
+    host = f" ({HOST})" if times and is_host_bound(row, side) else ""
+    return f"{text} ±{spread(times) / 2:.1%}{host}" if times and with_spread else f"{text}{host}"
 
 
 def beside(row: Row, first: str, side: str) -> float | None:
     """How many times as fast; of a copy, whose bytes are others, by the bandwidth."""
-    if side != COPY:
+    if side != COPY or is_host_bound(row, first) or is_host_bound(row, side):
         return ratio(row, first, side)
     mine, theirs = figure(row, first), figure(row, side)
     return mine / theirs if mine and theirs else None
+
+
+def is_unfair(row: Row, first: str, side: str) -> bool:
+    """Whether two sides have figures that are not set against one another, since the host's time may be in one."""
+    has_both = all(row["milliseconds"].get(one) for one in (first, side))
+    return has_both and (is_host_bound(row, first) or is_host_bound(row, side))
 
 
 def least(values: Iterable[float | None]) -> float | None:
@@ -210,7 +226,9 @@ def notes(results: Results) -> list[str]:
             for side, why in row[kind].items():
                 add(kind, why, names.get(side, side), row)
         if not row.get("host_ahead", True):
-            add("slow host", "its time may be in the figures: it did not keep ahead of the GPU", "", row)
+            for side in row.get("host_bound", ("",)):
+                add("slow host", "its time may be in the figures, so no ratio counts: it did not keep ahead of the GPU",
+                    names.get(side, side), row)  # fmt: skip
         for side, why in row.get("not_captured", {}).items():
             add("no CUDA graphs", why, names.get(side, side), row)
     lines = []

@@ -63,15 +63,20 @@ class Times:
 
     Attributes:
         milliseconds: of one call in each round, by side.
-        host_ahead: whether the host kept ahead of the device all the time: then none of its time is in the figures.
+        host_bound: the sides of which the host did not keep ahead of the device: its time may be in their figures.
         graphs: whether calls were captured into CUDA graphs, so that the host's time is in no figure.
         not_captured: the side whose calls could not be, so that there are no graphs, and why.
     """
 
     milliseconds: dict[str, list[float]]
-    host_ahead: bool
+    host_bound: tuple[str, ...] = ()
     graphs: bool = False
     not_captured: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def host_ahead(self) -> bool:
+        """Whether the host kept ahead of the device all the time, so that none of its time is in any figure."""
+        return not self.host_bound
 
 
 def interleave(
@@ -92,7 +97,7 @@ def interleave(
     counts = {name: max(1, round((1 - uncounted) * turn_ms / one)) for name, one in about.items()}
     before = {name: max(1, round(uncounted * turn_ms / one)) for name, one in about.items()}
     turns = {name: rounds if one <= turn_ms else max(2, int(rounds * turn_ms / one)) for name, one in about.items()}
-    ahead, orders = True, balanced(list(sides))
+    bound, orders = dict[str, None](), balanced(list(sides))
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in sides}
     clock.wait()
     for number in range(rounds):
@@ -107,13 +112,14 @@ def interleave(
             before_last = clock.mark()
             sides[name]()
             # A device that is past it already keeps up with the host, and so may wait for it.
-            ahead &= not clock.is_past(before_last)
+            if clock.is_past(before_last):
+                bound[name] = None
             marks[name].append((begin, clock.mark()))
     if while_busy:
         while_busy()
     clock.wait()
     spent = {name: [clock.milliseconds(*pair) / counts[name] for pair in pairs] for name, pairs in marks.items()}
-    return Times(spent, ahead)
+    return Times(spent, tuple(bound))
 
 
 def balanced(names: Sequence[str]) -> list[list[str]]:
@@ -168,7 +174,7 @@ def measured(
         except NotCaptured as error:
             return replace(plain, not_captured={name: str(error)})
     times = interleave(graphs, rounds, turn_ms, clock, uncounted=uncounted).milliseconds
-    return Times({name: [value / count for value in each] for name, each in times.items()}, True, True)
+    return Times({name: [value / count for value in each] for name, each in times.items()}, graphs=True)
 
 
 class Budget:

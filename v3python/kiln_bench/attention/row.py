@@ -176,11 +176,11 @@ class Rows:
     def _time(
         self, row: Row, works: Mapping[str, timing.Work], turn_ms: Callable[[int], float], cycle: int = 1
     ) -> None:
-        row.more |= {"host_ahead": True, "graphs": False}
+        row.more |= {"host_ahead": True, "host_bound": [], "graphs": False}
         if works:
             times = self._measured(works, self._rounds, turn_ms(len(works)), self._while_busy, cycle)
             row.milliseconds = times.milliseconds
-            row.more |= {"host_ahead": times.host_ahead, "graphs": times.graphs}
+            row.more |= {"host_ahead": times.host_ahead, "host_bound": [*times.host_bound], "graphs": times.graphs}
             if times.not_captured:
                 row.more["not_captured"] = {name: shortened(why) for name, why in times.not_captured.items()}
 
