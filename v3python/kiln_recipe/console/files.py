@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Mapping
@@ -87,6 +86,8 @@ def what_keeps(descriptor: str, other: int) -> str:
         descriptor: digits.
         other: with which it cannot be: os.O_RDONLY of one that is written, os.O_WRONLY of one that is read.
     """
+    import fcntl  # a POSIX system's; who looks into a release may have another
+
     try:
         mode = fcntl.fcntl(int(descriptor), fcntl.F_GETFL) & os.O_ACCMODE
     except (OSError, OverflowError):
