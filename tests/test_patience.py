@@ -9,8 +9,6 @@ import time
 
 import pytest
 
-pytest.importorskip("urllib3")
-
 from kiln_build.cache import http
 from kiln_build.cache.access import Access
 from kiln_build.cache.http import HttpTransport

@@ -77,4 +77,4 @@ class S3Transport:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]

@@ -296,11 +296,9 @@ def _harvest(
     return harvest
 
 
-def _forget_misfits(
-    variants: Sequence[Variant], result: farm.FarmResult, store: Store, progress: Progress
-) -> list[str]:
+def _forget_misfits(variants: Sequence[Variant], result: farm.FarmResult, store: Store, progress: Progress) -> bool:
     """Forgets images that this build must refuse and has not compiled: what a store or a cache says of them need not be
-    so. Their variants' names."""
+    so. Whether there were any."""
     compiled = {result.keys[one.name] for one in result.attempts if one.outcome == COMPILED}
     misfits = {}
     for variant in variants:
@@ -315,7 +313,7 @@ def _forget_misfits(
         progress.message(
             f"warning: the image of {name} was not compiled here, and {reason}{more}; to be compiled again"
         )
-    return list(misfits)
+    return bool(misfits)
 
 
 def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
