@@ -4,7 +4,8 @@
 
 PREFIX is an unpacked release. A line of JSON an image goes to RESULTS/<target>/images.jsonl as it ends. A run that was
 ended goes on where it was; of another release, what stands there stays if all code objects that it executed are the
-same to the byte, and the rest is executed. Wrong answers are printed at the end, and end it with 1.
+same to the byte, and the rest is executed. Wrong answers are printed at the end, and end it with 1; with --whole so do
+calls that were refused and code objects that no call executed.
 """
 
 from __future__ import annotations
@@ -154,7 +155,10 @@ def main() -> int:
         help="each orders waves and work-groups, and fills registers and LDS before; 0: in order, and zeros. With "
         "several the outputs must have equal bits; default: 1,2",
     )  # fmt: skip
+    parser.add_argument("--whole", action="store_true", help="fail if a code object of the release was not executed")
     options = parser.parse_args()
+    if options.whole and (options.every != 1 or options.sample is not None):
+        parser.error("--whole is not for a part of the images")
     wrong, idle = [], []
     for target in options.target or ():
         images.pack_of(options.prefix, target)
@@ -163,10 +167,20 @@ def main() -> int:
         rows = run(options.prefix.resolve(), target, options.results, *how)
         if not any(row["kind"] == "image" for row in rows):
             idle.append(f"{target}: no image was executed; of the calls, the first was refused: {_refusal(rows)}")
+        elif options.whole:
+            idle += [f"{target}: {what}" for what in _left(options.prefix, target, rows)]
         wrong += [f"{target} {r['kernel']} {r['functional']}: {fault}" for r in rows for fault in r.get("wrong", [])]
     for line in (*wrong, *idle):
         print(line)
     return 1 if wrong or idle else 0
+
+
+def _left(prefix: Path, target: str, rows: list[dict]) -> list[str]:
+    """What was not executed, a sentence each."""
+    executed = {digest for row in rows for digest in row.get("executed", ())}
+    refused = [f"{row['call']} was refused: {row['sentence']}" for row in rows if row["kind"] == "refused"]
+    left = [image.name for image in images.images(prefix, target) if image.digest not in executed]
+    return refused + [f"no call executed the code object of {name}" for name in left]
 
 
 def _refusal(rows: list[dict]) -> str:

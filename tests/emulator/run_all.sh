@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # The proof without a card: every image that a release has for AMD, executed on the emulator, launched by Kiln's own
 # runtime, against float64, twice with other orders and contents; then images that are made wrong on purpose, which the
-# checks must see. Needs python3 with PyTorch, PyYAML, msgspec, zstandard and pyelftools, a C compiler, and LLVM's
-# llvm-objdump and llvm-mc that know the targets (Debian: llvm-22); no GPU, no network.
+# checks must see. Needs python3 with PyTorch, zstandard and pyelftools, a C compiler, and LLVM's llvm-objdump and
+# llvm-mc that know the targets (Debian: llvm-22); no GPU, no network.
 #   bash tests/emulator/run_all.sh <tarball> <output folder> [gfx942 gfx1100 ...]
-# Goes on where it was ended, if the output folder is the same. KILN_PROCESSES: how many at once; default: one a core.
-# KILN_MUTATIONS=0: none are made. With KILN_KEEP=1, results that are right go to docs/measurements/emulator.md and to
-# docs/measurements/verified, from which the next manifest says what was executed; else both are in the output folder.
+# Goes on where it was ended, if the output folder is the same. Ends with 0 if each part was run and is right: all code
+# objects executed, all that is made wrong seen, the page written; else with 1, and says of each part what became of it.
+# KILN_PROCESSES: how many at once; default: one a core. KILN_SEED: what is made wrong is drawn by it; default: 1.
+# KILN_MUTATIONS=0: none are made, and it ends with 1. With KILN_KEEP=1, results of which all are right go to
+# docs/measurements/emulator.md and to docs/measurements/verified, from which the next manifest says what was executed;
+# else both are in the output folder.
 set -euo pipefail
 unset CDPATH
 if (($# < 2)) || [[ $1 == -* ]]; then
-    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
@@ -20,7 +23,7 @@ output=$(cd -- "$2" && pwd -P)
 targets=()
 for target in "${@:3}"; do targets+=(--target "$target"); done
 processes=(--processes "${KILN_PROCESSES:-$(nproc)}")
-export PYTHONPATH=$here/v3python PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$here/v3python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
 
 sum=$(sha256sum -- "$tarball" | cut -d ' ' -f 1)
 prefix=$output/$sum/kiln
@@ -31,16 +34,30 @@ if [[ ! -e $prefix ]]; then
     mv -- "$output/unpacking/kiln" "$prefix"
 fi
 results=$output/results
-program() {
-    python3 "$here/tests/emulator/$1.py" "${@:2}"
+outcomes=()
+failed=0
+
+# part <name> <program> <argument...>
+part() {
+    local name=$1 began=$SECONDS outcome=right
+    if ! python3 "$here/tests/emulator/$2.py" "${@:3}"; then
+        outcome=FAILED
+        failed=1
+    fi
+    outcomes+=("$name: $outcome, $((SECONDS - began)) s")
 }
 
-program run "$prefix" "$results" "${targets[@]}" "${processes[@]}"
+part images run "$prefix" "$results" "${targets[@]}" "${processes[@]}" --whole
 if [[ ${KILN_MUTATIONS:-1} != 0 ]]; then
-    program mutations "$prefix" "$results" "${targets[@]}" "${processes[@]}"
+    part "made wrong" mutations "$prefix" "$results" "${targets[@]}" "${processes[@]}" --seed "${KILN_SEED:-1}"
+else
+    outcomes+=("made wrong: NOT RUN")
+    failed=1
 fi
 page=$output/emulator.md verified=$output/verified
-if [[ ${KILN_KEEP:-0} == 1 ]]; then
+if [[ ${KILN_KEEP:-0} == 1 ]] && ((!failed)); then
     page=$here/docs/measurements/emulator.md verified=$here/docs/measurements/verified
 fi
-program page "$prefix" "$results" "$page" "$verified"
+part page page "$prefix" "$results" "$page" "$verified"
+printf '%s\n' "${outcomes[@]}"
+exit "$failed"

@@ -75,6 +75,8 @@ class Pool:
 
     def close(self) -> None:
         self._executor.shutdown(cancel_futures=True)
+        for process in self._processes:  # all end beside each other
+            process.connection.close()
         for process in self._processes:
             process.end()
 
