@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -11,13 +12,14 @@ from functools import lru_cache
 import ffi
 import torch
 from calls import SINKS, Call
-from check import Expected, check
+from check import Expected, check, differing
 from decode_calls import DecodeCall
-from decode_check import check_decode
+from decode_check import check_decode, decode_differing
 from standin import kept
 from storage import DTYPES, describe
 
 MOST_CASES = 3  # of each image
+EQUAL_RUNS = 4  # of each image in one of them
 
 
 def words(functional: str) -> dict[str, str]:
@@ -111,7 +113,7 @@ def is_of_another(failure: ffi.Failure) -> bool:
 
 def run_images(
     kiln, device: str, reasons: list[str], operation: str, functional: str, variants: list[dict], target: str | None,
-    most: int = MOST_CASES, small: bool = False, given: Sequence[Call | DecodeCall] = (),
+    most: int = MOST_CASES, small: bool = False, given: Sequence[Call | DecodeCall] = (), runs: int = 0,
 ) -> dict:  # fmt: skip
     """Forces each image of a functional in up to `most` calls, and judges these: {"rows": [one an image]}.
 
@@ -120,6 +122,8 @@ def run_images(
         reasons: why the release has no images of some other variants.
         small: see `calls`.
         given: the calls to try, if not those of `calls`.
+        runs: how often the first of an image's calls is made again, which must give equal bits; not of images that are
+            there to add in any order. A row's "runs" are those that were made.
     """
     candidates = given or calls(operation, functional, variants[0]["kernel"], small)
     hits: dict[tuple, list[Call | DecodeCall]] = {}  # the calls that take an image of a kernel and specialization
@@ -145,6 +149,10 @@ def run_images(
             if ratio >= row["ratio"]:
                 row |= {"ratio": ratio, "output": output}
             row["wrong"] += [f"{call}: {fault}" for fault in verdict.wrong()]
+            if row["cases"] == 1 and runs and words(functional).get("ordered") != "false":
+                row["runs"] = runs
+                for name in _differing(kiln, device, call, operation, variant["key"], target, runs):
+                    row["wrong"].append(f"{call}: {name} differs from run to run")
             if row["cases"] >= most:
                 break
         if not row["cases"] and not row["wrong"] and "refused" not in row and not given:
@@ -158,6 +166,16 @@ def _run(kiln, device: str, call: Call | DecodeCall, operation: str, key: str, t
         return check_decode(call, kiln, device, target, (key,))
     expected = _expected(call, device, kiln, target)
     return check(call, kiln, device, target, (key,), operation == "attn_bwd", expected)
+
+
+def _differing(
+    kiln, device: str, call: Call | DecodeCall, operation: str, key: str, target: str | None, runs: int
+) -> list[str]:  # fmt: skip
+    if isinstance(call, DecodeCall):
+        return decode_differing(call, kiln, device, target, (key,), runs)
+    # What other kernels of the call do is in a fixed order too.
+    ordered = dataclasses.replace(call, deterministic=True)
+    return differing(ordered, kiln, device, target, (key,), operation == "attn_bwd", runs)
 
 
 FACTS = ("kernel", "functional", "configuration", "specialization", "registers", "shared_bytes", "spill_bytes")
@@ -176,7 +194,7 @@ def facts(variant: dict, by: str, row: dict) -> dict:
     return {
         "operation": variant["operation"], "target": variant["target"], "by": by, "key": row["key"],
         "cases": row["cases"], "worst_share_of_limit": share, "output": row["output"],
-        **{name: variant[name] for name in FACTS},
+        **{name: variant[name] for name in FACTS}, **{name: row[name] for name in ("runs",) if name in row},
     }  # fmt: skip
 
 

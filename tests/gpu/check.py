@@ -162,3 +162,19 @@ def check(
         return Expected(call.redrawn(number), device, kiln, target).run(kiln, keys, target, forced_backward)
 
     return settled(expected.run(kiln, keys, target, forced_backward), again)
+
+
+def differing(
+    call: Call, kiln: Kiln, device: str, target: str | None, keys: tuple[str, ...], forced_backward: bool, runs: int
+) -> list[str]:
+    """The outputs of which so many equal calls do not give equal bits. `keys`, `forced_backward`: as of Expected.run."""
+    inputs, first, found = Inputs(call, device), None, dict[str, None]()
+    for _ in range(runs):
+        outputs = Outputs(inputs)
+        kiln.forward(inputs, outputs, () if forced_backward else keys, target)
+        if call.backward:
+            kiln.backward(inputs, outputs, keys if forced_backward else (), target)
+        bits = {name: memory.view(torch.uint8) for name, memory in outputs.clone().items()}
+        first = first or bits
+        found |= dict.fromkeys(name for name in bits if not torch.equal(bits[name], first[name]))
+    return list(found)

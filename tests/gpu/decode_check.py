@@ -132,3 +132,19 @@ def check_decode(
         return DecodeRun(call.redrawn(number), device).run(kiln, keys, target)
 
     return settled(DecodeRun(call, device).run(kiln, keys, target), again)
+
+
+def decode_differing(
+    call: DecodeCall, kiln: Kiln, device: str, target: str | None, keys: tuple[str, ...], runs: int
+) -> list[str]:
+    """differing of check.py, for a call with a cache: what it appends counts too."""
+    first, found = None, dict[str, None]()
+    for _ in range(runs):
+        run = DecodeRun(call, device)
+        kiln.decode(run, keys, target)
+        written = {"out": run.out.memory, "k_cache": run.inputs.k_cache, "v_cache": run.inputs.v_cache}
+        written |= {} if run.lse is None else {"lse": run.lse.memory}
+        whole = {name: bits(tensor).clone() for name, tensor in written.items()}
+        first = first or whole
+        found |= dict.fromkeys(name for name in whole if not torch.equal(whole[name], first[name]))
+    return list(found)

@@ -11,6 +11,7 @@ import platform
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -93,6 +94,15 @@ def image_rows(images: list[dict]) -> list[list[object]]:
     return rows
 
 
+def forced_again(images: list[dict]) -> list[list[object]]:
+    """A row for each way in which images ran: how many were forced in equal calls, each in how many."""
+    counts = Counter((image["by"], image["target"], image["runs"]) for image in images if image.get("runs"))
+    return [
+        [f"a call of each of {count} images", f"{target}'s PTX" if how == "PTX" else "native", runs]
+        for (how, target, runs), count in sorted(counts.items())
+    ]
+
+
 def fp8_rows(entries: list[dict]) -> list[list[object]]:
     """A row for each kind of inputs, width, dtype and tiles: its worst call."""
     groups: dict[tuple, list[dict]] = {}
@@ -133,7 +143,10 @@ def sections(answer: dict) -> list[str]:
         "",
         *table(
             ["call", "by", "runs with equal bits"],
-            [[f"`{e['call']}`", by(e["target"]), e["runs"]] for e in kinds.get("deterministic", [])],
+            [
+                *forced_again(kinds.get("image", [])),
+                *([f"`{e['call']}`", by(e["target"]), e["runs"]] for e in kinds.get("deterministic", [])),
+            ],
         ),
         "## fp8",
         "",

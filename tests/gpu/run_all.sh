@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The proof on hardware, in one go: every image, every feature and random calls against float64, dropout, equal bits,
-# the runtime on the real driver, the sanitizer on a sample of all kernels, the C example in three builds, the host's
-# cost of a call. Needs a GPU, python3 with PyTorch, Triton, PyYAML, msgspec and pytest, a C compiler, nvcc; no network.
+# the runtime on the real driver, the sanitizer on a sample of all kernels, dq of inputs with a mean, the C example in
+# three builds, the host's cost of a call. Needs a GPU, python3 with PyTorch, Triton, PyYAML, msgspec and pytest, a C
+# compiler, nvcc, compute-sanitizer; no network.
 #   bash tests/gpu/run_all.sh <tarball> <output folder>
 # The tarball of a release with sm_80 and KILN_PTX=1 has sm_80's images tested too, by way of their PTX; one made with
 # KILN_RECIPES=examples/family/recipe.yaml:examples/matmul/recipe.yaml the families norm and matmul. The feature table
@@ -112,12 +113,19 @@ check_races() {
     sanitized "racecheck, $2" "$status" "$(tail -n 1 "$work/$report.races" | tr -d '"')"
 }
 
-beside=()
-if command -v compute-sanitizer >/dev/null; then
-    check memcheck bf16,fp16,fp32,wide,gradients,products >"$work/memcheck.out" 2>&1 &
-    beside+=($!)
-    check_races bf16,fp32,wide attention >"$work/racecheck.out" 2>&1 &
-    beside+=($!)
+# dq of inputs with a mean, for docs/measurements/attention-means.md too.
+means() {
+    python3 "$here/benchmarks/attention/means.py" --release "$prefix" --json "$output/means.json"
+}
+
+# Without compute-sanitizer these fail.
+check memcheck bf16,fp16,fp32,wide,fp8,gradients,products >"$work/memcheck.out" 2>&1 &
+beside=($!)
+check_races bf16,fp32,wide attention >"$work/racecheck.out" 2>&1 &
+beside+=($!)
+check_races fp8 fp8 >"$work/fp8.out" 2>&1 &
+beside+=($!)
+if [[ -e $prefix/lib/libkiln_matmul.so ]]; then
     check_races products products >"$work/products.out" 2>&1 &
     beside+=($!)
 fi
@@ -130,11 +138,11 @@ step "batches" tests tests/gpu/test_batches.py
 step "fp8" tests tests/gpu/test_fp8.py
 step "sample of all kernels" python3 "$here/tests/gpu/scripts/sample.py" "$prefix"
 # What follows measures free memory, and time: alone.
-if ((${#beside[@]})); then
-    step "memcheck" finished "${beside[0]}" "$work/memcheck.out"
-    step "racecheck, attention" finished "${beside[1]}" "$work/racecheck.out"
-    step "racecheck, products" finished "${beside[2]}" "$work/products.out"
-fi
+step "memcheck" finished "${beside[0]}" "$work/memcheck.out"
+step "racecheck, attention" finished "${beside[1]}" "$work/racecheck.out"
+step "racecheck, fp8" finished "${beside[2]}" "$work/fp8.out"
+if ((${#beside[@]} > 3)); then step "racecheck, products" finished "${beside[3]}" "$work/products.out"; fi
+step "dq of inputs with a mean" means
 step "foreign family" tests tests/gpu/test_foreign_family.py
 step "implementations" tests tests/gpu/test_products.py
 step "AOTriton's functions" tests tests/gpu/test_aotriton.py

@@ -19,10 +19,14 @@ def deterministic_calls() -> list:
         Call(**VARLEN, dtype="bf16", varlen_q="compact", varlen_k="compact", causal=True, deterministic=True),
         # Many programs of Hopper's fused kernel, whose first turns nothing but the kernel before them holds back.
         Call(dtype="bf16", rows=2048, keys=2048, heads=16, heads_kv=16, width=128, deterministic=True),
+        Call(dtype="bf16", rows=1023, keys=1500, heads=8, heads_kv=4, width=64, deterministic=True),
+        # The same of the fused kernel of wide heads, which has more blocks than one for each multiprocessor.
+        Call(dtype="bf16", rows=2048, keys=2048, heads=8, heads_kv=8, width=256, causal=True, deterministic=True),
+        Call(dtype="fp16", rows=700, keys=900, heads=4, heads_kv=2, batch=3, width=160, deterministic=True),
     ]
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(10))
 def test_deterministic_backward_gives_the_same_bits(flash, record, target, number, monkeypatch):
     import torch
     from calls import Inputs

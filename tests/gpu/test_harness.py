@@ -200,6 +200,32 @@ def test_forced_images():
     assert [len(row["wrong"]) for row in rows] == [0, 0, 1]
 
 
+def test_an_image_whose_equal_calls_differ_is_found():
+    """If it is there to give equal bits: of one that adds in any order nothing is made again."""
+    from candidates import run_images
+
+    class Wavering(Standin):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, inputs, outputs, keys=(), target=None):
+            super().forward(inputs, outputs, keys, target)
+            self.calls += 1
+            values = outputs["out"].memory.view(torch.int16)
+            values[values != values[0]] ^= self.calls % 2  # the last bit of what was written
+
+    variants = [{"kernel": "attn_fwd", "specialization": "generic", "key": "generic"}]
+
+    def run(kiln, functional="dtype=bf16 head_dim=16 extras=none"):
+        (row,) = run_images(kiln, "cpu", [], "attn_fwd", functional, variants, None, most=1, small=True, runs=2)["rows"]
+        return row
+
+    assert run(Standin())["runs"] == 2 and not run(Standin())["wrong"]
+    assert any("out differs from run to run" in fault for fault in run(Wavering())["wrong"])
+    assert "runs" not in run(Wavering(), "dtype=bf16 head_dim=16 extras=none ordered=false")
+
+
 def test_a_task_says_what_went_wrong():
     from worker import Tasks
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 
 OPERATIONS = ("attn_fwd", "attn_bwd", "attn_decode")
+OTHERS = ("attn_fwd_fp8", "dropout_mask", "seq_lengths")  # each with a test of its own below
 AT_ONCE = 6  # images of a task: some take seconds to load, where the driver compiles them
 
 
@@ -23,8 +24,16 @@ def size(variant: dict) -> int:
     return int(words(variant["functional"]).get("head_dim", 0))
 
 
+def test_every_operation_of_the_release_has_a_test(flash, target):
+    variants = flash.kiln.variants(None, target or flash.target)
+    names = {variant["operation"].decode() for variant in variants}
+    assert names, "the release has no variant"
+    unknown = names - {f"flash.{name}" for name in (*OPERATIONS, *OTHERS)}
+    assert not unknown, f"no test here forces the images of {sorted(unknown)}"
+
+
 def test_images(flash, pool, record, target):
-    from candidates import one_of_each
+    from candidates import EQUAL_RUNS, MOST_CASES, one_of_each, words
 
     tasks = []
     for operation in OPERATIONS:
@@ -37,10 +46,11 @@ def test_images(flash, pool, record, target):
             groups[variant["kernel"], variant["functional"], variant["specialization"]].append(variant)
         for (_, functional, _), members in groups.items():
             for i in range(0, len(members), AT_ONCE):
-                tasks.append((operation, functional, members[i : i + AT_ONCE], target))
+                some = members[i : i + AT_ONCE]
+                tasks.append((operation, functional, some, target, MOST_CASES, False, (), EQUAL_RUNS))
     tasks.sort(key=lambda task: -size(task[2][0]))  # what compiles longest begins first
     wrong = []
-    for (_, _, members, _), answer in zip(tasks, pool.map("images", tasks)):
+    for (_, _, members, *_), answer in zip(tasks, pool.map("images", tasks)):
         missing = {"wrong": [answer.get("fault", "")], "cases": 0, "ratio": 0.0, "output": ""}
         for i, variant in enumerate(members):
             row = answer["rows"][i] if "rows" in answer else missing | {"key": variant["key"]}
@@ -52,7 +62,30 @@ def test_images(flash, pool, record, target):
                 f"{variant['kernel']} {variant['functional']} [{variant['configuration']}] {variant['specialization']}"
             )
             wrong += [f"{name}: {fault}" for fault in row["wrong"]]
+            if row["cases"] and "runs" not in row and words(variant["functional"]).get("ordered") != "false":
+                wrong.append(f"{name}: no call of it was made again")
     assert not wrong, "\n".join([f"{len(wrong)} wrong answers", *wrong[:40]])
+
+
+def test_images_of_fp8(flash, record, target):
+    """Forward's, which Hopper alone has."""
+    import torch
+    from candidates import one_of_each, words
+    from fp8_calls import run_fp8_image
+
+    variants = one_of_each(flash.images("attn_fwd_fp8", target or flash.target))
+    if (target or flash.target) != "sm_90":
+        assert not variants, "images of fp8 for another GPU than Hopper's are not tested here"
+        return
+    assert variants, "the release has no image of attn_fwd_fp8"
+    wrong = []
+    for variant in variants:
+        torch.manual_seed(9)
+        row = run_fp8_image(flash, variant, words(variant["functional"]))
+        name = f"{variant['kernel']} {variant['functional']} [{variant['configuration']}]"
+        wrong += [f"{name}: {fault}" for fault in row["wrong"]]
+        leave(record, variant, target, row)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_images_of_the_dropout_mask(flash, record, target):

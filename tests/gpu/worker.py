@@ -74,11 +74,11 @@ class Tasks:
 
     def images(
         self, operation: str, functional: str, variants: list[dict], target: str | None, most: int = MOST_CASES,
-        small: bool = False, given: Sequence[Call | DecodeCall] = (),
+        small: bool = False, given: Sequence[Call | DecodeCall] = (), runs: int = 0,
     ) -> dict:  # fmt: skip
         """What candidates.run_images finds."""
         try:
-            what = operation, functional, variants, target, most, small, given
+            what = operation, functional, variants, target, most, small, given, runs
             return run_images(self.kiln, self.device, self.reasons(target), *what)
         except Exception as error:  # noqa: BLE001
             return self._failed(f"images of {operation}, {functional}", error)
