@@ -167,7 +167,8 @@ def check(
 def differing(
     call: Call, kiln: Kiln, device: str, target: str | None, keys: tuple[str, ...], forced_backward: bool, runs: int
 ) -> list[str]:
-    """The outputs of which so many equal calls do not give equal bits. `keys`, `forced_backward`: as of Expected.run."""
+    """The outputs of which so many equal calls do not give equal bits. `keys` and `forced_backward` are those of
+    Expected.run."""
     inputs, first, found = Inputs(call, device), None, dict[str, None]()
     for _ in range(runs):
         outputs = Outputs(inputs)

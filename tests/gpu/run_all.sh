@@ -23,9 +23,10 @@ tarball=$(realpath -- "$1")
 source "$here/tests/gpu/steps.sh" "$2"
 tar -xzf "$tarball" -C "$work" || exit 1
 prefix=$work/kiln
-export KILN_PREFIX=$prefix KILN_RESULTS=$work/results KILN_REQUIRED=1 PYTHONDONTWRITEBYTECODE=1
+export KILN_PREFIX=$prefix KILN_RESULTS=$output/results KILN_REQUIRED=1 PYTHONDONTWRITEBYTECODE=1
 # What the driver compiles of PTX is compiled once, by whichever process comes first.
 export CUDA_CACHE_PATH=$work/cuda CUDA_CACHE_MAXSIZE=4294967296
+rm -rf -- "$KILN_RESULTS"  # which outlives a run that is stopped
 mkdir "$KILN_RESULTS"
 
 build_with_cc() {

@@ -8,6 +8,7 @@ import ffi
 import pytest
 from fp8_calls import KINDS, UNLIMITED, Call, run
 
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -7,8 +7,8 @@ head dimension in 16 bits, each kernel of which Hopper has several, and caches; 
 those of Hopper's fused kernels, whose warps hand tiles on by mbarriers, of which racecheck reports every byte;
 "products" are those of examples/matmul, if the release was made with it.
 
-Whether results are right is what other tests are for. Prints what it ran. Fails, with exit code 1, if the release has an
-image of this GPU's whose kernel, of that head dimension, none of the calls ran and one of the words is to (`word_of`).
+Whether results are right is what other tests are for. Prints what it ran. Fails, with exit code 1, if the release has
+an image for this GPU whose kernel, of that head dimension, one of the words is to run (`word_of`), and no call ran.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class Sample:
             "dropout": 0.3 if has("dropout") else 0.0, "seed_value": 5,
         }  # fmt: skip
         forward = ffi.AttnFwd(**numbers, batch_invariant=int(batch_invariant))
-        what = f"{dtype}, {rows} rows, {keys} keys, {width} and {width_v} wide, {extras}{', padded sequences' if varlen else ''}"
+        sizes = f"{rows} rows, {keys} keys, {width} and {width_v} wide"
+        what = f"{dtype}, {sizes}, {extras}{', padded sequences' if varlen else ''}"
         self.call(f"forward: {what}", "kiln_attn_fwd", forward, shared)
         gradients = {"dout": dout, "dq": dq, "dk": dk, "dv": dv}
         if has("bias"):
