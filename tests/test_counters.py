@@ -11,6 +11,7 @@ PROGRAM = Path(__file__).resolve().parents[1] / "benchmarks/attention/counters.p
 sys.path.append(str(PROGRAM.parent))
 
 import counters  # noqa: E402
+import pytest  # noqa: E402
 
 TIME, STALL = counters.COLUMNS["µs"], counters._STALL.format
 KEY = "0123456789ab sm_90 flash.attn_fwd/attn_fwd.hopper[dtype=bf16][BLOCK_N=128][generic]"
@@ -65,3 +66,41 @@ def test_without_ncu_it_says_where_that_is(tmp_path):
         done.stderr == "counters.py: ncu, of Nsight Compute, is not on the path; the CUDA Toolkit has it in its bin\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def results(*rows: dict, pack: str = "ab") -> dict:
+    return {"gpu": {"name": "NVIDIA H100"}, "torch": "2.11", "cudnn": 91900, "pack": {"sha256": pack}, "rows": [*rows]}
+
+
+def test_what_was_counted_before_stays_until_it_is_counted_again():
+    old = {"call": "a", "side": "kiln", "launches": [1]}
+    had_no_time = {"call": "b", "side": "kiln", "skipped": True}
+    fresh = [{"call": "a", "side": "kiln", "skipped": True}, {"call": "b", "side": "kiln", "launches": [2]}]
+    assert counters.merged(None, results(old)) == results(old)
+    assert counters.merged(results(old, had_no_time), results(*fresh)) == results(old, fresh[1])
+    with pytest.raises(RuntimeError, match="of another pack; name another file"):
+        counters.merged(results(old), results(*fresh, pack="cd"))
+
+
+def test_a_launch_without_counters_is_told():
+    text = f'"ID","Kernel Name","{TIME}"\n"","","ns"\n"0","a","n/a"\n'
+    with pytest.raises(RuntimeError, match="ncu gave a no gpu__time_duration.sum"):
+        counters.launches(text)
+
+
+@pytest.mark.parametrize(
+    ("ncu", "sentence"),
+    [
+        ("exit 9", "ncu failed: "),
+        ("exit 0", "the calls said nothing: ncu ran no program"),
+        ("""echo '{"pack": 1}'; echo '{"call": "a", "side": "kiln"}'""", "ncu counted 0 calls of 1"),
+    ],
+)
+def test_an_ncu_that_counts_nothing_is_a_failure(tmp_path, monkeypatch, capsys, ncu, sentence):
+    pytest.importorskip("torch")
+    (tmp_path / "ncu").write_text(f"#!/bin/sh\n{ncu}\n")
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert counters.main(["no release", str(tmp_path / "results.json")]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "results.json").exists()

@@ -1,12 +1,15 @@
 """What multiprocessors do in calls of attention, by NVIDIA's counters, for docs/measurements/attention-profile.md.
 
-    python3 benchmarks/attention/counters.py RELEASE RESULTS.json [--budget 60s]  # on a Hopper GPU, with Nsight Compute
-    python3 benchmarks/attention/counters.py --page RESULTS.json                                    # the table; no GPU
+    python3 benchmarks/attention/counters.py RELEASE RESULTS.json [--only WORD]... [--budget 60s]
+                                                                    # on a Hopper GPU, with Nsight Compute
+    python3 benchmarks/attention/counters.py --page RESULTS.json    # the table; no GPU
 
 RELEASE is a tarball, an unpacked release or a folder of wheels. Each call of Kiln's is followed by cuDNN's of the same
 tensors. Of each launch in it `ncu` reads the counters, in as many passes as it takes, and puts back memory between
-them; neither clocks nor caches are reset. Fails with its words where counters are for the administrator alone
-(ERR_NVGPUCTRPERM).
+them; neither clocks nor caches are reset. --only: the calls whose names have all these words ("backward," "16k").
+Rows of earlier runs that RESULTS.json has stay, if they are of the same pack, GPU and libraries; those that are counted
+again, or that had no time, are replaced. Exit code 1: ncu failed, as where counters are for the administrator alone
+(ERR_NVGPUCTRPERM), or gave a call no counters, or --budget was too short for all calls; what was counted is kept.
 """
 
 from __future__ import annotations
@@ -81,7 +84,12 @@ def calls() -> Iterator[tuple[str, Training | Decoding]]:
                 yield "backward", speed.training(head_dim, length, causal=causal, rows_first=True)
 
 
-def work(release: str, budget: float) -> None:
+def chosen(only: Sequence[str]) -> list[tuple[str, Training | Decoding]]:
+    """The calls whose names have all words."""
+    return [(part, shape) for part, shape in calls() if all(word in f"{part}, {shape}" for word in only)]
+
+
+def work(release: str, budget: float, only: Sequence[str]) -> None:
     """Makes the calls, each in a range of its name; prints a line of JSON for each: what Kiln runs."""
     import speed
     import torch
@@ -100,7 +108,7 @@ def work(release: str, budget: float) -> None:
         kiln, fp8 = Kiln("kiln", "Kiln", libraries), speed.Fp8(libraries)
         others, _ = peers.there(["cudnn"])
         l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        for part, shape in calls():
+        for part, shape in chosen(only):
             is_decoding = part == "decoding"
             problem: Any = CacheProblem(shape, l2_bytes) if is_decoding else Problem(shape)  # type: ignore[arg-type]
             for side in (fp8,) if part == "fp8" else (kiln,) if is_decoding or shape.window else (kiln, *others):
@@ -129,7 +137,11 @@ def _profiled(part: str, shape: Training | Decoding, problem: Problem | CachePro
 
 
 def launches(text: str) -> list[list[dict[str, Any]]]:
-    """What ncu's CSV of raw pages says, by call: of each launch "kernel", "registers", "shared" and the counters."""
+    """What ncu's CSV of raw pages says, by call: of each launch "kernel" and the counters.
+
+    Raises:
+        RuntimeError: a launch lacks a counter of COLUMNS.
+    """
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("=="))
     found: list[list[dict[str, Any]]] = [[]]
     units = next(rows, {})
@@ -138,18 +150,50 @@ def launches(text: str) -> list[list[dict[str, Any]]]:
             found.append([])
             continue
         names = [*COLUMNS.values(), *map(_STALL.format, STALLS)]
-        values = {name: float(row[name].replace(",", "")) for name in names if row.get(name)}
+        values = {name: number for name in names if (number := _number(row.get(name))) is not None}
+        if lacking := [name for name in COLUMNS.values() if name in units and name not in values]:
+            raise RuntimeError(f"ncu gave {row['Kernel Name']} no {', '.join(lacking)}")
         time_name = COLUMNS["µs"]
+        if time_name not in values:
+            raise RuntimeError(f"ncu gave {row['Kernel Name']} no counters")
         values[time_name] *= {"ns": 1e-3, "us": 1.0, "ms": 1e3}[units[time_name]]
         found[-1].append({"kernel": row["Kernel Name"], **values})
     return found[:-1]
 
 
-def collect(release: str, path: Path, budget: str) -> None:
-    """Runs `work` under ncu, and writes what it counted.
+def _number(word: str | None) -> float | None:
+    """A cell of ncu's; None where it says nothing, or "n/a"."""
+    try:
+        return float((word or "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def merged(before: dict[str, Any] | None, fresh: dict[str, Any]) -> dict[str, Any]:
+    """The results of an earlier run, if there is one, with those of this one in place of its own.
 
     Raises:
-        RuntimeError: ncu is not there, or failed; in its words.
+        RuntimeError: they are not of the same pack, GPU and libraries.
+    """
+    if before is None:
+        return fresh
+    about = [{"gpu": one["gpu"].get("name"), **{name: one[name] for name in ("pack", "torch", "cudnn")}}
+             for one in (before, fresh)]  # fmt: skip
+    if differ := [name for name in about[0] if about[0][name] != about[1][name]]:
+        raise RuntimeError(f"the results that are there are of another {' and '.join(differ)}; name another file")
+    rows = {(row["call"], row["side"]): row for row in before["rows"]}
+    for row in fresh["rows"]:
+        name = row["call"], row["side"]
+        if not row.get("skipped") or name not in rows:
+            rows[name] = row
+    return {**fresh, "rows": [*rows.values()]}
+
+
+def collect(release: str, path: Path, budget: str, only: Sequence[str]) -> None:
+    """Runs `work` under ncu, and writes what it counted beside what was counted before.
+
+    Raises:
+        RuntimeError: ncu is not there, or failed, in its words; or a call was not counted.
     """
     from kiln_bench import state
 
@@ -161,20 +205,33 @@ def collect(release: str, path: Path, budget: str) -> None:
         options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none"]
         options += ["--csv", "--page", "raw", "--log-file", str(log), "--metrics", ",".join(names)]
         program = [sys.executable, __file__, release, str(path), "--budget", budget, "--calls"]
-        done = subprocess.run(["ncu", *options, *program], capture_output=True, text=True, timeout=_LONGEST)
+        program += [word for one in only for word in ("--only", one)]
+        try:
+            done = subprocess.run(["ncu", *options, *program], capture_output=True, text=True, timeout=_LONGEST)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"ncu took more than {_LONGEST} s; give fewer calls, by --only or --budget") from None
         counted = log.read_text() if log.is_file() else ""
     if done.returncode or "==ERROR==" in counted:
         wrong = [line for line in counted.splitlines() if "==ERROR==" in line] or [done.stderr[-400:].strip()]
         raise RuntimeError(f"ncu failed: {' '.join(wrong)[:600]}")
-    about, *rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not said:
+        raise RuntimeError(f"the calls said nothing: {done.stderr[-400:].strip() or 'ncu ran no program'}")
+    about, *rows = said
     asked = [row for row in rows if not row.get("skipped")]
     by_call = launches(counted)
     if len(by_call) != len(asked):
         raise RuntimeError(f"ncu counted {len(by_call)} calls of {len(asked)}")
     for row, of_call in zip(asked, by_call):
+        if not of_call:
+            raise RuntimeError(f"ncu counted no launch of {row['call']}, {row['side']}")
         row["launches"] = of_call
+    before = json.loads(path.read_text()) if path.is_file() else None
+    results = merged(before, {"gpu": state.nvidia_smi(), **about, "rows": rows})
     with appear(path) as fresh:
-        fresh.write_text(json.dumps({"gpu": state.nvidia_smi(), **about, "rows": rows}, indent=1) + "\n")
+        fresh.write_text(json.dumps(results, indent=1) + "\n")
+    if left := len(rows) - len(asked):
+        raise RuntimeError(f"{left} of {len(rows)} calls were not counted: --budget {budget} is too short")
 
 
 def table(results: dict[str, Any]) -> str:
@@ -206,6 +263,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("release", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("results", type=Path)
     parser.add_argument("--budget", default="60s", help="how long calls may take together, ncu's passes included")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="of a call's name; several: all")
     parser.add_argument("--page", action="store_true", help="print the table of RESULTS.json")
     parser.add_argument("--calls", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(words)
@@ -214,10 +272,12 @@ def main(words: Sequence[str] | None = None) -> int:
     elif given.release is None:
         parser.error("which release?")
     elif given.calls:
-        work(given.release, seconds(given.budget))
+        work(given.release, seconds(given.budget), given.only)
+    elif given.only and not chosen(given.only):
+        parser.error(f"--only {' --only '.join(given.only)}: no call has such a name")
     else:
         try:
-            collect(given.release, given.results, given.budget)
+            collect(given.release, given.results, given.budget, given.only)
         except RuntimeError as error:
             print(f"counters.py: {error}", file=sys.stderr)
             return 1
