@@ -7,6 +7,10 @@ round takes the same variants, chosen at random from the plan, and the sides tak
 process that compiles them into an empty store; counted is what its workers take of processors from their start, by
 getrusage, not the time by the clock: other work on the machine disturbs that far more. The median round counts. Fails
 (exit code 1) if the sides' images differ in a byte.
+
+A commit from before the packages kiln_build and kiln_recipe, such as 79ba90d, is spoken to by its own interface. It gets
+this tree's kernels too, but only those that it is able to compile (no Gluon, no descriptors). What it strips of images,
+and how it runs ptxas, is its own: how many images have equal code is said, and is no failure.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import random
@@ -22,9 +27,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +61,12 @@ def one_side(arguments: argparse.Namespace) -> None:
     family = recipe.load(ROOT / "tritonsrc" / "flash" / "recipe.yaml")
     variants = plan.make_plan([family], chosen, "core", parse_selection(arguments.select)).variants
     distinct = list({variant.spec.key(chain.identity): variant for variant in variants}.values())
+    if arguments.specs:
+        distinct = [one for one in distinct if is_plain(one.spec)]
     sample = random.Random(arguments.seed).sample(distinct, min(arguments.limit, len(distinct)))
+    if arguments.specs:
+        written = [{"name": variant.name, "spec": asdict(variant.spec)} for variant in sample]
+        arguments.specs.write_text(json.dumps(written))
     store = LocalStore(scratch / "store")
     options = farm.FarmOptions(scratch / "logs", jobs=arguments.jobs, executor=executor)
     before = _of_children()
@@ -64,15 +75,48 @@ def one_side(arguments: argparse.Namespace) -> None:
     took = _of_children() - before
     if result.failures:
         sys.exit("\n".join(f"{failure.variant}: {failure.message}" for failure in result.failures))
-    digest = hashlib.sha256()
+    digest, codes = hashlib.sha256(), []
     for variant in sample:
         image = store.load(store.get(result.keys[variant.name]))
+        codes.append(hashlib.sha256(image.code).hexdigest())
         digest.update(repr((variant.name, image.info, image.ptx)).encode() + image.code)
     stages: dict[str, float] = {}
     for taken in getattr(result, "stages", {}).values():
         for stage, seconds in taken.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
-    print(json.dumps({"seconds": took, "images": result.compiled, "digest": digest.hexdigest(), "stages": stages}))
+    told = {"seconds": took, "images": result.compiled, "digest": digest.hexdigest(), "stages": stages, "codes": codes}
+    print(json.dumps(told))
+
+
+def is_plain(spec) -> bool:
+    """Whether old commits are able to compile it."""
+    return spec.language == "triton" and not spec.ptx and not any("tensordesc" in of for _, of in spec.signature)
+
+
+def old_side(arguments: argparse.Namespace) -> None:
+    """As `one_side`, with the farm of a commit that has one package, `kiln`: compiles what --specs lists."""
+    from kiln import farm, toolchain
+    from kiln.plan_model import CompileSpec
+    from kiln.progress import make_progress
+    from kiln.store import Store
+
+    def variant_of(name: str, spec: dict) -> SimpleNamespace:
+        kept = {field.name: spec[field.name] for field in fields(CompileSpec)}
+        pairs = {key: tuple(map(tuple, kept[key])) for key in ("signature", "constants", "divisible", "options")}
+        return SimpleNamespace(name=name, waiver=None, spec=CompileSpec(**{**kept, **pairs}))
+
+    site = arguments.site or Path(next(path for path in sys.path if (Path(path) / "triton").is_dir()))
+    chain, scratch = toolchain.find_toolchain(site), Path(arguments.scratch)
+    sample = [variant_of(**row) for row in json.loads(arguments.specs.read_text())]
+    store = Store(scratch / "store")
+    before = _of_children()
+    with make_progress() as progress:
+        result = farm.run(sample, chain, store, farm.FarmOptions(scratch / "logs", jobs=arguments.jobs), progress)
+    took = _of_children() - before
+    if result.failures:
+        sys.exit("\n".join(f"{failure.variant}: {failure.message}" for failure in result.failures))
+    codes = [hashlib.sha256(store.load(result.outcomes[one.name]).code).hexdigest() for one in sample]
+    print(json.dumps({"seconds": took, "images": result.compiled, "digest": "", "stages": {}, "codes": codes}))
 
 
 def _of_children() -> float:
@@ -86,6 +130,7 @@ def run_side(tree: Path, seed: int, arguments: argparse.Namespace) -> dict:
         words += ["--select", arguments.select, "--limit", str(arguments.limit), "--jobs", str(arguments.jobs)]
         words += ["--cache", str(arguments.cache), "--scratch", scratch, "--seed", str(seed)]
         words += ["--site", str(arguments.site)] if arguments.site else []
+        words += ["--specs", str(arguments.specs)] if arguments.specs else []
         environment = os.environ | {"PYTHONPATH": str(tree / "v3python")}
         done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -106,25 +151,35 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scratch", help=argparse.SUPPRESS)  # of one side
+    parser.add_argument("--specs", type=Path, help=argparse.SUPPRESS)  # where this tree's side says what it compiles
     arguments = parser.parse_args()
     if arguments.scratch:
-        one_side(arguments)
+        is_old = importlib.util.find_spec("kiln_build") is None
+        (old_side if is_old else one_side)(arguments)
         return 0
     if arguments.before is None:
         parser.error("--before is missing: a checkout of the commit to compare with")
     rounds, equal = [], True
+    is_old = not (arguments.before / "v3python" / "kiln_build").is_dir()
     for number in range(arguments.rounds):
         trees = {"before": arguments.before.resolve(), "after": ROOT}
         order = list(trees) if number % 2 == 0 else list(reversed(trees))
+        if is_old:
+            arguments.specs = (arguments.cache / f"specs-{number}.json").resolve()
+            if order[0] == "before":  # which needs the list first
+                run_side(ROOT, arguments.seed + number, arguments)
         sides = {side: run_side(trees[side], arguments.seed + number, arguments) for side in order}
         before, after = sides["before"], sides["after"]
-        equal = equal and before["digest"] == after["digest"]
+        alike = sum(one == other for one, other in zip(before["codes"], after["codes"], strict=True))
+        same = f"{alike} of {len(after['codes'])} with equal code"
+        if not is_old:
+            same = "equal bytes" if before["digest"] == after["digest"] else "OTHER BYTES"
+            equal = equal and before["digest"] == after["digest"]
         rounds.append(sides | {"ratio": before["seconds"] / after["seconds"]})
         print(
             f"round {number + 1}: before {before['seconds'] / before['images']:.2f}, after "
             f"{after['seconds'] / after['images']:.2f} seconds of processors an image ({after['images']} images), "
-            f"{rounds[-1]['ratio']:.2f} times fewer; "
-            + ("equal bytes" if before["digest"] == after["digest"] else "OTHER BYTES"),
+            f"{rounds[-1]['ratio']:.2f} times fewer; {same}",
             flush=True,
         )
     print(f"median: {statistics.median(one['ratio'] for one in rounds):.2f} times fewer")

@@ -1,0 +1,200 @@
+"""All that shows how building scales, in one command, on a machine with many processors.
+
+    python3 benchmarks/farm/scale.py --part first --seconds 410 --out out
+    python3 benchmarks/farm/scale.py --part second --seconds 410 --out out
+
+The first part: the same bytes in four ways, with faults (cluster.py), a cluster's throughput (throughput.py), and what
+comes after the last compile of a full profile (packing.py). The second: caches (caches.py), forecasts (predict.py),
+another commit's farm (turns.py), and the release after an edit. Programs run side by side on processors of their own;
+packages are installed once. Each writes its results and logs into a folder of its own in --out as it goes. What fails
+or runs out of time is said, and the rest goes on; exit code 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from releases import ROOT, cores_of, install, lines, say, tail, variables  # noqa: E402
+
+BEFORE = "79ba90d"  # the commit that compiling is held against
+_FEW_TARGETS = "MI300X;sm_90"
+
+
+@dataclass
+class Program:
+    """One that runs on processors of its own.
+
+    Attributes:
+        share: from which to which of the machine's processors, as parts of 64.
+        shared: whether it has the options of releases.py.
+    """
+
+    name: str
+    script: str
+    options: Sequence[object]
+    share: tuple[int, int]
+    shared: bool = True
+
+
+class Runner:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.out, self.cores = arguments.out.resolve(), arguments.cores
+        self.scratch = (arguments.scratch or self.out / "scratch").resolve()
+        self.small: list[object] = ["--select", arguments.select] if arguments.select else []
+        self.targets = arguments.targets
+        self.ends = time.monotonic() + arguments.seconds
+        self.codes: dict[str, object] = {}
+        self.python = self.scratch / "packages" / "venv" / "bin" / "python"
+        for folder in (self.out, self.scratch):
+            folder.mkdir(parents=True, exist_ok=True)
+        install(self.python.parents[2], self.out / "packages.log")
+
+    def part(self, share: tuple[int, int]) -> list[int]:
+        """Some of the machine's processors; on a small machine programs share them."""
+        first, last = (round(len(self.cores) * place / 64) for place in share)
+        return self.cores[first:last] or [self.cores[first % len(self.cores)]]
+
+    def phase(self, programs: Sequence[Program], seconds: float) -> None:
+        """Runs these side by side, for so long at most."""
+        ends = min(self.ends, time.monotonic() + seconds)
+        running = {program.name: self._start(program) for program in programs}
+        seen = dict.fromkeys(running, 0)
+        while running and time.monotonic() < ends:
+            time.sleep(1)
+            for name, process in list(running.items()):
+                code = process.poll()
+                seen[name] = self._pass_on(name, seen[name])
+                if code is not None:
+                    self._ended(name, code)
+                    running.pop(name)
+        for name, process in running.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            self._ended(name, "out of time")
+        time.sleep(2 if running else 0)
+        for process in running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _start(self, program: Program) -> subprocess.Popen:
+        folder, cores = self.out / program.name, self.part(program.share)
+        folder.mkdir(exist_ok=True)
+        words: list[object] = [self.python, HERE / program.script, *program.options]
+        if program.shared:
+            words += ["--cores", ",".join(map(str, cores)), "--packages", self.python.parents[2], "--out", folder,
+                      "--scratch", self.scratch / program.name, *self.small]  # fmt: skip
+        else:
+            words += ["--json", folder / "figures.json"]
+        say(f"{program.name}: {program.script} on processors {cores[0]} to {cores[-1]}")
+        with (self.out / f"{program.name}.log").open("wb") as file:
+            return subprocess.Popen(
+                [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=folder,
+                env=variables(PYTHONPATH=str(ROOT / "v3python")), start_new_session=True,
+                preexec_fn=None if program.shared else lambda: os.sched_setaffinity(0, set(cores)),
+            )  # fmt: skip
+
+    def _pass_on(self, name: str, seen: int) -> int:
+        told = lines(self.out / f"{name}.log")
+        for line in told[seen:]:
+            if " after " not in line[:40] and not line.startswith(("install ", "compile ")):
+                print(f"  {name}: {line}", flush=True)
+        return len(told)
+
+    def _ended(self, name: str, code: object) -> None:
+        self.codes[name] = code
+        (self.out / "scale.json").write_text(json.dumps(self.codes, indent=1) + "\n")
+        say(f"{name}: {'good' if code == 0 else f'ended with {code}'}")
+        if code:
+            print(tail(self.out / f"{name}.log", 8), flush=True)
+
+
+def first(runner: Runner) -> None:
+    targets = ["--targets", runner.targets]
+    pairs = [
+        Program(f"throughput-{n}", "throughput.py", ["--rounds", 2, "--first", ("local", "cluster")[n % 2]],
+                (56 + 2 * n, 58 + 2 * n))
+        for n in range(4)
+    ]  # fmt: skip
+    runner.phase([Program("cluster", "cluster.py", targets, (0, 56)), *pairs], 270)
+    options = ["--packed", 30, "--edited", 10]
+    runner.phase([Program("packing", "packing.py", options, (0, 64))], 200)
+
+
+def second(runner: Runner, store: Path | None) -> None:
+    targets = ["--targets", runner.targets]
+    if store is None:
+        runner.phase([Program("local", "cluster.py", [*targets, "--ways", "local"], (0, 64))], 120)
+        store = runner.scratch / "local" / "local" / "workspace" / "store"
+    options = ["--store", store]
+    faults = ["--targets", _FEW_TARGETS, "--cases", "alone,dies,fails,cuts,slow", *options]
+    forecasts = [
+        Program(f"predict-{n}", "predict.py", ["--targets", "gfx942;gfx1100", "--others", "gfx90a;gfx1201", "--limit",
+                40 - 8 * n], (48 + 4 * n, 52 + 4 * n), shared=False)
+        for n in range(2)
+    ]  # fmt: skip
+    turns = []
+    if (before := checkout(runner.scratch / "before")) is not None:
+        cache = runner.scratch / "turns"
+        cache.mkdir(exist_ok=True)
+        turns = [
+            Program(f"turns-{n}", "turns.py", ["--before", before, "--targets", "sm_90;gfx942", "--limit", 12, "--rounds",
+                    2, "--seed", 2 * n, "--cache", cache / str(n)], (56 + n, 57 + n), shared=False)
+            for n in range(8)
+        ]  # fmt: skip
+    caches = [
+        Program("faults", "caches.py", faults, (0, 40)),
+        Program("warm", "caches.py", [*targets, "--cases", "warm,poisoned", "--expect", "", *options], (40, 48)),
+    ]
+    runner.phase([*caches, *forecasts, *turns], 250)
+    edit = [*targets, "--profile", "core", "--store", store, "--edited", 10, "--name", "edit"]
+    runner.phase([Program("edit", "packing.py", edit, (0, 64))], 120)
+
+
+def checkout(folder: Path) -> Path | None:
+    """A copy of the commit that is compared with: from git, or as `before` beside this tree's own folders."""
+    if (ROOT / "before" / "v3python").is_dir():
+        return ROOT / "before"
+    folder.mkdir(exist_ok=True)
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", BEFORE], capture_output=True, check=False)
+    if archive.returncode:
+        say(f"turns: this checkout does not have {BEFORE}; left out")
+        return None
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("first", "second"), required=True)
+    parser.add_argument("--seconds", type=float, default=410, help="that all may take; default: %(default)s")
+    parser.add_argument("--cores", type=cores_of, default=sorted(os.sched_getaffinity(0)), help="as 0-15,32")
+    parser.add_argument("--targets", default="MI300X;MI200;Navi31;sm_80;sm_90", help="default: %(default)s")
+    parser.add_argument("--select", default="", help="as KILN_SELECT, for a trial")
+    parser.add_argument("--store", type=Path, help="for the second part: one with all images; default: one is filled")
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--scratch", type=Path, help="a folder for what is built; default: in --out")
+    arguments = parser.parse_args()
+    runner = Runner(arguments)
+    if arguments.part == "first":
+        first(runner)
+    else:
+        second(runner, arguments.store)
+    say(f"all: {runner.codes}")
+    return 1 if any(runner.codes.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
