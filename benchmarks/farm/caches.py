@@ -31,11 +31,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from releases import ROOT, Bench, free_port, images, lines, parser_of, say  # noqa: E402
+from releases import ROOT, Bench, free_port, images, lines, parser_of, say
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from cache_server import CacheServer, Faults, poison  # noqa: E402
+from cache_server import CacheServer, Faults, poison
 
 FAULTS = {"fails": Faults(status=500), "cuts": Faults(cut=True), "slow": Faults(delay=10.0)}
 MOST_TIMES, MOST_SECONDS = 1.1, 30.0
@@ -107,7 +107,7 @@ class Caches:
 @contextlib.contextmanager
 def running_nginx(bench: Bench) -> Iterator[str]:
     """A server as the example sets it up, without its second half, which asks for certificates; its address."""
-    folder, port = bench.scratch / "nginx", free_port()
+    folder, port = bench.scratch / "nginx-server", free_port()
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "files").mkdir(parents=True)
     (folder / "writers").write_text("farm:{PLAIN}secret\n")
@@ -135,7 +135,7 @@ def running_nginx(bench: Bench) -> Iterator[str]:
         server.wait()
 
 
-def verdicts(made: dict[str, dict], expected: str | None, count: int) -> dict[str, list[str]]:
+def verdicts(made: dict[str, dict], expected: str | None) -> dict[str, list[str]]:
     """What is wrong with each."""
     wrong: dict[str, list[str]] = {name: [] for name in made}
     limit = MOST_TIMES * made["alone"]["seconds"] + MOST_SECONDS if "seconds" in made.get("alone", {}) else None
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--store", type=Path, required=True, help="one that has all images of the release")
     parser.add_argument("--nginx", action="store_true", help="and nginx, which must be installed")
     parser.add_argument("--cases", default="alone,warm,poisoned,dies,fails,cuts,slow", help="default: %(default)s")
-    parser.add_argument("--expect", help="the release's digest, if `alone` is left out")
+    parser.add_argument("--expect", help="the release's digest; default: the first case's")
     parser.add_argument("--one-by-one", action="store_true", help="each on all processors, one after another")
     arguments = parser.parse_args()
     bench = Bench(arguments)
@@ -191,7 +191,8 @@ def main() -> int:
             thread.join()
     for thread in threads:
         thread.join()
-    wrong = verdicts(made, arguments.expect or made.get("alone", {}).get("sha256"), caches.count)
+    digests = [made[name].get("sha256") for name in chosen]  # the first is what the others are held against
+    wrong = verdicts(made, arguments.expect or digests[0])
     for name, problems in wrong.items():
         say(f"{name}: {made[name].get('seconds')} s, {made[name].get('compiled')} compiled; "
             + ("; ".join(problems) or "good"))  # fmt: skip

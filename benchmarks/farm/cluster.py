@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from releases import Bench, Cluster, images, lines, parser_of, running, say  # noqa: E402
+from releases import Bench, Cluster, images, lines, parser_of, running, say
 
 WORKERS, SHARDS = ("ann", "bob", "cyd", "dan"), 8
 # When each fault comes, as a share of the images that the build has by then.

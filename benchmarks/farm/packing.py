@@ -17,11 +17,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from releases import ROOT, Bench, Build, parser_of, say  # noqa: E402
+from releases import ROOT, Bench, Build, parser_of, say
 
 # The edit: a kernel that few images use (attn_decode_combine), and a number of it.
 FILE = "tritonsrc/flash/attn_decode_combine.py"
-OLD, NEW = 'shift = tl.where(row_max == float("-inf"), 0.0, row_max)', 'shift = tl.where(row_max == float("-inf"), 1.0, row_max)'
+OLD, NEW = (
+    'shift = tl.where(row_max == float("-inf"), 0.0, row_max)',
+    'shift = tl.where(row_max == float("-inf"), 1.0, row_max)',
+)
 
 
 def copy_of_tree(folder: Path) -> Path:

@@ -161,8 +161,8 @@ class Bench:
             shutil.copytree(self.linked, place / "workspace", symlinks=True, ignore=left_out)
         log = self.out / f"{name}.log"
         log.unlink(missing_ok=True)
-        words = [self.python, "-m", "kiln_build", "build", ROOT / "input", place / "workspace", place / "output", VERSION,
-                 self.targets, *options]  # fmt: skip
+        folders = [ROOT / "input", place / "workspace", place / "output"]
+        words = [self.python, "-m", "kiln_build", "build", *folders, VERSION, self.targets, *options]
         say(f"{name}: begins, {jobs} jobs on {len(cores)} processors")
         return Build(name, place, start(words, cores, log, self.environment(KILN_JOBS=str(jobs), **more)), log)
 

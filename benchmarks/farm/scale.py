@@ -57,10 +57,12 @@ class Runner:
         self.targets = arguments.targets
         self.ends = time.monotonic() + arguments.seconds
         self.codes: dict[str, object] = {}
-        self.python = self.scratch / "packages" / "venv" / "bin" / "python"
+        self.packages = (arguments.packages or self.scratch / "packages").resolve()
+        self.python = self.packages / "venv" / "bin" / "python"
         for folder in (self.out, self.scratch):
             folder.mkdir(parents=True, exist_ok=True)
-        install(self.python.parents[2], self.out / "packages.log")
+        if not self.python.exists():
+            install(self.packages, self.out / "packages.log")
 
     def part(self, share: tuple[int, int]) -> list[int]:
         """Some of the machine's processors; on a small machine programs share them."""
@@ -94,7 +96,7 @@ class Runner:
         folder.mkdir(exist_ok=True)
         words: list[object] = [self.python, HERE / program.script, *program.options]
         if program.shared:
-            words += ["--cores", ",".join(map(str, cores)), "--packages", self.python.parents[2], "--out", folder,
+            words += ["--cores", ",".join(map(str, cores)), "--packages", self.packages, "--out", folder,
                       "--scratch", self.scratch / program.name, *self.small]  # fmt: skip
         else:
             words += ["--json", folder / "figures.json"]
@@ -109,7 +111,7 @@ class Runner:
     def _pass_on(self, name: str, seen: int) -> int:
         told = lines(self.out / f"{name}.log")
         for line in told[seen:]:
-            if " after " not in line[:40] and not line.startswith(("install ", "compile ")):
+            if not line.startswith(("install ", "compile ")):
                 print(f"  {name}: {line}", flush=True)
         return len(told)
 
@@ -138,6 +140,7 @@ def second(runner: Runner, store: Path | None) -> None:
     if store is None:
         runner.phase([Program("local", "cluster.py", [*targets, "--ways", "local"], (0, 64))], 120)
         store = runner.scratch / "local" / "local" / "workspace" / "store"
+    digest = sha256_of(runner.out / "local" / "cluster.json")
     options = ["--store", store]
     faults = ["--targets", _FEW_TARGETS, "--cases", "alone,dies,fails,cuts,slow", *options]
     forecasts = [
@@ -149,18 +152,23 @@ def second(runner: Runner, store: Path | None) -> None:
     if (before := checkout(runner.scratch / "before")) is not None:
         cache = runner.scratch / "turns"
         cache.mkdir(exist_ok=True)
+        words = ["--before", before, "--targets", "sm_90;gfx942", "--limit", 24, "--rounds", 1]
         turns = [
-            Program(f"turns-{n}", "turns.py", ["--before", before, "--targets", "sm_90;gfx942", "--limit", 12, "--rounds",
-                    2, "--seed", 2 * n, "--cache", cache / str(n)], (56 + n, 57 + n), shared=False)
+            Program(f"turns-{n}", "turns.py", [*words, "--seed", n, "--cache", cache / str(n)], (56 + n, 57 + n), False)
             for n in range(8)
-        ]  # fmt: skip
+        ]
     caches = [
         Program("faults", "caches.py", faults, (0, 40)),
-        Program("warm", "caches.py", [*targets, "--cases", "warm,poisoned", "--expect", "", *options], (40, 48)),
+        Program("warm", "caches.py", [*targets, "--cases", "warm,poisoned", "--expect", digest, *options], (40, 48)),
     ]
     runner.phase([*caches, *forecasts, *turns], 250)
     edit = [*targets, "--profile", "core", "--store", store, "--edited", 10, "--name", "edit"]
     runner.phase([Program("edit", "packing.py", edit, (0, 64))], 120)
+
+
+def sha256_of(results: Path) -> str:
+    """The local build's digest; "": there was none."""
+    return json.loads(results.read_text())["local"].get("sha256", "") if results.exists() else ""
 
 
 def checkout(folder: Path) -> Path | None:
@@ -184,6 +192,7 @@ def main() -> int:
     parser.add_argument("--targets", default="MI300X;MI200;Navi31;sm_80;sm_90", help="default: %(default)s")
     parser.add_argument("--select", default="", help="as KILN_SELECT, for a trial")
     parser.add_argument("--store", type=Path, help="for the second part: one with all images; default: one is filled")
+    parser.add_argument("--packages", type=Path, help="a workspace that has them; default: one is made")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--scratch", type=Path, help="a folder for what is built; default: in --out")
     arguments = parser.parse_args()

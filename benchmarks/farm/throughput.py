@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from releases import ROOT, Bench, Cluster, parser_of, running, say, tail  # noqa: E402
+from releases import ROOT, Bench, Cluster, parser_of, running, say, tail
 
 NAMES = ("ann", "bob")
 

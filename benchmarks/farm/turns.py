@@ -8,9 +8,9 @@ process that compiles them into an empty store; counted is what its workers take
 getrusage, not the time by the clock: other work on the machine disturbs that far more. The median round counts. Fails
 (exit code 1) if the sides' images differ in a byte.
 
-A commit from before the packages kiln_build and kiln_recipe, such as 79ba90d, is spoken to by its own interface. It gets
-this tree's kernels too, but only those that it is able to compile (no Gluon, no descriptors). What it strips of images,
-and how it runs ptxas, is its own: how many images have equal code is said, and is no failure.
+A commit from before the packages kiln_build and kiln_recipe, such as 79ba90d, is spoken to by its own interface. Then
+both sides take only those of this tree's kernels that it is able to compile (no Gluon, no descriptors). What it strips
+of images, and how it runs ptxas, is its own: how many images have equal code is said, and is no failure.
 """
 
 from __future__ import annotations
@@ -93,6 +93,40 @@ def is_plain(spec) -> bool:
     return spec.language == "triton" and not spec.ptx and not any("tensordesc" in of for _, of in spec.signature)
 
 
+def compile_by_stage(notes: str, spec, toolchain, reuse=None):
+    """In a worker of `old_side`: compiles, and notes what each stage took of processors as a line of a file."""
+    from kiln import compile as old
+
+    taken: dict[str, float] = {}
+
+    class Pipeline(_pipelines.setdefault("old", old._Pipeline)):
+        def lower(self) -> str:
+            began = _used()
+            digest = super().lower()
+            taken["front end"] = _used() - began - taken["ttir"]
+            return digest
+
+        def run(self, stage: str) -> None:
+            began = _used()
+            super().run(stage)
+            taken[stage] = _used() - began
+
+    old._Pipeline = Pipeline
+    compiled = old.compile_variant(spec, toolchain, reuse)
+    with Path(notes).open("a") as file:
+        file.write(json.dumps(taken) + "\n")
+    return compiled
+
+
+_pipelines: dict[str, type] = {}  # the commit's own, from before the first of ours took its place
+
+
+def _used() -> float:
+    """Seconds of processors of this process and of what it has run."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 def old_side(arguments: argparse.Namespace) -> None:
     """As `one_side`, with the farm of a commit that has one package, `kiln`: compiles what --specs lists."""
     from kiln import farm, toolchain
@@ -109,14 +143,20 @@ def old_side(arguments: argparse.Namespace) -> None:
     chain, scratch = toolchain.find_toolchain(site), Path(arguments.scratch)
     sample = [variant_of(**row) for row in json.loads(arguments.specs.read_text())]
     store = Store(scratch / "store")
+    options, notes = farm.FarmOptions(scratch / "logs", jobs=arguments.jobs), scratch / "stages"
+    compiler = partial(importlib.import_module("turns").compile_by_stage, str(notes))  # as workers import it
     before = _of_children()
     with make_progress() as progress:
-        result = farm.run(sample, chain, store, farm.FarmOptions(scratch / "logs", jobs=arguments.jobs), progress)
+        result = farm.run(sample, chain, store, options, progress, compile_variant=compiler)
     took = _of_children() - before
     if result.failures:
         sys.exit("\n".join(f"{failure.variant}: {failure.message}" for failure in result.failures))
     codes = [hashlib.sha256(store.load(result.outcomes[one.name]).code).hexdigest() for one in sample]
-    print(json.dumps({"seconds": took, "images": result.compiled, "digest": "", "stages": {}, "codes": codes}))
+    stages: dict[str, float] = {}
+    for line in notes.read_text().splitlines():
+        for stage, seconds in json.loads(line).items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+    print(json.dumps({"seconds": took, "images": result.compiled, "digest": "", "stages": stages, "codes": codes}))
 
 
 def _of_children() -> float:
@@ -131,7 +171,8 @@ def run_side(tree: Path, seed: int, arguments: argparse.Namespace) -> dict:
         words += ["--cache", str(arguments.cache), "--scratch", scratch, "--seed", str(seed)]
         words += ["--site", str(arguments.site)] if arguments.site else []
         words += ["--specs", str(arguments.specs)] if arguments.specs else []
-        environment = os.environ | {"PYTHONPATH": str(tree / "v3python")}
+        modules = [str(tree / "v3python"), str(Path(__file__).resolve().parent)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(modules)}
         done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.returncode)
@@ -163,7 +204,7 @@ def main() -> int:
     is_old = not (arguments.before / "v3python" / "kiln_build").is_dir()
     for number in range(arguments.rounds):
         trees = {"before": arguments.before.resolve(), "after": ROOT}
-        order = list(trees) if number % 2 == 0 else list(reversed(trees))
+        order = list(trees) if (arguments.seed + number) % 2 == 0 else list(reversed(trees))
         if is_old:
             arguments.specs = (arguments.cache / f"specs-{number}.json").resolve()
             if order[0] == "before":  # which needs the list first
