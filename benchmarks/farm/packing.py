@@ -28,10 +28,13 @@ OLD, NEW = (
 
 
 def copy_of_tree(folder: Path) -> Path:
-    """The files that git has of this tree, as they are."""
+    """The files that git has of this tree, as they are; where it is no checkout, all but what builds leave there."""
     shutil.rmtree(folder, ignore_errors=True)
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], stdout=subprocess.PIPE, check=True).stdout
-    for name in filter(None, listed.decode().split("\0")):
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, check=False)
+    if listed.returncode:
+        left_out = shutil.ignore_patterns(".git", ".kiln", ".venv", "*.whl", "out", "output")
+        return Path(shutil.copytree(ROOT, folder, symlinks=True, ignore=left_out))
+    for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
@@ -43,7 +46,8 @@ def after(build: Build) -> dict:
     made = build.wait()
     if made["code"]:
         sys.exit(f"{build.name}: exit code {made['code']}; {build.log}")
-    last, ends = made["last_compile"], made["ends"]
+    ends = made["ends"]
+    last = made["last_compile"] or ends["compile"]
     made |= {"packed after": round(ends["pack"] - last, 2), "released after": round(ends["tarball"] - last, 2)}
     say(f"{build.name}: {made['jobs']} jobs, the last ends at {last:.1f} s; packed {made['packed after']} s later, "
         f"released {made['released after']} s later")  # fmt: skip

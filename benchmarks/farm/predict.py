@@ -38,6 +38,7 @@ from kiln_build.farm.farm import FarmOptions, FarmResult  # noqa: E402
 from kiln_build.farm.local import LocalExecutor  # noqa: E402
 from kiln_build.foresight.costs import Costs  # noqa: E402
 from kiln_build.foresight.simulate import Cluster, Forecast, Work, simulate  # noqa: E402
+from kiln_build.native import native  # noqa: E402
 from kiln_build.store.local import LocalStore  # noqa: E402
 from kiln_build.store.store import Took  # noqa: E402
 from kiln_recipe import targets  # noqa: E402
@@ -168,9 +169,11 @@ def main() -> int:
         distinct = list({variant.spec.key(chain.identity): variant for variant in made}.values())
         return random.Random(0).sample(distinct, min(arguments.limit, len(distinct)))
 
-    ours, others = sample(arguments.targets), sample(arguments.others)
     rows = []
     with tempfile.TemporaryDirectory(prefix="kiln-bench-") as scratch:
+        built_for = targets.parse(f"{arguments.targets};{arguments.others}")
+        chain = native.with_heap(chain, built_for, ROOT, native.own_zig(Path(scratch, "zig")), Path(scratch))
+        ours, others = sample(arguments.targets), sample(arguments.others)
         bench = Bench(chain, Path(scratch))
         recording = bench.store("recording", {})
         began = time.monotonic()

@@ -143,10 +143,15 @@ def second(runner: Runner, store: Path | None) -> None:
     digest = sha256_of(runner.out / "local" / "cluster.json")
     options = ["--store", store]
     faults = ["--targets", _FEW_TARGETS, "--cases", "alone,dies,fails,cuts,slow", *options]
+    sets = (
+        ("gfx942;gfx1100", "gfx90a;gfx1201", 40),
+        ("gfx90a;gfx1201", "gfx942;gfx1100", 40),
+        ("sm_80;gfx942", "sm_90", 24),
+    )
     forecasts = [
-        Program(f"predict-{n}", "predict.py", ["--targets", "gfx942;gfx1100", "--others", "gfx90a;gfx1201", "--limit",
-                40 - 8 * n], (48 + 4 * n, 52 + 4 * n), shared=False)
-        for n in range(2)
+        Program(f"predict-{n}", "predict.py", ["--targets", one, "--others", other, "--limit", limit],
+                (44 + 4 * n, 48 + 4 * n), shared=False)
+        for n, (one, other, limit) in enumerate(sets)
     ]  # fmt: skip
     turns = []
     if (before := checkout(runner.scratch / "before")) is not None:
@@ -158,8 +163,8 @@ def second(runner: Runner, store: Path | None) -> None:
             for n in range(8)
         ]
     caches = [
-        Program("faults", "caches.py", faults, (0, 40)),
-        Program("warm", "caches.py", [*targets, "--cases", "warm,poisoned", "--expect", digest, *options], (40, 48)),
+        Program("faults", "caches.py", faults, (0, 35)),
+        Program("warm", "caches.py", [*targets, "--cases", "warm,poisoned", "--expect", digest, *options], (35, 44)),
     ]
     runner.phase([*caches, *forecasts, *turns], 250)
     edit = [*targets, "--profile", "core", "--store", store, "--edited", 10, "--name", "edit"]

@@ -1,0 +1,100 @@
+"""The programs of benchmarks/farm that build whole releases: what they conclude from builds, and what they rely on.
+Whether builds pass is their own verdict, on a machine with many processors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "farm"
+GOOD = {"sha256": "a", "compiled": 0, "seconds": 10.0}
+
+
+@pytest.fixture
+def program(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def test_processors(program):
+    assert program("releases").cores_of("0-3,8,10-11") == [0, 1, 2, 3, 8, 10, 11]
+
+
+def test_images_are_counted_by_their_entries(program, tmp_path):
+    for name in ("ab" * 32, "ac" * 32, "ad.tmp"):
+        path = tmp_path / "index" / name[:2] / name
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert sorted(program("releases").images(tmp_path)) == ["ab" * 32, "ac" * 32]
+
+
+def test_the_kernel_that_is_edited_has_the_line(program):
+    packing = program("packing")
+    assert (packing.ROOT / packing.FILE).read_text().count(packing.OLD) == 1 and packing.OLD != packing.NEW
+
+
+@pytest.mark.parametrize(
+    ("case", "made", "word"),
+    [
+        ("warm", GOOD, ""),
+        ("warm", GOOD | {"compiled": 1}, "1 compiled"),
+        ("warm", GOOD | {"sha256": "b"}, "other bytes"),
+        ("slow", GOOD | {"compiled": 9, "seconds": 40.9}, ""),
+        ("slow", GOOD | {"compiled": 9, "seconds": 41.1}, "41.0 s are allowed"),
+        ("poisoned", GOOD | {"compiled": 3, "damaged": 3, "again": GOOD}, ""),
+        ("poisoned", GOOD | {"compiled": 2, "damaged": 3, "again": GOOD}, "2 compiled, 3 damaged"),
+        ("poisoned", GOOD | {"compiled": 3, "damaged": 3, "again": GOOD | {"compiled": 3}}, "not repaired"),
+        ("dies", {"problem": "no release"}, "no release"),
+    ],
+)
+def test_what_is_wrong_with_a_build_before_a_cache(program, case, made, word):
+    found = program("caches").verdicts({"alone": GOOD, case: made}, "a")
+    assert found["alone"] == [] and (word in found[case][0] if word else found[case] == [])
+
+
+def test_old_commits_get_what_they_can_compile(program):
+    is_plain = program("turns").is_plain
+    spec = {"language": "triton", "ptx": 0, "signature": (("q_ptr", "*bf16"),)}
+    assert is_plain(SimpleNamespace(**spec))
+    assert not is_plain(SimpleNamespace(**spec | {"language": "gluon"}))
+    assert not is_plain(SimpleNamespace(**spec | {"ptx": 90}))
+    assert not is_plain(SimpleNamespace(**spec | {"signature": (("q", "tensordesc<bf16[64,128]>"),)}))
+
+
+def test_a_worker_is_killed_with_all_that_it_runs(program, tmp_path):
+    releases = program("releases")
+    bench = SimpleNamespace(scratch=tmp_path, out=tmp_path)
+    cluster = releases.Cluster(bench, "one", [0])
+    told = tmp_path / "told"
+    child = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    cluster.workers["ann"] = subprocess.Popen([sys.executable, "-c", parent, child])
+    while not (told.exists() and told.read_text()):
+        time.sleep(0.01)
+    pid = int(told.read_text())
+    cluster.kill("ann")
+    assert cluster.workers == {}
+    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z":
+        time.sleep(0.01)
+
+
+def test_a_program_that_runs_out_of_time_is_ended_and_the_rest_goes_on(program, tmp_path, monkeypatch):
+    scale = program("scale")
+    monkeypatch.setattr(scale, "HERE", tmp_path)
+    (tmp_path / "waits.py").write_text("import time; print('here', flush=True); time.sleep(600)")
+    (tmp_path / "ends.py").write_text("print('done')")
+    runner = scale.Runner.__new__(scale.Runner)
+    runner.out, runner.cores, runner.python = tmp_path, sorted(os.sched_getaffinity(0)), Path(sys.executable)
+    runner.codes, runner.ends = {}, time.monotonic() + 600
+    waits, ends = (scale.Program(name, f"{name}.py", [], (0, 64), shared=False) for name in ("waits", "ends"))
+    runner.phase([waits], 0)
+    runner.phase([ends], 600)
+    assert runner.codes == {"ends": 0, "waits": "out of time"} == json.loads((tmp_path / "scale.json").read_text())
