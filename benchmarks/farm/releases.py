@@ -25,7 +25,8 @@ _BEGAN = time.monotonic()
 
 
 def say(text: str) -> None:
-    print(f"{time.monotonic() - _BEGAN:7.1f} {text}", flush=True)
+    sys.stdout.write(f"{time.monotonic() - _BEGAN:7.1f} {text}\n")  # at once: threads say things side by side
+    sys.stdout.flush()
 
 
 def parser_of(text: str, targets: str = TARGETS) -> argparse.ArgumentParser:
