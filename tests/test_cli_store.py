@@ -176,17 +176,19 @@ def test_push_stats_and_pull(tmp_path, store, cached, capsys, monkeypatch):
     assert main(["store", "stats", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["there"] == 0
     assert main(["store", "push", *words]) == 0
-    assert f"{cached.url}: 3 images, 0 were there, 3 moved (" in capsys.readouterr().out
+    assert f"{cached.url}: 3 images, 0 already there, 3 sent (" in capsys.readouterr().out
     monkeypatch.setenv("KILN_CACHE", cached.url)
     assert main(["store", "push", "--store", str(store.root), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["images"], told["there"], told["moved"], told["lost"], told["problem"]) == (3, 3, 0, 0, "")
+    assert (told["images"], told["there"], told["sent"], told["not_sent"], told["problem"]) == (3, 3, 0, 0, "")
+    assert main(["store", "stats", "--store", str(store.root)]) == 0
+    assert capsys.readouterr().out == f"{cached.url} has 3 of 3 images\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"x {0:064x}, [{1:064x}] and {7:064x}"))
     monkeypatch.setattr(judge, "contradictions", lambda *_: ())
     new = tmp_path / "new"
     assert main(["store", "pull", "--store", str(new), "--keys", "-", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["images"], told["there"], told["moved"], told["lost"]) == (3, 0, 2, 1)
+    assert (told["images"], told["there"], told["fetched"], told["not_fetched"], told["unusable"]) == (3, 0, 2, 1, 0)
     copy = LocalStore(new)
     assert all(copy.load(copy.get(f"{n:064x}")) == store.load(store.get(f"{n:064x}")) for n in (0, 1))
 
@@ -201,19 +203,43 @@ def test_who_signs_believes_nothing_unsigned_and_replaces_it(tmp_path, store, ca
         return json.loads(capsys.readouterr().out)
 
     here = ("--store", str(store.root))
-    assert told("push", *here)["moved"] == 3, "unsigned"
+    assert told("push", *here)["sent"] == 3, "unsigned"
     monkeypatch.setenv("KILN_CACHE_KEY", str(keys.secret))
     assert told("stats", *here)["there"] == 0
-    assert told("pull", "--store", str(tmp_path / "a"), "--keys", str(tmp_path / "keys"))["moved"] == 0
-    assert told("push", *here)["moved"] == 3
+    pulled = told("pull", "--store", str(tmp_path / "a"), "--keys", str(tmp_path / "keys"))
+    assert (pulled["fetched"], pulled["not_fetched"], pulled["unusable"]) == (0, 3, 3)
+    assert told("push", *here)["sent"] == 3
     assert told("stats", *here)["there"] == 3
-    assert told("pull", "--store", str(tmp_path / "b"), "--keys", str(tmp_path / "keys"))["moved"] == 3
+    assert told("pull", "--store", str(tmp_path / "b"), "--keys", str(tmp_path / "keys"))["fetched"] == 3
 
 
 def test_a_cache_that_fails_is_an_exit_code(store, cached, capsys):
     cached.faults.status = 500
     assert main(["store", "push", "--store", str(store.root), "--cache", cached.url]) == 7
-    assert "0 moved (0 bytes), 3 not; 3 requests failed, the last by it answered " in capsys.readouterr().out
+    assert "0 sent (0 bytes), 3 not sent; 3 requests failed, the last by it answered " in capsys.readouterr().out
+    assert main(["store", "stats", "--store", str(store.root), "--cache", cached.url]) == 7
+    assert f"{cached.url} has 0 of 3 images, and did not answer for 3; 3 requests " in capsys.readouterr().out
+
+
+def test_pull_refuses_a_store_that_cannot_be_written(tmp_path, store, cached, capsys, monkeypatch):
+    monkeypatch.setattr(LocalStore, "refusal", lambda _: "Read-only file system")
+    (tmp_path / "keys").write_text(" ".join(f"{n:064x}" for n in range(4)))
+    words = ["store", "pull", "--store", str(store.root), "--cache", cached.url, "--keys"]
+    assert main([*words, str(tmp_path / "keys")]) == 7
+    told = capsys.readouterr()
+    assert f"the store {store.root} cannot be written (Read-only file system), so nothing can be fetched" in told.err
+    assert not told.out and not cached.seen, "nothing was asked for"
+    (tmp_path / "keys").write_text(" ".join(f"{n:064x}" for n in range(3)))
+    assert main([*words, str(tmp_path / "keys")]) == 0, "it has them all"
+
+
+def test_what_is_broken_in_the_store_is_said_by_push(store, cached, capsys):
+    path = next(path for path in (store.root / "objects").rglob("*") if path.is_file())
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert main(["store", "push", "--store", str(store.root), "--cache", cached.url]) == 0
+    told = capsys.readouterr()
+    assert "2 sent (" in told.out and "1 not sent" in told.out
+    assert "warning: " in told.err and "cannot be sent: " in told.err
 
 
 def test_secrets_come_from_a_file_or_a_variable_and_are_not_printed(tmp_path, store, cached, capsys, monkeypatch):

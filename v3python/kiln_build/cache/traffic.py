@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from kiln_build.store.stores import open_store
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.console.spelling import spell_size
 from kiln_recipe.console.tables import plural
-from kiln_recipe.errors import KilnError, UsageError
+from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
 
 T = TypeVar("T")
 _SENDERS = 4
@@ -26,35 +26,96 @@ _SENDERS = 4
 
 @dataclass(frozen=True)
 class Traffic:
-    """What came of it.
+    """What came of a command.
 
     Attributes:
         cache: its address.
-        images: that it was about.
-        there: of them were there before: in the cache for push and stats, in the store for pull.
-        moved: went or came.
-        lost: did neither: the cache lacks them, the store does, or it failed.
-        bytes: that went or came.
+        images: how many the command was about.
         problem: what the cache failed to do; "" if nothing.
     """
 
     cache: str
     images: int
-    there: int
-    moved: int
-    lost: int
-    bytes: int
     problem: str
 
     def spell(self) -> str:
         """A line for users."""
-        text = f"{self.cache}: {plural(self.images, 'image')}, {self.there} were there, {self.moved} moved "
-        text += f"({spell_size(self.bytes)}), {self.lost} not"
-        return text + (f"; {self.problem}" if self.problem else "")
+        return self._said() + (f"; {self.problem}" if self.problem else "")
+
+    def _said(self) -> str:
+        """What was counted."""
+        raise NotImplementedError
 
 
-def push(local: Store, address: str, access: Access, keys: Sequence[str] | None, progress: Progress) -> Traffic:
-    """Sends the images of these keys, or all, that a cache lacks."""
+@dataclass(frozen=True)
+class Pushed(Traffic):
+    """What came of a push.
+
+    Attributes:
+        there: images that the cache had before.
+        sent: images that it has now; `bytes`: of them and their entries.
+        not_sent: images that the store lacks, or that the cache did not take.
+    """
+
+    there: int
+    sent: int
+    bytes: int
+    not_sent: int
+
+    def _said(self) -> str:
+        return (
+            f"{self.cache}: {plural(self.images, 'image')}, {self.there} already there, {self.sent} sent "
+            f"({spell_size(self.bytes)}), {self.not_sent} not sent"
+        )
+
+
+@dataclass(frozen=True)
+class Pulled(Traffic):
+    """What came of a pull.
+
+    Attributes:
+        there: images that the store had before.
+        fetched: images that it has now; `bytes`: that came, what was not believed included.
+        not_fetched: images that neither has, `unusable` among them: those that the cache has and nobody should use.
+    """
+
+    there: int
+    fetched: int
+    bytes: int
+    not_fetched: int
+    unusable: int
+
+    def _said(self) -> str:
+        text = f"{self.cache}: {plural(self.images, 'image')}, {self.there} already in the store, {self.fetched} "
+        text += f"fetched ({spell_size(self.bytes)}), {self.not_fetched} not fetched"
+        return text + (f", {self.unusable} of them unusable" if self.unusable else "")
+
+
+@dataclass(frozen=True)
+class Counted(Traffic):
+    """What a cache has.
+
+    Attributes:
+        there: images that it has.
+        missing: images that it does not have, or in an entry that would not be believed.
+        unknown: images that it did not answer for.
+    """
+
+    there: int
+    missing: int
+    unknown: int
+
+    def _said(self) -> str:
+        text = f"{self.cache} has {self.there} of {plural(self.images, 'image')}"
+        return text + (f", and did not answer for {self.unknown}" if self.unknown else "")
+
+
+def push(local: Store, address: str, access: Access, keys: Sequence[str] | None, progress: Progress) -> Pushed:
+    """Sends the images of these keys, or all, that a cache lacks.
+
+    Raises:
+        UsageError: nothing may go to the cache.
+    """
     if access.is_read_only:
         raise UsageError("KILN_CACHE_MODE=read-only: nothing may go to the cache; unset it to push")
     remote = _remote(address, access, progress)
@@ -62,36 +123,56 @@ def push(local: Store, address: str, access: Access, keys: Sequence[str] | None,
     def send(key: str) -> str:
         found = remote.has(key)
         if found or found is None:
-            return "there" if found else "lost"
-        # Each thread has its own; what is broken is said by the next build.
-        store = open_store(local.location, lambda text: None)
+            return "there" if found else "not sent"
+        store = open_store(local.location, lambda text: progress.message(f"warning: {text}"))  # each thread has its own
         try:
             stored = store.get(key)
             is_sent = stored is not None and remote.send(key, store.load(stored), stored.ir, stored.seconds)
-        except KilnError:
+        except KilnError as error:
+            progress.message(f"warning: the image of {key[:16]} cannot be sent: {error}")
             is_sent = False
-        return "moved" if is_sent else "lost"
+        return "sent" if is_sent else "not sent"
 
-    return _count(local, address, remote, send, keys, _SENDERS, progress)
+    asked, counts = _each_counted(local, send, keys, _SENDERS, progress)
+    remote.close()
+    return Pushed(
+        address, asked, remote.budget.problem, counts["there"], counts["sent"], remote.counts["bytes out"],
+        counts["not sent"],
+    )  # fmt: skip
 
 
-def stats(local: Store, address: str, access: Access, keys: Sequence[str] | None, progress: Progress) -> Traffic:
+def stats(local: Store, address: str, access: Access, keys: Sequence[str] | None, progress: Progress) -> Counted:
     """How many of the images of these keys, or of all that the store has, a cache has."""
     remote = _remote(address, access, progress)
-    return _count(local, address, remote, lambda k: "there" if remote.has(k) else "lost", keys, CONNECTIONS, progress)
+    asked, counts = _each_counted(local, remote.has, keys, CONNECTIONS, progress)
+    remote.close()
+    return Counted(address, asked, remote.budget.problem, counts[True], counts[False], counts[None])
 
 
-def pull(local: Store, address: str, access: Access, keys: Sequence[str] | None, progress: Progress) -> Traffic:
-    """Fetches the images of these keys that the store lacks."""
+def pull(local: Store, address: str, access: Access, keys: Sequence[str] | None, progress: Progress) -> Pulled:
+    """Fetches the images of these keys that the store lacks.
+
+    Raises:
+        EnvironmentProblem: it lacks some, and cannot be written.
+    """
     asked = list(keys or ())
-    there = sum(local.get(key) is not None for key in asked)
+    there = _there(local, asked)
+    if there < len(asked) and (reason := local.refusal()):
+        raise EnvironmentProblem(
+            f"the store {local.location} cannot be written ({reason}), so nothing can be fetched into it; name "
+            "another with --store"
+        )
     # By however little it is faster: nothing is compiled here in its place.
     store = open_layered(local, address, access, 0, progress.message)
     store.prefetch(asked, progress)
-    counts, why = store.remote.counts, store.remote.budget.problem
-    store.close(at_once=True)
-    moved = counts["hits"]
-    return Traffic(address, len(asked), there, moved, len(asked) - there - moved, counts["bytes in"], why)
+    remote = store.remote
+    remote.close()
+    # What was still on its way when the cache was given up is counted there, and is not in the store.
+    now = _there(local, asked)
+    return Pulled(
+        address, len(asked), remote.budget.problem, there, now - there, remote.counts["bytes in"], len(asked) - now,
+        remote.counts["unusable"],
+    )  # fmt: skip
 
 
 ACTIONS: dict[str, Callable[[Store, str, Access, Sequence[str] | None, Progress], Traffic]] = {
@@ -101,24 +182,27 @@ ACTIONS: dict[str, Callable[[Store, str, Access, Sequence[str] | None, Progress]
 }
 
 
+def _there(local: Store, keys: Iterable[str]) -> int:
+    return sum(local.get(key) is not None for key in keys)
+
+
 def _remote(address: str, access: Access, progress: Progress) -> Remote:
     budget = Budget(CONNECTIONS, 0.0)
     return Remote(open_transport(address, access, CONNECTIONS), access, budget, progress.message)
 
 
-def _count(
-    local: Store, address: str, remote: Remote, do: Callable[[str], str], keys: Sequence[str] | None, threads: int,
-    progress: Progress,
-) -> Traffic:  # fmt: skip
+def _each_counted(
+    local: Store, do: Callable[[str], T], keys: Sequence[str] | None, threads: int, progress: Progress
+) -> tuple[int, Counter[T]]:
+    """How many images there are, and how often `do` gave what for their keys."""
     asked = list(keys if keys is not None else local.keys())
-    counts = {"there": 0, "moved": 0, "lost": 0}
+    counts: Counter[T] = Counter()
     progress.start(len(asked), title="cache", unit="image")
     for outcome in _each(do, asked, threads):
         counts[outcome] += 1
         progress.advance(1)
     progress.close()
-    remote.close()
-    return Traffic(address, len(asked), **counts, bytes=remote.counts["bytes out"], problem=remote.budget.problem)
+    return len(asked), counts
 
 
 def _each(do: Callable[[str], T], keys: Iterable[str], threads: int) -> Iterator[T]:

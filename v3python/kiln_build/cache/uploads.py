@@ -34,13 +34,9 @@ class Uploads:
         if key in self._known or self._remote.is_read_only:
             return
         self._known.add(key)
-        if self._remote.budget.is_spent:
-            self.left += 1
-            return
-        try:
-            self._queue.put_nowait(key)
-        except queue.Full:
-            self.left += 1
+        if not self._put(key):
+            with self._lock:
+                self.left += 1
             return
         if len(self._threads) < _SENDERS:
             thread = threading.Thread(target=self._send_all, daemon=True)
@@ -56,6 +52,16 @@ class Uploads:
         with self._lock:
             self._is_counted = True
             self.left += self._queue.unfinished_tasks
+
+    def _put(self, key: str) -> bool:
+        """Whether a key waits now to be sent."""
+        if self._remote.budget.is_spent:
+            return False
+        try:
+            self._queue.put_nowait(key)
+        except queue.Full:
+            return False
+        return True
 
     def _send_all(self) -> None:
         # What is wrong with the local store is said by the build, which reads the same.
