@@ -11,8 +11,9 @@ import browser
 from browser import SCHEMES, WIDTHS, Browser
 from kiln_build.difference import compare, page
 from kiln_build.difference.side import Side
+from kiln_build.origin.timeline_file import Job, Step, Timeline
 from kiln_build.pages import document
-from kiln_build.report import gather, timeline
+from kiln_build.report import gather
 from kiln_build.report import page as report_page
 from small_release import small_release
 
@@ -44,9 +45,9 @@ def pages(tmp_path_factory):
     rows = [row(name, size, target) for name in names for size in SIZES for target in ("sm_90", "gfx942")]
     old, new = side(*rows), side(*(one | {"spills": one["spills"] + 8, "image": one["image"] + "n"} for one in rows))
     found = compare.compare(old, new)
-    jobs = [timeline.Job(f"{one['kernel']}[x][y][z]@{one['target']}", n, n + 1.5, n % 4 + 1, "compiled")
+    jobs = [Job(f"{one['kernel']}[x][y][z]@{one['target']}", n, n + 1.5, n % 4 + 1, "compiled")
             for n, one in enumerate(rows)]  # fmt: skip
-    times = timeline.Timeline("0.1.0b", "0", 60, 4, (timeline.Step("plan", 0, 1), timeline.Step("compile", 1, 60)),
+    times = Timeline("0.1.0b", "0", 60, 4, (Step("plan", 0, 1), Step("compile", 1, 60)),
                               tuple(jobs))  # fmt: skip
     written = {"report": report_page.page(gather.gather(new, [], times, found)), "diff": page.page(found)}
     for name, pieces in written.items():

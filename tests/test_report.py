@@ -15,7 +15,9 @@ from kiln_build import cli
 from kiln_build.artifacts import pack
 from kiln_build.difference.side import Side, open_side
 from kiln_build.difference.tables import Choice, Family, Table
+from kiln_build.origin import timeline_file
 from kiln_build.origin.timeline import Timeline
+from kiln_build.origin.timeline_file import Step, read
 from kiln_build.pages.document import begin
 from kiln_build.report import coverage, gather, images, page, timeline, verification
 from kiln_build.report.coverage import NONE, OWN, WIDER, Answer
@@ -153,7 +155,7 @@ def written(folder: Path, tarball: Path) -> Path:
 def test_a_timeline_is_read_as_it_was_written(tmp_path):
     path = written(tmp_path, small_release().tarball)
     assert path == statement.timeline_of(tmp_path / small_release().tarball.name)
-    found = timeline.read(path)
+    found = read(path)
     assert found.sha256 == digests.of_file(small_release().tarball) and found.workers == 2
     assert [(job.worker, job.began, job.seconds, job.outcome) for job in found.jobs] == [
         (1, 1.0, 2.5, "compiled"), (2, 1.0, 1.0, "failed")
@@ -177,6 +179,7 @@ GOOD = {"timeline": 1, "release": "r", "sha256": "0", "seconds": 3, "workers": 1
         ({"seconds": float("nan")}, "a time in it is no number"),
         ({"release": 5}, "a name in it is no text"),
         ({"jobs": [[-1, 0, 1, "compiled", "x"]]}, "-1 is not a worker's number"),
+        ({"jobs": [[100_001, 0, 1, "compiled", "x"]]}, "100001 is not a worker's number"),
         ({"jobs": [[1, 2, 1, "compiled", "x"]]}, "ends before it begins"),
         ({"jobs": [[1, 2]]}, "not enough values"),
         ({"jobs": 5}, "has no len"),
@@ -188,22 +191,34 @@ def test_what_is_no_timeline_is_refused(tmp_path, change, said):
     path = tmp_path / "x.timeline.json"
     path.write_text(json.dumps(GOOD | change))
     with pytest.raises(ArtifactError, match=f"is no timeline of a build .*{said}"):
-        timeline.read(path)
+        read(path)
     for broken in ("", "[]", "{", "[" * 100_000, json.dumps({"timeline": 1})):
         path.write_text(broken)
         with pytest.raises(ArtifactError, match="is no timeline of a build"):
-            timeline.read(path)
+            read(path)
+
+
+def test_a_timeline_of_a_large_cluster_is_drawn(tmp_path):
+    workers, jobs = 4096, 300_000
+    rows = [[n % workers + 1, n // workers, n // workers + 1, "compiled", f"f.a/a[n={n}]@sm_90"] for n in range(jobs)]
+    path = tmp_path / "x.timeline.json"
+    path.write_text(json.dumps(GOOD | {"jobs": rows, "workers": workers, "seconds": 75}))
+    found = read(path)
+    assert (len(found.jobs), found.workers) == (jobs, workers)
+    drawn = timeline.picture(found)
+    assert drawn.count('class="bar"') == workers and f"worker {workers}<" in drawn
+    assert timeline.by_kernel(found.jobs) == [("sm_90", "f.a/a", jobs, jobs, 1)]
 
 
 def test_times_of_the_axis_differ():
-    drawn = timeline.picture(timeline.Timeline("r", "0", 215.0, 0, (timeline.Step("plan", 0.0, 215.0),), ()))
+    drawn = timeline.picture(timeline_file.Timeline("r", "0", 215.0, 0, (Step("plan", 0.0, 215.0),), ()))
     assert re.findall('text-anchor="middle">([^<]*)<', drawn)[-3:] == ["2:30 min", "3 min", "3:30 min"]
 
 
 def test_pictures_of_any_length_have_a_readable_axis():
     for seconds in (0.001, 0.4, 7, 100, 5000, 90_000, 1e8):
-        steps = (timeline.Step("plan", 0.0, seconds),)
-        drawn = timeline.picture(timeline.Timeline("r", "0", seconds, 0, steps, ()))
+        steps = (Step("plan", 0.0, seconds),)
+        drawn = timeline.picture(timeline_file.Timeline("r", "0", seconds, 0, steps, ()))
         assert 1 <= drawn.count('class="axis"') <= 12
 
 

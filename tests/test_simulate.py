@@ -23,6 +23,7 @@ from kiln_build.farm.local import LocalExecutor
 from kiln_build.foresight import matrix
 from kiln_build.foresight.costs import Costs
 from kiln_build.foresight.simulate import Cluster, Forecast, Work, cached, simulate
+from kiln_build.origin.timeline import Timeline
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
 from kiln_recipe.console.progress import Progress
@@ -270,9 +271,12 @@ def test_the_verb_foresees_a_release(capsys, small, tmp_path, monkeypatch):
 
 def test_durations_come_from_a_file_of_either_kind(capsys, small, tmp_path):
     (name,) = [v.name for v in plan.make_plan([recipe.load(small)], targets.parse("sm_90")).variants][:1]
-    lines, timeline, none = tmp_path / "durations", tmp_path / "x.timeline.json", tmp_path / "none"
+    lines, none = tmp_path / "durations", tmp_path / "none"
     lines.write_text(json.dumps([name, 9.0, 5.0]) + "\n")
-    timeline.write_text(json.dumps({"timeline": 1, "jobs": [[1, 2.0, 7.0, "compiled", name], [1, 7, 8, "died", name]]}))
+    made = Timeline(began=0.0)
+    made.add_jobs([(1, 2.0, 7.0, "compiled", name), (1, 7.0, 8.0, "died", name)], 1)
+    (tmp_path / "x.tar.gz").write_bytes(b"")
+    timeline = made.write("0.1.0b", tmp_path / "x.tar.gz")
     none.write_text('{"timeline": 2}')
     words = ["sm_90", "--recipe", small, "--workers", 1, "--json", "--durations"]
     documents = [json.loads(run(capsys, *words, path)) for path in (lines, timeline)]

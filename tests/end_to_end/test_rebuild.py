@@ -17,8 +17,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 import builds
 from builds import ONE_OPERATION, ROOT, TARBALL, TARGETS, kill, unpack
 from kiln_build.artifacts import reader
-from kiln_build.origin import bill
-from kiln_build.report import timeline
+from kiln_build.origin import bill, timeline_file
 from kiln_build.trust import provenance, statement
 from kiln_recipe import digests
 
@@ -74,7 +73,7 @@ def check_what_is_said(tarball: Path) -> None:
     path, digest = statement.provenance_of(tarball), digests.of_file(tarball)
     found = provenance.read(path.read_bytes(), path.name, tarball.name, digest)
     stated = reader.open_artifact(tarball).manifest
-    times = timeline.read(statement.timeline_of(tarball))
+    times = timeline_file.read(statement.timeline_of(tarball))
     assert (times.release, times.sha256) == (stated["kiln"], digest)
     assert [step.name for step in times.steps] == ["plan", "compile", "pack", "link", "assemble", "tarball"]
     assert found.builder == "https://ci.example.org/kiln"

@@ -15,7 +15,7 @@ from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from kiln_build.difference.side import Side
-    from kiln_build.report.timeline import Timeline
+    from kiln_build.origin.timeline_file import Timeline
 
 EXAMPLE = """\
 kiln report output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz release.html
@@ -59,8 +59,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.artifacts.manifest import load_verifications  # here, so that --help needs no package
-    from kiln_build.cli.diff import known_shares
     from kiln_build.difference import compare, side
+    from kiln_build.cli.diff import known_shares
     from kiln_build.pages import document
     from kiln_build.report import gather, page
 
@@ -83,13 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _timeline(release: Side, named: Path | None) -> Timeline | None:
     """The timeline that was named, or the one beside a tarball if it is of the same bytes."""
-    from kiln_build.report import timeline
+    from kiln_build.origin import timeline_file
     from kiln_build.trust import statement
 
     path = named or statement.timeline_of(release.path)
     if named is None and (release.kind != "tarball" or not path.is_file()):
         return None
-    found = timeline.read(path)
+    found = timeline_file.read(path)
     if release.digest and found.sha256 != release.digest:
         said = f"{path} is of a tarball with the digest {found.sha256[:12]}, and {release.path.name} has another"
         if named is None:

@@ -1,16 +1,15 @@
-"""Recorded durations in a file that a user names: a store's `durations`, or a build's .timeline.json."""
+"""Timeline durations in a file that a user names: a store's `durations`, or a build's .timeline.json."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from kiln_build.origin import timeline_file
 from kiln_build.store import durations
 from kiln_build.store.store import Took
-from kiln_recipe.errors import EnvironmentProblem, UsageError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 _RIGHT = "give a store's file `durations`, or the .timeline.json of a build that compiled"
-_LARGEST = 1 << 26  # bytes
 
 
 def read(path: Path) -> dict[str, Took]:
@@ -22,11 +21,11 @@ def read(path: Path) -> dict[str, Took]:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(timeline_file.LARGEST + 1)
     except OSError as error:
         raise EnvironmentProblem(f"--durations {path} cannot be read ({error.strerror}); {_RIGHT}") from error
-    if len(data) > _LARGEST:
-        raise UsageError(f"--durations {path} has more than {_LARGEST >> 20} MiB; {_RIGHT}")
+    if len(data) > timeline_file.LARGEST:
+        raise UsageError(f"--durations {path} has more than {timeline_file.LARGEST >> 20} MiB; {_RIGHT}")
     known = _of_timeline(data) if data.lstrip().startswith(b"{") else durations.decode(data)
     if not known:
         raise UsageError(f"--durations {path} says of no variant what it took; {_RIGHT}")
@@ -36,7 +35,7 @@ def read(path: Path) -> dict[str, Took]:
 def _of_timeline(data: bytes) -> dict[str, Took]:
     """By the clock, from a job's beginning to its end; nothing of a file that is no timeline."""
     try:
-        jobs = json.loads(data)["jobs"]
-        return {name: Took(max(0.0, ended - began)) for _, began, ended, outcome, name in jobs if outcome == "compiled"}
-    except (ValueError, TypeError, KeyError, RecursionError):
+        jobs = timeline_file.parse(data, "").jobs
+    except ArtifactError:
         return {}
+    return {job.name: Took(job.seconds) for job in jobs if job.outcome == "compiled"}

@@ -1,10 +1,4 @@
-"""When a build did what: its steps, and each compile by its worker. Beside the tarball, never in it: no two builds take
-the same time.
-
-The file is JSON: `timeline` 1; `release`; `sha256` of the tarball; `seconds` of all; `workers`, how many compiled at
-once; `steps`, each [name, began, ended]; `jobs`, each [worker, began, ended, outcome, variant]. Times are seconds since
-the build began.
-"""
+"""The timeline of a build, kept while it goes on and written in the end; origin/timeline_file.py has the grammar."""
 
 from __future__ import annotations
 
@@ -16,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from kiln_build.origin.costs import Costs
+from kiln_build.origin.timeline_file import FORMAT
 from kiln_build.trust import statement
 from kiln_recipe import digests
 from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem
-
-FORMAT = 1
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 from kiln_build.difference import show
 from kiln_build.difference.compare import Difference
 from kiln_build.difference.side import Side
+from kiln_build.origin.timeline_file import Timeline
 from kiln_build.report import coverage, images, verification
 from kiln_build.report.coverage import Kernel
-from kiln_build.report.timeline import Timeline
 from kiln_build.report.verification import Record
 
 

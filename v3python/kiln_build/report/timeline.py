@@ -1,115 +1,22 @@
-"""The timeline that a build leaves beside its tarball (origin/timeline.py), read and drawn."""
+"""The timeline of a build (origin/timeline_file.py), drawn."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from kiln_build.origin.timeline_file import Job, Timeline
 from kiln_build.pages.markup import Markup, drawing, element, joined
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
-FORMAT = 1
-_LARGEST = 64 << 20  # bytes: ten times that of the largest build
-_MOST_JOBS, _MOST_WORKERS = 200_000, 1024
 _WIDTH, _LEFT, _LANE = 1000, 90, 16  # pixels
 _KINDS = {"compiled": "bar", "shared": "pale", "reused": "pale"}  # others failed
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of the build, in seconds since it began."""
-
-    name: str
-    began: float
-    ended: float
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
-
-
-@dataclass(frozen=True)
-class Job(Step):
-    """A compile: of a variant, by a worker; `outcome`: "compiled", "shared", "reused", "failed", "died"."""
-
-    worker: int = 0
-    outcome: str = ""
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """`sha256`: of the tarball that the build made. `workers`: how many compiled at once."""
-
-    release: str
-    sha256: str
-    seconds: float
-    workers: int
-    steps: tuple[Step, ...]
-    jobs: tuple[Job, ...]
-
-
-def read(path: Path) -> Timeline:
-    """
-    Raises:
-        EnvironmentProblem: the file cannot be read.
-        ArtifactError: it is no timeline.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give a build's .timeline.json") from error
-    try:
-        if len(data) > _LARGEST:
-            raise ValueError(f"it has more than {_LARGEST >> 20} MiB")
-        return _checked(json.loads(data))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise ArtifactError(f"{path} is no timeline of a build ({said}); give a build's .timeline.json") from error
-
-
-def _checked(document: Any) -> Timeline:
-    if not isinstance(document, dict) or document.get("timeline") != FORMAT:
-        raise ValueError(f"it does not say that it is a timeline of format {FORMAT}")
-    release, sha256 = (_text(document[name]) for name in ("release", "sha256"))
-    steps = [Step(_text(name), *_span(*times)) for name, *times in document["steps"]]
-    rows = document["jobs"]
-    if len(steps) > 1000 or len(rows) > _MOST_JOBS:
-        raise ValueError("it has more steps or jobs than any build")
-    jobs = []
-    for worker, began, ended, outcome, name in rows:
-        if not isinstance(worker, int) or not 0 <= worker <= _MOST_WORKERS:
-            raise ValueError(f"{worker!r} is not a worker's number")
-        jobs.append(Job(_text(name), *_span(began, ended), worker, _text(outcome)))
-    workers = document["workers"]
-    if not isinstance(workers, int):
-        raise ValueError("its number of workers is none")
-    seconds = _span(0, document["seconds"])[1]
-    return Timeline(release, sha256, seconds, workers, tuple(steps), tuple(jobs))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 10_000:
-        raise ValueError("a name in it is no text")
-    return value
-
-
-def _span(began: Any, ended: Any) -> tuple[float, float]:
-    for value in (began, ended):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-            raise ValueError("a time in it is no number of seconds")
-    if ended < began:
-        raise ValueError("something in it ends before it begins")
-    return float(began), float(ended)
-
-
 def picture(found: Timeline) -> Markup:
     """Steps, and below them a lane for each worker."""
-    lanes = sorted({job.worker for job in found.jobs})
+    lanes: dict[int, list[Job]] = {}
+    for job in sorted(found.jobs, key=lambda one: (one.worker, one.began)):
+        lanes.setdefault(job.worker, []).append(job)
     end = max([found.seconds, 1e-3, *(one.ended for one in (*found.steps, *found.jobs))])
     scale = _WIDTH / end
     height = (len(lanes) + 2) * _LANE + 8
@@ -120,10 +27,9 @@ def picture(found: Timeline) -> Markup:
         kind = "bar" if number % 2 else "pale"
         box = element("rect", x=f"{x:.1f}", y=2, width=f"{width:.1f}", height=_LANE - 4, class_=kind)
         parts.append(element("g", element("title", f"{step.name}: {step.seconds:.1f} s"), box))
-    for place, worker in enumerate(lanes, 1):
+    for place, (worker, jobs) in enumerate(lanes.items(), 1):
         y = place * _LANE
         parts.append(element("text", f"worker {worker}", x=0, y=y + _LANE - 4))
-        jobs = [job for job in found.jobs if job.worker == worker]
         for kind in dict.fromkeys([*_KINDS.values(), "spills"]):
             boxes = _boxes((job for job in jobs if _KINDS.get(job.outcome, "spills") == kind), scale, y + 2)
             if boxes:
@@ -133,9 +39,10 @@ def picture(found: Timeline) -> Markup:
 
 
 def _boxes(jobs: Iterable[Job], scale: float, y: int) -> str:
-    """Of jobs that follow each other within half a pixel one box, so that ten thousand are a few thousand letters."""
+    """Of jobs, in the order in which they began, that follow each other within half a pixel one box: so ten thousand
+    are a few thousand letters."""
     spans: list[list[float]] = []
-    for job in sorted(jobs, key=lambda one: one.began):
+    for job in jobs:
         began, ended = job.began * scale, job.ended * scale
         if spans and began - spans[-1][1] < 0.5 and ended - began < 2:
             spans[-1][1] = max(spans[-1][1], ended)

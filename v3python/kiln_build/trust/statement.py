@@ -85,7 +85,7 @@ def provenance_of(tarball: Path) -> Path:
 
 
 def timeline_of(tarball: Path) -> Path:
-    """When the build of the tarball did what (origin/timeline.py); nobody signs it."""
+    """When the build of the tarball did what (origin/timeline_file.py); nobody signs it."""
     return _called_after(tarball, ".timeline.json")
 
 
