@@ -107,6 +107,15 @@ def test_what_a_build_makes_otherwise_is_refused(built, checkout, tmp_path, capf
     ]
 
 
+def test_a_build_that_lacks_a_target_is_refused(built, checkout, tmp_path, capfd, monkeypatch):
+    one, other, _ = built
+    monkeypatch.setenv("MADE", str(one))
+    assert run("merge", one, other, tmp_path / "out", "--source", checkout) == 4
+    err = capfd.readouterr().err
+    assert f"has made other images for sm_90 than are in {other}; `kiln rebuild --verify` that one" in err
+    assert not [*(tmp_path / "out").iterdir()]
+
+
 def test_a_build_that_fails_gives_its_exit_code(built, checkout, tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("MADE")
     assert run("merge", *built[:2], tmp_path / "out", "--source", checkout) == 4

@@ -378,7 +378,7 @@ def test_what_is_not_what_its_manifest_says_is_not_built(checkout, tmp_path, mon
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("{stage}",), 2, "is no tarball, whose bytes could be made again"),
+        (("{stage}",), 2, "is not a tarball; give a release's tarball"),
         (("/nowhere",), 7, "/nowhere"),
         (("{tarball}",), 2, "does not have the commit 1111"),
         (("{tarball}", "--input", "/nowhere"), 7, "--input /nowhere does not exist"),

@@ -90,6 +90,18 @@ def open_artifact(path: Path, right: str = WHAT, takes_part: bool = False) -> Re
     return opened
 
 
+def open_tarball(path: Path, right: str = "a release's tarball", takes_part: bool = False) -> Release:
+    """The release, or the part of one, of which `path` is the tarball; arguments and errors as `open_artifact`, and
+
+    Raises:
+        UsageError: it is something else.
+    """
+    opened = open_artifact(path, f"give {right}", takes_part)
+    if not isinstance(opened, Release) or opened.is_folder:
+        raise UsageError(f"{path} is not a tarball; give {right}")
+    return opened
+
+
 def _open(path: Path, right: str) -> Release | PackFile | ImageFile:
     try:
         if path.is_dir():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kiln_build.cli.select import opened_tarball, output_folder
 from kiln_build.options.words import check_there
 from kiln_recipe import digests
+from kiln_recipe.console.files import output_folder
 from kiln_recipe.console.spelling import print_made
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
@@ -35,10 +35,11 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.parts import apply  # here, so that --help needs no package
+    from kiln_build.artifacts import reader  # here, so that --help needs no package
+    from kiln_build.parts import apply
     from kiln_recipe.console.progress import make_progress
 
-    before = opened_tarball(arguments.before, _RIGHT, takes_part=True)
+    before = reader.open_tarball(Path(arguments.before), _RIGHT, takes_part=True)
     with make_progress() as progress:
         made = apply.apply(before, Path(arguments.delta), output_folder(arguments.output), progress)
     if arguments.json:

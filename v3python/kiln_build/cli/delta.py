@@ -6,7 +6,6 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from kiln_build.cli.select import opened_tarball
 from kiln_build.options.words import check_there
 from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.spelling import print_made
@@ -39,12 +38,14 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.parts import delta  # here, so that --help needs no package
+    from kiln_build.artifacts import reader  # here, so that --help needs no package
+    from kiln_build.parts import delta
     from kiln_build.parts.form import MAGIC
     from kiln_recipe.console.progress import make_progress
 
     path = check_new_file(arguments.delta, Path.cwd(), "the delta", MAGIC, "delta of `kiln delta`")
-    before, after = (opened_tarball(word, _RIGHT, takes_part=True) for word in (arguments.before, arguments.after))
+    words = (arguments.before, arguments.after)
+    before, after = (reader.open_tarball(Path(word), _RIGHT, takes_part=True) for word in words)
     with make_progress() as progress:
         made = delta.make(before, after, path, progress)
         share = 100 * made.bytes / made.after.bytes

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
 from kiln_build.options.words import check_there
@@ -14,9 +11,6 @@ from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
 from kiln_recipe.errors import EnvironmentProblem, escaped
-
-if TYPE_CHECKING:
-    from kiln_build.difference.compare import Shares
 
 EXAMPLE = """\
 kiln diff old/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz
@@ -58,6 +52,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.difference import compare, page, show, side  # here, so that --help needs no package
+    from kiln_build.ledger.planned import known_shares
     from kiln_build.pages import document
 
     before, after = Path(arguments.before), Path(arguments.after)
@@ -73,20 +68,3 @@ def run(arguments: argparse.Namespace) -> int:
         for line in show.text(found, arguments.all):
             print(escaped(line))
     return 0 if found.is_empty else DIFFERS
-
-
-def known_shares(folders: Sequence[Path]) -> Shares:
-    """What ledgers know of modelled shares: by family, target and key."""
-    from kiln_build.ledger import file as ledger_file
-
-    @cache
-    def of(family: str, target: str) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for folder in folders:
-            kept = ledger_file.read(ledger_file.path_of(folder, family, target), in_order=False)
-            for line in kept.lines.values() if kept else ():
-                if line.facts and line.facts.share is not None:
-                    found[line.key] = line.facts.share
-        return found
-
-    return lambda family, target, key: of(family, target).get(ledger_file.short(key))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln_build.cli.rebuild import add_source, check_input
-from kiln_build.cli.select import opened_tarball, output_folder
 from kiln_build.options import options
 from kiln_build.options.words import check_there
 from kiln_recipe import digests
+from kiln_recipe.console.files import output_folder
 from kiln_recipe.console.spelling import print_made
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
@@ -56,10 +56,11 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.parts import join  # here, so that --help needs no package
+    from kiln_build.artifacts import reader  # here, so that --help needs no package
+    from kiln_build.parts import join
     from kiln_recipe.console.progress import make_progress
 
-    given = [opened_tarball(word, _RIGHT, takes_part=True) for word in arguments.part]
+    given = [reader.open_tarball(Path(word), _RIGHT, takes_part=True) for word in arguments.part]
     parts = ["part" in release.manifest for release in given]
     if all(parts):
         with make_progress() as progress:

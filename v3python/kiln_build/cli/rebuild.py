@@ -84,9 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kiln_recipe.console.progress import make_progress
 
     given = Path(arguments.tarball).resolve()
-    release = reader.open_artifact(given, f"give {_RIGHT}")
-    if not isinstance(release, reader.Release) or release.is_folder:
-        raise UsageError(f"{arguments.tarball} is no tarball, whose bytes could be made again; give {_RIGHT}")
+    release = reader.open_tarball(Path(arguments.tarball), _RIGHT)
     # What a manifest says of other bytes than those that are there cannot be compared with anything.
     verify.refuse_problems(verify.verify(release), arguments.tarball)
     wanted = asked.read(release)

@@ -60,7 +60,7 @@ def check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.artifacts.manifest import load_verifications  # here, so that --help needs no package
     from kiln_build.difference import compare, side
-    from kiln_build.cli.diff import known_shares
+    from kiln_build.ledger.planned import known_shares
     from kiln_build.pages import document
     from kiln_build.report import gather, page
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kiln_build.options.words import check_there
 from kiln_recipe import digests
-from kiln_recipe.console.files import kind_of
+from kiln_recipe.console.files import output_folder
 from kiln_recipe.console.spelling import print_made
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, filled, selection
-from kiln_recipe.errors import EnvironmentProblem, UsageError
-
-if TYPE_CHECKING:
-    from kiln_build.artifacts.reader import Release
+from kiln_recipe.errors import UsageError
 
 EXAMPLE = """\
 kiln select kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz smaller --target sm_90
@@ -48,11 +44,12 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.release import smaller  # here, so that --help needs no package
+    from kiln_build.artifacts import reader  # here, so that --help needs no package
+    from kiln_build.release import smaller
     from kiln_recipe import targets
     from kiln_recipe.console.progress import make_progress
 
-    release = opened_tarball(arguments.tarball)
+    release = reader.open_tarball(Path(arguments.tarball))
     output = output_folder(arguments.output)
     wanted = [target.name for word in arguments.target or () for target in targets.parse(word)]
     with make_progress() as progress:
@@ -62,38 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_made(str(made), f"the release {made} is whole")
     return 0
-
-
-def opened_tarball(word: str, right: str = _RIGHT, takes_part: bool = False) -> Release:
-    """The release, or the part of one, of which a word of the command line is the tarball.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    from kiln_build.artifacts import reader
-
-    release = reader.open_artifact(Path(word), f"give {right}", takes_part)
-    if not isinstance(release, reader.Release) or release.is_folder:
-        raise UsageError(f"{word} is not a tarball; give {right}")
-    return release
-
-
-def output_folder(word: str) -> Path:
-    """The folder for what is made, which is made too.
-
-    Raises:
-        EnvironmentProblem: it cannot be.
-    """
-    output = Path(os.path.realpath(word))  # resolve() has no OSError for links that lead in a circle
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise EnvironmentProblem(
-            f"the output {output} is {kind_of(output)}; give a folder, or a name that does not exist yet"
-        ) from None
-    except OSError as error:
-        raise EnvironmentProblem(f"{output} cannot be made ({error.strerror}); give another folder") from error
-    return output
 
 
 def _document(made: Path, images: dict[str, int]) -> dict[str, Any]:

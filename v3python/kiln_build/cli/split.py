@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln_build.cli.select import opened_tarball, output_folder
 from kiln_build.cli.sign import add_password
 from kiln_build.options.words import check_there
 from kiln_build.trust import secret
 from kiln_recipe import digests
+from kiln_recipe.console.files import output_folder
 from kiln_recipe.console.spelling import print_made
 from kiln_recipe.console.tables import print_json, quantity
 from kiln_recipe.console.usage import filled, one_of
@@ -75,13 +75,14 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_build.parts import cut, rpm  # here, so that --help needs no package
+    from kiln_build.artifacts import reader  # here, so that --help needs no package
+    from kiln_build.parts import cut, rpm
     from kiln_build.trust import sign
     from kiln_recipe.console.progress import make_progress
 
     if arguments.format == "rpm":
         rpm.check()
-    release = opened_tarball(arguments.tarball)
+    release = reader.open_tarball(Path(arguments.tarball))
     key = secret.read_key(arguments.sign, arguments.password) if arguments.sign else None
     output = output_folder(arguments.output)
     rows = []

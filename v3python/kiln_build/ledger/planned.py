@@ -1,12 +1,17 @@
-"""The modelled shares that the ledger has of AMD images, for what `kiln plan` shows of a plan."""
+"""The modelled shares that ledgers have of AMD images: for what `kiln plan` shows of a plan, and for releases."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kiln_build.ledger import file as ledger_file
 from kiln_recipe.plan.model import KernelPlan, Variant
+
+if TYPE_CHECKING:
+    from kiln_build.difference import compare
 
 
 class Shares:
@@ -33,6 +38,22 @@ class Shares:
 
     def of_variant(self, kernel: KernelPlan, variant: Variant) -> int | None:
         return self(kernel, variant.functional, variant.configuration, variant.specialization)
+
+
+def known_shares(folders: Sequence[Path]) -> compare.Shares:
+    """What ledgers know of modelled shares: by family, target and key."""
+
+    @cache
+    def of(family: str, target: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder in folders:
+            kept = ledger_file.read(ledger_file.path_of(folder, family, target), in_order=False)
+            for line in kept.lines.values() if kept else ():
+                if line.facts and line.facts.share is not None:
+                    found[line.key] = line.facts.share
+        return found
+
+    return lambda family, target, key: of(family, target).get(ledger_file.short(key))
 
 
 def spell_shares(found: Iterable[int | None]) -> str:

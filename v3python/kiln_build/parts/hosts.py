@@ -144,15 +144,26 @@ def merge(
         _seed_all({id(release): release for release in by_target.values()}.values(), place, progress)
     (place / "output").mkdir()
     made = again.build(wanted, laid, folder, workspace, place / "output", environment)
-    opened = reader.open_artifact(made)
-    for row in opened.manifest["targets"] if isinstance(opened, Release) else ():
-        theirs = next(one for one in by_target[row["name"]].manifest["targets"] if one["name"] == row["name"])
-        if row.get("index") != theirs["index"]:
+    opened = reader.open_tarball(made)
+    _check_made(opened, by_target, wanted.commit)
+    return _put(opened, output)
+
+
+def _check_made(made: Release, by_target: Mapping[str, Release], commit: str) -> None:
+    """
+    Raises:
+        BuildFailed: the packs that were built are not those that were given.
+    """
+    ours = {row["name"]: row.get("index") for row in made.manifest["targets"]}
+    for name, given in by_target.items():
+        theirs = next(row["index"] for row in given.manifest["targets"] if row["name"] == name)
+        if ours.pop(name, None) != theirs:
             raise BuildFailed(
-                f"the build of {wanted.commit[:12]} has made other images for {row['name']} than are in "
-                f"{by_target[row['name']].path}; `kiln rebuild --verify` that one"
+                f"the build of {commit[:12]} has made other images for {name} than are in {given.path}; "
+                "`kiln rebuild --verify` that one"
             )
-    return _put(made, output)
+    if ours:
+        raise BuildFailed(f"the build of {commit[:12]} has made images for {', '.join(ours)} too, which nobody gave")
 
 
 def _seed_all(releases: Iterable[Release], place: Path, progress: Progress) -> None:
@@ -161,13 +172,11 @@ def _seed_all(releases: Iterable[Release], place: Path, progress: Progress) -> N
         progress.message(f"images for {plural(count, 'variant')} from {release.path}")
 
 
-def _put(made: Path, output: Path) -> Path:
+def _put(made: Release, output: Path) -> Path:
     """Gives the output the tarball that was built, and what its builder says of it."""
-    path, came = output / made.name, statement.provenance_of(made)
-    with made.open("rb") as file:
-        release = reader.open_artifact(made)
-        name = release.manifest["kiln"] if isinstance(release, Release) else ""
-        put(path, iter(lambda: file.read(1 << 20), b""), statement.beside(path, name))
+    path, came = output / made.path.name, statement.provenance_of(made.path)
+    with made.path.open("rb") as file:
+        put(path, iter(lambda: file.read(1 << 20), b""), statement.beside(path, made.manifest["kiln"]))
     try:
         if came.is_file() and not statement.provenance_of(path).exists():
             with appear(statement.provenance_of(path)) as fresh:

@@ -67,6 +67,24 @@ def check_apart(paths: Mapping[str, Path]) -> None:
             raise UsageError(f"{other} and {option} are both {path}; give each a name of its own")
 
 
+def output_folder(word: str) -> Path:
+    """The folder that a word of the command line names for what is made; it is made too.
+
+    Raises:
+        EnvironmentProblem: it cannot be.
+    """
+    output = Path(os.path.realpath(word))  # resolve() has no OSError for links that lead in a circle
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise EnvironmentProblem(
+            f"the output {output} is {kind_of(output)}; give a folder, or a name that does not exist yet"
+        ) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"{output} cannot be made ({error.strerror}); give another folder") from error
+    return output
+
+
 def is_of_kind(path: Path, begins: bytes) -> bool:
     """Whether what is there may be written to: a file that begins so or is empty, no file, or nothing at all."""
     try:
