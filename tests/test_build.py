@@ -17,7 +17,7 @@ from kiln_build.native import native
 from kiln_build.options import naming
 from kiln_build.options.options import make_options, read_build_variables
 from kiln_build.origin.timeline import Timeline
-from kiln_build.release import build, families, release, replacement
+from kiln_build.release import build, families, harvest, release, replacement
 from kiln_build.store.stores import open_store
 from kiln_build.trust import statement
 from kiln_recipe import targets
@@ -285,14 +285,14 @@ def test_an_image_that_was_not_compiled_here_and_cannot_be_is_compiled_again(tmp
     stubborn = Stubborn(store, good if is_right else bad)
     monkeypatch.setattr(farm, "run", stubborn.run)
 
-    def harvest():
-        return build._harvest(variants, chains, store, asked, make_progress(), Timeline())
+    def gathered():
+        return harvest.gather(variants, chains, store, asked, make_progress(), Timeline())
 
     if is_right:
-        found = harvest()
+        found = gathered()
         assert {store.read(image.digest) for image in found.images.values()} == {b"compiled"}
     else:
         with pytest.raises(BuildFailed, match="needs 1000000000 bytes of shared memory"):
-            harvest()
+            gathered()
     assert stubborn.runs == 2, "what was compiled here is judged as it is"
     assert "was not compiled here, and its image needs 1000000000 bytes" in capsys.readouterr().err

@@ -13,10 +13,10 @@ import pytest
 
 import kiln_cli
 from kiln_build import cli, installed
+from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.cli import wheel as verb
 from kiln_build.front import source
 from kiln_build.release import wheel
-from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_build.release.wheel_metadata import Material
 from kiln_recipe.errors import EnvironmentProblem
 

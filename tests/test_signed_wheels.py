@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minisign_keys
+from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.cli import main
-from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_build.trust import wheels
 from kiln_recipe.errors import ArtifactError
 

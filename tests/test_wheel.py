@@ -16,13 +16,13 @@ from packaging.licenses import canonicalize_license_expression
 
 from kiln_build import cli
 from kiln_build.artifacts import reader
+from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.cli import wheel as verb
 from kiln_build.native import extension
 from kiln_build.native.library import Compiler
 from kiln_build.native.pythons import Headers
 from kiln_build.release import wheel
 from kiln_build.release.replacement import InTheWay
-from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_build.release.wheel_metadata import Material
 from kiln_recipe.errors import ArtifactError
 from small_release import ROOT, small_release

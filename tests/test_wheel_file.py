@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln_build.release import wheel_file
-from kiln_build.release.wheel_file import Wheel, write_wheel
+from kiln_build.base import wheel_file
+from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_recipe.errors import EnvironmentProblem
 
 METADATA = "Metadata-Version: 2.4\nName: a-package\nVersion: 1.0b0\n\nÄ page.\n"

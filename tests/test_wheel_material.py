@@ -10,10 +10,10 @@ from packaging.metadata import Metadata
 
 import minisign_keys
 from kiln_build import cli
+from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.cli import wheel as verb
 from kiln_build.origin import bill, notices
 from kiln_build.release import wheel
-from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_build.release.wheel_metadata import Material
 from kiln_recipe.errors import ArtifactError
 from small_release import ROOT, small_release

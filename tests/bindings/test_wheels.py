@@ -250,7 +250,7 @@ def test_type_checkers_know_the_functions(installed, tmp_path):
 def test_images_without_a_runtime_of_their_version(wheels, tmp_path):
     old = tmp_path / f"{RUNTIME.replace(VERSION, '0.0.9')}-py3-none-any.whl"
     metadata = "Metadata-Version: 2.1\nName: kiln-runtime\nVersion: 0.0.9\n"
-    from kiln_build.release.wheel_file import Wheel, write_wheel
+    from kiln_build.base.wheel_file import Wheel, write_wheel
 
     write_wheel(Wheel("kiln-runtime", "0.0.9", "py3-none-any", "test", metadata, {}), tmp_path)
     assert old.exists()

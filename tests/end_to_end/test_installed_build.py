@@ -15,9 +15,9 @@ import nativebuild
 import pytest
 
 from builds import NAME, ROOT, SELECTION, TARGETS, VERSION, unpack
+from kiln_build.base.wheel_file import write_wheel
 from kiln_build.cli import wheel as verb
 from kiln_build.release import wheel
-from kiln_build.release.wheel_file import write_wheel
 
 pytestmark = pytest.mark.slow(40)
 

@@ -1,6 +1,7 @@
-"""What any part of the build may use: kept folders, tar, zstd, the table of verbs.
+"""What any part of the build may use: kept folders, tar, wheels, zstd, the table of verbs.
 
-Imports nothing of Kiln but kiln_recipe, reads no environment variable, and needs the standard library, but for `zstd`.
+Imports nothing of Kiln but kiln_recipe, reads no environment variable, and needs the standard library, but for `zstd`,
+and for deflate where something is compressed.
 """
 
 from pathlib import Path

@@ -30,8 +30,8 @@ from kiln_recipe.console.usage import add_targets, filled
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
+    from kiln_build.base.wheel_file import Wheel
     from kiln_build.release.wheel import Contents
-    from kiln_build.release.wheel_file import Wheel
 
 EXAMPLE = """\
 kiln wheel output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz wheels

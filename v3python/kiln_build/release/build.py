@@ -1,4 +1,4 @@
-"""The order of a build: plan, farm, judge, pack, generate, native, release. Each step is a module of its own.
+"""The order of a build: plan, harvest, pack, generate, native, release. Each step is a module of its own.
 
 A step whose inputs are those of the last time finds its result under the digest of its inputs and does nothing.
 """
@@ -8,20 +8,14 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
-from kiln_build.cache.access import read_access
-from kiln_build.cache.layered import open_layered
-from kiln_build.farm import division, farm
-from kiln_build.farm.durations import Durations
-from kiln_build.farm.job import COMPILED, SHARED, Job
+from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
@@ -30,22 +24,23 @@ from kiln_build.origin import bill, notices, provenance
 from kiln_build.origin.timeline import Timeline
 from kiln_build.release import assemble, families, package, release, replacement, summary
 from kiln_build.release.families import Families
-from kiln_build.store.store import Store, StoredImage
-from kiln_build.store.stores import open_store
+from kiln_build.release.harvest import (
+    compiler_of,
+    divided,
+    gather,
+    gather_whole,
+    opened_store,
+    refuse_missing,
+    with_heap,
+)
 from kiln_recipe import digests as content
 from kiln_recipe import targets as target_table
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.console.progress import Progress, make_progress
-from kiln_recipe.console.spelling import spell_seconds
-from kiln_recipe.console.tables import plural
-from kiln_recipe.errors import ArtifactError
 from kiln_recipe.plan import plan
-from kiln_recipe.plan.model import Plan, Variant
+from kiln_recipe.plan.model import Plan
 from kiln_recipe.selection import spell_selection
-
-_ATTEMPTS = 3  # to have every image whole: a disk that damages what it is given ends the build
-_COMPILE_TO_PACK = 8  # a full profile's compiles take fourteen times as long as packing, of processors
 
 
 def build(options: Options) -> Path | None:
@@ -101,94 +96,27 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
                 lambda: {Job.of(variant.spec, identities[variant.target]).key for variant in the_plan.variants},
             ),
         )
-    store = held.enter_context(_opened_store(options, progress))
+    store = held.enter_context(opened_store(options, progress))
     packs: dict[str, Path] = {}
     harvest = None
     workers = options.build.jobs or machine.usable_cpus()
-    compiler = _compiler(options)
+    compiler = compiler_of(options)
     if not options.build.no_image:
-        toolchains = _with_heap(toolchains, options, compiler)
+        toolchains = with_heap(toolchains, options, compiler)
         with store.in_use():
             if options.build.from_store:
-                _refuse_missing(the_plan, toolchains, store, options, progress)
+                refuse_missing(the_plan, toolchains, store, options, progress)
             timeline.step("compile")
-            harvest, planned = _whole_harvest(the_plan, toolchains, store, options, progress, timeline)
+            harvest, planned = gather_whole(the_plan, toolchains, store, options, progress, timeline)
             timeline.step("pack")
             packs = assemble.write_packs(planned, store, workers, progress.message)
     progress.message("linking the libraries")
     timeline.step("link")
-    archives = {one.package: options.cache / the_lock.source_of(one.package).name for one in native.VENDORED}
-    indexes = {name: pack.read_pack(path) for name, path in packs.items()}
-    header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
-    sources = [assemble.family_of(r, the_plan, harvest, indexes, options.version) for r in the_plan.recipes]
-    files = {name: target_table.by_name(name).pack_file for name in packs}
-    texts = notices.collect(options.source, options.site, archives)
-    digests = {files[name]: index.index_digest for name, index in indexes.items()}
-    native.write_generated(sources, options.workspace / "build/generated", digests, texts)
-    first = options.targets[0].name
-    adapted = [
-        adapter
-        for adapter in adapters.find(options.source, options.site_of(first), toolchains[first].identity)
-        if adapter.over in {family.name for family in sources}
-    ]
-    libraries = native.build_libraries(
-        options.source,
-        native.extract_sources(the_lock, options.cache, options.workspace / "build"),
-        header,
-        sources,
-        adapted,
-        compiler,
-        options.workspace / "build/lib",
-        workers,
-    )
+    state = _State(options, chosen, the_lock, the_plan, toolchains, harvest, packs, compiler)
+    linked = _link(state, workers)
     timeline.step("assemble")
     stage = options.workspace / "build/stage/kiln"
-    source = manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches)
-    release.lay_out(
-        release.Contents(
-            version=options.version,
-            libraries=libraries,
-            families=[family.name for family in sources],
-            packs={files[name]: path for name, path in packs.items()},
-            headers=_headers(options.source, header, sources),
-            adapters=adapted,
-            templates=options.source / "cmake",
-            notices=texts,
-            bill=bill.of_release(
-                bill.Facts(
-                    tree=options.source,
-                    version=options.version,
-                    source=source,
-                    lock=the_lock,
-                    lock_digest=content.of_file(options.input / lock.LOCK_NAME),
-                    toolchains=tuple(dict.fromkeys(toolchains.values())),
-                    added=chosen.added,
-                )
-            ),
-        ),
-        stage,
-    )
-    document = manifest.make_manifest(
-        manifest.Inputs(
-            version=options.version,
-            profile=options.build.profile,
-            selection=spell_selection(options.build.selection),
-            families=chosen.only,
-            ptx=options.build.ptx,
-            source=source,
-            tools=made_by(compiler, the_lock),
-            targets=options.targets,
-            toolchains=toolchains,
-            packs=indexes,
-            waivers=manifest.summarize_waivers(the_plan.variants, harvest.missing if harvest else {}),
-            verifications=manifest.load_verifications(options.source / "docs/measurements/verified"),
-            ptx_versions={i.digest: i.info.ptx_version for i in harvest.images.values()} if harvest else {},
-        ),
-        stage,
-        release.PLATFORM,
-    )
-    (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
-    (stage / manifest.PATH).write_bytes(manifest.encode(document))
+    _stage(state, linked, stage)
     timeline.step("tarball")
     made = release.make_release(stage, options.output, options.version, options.build.replace)
     added = [recipe for recipe in the_plan.recipes if recipe.family in chosen.added]
@@ -197,8 +125,126 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     timeline.write(options.version, made)
     if options.build.costs:
         summary.costs(timeline.costs.write(options.version, made), progress)
-    summary.end(options, the_plan, indexes, made, time.monotonic() - timeline.began, progress)
+    summary.end(options, the_plan, state.indexes, made, time.monotonic() - timeline.began, progress)
     return made
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a build has once it has images; `harvest` is None and `packs` empty of one without. `packs`: by target."""
+
+    options: Options
+    chosen: Families
+    lock: lock.Lock
+    plan: Plan
+    toolchains: Mapping[str, Toolchain]
+    harvest: assemble.Harvest | None
+    packs: Mapping[str, Path]
+    compiler: library.Compiler
+
+    @cached_property
+    def indexes(self) -> dict[str, pack.Pack]:
+        """Of the packs, by target."""
+        return {name: pack.read_pack(path) for name, path in self.packs.items()}
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """What the packs are called in a release, by target."""
+        return {name: target_table.by_name(name).pack_file for name in self.packs}
+
+
+@dataclass(frozen=True)
+class _Linked:
+    """What is linked, and what it was linked of: headers and texts that go into the release too."""
+
+    libraries: Mapping[str, Path]
+    families: Sequence[native.FamilySources]
+    adapters: Sequence[adapters.Adapter]
+    version_header: str
+    notices: Mapping[str, str]
+
+
+def _link(state: _State, workers: int) -> _Linked:
+    """Generates the families' tables, and links the libraries."""
+    options = state.options
+    header = package.version_header((options.source / "include/kiln/version.h.in").read_text(), options.version)
+    families = [
+        assemble.family_of(recipe, state.plan, state.harvest, state.indexes, options.version)
+        for recipe in state.plan.recipes
+    ]
+    archives = {one.package: options.cache / state.lock.source_of(one.package).name for one in native.VENDORED}
+    texts = notices.collect(options.source, options.site, archives)
+    digests = {state.files[name]: index.index_digest for name, index in state.indexes.items()}
+    native.write_generated(families, options.workspace / "build/generated", digests, texts)
+    first = options.targets[0].name
+    adapted = [
+        adapter
+        for adapter in adapters.find(options.source, options.site_of(first), state.toolchains[first].identity)
+        if adapter.over in {family.name for family in families}
+    ]
+    libraries = native.build_libraries(
+        options.source,
+        native.extract_sources(state.lock, options.cache, options.workspace / "build"),
+        header,
+        families,
+        adapted,
+        state.compiler,
+        options.workspace / "build/lib",
+        workers,
+    )
+    return _Linked(libraries, families, adapted, header, texts)
+
+
+def _stage(state: _State, linked: _Linked, stage: Path) -> None:
+    """Lays the release out, with its manifest, in the folder `stage`."""
+    options = state.options
+    source = manifest.Source(commit=options.commit, dirty=options.dirty, patches=options.patches)
+    release.lay_out(
+        release.Contents(
+            version=options.version,
+            libraries=linked.libraries,
+            families=[family.name for family in linked.families],
+            packs={state.files[name]: path for name, path in state.packs.items()},
+            headers=_headers(options.source, linked.version_header, linked.families),
+            adapters=linked.adapters,
+            templates=options.source / "cmake",
+            notices=linked.notices,
+            bill=bill.of_release(
+                bill.Facts(
+                    tree=options.source,
+                    version=options.version,
+                    source=source,
+                    lock=state.lock,
+                    lock_digest=content.of_file(options.input / lock.LOCK_NAME),
+                    toolchains=tuple(dict.fromkeys(state.toolchains.values())),
+                    added=state.chosen.added,
+                )
+            ),
+        ),
+        stage,
+    )
+    harvest = state.harvest
+    document = manifest.make_manifest(
+        manifest.Inputs(
+            version=options.version,
+            profile=options.build.profile,
+            selection=spell_selection(options.build.selection),
+            families=state.chosen.only,
+            ptx=options.build.ptx,
+            source=source,
+            tools=made_by(state.compiler, state.lock),
+            targets=options.targets,
+            toolchains=state.toolchains,
+            packs=state.indexes,
+            waivers=manifest.summarize_waivers(state.plan.variants, harvest.missing if harvest else {}),
+            verifications=manifest.load_verifications(options.source / "docs/measurements/verified"),
+            ptx_versions={i.digest: i.info.ptx_version for i in harvest.images.values()} if harvest else {},
+        ),
+        stage,
+        release.PLATFORM,
+    )
+    (stage / manifest.PATH).parent.mkdir(parents=True, exist_ok=True)
+    (stage / manifest.PATH).write_bytes(manifest.encode(document))
 
 
 def find_toolchains(options: Options, the_lock: lock.Lock) -> dict[str, Toolchain]:
@@ -216,174 +262,19 @@ def make_plan(options: Options, chosen: Families) -> Plan:
     return plan.make_plan(chosen.recipes, options.targets, asked.profile, asked.selection, rules, asked.configurations)
 
 
-def _whole_harvest(
-    the_plan: Plan,
-    toolchains: Mapping[str, Toolchain],
-    store: Store,
-    options: Options,
-    progress: Progress,
-    timeline: Timeline,
-) -> tuple[assemble.Harvest, list[assemble.PackPlan]]:
-    """All images and the packs that they are for, every image that has yet to be packed read and held against what is
-    stated of it. What is damaged is compiled again.
-
-    Raises:
-        ArtifactError: what was compiled again is damaged too.
-    """
-    folder = options.workspace / "build/packs"
-    with _ahead(the_plan, folder, store, options) as ahead:
-        for _ in range(_ATTEMPTS):
-            harvest = _harvest(the_plan.variants, toolchains, store, options, progress, timeline, ahead)
-            planned = [
-                assemble.plan_pack(target, the_plan, harvest, options.version, options.build.ptx, folder)
-                for target in options.targets
-            ]
-            damaged: dict[str, str] = {}
-            for one in planned:
-                if not one.is_written:
-                    damaged |= assemble.damaged(one, harvest, store)
-            if not damaged:
-                return harvest, planned
-            for name, problem in damaged.items():
-                progress.message(f"warning: the image of {name} is damaged ({problem}); it is to be compiled again")
-            if options.build.from_store:
-                _refuse_missing(the_plan, toolchains, store, options, progress)
-    name, problem = next(iter(damaged.items()))
-    raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after a second compile, {name}: {problem}")
-
-
-def _ahead(the_plan: Plan, folder: Path, store: Store, options: Options) -> assemble.Ahead:
-    """What packs while others compile: a processor for eight that compile; of a machine that waits for others all."""
-    processors = machine.usable_cpus()
-    workers = processors if options.build.scheduler else max(1, (options.build.jobs or processors) // _COMPILE_TO_PACK)
-    own = open_store(store.location, lambda _: None)  # of damage hears who looks at all images in the end
-    return assemble.Ahead(the_plan, options.build.ptx, own, assemble.kept_groups(folder), workers)
-
-
-def _harvest(
-    wanted: Sequence[Variant],
-    toolchains: Mapping[str, Toolchain],
-    store: Store,
-    options: Options,
-    progress: Progress,
-    timeline: Timeline,
-    ahead: assemble.Ahead | None = None,
-) -> assemble.Harvest:
-    """The images of these variants, compiled where the store has none: one run of the farm for each Triton. `ahead`
-    hears what becomes of them."""
-    outcomes: dict[str, StoredImage | farm.Failure] = {}
-    keys: dict[str, str] = {}
-    for chain in dict.fromkeys(toolchains.values()):
-        variants = [v for v in wanted if toolchains[v.target] == chain]
-        ordered = ahead.in_order(variants) if ahead else variants
-        hears: dict[str, Any] = {"arrived": ahead.add} if ahead else {}
-        result = farm.run(ordered, chain, store, _farm_options(options), progress, **hears)
-        if not options.build.from_store and _forget_misfits(variants, result, store, progress):
-            timeline.add_jobs(result.attempts, result.jobs)
-            _add_costs(timeline, variants, result)
-            result = farm.run(ordered, chain, store, _farm_options(options), progress, **hears)
-        outcomes |= result.outcomes
-        keys |= result.keys
-        timeline.add_jobs(result.attempts, result.jobs)
-        _add_costs(timeline, variants, result)
-        progress.message(
-            f"{result.compiled} images compiled, {result.reused} from the store, {result.shared} shared by equal IR; "
-            f"{spell_seconds(result.wall_seconds)} with {plural(result.jobs, 'worker')}"
-        )
-    harvest = assemble.judge_all(wanted, outcomes, keys)
-    for reason, count in Counter(harvest.missing.values()).items():
-        progress.message(f"{count} images are left out, as the recipe says: {reason}")
-    return harvest
-
-
-def _forget_misfits(variants: Sequence[Variant], result: farm.FarmResult, store: Store, progress: Progress) -> bool:
-    """Forgets images that this build must refuse and has not compiled: what a store or a cache says of them need not be
-    so. Whether there were any."""
-    compiled = {result.keys[one.name] for one in result.attempts if one.outcome == COMPILED}
-    misfits = {}
-    for variant in variants:
-        outcome, key = result.outcomes[variant.name], result.keys[variant.name]
-        reason = assemble.judge_one(variant, outcome)[1]
-        if reason and isinstance(outcome, StoredImage) and key not in compiled:
-            misfits[variant.name] = reason
-            store.forget(key, outcome)
-    if misfits:
-        name, reason = next(iter(misfits.items()))
-        more = f", and {len(misfits) - 1} more like it" if len(misfits) > 1 else ""
-        progress.message(
-            f"warning: the image of {name} was not compiled here, and {reason}{more}; to be compiled again"
-        )
-    return bool(misfits)
-
-
 def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
     """Compiles one part of the plan into the store."""
     the_plan = make_plan(options, families.choose(options.source, options.build))
     the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
     toolchains = _find_toolchains(options, the_lock, progress)
-    keys, division = _divided(the_plan, toolchains, options, shard.count)
+    keys, division = divided(the_plan, toolchains, options, shard.count)
     mine = [variant for variant in the_plan.variants if division[keys[variant.name]] == shard.index]
     summary.begin_shard(options, the_plan, shard, len(mine), progress)
     timeline = Timeline()
-    toolchains = _with_heap(toolchains, options, _compiler(options))
-    with _opened_store(options, progress) as store, store.in_use():
-        harvest = _harvest(mine, toolchains, store, options, progress, timeline)
+    toolchains = with_heap(toolchains, options, compiler_of(options))
+    with opened_store(options, progress) as store, store.in_use():
+        harvest = gather(mine, toolchains, store, options, progress, timeline)
     summary.end_shard(shard, len(harvest.images), store.location, time.monotonic() - timeline.began, progress)
-
-
-@contextlib.contextmanager
-def _opened_store(options: Options, progress: Progress) -> Iterator[Store]:
-    """The store, with the cache behind it if there is one; in the end what has yet to go to it goes."""
-    access = read_access(options.build) if options.build.cache else None
-    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
-    if access is not None and options.build.cache:
-        workers = options.build.jobs or machine.usable_cpus()
-        store = open_layered(store, options.build.cache, access, workers, progress.message)
-    try:
-        yield store
-    except BaseException:
-        store.close(at_once=True)
-        raise
-    store.close()
-
-
-def _divided(
-    the_plan: Plan, toolchains: Mapping[str, Toolchain], options: Options, count: int
-) -> tuple[dict[str, str], dict[str, int]]:
-    """The key of each variant, by name, and the shard of each key: by what its first variant will take."""
-    if options.build.durations:
-        division.refuse_live(Path(options.build.durations), options.store)
-    known = division.read_durations(Path(options.build.durations)) if options.build.durations else {}
-    expected = Durations(known)
-    keys, seconds = {}, {}
-    for variant in the_plan.variants:
-        key = keys[variant.name] = Job.of(variant.spec, toolchains[variant.target].identity).key
-        if key not in seconds:
-            seconds[key] = expected(variant).seconds
-    return keys, division.divide(seconds, count)
-
-
-def _refuse_missing(
-    the_plan: Plan, toolchains: Mapping[str, Toolchain], store: Store, options: Options, progress: Progress
-) -> None:
-    """
-    Raises:
-        MissingImages: the store lacks images. One that may be missing is compiled like in any build: that it cannot be
-            is kept nowhere.
-    """
-    needed: dict[str, str] = {}  # by key, the first variant
-    for variant in the_plan.variants:
-        if variant.waiver is None:
-            needed.setdefault(Job.of(variant.spec, toolchains[variant.target].identity).key, variant.name)
-    store.prefetch(needed, progress)
-    missing = {name: key for key, name in needed.items() if store.get(key) is None}
-    if not missing:
-        return
-    shards: dict[str, int] = {}
-    if options.build.shards:
-        _, by_key = _divided(the_plan, toolchains, options, options.build.shards)
-        shards = {name: by_key[key] for name, key in missing.items()}
-    summary.refuse_missing(missing, shards, options.build.shards or 0, len(needed), store.location, progress)
 
 
 def _find_toolchains(options: Options, the_lock: lock.Lock, progress: Progress) -> dict[str, Toolchain]:
@@ -393,35 +284,6 @@ def _find_toolchains(options: Options, the_lock: lock.Lock, progress: Progress) 
         if chain.warning:
             progress.message(f"warning: {chain.warning}")
     return toolchains
-
-
-def _with_heap(
-    toolchains: Mapping[str, Toolchain], options: Options, compiler: library.Compiler
-) -> dict[str, Toolchain]:
-    folder = options.workspace / "build/lib"
-    return {
-        name: native.with_heap(chain, options.targets, options.source, compiler, folder)
-        for name, chain in toolchains.items()
-    }
-
-
-def _farm_options(options: Options) -> farm.FarmOptions:
-    """How this build compiles. Workers allocate by Kiln's own library."""
-    made = farm.FarmOptions.of(options.build, options.workspace)
-    memory = native.build_memory(options.source, _compiler(options), options.workspace / "build/lib")
-    return replace(made, executor=partial(made.executor, preload=memory))
-
-
-def _add_costs(timeline: Timeline, variants: Sequence[Variant], result: farm.FarmResult) -> None:
-    how = {attempt.name: attempt.outcome for attempt in result.attempts}
-    by_name = {variant.name: variant for variant in variants}
-    for name, stages in result.stages.items():
-        one = by_name[name]
-        timeline.costs.add(f"{one.family}.{one.operation}/{one.kernel}", one.target, stages, how.get(name) == SHARED)
-
-
-def _compiler(options: Options) -> library.Compiler:
-    return native.own_zig(options.workspace / "zig")
 
 
 def _headers(source: Path, version_header: str, families: Sequence[native.FamilySources]) -> dict[str, Path | str]:

@@ -31,13 +31,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln_build.artifacts.reader import IMAGES, Release
+from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.native import argument_files, arguments, extension
 from kiln_build.native.library import Compiler
 from kiln_build.native.pythons import OLDEST, STABLE, Headers
 from kiln_build.origin import bill, notices
 from kiln_build.release import replacement, wheel_metadata
 from kiln_build.release.release import PLATFORM
-from kiln_build.release.wheel_file import Wheel, write_wheel
 from kiln_build.release.wheel_metadata import Material, python_version
 from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.console.appear import passing_folder
