@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln_build.farm.schedule import End, Estimates, Kill, Outcome, Policy, Scheduler, Start
+from kiln_build.farm.estimates import Estimates
+from kiln_build.farm.schedule import End, Kill, Outcome, Policy, Scheduler, Start
 
 GIB = 1 << 30
 

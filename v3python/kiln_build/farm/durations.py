@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kiln_build.farm.schedule import Estimates
+from kiln_build.farm.estimates import Estimates
 from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
 

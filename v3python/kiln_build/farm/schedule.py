@@ -15,8 +15,9 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+
+from kiln_build.farm.estimates import Estimates, kind_of
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Scheduler:
             picked.attempt += 1
             self._running[picked.name] = picked
             self._taken += picked.memory
-            self._kinds[_kind(picked.name)] += 1
+            self._kinds[kind_of(picked.name)] += 1
             instructions.append(Start(picked.name, picked.attempt, picked.memory))
         return instructions
 
@@ -291,7 +292,7 @@ class Scheduler:
         """The job runs no longer."""
         del self._running[job.name]
         self._taken -= job.memory
-        kind = _kind(job.name)
+        kind = kind_of(job.name)
         self._kinds[kind] -= 1
         if not self._kinds[kind]:
             del self._kinds[kind]
@@ -316,7 +317,7 @@ class Scheduler:
         job = (self._known if is_known else self._unknown).pop(index)
         if not is_known:
             job.estimate = self._estimates.mean
-            self._unknown_kinds -= Counter([_kind(job.name)])
+            self._unknown_kinds -= Counter([kind_of(job.name)])
         self._pending_seconds = max(0.0, self._pending_seconds - job.estimate)
         return job
 
@@ -324,7 +325,7 @@ class Scheduler:
     def _find(jobs: list[_Job], free: float, without: Collection[tuple[str, str]] = ()) -> int | None:
         """Where the last of these is that takes no more memory than is free, and is of no kind of `without`."""
         for index in range(len(jobs) - 1, -1, -1):
-            if jobs[index].memory <= free and not (without and _kind(jobs[index].name) in without):
+            if jobs[index].memory <= free and not (without and kind_of(jobs[index].name) in without):
                 return index
         return None
 
@@ -352,7 +353,7 @@ class Scheduler:
         self._guesses = sum(job.name not in self._estimates for job in waiting)
         self._known = [job for job in waiting if job.estimate < math.inf]
         self._unknown = [job for job in waiting if job.estimate == math.inf]
-        self._unknown_kinds = Counter(_kind(job.name) for job in self._unknown)
+        self._unknown_kinds = Counter(kind_of(job.name) for job in self._unknown)
         if before > 0 and self._pending_seconds > 0:  # what the estimates have learned is not to be counted twice
             learned = self._pending_seconds / before
             self._recent = deque(((estimate * learned, took) for estimate, took in self._recent), _RECENT)
@@ -362,79 +363,3 @@ class Scheduler:
 def _pace(ended: Collection[tuple[float, float]]) -> float:
     """How much longer than its estimate a job takes, by those that ended; 1 where these are too few to tell."""
     return sum(took for _, took in ended) / sum(estimate for estimate, _ in ended) if len(ended) >= _FEW else 1.0
-
-
-@dataclass
-class _Mean:
-    count: int = 0
-    total: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.total += value
-
-
-@dataclass
-class Estimates:
-    """Seconds that a job will take, by what it or similar ones took.
-
-    Names look like `kernel[functional][configuration][specialization]@target`. The nearest relatives count: the same
-    but for the last bracket, for the last two ..., on the same target; nothing beyond the kernel and the target, which
-    are a job's kind: how long one GPU's compiler takes says little about another's.
-    """
-
-    known: Mapping[str, float]
-    _exact: dict[str, float] = field(default_factory=dict)
-    _later: list[tuple[str, float]] = field(default_factory=list)  # what the means of relatives have yet to take in
-    _means: dict[tuple[str, str], _Mean] = field(default_factory=dict)
-    _all: _Mean = field(default_factory=_Mean)
-
-    def __post_init__(self) -> None:
-        for name, seconds in self.known.items():
-            self.add(name, seconds)
-
-    def __bool__(self) -> bool:
-        return self._all.count > 0
-
-    @property
-    def mean(self) -> float:
-        """Of all jobs; 0 if there was none."""
-        return self._all.total / self._all.count if self._all.count else 0.0
-
-    def add(self, name: str, seconds: float) -> None:
-        """A job took so long."""
-        self._exact[name] = seconds
-        self._all.add(seconds)
-        self._later.append((name, seconds))
-
-    def __contains__(self, name: str) -> bool:
-        """Whether this very job is known."""
-        return name in self._exact
-
-    def __call__(self, name: str) -> float | None:
-        """The estimate, or None where nothing of this kind is known."""
-        if (exact := self._exact.get(name)) is not None:
-            return exact
-        for other, seconds in self._later:
-            for key in _relatives(other):
-                self._means.setdefault(key, _Mean()).add(seconds)
-        self._later.clear()
-        for key in _relatives(name):
-            if (mean := self._means.get(key)) is not None:
-                return mean.total / mean.count
-        return None
-
-
-@lru_cache(maxsize=1 << 17)
-def _relatives(name: str) -> tuple[tuple[str, str], ...]:
-    """Groups that a name belongs to, the narrowest first; the last is its kind."""
-    head, _, target = name.rpartition("@")
-    groups = []
-    while head.endswith("]") and "[" in head:
-        head = head[: head.rindex("[")]
-        groups.append((head, target))
-    return tuple(groups) or ((head, target),)
-
-
-def _kind(name: str) -> tuple[str, str]:
-    return _relatives(name)[-1]
