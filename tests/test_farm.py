@@ -15,7 +15,7 @@ import pytest
 
 import worker_tasks as tasks
 from kiln_build.farm import farm
-from kiln_build.farm.farm import FarmOptions
+from kiln_build.farm.options import FarmOptions
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.local import LocalStore
 from kiln_build.store.store import StoredImage

@@ -14,7 +14,7 @@ import pytest
 from kiln_build import cli
 from kiln_build.difference.images import Facts, Place, Was, Worse
 from kiln_build.farm import farm
-from kiln_build.farm.farm import FarmOptions
+from kiln_build.farm.options import FarmOptions
 from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger import ledger
 from kiln_build.ledger import reasons as ledger_reasons

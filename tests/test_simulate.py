@@ -18,8 +18,8 @@ import small_recipe
 import worker_tasks as tasks
 from kiln_build import cli
 from kiln_build.farm import farm
-from kiln_build.farm.farm import JOB_MEMORY, FarmOptions
 from kiln_build.farm.local import LocalExecutor
+from kiln_build.farm.options import JOB_MEMORY, FarmOptions
 from kiln_build.foresight import matrix
 from kiln_build.foresight.costs import Costs
 from kiln_build.foresight.simulate import Cluster, Forecast, Work, cached, simulate

@@ -18,7 +18,7 @@ from kiln_recipe.console.usage import count, filled, path, selection
 from kiln_recipe.errors import LedgerError, UsageError
 
 if TYPE_CHECKING:
-    from kiln_build.farm.farm import FarmOptions
+    from kiln_build.farm.options import FarmOptions
     from kiln_build.ledger.ledger import Shelf
     from kiln_recipe.compile.toolchain import Toolchain
 
@@ -186,7 +186,7 @@ class _scratch:
         self._asked, self._jobs = asked, jobs
 
     def __enter__(self) -> tuple[FarmOptions, Path]:
-        from kiln_build.farm.farm import FarmOptions
+        from kiln_build.farm.options import FarmOptions
 
         self._folder = Path(tempfile.mkdtemp(prefix="kiln-ledger-"))
         asked = replace(self._asked, jobs=self._jobs or self._asked.jobs)

@@ -10,19 +10,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from kiln_build.base import machine
 from kiln_build.farm import durations, job
 from kiln_build.farm.course import Attempt, AttemptId, Course, Result
-from kiln_build.farm.executor import Executor, StartExecutor, Task
+from kiln_build.farm.executor import Executor, Task
 from kiln_build.farm.job import Host, Job, JobResult
-from kiln_build.farm.local import LocalExecutor
+from kiln_build.farm.options import FarmOptions
 from kiln_build.farm.schedule import End, Policy, Scheduler, Start
-from kiln_build.options.variables import BuildVariables
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.upkeep import Contradictions
 from kiln_recipe.compile.compile import compile_variant, prepare_worker
@@ -37,58 +35,14 @@ if TYPE_CHECKING:
     from kiln_recipe.console.progress import Remaining
     from kiln_recipe.plan.model import Variant
 
-# What a compile of the largest kernels takes resident (docs/build.md, 'The farm'); more is found out by trying.
-JOB_MEMORY = 1 << 30
 # RLIMIT_DATA counts what is reserved, of which not all is ever touched.
 _RESERVED_PER_RESIDENT = 2
 _SECONDS_BETWEEN_ESTIMATES = 0.1
 _LOOK_SECONDS = 0.5  # between looks at workers that come and go
-_HEADROOM = 0.9  # of the memory that is free when we begin: others live here too
 
 
 # What a waiver is about: the variant itself. A worker that the machine killed says nothing of it.
 WAIVABLE = ("compile", "timeout")
-
-
-@dataclass(frozen=True)
-class FarmOptions:
-    """How a farm runs.
-
-    Attributes:
-        logs: the folder for the logs of jobs that fail.
-        temporary: the folder for the temporary files of compilers; None: the system's.
-        jobs: compiles at once; None: as many as processors and memory allow.
-        timeout: seconds that one job may take.
-        attempts: how often a job is tried whose worker dies.
-        memory: bytes that all jobs may take together; None: what is free.
-        job_memory: bytes that one job may take at first; twice as much each time that this was too little.
-        executor: what starts the workers.
-        elsewhere: its workers are those of other machines: their number and memory are the executor's to know, and
-            images come back with results.
-    """
-
-    logs: Path
-    temporary: Path | None = None
-    jobs: int | None = None
-    timeout: float = 300.0
-    attempts: int = 3
-    memory: int | None = None
-    job_memory: int = JOB_MEMORY
-    executor: StartExecutor = LocalExecutor
-    elsewhere: bool = False
-
-    @classmethod
-    def of(cls, build: BuildVariables, folder: Path) -> FarmOptions:
-        """As a build asks for; logs and temporary files go to `folder`. What it runs on is chosen here.
-
-        Raises:
-            EnvironmentProblem: a scheduler is named, and the packages that speak to it are not installed.
-        """
-        start: StartExecutor = LocalExecutor
-        if build.scheduler:
-            start = _cluster(build.scheduler, build.scheduler_tls)
-        logs, temporary = folder / "logs", folder / "tmp"
-        return cls(logs, temporary, build.jobs, build.job_timeout, executor=start, elsewhere=bool(build.scheduler))
 
 
 @dataclass(frozen=True)
@@ -171,64 +125,42 @@ def run(
         EnvironmentProblem, ToolchainError: nothing can be compiled here: a full disk, a read-only store, no Triton ...
     """
     began = time.monotonic()
-    identity = toolchain.identity
-    by_key: dict[str, list[str]] = {}
-    jobs: dict[str, Job] = {}
-    sources: dict[str, str] = {}
-    waived: set[str] = set()
-    for variant in variants:
-        if variant.waiver is not None:
-            waived.add(variant.name)
-        one = Job.of(variant.spec, identity)
-        by_key.setdefault(one.key, []).append(variant.name)
-        jobs.setdefault(one.key, one)
-        sources.setdefault(variant.spec.fingerprint, variant.spec.source)
+    asked = _Asked.of(variants, toolchain.identity)
     found: dict[str, StoredImage | Failure] = {}
     tally = _Tally()
-    store.prefetch(by_key, progress)
-    for key, names in by_key.items():
+    store.prefetch(asked.names, progress)
+    for key, names in asked.names.items():
         if (stored := store.get(key)) is not None:
             found[key] = stored
             tally.reused += len(names)
-    missing = {names[0]: key for key, names in by_key.items() if key not in found}
-    workers = _workers(options, len(missing))
+    missing = {names[0]: key for key, names in asked.names.items() if key not in found}
+    workers = options.workers(len(missing))
     if missing:
-        if reason := store.refusal():
-            images = f"{len(missing)} of {len(by_key)} images"
-            raise EnvironmentProblem(
-                f"{images} are not in the store {store.location}, and it cannot be written ({reason}); give KILN_STORE "
-                "a folder that you may write to, such as a copy of it"
-            )
+        _refuse_unwritable(store, len(missing), len(asked.names))
         if found:
-            progress.message(f"{tally.reused} of {sum(map(len, by_key.values()))} images are in the store")
+            progress.message(f"{tally.reused} of {asked.count} images are in the store")
         for key, image in found.items():
-            arrived(by_key[key], image)
-        wanted = {name: jobs[key] for name, key in missing.items()}
-        arguments = (Host(sources, toolchain, store.location), prepare_worker, compile_variant)
-        changed = _changed(wanted, {jobs[key].spec.fingerprint for key in found})
+            arrived(asked.names[key], image)
+        wanted = {name: asked.jobs[key] for name, key in missing.items()}
+        arguments = (Host(asked.sources, toolchain, store.location), prepare_worker, compile_variant)
+        changed = _changed(wanted, {asked.jobs[key].spec.fingerprint for key in found})
 
         def ended(name: str, outcome: StoredImage | Failure) -> None:
-            arrived(by_key[missing[name]], outcome)
+            arrived(asked.names[missing[name]], outcome)
 
-        one_run = _Farm(wanted, waived, store, options, workers, progress, tally, changed, contradictions, ended)
+        one_run = _Farm(wanted, asked.waived, store, options, workers, progress, tally, changed, contradictions, ended)
         outcomes = one_run.run(arguments)
         workers = one_run.workers
         found |= {key: outcomes[name] for name, key in missing.items()}
+        tally.shared += sum(
+            len(asked.names[key]) - 1 for key in missing.values() if not isinstance(found[key], Failure)
+        )
     else:  # for programs, which wait for the end of the phase
         progress.start(0, 0.0, title="compile")
         progress.close()
-    outcomes = {}
-    for key, names in by_key.items():
-        for name in names:
-            outcome = found[key]
-            if isinstance(outcome, Failure):
-                outcome = Failure(name, outcome.kind, outcome.message, outcome.log)
-            elif name != names[0] and names[0] in missing:
-                tally.shared += 1
-            outcomes[name] = outcome
     return FarmResult(
-        outcomes,
-        keys={name: key for key, names in by_key.items() for name in names},
+        {name: _outcome_of(name, found[key]) for key, names in asked.names.items() for name in names},
+        keys={name: key for key, names in asked.names.items() for name in names},
         compiled=tally.compiled,
         reused=tally.reused,
         shared=tally.shared,
@@ -238,6 +170,60 @@ def run(
         attempts=tally.attempts,
         stages=tally.stages,
     )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a farm is asked for.
+
+    Attributes:
+        names: of the variants, by the key that they have in common; the first is compiled for all of them.
+        jobs: by key.
+        sources: paths of the kernels' files, by fingerprint.
+        waived: names of those that may fail.
+    """
+
+    names: dict[str, list[str]] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    waived: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, variants: Iterable[Variant], identity: str) -> _Asked:
+        asked = cls()
+        for variant in variants:
+            if variant.waiver is not None:
+                asked.waived.add(variant.name)
+            one = Job.of(variant.spec, identity)
+            asked.names.setdefault(one.key, []).append(variant.name)
+            asked.jobs.setdefault(one.key, one)
+            asked.sources.setdefault(variant.spec.fingerprint, variant.spec.source)
+        return asked
+
+    @property
+    def count(self) -> int:
+        """Of variants."""
+        return sum(map(len, self.names.values()))
+
+
+def _refuse_unwritable(store: Store, missing: int, count: int) -> None:
+    """
+    Args:
+        missing, count: images that the store lacks, and all.
+
+    Raises:
+        EnvironmentProblem: what is compiled cannot be kept.
+    """
+    if reason := store.refusal():
+        raise EnvironmentProblem(
+            f"{missing} of {count} images are not in the store {store.location}, and it cannot be written ({reason}); "
+            "give KILN_STORE a folder that you may write to, such as a copy of it"
+        )
+
+
+def _outcome_of(name: str, outcome: StoredImage | Failure) -> StoredImage | Failure:
+    """What became of a variant, by what became of the first with its key."""
+    return replace(outcome, variant=name) if isinstance(outcome, Failure) else outcome
 
 
 @dataclass
@@ -281,7 +267,7 @@ class _Farm:
             self.workers = 0  # nobody is there yet
         policy = Policy(
             jobs=self.workers,
-            memory=_memory(self.options),
+            memory=self.options.usable_memory(),
             job_memory=self.options.job_memory,
             timeout=self.options.timeout,
             attempts=self.options.attempts,
@@ -429,28 +415,6 @@ def _changed(wanted: Mapping[str, Job], known: Collection[str]) -> frozenset[str
     """Names of the jobs whose kernel's source is not among the `known` fingerprints, of which the store has images: it
     is new, or was edited, and its author wants to hear first whether it compiles."""
     return frozenset(name for name, one in wanted.items() if one.spec.fingerprint not in known)
-
-
-def _cluster(scheduler: str, tls: str | None) -> StartExecutor:
-    try:
-        from kiln_build.farm.cluster import connect
-    except ModuleNotFoundError as error:
-        raise EnvironmentProblem(
-            f"KILN_SCHEDULER={scheduler} needs the package {error.name}, which this Python lacks; build by build.sh or "
-            "./kiln, which install it, or install kiln-build[dask]"
-        ) from error
-    return connect.cluster(scheduler, tls)
-
-
-def _workers(options: FarmOptions, missing: int) -> int:
-    if options.elsewhere:
-        return max(1, min(options.jobs or missing, missing))
-    by_memory = max(1, _memory(options) // options.job_memory)
-    return max(1, min(options.jobs or machine.usable_cpus(), by_memory, missing))
-
-
-def _memory(options: FarmOptions) -> int:
-    return options.memory if options.memory is not None else int(_HEADROOM * machine.usable_memory())
 
 
 _TELLING = re.compile(r"assert|error|out of memory|bad_alloc|fatal", re.IGNORECASE)

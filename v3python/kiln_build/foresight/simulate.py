@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kiln_build.farm.course import AttemptId, Course
 from kiln_build.farm.executor import Task
-from kiln_build.farm.farm import JOB_MEMORY, FarmOptions
+from kiln_build.farm.options import JOB_MEMORY, FarmOptions
 from kiln_build.farm.schedule import End, Policy, Scheduler, Start
 from kiln_build.foresight.costs import Costs
 from kiln_build.foresight.virtual import Clock, Pretended, VirtualExecutor

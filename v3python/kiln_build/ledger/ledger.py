@@ -19,7 +19,8 @@ from kiln_build.artifacts.reader import select
 from kiln_build.base import machine
 from kiln_build.difference.images import Facts, Place, counted, former
 from kiln_build.farm import farm
-from kiln_build.farm.farm import Failure, FarmOptions, FarmResult
+from kiln_build.farm.farm import Failure, FarmResult
+from kiln_build.farm.options import FarmOptions
 from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger.file import Ledger, Line, short
 from kiln_build.ledger.reasons import since

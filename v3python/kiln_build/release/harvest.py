@@ -17,6 +17,7 @@ from kiln_build.cache.layered import open_layered
 from kiln_build.farm import division, farm
 from kiln_build.farm.durations import Durations
 from kiln_build.farm.job import COMPILED, SHARED, Job
+from kiln_build.farm.options import FarmOptions
 from kiln_build.native import library, native
 from kiln_build.options.options import Options
 from kiln_build.origin.timeline import Timeline
@@ -208,9 +209,9 @@ def _forget_misfits(variants: Sequence[Variant], result: farm.FarmResult, store:
     return bool(misfits)
 
 
-def _farm_options(options: Options) -> farm.FarmOptions:
+def _farm_options(options: Options) -> FarmOptions:
     """How this build compiles. Workers allocate by Kiln's own library."""
-    made = farm.FarmOptions.of(options.build, options.workspace)
+    made = FarmOptions.of(options.build, options.workspace)
     memory = native.build_memory(options.source, compiler_of(options), options.workspace / "build/lib")
     return replace(made, executor=partial(made.executor, preload=memory))
 
