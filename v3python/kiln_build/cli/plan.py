@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from kiln_build.base import ROOT, machine
 from kiln_build.options import options, words
 from kiln_recipe import targets
 from kiln_recipe.console.spelling import say, spell_estimate
+from kiln_recipe.console.tables import plural, table_lines
 from kiln_recipe.console.usage import add_families, count, filled, one_of, path, selection
 from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from kiln_recipe.selection import CONFIGURATIONS, PROFILES
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from kiln_build.ledger.planned import Shares
     from kiln_build.options.variables import BuildVariables
     from kiln_build.store.store import Store, Took
-    from kiln_recipe.plan.model import Functional, KernelPlan, Plan, Variant
+    from kiln_recipe.plan.model import KernelPlan, Plan, Variant
 
 EXAMPLE = """
 kiln plan "MI300X;sm_90"                             counts by target and kernel, and an estimate
@@ -103,6 +102,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kiln_build.ledger.explained import explain  # here, so that --help needs no package
     from kiln_build.ledger.planned import Shares
 
     asked = read_asked(arguments)
@@ -242,11 +242,13 @@ def _rows(the_plan: Plan, times: _Times) -> list[_Row]:
     return rows
 
 
+_NUMBERS = ("FUNCTIONALS", "CONFIGURATIONS", "SPECIALIZATIONS", "VARIANTS", "WAIVED")
+
+
 def _print_counts(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> None:
     from kiln_build.ledger.planned import spell_shares
 
-    names = ("TARGET", "KERNEL", "FUNCTIONALS", "CONFIGURATIONS", "SPECIALIZATIONS", "VARIANTS", "WAIVED", "TUNED BY")
-    table: list[tuple[str, ...]] = [(*names, "MODELLED")]
+    table: list[tuple[str, ...]] = [("TARGET", "KERNEL", *_NUMBERS, "TUNED BY", "MODELLED")]
     rows = _rows(the_plan, times)
     for row in rows:
         functionals = len({variant.functional for variant in row.variants})
@@ -266,13 +268,9 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> N
         )
     if all(line[-1] == "-" for line in table[1:]):
         table = [line[:-1] for line in table]
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for number, line in enumerate(table):
-        numeric = [cell.rjust(width) if 2 <= i <= 6 and number else cell.ljust(width)
-                   for i, (cell, width) in enumerate(zip(line, widths))]  # fmt: skip
-        print("  ".join(numeric).rstrip())
+    print("\n".join(table_lines(table[0], table[1:], _NUMBERS)))
     total = sum(row.seconds for row in rows)
-    variants, on = _count(len(the_plan.variants), "variant"), _count(len(the_plan.targets), "target")
+    variants, on = plural(len(the_plan.variants), "variant"), plural(len(the_plan.targets), "target")
     print(
         f"\n{variants} for {on}, profile {the_plan.profile}: about {spell_estimate(total)} of compiling "
         f"({total / 3600:.2f} core-hours; {spell_bases(times.bases)}), "
@@ -292,76 +290,9 @@ def spell_bases(bases: Counter[Basis]) -> str:
     return ", ".join(f"{bases[basis]} {said}" for basis, said in spelled.items() if bases[basis]) or "nothing to do"
 
 
-def explain(kernel: KernelPlan, shares: Shares | None = None) -> list[str]:
-    """For each bin the configuration that a call takes if everything is available, and the rule: once for all compiled
-    functionals of which the same is true. Then for each reason how many functionals are left out for it.
-
-    Args:
-        shares: those of what the kernel's first specialization has are told too.
-    """
-    from kiln_build.ledger.planned import said_of_shares
-    from kiln_recipe.plan import plan
-
-    available = set(range(kernel.slots)) - set(kernel.absent)
-    bins = [name or "always" for name in bin_names(kernel)]
-    width = max(map(len, bins))
-    functionals: dict[tuple[tuple[str, str, str], ...], list[Functional]] = {}
-    left_out: Counter[str] = Counter()
-    for number, (functional, row) in enumerate(zip(kernel.functionals, plan.explain(kernel, available))):
-        if all(decision.configuration is None for decision in row):
-            left_out[kernel.absent[kernel.slot(number, 0, 0)]] += 1
-            continue
-        taken = tuple(
-            (name, kernel.configurations[decision.configuration].name, decision.rule or "no rule fits: first available")
-            for name, decision in zip(bins, row)
-            if decision.configuration is not None  # as of a functional in every bin or in none
-        )
-        functionals.setdefault(taken, []).append(functional)
-    lines = []
-    for taken, alike in functionals.items():
-        lines += _names(alike, len(functionals) == 1, bool(left_out))
-        for name, configuration, rule in taken:
-            said = said_of_shares(kernel, [one.name for one in alike], configuration, shares) if shares else ""
-            lines.append(f"  {name:{width}}  {configuration}  ({rule}{said})")
-    return lines + [f"left out: {_count(number, 'functional')}: {reason}" for reason, number in left_out.items()]
-
-
-def _names(functionals: Sequence[Functional], every: bool, left_out: bool) -> list[str]:
-    """What stands above the bins of functionals that are alike: "all 16 functionals:", or of a part of them "6
-    functionals: dtype=fp16,bf16 head_dim=64,128,256" if each combination of these values is one, else each one's name.
-
-    Args:
-        every: these are all that are compiled.
-        left_out: there are others, which are not.
-    """
-    from kiln_recipe.model import spelled  # here, so that --help runs in older Pythons
-
-    if len(functionals) == 1:
-        return [functionals[0].name or "(no choices)"]
-    if every:
-        return [f"all {len(functionals)} functionals{' that are compiled' if left_out else ''}:"]
-    values = {name: dict.fromkeys(spelled(f.values[name]) for f in functionals) for name in functionals[0].values}
-    if math.prod(map(len, values.values())) == len(functionals):
-        combined = " ".join(f"{name}={','.join(each)}" for name, each in values.items())
-        return [f"{len(functionals)} functionals: {combined}"]
-    return [functional.name for functional in functionals]
-
-
-def bin_names(kernel: KernelPlan) -> list[str]:
-    """ "seqlen < 1024, occupancy >= 4": each bin of the look-up, in its order."""
-    names = [""]
-    for axis in kernel.kernel.bins:
-        edges = [None, *axis.edges, None]
-        spelled = []
-        for low, high in itertools.pairwise(edges):
-            bounds = [f"{low} <= "] if low is not None else []
-            spelled.append("".join([*bounds, axis.name, f" < {high}" if high is not None else ""]))
-        names = [f"{before}, {own}" if before else own for before in names for own in spelled]
-    return names
-
-
 def _document(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> dict:
     from kiln_build.farm.durations import Basis
+    from kiln_build.ledger.explained import bin_names
 
     rows = _rows(the_plan, times)
     total = sum(row.seconds for row in rows)
@@ -405,7 +336,3 @@ def _document(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> dict:
 
 def _kernel_name(kernel: KernelPlan) -> str:
     return f"{kernel.family}.{kernel.operation}/{kernel.kernel.name}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
