@@ -25,7 +25,7 @@ RECORD = 20 * BLOCK
 _LARGEST = 0o77777777777  # of a member, in bytes
 _LONGEST_NAME = 1000
 _PIECE = 1 << 20
-_KINDS = {"file": b"0", "hard link": b"1", "link": b"2", "folder": b"5"}
+KINDS = {"file": b"0", "hard link": b"1", "link": b"2", "folder": b"5"}
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*(/[A-Za-z0-9_][A-Za-z0-9_.+!-]*)*")
 
 # Where a header's fields end, in order; for sentences.
@@ -96,7 +96,7 @@ def header(member: Member, dialect: Dialect) -> bytes:
         prefix, name = _split(name)
     mode = dialect.mode(member)
     link = member.link.encode()
-    kind = _KINDS[member.kind]
+    kind = KINDS[member.kind]
     return before + _block(name, mode, member.size, dialect.time, kind, link, dialect.owner, dialect.gnu, prefix)
 
 
@@ -167,7 +167,7 @@ class Reader:
         return member
 
     def _member(self, block: bytes, long: bytes, start: int) -> Member:
-        kind = next((kind for kind, byte in _KINDS.items() if byte == block[156:157]), None)
+        kind = next((kind for kind, byte in KINDS.items() if byte == block[156:157]), None)
         if kind is None:
             raise self._wrong(f"the header at byte {start} is not of a file, a folder or a link")
         prefix = block[345:500].rstrip(b"\0")

@@ -16,7 +16,6 @@ from kiln_build.amd_model import disassembly
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.images import elf_limits
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_BYTES = 8
 _NVDISASM = "triton/backends/nvidia/bin/nvdisasm"
 _LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
@@ -114,14 +113,14 @@ def sections_that_differ(before: bytes, after: bytes) -> list[str]:
 def _sections(image: bytes) -> dict[str, bytes]:
     """The contents of an image's sections by their names; those of one name, which only a damaged one has, together."""
     elf_limits.check(image)
-    (start,) = struct.unpack_from("<Q", image, 40)
-    count, names = struct.unpack_from("<HH", image, 60)
-    rows = list(_SECTION.iter_unpack(image[start : start + count * _SECTION.size]))
+    rows = elf_limits.sections(image)
+    (names,) = struct.unpack_from("<H", image, 62)
     found: dict[str, bytes] = {}
-    for name, kind, _, _, offset, size, *_ in rows:
-        begin = rows[names][4] + name
+    for row in rows:
+        begin = rows[names].offset + row.name
         text = image[begin : image.index(b"\0", begin)].decode("ascii", "replace")
-        content = size.to_bytes(8, "little") if kind == _NO_BYTES else image[offset : offset + size]
+        is_empty = row.kind == _NO_BYTES
+        content = row.size.to_bytes(8, "little") if is_empty else image[row.offset : row.offset + row.size]
         found[text] = found.get(text, b"") + content
     return found
 

@@ -18,7 +18,6 @@ from kiln_recipe.images import elf_limits
 
 ABI = 7  # KILN_FAMILY_ABI: of the structures below
 NO_CONFIGURATION = 255
-_NEXT_LARGER = 1  # KILN_MATCH_NEXT_LARGER
 
 # The structures of family.h: P a pointer, which relocations hold; i an int32_t; 8s and such what is not looked at.
 _FAMILY = struct.Struct("<Qiiii4Q")
@@ -28,7 +27,6 @@ _CHOICE = struct.Struct("<Q8xii8xQQ8x")  # name, match, count, spellings, served
 _KERNEL = struct.Struct("<QQ16xQQ24xQ16xQ28xi8xi8xi16x")
 _TARGET = struct.Struct("<Qi12xQQ40x")  # name, configuration_count, configuration_names, lookup
 _BIN = struct.Struct("<Q8xQi4x")  # name, edges, edge_count
-_SECTION = struct.Struct("<IIQQQQIIQQ")
 _RELOCATION = struct.Struct("<QQq")
 _SYMBOL = struct.Struct("<IBBHQQ")
 
@@ -119,11 +117,11 @@ def symbols(library: bytes) -> list[str]:
     found = set()
     try:
         elf_limits.check(library)
-        sections = _sections(library)
+        sections = elf_limits.sections(library)
         for _, kind, _, _, offset, size, link, *_ in sections:
             if kind != _DYNAMIC_SYMBOLS:
                 continue
-            names = sections[link][4]
+            names = sections[link].offset
             for name, info, _, section, *_ in _SYMBOL.iter_unpack(library[offset : offset + size]):
                 if section and info >> 4 in (1, 2) and name:  # defined, and global or weak
                     start = names + name
@@ -133,12 +131,6 @@ def symbols(library: bytes) -> list[str]:
     return sorted(found)
 
 
-def _sections(library: bytes) -> list[tuple[int, ...]]:
-    (start,) = struct.unpack_from("<Q", library, 40)
-    (count,) = struct.unpack_from("<H", library, 60)
-    return list(_SECTION.iter_unpack(library[start : start + count * _SECTION.size]))
-
-
 class _Memory:
     """A library as it will lie in memory, at address 0: its sections, and the pointers that relocations make."""
 
@@ -146,7 +138,7 @@ class _Memory:
         elf_limits.check(library)
         self._parts: list[tuple[int, bytes]] = []
         self._pointers: dict[int, int] = {}
-        for _, kind, flags, address, offset, size, *_ in _sections(library):
+        for _, kind, flags, address, offset, size, *_ in elf_limits.sections(library):
             content = library[offset : offset + size]
             if kind == _RELOCATIONS:
                 whole = content[: len(content) // _RELOCATION.size * _RELOCATION.size]

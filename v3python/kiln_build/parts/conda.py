@@ -26,7 +26,6 @@ from kiln_recipe import digests
 SUBDIR = "linux-64"
 _LEVEL = 19
 _TIME = (1980, 1, 1, 0, 0, 0)
-_KINDS = {"file": tarfile.REGTYPE, "link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE}
 
 
 def write(package: Package, output: Path) -> Path:
@@ -101,7 +100,7 @@ def _members(package: Package) -> Iterator[tuple[tarfile.TarInfo, Path]]:
 
 def _info(name: str, kind: str, size: int, mode: int = 0o644) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.type, info.size, info.mode, info.mtime = _KINDS[kind], size, mode, tarball.TIME
+    info.type, info.size, info.mode, info.mtime = tar.KINDS[kind], size, mode, tarball.TIME
     return info
 
 

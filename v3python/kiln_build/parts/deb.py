@@ -96,9 +96,6 @@ class _Data:
         yield _member(f"./{self._copyright}", "file", text)
 
 
-_KINDS = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE}
-
-
 def _folder(name: str) -> tuple[tarfile.TarInfo, bytes]:
     return _member(name, "folder", b"", mode=0o755)[0], b""
 
@@ -107,7 +104,7 @@ def _member(
     name: str, kind: str, content: Path | bytes, link: str = "", mode: int = 0o644
 ) -> tuple[tarfile.TarInfo, Path | bytes]:
     info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.mode, info.mtime = _KINDS[kind], link, mode, tarball.TIME
+    info.type, info.linkname, info.mode, info.mtime = tar.KINDS[kind], link, mode, tarball.TIME
     info.uname = info.gname = "root"
     if kind == "file":
         info.size = content.stat().st_size if isinstance(content, Path) else len(content)

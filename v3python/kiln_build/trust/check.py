@@ -184,8 +184,7 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
     first, digest = _sealed(path, "tarball", trust)
     release = first.statement.release
     if not path.name.startswith(f"kiln-{release}-"):
-        checksum = statement.checksum_of(path)
-        raise TrustError(f"{checksum.name} states the digest of {path.name}, not of {path.name} of release {release}")
+        raise TrustError(f"{path.name} is not called after the release {release}, of which its signature is")
     opened = reader.open_artifact(path, WHAT, takes_part=True)
     if not isinstance(opened, reader.Release) or opened.manifest["kiln"] != release:
         raise TrustError(f"{path.name} holds another release than {release}, of which its signature is")

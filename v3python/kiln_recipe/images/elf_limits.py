@@ -7,10 +7,11 @@ counts, and looks for the end of a name as far as the file goes. A cubin or code
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from kiln_recipe.errors import ArtifactError
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # name type flags address offset size link info align entry_size
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMBOL_TABLES, _NOTE, _HASH, _GNU_HASH, _EMPTY = (2, 11), 7, 5, 0x6FFFFFF6, (0, 8)
 _COMPRESSED = 0x800
@@ -22,6 +23,28 @@ MOST_NOTES = 256 << 10  # bytes
 MOST_ATTRIBUTES = 256 << 10  # bytes of .nv.info
 
 
+class Section(NamedTuple):
+    """A section's header, as ELF has it; `name` is a place in the section of names."""
+
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entry: int
+
+
+def sections(code: bytes) -> list[Section]:
+    """The headers of the sections of a file that `check` has passed."""
+    (start,) = struct.unpack_from("<Q", code, 40)
+    (count,) = struct.unpack_from("<H", code, 60)
+    return [Section(*row) for row in _SECTION.iter_unpack(code[start : start + count * _SECTION.size])]
+
+
 def check(code: bytes) -> None:
     """Holds a 64-bit little-endian ELF file against the limits.
 
@@ -31,13 +54,12 @@ def check(code: bytes) -> None:
     try:
         segments, row, count, names = struct.unpack_from("<HHHH", code, 56)
         _check_header(code, segments, row, count, names)
-        start = struct.unpack_from("<Q", code, 40)[0]
-        sections = list(_SECTION.iter_unpack(code[start : start + count * _SECTION.size]))
+        rows = sections(code)
     except struct.error as error:
         raise ArtifactError("its header is cut off") from error
     notes = total = symbols = 0
-    for name, kind, flags, _, offset, size, link, _, _, entry in sections:
-        _check_name(code, sections, names, name)
+    for name, kind, flags, _, offset, size, link, _, _, entry in rows:
+        _check_name(code, rows, names, name)
         if kind in _EMPTY:
             continue
         total += size
@@ -51,7 +73,7 @@ def check(code: bytes) -> None:
             if entry != _SYMBOL.size or size % _SYMBOL.size or symbols > MOST_SYMBOLS:
                 raise ArtifactError(f"its symbol table is malformed, or has more than {MOST_SYMBOLS} symbols")
             for symbol, *_ in _SYMBOL.iter_unpack(code[offset : offset + size]):
-                _check_name(code, sections, link, symbol)
+                _check_name(code, rows, link, symbol)
         if kind in (_HASH, _GNU_HASH):
             _check_hash(code[offset : offset + size], kind)
     if total > 2 * len(code):
@@ -73,10 +95,10 @@ def _check_header(code: bytes, segments: int, row: int, count: int, names: int) 
         raise ArtifactError("its program headers lie beyond its end")
 
 
-def _check_name(code: bytes, sections: list[tuple], table: int, name: int) -> None:
-    if table >= len(sections):
+def _check_name(code: bytes, rows: list[Section], table: int, name: int) -> None:
+    if table >= len(rows):
         raise ArtifactError("a name is in no section of strings")
-    start = sections[table][4] + name
+    start = rows[table].offset + name
     if start >= len(code) or code.find(b"\0", start, start + LONGEST_NAME) < 0:
         raise ArtifactError(f"a name has no end, or more than {LONGEST_NAME} bytes")
 
