@@ -9,8 +9,7 @@ from pathlib import Path
 
 from kiln_build.foresight.show import Case, Subject, heading
 from kiln_build.pages.markup import Markup, drawing, element, joined
-from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.console.appear import write_whole
 
 BEGIN = "<!-- kiln simulate -->\n"  # of a file
 _WIDTH, _HEIGHT = 760, 400
@@ -67,11 +66,7 @@ def write(path: Path, subject: Subject, cases: Sequence[Case]) -> None:
     )
     paper = element("rect", width=_WIDTH, height=_HEIGHT, fill="#ffffff")  # where the page around it is dark
     svg = svg.replace(">", f">{paper}", 1)
-    try:
-        with appear(path) as fresh:
-            fresh.write_text(f"{BEGIN}{svg}\n", "utf-8")
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, f"{BEGIN}{svg}\n")
 
 
 def _axes(x, y, counts: Sequence[int], marks: Sequence[float]) -> Iterator[Markup]:

@@ -19,9 +19,8 @@ from typing import Any
 from kiln_build.trust import statement
 from kiln_recipe import digests
 from kiln_recipe.compile.stages import cpu_seconds
-from kiln_recipe.console.appear import appear
+from kiln_recipe.console.appear import write_whole
 from kiln_recipe.console.tables import table_lines
-from kiln_recipe.errors import EnvironmentProblem
 
 FORMAT = 1
 
@@ -57,11 +56,7 @@ class Costs:
             EnvironmentProblem: it cannot be written.
         """
         path = statement.costs_of(tarball)
-        try:
-            with appear(path) as fresh:
-                fresh.write_text(json.dumps(self.document(release, digests.of_file(tarball)), indent=1) + "\n")
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+        write_whole(path, json.dumps(self.document(release, digests.of_file(tarball)), indent=1) + "\n")
         return path
 
     def document(self, release: str, sha256: str) -> dict[str, Any]:

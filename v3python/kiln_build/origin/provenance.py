@@ -29,8 +29,7 @@ from kiln_build.trust import statement
 from kiln_build.trust.provenance import PREDICATE, STATEMENT
 from kiln_recipe import digests
 from kiln_recipe.compile.lock import LOCK_NAME, Lock, LockedAddress, running_python
-from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.console.appear import write_whole
 from kiln_recipe.model import Recipe
 from kiln_recipe.selection import spell_selection
 
@@ -71,11 +70,7 @@ def write(run: Run, tarball: Path) -> Path:
     if path.exists():
         return path
     text = json.dumps(document(run, tarball), indent=1, ensure_ascii=False) + "\n"
-    try:
-        with appear(path) as fresh:
-            fresh.write_text(text, "utf-8")
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+    write_whole(path, text)
     return path
 
 

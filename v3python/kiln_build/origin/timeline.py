@@ -13,8 +13,7 @@ from kiln_build.origin.costs import Costs
 from kiln_build.origin.timeline_file import FORMAT
 from kiln_build.trust import statement
 from kiln_recipe import digests
-from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.console.appear import write_whole
 
 
 @dataclass
@@ -54,11 +53,7 @@ class Timeline:
         if path.exists():
             return path
         text = json.dumps(self._document(release, digests.of_file(tarball)), ensure_ascii=False)
-        try:
-            with appear(path) as fresh:
-                fresh.write_text(text + "\n", "utf-8")
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+        write_whole(path, f"{text}\n")
         return path
 
     def _document(self, release: str, sha256: str) -> dict[str, Any]:

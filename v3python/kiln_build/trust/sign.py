@@ -12,8 +12,8 @@ from kiln_build.trust import wheels as contents
 from kiln_build.trust.minisign import SecretKey
 from kiln_build.trust.statement import Statement
 from kiln_recipe import digests
-from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln_recipe.console.appear import write_whole
+from kiln_recipe.errors import ArtifactError, UsageError
 
 
 def sign(path: Path, key: SecretKey) -> list[Path]:
@@ -57,7 +57,7 @@ def _tarball(opened: reader.Release, release: str, key: SecretKey) -> list[Path]
         return [_put(checksum, said, [listed], key)]
     manifest, inspector = reader.file_of(path, manifest_model.PATH), statement.inspector_of(path, release)
     program = reader.file_of(path, manifest_model.INSPECTOR)
-    _write(inspector, program)
+    write_whole(inspector, program)
     name = Path(manifest_model.PATH).name
     return [
         *_provenance(opened, release, key),
@@ -86,7 +86,7 @@ def _provenance(opened: reader.Release, release: str, key: SecretKey) -> list[Pa
     found = provenance.read(data, file.name, path.name, digests.of_file(path))
     if (found.release, found.commit) != (release, opened.manifest["source"]["commit"]):
         raise ArtifactError(f"{file} names another release or commit than the manifest of {path.name}; build it again")
-    _write(envelope, provenance.envelope(data, key))
+    write_whole(envelope, provenance.envelope(data, key))
     return [_put(file, Statement("provenance", release, file.name), [data], key), envelope]
 
 
@@ -100,20 +100,12 @@ def _wheels(folder: Path, key: SecretKey) -> list[Path]:
         contents.check(wheel)
     path = statement.list_of_wheels(folder, versions[0])
     listed = "".join(f"{digests.of_file(wheel)}  {wheel.name}\n" for wheel in wheels).encode()
-    _write(path, listed)
+    write_whole(path, listed)
     return [path, _put(path, Statement("wheels", versions[0], path.name), [listed], key)]
 
 
 def _put(path: Path, said: Statement, blocks: Iterable[bytes], key: SecretKey, to: Path | None = None) -> Path:
     """Writes the signature of a file's content."""
     to = to or statement.signature_of(path)
-    _write(to, minisign.sign(key, blocks, said.spell()).spell())
+    write_whole(to, minisign.sign(key, blocks, said.spell()).spell())
     return to
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        with appear(path) as fresh:
-            fresh.write_bytes(data)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}") from error

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from kiln_recipe.errors import EnvironmentProblem
+
 
 @contextlib.contextmanager
 def appear(path: Path) -> Iterator[Path]:
@@ -25,6 +27,19 @@ def appear(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file, which appears complete; a text as UTF-8.
+
+    Raises:
+        EnvironmentProblem: it cannot be written.
+    """
+    try:
+        with appear(path) as fresh:
+            fresh.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
