@@ -74,11 +74,11 @@ def have(store: LayeredStore) -> int:
 
 def test_what_one_compiles_all_have(team, server):
     team.compile("one", server.url)
-    assert len(server.of("ac")) == 30 and "30 went" in team.said[-1]
+    assert len(server.of("ac")) == 30 and "30 sent" in team.said[-1]
     store = team.open("two", server.url)
     assert have(store) == 30
     store.close()
-    assert len(team.said) == 1 and "30 images came" in team.said[0] and "0 were not there, 0 went" in team.said[0]
+    assert len(team.said) == 1 and "30 images fetched (" in team.said[0] and "0 not there, 0 sent" in team.said[0]
     before = server.seen["requests"]
     assert have(team.open("two", server.url)) == 30, "a second look asks nobody"
     assert server.seen["requests"] == before
@@ -93,7 +93,7 @@ def test_connections_are_reused(team, server):
 def test_a_read_only_cache_gets_nothing(team, server):
     team.compile("one", server.url, is_read_only=True)
     assert server.content == {} and server.seen["PUT"] == 0
-    assert "0 went" in team.said[-1]
+    assert "0 sent" in team.said[-1]
 
 
 def test_every_third_entry_poisoned_is_named_compiled_and_repaired(team, server):
@@ -104,14 +104,14 @@ def test_every_third_entry_poisoned_is_named_compiled_and_repaired(team, server)
     assert have(store) == 20
     warnings = [text for text in team.said if text.startswith("warning: ")]
     assert len(warnings) == damaged and all("; it is not used" in text for text in warnings)
-    for what in ("is that of the key", "is damaged: it has another digest", "is no "):
+    for what in ("is that of the key", "is damaged: it has another digest", "is not a"):
         assert any(what in text for text in warnings), what
     missing = [number for number in range(30) if store.get(digest(number)) is None]
     fill(store.local, missing)
     for number in missing:
         store.share(digest(number))
     store.close()
-    assert "10 were not what they should be" in team.said[-1] and "10 went" in team.said[-1]
+    assert "10 unusable" in team.said[-1] and "10 sent" in team.said[-1]
     assert have(team.open("three", server.url)) == 30 and team.said == []
 
 
@@ -242,7 +242,7 @@ def test_a_server_that_fails_costs_little_and_is_said_once(team, server, name):
         store.share(digest(number))
     store.close()
     assert time.monotonic() - began < 25 and (found == 0 or "half way" in name)
-    left_alone = [text for text in team.said if "is left alone for the rest of this build: " in text]
+    left_alone = [text for text in team.said if "is not used for the rest of this build: " in text]
     assert len(left_alone) == 1 and not any(text.startswith("warning") for text in team.said)
     assert have(team.open("two", server.url)) == 30, "the build has what it compiled"
 
@@ -251,7 +251,7 @@ def test_a_cache_that_is_not_there(team):
     store = team.open("one", f"http://127.0.0.1:{free_port()}/kiln")
     began = time.monotonic()
     assert have(store) == 0 and time.monotonic() - began < 10
-    assert sum("is left alone" in text and "Connection refused" in text for text in team.said) == 1
+    assert sum("is not used for the rest" in text and "Connection refused" in text for text in team.said) == 1
 
 
 def test_a_cache_whose_images_come_more_slowly_than_they_are_compiled():
@@ -281,7 +281,7 @@ def test_what_is_compiled_goes_to_a_cache_that_is_too_slow_to_be_asked(team, ser
         store.share(digest(number))
     store.close()
     assert len(server.of("ac")) == 30
-    assert sum("is asked for nothing more in this build: 0 images, of 40" in text for text in team.said) == 1
+    assert sum("is not asked again in this build: 0 images, of 40" in text for text in team.said) == 1
 
 
 def test_what_does_not_go_to_a_cache_that_is_left_alone_is_counted(team):
@@ -291,7 +291,7 @@ def test_what_does_not_go_to_a_cache_that_is_left_alone_is_counted(team):
     for number in range(30):
         store.share(digest(number))
     store.close()
-    assert "30 did not go: `kiln store push` sends them" in team.said[-1]
+    assert "30 not sent: `kiln store push` sends them" in team.said[-1]
 
 
 def test_failures_between_answers_may_cost_so_much_and_no_more():

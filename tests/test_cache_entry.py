@@ -113,14 +113,14 @@ def changed(**fields) -> bytes:
     [
         ({"key": digest("other")}, f"is that of the key '{digest('other')}'"),
         ({"kiln": 2}, "has the format 2, and this Kiln reads 1"),
-        ({"ir": "../../etc/passwd"}, "names something that is no digest"),
+        ({"ir": "../../etc/passwd"}, "names something that is not a digest"),
         ({"seconds": -1.0}, "states a size or a time that cannot be"),
-        ({"more": 1}, "is no entry of Kiln's"),
-        ({"code": None}, "is no entry of Kiln's"),
+        ({"more": 1}, "is not an entry of Kiln"),
+        ({"code": None}, "is not an entry of Kiln"),
         ({"code": {"digest": digest(1), "size": 1 << 40, "blob": digest(2), "stored": 9}}, "states a size or a time"),
         (
             {"code": {"digest": digest(1), "size": 1, "blob": "AB" * 32, "stored": 9}},
-            "names something that is no digest",
+            "names something that is not a digest",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_an_entry_that_is_too_large_is_not_read():
 @pytest.mark.parametrize("opened", ["[", '{"a":'])
 def test_an_entry_that_is_nested_without_an_end_is_refused(start, opened):
     content = (start + opened * 60_000)[:60_000].encode()
-    with pytest.raises(Unusable, match="is no entry of Kiln's"):
+    with pytest.raises(Unusable, match="is not an entry of Kiln"):
         entry.decode(content, KEY)
 
 
@@ -156,9 +156,9 @@ def test_frames_that_are_another():
         (frame[:-1], blob, "is damaged"),
         (bomb, of(bomb), "holds 16777216 bytes, where its entry says 400"),
         (unsized, of(unsized), "holds nobody knows how many bytes"),
-        (frame + b"x", of(frame + b"x"), "is no whole zstd frame"),
-        (frame[:-3], of(frame[:-3]), "is no whole zstd frame"),
-        (b"text", of(b"text"), "is no whole zstd frame"),
+        (frame + b"x", of(frame + b"x"), "is not a whole zstd frame"),
+        (frame[:-3], of(frame[:-3]), "is not a whole zstd frame"),
+        (b"text", of(b"text"), "is not a whole zstd frame"),
         (other, of(other), "holds something else than its entry says"),
     ]:
         with pytest.raises(Unusable, match=said):

@@ -121,7 +121,7 @@ def test_writers_have_a_password_and_readers_need_none(nginx, team):
     assert any("answered PUT with status 401" in text for text in team.said)
     assert have(team.open("two", nginx.plain)) == 0
     team.compile("one", nginx.plain, login="farm:secret")
-    assert "30 went" in team.said[-1]
+    assert "30 sent" in team.said[-1]
     assert have(team.open("three", nginx.plain)) == 30
     kept = {
         path.relative_to(nginx.files / "kiln").parts[0] for path in (nginx.files / "kiln").rglob("*") if path.is_file()
@@ -145,7 +145,7 @@ def test_client_certificates(nginx, team):
         "certificate": str(nginx.certificates / "client.pem"), "authorities": str(nginx.certificates / "authority.pem")
     }  # fmt: skip
     team.compile("one", nginx.tls, **mine)
-    assert "30 went" in team.said[-1]
+    assert "30 sent" in team.said[-1]
     assert have(team.open("two", nginx.tls, **mine)) == 30
     assert have(team.open("three", nginx.tls, authorities=mine["authorities"])) == 0
     assert any("status 400" in text for text in team.said), "nginx refuses who has no certificate"

@@ -126,7 +126,7 @@ def test_what_no_commit_has_is_built_from_a_folder_alone(checkout, tmp_path):
         with pytest.raises(UsageError, match="a tree with changes to its commit 1111.*--source FOLDER"):
             tree.lay_out_source(changed, word, tmp_path / "a", print)
     assert (tree.lay_out_source(changed, str(checkout), tmp_path / "b", print) / "build.sh").is_file()
-    with pytest.raises(UsageError, match="no source tree of Kiln's"):
+    with pytest.raises(UsageError, match="is not a source tree of Kiln"):
         tree.lay_out_source(changed, str(tmp_path), tmp_path / "c", print)
 
 

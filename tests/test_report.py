@@ -175,26 +175,26 @@ GOOD = {"timeline": 1, "release": "r", "sha256": "0", "seconds": 3, "workers": 1
     ("change", "said"),
     [
         ({"timeline": 2}, "does not say that it is a timeline of format 1"),
-        ({"seconds": "long"}, "a time in it is no number"),
-        ({"seconds": float("nan")}, "a time in it is no number"),
-        ({"release": 5}, "a name in it is no text"),
+        ({"seconds": "long"}, "a time in it is not a number"),
+        ({"seconds": float("nan")}, "a time in it is not a number"),
+        ({"release": 5}, "a name in it is not a text"),
         ({"jobs": [[-1, 0, 1, "compiled", "x"]]}, "-1 is not a worker's number"),
         ({"jobs": [[100_001, 0, 1, "compiled", "x"]]}, "100001 is not a worker's number"),
         ({"jobs": [[1, 2, 1, "compiled", "x"]]}, "ends before it begins"),
         ({"jobs": [[1, 2]]}, "not enough values"),
         ({"jobs": 5}, "has no len"),
-        ({"steps": [["a" * 20_000, 0, 1]]}, "a name in it is no text"),
+        ({"steps": [["a" * 20_000, 0, 1]]}, "a name in it is not a text"),
         ({"steps": [["a", 0, 1]] * 1001}, "more steps or jobs than any build"),
     ],
 )
 def test_what_is_no_timeline_is_refused(tmp_path, change, said):
     path = tmp_path / "x.timeline.json"
     path.write_text(json.dumps(GOOD | change))
-    with pytest.raises(ArtifactError, match=f"is no timeline of a build .*{said}"):
+    with pytest.raises(ArtifactError, match=f"is not the timeline of a build .*{said}"):
         read(path)
     for broken in ("", "[]", "{", "[" * 100_000, json.dumps({"timeline": 1})):
         path.write_text(broken)
-        with pytest.raises(ArtifactError, match="is no timeline of a build"):
+        with pytest.raises(ArtifactError, match="is not the timeline of a build"):
             read(path)
 
 

@@ -105,7 +105,7 @@ def unpack(blob: Blob, frame: bytes) -> bytes:
             raise Unusable(f"holds {holds}, where its entry says {blob.size}")
         content = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError:
-        raise Unusable("is no whole zstd frame") from None
+        raise Unusable("is not a whole zstd frame") from None
     if hashlib.sha256(content).hexdigest() != blob.digest:
         raise Unusable("holds something else than its entry says")
     return content
@@ -152,14 +152,14 @@ def decode(content: bytes, key: str) -> Entry:
     try:
         entry = msgspec.json.decode(content, type=Entry)
     except (msgspec.DecodeError, ValueError, RecursionError):  # what is not UTF-8; what is nested a thousand times
-        raise Unusable("is no entry of Kiln's") from None
+        raise Unusable("is not an entry of Kiln") from None
     if entry.kiln != FORMAT:
         raise Unusable(f"has the format {entry.kiln}, and this Kiln reads {FORMAT}")
     if entry.key != key:
         raise Unusable(f"is that of the key {entry.key[:64]!r}")
     names = [entry.ir, *(name for blob in (entry.code, entry.ptx) if blob for name in (blob.digest, blob.blob))]
     if not all(_DIGEST.fullmatch(name) for name in names):
-        raise Unusable("names something that is no digest")
+        raise Unusable("names something that is not a digest")
     sizes = [size for blob in (entry.code, entry.ptx) if blob for size in (blob.size, blob.stored)]
     if not all(0 <= size <= LARGEST_BLOB for size in sizes) or not 0 <= entry.seconds < math.inf:
         raise Unusable("states a size or a time that cannot be")
@@ -204,9 +204,9 @@ def _fields(data: bytes) -> list[tuple[int, bytes | int]]:
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
-            raise Unusable("is no ActionResult")
+            raise Unusable("is not an ActionResult")
         if number == 0 or size > len(data) - place:
-            raise Unusable("is no ActionResult")
+            raise Unusable("is not an ActionResult")
         found.append((number, data[place : place + size]))
         place += size
     return found
@@ -222,4 +222,4 @@ def _read_varint(data: bytes, place: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, place
-    raise Unusable("is no ActionResult")
+    raise Unusable("is not an ActionResult")

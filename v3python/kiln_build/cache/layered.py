@@ -148,12 +148,12 @@ class LayeredStore(Store):
         self._uploads.flush(0.0 if at_once else _FLUSH)
         self._tell()
         counts = self.remote.counts
-        text = f"cache {self._address}: {plural(counts['hits'], 'image')} came ({spell_size(counts['bytes in'])}), "
-        text += f"{counts['misses']} were not there, {counts['sent']} went ({spell_size(counts['bytes out'])})"
+        text = f"cache {self._address}: {plural(counts['hits'], 'image')} fetched ({spell_size(counts['bytes in'])}), "
+        text += f"{counts['misses']} not there, {counts['sent']} sent ({spell_size(counts['bytes out'])})"
         if counts["unusable"]:
-            text += f", {counts['unusable']} were not what they should be"
+            text += f", {counts['unusable']} unusable"
         if self._uploads.left:
-            text += f"; {self._uploads.left} did not go: `kiln store push` sends them"
+            text += f"; {self._uploads.left} not sent: `kiln store push` sends them"
         self._say(text)
         self.remote.close()
 
@@ -193,14 +193,14 @@ class LayeredStore(Store):
             if self._doubted <= _NAMED:
                 self._say(f"warning: {text}")
             elif self._doubted == _NAMED + 1:
-                self._say("warning: more of the cache is not used, and counted at the end")
+                self._say("warning: more entries of the cache are unusable; they are counted at the end")
         budget = self.remote.budget
         if budget.why and self._told != budget.why:
             self._told = budget.why
-            self._say(f"the cache {self._address} is left alone for the rest of this build: {budget.why}")
+            self._say(f"the cache {self._address} is not used for the rest of this build: {budget.why}")
         elif budget.slow and not self._told:
             self._told = budget.slow
-            self._say(f"the cache {self._address} is asked for nothing more in this build: {budget.slow}")
+            self._say(f"the cache {self._address} is not asked again in this build: {budget.slow}")
 
 
 def open_layered(local: Store, address: str, access: Access, workers: int, say: Callable[[str], None]) -> LayeredStore:

@@ -104,7 +104,7 @@ def sections_that_differ(before: bytes, after: bytes) -> list[str]:
         ArtifactError: one is no ELF file, or malformed.
     """
     if before[:4] != b"\x7fELF" or after[:4] != b"\x7fELF":
-        raise ArtifactError("it is no ELF file")
+        raise ArtifactError("it is not an ELF file")
     old, new = _sections(before), _sections(after)
     names = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
     return sorted(names, key=lambda name: not name.startswith(".text"))

@@ -82,7 +82,7 @@ def parse(data: bytes, name: str) -> Timeline:
         return _checked(json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise ArtifactError(f"{name} is no timeline of a build ({said}); give a build's .timeline.json") from error
+        raise ArtifactError(f"{name} is not the timeline of a build ({said}); give a build's .timeline.json") from error
 
 
 def _checked(document: Any) -> Timeline:
@@ -100,21 +100,21 @@ def _checked(document: Any) -> Timeline:
         jobs.append(Job(_text(name), *_span(began, ended), worker, _text(outcome)))
     workers = document["workers"]
     if not isinstance(workers, int):
-        raise ValueError("its number of workers is none")
+        raise ValueError("its number of workers is not a number")
     seconds = _span(0, document["seconds"])[1]
     return Timeline(release, sha256, seconds, workers, tuple(steps), tuple(jobs))
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST_NAME:
-        raise ValueError("a name in it is no text")
+        raise ValueError("a name in it is not a text")
     return value
 
 
 def _span(began: Any, ended: Any) -> tuple[float, float]:
     for value in (began, ended):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-            raise ValueError("a time in it is no number of seconds")
+            raise ValueError("a time in it is not a number of seconds")
     if ended < began:
         raise ValueError("something in it ends before it begins")
     return float(began), float(ended)

@@ -118,7 +118,7 @@ class _Applied:
                 raise self._delta.wrong(f"links {path} to {file}, which is not the same file by its manifest")
         for path in packs:
             if path in links or rows.get(path, {}).get("sha256") in (None, *self._known):
-                raise self._delta.wrong(f"has the pack {path}, which is no new file of its manifest")
+                raise self._delta.wrong(f"has the pack {path}, which is not a new file of its manifest")
 
     def _put(self, path: str, row: Mapping[str, Any], new: Mapping[str, regroup.New]) -> None:
         to = self.stage / path

@@ -49,7 +49,7 @@ def _of_folder(asked: Asked, root: Path, folder: Path, word: str | None, say: Ca
         say(f"source: commit {asked.commit[:12]} of {root}")
         return source.export(root, asked.commit, folder, f"the commit {asked.commit[:12]}")
     if not (root / "build.sh").is_file():
-        raise UsageError(f"{name} is no source tree of Kiln's: it has no build.sh, nor the commit {asked.commit}")
+        raise UsageError(f"{name} is not a source tree of Kiln: it has no build.sh, nor the commit {asked.commit}")
     origin = source.describe(root)
     if is_known and (origin.commit, origin.dirty) != (asked.commit, False):
         raise UsageError(

@@ -256,7 +256,7 @@ class Runs(Generic[Id]):
             self._lose(run, reply.reason)
             return
         self._began(run, run.worker)
-        fault = wire.exception_of(reply.fault) if reply.fault else RuntimeError("nothing is known of it")
+        fault = wire.exception_of(reply.fault) if reply.fault else RuntimeError("it gave no reason")
         if reply.kind == wire.BROKEN or isinstance(fault, (EnvironmentProblem, ToolchainError)):
             self._blame(run, fault)
             return

@@ -112,8 +112,8 @@ def decode_reply(data: object) -> Reply:
         if isinstance(data, bytes):
             return msgspec.msgpack.decode(data, type=Reply)
     except msgspec.DecodeError as error:
-        raise ArtifactError(f"what came back is no reply ({error})") from error
-    raise ArtifactError(f"what came back is {type(data).__name__}, and no reply")
+        raise ArtifactError(f"what came back is not a reply ({error})") from error
+    raise ArtifactError(f"what came back is {type(data).__name__}, and not a reply")
 
 
 # ---- plain data ----
@@ -121,7 +121,7 @@ def decode_reply(data: object) -> Reply:
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
 
 
 def dumps(value: object) -> bytes:
@@ -142,12 +142,12 @@ def loads(data: bytes) -> Any:
     """What `dumps` wrote. Names no class and calls nothing, whatever `data` is.
 
     Raises:
-        ArtifactError: it is no plain data.
+        ArtifactError: it is not plain data.
     """
     try:
         return _Plain(io.BytesIO(data)).load()
     except Exception as error:
-        raise ArtifactError(f"what came back is no plain data ({error})") from error
+        raise ArtifactError(f"what came back is not plain data ({error})") from error
 
 
 # ---- exceptions ----
