@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln_build.farm.estimates import Estimates
 from kiln_build.farm.schedule import End, Kill, Outcome, Policy, Scheduler, Start
 
 GIB = 1 << 30
@@ -354,22 +353,6 @@ def test_a_spread_where_paces_differ():
     left, (low, high) = mixed[-1]
     assert low < left < high and high / low == pytest.approx(2, rel=0.02)
     assert mixed[3][1] is None, "of four jobs none can be told"
-
-
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("k[1][2][x]@t", 1.0),
-        ("k[1][2][z]@t", 1.5),
-        ("k[1][9][x]@t", (1 + 2 + 6) / 3),
-        ("k[7][9][x]@t", (1 + 2 + 6) / 3),
-        ("k[1][2][x]@u", None),
-        ("j[1][2][x]@t", None),
-        ("plain", None),
-    ],
-)
-def test_estimates(name, expected):
-    assert Estimates({"k[1][2][x]@t": 1.0, "k[1][2][y]@t": 2.0, "k[1][3][x]@t": 6.0})(name) == expected
 
 
 def test_twenty_thousand_jobs_are_scheduled_in_a_moment():
