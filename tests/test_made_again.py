@@ -54,7 +54,7 @@ def test_how_a_release_was_built_is_read_out_of_its_manifest(given, added):
         "kiln": name, "profile": build.profile, "selection": given.get("KILN_SELECT", ""), "ptx": build.ptx,
         "source": {"commit": "1" * 40, "dirty": False}, "targets": [{"name": "sm_90"}, {"name": "gfx942"}],
     }  # fmt: skip
-    found = asked.read(reader.Release(Path("x"), False, document))
+    found = asked.read(reader.Release(Path("x"), False, document, ""))
     assert (found.version, found.name, found.targets, found.added) == ("0.1.0b", name, "sm_90;gfx942", added)
     again = options.read_build_variables(found.variables)
     assert naming.name_of(found.version, again, found.added) == name
@@ -65,10 +65,10 @@ def test_a_release_of_some_families_names_them():
         "kiln": "0.1.0b+only.bias_gelu.norm.h00000000", "profile": "core", "selection": "", "ptx": False,
         "source": {"commit": "1" * 40, "dirty": False}, "targets": [], "families": ["bias_gelu", "norm"],
     }  # fmt: skip
-    found = asked.read(reader.Release(Path("x"), False, document))
+    found = asked.read(reader.Release(Path("x"), False, document, ""))
     assert found.variables["KILN_FAMILIES"] == "bias_gelu,norm"
     with pytest.raises(UsageError, match="no build gives such a name"):
-        asked.read(reader.Release(Path("x"), False, document | {"kiln": "0.1.0b+A$(id)"}))
+        asked.read(reader.Release(Path("x"), False, document | {"kiln": "0.1.0b+A$(id)"}, ""))
 
 
 def wanted(commit: str = "1" * 40, **fields) -> Asked:

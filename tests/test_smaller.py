@@ -108,7 +108,11 @@ def test_another_release_of_that_name_stays(tmp_path, capsys):
     tarball = small_release().tarball
     assert select(tarball, tmp_path, "--target", "gfx942") == 0
     before = (tmp_path / tarball.name).read_bytes()
+    capsys.readouterr()
     assert select(tarball, tmp_path, "--target", "sm_90") == 7
+    said = capsys.readouterr().err
+    assert f"has a {tarball.name} with other bytes" in said and "KILN_REPLACE" not in said
+    assert said.endswith("which was not changed; another output folder keeps both\n")
     assert (tmp_path / tarball.name).read_bytes() == before
 
 

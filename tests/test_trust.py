@@ -8,7 +8,9 @@ import getpass
 import hashlib
 import json
 import os
+import select
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,8 @@ from kiln_build.base import tar, tarball
 from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.cli import main
 from kiln_build.release import build, portable, release
-from kiln_build.trust import minisign, secret, statement
+from kiln_build.base.wheel_file import Wheel, write_wheel
+from kiln_build.trust import check, minisign, secret, statement
 from kiln_build.trust.statement import Statement
 from old_pythons import find
 from small_release import ROOT, VERSION, small_release
@@ -441,6 +444,68 @@ def test_other_signatures_in_a_folder_hold_too(place, verify):
     assert verify(root, *named)[0] == 0
 
 
+# ---- what is exchanged while it is read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", ["open_artifact", "file_of", "entries"])
+def test_a_tarball_that_is_exchanged_for_a_moment(place, tmp_path, verify, monkeypatch, read):
+    """Whichever time it is opened, another release of this name is read, and the signed one is there before and after."""
+    stage = Path(shutil.copytree(small_release().stage, tmp_path / "stage", symlinks=True))
+    (stage / "include/kiln/kiln.h").write_text("changed")
+    path = stage / manifest_model.PATH
+    document = json.loads(path.read_text())
+    (row,) = (row for row in document["files"] if row["path"] == "include/kiln/kiln.h")
+    row |= {"bytes": 7, "sha256": hashlib.sha256(b"changed").hexdigest()}
+    path.write_bytes(manifest_model.encode_document(document))
+    (tmp_path / "other").mkdir()
+    other = release.make_release(stage, tmp_path / "other", VERSION)
+    assert main(["inspect", str(other), "--verify"]) == 0
+    owner = reader.Release if read == "entries" else reader
+    original = getattr(owner, read)
+
+    def exchanged(first: object, *words: object, **named: object) -> object:
+        """Of a generator all is read before the signed one is put back."""
+        os.replace(place / NAME, place / "kept")
+        shutil.copy(other, place / NAME)
+        found = original(first, *words, **named)
+        if read == "entries":
+            return found
+        os.replace(place / "kept", place / NAME)
+        return found
+
+    monkeypatch.setattr(owner, read, exchanged)
+    code, said = verify(place / NAME)
+    assert code == 6 and f"{NAME} was changed" in said or "was changed while the release was read" in said, said
+
+
+def test_a_manifest_that_is_exchanged(place, verify, monkeypatch):
+    entries, path = reader.Release.entries, place / "kiln" / manifest_model.PATH
+
+    def exchanged(opened: reader.Release, *words: object) -> object:
+        path.write_text("{}")
+        return entries(opened, *words)
+
+    monkeypatch.setattr(reader.Release, "entries", exchanged)
+    code, said = verify(place / "kiln")
+    assert code == 6 and f"{manifest_model.PATH} was changed while the release was read" in said
+
+
+def test_a_pack_that_is_exchanged(tmp_path, verify, monkeypatch):
+    pack = Path(shutil.copy(small_release().packs["sm_90"], tmp_path))
+    assert main(["sign", str(pack), "--key", str(signed_release() / "kiln.key")]) == 0
+    whole, data = check.verify.verify, pack.read_bytes()
+    index = data[64 : 64 + struct.unpack_from("<Q", data, 16)[0]].replace(b"\0" + VERSION.encode() + b"\0", b"\x000.1.0c\0")
+    other = data[:24] + hashlib.sha256(index).digest() + data[56:64] + index + data[64 + len(index) :]
+
+    def exchanged(*words: object) -> object:
+        pack.write_bytes(other)
+        return whole(*words)
+
+    monkeypatch.setattr(check.verify, "verify", exchanged)
+    code, said = verify(pack)
+    assert code == 6 and f"{pack.name} was changed while it was read" in said
+
+
 # ---- packs and wheels ------------------------------------------------------------------------------------------------
 
 
@@ -494,6 +559,10 @@ def test_wheels(wheels, verify, capsys):
     assert code == 6 and "kiln_runtime-9.0.tar.gz is in " in said
     assert verify(one)[0] == 0
     (wheels / "kiln_runtime-9.0.tar.gz").unlink()
+    (wheels / "x\nKiln 0.1.0b0, signed").write_text("")
+    code, said = verify(wheels)
+    assert code == 6 and "'x\\nKiln 0.1.0b0, signed' is in " in said and said.count("\n") == 1
+    (wheels / "x\nKiln 0.1.0b0, signed").unlink()
     one.unlink()
     code, said = verify(wheels)
     assert code == 0 and f"note: {one.name} is not here\n" in said
@@ -582,6 +651,24 @@ def test_where_a_key_comes_from(place, tmp_path):
         f"kiln: the password is not the one of the key {keys.secret}; give the one that `minisign -G` was told\n"
     )
     assert (place / f"{NAME}.sha256.minisig").read_bytes() == first
+
+
+def test_keys_from_pipes(place, tmp_path, capsys):
+    """A pipe is waited for while somebody has it open to write, and no longer."""
+    pipe, tarball_of = tmp_path / "pipe", str(place / NAME)
+    os.mkfifo(pipe)
+    for words in (["verify", tarball_of, "--key"], ["sign", tarball_of, "--key"]):
+        assert main([*words, str(pipe)]) == 7
+        assert "(nobody writes to this pipe); give a" in capsys.readouterr().err
+    key = minisign_keys.make(tmp_path, "secret", password="a secret").secret
+    assert main(["sign", tarball_of, "--key", str(key), "--password", str(pipe)]) == 7
+    assert f"the password cannot be read from {pipe} (nobody writes to this pipe); give" in capsys.readouterr().err
+    for verb, name in (("sign", "kiln.key"), ("verify", "kiln.pub")):
+        with subprocess.Popen(["sh", "-c", 'exec 3<>"$1"; sleep 0.2; cat "$0" >&3', place / name, pipe]):
+            while_open = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # what it writes stays until it is read
+            select.select([while_open], [], [])
+            assert main([verb, tarball_of, "--key", str(pipe)]) == 0
+            os.close(while_open)
 
 
 @pytest.mark.parametrize(

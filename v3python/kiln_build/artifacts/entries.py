@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +68,14 @@ class Content:
         return self._digest.hexdigest()
 
 
-def tarball_entries(path: Path) -> Iterator[Entry]:
-    """
+def tarball_entries(path: Path, hear: Callable[[bytes], object] = lambda data: None) -> Iterator[Entry]:
+    """`hear` gets all of the tarball, as `tarball.members` has it.
+
     Raises:
         ArtifactError: it is not what Kiln writes, or cannot be read.
     """
     try:
-        for below, member, content in tarball.members(path):
+        for below, member, content in tarball.members(path, hear):
             link = member.link.removeprefix(f"{tarball.TOP}/") if member.kind == "hard link" else member.link
             yield Entry(below, member.kind, path, link, member.size, content)
     except OSError as error:

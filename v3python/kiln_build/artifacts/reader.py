@@ -7,9 +7,10 @@ Nothing is ever unpacked, and nothing that a file states about itself is believe
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,7 @@ class Release:
     """A tarball, or (`is_folder`) an unpacked one; or a part of a release, of which `manifest` is.
 
     Attributes:
+        spelled: the SHA-256 of the manifest's bytes.
         parts: of a folder in which a release was installed in parts (parts.py), the targets that are there; None if it
             was not.
     """
@@ -41,15 +43,16 @@ class Release:
     path: Path
     is_folder: bool
     manifest: dict[str, Any]
+    spelled: str
     parts: tuple[str, ...] | None = None
 
-    def entries(self) -> Iterator[Entry]:
-        """Every member, in the order of their paths.
+    def entries(self, hear: Callable[[bytes], object] = lambda data: None) -> Iterator[Entry]:
+        """Every member, in the order of their paths; `hear` gets all of a tarball, as it is in the file.
 
         Raises:
             ArtifactError: the tarball is not what Kiln writes.
         """
-        return folder_entries(self.path) if self.is_folder else tarball_entries(self.path)
+        return folder_entries(self.path) if self.is_folder else tarball_entries(self.path, hear)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _open(path: Path, right: str) -> Release | PackFile | ImageFile:
             head = file.read(8)
             file.seek(0)
             if head[:2] == b"\x1f\x8b":
-                return Release(path, False, _manifest_of(path))
+                return Release(path, False, *_manifest_of(path))
             if head == pack.MAGIC:
                 return PackFile(path, pack.read_index(file.read, path.stat().st_size, str(path)))
             if head[:4] == b"\x7fELF":
@@ -138,7 +141,7 @@ def unpacked(root: Path, data: bytes, name: str) -> Release:
     parts = [Path(path).parent.name for path in manifests_in(root) if path != MANIFEST]
     targets = tuple(part for part in parts if part != manifest_model.RUNTIME)
     is_split = manifest_model.RUNTIME in parts
-    return Release(root, True, manifest_model.read(data, name), targets if is_split else None)
+    return Release(root, True, manifest_model.read(data, name), _sha256(data), targets if is_split else None)
 
 
 def _folder(root: Path, path: Path, right: str) -> Release:
@@ -152,7 +155,7 @@ def _folder(root: Path, path: Path, right: str) -> Release:
         data = file.read(manifest_model.LARGEST + 1)
     if found[0] == MANIFEST:
         return unpacked(root, data, str(path))
-    return Release(root, True, manifest_model.read(data, str(path)))
+    return Release(root, True, manifest_model.read(data, str(path)), _sha256(data))
 
 
 def _image(path: Path, data: bytes) -> ImageFile:
@@ -355,15 +358,20 @@ def file_of(tarball: Path, name: str) -> bytes:
     raise _not_ours(tarball, name)
 
 
-def _manifest_of(path: Path) -> dict[str, Any]:
-    """The manifest of a tarball, or of the part that it is: the first that it has."""
+def _manifest_of(path: Path) -> tuple[dict[str, Any], str]:
+    """The manifest of a tarball, or of the part that it is: the first that it has; and the SHA-256 of its bytes."""
     for entry in tarball_entries(path):
         if entry.kind == "file" and manifest_model.is_path(entry.path):
-            document = manifest_model.read(_content(entry, path), str(path))
+            data = _content(entry, path)
+            document = manifest_model.read(data, str(path))
             if manifest_model.path_of(document) != entry.path:
                 raise ArtifactError(f"{path}: its manifest lies in {entry.path}, where it is not of what it says")
-            return document
+            return document, _sha256(data)
     raise _not_ours(path, MANIFEST)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _content(entry: Entry, path: Path) -> bytes:

@@ -6,9 +6,10 @@ Like inspect.py it needs only the standard library, zstandard and pyelftools.
 
 from __future__ import annotations
 
+import hashlib
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,11 @@ from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 LARGEST_LIBRARY = 64 << 20  # bytes of a family's library; it is looked through as a whole
 
 
-def verify(artifact: Release | PackFile | ImageFile, is_signed: bool = False) -> Report:
+def verify(artifact: Release | PackFile | ImageFile, signed: str = "") -> Report:
     """Checks all of an artifact. What is wrong is in the report, not raised.
 
     Args:
-        is_signed: the manifest has been held against its signature.
+        signed: the SHA-256, of a tarball or of a folder's manifest, that has been held against its signature.
 
     Raises:
         EnvironmentProblem: it is an image, and this Python cannot read it.
@@ -55,10 +56,12 @@ def verify(artifact: Release | PackFile | ImageFile, is_signed: bool = False) ->
         report.notes.append(f"the images in packs were not read: {error}")
     try:
         if isinstance(artifact, Release):
-            _verify_release(artifact, report, is_signed)
+            _verify_release(artifact, report, signed)
         elif isinstance(artifact, PackFile):
             with tarball.open_file(artifact.path) as file:
-                verify_pack(file.read, artifact.pack.file_bytes, artifact.path.name, report, Seen())
+                found = verify_pack(file.read, artifact.pack.file_bytes, artifact.path.name, report, Seen())
+            if found.index_digest != artifact.pack.index_digest:
+                report.problems.append(f"{artifact.path.name} was changed while it was read")
         else:
             report.images = 1
             if need("elf").strip(artifact.data) != artifact.data:
@@ -97,12 +100,12 @@ def note_of_program() -> str:
     )
 
 
-def _verify_release(release: Release, report: Report, is_signed: bool) -> None:
-    if release.is_folder and not is_signed:
+def _verify_release(release: Release, report: Report, signed: str) -> None:
+    if release.is_folder and not signed:
         report.notes.append(
             "an unpacked release has no digest of its manifest; only the tarball's .sha256 covers the manifest"
         )
-    elif not release.is_folder:
+    elif not release.is_folder and not signed:
         _verify_checksum(release.path, report)
     stated = Stated(release.manifest if release.parts is None else parts.installed(release.manifest, release.parts))
     if release.parts is not None:
@@ -110,20 +113,22 @@ def _verify_release(release: Release, report: Report, is_signed: bool) -> None:
     elif release.manifest.get("part") == RUNTIME:
         stated.whole = _whole_of(release, report)
     stated.indexes |= {row["index"] for row in stated.whole.get("targets", ()) if "index" in row}
-    before = len(report.problems)
+    before, read = len(report.problems), hashlib.sha256()
     try:
-        _verify_entries(release, stated, report)
+        _verify_entries(release, stated, report, read.update)
     except tarball.WrongSum:
         if len(report.problems) == before:  # else it was said already which file is wrong
             raise
         return
+    if signed and not release.is_folder and signed != read.hexdigest():
+        report.problems.append(f"{release.path.name} was changed after its digest had been found right")
     _verify_tables(stated, report)
     _verify_libraries(stated, report)
 
 
-def _verify_entries(release: Release, stated: Stated, report: Report) -> None:
+def _verify_entries(release: Release, stated: Stated, report: Report, hear: Callable[[bytes], object]) -> None:
     seen: set[str] = set()
-    for entry in release.entries():
+    for entry in release.entries(hear):
         name = entry.path if not entry.path or tar.is_plain(entry.path) else ascii(entry.path)
         if entry.kind == "folder":
             if entry.path not in stated.folders:
@@ -132,7 +137,11 @@ def _verify_entries(release: Release, stated: Stated, report: Report) -> None:
         seen.add(entry.path)
         if entry.mode & (stat.S_ISUID | stat.S_ISGID):
             report.problems.append(f"{name} has the mode {entry.mode:o}; files of a release never run as another user")
-        if entry.kind == "file" and (entry.path == stated.path or _is_signature(entry.path, release, stated)):
+        if entry.kind == "file" and entry.path == stated.path:
+            if Content(entry).finish() != release.spelled:
+                report.problems.append(f"{name} was changed while the release was read")
+            continue
+        if entry.kind == "file" and _is_signature(entry.path, release, stated):
             continue
         row = stated.files.get(entry.path)
         report.files += 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -175,16 +175,18 @@ def compressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(deflate.gzip_compress(b"".join(gathered), _GZIP_LEVEL))
 
 
-def members(path: Path) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
+def members(
+    path: Path, hear: Callable[[bytes], object] = lambda data: None
+) -> Iterator[tuple[str, tar.Member, Iterator[bytes]]]:
     """Each member of a tarball: its path below the top folder, itself, and its content, to be read before the next is
-    asked for. All of the file is read, whether a content is wanted or not.
+    asked for. All of the file is read, whether a content is wanted or not; `hear` gets it as it is in the file.
 
     Raises:
         ArtifactError: it is not what Kiln writes.
         OSError: it cannot be read.
     """
     with open_file(path) as file:
-        reader = tar.Reader(_Unzipped(file, path).read, DIALECT, str(path))
+        reader = tar.Reader(_Unzipped(file, path, hear).read, DIALECT, str(path))
         order, is_first = Order(), True
         for number, member in enumerate(reader):
             if number >= MOST_MEMBERS:
@@ -227,8 +229,8 @@ class WrongSum(ArtifactError):
 class _Unzipped:
     """What the gzip members of a release hold; zlib checks the CRC and the size of each."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file, self._path = file, path
+    def __init__(self, file: BinaryIO, path: Path, hear: Callable[[bytes], object]) -> None:
+        self._file, self._path, self._hear = file, path, hear
         self._budget = MOST_EXPANSION * os.fstat(file.fileno()).st_size + MEMBER_SLACK
         self._data, self._size = b"", 0
         self._member: zlib._Decompress | None = None
@@ -240,7 +242,7 @@ class _Unzipped:
                 member = self._member or self._begin()
                 if member is None:
                     return b""
-                data = self._data or self._file.read(1 << 16)
+                data = self._data or self._take()
                 if not data:
                     raise EOFError("its gzip stream has no end")
                 plain = member.decompress(data, size)
@@ -262,9 +264,14 @@ class _Unzipped:
             kind = WrongSum if what in ("incorrect data check", "incorrect length check") else ArtifactError
             raise kind(f"{self._path} is corrupt (its gzip stream: {what})") from error
 
+    def _take(self) -> bytes:
+        data = self._file.read(1 << 16)
+        self._hear(data)
+        return data
+
     def _begin(self) -> zlib._Decompress | None:
         """Begins a gzip member; None where there is none."""
-        while len(self._data) < len(_HEAD) and (more := self._file.read(1 << 16)):
+        while len(self._data) < len(_HEAD) and (more := self._take()):
             self._data += more
         if not self._data and not self._first:
             return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from kiln_build.options.variables import BuildVariables
 from kiln_build.trust import minisign, secret
 from kiln_build.trust.minisign import PublicKey, SecretKey
+from kiln_recipe.console.files import read_given
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 
@@ -64,7 +64,7 @@ def _secret(word: str, what: str) -> str:
 
 def _public_key(word: str) -> PublicKey:
     try:
-        data = Path(word).read_bytes()
+        data = read_given(word, minisign.LARGEST + 1)
     except OSError as error:
         raise EnvironmentProblem(
             f"the public key {word} cannot be read ({error.strerror}); give a .pub file of minisign's"

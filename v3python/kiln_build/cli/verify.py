@@ -15,6 +15,7 @@ from kiln_build.trust import check as trust
 from kiln_build.trust import minisign
 from kiln_build.trust.check import Outcome
 from kiln_build.trust.minisign import PublicKey
+from kiln_recipe.console.files import read_given
 from kiln_recipe.console.tables import print_json, table
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
@@ -74,8 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _key(path: Path) -> PublicKey:
     try:
-        with path.open("rb") as file:
-            data = file.read(minisign.LARGEST + 1)
+        data = read_given(path, minisign.LARGEST + 1)
     except OSError as error:
         raise EnvironmentProblem(f"--key {path} cannot be read ({error.strerror}); give a public key's file") from error
     if len(data) > minisign.LARGEST:

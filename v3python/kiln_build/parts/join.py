@@ -52,7 +52,7 @@ def join(given: Sequence[Release], output: Path, progress: Progress) -> Path:
         if shape.plain(manifest.files_of(stage)) != whole["files"]:
             raise ArtifactError(f"{runtime.path}: the parts together are not what the release's manifest states")
         progress.message(f"packing the release {release}")
-        return make_release(stage, output, release)
+        return make_release(stage, output, release, replace=None)
 
 
 def _by_name(given: Sequence[Release]) -> dict[str, Release]:

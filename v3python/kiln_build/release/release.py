@@ -140,12 +140,12 @@ def _lay_out_adapter(stage: Path, folder: Path, adapter: Adapter, contents: Cont
             _put(folder / path, text)
 
 
-def make_release(stage: Path, output: Path, version: str, replace: bool = False) -> Path:
+def make_release(stage: Path, output: Path, version: str, replace: bool | None = False) -> Path:
     """Makes the tarball of the folder `stage`, manifest included, and its .sha256; returns the tarball's path. One that
     is there with the same bytes stays as it is.
 
     Args:
-        replace: another build's tarball of that name may go.
+        replace: another build's tarball of that name may go; None: it may not, and no option would change that.
 
     Raises:
         InTheWay: another build's tarball of that name is there, and stays.
@@ -159,7 +159,7 @@ def make_release(stage: Path, output: Path, version: str, replace: bool = False)
 
 
 def make_tarball(
-    stage: Path, path: Path, beside: Iterable[Path], replace: bool = False, expected: str | None = None
+    stage: Path, path: Path, beside: Iterable[Path], replace: bool | None = None, expected: str | None = None
 ) -> Path:
     """`make_release` for a tarball of any name.
 
@@ -177,7 +177,11 @@ def make_tarball(
 
 
 def put(
-    path: Path, pieces: Iterable[bytes], beside: Iterable[Path] = (), replace: bool = False, expected: str | None = None
+    path: Path,
+    pieces: Iterable[bytes],
+    beside: Iterable[Path] = (),
+    replace: bool | None = None,
+    expected: str | None = None,
 ) -> Path:
     """Writes a file that people get, and its .sha256; arguments and errors are those of `make_tarball`."""
     checksum = statement.checksum_of(path)
@@ -196,7 +200,7 @@ def put(
                     "right, another version of deflate has compressed it than this Python has"
                 )
             stated = f"{digest.hexdigest()}  {path.name}\n"
-            is_there = not replace and replacement.is_equal(path, digest.hexdigest())
+            is_there = not replace and replacement.is_equal(path, digest.hexdigest(), replace is not None)
             if is_there and checksum.is_file() and checksum.read_text(errors="replace") == stated:
                 raise _NothingToDo
             line.write_text(stated)

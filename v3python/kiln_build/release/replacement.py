@@ -15,6 +15,7 @@ from kiln_recipe import digests
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
 _HOW = "KILN_REPLACE=1 (`kiln build --replace`) replaces it; another version or output folder keeps both"
+_ELSEWHERE = "another output folder keeps both"
 
 
 class InTheWay(EnvironmentProblem):
@@ -72,8 +73,11 @@ def check_before(tarball: Path, inputs: Inputs) -> None:
         raise InTheWay(f"the output has a {tarball.name} of another build: {'; '.join(differences)}. {_HOW}")
 
 
-def is_equal(tarball: Path, digest: str) -> bool:
+def is_equal(tarball: Path, digest: str, can_replace: bool) -> bool:
     """Whether the tarball that is there has the bytes of the one that was just made.
+
+    Args:
+        can_replace: a build made it, which can be told to replace what is there.
 
     Raises:
         InTheWay: it is another build's.
@@ -81,13 +85,14 @@ def is_equal(tarball: Path, digest: str) -> bool:
     if not os.path.lexists(tarball):
         return False
     if not tarball.is_file():
-        raise InTheWay(f"the output has a {tarball.name} that is not a file; {_HOW}")
+        raise InTheWay(f"the output has a {tarball.name} that is not a file; {_HOW if can_replace else _ELSEWHERE}")
     there = digests.of_file(tarball)
     if there == digest:
         return True
+    how = f"{_HOW}. What was compiled is kept, if the workspace is a folder" if can_replace else _ELSEWHERE
     raise InTheWay(
-        f"the output has a {tarball.name} with other bytes (sha256 {there[:12]}, this build's would be "
-        f"{digest[:12]}), which was not changed; {_HOW}. What was compiled is kept, if the workspace is a folder"
+        f"the output has a {tarball.name} with other bytes (sha256 {there[:12]}, the new one's would be "
+        f"{digest[:12]}), which was not changed; {how}"
     )
 
 

@@ -76,7 +76,7 @@ def select(release: Release, wanted: Sequence[str], selection: Selection, output
         made = _stated(document, kept, packs, selection)
         made["files"] = shape.plain(manifest.files_of(stage))
         (stage / manifest.PATH).write_bytes(manifest_model.encode_document(made))
-        tarball = make_release(stage, output, document["kiln"])
+        tarball = make_release(stage, output, document["kiln"], replace=None)
     checked = verify.verify(reader.open_artifact(tarball))
     verify.refuse_problems(checked, str(tarball))
     return tarball

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kiln_build.artifacts import manifest_model, reader, verify
-from kiln_build.base import tarball
+from kiln_build.base import tar, tarball
 from kiln_build.trust import minisign, provenance, statement
 from kiln_build.trust.minisign import PublicKey
 from kiln_build.trust.provenance import Provenance
@@ -194,6 +194,8 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
     beside = statement.manifest_signature_of(path)
     if beside.exists():
         data = reader.file_of(path, manifest_model.PATH)
+        if rows.get(manifest_model.PATH, {}).get("sha256", opened.spelled) != hashlib.sha256(data).hexdigest():
+            raise ArtifactError(f"{path.name} was changed while it was read")
         outcome.signed.append(alone.need(Path(manifest_model.PATH), beside, data, "manifest"))
     inspector = statement.inspector_of(path, release)
     if inspector.exists() and opened.manifest.get("part", manifest_model.RUNTIME) == manifest_model.RUNTIME:
@@ -202,7 +204,7 @@ def _tarball(path: Path, trust: _Trust) -> Outcome:
         if rows.get(manifest_model.INSPECTOR, {}).get("sha256") != hashlib.sha256(data).hexdigest():
             raise ArtifactError(f"{inspector.name} is not the kiln-inspect.pyz of {path.name}")
     outcome.provenance = _provenance(path, digest, opened, outcome, alone)
-    outcome.report = verify.verify(opened)
+    outcome.report = verify.verify(opened, digest)
     return outcome
 
 
@@ -239,7 +241,7 @@ def _folder(root: Path, trust: _Trust) -> Outcome:
         raise TrustError(
             f"{file} is of release {opened.manifest['kiln']}; its signature says {first.statement.release}"
         )
-    outcome = Outcome(first.statement.release, [first], verify.verify(opened, is_signed=True))
+    outcome = Outcome(first.statement.release, [first], verify.verify(opened, opened.spelled))
     if not outcome.report.problems:  # a pack that is not the manifest's is named by its digest
         outcome.signed += _others(opened, first, trust)
     return outcome
@@ -291,7 +293,8 @@ def _wheels(folder: Path, only: str | None, trust: _Trust) -> Outcome:
         if name in (path.name, signature):
             continue
         if name not in rows:
-            report.problems.append(f"{name} is in {folder}, but not in {path.name}; pip might install it")
+            shown = name if tar.is_plain(name) else ascii(name)
+            report.problems.append(f"{shown} is in {folder}, but not in {path.name}; pip might install it")
         elif (folder / name).is_symlink() or not (folder / name).is_file():
             report.problems.append(f"{name} is not a file")
         elif digests.of_file(folder / name) != rows[name]:

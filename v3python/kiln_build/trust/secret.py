@@ -12,7 +12,7 @@ from pathlib import Path
 from kiln_build.base import ROOT
 from kiln_build.trust import minisign
 from kiln_build.trust.minisign import SecretKey
-from kiln_recipe.console.files import what_keeps
+from kiln_recipe.console.files import read_given, what_keeps
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 WHERE = "a file, the number of an open descriptor, or env:NAME for a variable that holds its text"
@@ -107,8 +107,11 @@ def read_text(word: str, what: str) -> bytes:
     if name := _variable(word):
         return os.fsencode(os.environ.pop(name))  # what we start has no need of it
     try:
-        with open(int(word) if word.isdecimal() else word, "rb") as file:
-            data = file.read(minisign.LARGEST + 1)
+        if word.isdecimal():
+            with open(int(word), "rb") as file:
+                data = file.read(minisign.LARGEST + 1)
+        else:
+            data = read_given(word, minisign.LARGEST + 1)
     except OSError as error:
         raise EnvironmentProblem(f"{what} cannot be read from {word} ({error.strerror}); give {WHERE}") from error
     if len(data) > minisign.LARGEST:

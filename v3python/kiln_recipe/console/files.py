@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -95,6 +96,24 @@ def is_of_kind(path: Path, begins: bytes) -> bool:
     except OSError:
         return not path.is_file()
     return found == begins or not found
+
+
+def read_given(word: str | Path, limit: int) -> bytes:
+    """What the file or the pipe that a command line names holds, up to `limit` bytes. A pipe is read to its end, if
+    somebody has it open to write: one that nobody writes to would make us wait for ever.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(os.open(word, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb", buffering=0) as file:
+        first = file.read(1)  # None: there is a writer, who has not written yet
+        if first == b"" and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EPIPE, "nobody writes to this pipe")
+        os.set_blocking(file.fileno(), True)
+        data = first or b""
+        while (first is None or first) and len(data) < limit and (more := file.read(limit - len(data))):
+            data += more
+    return data
 
 
 def what_keeps(descriptor: str, other: int) -> str:
