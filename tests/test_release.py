@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 
 import deflate
@@ -119,6 +120,31 @@ def test_an_older_tarball_is_replaced_whole(stage, tmp_path):
 
 def replaced_at(path: Path) -> tuple[int, int]:
     return path.stat().st_ino, path.stat().st_mtime_ns
+
+
+def test_two_that_finish_at_once(tmp_path, monkeypatch):
+    """The second comes when the first has seen that nothing is there, and waits until the first's is."""
+    path, is_equal, threads, refused = tmp_path / "x.tar.gz", replacement.is_equal, [], []
+
+    def second() -> None:
+        try:
+            release.put(path, iter([b"second"]))
+        except replacement.InTheWay as error:
+            refused.append(error)
+
+    def seen(*words: object) -> bool:
+        found = is_equal(*words)
+        if not threads:
+            threads.append(threading.Thread(target=second))
+            threads[0].start()
+            threads[0].join(0.5)  # if it does not wait for the first, it is done by then
+        return found
+
+    monkeypatch.setattr(replacement, "is_equal", seen)
+    release.put(path, iter([b"first"]))
+    threads[0].join()
+    assert path.read_bytes() == b"first" and digest(path) in statement.checksum_of(path).read_text()
+    assert len(refused) == 1 and sorted(tmp_path.iterdir()) == [path, statement.checksum_of(path)]
 
 
 def test_another_builds_tarball_stays(stage, tmp_path):

@@ -51,6 +51,18 @@ def is_same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder itself, which leaves no file there; on a file system without such locks nothing."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class SharedFolder:
     """The files of `root`, which the first write creates. Names that begin with a dot are ignored.
 

@@ -27,6 +27,7 @@ from kiln_build.artifacts import manifest, manifest_model
 from kiln_build.artifacts.manifest_model import IMAGES, INSPECTOR
 from kiln_build.artifacts.reader import Release
 from kiln_build.base import tarball
+from kiln_build.base.folder import alone_in
 from kiln_build.native.adapter import Adapter
 from kiln_build.origin import bill
 from kiln_build.release import package, portable, replacement
@@ -186,7 +187,12 @@ def put(
     """Writes a file that people get, and its .sha256; arguments and errors are those of `make_tarball`."""
     checksum = statement.checksum_of(path)
     try:
-        with contextlib.suppress(_NothingToDo), appear(checksum) as line, appear(path) as fresh:
+        with (
+            contextlib.suppress(_NothingToDo),
+            contextlib.ExitStack() as held,
+            appear(checksum) as line,
+            appear(path) as fresh,
+        ):
             digest = hashlib.sha256()
             with fresh.open("wb") as file:
                 for piece in pieces:
@@ -200,6 +206,7 @@ def put(
                     "right, another version of deflate has compressed it than this Python has"
                 )
             stated = f"{digest.hexdigest()}  {path.name}\n"
+            held.enter_context(alone_in(path.parent))  # else two that see nothing there would replace one another
             is_there = not replace and replacement.is_equal(path, digest.hexdigest(), replace is not None)
             if is_there and checksum.is_file() and checksum.read_text(errors="replace") == stated:
                 raise _NothingToDo
