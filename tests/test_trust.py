@@ -26,7 +26,6 @@ from kiln_build.base import tar, tarball
 from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.cli import main
 from kiln_build.release import build, portable, release
-from kiln_build.base.wheel_file import Wheel, write_wheel
 from kiln_build.trust import check, minisign, secret, statement
 from kiln_build.trust.statement import Statement
 from old_pythons import find
