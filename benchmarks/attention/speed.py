@@ -15,9 +15,7 @@ head_dim] without gaps; or each row in both. `calls` are rows first.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,19 +24,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "v3python"))
 
+import session  # noqa: E402
 import torch  # noqa: E402
 
-from kiln_bench import capture, measure, shapes, state, timing  # noqa: E402
+from kiln_bench import measure, shapes, timing  # noqa: E402
 from kiln_bench.attention import peers, reference  # noqa: E402
 from kiln_bench.attention import problem as problems  # noqa: E402
 from kiln_bench.attention.kiln import Kiln  # noqa: E402
 from kiln_bench.attention.problem import CacheProblem, Prepared, Problem  # noqa: E402
-from kiln_bench.attention.row import DeviceFailed, Row, Rows, reason  # noqa: E402
-from kiln_bench.command import seconds  # noqa: E402
-from kiln_bench.release import headers, places  # noqa: E402
-from kiln_bench.release.library import Libraries, Refused  # noqa: E402
+from kiln_bench.attention.row import Rows  # noqa: E402
+from kiln_bench.release.library import Libraries  # noqa: E402
 from kiln_bench.shapes import Decoding, Training  # noqa: E402
-from kiln_recipe.console.appear import appear  # noqa: E402
 
 PARTS = ("shapes", "calls", "fp8", "decoding", "long", "short")  # the last two: docs/measurements/decoding.md
 PEERS = ("flash", "cudnn")
@@ -146,7 +142,7 @@ class Fp8:
         given = {name: getattr(problem, name).to(E4M3) for name in "qkv"}
         given |= {f"{name}_descale": torch.ones(shape.batch, shape.heads_kv, device=problem.device) for name in "qkv"}
         launch = self._libraries.prepare("attn_fwd_fp8", **given, out=out, lse=lse, causal=int(shape.causal))
-        return Prepared([launch], lambda: {"out": out}, launch.images, launch.variants)
+        return Prepared([launch], lambda: {"out": out}, launch.images, launch.variants, launch.call)
 
     def decoding(self, problem: CacheProblem) -> Prepared:
         raise peers.NotAsked("it has no cache")
@@ -177,6 +173,18 @@ class Run:
         small = one[0, :1].clone()
         self._launch = lambda: small.add_(1)  # of a kernel of one block
 
+    def problem(self, entry: Entry, before: Problem | CacheProblem | None) -> Problem | CacheProblem:
+        """The tensors of a row: those of the row before it if they are the same. All sides of fp8's rows have what e4m3
+        can say."""
+        if isinstance(entry.shape, Decoding):
+            return CacheProblem(entry.shape, torch.cuda.get_device_properties().L2_cache_size)
+        if entry.group != "fp8" and before is not None and before.shape == entry.shape:
+            return before
+        problem = Problem(entry.shape)
+        for name in "qkv" if entry.group == "fp8" else "":
+            setattr(problem, name, getattr(problem, name).to(E4M3).to(torch.bfloat16))
+        return problem
+
     def row(self, entry: Entry, problem: Problem | CacheProblem, turn_ms: Callable[[int], float]) -> dict:
         self._beside = {}
         if isinstance(problem, CacheProblem):
@@ -205,94 +213,22 @@ class Run:
         return timing.measured({**works, **self._beside}, *others)  # type: ignore[arg-type]
 
 
-def problem_of(entry: Entry, before: Problem | CacheProblem | None) -> Problem | CacheProblem:
-    """The tensors of a row: those of the row before it if they are the same. All sides of fp8's rows have what e4m3 can
-    say."""
-    if isinstance(entry.shape, Decoding):
-        return CacheProblem(entry.shape, torch.cuda.get_device_properties().L2_cache_size)
-    if entry.group != "fp8" and before is not None and before.shape == entry.shape:
-        return before
-    problem = Problem(entry.shape)
-    for name in "qkv" if entry.group == "fp8" else "":
-        setattr(problem, name, getattr(problem, name).to(E4M3).to(torch.bfloat16))
-    return problem
-
-
-def left_out(entry: Entry, why: str) -> dict:
-    return Row(entry.part, entry.shape, more={"skipped": why, "group": entry.group}).as_dict()
-
-
-def attempt(
-    makes: Run, entry: Entry, before: Problem | CacheProblem | None, turn_ms: Callable[[int], float]
-) -> tuple[dict, Problem | CacheProblem | None]:
-    """A row, and its tensors for the next one. What fails for itself, if memory runs out or the call that a row is set
-    against is refused or wrong, leaves out this row alone."""
-    try:
-        problem = problem_of(entry, before)
-        return makes.row(entry, problem, turn_ms), problem
-    except DeviceFailed:
-        raise
-    except (RuntimeError, Refused) as error:
-        return left_out(entry, reason(error, [])), None
-
-
 def run(words: argparse.Namespace) -> bool:
     """Whether all rows were measured, and right."""
-    todo = entries(words.parts.split(","), words.layout)
-    budget = timing.Budget(seconds(words.budget), len(todo))
-    with (
-        capture.own_stream(),
-        places.found(words.release) as place,
-        Libraries(place.libraries, headers.read(place.headers)) as libraries,
-    ):
-        target = libraries.devices()[torch.cuda.current_device()]["target"]
-        fact = {"side": "kiln", "release": place.name, "version": libraries.version, "target": target,
-                "pack": place.pack(target)}  # fmt: skip
-        wanted = measure.Wanted(shapes.Shapes("of the program", (), (), ()), (), PEERS, words.rounds, budget.remaining)
-        results: dict = {
-            "made_by": measure.MADE_BY, "format": measure.FORMAT, "about": measure.about(wanted, [fact], target),
-            "sides": {}, "absent": {}, "clocks": [], "rows": [],
-        }  # fmt: skip
-        looked = 0.0
 
-        def look() -> None:
-            nonlocal looked
-            if time.monotonic() - looked > 1.0:
-                results["clocks"].append(state.nvidia_smi().get("clocks.sm", ""))
-                looked = time.monotonic()
+    def makes_of(libraries: Libraries, look: Callable[[], None]) -> Run:
+        return Run(libraries, look, words.rounds)
 
-        makes = Run(libraries, look, words.rounds)
-        results["sides"] = makes.sides
-        problem: Problem | CacheProblem | None = None
-        is_whole = True
-        for entry in todo:
-            began = time.monotonic()
-            if budget.is_used_up:
-                row = left_out(entry, "the budget is used up")
-            else:
-                row, problem = attempt(makes, entry, problem, lambda sides: budget.turn_ms(sides + 2, words.rounds))
-            results["rows"].append(row | {"seconds": round(time.monotonic() - began, 3)})
-            budget.row_done()
-            with appear(words.results) as fresh:
-                fresh.write_text(json.dumps(results) + "\n")
-            trouble = row["wrong"] or row.get("skipped") or row.get("not_captured", "")
-            is_whole = is_whole and not row["wrong"] and not row.get("skipped")
-            print(f"{budget.spent:.0f} s: {entry.part}, {entry.shape}", trouble, flush=True)
-    return is_whole
+    return session.run(words, measure.MADE_BY, PEERS, entries(words.parts, words.layout), 2, makes_of)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("release")
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--layout", choices=shapes.LAYOUTS, default=shapes.LAYOUT)
-    parser.add_argument("--budget", default="5m")
-    parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
+    session.add_arguments(parser, PARTS, "5m")
+    parser.add_argument("--layout", choices=tuple(shapes.LAYOUTS), default=shapes.LAYOUT)
     words = parser.parse_args()
-    if unknown := set(words.parts.split(",")) - set(PARTS):
-        parser.error(f"--parts: unknown {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
-    return 0 if run(words) else 1
+    session.check(parser, words, PARTS)
+    return session.ended(parser, lambda: run(words))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def there(built, fake, tmp_path, monkeypatch) -> places.Place:
     monkeypatch.setattr(measure, "Libraries", functools.partial(library.Libraries, **options))
     monkeypatch.setattr(timing, "DeviceClock", Clock)
     monkeypatch.setattr(state, "of_torch", lambda: {"clocks.sm": "1980 MHz", "driver_version": "580"})
-    properties = types.SimpleNamespace(name="a GPU", L2_cache_size=1 << 14, uuid="0")
+    properties = types.SimpleNamespace(name="a GPU", L2_cache_size=1 << 14, uuid="0", multi_processor_count=132)
     stand_ins = {
         "is_available": lambda: True, "current_device": lambda: 0, "get_device_properties": lambda: properties,
         "mem_get_info": lambda: (1 << 30, 1 << 30), "empty_cache": lambda: None, "synchronize": lambda: None,

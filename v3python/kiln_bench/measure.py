@@ -239,7 +239,7 @@ def about(wanted: Wanted, releases: list[dict[str, Any]], target: str) -> dict[s
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "gpu": properties.name, "target": target,
         "driver": now.get("driver_version", ""), "clock_limit": now.get("clocks.max.sm", ""),
-        "power_limit": now.get("power.limit", ""), "torch": torch.__version__, "cudnn": cudnn and str(cudnn),
-        "packages": peers.versions(), "releases": releases, "shapes": wanted.shapes.name,
-        "rounds": wanted.rounds, "seconds": wanted.seconds,
+        "power_limit": now.get("power.limit", ""), "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__, "cudnn": cudnn and str(cudnn), "packages": peers.versions(),
+        "releases": releases, "shapes": wanted.shapes.name, "rounds": wanted.rounds, "seconds": wanted.seconds,
     }  # fmt: skip

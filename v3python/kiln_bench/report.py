@@ -35,7 +35,7 @@ def read(path: Path) -> Results:
 def selected(results: Results, parts: Iterable[str], sides: Iterable[str]) -> Results:
     """Some parts, and of those beside whom it was measured some sides."""
     left = {*ours(results), COPY, *sides}
-    by_side = ("milliseconds", "refused", "wrong", "errors", "images", "not_captured")
+    by_side = ("milliseconds", "refused", "wrong", "errors", "images", "calls", "not_captured")
     rows = []
     for row in results["rows"]:
         if row["part"] not in parts:

@@ -46,13 +46,13 @@ class Kiln:
         keys = force_keys if part == "forward" else ()
         forward = self._libraries.prepare("attn_fwd", keys, **given, **self._more.get("attn_fwd", {}))
         if part == "forward":
-            return Prepared([forward], lambda: {"out": out}, forward.images, forward.variants)
+            return Prepared([forward], lambda: {"out": out}, forward.images, forward.variants, forward.call)
         forward()
         gradients = dict(zip(GRADIENTS, map(_blank, (problem.q, problem.k, problem.v))))
         given["deterministic"] = int(shape.deterministic) or None
         given |= self._more.get("attn_bwd", {})
         backward = self._libraries.prepare("attn_bwd", force_keys, **given, dout=problem.dout, **gradients)
-        return Prepared([backward], lambda: gradients, backward.images, backward.variants)
+        return Prepared([backward], lambda: gradients, backward.images, backward.variants, backward.call)
 
     def decoding(self, problem: CacheProblem, force_keys: Sequence[str] = ()) -> Prepared:
         out = _blank(problem.q)
@@ -64,7 +64,8 @@ class Kiln:
         for caches in problem.caches:
             both = {f"{which}_cache": cache for which, cache in zip("kv", caches)}
             launches.append(self._libraries.prepare("attn_decode", force_keys, **given, **both))
-        return Prepared(launches, lambda: {"out": out}, launches[0].images, launches[0].variants)
+        first = launches[0]
+        return Prepared(launches, lambda: {"out": out}, first.images, first.variants, first.call)
 
 
 def _blank(like: torch.Tensor) -> torch.Tensor:

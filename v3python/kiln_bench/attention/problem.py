@@ -31,12 +31,14 @@ class Prepared:
         results: of the last run, by name, with heads before rows: "out", or "dq", "dk", "dv".
         images: what a release runs, in lines.
         variants: the same, by the names of kiln_variant's fields.
+        call: of a release, how it is spelled (release/called.py).
     """
 
     works: Sequence[Work]
     results: Callable[[], Mapping[str, torch.Tensor]]
     images: list[str] = field(default_factory=list)
     variants: list[dict[str, Any]] = field(default_factory=list)
+    call: str = ""
 
     @property
     def run(self) -> Work:

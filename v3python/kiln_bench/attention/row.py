@@ -44,6 +44,7 @@ class Row:
         wrong: how its result is wrong, by side; it has no figure either.
         errors: of the results beside fp32, by side.
         images: what releases ran, by side.
+        calls: of what, by side (release/called.py).
         more: numbers of the row alone.
     """
 
@@ -54,12 +55,14 @@ class Row:
     wrong: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     images: dict[str, list[str]] = field(default_factory=dict)
+    calls: dict[str, str] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "part": self.part, "shape": shapes.as_row(self.shape), "milliseconds": self.milliseconds,
-            "refused": self.refused, "wrong": self.wrong, "errors": self.errors, "images": self.images, **self.more,
+            "refused": self.refused, "wrong": self.wrong, "errors": self.errors, "images": self.images,
+            "calls": self.calls, **self.more,
         }  # fmt: skip
 
 
@@ -153,6 +156,8 @@ class Rows:
             found[side.name] = prepared
             if prepared.images:
                 row.images[side.name] = prepared.images
+            if prepared.call:
+                row.calls[side.name] = prepared.call
         return found
 
     def _check(self, row: Row, prepared: dict[str, Prepared], samples: Callable[[int], list]) -> None:

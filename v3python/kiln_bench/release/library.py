@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kiln_bench.release import headers
+from kiln_bench.release import called, headers
 from kiln_recipe import dtypes
 from kiln_recipe.errors import ArtifactError
 
@@ -41,10 +41,12 @@ class Launch:
 
     Attributes:
         variants: what it runs, by the names of kiln_variant's fields.
+        call: how it is spelled (called.py); "" where variants were forced, so that nothing was looked up.
     """
 
     _launch: Callable[[], None]
     variants: list[dict[str, Any]]
+    call: str = ""
     _kept: tuple = field(default=(), repr=False)  # tensors must live as long as what points to them
 
     @property
@@ -220,11 +222,13 @@ class Libraries:
         if entered.workspace_bytes:
             workspace = torch.empty(entered.workspace_bytes, dtype=torch.uint8, device=kept[0].device)
         address, of_stream = workspace.data_ptr() if workspace is not None else None, _stream_of(kept[0])
+        told = {name: _told(value) for name, value in views.items() if value is not None}
+        call = "" if force_keys else called.spelled(entry, told)
 
         def launch() -> None:
             entered.launch(of_stream(), address)
 
-        return Launch(launch, entered.variants, (kept, workspace, entered))
+        return Launch(launch, entered.variants, call, (kept, workspace, entered))
 
     def launch(self, operation: str, arguments: Sequence[object], force_key: str, device: int) -> None:
         """Calls an operation, "flash.dropout_mask", by its arguments in their order: kiln_tensors, integers, reals or
@@ -314,6 +318,15 @@ def _stream_of(tensor: torch.Tensor) -> Callable[[], int | None]:
         return lambda: None
     current = torch.cuda.current_stream
     return lambda: current().cuda_stream or None
+
+
+def _told(value: Any) -> Any:
+    """A parameter as called.py spells it."""
+    if not isinstance(value, ctypes.Structure):
+        return value
+    given: Any = value
+    dtype = next(row.name for row in dtypes.TABLE if dtypes.DTYPES[row.name] == given.dtype)
+    return called.Tensor(given.data or 0, dtype, (*given.sizes[: given.rank],), (*given.strides[: given.rank],))
 
 
 def _spelled(row: dict[str, Any]) -> str:

@@ -154,13 +154,18 @@ class Tables:
             chosen[0] = dataclasses.replace(chosen[0], passed=(*call.passed, *chosen[0].passed))
         return chosen
 
-    def explain(self, operation: Operation, name: str, given: Sequence[Given]) -> list[Chosen]:
+    def explain(
+        self, operation: Operation, name: str, given: Sequence[Given], device: Device | None = None
+    ) -> list[Chosen]:
         """The kernels that a call would run on a GPU that need not be here; its workspaces are at made-up addresses.
+
+        Args:
+            device: None: a typical one of the target.
 
         Raises:
             evaluate.Refusal: it is not served.
         """
-        call = self.begin(operation, name, given, Device.of(self.target))
+        call = self.begin(operation, name, given, device or Device.of(self.target))
         return self.dispatch(call, {} if call.missing or call.skipped else _made_up(call))
 
     def unsupported(self, call: Call, failed: Sequence[Kernel], why: str | None) -> evaluate.Refusal:
