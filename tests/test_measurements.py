@@ -28,7 +28,51 @@ def tree() -> frozenset[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_says_whether_its_images_are_the_trees(page, tree):
     text = page.read_text()
-    assert text == measured.filled(text, tree), "run: PYTHONPATH=v3python python3 docs/measured.py"
+    expected = measured.filled(text, tree, otherwise=measured.note_of(page))
+    assert text == expected, "run: PYTHONPATH=v3python python3 docs/measured.py"
+
+
+@pytest.mark.parametrize("page", sorted(measured.PAGES.glob("calls/*.json")), ids=lambda page: page.name)
+def test_calls_that_were_kept_ran_images_of_their_page(page):
+    kept, beside = json.loads(page.read_text()), page.parents[1] / f"{page.stem}.md"
+    keys = {key for keys in kept["calls"].values() for key in keys}
+    assert keys and keys <= (measured.keys_of(beside.read_text()) or frozenset()), f"of another run than {beside}"
+
+
+TENSORS = "{}=bf16[1,32,512,128]/2097152,128,4096,1@0 out=bf16[1,32,512,128]/2097152,128,4096,1@1"
+CACHE = "{}=bf16[1,8,8192,128]/8388608,128,1024,1@{}"
+CALL = f"attn_fwd {TENSORS.format('q')} {CACHE.format('k', 2)} {CACHE.format('v', 3)} causal=1 bottom_right=1"
+
+
+def test_calls_are_looked_up_again(tmp_path, tree):
+    """In the recipe and the tuned rules of today, by the arguments that were kept."""
+    lookup = measured.lookup_of("sm_90", "full", 132)
+    (key,) = lookup(CALL)
+    both = f"{CACHE.format('k_cache', 2)} {CACHE.format('v_cache', 3)} seqused_k=int32[1]/1@4 causal=1"
+    chunk = f"attn_decode {TENSORS.format('q')} {both}"
+    step = chunk.replace("[1,32,512,128]/2097152", "[1,32,1,128]/4096")
+    found = {call: lookup(call) for call in (CALL, chunk, step, f"{chunk} splits=8", f"{chunk} sm_scale=-0.1")}
+    assert {len(keys) for keys in found.values()} == {1, 2} and len({*map(tuple, found.values())}) == 5
+    assert all(tree.issuperset(keys) for keys in found.values())
+    assert lookup(f"{chunk} batch_invariant=1") == found[chunk] == lookup(f"{chunk} softcap=0.0")
+    assert lookup(CALL.replace("128]/8388608", "64]/8388608")) == [], "it is refused"
+
+    page, where = tmp_path / "x.md", {"target": "sm_90", "multiprocessors": 132, "profile": "full"}
+    page.write_text(PAGE.format("").replace(KEY, key))
+    assert measured.note_of(page) == "", "nothing was kept"
+    (tmp_path / "calls").mkdir()
+    for calls, note in (
+        (found, ""),
+        (found | {CALL: [KEY]}, measured.OTHERWISE.format(count=1, every=5)),
+        (found | {CALL: [key, key], f"{CALL} sinks=fp32[31]/1@9": [key]},
+         measured.OTHERWISE.format(count=2, every=6)),
+    ):  # fmt: skip
+        (tmp_path / "calls/x.json").write_text(json.dumps({**where, "calls": calls}))
+        text = measured.filled(page.read_text(), frozenset({key}), otherwise=measured.note_of(page))
+        assert (text == PAGE.format("").replace(KEY, key)) == (note == "") and note in text
+        assert measured.filled(text, frozenset({key})) == PAGE.format("").replace(KEY, key), "the note goes again"
+        of_other_images = measured.filled(text, frozenset(), otherwise=note)
+        assert measured.OUTDATED in of_other_images and of_other_images.count("Outdated") == 1
 
 
 @pytest.mark.parametrize("table", sorted(measured.TABLES.glob("*/*.yaml")), ids=lambda table: table.name)

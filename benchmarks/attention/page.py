@@ -4,7 +4,7 @@
 
 PAGE.md is docs/measurements/attention-speed.md; the plot, which README.md shows, lies beside it. LAUNCH.txt is what
 benchmarks/launch/launch.c prints, of head dimension 128. Decoding's long and short contexts go to PAGE-decoding.md, for
-docs/measurements/decoding.md. Judged (exit code 1 if one is missed): LEAST, and the numbers below it.
+docs/measurements/decoding.md; the calls of both pages to the folder calls beside them. Judged (exit code 1 if one is missed): LEAST, and the numbers below it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kiln_bench.report import Results, Row, number, piped  # noqa: E402
 from kiln_recipe.console.appear import appear  # noqa: E402
 
 PAGE = ROOT / "docs/measurements/attention-speed.md"
+DECODING = "decoding"  # the page that has long and short contexts
 # By part and side: the geometric mean of how many times as fast Kiln is, and the least.
 LEAST = {
     ("forward", "cudnn"): (1.10, 1.0), ("forward", "flash"): (2.0, 1.0),
@@ -317,6 +318,18 @@ def decoding(results: Results) -> str:
     return "\n\n".join([wrapped(". ".join(report.about(results))), *parts]) + "\n"
 
 
+def keep_calls(results: Results, page: Path) -> None:
+    """The calls of a page beside it, so that docs/measured.py can look them up again, and those of DECODING."""
+    for is_long_or_short, name in ((False, page.stem), (True, DECODING)):
+        rows = [row for row in results["rows"] if (row.get("group") in ("long", "short")) == is_long_or_short]
+        if not any(row.get("calls") for row in rows):
+            continue
+        path = page.parent / "calls" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        with appear(path) as fresh:
+            fresh.write_text(measured.kept_calls({**results, "rows": rows}))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
@@ -331,6 +344,7 @@ def main() -> int:
     plot.write({**results, "rows": shown}, picture)
     with appear(words.page) as fresh:
         fresh.write_text(markdown(results, picture.name, launches))
+    keep_calls(results, words.page)
     if text := decoding(results):
         with appear(words.page.with_name(f"{words.page.stem}-decoding.md")) as fresh:
             fresh.write_text(text)

@@ -87,6 +87,10 @@ def test_a_call_launches_what_it_was_given(opened, fake, number):
     arguments = dict(zip(opened.tables.arguments["attn_fwd"], first.parameters()))
     assert {name: arguments[name] for name in given} == {name: t.data_ptr() for name, t in given.items()}
     assert second.parameters() == first.parameters()
+    spelled = [f"{name}=bf16[2,4,128,64]/32768,8192,64,1@{place}" for place, name in enumerate(given)]
+    above = {name: tensor.data_ptr() % 256 for name, tensor in given.items()}
+    spelled = [f"{text}+{above[name]}" if above[name] else text for text, name in zip(spelled, given)]
+    assert launch.call == f"attn_fwd {' '.join(spelled)} causal=1"
     assert one.version and next(row["target"] for row in one.devices()) == "sm_90"
     assert {row["kernel"] for row in one.variants("flash.attn_fwd", "sm_90")} == {"attn_fwd"}
 
@@ -95,7 +99,7 @@ def test_an_image_can_be_forced(opened, fake):
     one, given = opened(), tensors(128, 64)
     (usual,) = one.prepare("attn_fwd", **given).variants
     forced = one.prepare("attn_fwd", [usual["key"]], **given)
-    assert forced.variants == [usual] and usual["operation"] == "flash.attn_fwd" and usual["unavailable"] is None
+    assert forced.call == "" and forced.variants == [usual] and usual["operation"] == "flash.attn_fwd" and usual["unavailable"] is None
     forced()
     assert len(fake.launches()) == 1
     with pytest.raises(library.Refused, match="force_keys.* no variant|is not a variant|has no"):
