@@ -24,6 +24,19 @@ def decoded(structure: dict) -> dict:
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in structure.items()}
 
 
+def _given(params: ctypes.Structure, tensors: dict[str, object]) -> dict[str, ffi.Tensor]:
+    """Sets the tensors of a call in its structure; returns their kiln_tensors, which must live as long."""
+    views = {}
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            view = tensor if isinstance(tensor, ffi.Tensor) else (
+                tensor.describe() if isinstance(tensor, Storage) else describe(tensor)
+            )  # fmt: skip
+            views[name] = view
+            setattr(params, name, ctypes.pointer(view))
+    return views
+
+
 class Flash:
     """libkiln_flash.so of an unpacked release, with a kiln_t of a device."""
 
@@ -68,14 +81,7 @@ class Flash:
         Raises:
             ffi.Failure: its status is not KILN_OK.
         """
-        views = {}
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                view = tensor if isinstance(tensor, ffi.Tensor) else (
-                    tensor.describe() if isinstance(tensor, Storage) else describe(tensor)
-                )  # fmt: skip
-                views[name] = view
-                setattr(params, name, ctypes.pointer(view))
+        views = _given(params, tensors)
         stream = self.device.stream() if stream is None else stream
         queue = ffi.Queue(ctypes.sizeof(ffi.Queue), self.device.vendor, device, stream or None)
         names = (ctypes.c_char_p * max(len(keys), 1))(*[key.encode() for key in keys])
@@ -95,6 +101,17 @@ class Flash:
         with self.device.lending(views, WRITTEN):
             self.library.check(getattr(self.flash, entry)(*call))
         return workspace
+
+    def explain(self, entry: str, params: ctypes.Structure, tensors: dict[str, object]) -> list[dict]:
+        """The variants that such a call would run."""
+        seen: list[dict] = []
+        visit = ffi.VariantFn(lambda variant, _: seen.append(decoded(ffi._fields(variant.contents))) or 0)
+        views = _given(params, tensors)
+        queue = ffi.Queue(ctypes.sizeof(ffi.Queue), self.device.vendor, -1, self.device.stream() or None)
+        with self.device.lending(views, WRITTEN):
+            call = (self.kiln.handle, ctypes.byref(queue), ctypes.byref(params))
+            self.library.check(getattr(self.flash, f"{entry}_explain")(*call, visit, None))
+        return seen
 
     def launch(self, operation: str, arguments: list, keys: tuple[str, ...], target: str | None) -> None:
         """Calls an operation by its arguments in their order, on the device's stream."""
