@@ -38,8 +38,8 @@ OUTDATED = (
     "history until they are measured again."
 )
 OTHERWISE = (
-    "**Outdated: by today's look-up {count} of the {every} calls that were measured here run other images.** The figures\n"
-    "of these calls are history until they are measured again."
+    "**Outdated: by today's look-up {count} of the {every} calls that were measured here run other images.** Their\n"
+    "figures are history until they are measured again."
 )
 ABOUT = "What Kiln ran, by their places in the tables: key, target, variant."
 _RUN = re.compile(r"^( *(?:- )?run: )(\{.*\})$", re.M)

@@ -1,7 +1,9 @@
-"""benchmarks/attention/cached.py and its pages, without a GPU: a release stands in that computes attention on the CPU."""
+"""benchmarks/attention/cached.py and its pages, without a GPU: a release that computes attention on a CPU stands in."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -11,7 +13,7 @@ import types
 
 import pytest
 
-from bench_results import KEY, OTHER, results
+from bench_results import KEY, OTHER, PACK, results
 from kiln_bench import shapes, timing
 from kiln_bench.attention.row import DeviceFailed
 from kiln_bench.release import called
@@ -113,7 +115,7 @@ def test_all_sides_of_a_row_are_right_and_timed(cached, made, part):
     release = Release()
     row = made(release, part, small(cached)[part])
     assert row["refused"] == row["wrong"] == {} and row["milliseconds"].keys() == SIDES[part]
-    assert all(len(times) == 5 for times in row["milliseconds"].values()) and made.turns == [cached.LEAST_TURN_MS]
+    assert all(len(times) == 5 for times in row["milliseconds"].values()) and made.turns == [cached.LEAST_TURN_MS[part]]
     assert row["group"] == part and row["calls"].keys() == row["images"].keys() == SIDES[part]
     if part == "latent":
         for _, given in release.asked:
@@ -159,6 +161,69 @@ def test_each_part_has_rows_of_its_own(cached):
         assert type(entry.shape)(**json.loads(json.dumps(back))) == entry.shape
         pages = cached.PAGES_OF[entry.group]
         assert all(entry.shape.keys % page == 0 for page in pages) and entry.shape.heads % entry.shape.heads_kv == 0
+
+
+@pytest.fixture
+def run(cached, made, monkeypatch, tmp_path):
+    """A function that runs all parts of small shapes on a release, and gives what it said and the results it kept."""
+    session = cached.session
+    properties = types.SimpleNamespace(name="a GPU", L2_cache_size=1 << 16, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(session.measure, "check_device", lambda name: None)
+    monkeypatch.setattr(session.state, "of_torch", lambda: {"clocks.sm": "1980 MHz", "driver_version": "580"})
+    monkeypatch.setattr(session.capture, "own_stream", contextlib.nullcontext)
+    place = types.SimpleNamespace(name="a release", libraries=None, headers=None, pack=lambda target: PACK)
+    monkeypatch.setattr(session.places, "found", lambda word: contextlib.nullcontext(place))
+    monkeypatch.setattr(session.headers, "read", lambda folder: None)
+
+    def all_parts(release, budget="5m", refusal=None):
+        release.version = "0.1.0b+full"
+        release.devices = lambda: [{"target": "sm_90", "name": "a GPU", "refusal": refusal}]
+        monkeypatch.setattr(session, "Libraries", lambda *_: contextlib.nullcontext(release))
+        parser = argparse.ArgumentParser("cached.py")
+        session.add_arguments(parser, cached.PARTS, "5m")
+        kept = tmp_path / "results.json"
+        words = parser.parse_args(["release", str(kept), "--budget", budget])
+        session.check(parser, words, cached.PARTS)
+        todo = [cached.Entry(part, part, shape) for part, shape in small(cached).items()]
+
+        def measured(works, rounds, turn_ms, while_busy, cycle=1):
+            while_busy()
+            return timing.Times({name: [1.0] * rounds for name in works})
+
+        def makes_of(libraries, look):
+            return cached.Run(libraries, look, words.rounds, "cpu", measured)
+
+        code = session.ended(parser, lambda: session.run(words, cached.MADE_BY, (), todo, 0, makes_of))
+        return code, json.loads(kept.read_text()) if kept.exists() else None
+
+    return all_parts
+
+
+def test_a_whole_run(run, capsys):
+    code, found = run(Release())
+    assert code == 0 and [row["group"] for row in found["rows"]] == [*SIDES]
+    about = found["about"]
+    assert (about["gpu"], about["multiprocessors"], about["rounds"]) == ("a GPU", 132, 5) and "driver" in about
+    assert about["releases"] == [{"side": "kiln", "release": "a release", "version": "0.1.0b+full", "target": "sm_90",
+                                  "pack": PACK}]  # fmt: skip
+    assert found["clocks"] == ["1980 MHz"] and found["sides"]["kiln"] == "Kiln"
+    assert capsys.readouterr().out.count(" s: ") == 4
+
+
+def test_runs_that_are_not_whole(run, capsys):
+    def spoil(entry, given):
+        if "block_table" in given and given["k_cache"].shape[2] == 1:
+            given["block_table"] = given["block_table"].flip(0)
+
+    code, found = run(Release(spoil))
+    assert code == 1 and [[*row["wrong"]] for row in found["rows"]] == [[], [], ["pages-1"], []]
+    code, found = run(Release(), budget="0.000001s")
+    assert code == 1 and {row["skipped"] for row in found["rows"]} == {"the budget is used up"}
+    capsys.readouterr()
+    assert run(Release(), refusal="its driver is old")[0] == 10
+    assert capsys.readouterr().err == "cached.py: a release cannot run on this GPU, a GPU: its driver is old\n"
 
 
 def test_words_that_cannot_be():
@@ -208,7 +273,8 @@ def test_the_pages(cached, found, tmp_path):
     assert "| prefill | 1 3 |" in text and "medians of 3 rounds" in text and "sha256 2a2a" in " ".join(text.split())
     assert f"1. `{KEY}` sm_90 flash.attn_decode/attn_prefill" in text
     text = (tmp_path / "latent.md").read_text()
-    assert "| 1000.0 | 1125.0 | 1250.0 |" in text and "1000.0 | 1125.0 | 1250.0 | 1375.0 | 1500.0 | 1625.0 | 0.62" in text
+    assert "| 1000.0 | 1125.0 | 1250.0 |" in text
+    assert "1000.0 | 1125.0 | 1250.0 | 1375.0 | 1500.0 | 1625.0 | 0.62" in text
     assert f"`{OTHER}`" in text and KEY not in text
 
 

@@ -197,6 +197,25 @@ def test_the_page_of_measurements_names_what_each_row_ran(tmp_path):
     assert f"missed: decoding, {CACHE}: 0.83 of the copy bandwidth, not 0.9" in done.stdout
 
 
+def test_a_page_keeps_the_calls_of_its_rows(tmp_path):
+    """Those of long and short contexts apart, for the page that has them; none where results have none."""
+    found = results()
+    found["about"] |= {"multiprocessors": 132}
+    for number, row in enumerate(found["rows"][1:]):
+        row["calls"] = {"kiln": f"attn_{row['part']} causal={number}"} if "kiln" in row["milliseconds"] else {}
+    long = {**found["rows"][5], "group": "long", "calls": {"kiln": "attn_decode splits=1"}}
+    page_of(tmp_path, {**found, "rows": [*found["rows"], long]})
+    kept = {path.name: json.loads(path.read_text()) for path in (tmp_path / "calls").iterdir()}
+    assert kept.keys() == {"page.json", "decoding.json"}
+    assert kept["decoding.json"]["calls"] == {"attn_decode splits=1": [OTHER, KEY]}
+    assert kept["page.json"]["calls"] == {
+        "attn_forward causal=0": [KEY], "attn_backward causal=1": [KEY], "attn_forward causal=2": [KEY],
+        "attn_forward causal=3": [KEY], "attn_decoding causal=4": [OTHER, KEY],
+    }  # fmt: skip
+    page_of(tmp_path, results())
+    assert [path.name for path in (tmp_path / "calls").iterdir()] == ["decoding.json"], "of another run than the page"
+
+
 def test_a_page_that_misses_nothing(tmp_path):
     found = results()
     found["rows"] = [bench_results.row("forward", PLAIN, {"kiln": [1.0], "flash": [2.5], "cudnn": [1.2]})]

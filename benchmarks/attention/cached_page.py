@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "v3python"), str(ROOT / "docs")]
 
 import measured  # noqa: E402
-from page import uncertain, wrapped  # noqa: E402
+from page import WIDE, uncertain, wrapped  # noqa: E402
 
 from kiln_bench import kept, report  # noqa: E402
 from kiln_bench.report import Results, Row, number, piped  # noqa: E402
@@ -108,13 +108,18 @@ def ratio(row: Row, side: str, other: str) -> str:
     return report.HOST if report.is_unfair(row, side, other) else number(report.ratio(row, side, other), 2)
 
 
+def is_prefill(row: Row, side: str) -> bool:
+    """Whether the algorithm for many rows served a side's call."""
+    return any("/attn_prefill" in image for image in row["images"].get(side, ()))
+
+
 def rates(side: str) -> Callable[[Row], str]:
     """TFLOP/s; of Kiln's own choice, whether that is the algorithm for few rows."""
 
     def made(row: Row) -> str:
-        is_decode = side.startswith(("kiln", "pages")) and not any("attn_prefill" in i for i in row["images"].get(side, ()))
         text = cell(row, side, lambda took: f"{shape(row).operations / took / 1e9:.0f}")  # type: ignore[union-attr]
-        return f"{text} (decode)" if is_decode and row["milliseconds"].get(side) else text
+        is_choice = side.startswith(("kiln", "pages")) and row["milliseconds"].get(side)
+        return f"{text} (decode)" if is_choice and not is_prefill(row, side) else text
 
     return made
 
@@ -161,9 +166,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
 def begin(results: Results, title: str) -> list[str]:
     about = f"Measured by `{MADE_BY}`. {'. '.join(report.about(results))}."
     return [f"# {title} on {results['about']['gpu']}", wrapped(about), wrapped(
-        "Every result was first compared with fp32's. A side's turn in a round is short, so that one which works the GPU "
-        "to its power limit may have clocks that the side before it left. ±: half of what the quartiles of a side's "
-        "rounds are apart, where that is more than 5%."
+        "Every result was first compared with fp32's. A side's turn in a round is short, so that one which works the "
+        "GPU to its power limit may have clocks that the side before it left. ±: half of what the quartiles of a "
+        f"side's rounds are apart, where that is more than {WIDE:.0%}."
     )]  # fmt: skip
 
 
@@ -184,8 +189,7 @@ def prefill(results: Results) -> str:
     ]  # fmt: skip
 
     def taken(row: Row) -> str:
-        images = row["images"].get("kiln", ())
-        return "-" if not images else "prefill" if any("attn_prefill" in image for image in images) else "decode"
+        return "-" if "kiln" not in row["images"] else "prefill" if is_prefill(row, "kiln") else "decode"
 
     of_pages = "; ".join(
         f"with pages of {page} {shares(chunks, f'pages-{page}', 'kiln')} of that" for page in PAGES_OF["prefill"]
@@ -249,8 +253,8 @@ def latent(results: Results) -> str:
         ), table(rows, columns)]  # fmt: skip
     if split:
         parts += ["## Numbers of splits", wrapped(
-            "What a call costs whose bits do not depend on its batch: with `splits` given, or `batch_invariant`, beside "
-            "`splits` 0, the library's choice. Contiguous caches."
+            "What a call costs whose bits do not depend on its batch: with `splits` given, or `batch_invariant`, "
+            "beside `splits` 0, the library's choice. Contiguous caches."
         ), table(split, of_splits)]  # fmt: skip
     return "\n\n".join([*parts, *end([*rows, *split], every)]) + "\n"
 

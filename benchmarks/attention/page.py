@@ -4,7 +4,8 @@
 
 PAGE.md is docs/measurements/attention-speed.md; the plot, which README.md shows, lies beside it. LAUNCH.txt is what
 benchmarks/launch/launch.c prints, of head dimension 128. Decoding's long and short contexts go to PAGE-decoding.md, for
-docs/measurements/decoding.md; the calls of both pages to the folder calls beside them. Judged (exit code 1 if one is missed): LEAST, and the numbers below it.
+docs/measurements/decoding.md; the calls of both pages to the folder calls beside them. Judged (exit code 1 if one is
+missed): LEAST, and the numbers below it.
 """
 
 from __future__ import annotations
@@ -319,15 +320,17 @@ def decoding(results: Results) -> str:
 
 
 def keep_calls(results: Results, page: Path) -> None:
-    """The calls of a page beside it, so that docs/measured.py can look them up again, and those of DECODING."""
+    """The calls of a page beside it, so that docs/measured.py can look them up again, and those of DECODING. Results of
+    before have none, and then nothing stays of another run's."""
     for is_long_or_short, name in ((False, page.stem), (True, DECODING)):
         rows = [row for row in results["rows"] if (row.get("group") in ("long", "short")) == is_long_or_short]
-        if not any(row.get("calls") for row in rows):
-            continue
         path = page.parent / "calls" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        with appear(path) as fresh:
-            fresh.write_text(measured.kept_calls({**results, "rows": rows}))
+        if any(row.get("calls") for row in rows):
+            path.parent.mkdir(exist_ok=True)
+            with appear(path) as fresh:
+                fresh.write_text(measured.kept_calls({**results, "rows": rows}))
+        elif rows:
+            path.unlink(missing_ok=True)
 
 
 def main() -> int:

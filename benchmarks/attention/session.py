@@ -143,12 +143,16 @@ def run(
         results["sides"] = makes.sides
         problem: Any = None
         is_whole = True
+
+        def turn_ms(sides: int) -> float:
+            return budget.turn_ms(sides + beside, words.rounds)
+
         for entry in todo:
             began = time.monotonic()
             if budget.is_used_up:
                 row = left_out(entry, "the budget is used up")
             else:
-                row, problem = attempt(makes, entry, problem, lambda sides: budget.turn_ms(sides + beside, words.rounds))
+                row, problem = attempt(makes, entry, problem, turn_ms)
             results["rows"].append(row | {"seconds": round(time.monotonic() - began, 3)})
             budget.row_done()
             with appear(words.results) as fresh:

@@ -64,7 +64,8 @@ class Cached:
 
 def need_images(flash, operation: str, head_dim: int) -> None:
     """Skips the test where the release has none of an operation for heads of this size."""
-    if not any(f"head_dim={head_dim}" in image["functional"].split() for image in flash.images(operation, flash.target)):
+    images = flash.images(operation, flash.target)
+    if not any(f"head_dim={head_dim}" in image["functional"].split() for image in images):
         pytest.skip(f"the release has no {operation} of head_dim {head_dim} for {flash.target}")
 
 

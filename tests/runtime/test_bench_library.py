@@ -99,7 +99,8 @@ def test_an_image_can_be_forced(opened, fake):
     one, given = opened(), tensors(128, 64)
     (usual,) = one.prepare("attn_fwd", **given).variants
     forced = one.prepare("attn_fwd", [usual["key"]], **given)
-    assert forced.call == "" and forced.variants == [usual] and usual["operation"] == "flash.attn_fwd" and usual["unavailable"] is None
+    assert forced.call == "", "nothing was looked up"
+    assert forced.variants == [usual] and usual["operation"] == "flash.attn_fwd" and usual["unavailable"] is None
     forced()
     assert len(fake.launches()) == 1
     with pytest.raises(library.Refused, match="force_keys.* no variant|is not a variant|has no"):
