@@ -158,8 +158,8 @@ class Sequences:
                 tensors[name] = torch.cat(parts, 1)[None].contiguous()
                 tensors[f"cu_seqlens_{axis}"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
             else:
-                full = torch.full((len(parts), parts[0].shape[0], int(lengths.max()), parts[0].shape[2]), torch.nan)
-                tensors[name] = full.to(parts[0])
+                heads, _, columns = parts[0].shape
+                tensors[name] = parts[0].new_full((len(parts), heads, int(lengths.max()), columns), torch.nan)
                 for place, part in enumerate(parts):
                     tensors[name][place, :, : part.shape[1]] = part
                 tensors[f"seqused_{axis}"] = lengths
