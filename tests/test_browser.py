@@ -25,7 +25,8 @@ SIZES = (64, 128, 16, 96, 80, 48, 32, 256, 192)  # sorted as words, 128 would co
 def row(kernel: str, size: int, target: str = "sm_90", **more: object) -> dict:
     return {
         "target": target, "kernel": f"flash.{kernel}", "functional": f"dtype=bf16 head_dim={size} extras=none",
-        "configuration": f"BLOCK_M=64 BLOCK_N=128 KEY_STAGES=3 STAGES=2 ROW_STAGES=2 REGISTERS={size} num_warps=4",
+        "configuration": f"BLOCK_M=64 BLOCK_N=128 KEY_STAGES=3 STAGES=2 ROW_STAGES=2 REGISTERS={size} num_warps=4 "
+        "matrix_instr_nonkdim=16",
         "specialization": "aligned", "key": f"{size:064d}", "image": f"{kernel}{size}{more}", "unavailable": None,
         "bytes": 1000 * size, "registers": size % 255, "spills": size // 64, "shared": 1024 * size, "threads": 128,
         **more,
@@ -41,7 +42,7 @@ def side(*rows: dict) -> Side:
 def pages(tmp_path_factory):
     """A report and a difference, of a release that has what makes tables wide."""
     folder = tmp_path_factory.mktemp("pages")
-    names = ("attn_fwd/attn_fwd.hopper_narrow", "attn_bwd/attn_bwd_dk_dv.general")
+    names = ("attn_fwd/attn_fwd.hopper_narrow", "attn_decode/attn_decode_reduce.general")
     rows = [row(name, size, target) for name in names for size in SIZES for target in ("sm_90", "gfx942")]
     old, new = side(*rows), side(*(one | {"spills": one["spills"] + 8, "image": one["image"] + "n"} for one in rows))
     found = compare.compare(old, new)
@@ -189,6 +190,18 @@ def test_a_narrow_table_is_still_a_table_to_screen_readers(chromium, pages):
     assert "Configuration" in labels and None not in labels
     chromium.open(pages / "report.html", 1280)
     assert chromium.run("document.querySelectorAll('.stacked').length") == 0
+
+
+def test_tables_fit_a_wide_screen(chromium, pages):
+    """Where they are wider than it, words break."""
+    tables = "[...document.querySelectorAll('table.rows')].filter(one => one.offsetWidth"
+    for width in (1280, 1150):
+        chromium.open(pages / "report.html", width)
+        chromium.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        chromium.run("new Promise(done => setTimeout(done, 50))")
+        assert chromium.run(f"{tables}).length") > 5
+        assert chromium.run(f"{tables} > one.parentElement.clientWidth + 1).length") == 0, width
+    assert chromium.run("document.querySelectorAll('table.tight').length") > 0
 
 
 def test_print_shows_what_is_closed(chromium, pages):

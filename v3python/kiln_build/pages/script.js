@@ -115,8 +115,12 @@ function label(table) {
 function fit() {
   for (const place of document.querySelectorAll(".wide")) {
     const table = place.firstElementChild, isTable = table.matches("table.rows");
-    if (isTable) table.classList.remove("stacked");
-    const isTooWide = place.scrollWidth > place.clientWidth;
+    if (isTable) table.classList.remove("stacked", "tight");
+    let isTooWide = place.scrollWidth > place.clientWidth;
+    if (isTable && isTooWide && !narrow.matches) {
+      table.classList.add("tight");
+      isTooWide = place.scrollWidth > place.clientWidth;
+    }
     if (isTable && isTooWide && narrow.matches) {
       if (!table.hasAttribute("role")) label(table);
       table.classList.add("stacked");

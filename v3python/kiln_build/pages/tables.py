@@ -83,13 +83,19 @@ def _width(content: object) -> str:
     return "long" if size > _LONG else "word" if size > _WORD else ""
 
 
+def _breakable(content: object) -> Markup:
+    """A text that a browser may break behind a slash, where a table is wider than the screen."""
+    written = text(content)
+    return written if isinstance(content, Markup) else Markup(written.replace("/", "/<wbr>"))
+
+
 def _cell(cell: object, is_number: bool, is_name: bool) -> Markup:
     whole = cell if isinstance(cell, Cell) else Cell(cell)
     classes = " ".join(filter(None, ("n" if is_number else _width(whole.content), whole.kind)))
     value = None if whole.value is None else f"{whole.value:g}" if whole.value % 1 else f"{whole.value:.0f}"
     return element(
         "th" if is_name else "td",
-        whole.content,
+        _breakable(whole.content),
         scope="row" if is_name else None,
         class_=classes or None,
         data_v=value,
