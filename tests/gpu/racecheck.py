@@ -1,7 +1,7 @@
-"""Judges what compute-sanitizer's racecheck reports, beside what it reports of three programs that have no race
-(scripts/barrier.cu).
+"""Judges what compute-sanitizer's racecheck reports, beside what it reports of three programs that have no race, and of
+one that has (scripts/barrier.cu).
 
-    python3 tests/gpu/racecheck.py REPORT WHOLE PART PHASES
+    python3 tests/gpu/racecheck.py REPORT WHOLE PART PHASES RACE
 
 Of kernels whose warps have different work, the tool errs in two ways:
 
@@ -9,12 +9,13 @@ Of kernels whose warps have different work, the tool errs in two ways:
   first partition of Triton's warp_specialize does. What that partition then tells the other warps is reported: where to
   begin, with which arguments, and when to end. PART is such a program; WHOLE is the same without barrier 0.
 - It does not know that an mbarrier's phase orders memory. What one warp writes, and others read after a phase, is
-  reported, and so is the next write after a phase the other way: the tiles that a producer announces to its consumers
-  (tritonsrc/flash/hopper_tiles.py). PHASES is such a program.
+  reported, and so is the next write after a phase the other way: the tiles that a producer announces to its consumers,
+  and to the warps that transpose values for fp8 (tritonsrc/flash/hopper_tiles.py). PHASES is such a program. RACE is the
+  same, in which two warps do not meet besides: the tool must report these.
 
 A hazard is excused if it is one of these two and the tool errs about the program of its kind. Both are numbers: an
-instruction writes a few bytes. All else is a race: whatever one partition does alone, what consumers do to one another,
-and tiles. Copies of tensor descriptors and tiles that tensor cores read are nothing that the tool sees.
+instruction writes a few bytes; what is announced, all lanes of one warp write to one place. All else is a race: whatever
+one partition does alone, what readers of tiles do to one another or to the producer, and tiles. Copies of tensor descriptors and tiles that tensor cores read are nothing that the tool sees.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-PARTITION = 128  # threads of the first partition, and of each consumer
-CONSUMERS = 2
+PARTITION = 128  # threads of the first partition
+WARP = 32
+PAIR = range(128, 192)  # the threads of RACE that do not meet
 MOST_BYTES = 128  # that one instruction writes of such numbers, in all blocks and stages
 
-ANNOUNCING = ("attn_fwd_hopper", "attn_prefill_hopper", "attn_fwd_fp8")  # functions whose producer announces tiles
+# Functions whose producer announces tiles: by the producer's warp, how many warps from 0 on read them. Consumers have
+# four each; warps 8 and 9, or of fp8 with three consumers 12 and 13, transpose values, or do nothing.
+ANNOUNCING = {"attn_fwd_hopper": {10: 8}, "attn_prefill_hopper": {10: 8}, "attn_fwd_fp8": {10: 10, 14: 14}}
 SPECIALIZED = (*ANNOUNCING, "matmul_hopper")  # those with partitions
 
 _HAZARD = re.compile(
@@ -64,9 +68,11 @@ class Hazard:
 
     @property
     def is_announced(self) -> bool:
-        """Whether it may be of a tile that a producer announces."""
-        is_between = self.reader < CONSUMERS * PARTITION <= self.writer
-        return self.kind in ("RAW", "WAR") and is_between and self.function in ANNOUNCING
+        """Whether it may be of a tile that a producer announces. Of lanes that write to one place the tool names the
+        last one before a read, the first one behind it."""
+        warp, lane = divmod(self.writer, WARP)
+        readers = ANNOUNCING.get(self.function, {}).get(warp, 0)
+        return {"RAW": WARP - 1, "WAR": 0}.get(self.kind) == lane and self.reader < readers * WARP
 
 
 def hazards(report: str) -> list[Hazard]:
@@ -97,9 +103,11 @@ def wide(found: list[Hazard]) -> list[str]:
     return sorted(write for write, bytes_ in places.items() if len(bytes_) >= MOST_BYTES)
 
 
-def judge(report: str, whole: str, part: str, phases: str) -> str:
+def judge(report: str, whole: str, part: str, phases: str, race: str) -> str:
     """What is wrong, or "" if nothing is."""
     found = hazards(report)
+    if not any(h.writer in PAIR and h.reader in PAIR for h in hazards(race)):
+        return "no hazard is reported of two warps that race"
     if hazards(whole):
         return "hazards are reported of a program that has none, in which nothing is to confuse the tool"
     errs_of_part, errs_of_phases = bool(hazards(part)), bool(hazards(phases))
@@ -112,7 +120,7 @@ def judge(report: str, whole: str, part: str, phases: str) -> str:
 
 
 def main() -> int:
-    report, *programs = (Path(word).read_text() for word in sys.argv[1:5])
+    report, *programs = (Path(word).read_text() for word in sys.argv[1:6])
     if wrong := judge(report, *programs):
         print(wrong)
         return 1

@@ -103,11 +103,11 @@ check_races() {
         return
     fi
     nvcc -arch=sm_90 "$here/tests/gpu/scripts/barrier.cu" -o "$work/barrier-$2" || return
-    for program in whole part phases; do
+    for program in whole part phases race; do
         compute-sanitizer --tool racecheck --racecheck-report all --log-file "$output/$report-$program.txt" \
             "$work/barrier-$2" "$program" || return
     done
-    python3 "$here/tests/gpu/racecheck.py" "$output/$report.txt" "$output/$report"-{whole,part,phases}.txt \
+    python3 "$here/tests/gpu/racecheck.py" "$output/$report.txt" "$output/$report"-{whole,part,phases,race}.txt \
         >"$work/$report.races"
     status=$?
     cat "$work/$report.races"

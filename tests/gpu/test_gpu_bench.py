@@ -29,13 +29,13 @@ def bench(folder: Path, *words: object) -> tuple[dict, str]:
     command = [sys.executable, "-m", "kiln_bench", *words, "--shapes", folder / "shapes.json",
                "--json", folder / "results.json", "--plot", folder / "results.svg"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "v3python")}
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "results.json").read_text()), done.stdout
 
 
 def test_every_call_is_right_and_has_a_figure(prefix, tmp_path):
-    found, text = bench(tmp_path, prefix, prefix, "--budget", "40s", "--rounds", "3")
+    found, text = bench(tmp_path, prefix, prefix, "--budget", "24h", "--rounds", "3")
     (first, second), rows = found["about"]["releases"], found["rows"]
     pack = prefix / "lib/kiln.images" / first["pack"]["file"]
     assert first["pack"]["sha256"] == second["pack"]["sha256"] == hashlib.sha256(pack.read_bytes()).hexdigest()
