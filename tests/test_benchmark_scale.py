@@ -36,6 +36,28 @@ def test_images_are_counted_by_their_entries(program, tmp_path):
     assert sorted(program("releases").images(tmp_path)) == ["ab" * 32, "ac" * 32]
 
 
+@pytest.mark.parametrize("name", ["scale", "caches", "packing"])
+def test_a_folder_that_is_no_store_is_refused_before_anything_runs(program, tmp_path, monkeypatch, capsys, name):
+    (tmp_path / "workspace" / "store").mkdir(parents=True)  # a level too high, and an empty one
+    for wrong in (tmp_path, tmp_path / "workspace", tmp_path / "none"):
+        words = ["--part", "second"] if name == "scale" else []
+        monkeypatch.setattr(sys, "argv", [name, *words, "--store", str(wrong), "--out", str(tmp_path / "out")])
+        with pytest.raises(SystemExit, match="2"):
+            program(name).main()
+        assert f"{wrong} is not a store with images" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_store_is_found_in_a_workspace_and_from_any_folder(program, tmp_path, monkeypatch):
+    entry = tmp_path / "workspace" / "store" / "index" / "ab" / ("ab" * 32)
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    (tmp_path / "workspace" / "store" / "format").touch()
+    monkeypatch.chdir(tmp_path)
+    found = {program("releases").store_of(text) for text in ("workspace", "workspace/store")}
+    assert found == {(tmp_path / "workspace" / "store").resolve()}
+
+
 def test_the_kernel_that_is_edited_has_the_line(program):
     packing = program("packing")
     assert (packing.ROOT / packing.FILE).read_text().count(packing.OLD) == 1 and packing.OLD != packing.NEW

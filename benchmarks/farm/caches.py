@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from releases import ROOT, Bench, free_port, images, lines, parser_of, say
+from releases import ROOT, Bench, free_port, images, lines, parser_of, say, store_of
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -159,7 +159,7 @@ def verdicts(made: dict[str, dict], expected: str | None) -> dict[str, list[str]
 
 def main() -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("--store", type=Path, required=True, help="one that has all images of the release")
+    parser.add_argument("--store", type=store_of, required=True, help="one that has all images of the release")
     parser.add_argument("--nginx", action="store_true", help="and nginx, which must be installed")
     parser.add_argument("--cases", default="alone,warm,poisoned,dies,fails,cuts,slow", help="default: %(default)s")
     parser.add_argument("--expect", help="the release's digest; default: the first case's")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from releases import ROOT, Bench, Build, parser_of, say
+from releases import ROOT, Bench, Build, parser_of, say, store_of
 
 # The edit: a kernel that few images use (attn_decode_combine), and a number of it.
 FILE = "tritonsrc/flash/attn_decode_combine.py"
@@ -58,7 +58,7 @@ def main() -> int:
     parser = parser_of(__doc__, "sm_90")
     parser.add_argument("--profile", default="full", help="core or full; default: %(default)s")
     parser.add_argument("--jobs", type=int, help="default: as many as there are processors")
-    parser.add_argument("--store", type=Path, help="a store that is copied first")
+    parser.add_argument("--store", type=store_of, help="a store that is copied first")
     parser.add_argument("--packed", type=float, default=0, help="seconds after which the packs may be there")
     parser.add_argument("--edited", type=float, default=0, help="seconds after which an edit's release may be there")
     parser.add_argument("--name", default="packing", help="of this run's results; default: %(default)s")

@@ -48,6 +48,14 @@ def cores_of(text: str) -> list[int]:
     return [core for end in ends for core in range(int(end[0]), int(end[-1]) + 1)]
 
 
+def store_of(text: str) -> Path:
+    """The store with images that a text names, or the one in the workspace that it names."""
+    for folder in (Path(text, "store"), Path(text)):
+        if (folder / "format").is_file() and images(folder):
+            return folder.resolve()
+    raise argparse.ArgumentTypeError(f"{text} is not a store with images; name a folder that builds have filled")
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

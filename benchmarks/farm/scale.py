@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from releases import ROOT, cores_of, install, lines, say, tail, variables  # noqa: E402
+from releases import ROOT, cores_of, install, lines, say, store_of, tail, variables  # noqa: E402
 
 BEFORE = "79ba90d"  # the commit that compiling is held against
 _FEW_TARGETS = "MI300X;sm_90"
@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--cores", type=cores_of, default=sorted(os.sched_getaffinity(0)), help="as 0-15,32")
     parser.add_argument("--targets", default="MI300X;MI200;Navi31;sm_80;sm_90", help="default: %(default)s")
     parser.add_argument("--select", default="", help="as KILN_SELECT, for a trial")
-    parser.add_argument("--store", type=Path, help="for the second part: one with all images; default: one is filled")
+    parser.add_argument("--store", type=store_of, help="for the second part: one with all images; default: one is filled")
     parser.add_argument("--packages", type=Path, help="a workspace that has them; default: one is made")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--scratch", type=Path, help="a folder for what is built; default: in --out")
