@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--cores", type=cores_of, default=sorted(os.sched_getaffinity(0)), help="as 0-15,32")
     parser.add_argument("--targets", default="MI300X;MI200;Navi31;sm_80;sm_90", help="default: %(default)s")
     parser.add_argument("--select", default="", help="as KILN_SELECT, for a trial")
-    parser.add_argument("--store", type=store_of, help="for the second part: one with all images; default: one is filled")
+    parser.add_argument("--store", type=store_of, help="of the second part: it has all images; default: one is filled")
     parser.add_argument("--packages", type=Path, help="a workspace that has them; default: one is made")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--scratch", type=Path, help="a folder for what is built; default: in --out")
