@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -61,9 +62,23 @@ TARGETS = ["target", "code objects", "variants forced", "calls", "wrong", "refus
            "instructions executed of all", "executed in all", "minutes"]  # fmt: skip
 
 
+# Outcomes of what was made wrong that are no check's, with what each means.
+BY_NO_CHECK = {
+    "not executed": "no call came to the instruction",
+    "not seen": "executed, with outputs of the same bits",
+    "other bits": "executed, with outputs of other bits that are right to float64 all the same",
+    "same instruction": "a bit that is no part of what the instruction does",
+    "redundant": "a wait that no path needs, proven (docs/emulator.md)",
+}
+
+
 def mutation_lines(found: list[dict]) -> list[str]:
-    """What became of code that was made wrong on purpose: a table of each kind, and what nothing saw."""
-    lines = []
+    """What became of code that was made wrong on purpose: a table of each kind, and how many of it a check saw."""
+    lines = [
+        "An outcome is the check that saw it: a fault (docs/emulator.md), `values`, outputs that are wrong to float64,",
+        "`decoder`, words that LLVM does not know, or `paths`, the search through all paths of a program. Or none did:", "",
+        *map("- `{0[0]}`: {0[1]}".format, BY_NO_CHECK.items()), "",
+    ]  # fmt: skip
     for kind in dict.fromkeys(row["kind"] for row in found):
         rows = [row for row in found if row["kind"] == kind]
         targets = sorted({row["target"] for row in rows})
@@ -78,8 +93,17 @@ def mutation_lines(found: list[dict]) -> list[str]:
                     for outcome in outcomes
                 ],
             ),
+            said_of_kind(rows), "",
         ]  # fmt: skip
     return lines
+
+
+def said_of_kind(rows: list[dict]) -> str:
+    """How many a check saw, and what became of the others."""
+    counts = Counter(row["outcome"] for row in rows)
+    others = [f"{counts[outcome]} {outcome}" for outcome in BY_NO_CHECK if counts[outcome]]
+    seen = len(rows) - sum(counts[outcome] for outcome in BY_NO_CHECK)
+    return f"A check saw {seen} of {len(rows)}" + (f"; {', '.join(others)}." if others else ".")
 
 
 def others_lines(others: list[tuple[Path, Path]]) -> list[str]:
