@@ -76,7 +76,8 @@ def mutation_lines(found: list[dict]) -> list[str]:
     """What became of code that was made wrong on purpose: a table of each kind, and how many of it a check saw."""
     lines = [
         "An outcome is the check that saw it: a fault (docs/emulator.md), `values`, outputs that are wrong to float64,",
-        "`decoder`, words that LLVM does not know, or `paths`, the search through all paths of a program. Or none did:", "",
+        "`decoder`, words that LLVM does not know, or `paths`, the search through all paths of a program. Or none did:",
+        "",
         *map("- `{0[0]}`: {0[1]}".format, BY_NO_CHECK.items()), "",
     ]  # fmt: skip
     for kind in dict.fromkeys(row["kind"] for row in found):
