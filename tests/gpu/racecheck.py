@@ -10,12 +10,13 @@ Of kernels whose warps have different work, the tool errs in two ways:
   begin, with which arguments, and when to end. PART is such a program; WHOLE is the same without barrier 0.
 - It does not know that an mbarrier's phase orders memory. What one warp writes, and others read after a phase, is
   reported, and so is the next write after a phase the other way: the tiles that a producer announces to its consumers,
-  and to the warps that transpose values for fp8 (tritonsrc/flash/hopper_tiles.py). PHASES is such a program. RACE is the
-  same, in which two warps do not meet besides: the tool must report these.
+  and to the warps that transpose values for fp8 (tritonsrc/flash/hopper_tiles.py). PHASES is such a program. RACE is
+  the same, in which two warps do not meet besides: the tool must report these.
 
 A hazard is excused if it is one of these two and the tool errs about the program of its kind. Both are numbers: an
-instruction writes a few bytes; what is announced, all lanes of one warp write to one place. All else is a race: whatever
-one partition does alone, what readers of tiles do to one another or to the producer, and tiles. Copies of tensor descriptors and tiles that tensor cores read are nothing that the tool sees.
+instruction writes a few bytes; what is announced, all lanes of one warp write to one place. All else is a race:
+whatever one partition does alone, what readers of tiles do to one another or to the producer, and tiles. Copies of tensor
+descriptors, and tiles that tensor cores read, are nothing that the tool sees.
 """
 
 from __future__ import annotations
