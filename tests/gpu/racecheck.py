@@ -15,8 +15,8 @@ Of kernels whose warps have different work, the tool errs in two ways:
 
 A hazard is excused if it is one of these two and the tool errs about the program of its kind. Both are numbers: an
 instruction writes a few bytes; what is announced, all lanes of one warp write to one place. All else is a race:
-whatever one partition does alone, what readers of tiles do to one another or to the producer, and tiles. Copies of tensor
-descriptors, and tiles that tensor cores read, are nothing that the tool sees.
+whatever one partition does alone, what readers of tiles do to one another or to the producer, and tiles. Copies of
+tensor descriptors, and tiles that tensor cores read, are nothing that the tool sees.
 """
 
 from __future__ import annotations
