@@ -1,11 +1,11 @@
-// What compute-sanitizer's racecheck says of three programs without a race, and of one with. In `whole` and `part`, one half of a block
-// writes a byte of shared memory, all of the block pass barrier 1, and the other half read it. In `part` the writers
-// have passed barrier 0 before, alone, as the first partition of Triton's warp_specialize does for its own
-// synchronization. In `phases`, one thread writes a number and arrives at an mbarrier, whose phase ends by that; the
-// four warps of a consumer, and the two that transpose values for fp8, wait for the phase, read the number, meet with
-// their like, and one of them arrives at another mbarrier, for whose phase the writer waits before it writes again. So do
-// producers of the Hopper kernels tell others of tiles. The two warps also read what the other one wrote, and meet before
-// and after. `race` is the same, but for these: they do not meet in between.
+// What compute-sanitizer's racecheck says of three programs without a race, and of one with. In `whole` and `part`, one
+// half of a block writes a byte of shared memory, all of the block pass barrier 1, and the other half read it. In
+// `part` the writers have passed barrier 0 before, alone, as the first partition of Triton's warp_specialize does for
+// its own synchronization. In `phases`, one thread writes a number and arrives at an mbarrier, whose phase ends by
+// that; the four warps of a consumer, and the two that transpose values for fp8, wait for the phase, read the number,
+// meet with their like, and one of them arrives at another mbarrier, for whose phase the writer waits before it writes
+// again. So do producers of the Hopper kernels tell others of tiles. The two warps also read what the other one wrote,
+// and meet before and after. `race` is the same, but for these: they do not meet in between.
 //   nvcc -arch=sm_90 barrier.cu -o barrier && compute-sanitizer --tool racecheck ./barrier whole|part|phases|race
 #include <cstdint>
 #include <cstdio>
