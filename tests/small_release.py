@@ -104,9 +104,9 @@ def info_of(code: bytes) -> ImageInfo:
     )  # fmt: skip
 
 
-def write_pack(folder: Path, target: str, with_ptx: bool = False) -> Path:
+def write_pack(folder: Path, target: str, with_ptx: bool = False, sources: str = "") -> Path:
     """A pack of 3 functionals x 2 configurations x 2 specializations. The last of bf16 is unavailable; fp32
-    is left out, one configuration for a reason of its own."""
+    is left out, one configuration for a reason of its own. Other `sources` have other keys and the same images."""
     contents: dict[str, bytes] = {}
     slots = []
 
@@ -118,7 +118,7 @@ def write_pack(folder: Path, target: str, with_ptx: bool = False) -> Path:
     for dtype in ("fp16", "bf16"):
         for block in (256, 1024):
             for specialization in ("aligned", "generic"):
-                key = hashlib.sha256(f"{target} {dtype} {block} {specialization}".encode()).hexdigest()
+                key = hashlib.sha256(f"{target} {dtype} {block} {specialization}{sources}".encode()).hexdigest()
                 if (dtype, block, specialization) == ("bf16", 1024, "generic"):
                     slots.append(pack.Slot(key, reason="not on this GPU"))
                     continue

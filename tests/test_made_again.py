@@ -286,6 +286,17 @@ def test_a_library_that_differs_is_named_with_its_sections(tmp_path):
     assert "first: lib/libkiln.so.0, from byte" in "\n".join(verdict.text(found))
 
 
+def test_equal_images_of_other_sources_are_told_by_their_keys(tmp_path):
+    """Of the packs that differ, links to others of them among these, the first that is one itself is named."""
+    packs = {name: small.write_pack(tmp_path / "packs", name, name == "sm_90", "other") for name in ("gfx942", "sm_90")}
+    release.lay_out(small.contents(tmp_path, packs), tmp_path / "laid")
+    found = verdict.judge(small.small_release().tarball, sealed(tmp_path / "other", "1" * 40, tmp_path / "laid", packs))
+    lines = list(verdict.text(found))
+    assert (found.kernels, found.keys) == ([], 16)
+    assert any(line.startswith("all images are the same, but 16 variants have another key") for line in lines)
+    assert any(line.startswith("first: lib/kiln.images/amd-gfx942.pack, from byte 0x") for line in lines)
+
+
 def test_another_commit_is_a_difference_of_the_manifest(tmp_path):
     found = verdict.judge(small.small_release().tarball, sealed(tmp_path, "2" * 40))
     assert found.stated == ["source"] and not found.files and not found.kernels

@@ -46,13 +46,15 @@ class Verdict:
     Attributes:
         sha256: of the release, and of what was made again.
         kernels: those with images that differ.
-        files: that differ, by their paths; place: where the first differs, in words.
+        keys: how many variants have another key, if no image differs.
+        files: that differ, by their paths; place: which of them differs first, and where, in words.
         stated: lines of the manifest that differ, besides those of files, images and variants.
         notes: what was not made anew.
     """
 
     sha256: tuple[str, str]
     kernels: list[Kernel] = field(default_factory=list)
+    keys: int = 0
     files: list[str] = field(default_factory=list)
     place: str = ""
     stated: list[str] = field(default_factory=list)
@@ -86,8 +88,10 @@ def judge(given: Path, made: Path, sites: Sequence[Path] = ()) -> Verdict:
         for name in dict.fromkeys((*before.manifest, *after.manifest))
         if name not in ("files", "images", "variants") and before.manifest.get(name) != after.manifest.get(name)
     ]
-    if verdict.files and not verdict.kernels:
-        verdict.place = _place(given, made, verdict.files[0])
+    if not verdict.kernels:
+        ours, theirs = (Counter(row["key"] for row in reader.variants_of(one)) for one in (before, after))
+        verdict.keys = (ours - theirs).total()
+        verdict.place = next(filter(None, (_place(given, made, path) for path in verdict.files)), "")
     return verdict
 
 
@@ -135,19 +139,19 @@ def _image(rows: Mapping[tuple[str, ...], Mapping[str, Any]], place: tuple[str, 
 
 
 def _place(given: Path, made: Path, path: str) -> str:
-    """Where a file of both differs first."""
+    """Where a file of both differs first; "" if it is one that lies in either as a link to another, or in one alone."""
     if path == manifest_model.PATH:
         return ""
     try:
         ours, theirs = (reader.file_of(one, path) for one in (given, made))
     except ArtifactError:
-        return "one of the two does not have it, or as a link"
+        return ""
     offset = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
     try:
         names = code.sections_that_differ(ours, theirs)
-        return f"from byte {offset:#x} on, in {', '.join(names)}" if names else f"from byte {offset:#x} on"
-    except ArtifactError:
-        return f"from byte {offset:#x} on"
+    except ArtifactError:  # not an ELF file
+        names = []
+    return f"{path}, from byte {offset:#x} on" + (f", in {', '.join(names)}" if names else "")
 
 
 def text(verdict: Verdict) -> Iterator[str]:
@@ -166,11 +170,16 @@ def text(verdict: Verdict) -> Iterator[str]:
             yield "  image {}, made again {}".format(*(digest[:12] if digest else "none" for digest in kernel.image))
             if kernel.code:
                 yield from _code(kernel.code)
+    if verdict.keys:
+        yield (
+            f"all images are the same, but {plural(verdict.keys, 'variant')} {'has' if verdict.keys == 1 else 'have'} "
+            "another key: the source of the kernel differs, or what compiled it"
+        )
     if verdict.files:
         more = f" and {len(verdict.files) - _SHOWN} more" if len(verdict.files) > _SHOWN else ""
         yield f"files that differ: {', '.join(verdict.files[:_SHOWN])}{more}"
         if verdict.place:
-            yield f"first: {verdict.files[0]}, {verdict.place}"
+            yield f"first: {verdict.place}"
     if verdict.stated:
         yield f"the manifests differ in: {', '.join(verdict.stated)}"
     if not verdict.is_identical and not (verdict.files or verdict.stated or verdict.kernels):
