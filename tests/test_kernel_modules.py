@@ -63,3 +63,16 @@ def test_what_a_file_raises_is_placed(tmp_path, text, line, error):
     assert mistakes.place_of(raised.value, tmp_path) == f"{tmp_path}/beside.py:{line}"
     write(tmp_path / "beside.py", "x = 3\n")
     assert kernel_modules.load(path).x == 3
+
+
+def test_remembered_blocks_are_those_of_python(monkeypatch):
+    """Of equal lines, of others at the same place, and of a caller that changes what it got."""
+    plain = inspect.getblock
+    monkeypatch.setattr(inspect, "getblock", plain)  # put back in the end
+    kernel_modules.remember_blocks()
+    first = ["def f():\n", "    return 1\n", "\n", "x = 2\n"]
+    other = ["def f():\n", "    y = 2\n", "    # more\n", "    return y\n", "z = 3\n"]
+    for lines in (first, other, first, other):
+        found = inspect.getblock(lines)
+        assert found == plain(list(lines))
+        found.append("mine")

@@ -78,6 +78,7 @@ def prepare_worker(toolchain: Toolchain) -> None:
         raise ToolchainError(f"a worker imports Triton from {triton.__file__} instead of {toolchain.site}")
 
     verifier.verify_once_a_stage(libtriton.ir, libtriton.llvm, libtriton.__file__)
+    kernel_modules.remember_blocks()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -326,6 +327,8 @@ def _load_function(path: Path, name: str, stated: str):
         if fingerprint.fingerprint(path, name) != stated:
             raise EnvironmentProblem(f"{path}: {name} has changed since the build began; start the build again")
         _modules[known] = kernel_modules.load(path)
+        gc.collect()
+        gc.freeze()  # it stays, and is not walked again after each variant
     return getattr(_modules[known], name)
 
 

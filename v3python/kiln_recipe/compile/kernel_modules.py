@@ -8,13 +8,27 @@ second, at equal length, is another file all the same.
 from __future__ import annotations
 
 import builtins
+import inspect
 import linecache
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
 from kiln_recipe.read.fingerprint import ALLOWED_MODULES
+
+
+def remember_blocks() -> None:
+    """From now on this process finds where a function ends once for equal lines. Triton asks Python for the source of
+    each function, which tokenizes it; kernels share most of their functions: it is half of the time to load them."""
+    split = inspect.getblock
+
+    @lru_cache(1024)
+    def block(lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(split(lines))
+
+    inspect.getblock = lambda lines: list(block(tuple(lines)))  # type: ignore[assignment]
 
 
 def load(path: Path) -> ModuleType:
