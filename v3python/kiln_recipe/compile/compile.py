@@ -71,7 +71,7 @@ def prepare_worker(toolchain: Toolchain) -> None:
     sys.path.insert(0, toolchain.site)
     sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
     import triton
-    import triton.compiler
+    import triton.compiler.code_generator  # with Gluon; else the first compile imports it, and counts it as its own
     from triton._C import libtriton
 
     if not os.path.samefile(Path(triton.__file__).parents[1], toolchain.site):
