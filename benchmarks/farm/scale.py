@@ -2,12 +2,13 @@
 
     python3 benchmarks/farm/scale.py --part first --seconds 410 --out out
     python3 benchmarks/farm/scale.py --part second --seconds 410 --out out
+    python3 benchmarks/farm/scale.py --part forecasts --seconds 410 --out out
 
 The first part: the same bytes in four ways, with faults (cluster.py), a cluster's throughput (throughput.py), and what
-comes after the last compile of a full profile (packing.py). The second: caches (caches.py), forecasts (predict.py),
-another commit's farm (turns.py), and the release after an edit. Programs run side by side on processors of their own;
-packages are installed once. Each writes its results and logs into a folder of its own in --out as it goes. What fails
-or runs out of time is said, and the rest goes on; exit code 1 then.
+comes after the last compile of a full profile (packing.py). The second: caches (caches.py), another commit's farm
+(turns.py), and the release after an edit. The third: forecasts (predict.py), beside which nothing else runs. Programs
+run side by side on processors of their own; packages are installed once. Each writes its results and logs into a folder
+of its own in --out as it goes. What fails or runs out of time is said, and the rest goes on; exit code 1 then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -143,16 +145,6 @@ def second(runner: Runner, store: Path | None) -> None:
     digest = sha256_of(runner.out / "local" / "cluster.json")
     options = ["--store", store]
     faults = ["--targets", _FEW_TARGETS, "--cases", "alone,dies,fails,cuts,slow", *options]
-    sets = (
-        ("gfx942;gfx1100", "gfx90a;gfx1201", 40),
-        ("gfx90a;gfx1201", "gfx942;gfx1100", 40),
-        ("sm_80;gfx942", "sm_90", 24),
-    )
-    forecasts = [
-        Program(f"predict-{n}", "predict.py", ["--targets", one, "--others", other, "--limit", limit],
-                (44 + 4 * n, 48 + 4 * n), shared=False)
-        for n, (one, other, limit) in enumerate(sets)
-    ]  # fmt: skip
     turns = []
     if (before := checkout(runner.scratch / "before")) is not None:
         cache = runner.scratch / "turns"
@@ -166,9 +158,23 @@ def second(runner: Runner, store: Path | None) -> None:
         Program("faults", "caches.py", faults, (0, 35)),
         Program("warm", "caches.py", [*targets, "--cases", "warm,poisoned", "--expect", digest, *options], (35, 44)),
     ]
-    runner.phase([*caches, *forecasts, *turns], 250)
+    runner.phase([*caches, *turns], 250)
     edit = [*targets, "--profile", "core", "--store", store, "--edited", 10, "--name", "edit"]
     runner.phase([Program("edit", "packing.py", edit, (0, 64))], 120)
+
+
+def forecasts(runner: Runner, limit: int) -> None:
+    sets = (
+        ("gfx942;gfx1100;gfx950", "gfx90a;gfx1201;gfx1101"),
+        ("gfx90a;gfx1201;gfx908", "gfx942;gfx1100;gfx950"),
+        ("sm_80;gfx942;sm_89", "sm_90"),
+    )
+    programs = [
+        Program(f"predict-{n}", "predict.py", ["--targets", one, "--others", other, "--limit", limit],
+                (21 * n, 21 * n + 21), shared=False)
+        for n, (one, other) in enumerate(sets)
+    ]  # fmt: skip
+    runner.phase(programs, math.inf)
 
 
 def sha256_of(results: Path) -> str:
@@ -191,12 +197,13 @@ def checkout(folder: Path) -> Path | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("first", "second"), required=True)
+    parser.add_argument("--part", choices=("first", "second", "forecasts"), required=True)
     parser.add_argument("--seconds", type=float, default=410, help="that all may take; default: %(default)s")
     parser.add_argument("--cores", type=cores_of, default=sorted(os.sched_getaffinity(0)), help="as 0-15,32")
     parser.add_argument("--targets", default="MI300X;MI200;Navi31;sm_80;sm_90", help="default: %(default)s")
     parser.add_argument("--select", default="", help="as KILN_SELECT, for a trial")
     parser.add_argument("--store", type=store_of, help="of the second part: it has all images; default: one is filled")
+    parser.add_argument("--limit", type=int, default=400, help="of forecasts: images for four workers")
     parser.add_argument("--packages", type=Path, help="a workspace that has them; default: one is made")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--scratch", type=Path, help="a folder for what is built; default: in --out")
@@ -204,8 +211,10 @@ def main() -> int:
     runner = Runner(arguments)
     if arguments.part == "first":
         first(runner)
-    else:
+    elif arguments.part == "second":
         second(runner, arguments.store)
+    else:
+        forecasts(runner, arguments.limit)
     say(f"all: {runner.codes}")
     return 1 if any(runner.codes.values()) else 0
 
