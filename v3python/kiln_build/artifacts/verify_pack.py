@@ -82,8 +82,7 @@ def _verify_image(image: pack.PackedImage, code: bytes, target: str, name: str, 
             seen.ptx_versions[image.digest] = version[1].decode()
         return
     try:
-        found, static = need("elf").stated_facts(code)
-        maps = need("elf").tensor_maps(code)
+        found, static, maps = need("elf").stated_facts(code)
     except ArtifactError as error:
         report.problems.append(f"{label}: {error}")
         return

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import queue
 import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from kiln_build.artifacts import pack, pack_writer, split
 from kiln_build.artifacts.left_out import NO_KEY
@@ -142,10 +143,10 @@ def plan_pack(target: Target, the_plan: Plan, harvest: Harvest, version: str, wi
         target.instructions,
         importlib.metadata.version("zstandard"),
         version,
-        [astuple(kernel) for kernel in kernels],
-        [astuple(infos[slot.image]) for kernel in kernels for slot in kernel.slots if slot.image],
+        kernels,
+        [infos[slot.image] for kernel in kernels for slot in kernel.slots if slot.image],
     ]
-    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode(inputs)).hexdigest()[:16]
     path = folder / f"{target.vendor}-{target.name}-{digest}.pack"
     return PackPlan(target, path, version, kernels, images, with_ptx)
 

@@ -14,11 +14,11 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
 
 from kiln_recipe.errors import ArtifactError, ToolchainError
 from kiln_recipe.images import elf_limits, messagepack
@@ -148,14 +148,14 @@ def amd_facts(code: bytes) -> AmdFacts:
     Raises:
         ArtifactError: it is no such file, malformed, or has not exactly one kernel.
     """
-    with _reading("hsaco", code) as elf:
-        metadata = _amd_metadata(elf)
+    with _checked("hsaco", code):
+        metadata = _amd_metadata(code)
         kernels = metadata["amdhsa.kernels"]
         if len(kernels) != 1:
             raise ArtifactError(f"the code object has {len(kernels)} kernels; Kiln's images have one")
         (kernel,) = kernels
         target = _name(metadata["amdhsa.target"]).rpartition("--")[2]
-        number = elf["e_flags"] & 0xFF
+        number = _U32.unpack_from(code, 48)[0] & 0xFF
         mach = AMD_MACHINES.get(number)
         if mach is None:
             raise ArtifactError(
@@ -166,7 +166,7 @@ def amd_facts(code: bytes) -> AmdFacts:
             raise ArtifactError(f"the code object is for {mach} by its header and for {target} by its metadata")
         return AmdFacts(
             target=target,
-            code_object_version=elf.header["e_ident"]["EI_ABIVERSION"] + 2,
+            code_object_version=code[8] + 2,
             kernel=_name(kernel[".name"]),
             symbol=_name(kernel[".symbol"]),
             wavefront_size=_count(kernel[".wavefront_size"]),
@@ -192,17 +192,18 @@ def nvidia_facts(cubin: bytes) -> NvidiaFacts:
     Raises:
         ArtifactError: it is no cubin, malformed, or has not exactly one kernel.
     """
-    with _reading("cubin", cubin) as elf:
-        abi, flags = elf.header["e_ident"]["EI_ABIVERSION"], elf["e_flags"]
+    with _checked("cubin", cubin):
+        abi, flags = cubin[8], _U32.unpack_from(cubin, 48)[0]
         # The architecture moved by a byte with ABI 8.
         sm = flags & 0xFF if abi < 8 else flags >> 8 & 0xFF
-        names = [s.name.removeprefix(".nv.info.") for s in elf.iter_sections() if s.name.startswith(".nv.info.")]
+        named = elf_limits.named(cubin)
+        names = [name.removeprefix(".nv.info.") for name, _ in named if name.startswith(".nv.info.")]
         if len(names) != 1:
             raise ArtifactError(f"the cubin has {len(names)} kernels; Kiln's images have one")
-        kernel = _name(names[0])
-        symbols = {_U32.pack(n) for n, s in enumerate(_section(elf, ".symtab").iter_symbols()) if s.name == kernel}
-        common = [v for v in _nv_attributes(_section(elf, ".nv.info")) if v[1][:4] in symbols]
-        own = _nv_attributes(_section(elf, f".nv.info.{kernel}"))
+        kernel, sections = _name(names[0]), dict(named)
+        symbols = {_U32.pack(number) for number in elf_limits.symbols(cubin, _section(sections, ".symtab"), kernel)}
+        common = [v for v in _nv_attributes(cubin, _section(sections, ".nv.info")) if v[1][:4] in symbols]
+        own = _nv_attributes(cubin, _section(sections, f".nv.info.{kernel}"))
         threads, required, parameters = 0, False, []
         for attribute, value in own:
             if attribute in (_MAX_THREADS, _REQUIRED_THREADS):
@@ -214,8 +215,8 @@ def nvidia_facts(cubin: bytes) -> NvidiaFacts:
             elif attribute == _WIDE_PARAMETER:
                 _, ordinal, offset, size = struct.unpack("<IHHI", value)
                 parameters.append((ordinal, Parameter(offset, size)))
-        shared = elf.get_section_by_name(f".nv.shared.{kernel}")
-        shared_bytes = shared["sh_size"] if shared else 0
+        shared = sections.get(f".nv.shared.{kernel}")
+        shared_bytes = shared.size if shared else 0
         parameters.sort()
         if [ordinal for ordinal, _ in parameters] != list(range(len(parameters))):
             raise ArtifactError("the cubin is corrupt: its kernel's parameters are not numbered one after another")
@@ -232,9 +233,22 @@ def nvidia_facts(cubin: bytes) -> NvidiaFacts:
         )
 
 
-def stated_facts(code: bytes) -> tuple[dict[str, int | str], int]:
-    """What an image says of itself, under the names of `ImageInfo`, and its `target`; then the shared memory to which
-    dynamic comes.
+class Stated(NamedTuple):
+    """What an image says of itself.
+
+    Attributes:
+        facts: under the names of `ImageInfo`, and its `target`.
+        shared: bytes of shared memory, to which dynamic comes.
+        tensor_maps: how many of its parameters are a CUtensorMap, which nothing else is as large as.
+    """
+
+    facts: dict[str, int | str]
+    shared: int
+    tensor_maps: int
+
+
+def stated_facts(code: bytes) -> Stated:
+    """What an image says of itself.
 
     Raises:
         ArtifactError: it is no image, malformed, or has not exactly one kernel.
@@ -242,28 +256,17 @@ def stated_facts(code: bytes) -> tuple[dict[str, int | str], int]:
     kind = kind_of(code)
     if kind == "hsaco":
         amd = amd_facts(code)
-        return {
+        return Stated({
             "kind": kind, "target": amd.target.split(":")[0], "symbol": amd.kernel, "registers": amd.vgprs,
             "threads": amd.max_flat_workgroup_size, "stack": amd.private_segment,
             "parameters": amd.parameters, "abi": amd.code_object_version, "spills": 4 * amd.vgpr_spills,
-        }, amd.group_segment  # fmt: skip
+        }, amd.group_segment, 0)  # fmt: skip
     cubin = nvidia_facts(code)
-    return {
+    return Stated({
         "kind": kind, "target": f"sm_{cubin.sm}", "symbol": cubin.kernel, "registers": cubin.registers,
         "threads": cubin.threads, "stack": cubin.stack, "parameters": len(cubin.parameters),
         "abi": cubin.abi,
-    }, cubin.shared  # fmt: skip
-
-
-def tensor_maps(code: bytes) -> int:
-    """How many parameters of an image are a CUtensorMap, which nothing else is as large as.
-
-    Raises:
-        ArtifactError: as `stated_facts`.
-    """
-    if kind_of(code) == "hsaco":
-        return 0
-    return sum(parameter.size == TENSOR_MAP_BYTES for parameter in nvidia_facts(code).parameters)
+    }, cubin.shared, sum(parameter.size == TENSOR_MAP_BYTES for parameter in cubin.parameters))  # fmt: skip
 
 
 def ptxas_report(log: str, symbol: str) -> PtxasReport:
@@ -326,9 +329,8 @@ def code_ranges(code: bytes) -> list[tuple[int, int]]:
     Raises:
         ArtifactError: it is no image, or malformed.
     """
-    with _reading(kind_of(code), code) as elf:
-        sections = [s for s in elf.iter_sections() if s["sh_type"] == "SHT_PROGBITS" and s["sh_flags"] & 4]
-        return sorted((s["sh_offset"], s["sh_size"]) for s in sections)
+    with _checked(kind_of(code), code):
+        return sorted((one.offset, one.size) for one in elf_limits.sections(code) if one.is_code)
 
 
 def _without(code: bytes, elf: ELFFile, sections: list, empty: set[int]) -> bytes:
@@ -380,23 +382,26 @@ def _merge(sections: list, empty: set[int]) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
-class _reading:
-    """Opens an image; any way in which a malformed one can fail leaves as an ArtifactError."""
+class _checked:
+    """Around the reading of an image; any way in which a malformed one can fail leaves as an ArtifactError."""
 
     def __init__(self, kind: str, code: bytes) -> None:
         if kind_of(code) != kind:
             raise ArtifactError(f"not a {kind}: the file is a {kind_of(code)}")
         self.kind, self.code = kind, code
 
-    def __enter__(self) -> ELFFile:
+    def __enter__(self) -> object:
         try:
             elf_limits.check(self.code)
-            return ELFFile(io.BytesIO(self.code))
+            return self._opened()
         except ArtifactError as error:
             raise ArtifactError(f"the {self.kind} is truncated or corrupt: {error}") from error
         except Exception as error:
             self.__exit__(type(error), error, None)
             raise
+
+    def _opened(self) -> object:
+        return None
 
     def __exit__(self, _type, error, _traceback) -> None:
         malformed = (
@@ -405,6 +410,16 @@ class _reading:
         )  # fmt: skip
         if isinstance(error, malformed):
             raise ArtifactError(f"the {self.kind} is truncated or corrupt ({error or type(error).__name__})") from error
+
+
+class _reading(_checked):
+    """The same with pyelftools."""
+
+    def __enter__(self) -> ELFFile:
+        return cast(ELFFile, super().__enter__())
+
+    def _opened(self) -> ELFFile:
+        return ELFFile(io.BytesIO(self.code))
 
 
 def _name(value: object) -> str:
@@ -419,29 +434,26 @@ def _count(value: object) -> int:
     return value
 
 
-def _section(elf: ELFFile, name: str):
-    section = elf.get_section_by_name(name)
-    if section is None:
+def _section(sections: dict[str, elf_limits.Section], name: str) -> elf_limits.Section:
+    if (section := sections.get(name)) is None:
         raise ArtifactError(f"the image is truncated or corrupt: it has no section {name}")
     return section
 
 
-def _amd_metadata(elf: ELFFile) -> dict:
-    for section in elf.iter_sections():
-        if isinstance(section, NoteSection):
-            for note in section.iter_notes():
-                if note["n_name"] == "AMDGPU" and note["n_type"] in (_NT_AMDGPU_METADATA, "NT_AMDGPU_METADATA"):
-                    return messagepack.unpack(note["n_descdata"])
+def _amd_metadata(code: bytes) -> dict:
+    for name, kind, content in elf_limits.notes(code):
+        if name.rstrip(b"\0") == b"AMDGPU" and kind == _NT_AMDGPU_METADATA:
+            return messagepack.unpack(content)
     raise ArtifactError("the code object has no metadata note (NT_AMDGPU_METADATA); code object version 3 or later has")
 
 
 _U32 = struct.Struct("<I")
 
 
-def _nv_attributes(section) -> list[tuple[int, bytes]]:
-    if section["sh_size"] > elf_limits.MOST_ATTRIBUTES:
+def _nv_attributes(cubin: bytes, section: elf_limits.Section) -> list[tuple[int, bytes]]:
+    if section.size > elf_limits.MOST_ATTRIBUTES:
         raise ArtifactError(f"the cubin is corrupt: .nv.info has more than {elf_limits.MOST_ATTRIBUTES} bytes")
-    data = b"" if section["sh_type"] == "SHT_NOBITS" else section.data()
+    data = elf_limits.content(cubin, section)
     attributes, position = [], 0
     while position < len(data):
         form, attribute, size = struct.unpack_from("<BBH", data, position)

@@ -25,7 +25,7 @@ def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -
         target: what it should be for; None: not known.
     """
     try:
-        facts, static = elf.stated_facts(code)
+        facts, static, maps = elf.stated_facts(code)
     except ArtifactError as error:
         return (f"cannot be read: {error}",)
     reasons = _impossible(info)
@@ -34,7 +34,7 @@ def contradictions(info: ImageInfo, code: bytes, target: Target | None = None) -
     made_for = facts.pop("target")
     if target is not None and made_for != target.name:
         reasons.append(f"is for {made_for} instead of {target.name}")
-    if (maps := elf.tensor_maps(code)) != len(info.descriptors):
+    if maps != len(info.descriptors):
         reasons.append(f"takes {maps} tensor descriptors, where {len(info.descriptors)} are stated")
     for name, value in facts.items():
         if getattr(info, name) != value:
