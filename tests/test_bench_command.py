@@ -11,7 +11,7 @@ import pytest
 import bench_results
 from kiln_bench import command, measure, shapes
 from kiln_bench.attention import peers
-from kiln_recipe.errors import EnvironmentProblem, NotServed, WrongResult
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, NotServed, WrongResult
 from small_release import ROOT
 from test_bench_release import tarball, unpacked
 
@@ -194,3 +194,14 @@ def test_forward_and_backward_of_a_shape_stand_together():
     assert [shape for part, shape in rows if part == "backward"] == [*wanted.shapes.backward]
     only = measure.Wanted(shapes.read("core"), ["decoding"], [])
     assert {part for part, _ in only.rows()} == {"decoding"}
+
+
+def test_a_damaged_file_is_named(capsys, tmp_path):
+    found = bench_results.results()
+    del found["rows"][1]["shape"]["length"]
+    path = bench_results.written(tmp_path, found)
+    code, out, err = bench(capsys, "--from", path)
+    assert (code, out) == (ArtifactError.exit_code, "")
+    assert err.startswith(f"kiln: {path} is damaged (") and "give what `kiln bench --json` wrote" in err
+    bench_results.written(tmp_path, bench_results.results() | {"about": None})
+    assert bench(capsys, "--from", path, "--json")[0] == ArtifactError.exit_code

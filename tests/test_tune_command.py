@@ -370,3 +370,12 @@ def test_without_what_reads_recipes(capsys, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "kiln_recipe.read.recipe", raising=False)
     code, out, err = tune(capsys, "--from", kept(tmp_path / "kept.json", []))
     assert (code, out) == (7, "") and "pip install PyYAML msgspec" in err
+
+
+def test_a_damaged_file_is_named(tmp_path, capsys):
+    every = rows_of([[1.0, 1.01, *[9.0] * (COUNT - 2)]] * 2 * len(BINS))
+    whole, damaged = kept(tmp_path / "1.json", every), kept(tmp_path / "2.json", [*every[1:], {}])
+    code, out, err = tune(capsys, "--from", damaged)
+    assert (code, out) == (6, "") and err.startswith(f"kiln: {damaged} is damaged (")
+    code, _, err = tune(capsys, "--from", whole, "--against", damaged)
+    assert code == 6 and "the file of --against is damaged (" in err

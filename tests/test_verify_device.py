@@ -152,3 +152,12 @@ def test_a_file_of_something_else_is_not_written_over(bench):
     other.write_text("{}\n")
     assert bench("kiln", "--output", other) == 2 and other.read_text() == "{}\n"
     assert bench("--from", other) == 6 and "has no results of `kiln verify-device`" in bench.err
+
+
+def test_a_damaged_file_is_named(bench):
+    assert bench("kiln") == 0, bench.err
+    found = bench.document
+    for damaged in (found | {"rows": [None]}, found | {"rows": [{"kernel": 1}]}, found | {"about": {}}):
+        bench.file.write_text(json.dumps(damaged))
+        assert bench("--from", bench.file) == 6 and bench.out == ""
+        assert bench.err.startswith(f"kiln: {bench.file} is damaged (") and "give what `kiln verify-device`" in bench.err

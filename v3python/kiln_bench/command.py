@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kiln_bench import kept as kept_files
 from kiln_bench import measure, plot, report, shapes, timing
 from kiln_bench.attention import peers
 from kiln_bench.release import places
@@ -108,9 +109,11 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kept:
-        results = report.selected(report.read(Path(arguments.kept)), arguments.only, arguments.sides)
-        _keep(results, arguments)
-        _show(results, arguments)
+        path = Path(arguments.kept)
+        with kept_files.understood(path, report.RIGHT):
+            results = report.selected(report.read(path), arguments.only, arguments.sides)
+            _show(results, arguments)
+            _keep(results, arguments)
         return 0
     kept: dict[str, Any] = {}
 

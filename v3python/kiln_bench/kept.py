@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, KilnError, cut
 
 
 def read(path: Path, made_by: str, number: int, right: str, other: str) -> dict[str, Any]:
@@ -35,3 +37,18 @@ def read(path: Path, made_by: str, number: int, right: str, other: str) -> dict[
             f"{path} has format {found.get('format')}, which this Kiln does not read; it reads {number}"
         )
     return found
+
+
+@contextmanager
+def understood(path: Path | str, right: str) -> Iterator[None]:
+    """Around what does nothing but show what a file holds: where it cannot, the file is damaged.
+
+    Raises:
+        ArtifactError: something that the file must hold is missing, or something else.
+    """
+    try:
+        yield
+    except KilnError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged ({type(error).__name__}: {cut(str(error))}); give {right}") from error

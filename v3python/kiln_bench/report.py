@@ -15,6 +15,7 @@ from kiln_recipe.console.tables import table
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 MADE_BY, FORMAT, COPY, PYTORCH = "kiln bench", 1, "copy", "F.scaled_dot_product_attention"
+RIGHT = "what `kiln bench --json` wrote"  # to give
 HOST = "host"  # in the place of a ratio: a side's figure may have the host's time in it
 _NAMED = 2  # calls that a note names
 UNITS = {"forward": "TFLOP/s", "backward": "TFLOP/s", "decoding": "TB/s of the cache", "host": "µs of a call"}
@@ -27,9 +28,7 @@ def read(path: Path) -> Results:
         EnvironmentProblem: the file cannot be read.
         ArtifactError: it is not what `kiln bench --json` writes.
     """
-    return kept.read(
-        path, MADE_BY, FORMAT, "what `kiln bench --json` wrote", "has no results of `kiln bench`"
-    )  # fmt: skip
+    return kept.read(path, MADE_BY, FORMAT, RIGHT, "has no results of `kiln bench`")
 
 
 def selected(results: Results, parts: Iterable[str], sides: Iterable[str]) -> Results:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kiln_bench import shapes, timing
+from kiln_bench import kept, shapes, timing
 from kiln_bench.command import seconds
 from kiln_bench.release import places
 from kiln_recipe import targets
@@ -161,12 +162,13 @@ def _check_output(output: Path) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from kiln_bench.tune import results
+    from kiln_bench.tune import results, session
 
     recipe = _recipe(arguments.recipe)
     found, left = (arguments.session, 0) if arguments.kept else _measure(arguments, recipe)
     wanted = results.Wanted(arguments.output, arguments.tolerance, arguments.check, arguments.json, arguments.against)
-    return results.finish(wanted, recipe, found, left)
+    with kept.understood(arguments.kept, session.RIGHT) if arguments.kept else nullcontext():
+        return results.finish(wanted, recipe, found, left)
 
 
 def _measure(arguments: argparse.Namespace, recipe: Any) -> tuple[Session, int]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kiln_bench import shapes
+from kiln_bench import kept, shapes
 from kiln_bench.tune import candidates, page
 from kiln_bench.tune import table as tables
 from kiln_bench.tune.measure import loss, winner
-from kiln_bench.tune.session import MADE_BY, Session
+from kiln_bench.tune.session import MADE_BY, RIGHT, Session
 from kiln_recipe.console.appear import appear
 from kiln_recipe.console.spelling import say
 from kiln_recipe.console.tables import table
@@ -111,7 +111,8 @@ def _judge(wanted: Wanted, recipe: Recipe, session: Session) -> None:
             f"{'; '.join(dict.fromkeys(map(_title, slow)))}"
         )
     if wanted.against is not None:
-        _compare(recipe, rows, wanted.against.rows)
+        with kept.understood("the file of --against", RIGHT):
+            _compare(recipe, rows, wanted.against.rows)
 
 
 def _compare(recipe: Recipe, rows: Rows, others: Rows) -> None:

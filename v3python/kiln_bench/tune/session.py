@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 MADE_BY = "kiln tune"
+RIGHT = f"what `{MADE_BY}` kept"  # to give
 BEGIN = f'{{\n "made_by": "{MADE_BY}"'.encode()
 _FORMAT = 2
 _FALLEN = 0.95  # of the highest clock: below it a call is measured once more
@@ -104,10 +105,10 @@ def read(path: Path) -> Session:
         EnvironmentProblem: the file cannot be read.
         ArtifactError: it is not what `kiln tune` keeps.
     """
-    found = kept.read(path, MADE_BY, _FORMAT, f"what `{MADE_BY}` kept", f"has no times of `{MADE_BY}`")
+    found = kept.read(path, MADE_BY, _FORMAT, RIGHT, f"has no times of `{MADE_BY}`")
     names = ("about", "shapes", "date", "roof", "rows", "clocks", "done")
     if missing := [name for name in names if name not in found]:
-        raise ArtifactError(f"{path} lacks {', '.join(missing)}; give what `{MADE_BY}` kept")
+        raise ArtifactError(f"{path} lacks {', '.join(missing)}; give {RIGHT}")
     return Session(**{name: found[name] for name in names}, refused=found.get("refused", []))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kiln_bench import kept
 from kiln_bench.command import seconds
 from kiln_bench.release import places
 from kiln_bench.release.library import IMAGES, VENDORS
@@ -104,9 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kept:
         found = session.read(arguments.kept)
         left = 0
+        with kept.understood(arguments.kept, session.RIGHT):
+            shown = _shown(found, left, arguments.json)
     else:
         found, left = _verified(arguments)
-    print(json.dumps(found.document(), indent=1) if arguments.json else text(found, left))
+        shown = _shown(found, left, arguments.json)
+    print(shown)
     counts = found.document()["counts"]
     if counts["wrong"]:
         raise WrongResult(
@@ -115,6 +119,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not counts["right"]:
         raise NotServed("no image was run; the lines above say why")
     return 0
+
+
+def _shown(found: session.Session, left: int, is_json: bool) -> str:
+    return json.dumps(found.document(), indent=1) if is_json else text(found, left)
 
 
 def _verified(arguments: argparse.Namespace) -> tuple[session.Session, int]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kiln_recipe.console.progress import Progress
 
 MADE_BY, FORMAT = "kiln verify-device", 1
+RIGHT = f"what `{MADE_BY}` kept"  # to give
 BEGIN = f'{{\n "made_by": "{MADE_BY}"'.encode()
 WORKER = (sys.executable, "-m", "kiln_bench.verify.worker")
 TIMEOUT = 240.0  # seconds of one image, loading it and the host's formula included
@@ -184,10 +185,10 @@ def read(path: Path) -> Session:
         EnvironmentProblem: the file cannot be read.
         ArtifactError: it is not what `kiln verify-device` keeps.
     """
-    found = kept.read(path, MADE_BY, FORMAT, f"what `{MADE_BY}` kept", f"has no results of `{MADE_BY}`")
+    found = kept.read(path, MADE_BY, FORMAT, RIGHT, f"has no results of `{MADE_BY}`")
     names = ("about", "date", "images", "rows")
     if missing := [name for name in names if name not in found]:
-        raise ArtifactError(f"{path} lacks {', '.join(missing)}; give what `{MADE_BY}` kept")
+        raise ArtifactError(f"{path} lacks {', '.join(missing)}; give {RIGHT}")
     return Session(found["about"], path, found["rows"], found["images"], found["date"])
 
 
