@@ -13,7 +13,17 @@ from typing import NamedTuple
 
 from flags import CU_Q, SUMS_Q, USED_Q
 from hopper_order import Level, most_turns, ordered_rows, plain_call
-from hopper_pieces import Results, after_wait, before_wait, finish, highest, mask, weigh
+from hopper_pieces import (
+    Results,
+    after_wait,
+    before_wait,
+    finish,
+    highest,
+    mask,
+    nearly_highest,
+    rescaled,
+    weigh,
+)
 from hopper_steps import added, half_weights, is_cut, leave_keys, product, scored, summed, whole_weights
 from hopper_tiles import (
     CONSUMERS,
@@ -178,6 +188,9 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     OUT_ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
     PLAIN: gl.constexpr = EXTRAS == "none"
+    # To multiply a wide head's output takes as many instructions as a block's weights. At 128 it gains nothing to leave
+    # that out, and at 64 the branch costs 4 % of the speed.
+    LAZY: gl.constexpr = WIDTH_V > 128
     # Not 0, of which -inf would be no multiple: a scale of 0 makes all scores alike, and so does this.
     factor = gl.maximum(score.scale, 1.2e-38) * LOG2E if PLAIN else LOG2E
     flags = call.flags
@@ -227,13 +240,19 @@ def consume(shared, call, score, results, INDEX: gl.constexpr, HEAD_DIM: gl.cons
             if not PLAIN:
                 number = tile.top - 1 - step
                 scores = scored(scores, number, rows, tile, bias_ptr, slope, score, flags, EXTRAS, BLOCK_N, SCORES)
-            new_max = before_wait(highest(row_max, scores, factor))
+            if LAZY:
+                new_max = before_wait(nearly_highest(row_max, scores, factor))
+            else:
+                new_max = before_wait(highest(row_max, scores, factor))
             acc = summed(acc, weights, shared, done, STAGES)
             new_max = after_wait(new_max)
             p, correction, row_sum = weigh(row_max, row_sum, new_max, scores, factor, not PLAIN)
             row_max = new_max
             weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
-            acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None]
+            if LAZY:
+                acc = rescaled(acc, gl.convert_layout(correction, OUT_ROWS))
+            else:
+                acc = acc * gl.convert_layout(correction, OUT_ROWS)[:, None]
             done += 1
         acc = added(acc, weights, shared, done, BLOCK_N, STAGES)
         acc = summed(acc, weights, shared, done, STAGES)

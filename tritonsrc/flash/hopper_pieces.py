@@ -14,6 +14,20 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 # Triton 3.9 has another name for it.
 IS_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
+# How much larger, in powers of two, a row's largest score may get before its output is multiplied anew. Its weights are
+# up to 256 then, which any dtype of theirs holds.
+SLACK = gl.constexpr(8.0)
+# An output of 256 columns takes 128 registers of a thread; of each four, two are of a row and two of another. They are
+# multiplied by factors of theirs, unless these are 1 in all of a warp.
+WIDE = gl.constexpr(128)
+RESCALE = gl.constexpr(
+    "{ .reg .pred p, q; setp.neu.f32 p, $256, 0f3F800000; setp.neu.f32 q, $258, 0f3F800000; or.pred p, p, q;"
+    " vote.sync.any.pred p, p, -1; @!p bra DONE;"
+    + "".join(f" mul.f32 ${i}, ${i}, ${256 + i};" for i in range(128))
+    + " DONE: }"
+)
+RESCALE_REGISTERS = gl.constexpr(",".join(["=f"] * 128 + [str(i) for i in range(128)] + ["f"] * 128))
+
 
 class Results(NamedTuple):
     """Where results go."""
@@ -104,6 +118,22 @@ def weigh(row_max, row_sum, new_max, scores, factor, MASKED: gl.constexpr):
     weights = gl.exp2(scores * factor - shift[:, None])
     correction = gl.exp2(row_max - shift)
     return weights, correction, row_sum * correction + gl.sum(weights, 1)
+
+
+@gluon.jit
+def nearly_highest(row_max, scores, factor):
+    """highest(), or row_max where that is hardly lower, so that the output may stay as it is (FlashAttention-4,
+    https://www.together.ai/blog/flashattention-4, does so)."""
+    new_max = highest(row_max, scores, factor)
+    return gl.where(new_max - row_max > SLACK, new_max, row_max)
+
+
+@gluon.jit
+def rescaled(acc, correction):
+    """An output of 256 columns times what belongs to its rows; a warp for whose rows that is 1 leaves it alone."""
+    gl.static_assert(acc.shape[1] == 2 * WIDE)
+    factors = correction[:, None].broadcast_to(acc.shape)
+    return gl.inline_asm_elementwise(RESCALE, RESCALE_REGISTERS, [acc, factors], gl.float32, True, WIDE)
 
 
 @gluon.jit
