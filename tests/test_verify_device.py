@@ -160,4 +160,5 @@ def test_a_damaged_file_is_named(bench):
     for damaged in (found | {"rows": [None]}, found | {"rows": [{"kernel": 1}]}, found | {"about": {}}):
         bench.file.write_text(json.dumps(damaged))
         assert bench("--from", bench.file) == 6 and bench.out == ""
-        assert bench.err.startswith(f"kiln: {bench.file} is damaged (") and "give what `kiln verify-device`" in bench.err
+        assert bench.err.startswith(f"kiln: {bench.file} is damaged (")
+        assert "give what `kiln verify-device`" in bench.err
