@@ -189,6 +189,13 @@ def test_push_stats_and_pull(tmp_path, store, cached, capsys, monkeypatch):
     assert main(["store", "pull", "--store", str(new), "--keys", "-", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["images"], told["there"], told["fetched"], told["not_fetched"], told["unusable"]) == (3, 0, 2, 1, 0)
+    row = '{"image": "%064x", "key": "%064x"}'  # as `kiln list --json` prints it: images have digests of their own
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"[{row % (9, 0)}, {row % (8, 1)}]"))
+    assert main(["store", "stats", "--keys", "-", "--store", str(new)]) == 0
+    assert capsys.readouterr().out == f"{cached.url} has 2 of 2 images\n"
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["store", "stats", "--keys", "-", "--store", str(new)]) == 7
+    assert "--keys - needs standard input, which is closed" in capsys.readouterr().err
     copy = LocalStore(new)
     assert all(copy.load(copy.get(f"{n:064x}")) == store.load(store.get(f"{n:064x}")) for n in (0, 1))
 

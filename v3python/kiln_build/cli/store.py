@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keys", type=filled("--keys", "a text with keys"), metavar="FILE",
         help="for push, pull and stats: only the images of the keys in this text, or in standard input with -: every "
-        "word of 64 hexadecimal digits; default: all of the store, which pull does not take",
+        "word of 64 hexadecimal digits, or of JSON each that is a \"key\"; default: all of the store, which pull does not take",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON: the counts, or what was removed")
 
@@ -147,12 +147,16 @@ def _open_or_make(word: str) -> Store:
 
 
 def _keys(word: str) -> list[str]:
-    """The words of 64 hexadecimal digits in a text, each once."""
+    """What a text names as a key, in JSON such as of `kiln list`, which has digests of other things beside them; else
+    all its words of 64 hexadecimal digits. Each once."""
+    if word == "-" and sys.stdin is None:
+        raise EnvironmentProblem("--keys - needs standard input, which is closed; give a file, or pipe a text with keys")
     try:
         text = sys.stdin.read() if word == "-" else Path(word).read_text(errors="replace")
     except OSError as error:
         raise EnvironmentProblem(f"--keys {word} cannot be read ({error.strerror}); give a text with keys") from error
-    keys = list(dict.fromkeys(re.findall(r"\b[0-9a-f]{64}\b", text)))
+    named = re.findall(r'"key": ?"([0-9a-f]{64})"', text)
+    keys = list(dict.fromkeys(named or re.findall(r"\b[0-9a-f]{64}\b", text)))
     if not keys:
         raise UsageError(
             f"--keys {word} has no key, which has 64 hexadecimal digits; give what `kiln list --json` prints, say"
