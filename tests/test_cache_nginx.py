@@ -19,6 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from kiln_build.cache.access import read_access
+from kiln_build.options.options import read_build_variables
+from kiln_recipe.errors import UsageError
 from store_contract import digest
 from test_cache import Team, free_port, have
 
@@ -151,3 +154,23 @@ def test_client_certificates(nginx, team):
     assert any("status 400" in text for text in team.said), "nginx refuses who has no certificate"
     assert have(team.open("four", nginx.tls)) == 0
     assert any("certificate verify failed" in text.lower() for text in team.said), "an unknown authority is believed"
+
+
+def test_files_without_certificates_are_refused_before_anything_is_asked(tmp_path):
+    def read(**variables: str) -> None:
+        read_access(read_build_variables({"KILN_CACHE": "https://127.0.0.1:1/kiln", **variables}))
+
+    make_certificates(tmp_path)
+    authority, client, other = str(tmp_path / "authority.pem"), str(tmp_path / "client.pem"), tmp_path / "other.pem"
+    read(KILN_CACHE_CERTIFICATE=client, KILN_CACHE_CA=authority)
+    other.write_text("root:x:0:0\n")
+    with pytest.raises(UsageError, match=rf"KILN_CACHE_CA={other} is not a PEM file with certificates; give one"):
+        read(KILN_CACHE_CA=str(other))
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    )
+    locked = tmp_path / "locked.pem"  # whose password OpenSSL would ask a terminal for, in each connection
+    locked.write_bytes(Path(authority).read_bytes() + key)
+    for wrong in (other, locked, authority):
+        with pytest.raises(UsageError, match=rf"KILN_CACHE_CERTIFICATE={wrong} is not a PEM file with a certificate"):
+            read(KILN_CACHE_CERTIFICATE=str(wrong))

@@ -4,6 +4,7 @@ text, log or manifest."""
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass
 
 from kiln_build.options.variables import BuildVariables
@@ -42,7 +43,7 @@ def read_access(asked: BuildVariables) -> Access:
 
     Raises:
         EnvironmentProblem: a secret or a key is not there.
-        UsageError: one is not what it should be.
+        UsageError: one is not what it should be, or a PEM file holds something else.
     """
     token = _secret(asked.cache_token, "the token of the cache") if asked.cache_token else ""
     login = _secret(asked.cache_login, "the login of the cache") if asked.cache_login else ""
@@ -52,10 +53,31 @@ def read_access(asked: BuildVariables) -> Access:
         raise UsageError("the login of the cache is not a name and a password with ':' between; give both, in one line")
     key = secret.read_key(asked.cache_key, asked.cache_password) if asked.cache_key else None
     trusted = [*map(_public_key, asked.cache_trust), *([key.public] if key else [])]
+    _check_certificates(asked)
     return Access(
         token, login, asked.cache_certificate, asked.cache_authorities, key, tuple(trusted),
         asked.cache_mode == "read-only",
     )  # fmt: skip
+
+
+def _check_certificates(asked: BuildVariables) -> None:
+    """Here, since connections would read the files one by one, and ask a terminal for a key's password."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    loads = (
+        ("CERTIFICATE", asked.cache_certificate, lambda file: context.load_cert_chain(file, password=lambda: ""),
+         "a certificate and its key, without a password"),
+        ("CA", asked.cache_authorities, context.load_verify_locations, "certificates"),
+    )  # fmt: skip
+    for name, file, load, what in loads:
+        try:
+            if file is not None:
+                load(file)
+        except ssl.SSLError as error:
+            raise UsageError(f"KILN_CACHE_{name}={file} is not a PEM file with {what}; give one") from error
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"KILN_CACHE_{name}={file} cannot be read ({error.strerror}); give a PEM file with {what}"
+            ) from error
 
 
 def _secret(word: str, what: str) -> str:

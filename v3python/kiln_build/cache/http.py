@@ -3,6 +3,8 @@ WebDAV speak it."""
 
 from __future__ import annotations
 
+import re
+
 import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import Retry, Timeout
@@ -17,6 +19,7 @@ _SLOWEST = 100_000  # ... bytes a second of what it carries
 _RETRIES, _REDIRECTS = 1, 2
 _AGAIN = (408, 429, 500, 502, 503, 504)  # what is worth another try
 _PIECE = 1 << 16
+_CONNECTION = re.compile(r"^(?:<[^>]* object at 0x[^>]*>|\w+\(host=[^)]*\)): ")  # as urllib3 names one
 
 
 class HttpTransport:
@@ -130,5 +133,5 @@ class HttpTransport:
 def _spell(error: Exception) -> str:
     """What failed, without the address, which the caller says."""
     reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
-    text = str(reason).rsplit(": ", 1)[-1] if "object at 0x" in str(reason) else str(reason)
+    text = _CONNECTION.sub("", str(reason))
     return f"{type(reason).__name__}: {text}"[:200]
