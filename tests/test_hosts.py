@@ -171,4 +171,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
     part = tmp_path / "parts" / release.part_name(small.VERSION, "sm_90")
     assert run("merge", one, part, tmp_path / "out") == 2
     assert "is a part of a release, and" in capsys.readouterr().err
-    assert run("merge", one, one, tmp_path / "out", "--input", tmp_path / "nothing") == 7
+    assert run("merge", one, one, tmp_path / "out") == 2
+    assert "are for the same targets, gfx942; give the releases of other targets" in capsys.readouterr().err
+    two = host(tmp_path / "b", "sm_90")
+    assert run("merge", one, two, tmp_path / "out", "--input", tmp_path / "nothing") == 7

@@ -38,7 +38,8 @@ def check(given: Sequence[Release]) -> dict[str, Release]:
     """By target the release that has it, in the order of the table of targets.
 
     Raises:
-        UsageError: they are not of one commit, version and settings; or two have a target, and other images.
+        UsageError: they are not of one commit, version and settings; or two have a target, and other images; or
+            all have the same targets, so that each is the whole already.
     """
     check_equal(given)
     runtimes = [(_digest_of(release, _RUNTIME), release) for release in given]
@@ -68,6 +69,11 @@ def check(given: Sequence[Release]) -> dict[str, Release]:
                 )
     if len(given) == 1:
         raise UsageError(f"{given[0].path} is alone; give the releases of other targets too")
+    if all({row["name"] for row in release.manifest["targets"]} == {*found} for release in given):
+        raise UsageError(
+            f"{given[0].path} and {given[-1].path} are for the same targets, {', '.join(found)}; give the releases of "
+            "other targets too"
+        )
     return {target.name: found[target.name][1] for target in targets.load() if target.name in found}
 
 
