@@ -18,6 +18,10 @@ if (($# != 2)); then
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+if [[ ! -f $1 ]]; then
+    echo "run_all.sh: $1 is not a file; give the tarball of a release" >&2
+    exit 2
+fi
 tarball=$(realpath -- "$1")
 # shellcheck source=tests/gpu/steps.sh
 source "$here/tests/gpu/steps.sh" "$2"
