@@ -145,7 +145,7 @@ def lookup_of(target: str, profile: str, multiprocessors: int) -> Callable[[str]
     this tree would run, in their order; none if it is refused."""
     from kiln_bench.release import called
     from kiln_build.ledger import file as ledger_file
-    from kiln_build.ledger import ledger
+    from kiln_build.ledger.chain import toolchain_of
     from kiln_build.native import argument_files, arguments
     from kiln_recipe import dtypes, targets
     from kiln_recipe.call import dispatch, evaluate
@@ -153,7 +153,7 @@ def lookup_of(target: str, profile: str, multiprocessors: int) -> Callable[[str]
 
     flash = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml")
     tables = dispatch.Tables(flash, targets.by_name(target), profile, (), TABLES)
-    identity, operations = ledger.toolchain_of(ROOT).identity, {one.name: one for one in flash.operations}
+    identity, operations = toolchain_of(ROOT).identity, {one.name: one for one in flash.operations}
     # As kiln.jit turns a structure's fields into the recipe's arguments.
     module: dict[str, Any] = {}
     exec(argument_files.python_module(arguments.read(ROOT / arguments.TABLE)), module)
@@ -210,12 +210,13 @@ def tree_keys() -> frozenset[str]:
     try:
         from kiln_build.ledger import file as ledger_file
         from kiln_build.ledger import ledger
+        from kiln_build.ledger.chain import toolchain_of
         from kiln_recipe.plan import plan
         from kiln_recipe.read import recipe
     except ModuleNotFoundError as error:
         sys.exit(f"measured.py: {error.name} is not on the path; it wants PYTHONPATH=v3python and the tests' packages")
     recipes = [recipe.load(path) for path in (*recipe.find(ROOT), *sorted(ROOT.glob("examples/*/recipe.yaml")))]
-    identity = ledger.toolchain_of(ROOT).identity
+    identity = toolchain_of(ROOT).identity
     variants = plan.make_plan(recipes, ledger.kept_targets(ROOT / "ledger"), ledger.PROFILE).variants
     return frozenset(ledger_file.short(variant.spec.key(identity)) for variant in variants)
 

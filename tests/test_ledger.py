@@ -19,6 +19,7 @@ from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger import ledger
 from kiln_build.ledger import reasons as ledger_reasons
 from kiln_build.ledger import report as ledger_report
+from kiln_build.ledger.chain import toolchain_of
 from kiln_build.ledger.file import Line
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
@@ -321,7 +322,7 @@ def test_a_shallow_clone_is_said(tiny):
 
 
 def shelves_of(tiny, at: str = "sm_90"):
-    chain = ledger.toolchain_of(ROOT)
+    chain = toolchain_of(ROOT)
     recipes = [recipe.load(tiny.folder / "recipe.yaml")]
     return chain, ledger.shelves(recipes, targets.parse(at), chain, tiny.ledger)
 

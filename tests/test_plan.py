@@ -5,6 +5,8 @@ from __future__ import annotations
 import cProfile
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -432,6 +434,16 @@ def test_the_verb_prints_counts_and_an_estimate(capsys, small):
     assert "unknown configuration 'some'" in run(capsys, *words, "--configurations", "some", code=2)
 
 
+def test_a_store_is_looked_into_without_the_packages_of_a_build(small, tmp_path):
+    """`./kiln plan` installs input/front.lock and what reads stores, and neither jinja2 nor Triton."""
+    LocalStore(tmp_path / "store").record_duration("x", 1.0)
+    hidden = "import sys; sys.modules |= {'jinja2': None, 'triton': None}"
+    code = f"{hidden}; from kiln_build import cli; sys.exit(cli.main())"
+    words = ["plan", "sm_90", "--recipe", str(small.path), "--store", str(tmp_path / "store")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("has_triton", [True, False])
 def test_the_verb_counts_what_the_store_has(capsys, small, tmp_path, monkeypatch, has_triton):
     def toolchain_of(_tree):
@@ -439,7 +451,7 @@ def test_the_verb_counts_what_the_store_has(capsys, small, tmp_path, monkeypatch
             raise ToolchainError("no Triton is installed")
         return SimpleNamespace(identity="this one")
 
-    monkeypatch.setattr("kiln_build.ledger.ledger.toolchain_of", toolchain_of)
+    monkeypatch.setattr("kiln_build.ledger.chain.toolchain_of", toolchain_of)
     store = LocalStore(tmp_path / "store")
     keys = {variant.spec.key("this one"): variant.name for variant in planned(small).variants}
     first = next(iter(keys))

@@ -103,13 +103,14 @@ def check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from kiln_build.ledger import ledger
     from kiln_build.ledger import report as ledger_report
+    from kiln_build.ledger.chain import toolchain_of
     from kiln_recipe.read import recipe  # here, so that --help needs no package
 
     asked = options.read_build_variables(os.environ)
     folder = arguments.ledger.absolute()
     wanted = ledger.kept_targets(folder, targets.parse(arguments.targets) if arguments.targets else None)
     recipes = [recipe.load(path) for path in arguments.recipe or recipe.find(ROOT)]
-    chain = ledger.toolchain_of(ROOT)
+    chain = toolchain_of(ROOT)
     choices = dict(arguments.select)
 
     def shelves(in_order: bool = True) -> tuple[tuple[Shelf, ...], frozenset[str]]:

@@ -181,7 +181,7 @@ def _look_up(the_plan: Plan, store: Store | None) -> _Held:
     if store is None:
         return _Held({}, None, "an empty store is assumed: KILN_STORE or --store names one to look into")
     from kiln_build.farm.job import Job
-    from kiln_build.ledger.ledger import toolchain_of
+    from kiln_build.ledger.chain import toolchain_of
     from kiln_recipe.compile import lock
 
     durations = store.durations()

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keys", type=filled("--keys", "a text with keys"), metavar="FILE",
         help="for push, pull and stats: only the images of the keys in this text, or in standard input with -: every "
-        "word of 64 hexadecimal digits, or of JSON each that is a \"key\"; default: all of the store, which pull does not take",
+        "word of 64 hexadecimal digits, or in JSON each \"key\"; default: all of the store, which pull does not take",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as JSON: the counts, or what was removed")
 
@@ -150,7 +150,7 @@ def _keys(word: str) -> list[str]:
     """What a text names as a key, in JSON such as of `kiln list`, which has digests of other things beside them; else
     all its words of 64 hexadecimal digits. Each once."""
     if word == "-" and sys.stdin is None:
-        raise EnvironmentProblem("--keys - needs standard input, which is closed; give a file, or pipe a text with keys")
+        raise EnvironmentProblem("--keys - needs standard input, which is closed; give a file, or a pipe")
     try:
         text = sys.stdin.read() if word == "-" else Path(word).read_text(errors="replace")
     except OSError as error:

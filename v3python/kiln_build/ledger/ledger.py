@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from kiln_build.ledger.shares import is_modelled, shares_of
 from kiln_build.release import assemble
 from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets
-from kiln_recipe.compile import lock, toolchain
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import EnvironmentProblem, KilnError, UsageError
@@ -109,16 +107,6 @@ def kept_targets(folder: Path, asked: Sequence[Target] | None = None) -> tuple[T
     if kept := tuple(target for target in able if target.name in names):
         return kept
     raise UsageError(f"{folder} has no ledger of any target; name some with --targets, and --update makes theirs")
-
-
-def toolchain_of(tree: Path) -> Toolchain:
-    """The Triton that this Python has, by the wheels of the tree's lock.
-
-    Raises:
-        ToolchainError: there is none, or it is not whole.
-    """
-    wheels = lock.read_lock(tree / "input" / lock.LOCK_NAME).members_of("triton")
-    return toolchain.find_toolchain(Path(sysconfig.get_paths()["purelib"]), wheels)
 
 
 def shelves(
