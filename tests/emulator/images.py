@@ -77,6 +77,12 @@ def images(prefix: Path, target: str) -> Iterator[Image]:
         yield Image(target, digest, code, symbol, operation, keys[digest][0], name, tuple(keys[digest]))
 
 
+def reasons(prefix: Path, target: str) -> set[str]:
+    """Why slots of a target's pack are empty."""
+    kernels = packs.read_pack(pack_of(prefix, target)).kernels
+    return {slot.reason for kernel in kernels for slot in kernel.slots if slot.reason}
+
+
 def _codes(the_pack: packs.Pack, path: Path) -> dict[str, tuple[bytes, str]]:
     """By digest a code object and the name of its kernel."""
     groups = []

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))  # ffi
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))  # candidates, pool, release
 
 import images
+import sample
 import verified
 from report import image_rows, table
 
@@ -114,14 +115,16 @@ def others_lines(others: list[tuple[Path, Path]]) -> list[str]:
         release = json.loads((prefix / "share/kiln/manifest.json").read_text())
         for target in targets_of(results):
             found = read(results / target / "images.jsonl")
-            sample = found[0]["sample"]
+            executed = found[0]["sample"]
+            drawn = {word for word in map(sample.drawn_by, images.reasons(prefix, target)) if word}
+            seeds = {str(executed), *drawn} - {"None"}
             cells = target_row(target, found)
             count = sum(1 for _ in images.images(prefix, target))
             faults = [fault for row in found for fault in row.get("wrong", ())]
             unknown = sorted({name for fault in faults for name in UNKNOWN.findall(fault)})
             rows.append(
                 [target, ", ".join(filter(None, (release["profile"], release["selection"]))),
-                 "all" if sample is None else f"seed {sample}", count, *cells[1:],
+                 f"seed {', '.join(sorted(seeds))}" if seeds else "all", count, *cells[1:],
                  ", ".join(f"`{name}`" for name in unknown) or "none"]
             )  # fmt: skip
     names = ["target", "build", "sample", "images", "code objects executed", *TARGETS[2:], "unknown instructions met"]
@@ -170,9 +173,8 @@ def page(
     if others:
         lines += [
             "## Other builds", "",
-            "Of the full profile a sample, drawn by a seed (sample.py): of each operation as many combinations of its",
-            "choices as it takes until each two values that occur together do so in the sample, with all images that",
-            "calls of these launch. Of targets that are not in the table above, their core.", "",
+            "Of the full profile a sample, drawn by a seed as docs/emulator.md says, without what core has. Of targets",
+            "that are not in the table above, their core.", "",
             *others_lines(others),
         ]  # fmt: skip
     if mutants:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,13 @@ pytest.importorskip("torch", reason="needs PyTorch")
 import sample
 from decode_calls import DecodeCall
 from drawn import MOST_KEYS, MOST_ROWS, drawn_calls
+
+from kiln_recipe import targets
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
+from kiln_recipe.selection import CHOSEN
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FUNCTIONALS = {
     "attn_fwd": ("attn_fwd.amd", "dtype=bf16 head_dim=128 padded=false extras=none"),
@@ -81,3 +89,36 @@ def test_a_sample_of_a_sample_is_all_of_it():
     assert all(sample.sampled(some, 1))
     assert all(sample.sampled(some[::-1], 1))
     assert sample.sampled(every, 2) != sample.sampled(every, 1)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    """Of the full profile and of core, for a target."""
+    recipes = [recipe.load(path) for path in recipe.find(ROOT)]
+    return [plan.make_plan(recipes, targets.parse("gfx942"), profile, (), ROOT / "tuning", CHOSEN)
+            for profile in ("full", "core")]  # fmt: skip
+
+
+def test_few_are_images_that_core_lacks_and_what_their_calls_launch(plans):
+    full, core = plans
+    there = {variant.spec for variant in core.variants}
+    some = sample.narrowed(full, 1, core, 20).variants
+    lacking = {variant.spec for variant in some} - there
+    assert 20 <= len(lacking) < 40
+    assert {variant.operation for variant in some if variant.spec in lacking} == {"attn_fwd", "attn_bwd", "attn_decode"}
+    forward = {variant.functional for variant in some if variant.operation == "attn_fwd"}
+    wide = {variant.functional for variant in some if "head_dim" in variant.functional}
+    assert {variant.functional for variant in some if variant.operation == "attn_bwd"} & wide <= forward
+    for variant in some:  # a look-up takes a configuration of which all specializations are there
+        place = variant.kernel, variant.functional, variant.configuration
+        alike = {v.name for v in full.variants if (v.kernel, v.functional, v.configuration) == place}
+        assert alike <= {v.name for v in some}
+
+
+def test_few_are_drawn_by_the_seed_and_their_release_says_so(plans):
+    full, core = plans
+    drawn = [sample.narrowed(full, seed, core, 12) for seed in (1, 1, 2)]
+    names = [[variant.name for variant in one.variants] for one in drawn]
+    assert names[0] == names[1] != names[2]
+    absent = {reason for kernel in drawn[2].kernels for reason in kernel.absent.values()}
+    assert {sample.drawn_by(reason) for reason in absent} == {"", "2"}

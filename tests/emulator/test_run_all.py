@@ -47,3 +47,19 @@ def test_a_part_that_is_left_out_is_no_success(tmp_path):
     done = run(tmp_path, "none", KILN_MUTATIONS="0")
     assert done.returncode == 1
     assert "made wrong: NOT RUN" in done.stdout
+
+
+def test_a_sample_is_executed_as_a_whole_and_on_the_page(tmp_path):
+    done = run(tmp_path, "none", KILN_SAMPLE=str(tmp_path / "kiln.tar.gz"))
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert [line.partition(",")[0] for line in said[-4:-2]] == ["images: right", "sample: right"]
+    (whole,) = [line for line in said if "/run.py" in line and "results-of-sample" in line]
+    assert "--whole" in whole
+    assert any("/page.py" in line and "results-of-sample" in line for line in said)
+
+
+def test_what_is_kept_has_a_sample(tmp_path):
+    done = run(tmp_path, "none", KILN_KEEP="1")
+    assert done.returncode == 1
+    assert "sample: NOT RUN" in done.stdout
