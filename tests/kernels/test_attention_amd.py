@@ -1,5 +1,5 @@
 """The forward for AMD's GPUs (attn_fwd_amd.py), interpreted on the CPU, against float64: all that it serves, in both
-orders of its loop. The gradients, which are everybody's, take its log-sum-exp."""
+orders of its loop, and with both ways to load. The gradients, which are everybody's, take its log-sum-exp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from interpreter import Image, run
 
 pytestmark = pytest.mark.sample(3)
 
-ORDERS = ["in turn", "ahead"]
+ORDERS = ["in turn", "ahead", "near"]  # near: in turn, with offsets of 32 bits
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -34,19 +34,72 @@ def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr):
 
 
 @triton.jit
+def near(stride):
+    """A stride in 32 bits: as it is from 0 to 2^23, by which 64 rows of 2-byte numbers lie within 2^30 bytes."""
+    return tl.minimum(tl.maximum(stride, 0), 1 << 23).to(tl.int32)
+
+
+@triton.jit
+def load_near_piece(
+    ptr, rows, width, BEGIN: tl.constexpr, SIZE: tl.constexpr, TRANSPOSED: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    """load_piece() of rows that are all there, whose offsets have 32 bits: they are summed before the base is added."""
+    columns = BEGIN + tl.arange(0, SIZE)
+    AXIS: tl.constexpr = 0 if TRANSPOSED else 1
+    addresses = ptr + (tl.expand_dims(rows, AXIS) + tl.expand_dims(columns, 1 - AXIS))
+    if PADDED:
+        return tl.load(addresses, mask=tl.expand_dims(columns < width, 1 - AXIS), other=0.0)
+    else:
+        return tl.load(addresses)
+
+
+@triton.jit
+def load_block(
+    ptr, start, stride, width, ROWS: tl.constexpr, P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+    TRANSPOSED: tl.constexpr, PADDED: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """load_rows() of rows that are all there.
+
+    Args:
+        NEAR: by a scalar base and offsets of 32 bits, whose sums are no vector instructions; for strides that near()
+            does not change.
+    """
+    if NEAR:
+        ptr += start * stride
+        rows = tl.arange(0, ROWS) * near(stride)
+        if P2 > 0:
+            return (
+                load_near_piece(ptr, rows, width, 0, P0, TRANSPOSED, PADDED),
+                load_near_piece(ptr, rows, width, P0, P1, TRANSPOSED, PADDED),
+                load_near_piece(ptr, rows, width, P0 + P1, P2, TRANSPOSED, PADDED),
+            )
+        elif P1 > 0:
+            return (
+                load_near_piece(ptr, rows, width, 0, P0, TRANSPOSED, PADDED),
+                load_near_piece(ptr, rows, width, P0, P1, TRANSPOSED, PADDED),
+            )
+        else:
+            return (load_near_piece(ptr, rows, width, 0, P0, TRANSPOSED, PADDED),)
+    else:
+        every = tl.full([ROWS], True, tl.int1)
+        return load_rows(ptr, start, stride, every, width, ROWS, P0, P1, P2, TRANSPOSED, False, PADDED)
+
+
+@triton.jit
 def attn_fwd_amd(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, used_q_ptr, used_k_ptr, sm_scale,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, flags,
     out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr, UNMASKED_LOOP: tl.constexpr,
-    AHEAD: tl.constexpr, HALF_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    AHEAD: tl.constexpr, HALF_UP: tl.constexpr, NEAR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """attn_fwd of calls without extras; its arguments.
 
     Args:
         AHEAD: products of the next block of keys are computed beside the weights of this one.
         HALF_UP: as rounded() says.
+        NEAR: as load_block() says; of other strides all blocks are those with masks.
     """
     batch, head, number = place(tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
     head_kv = head // heads_per_kv
@@ -67,14 +120,15 @@ def attn_fwd_amd(
         first, last, begin, end, whole_begin, whole_end = span(
             first_row, first_row + BLOCK_M - 1, rows, shift, left, right, rows_k, BLOCK_N
         )
+        if NEAR and (near(stride_kn) != stride_kn or near(stride_vn) != stride_vn):
+            whole_end = whole_begin
         acc = zeros(BLOCK_M, P0, P1, P2)
         row_max, row_sum = started(BLOCK_M)
         if UNMASKED_LOOP:
             factor = sm_scale * LOG2E
-            every = tl.full([BLOCK_N], True, tl.int1)
             if AHEAD:
                 # With a mask, since there may be no block.
-                there = every & (whole_begin < whole_end)
+                there = tl.full([BLOCK_N], True, tl.int1) & (whole_begin < whole_end)
                 k = load_rows(k_ptr, whole_begin, stride_kn, there, width_qk, BLOCK_N, P0, P1, P2, True, True, PADDED)
                 products = inner(q, k, P1, P2)
             for start in tl.range(whole_begin, whole_end, BLOCK_N):
@@ -83,16 +137,16 @@ def attn_fwd_amd(
                     begin_k = tl.minimum(start + BLOCK_N, whole_end - BLOCK_N)
                 else:
                     begin_k = start
-                k = load_rows(k_ptr, begin_k, stride_kn, every, width_qk, BLOCK_N, P0, P1, P2, True, False, PADDED)
+                k = load_block(k_ptr, begin_k, stride_kn, width_qk, BLOCK_N, P0, P1, P2, True, PADDED, NEAR)
                 if AHEAD:
-                    v = load_rows(v_ptr, start, stride_vn, every, width_v, BLOCK_N, P0, P1, P2, False, False, PADDED)
+                    v = load_block(v_ptr, start, stride_vn, width_v, BLOCK_N, P0, P1, P2, False, PADDED, NEAR)
                     next_products = inner(q, k, P1, P2)
                 else:
                     products = inner(q, k, P1, P2)
                 p, correction, row_max, row_sum = weighed(row_max, row_sum, products, factor, False)
                 acc = scaled(acc, correction, P1, P2)
                 if not AHEAD:
-                    v = load_rows(v_ptr, start, stride_vn, every, width_v, BLOCK_N, P0, P1, P2, False, False, PADDED)
+                    v = load_block(v_ptr, start, stride_vn, width_v, BLOCK_N, P0, P1, P2, False, PADDED, NEAR)
                 acc = added(rounded(p, v[0].dtype, HALF_UP), v, acc, P1, P2)
                 if AHEAD:
                     products = next_products
