@@ -11,8 +11,9 @@ of the whole profile as of the one that is built here.
 With --few N, calls are drawn until the images that they may take, and the core profile has not, are N of a target or
 more: of each operation as many, and of its calls those that bring most values of choices, and pairs of them, an image
 that are in no image of that kernel yet. Each is a combination of all choices; in the sample is what the look-up may
-take for it, of every kernel of the operation, of the forward that a backward's call needs before it, and of the call
-by which candidates.py reaches kernels that do not depend on head_dim. A target draws others than the next.
+take for it, of every kernel of the operation, of the forward that a backward's call needs before it, of the mask of a
+call that drops weights, and of the call by which candidates.py reaches kernels that do not depend on head_dim. A
+target draws others than the next.
 
 `--list`: nothing is built, and the variants' names are printed.
 """
@@ -34,6 +35,7 @@ from kiln_recipe.selection import values_of
 
 PADDED = "padded"  # no feature of a call: an image without masks for columns, where widths allow it
 FORWARD, BACKWARD = "flash.attn_fwd", "flash.attn_bwd"
+MASKS = "flash.dropout_mask", {"mask_dtype": "uint8"}  # by which what a call drops is known
 PLAIN = {"head_dim": "64", "extras": "any"}  # in calls of candidates.py for kernels that do not depend on these
 _NOT_DRAWN = "it is not in the sample that was drawn by the seed {}"
 
@@ -152,11 +154,13 @@ def _calls(offers: Sequence[Offer]) -> list[tuple[str, Mapping[str, str]]]:
 def _taken_by(offers: Sequence[Offer], operation: str, values: Mapping[str, str]) -> list[Variant]:
     """What is to be there that a call can be made, and that each image of it is reached; nothing if some of that is
     not in the profile."""
-    calls = [(operation, values)]
+    calls: list[tuple[str, Mapping[str, str]]] = [(operation, values)]
     if any("head_dim" not in offer.values for offer in _agreeing(offers, operation, values)):
         calls.append((operation, {**values, **PLAIN}))
     if operation == BACKWARD:
         calls += [(FORWARD, row) for _, row in calls]
+    if any(row.get("extras") in ("any", "dropout") for _, row in calls):
+        calls.append(MASKS)
     found = [_agreeing(offers, *call) for call in calls]
     return [variant for some in found for offer in some for variant in offer.variants] if all(found) else []
 
