@@ -242,7 +242,7 @@ def test_a_server_that_fails_costs_little_and_is_said_once(team, server, name):
         store.share(digest(number))
     store.close()
     assert time.monotonic() - began < 25 and (found == 0 or "half way" in name)
-    left_alone = [text for text in team.said if "is not used for the rest of this build: " in text]
+    left_alone = [text for text in team.said if "is not asked any more: " in text]
     assert len(left_alone) == 1 and not any(text.startswith("warning") for text in team.said)
     assert have(team.open("two", server.url)) == 30, "the build has what it compiled"
 
@@ -251,7 +251,7 @@ def test_a_cache_that_is_not_there(team):
     store = team.open("one", f"http://127.0.0.1:{free_port()}/kiln")
     began = time.monotonic()
     assert have(store) == 0 and time.monotonic() - began < 10
-    said = [text for text in team.said if "is not used for the rest" in text and "Connection refused" in text]
+    said = [text for text in team.said if "is not asked any more" in text and "Connection refused" in text]
     assert len(said) == 1 and "Watched" not in said[0], said
 
 
@@ -282,7 +282,7 @@ def test_what_is_compiled_goes_to_a_cache_that_is_too_slow_to_be_asked(team, ser
         store.share(digest(number))
     store.close()
     assert len(server.of("ac")) == 30
-    assert sum("is not asked again in this build: 0 images, of 40" in text for text in team.said) == 1
+    assert sum("is not asked any more: 0 images, of 40" in text for text in team.said) == 1
 
 
 def test_what_does_not_go_to_a_cache_that_is_left_alone_is_counted(team):

@@ -197,10 +197,10 @@ class LayeredStore(Store):
         budget = self.remote.budget
         if budget.why and self._told != budget.why:
             self._told = budget.why
-            self._say(f"the cache {self._address} is not used for the rest of this build: {budget.why}")
+            self._say(f"the cache {self._address} is not asked any more: {budget.why}")
         elif budget.slow and not self._told:
             self._told = budget.slow
-            self._say(f"the cache {self._address} is not asked again in this build: {budget.slow}")
+            self._say(f"the cache {self._address} is not asked any more: {budget.slow}")
 
 
 def open_layered(local: Store, address: str, access: Access, workers: int, say: Callable[[str], None]) -> LayeredStore:
