@@ -18,11 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
 from kiln_recipe import targets
 from kiln_recipe.errors import ArtifactError, ToolchainError
-from kiln_recipe.images import elf
+from kiln_recipe.images import elf, elf_file, elf_limits
 
 KERNEL = """
 import triton
@@ -207,6 +209,62 @@ def test_no_damage_is_a_crash(images, name):
                 wrong += 1
                 assert "\n" not in str(error)
     assert wrong > 20
+
+
+METADATA = (32, "NT_AMDGPU_METADATA")  # as versions of pyelftools name it
+
+
+def by_pyelftools(code: bytes) -> tuple:
+    """Sections with their contents, the numbers of the kernel's symbols, and AMD's notes."""
+    sections = list(ELFFile(io.BytesIO(code)).iter_sections())
+    table = next((s for s in sections if s.name == ".symtab" and s["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM")), None)
+    numbers = [n for n, s in enumerate(table.iter_symbols()) if s.name == "product"] if table else []
+    notes = [note for s in sections if isinstance(s, NoteSection) for note in s.iter_notes()]
+    return (
+        [(s.name, b"" if s["sh_type"] in ("SHT_NULL", "SHT_NOBITS") else s.data()) for s in sections],
+        numbers,
+        [note["n_descdata"] for note in notes if note["n_name"] == "AMDGPU" and note["n_type"] in METADATA],
+    )
+
+
+def by_kiln(code: bytes) -> tuple:
+    sections = elf_file.named(code)
+    table = next((s for name, s in sections if name == ".symtab" and s.kind in elf_file.SYMBOL_TABLES), None)
+    return (
+        [(name, elf_file.content(code, section)) for name, section in sections],
+        elf_file.symbols(code, table, "product") if table else [],
+        [content for name, kind, content in elf_file.notes(code) if (name, kind) == (b"AMDGPU\0", 32)],
+    )
+
+
+@pytest.mark.parametrize("name", AMD + NVIDIA)
+def test_what_is_read_is_what_pyelftools_reads(images, name):
+    """Of the image, and of what its limits let pass of damaged headers and tables."""
+    code, _, _ = read(images, name)
+    assert by_kiln(code) == by_pyelftools(code) and by_kiln(code)[1]
+    assert len(by_kiln(code)[2]) == (name in AMD)
+    source = random.Random(3)
+    start, count = struct.unpack_from("<Q", code, 40)[0], struct.unpack_from("<H", code, 60)[0]
+    same = 0
+    for _ in range(200):
+        bad = bytearray(code)
+        position = source.choice([source.randrange(len(code) - 4), start + 4 * source.randrange(16 * count)])
+        struct.pack_into("<I", bad, position, source.choice([0, 1, 3, 7, 8, 0xFFFFFFFF, source.getrandbits(8)]))
+        try:
+            elf_limits.check(bytes(bad))
+            assert by_kiln(bytes(bad)) == by_pyelftools(bytes(bad))
+            same += 1
+        except (ArtifactError, ValueError, ELFError):  # what either refuses
+            pass
+    assert same > 100
+
+
+def test_a_note_that_is_cut_off(images):
+    code = bytearray(read(images, "gfx942")[0])
+    note = next(section for section in elf_file.sections(bytes(code)) if section.kind == elf_file.NOTE)
+    struct.pack_into("<I", code, note.offset + 4, note.size)
+    with pytest.raises(ArtifactError, match=r"the hsaco is truncated or corrupt \(a note is cut off\)"):
+        elf.amd_facts(bytes(code))
 
 
 def test_header_against_metadata(images):

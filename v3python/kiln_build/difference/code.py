@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
 import subprocess
 import sysconfig
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from kiln_build.amd_model import disassembly
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
-from kiln_recipe.images import elf_limits
+from kiln_recipe.images import elf_file, elf_limits
 
 _NO_BYTES = 8
 _NVDISASM = "triton/backends/nvidia/bin/nvdisasm"
@@ -113,15 +112,10 @@ def sections_that_differ(before: bytes, after: bytes) -> list[str]:
 def _sections(image: bytes) -> dict[str, bytes]:
     """The contents of an image's sections by their names; those of one name, which only a damaged one has, together."""
     elf_limits.check(image)
-    rows = elf_limits.sections(image)
-    (names,) = struct.unpack_from("<H", image, 62)
     found: dict[str, bytes] = {}
-    for row in rows:
-        begin = rows[names].offset + row.name
-        text = image[begin : image.index(b"\0", begin)].decode("ascii", "replace")
-        is_empty = row.kind == _NO_BYTES
-        content = row.size.to_bytes(8, "little") if is_empty else image[row.offset : row.offset + row.size]
-        found[text] = found.get(text, b"") + content
+    for name, section in elf_file.named(image):
+        content = section.size.to_bytes(8, "little") if section.kind == _NO_BYTES else elf_file.content(image, section)
+        found[name] = found.get(name, b"") + content
     return found
 
 

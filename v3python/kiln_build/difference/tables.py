@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kiln_recipe.errors import ArtifactError
-from kiln_recipe.images import elf_limits
+from kiln_recipe.images import elf_file, elf_limits
 
 ABI = 7  # KILN_FAMILY_ABI: of the structures below
 NO_CONFIGURATION = 255
@@ -28,7 +28,6 @@ _KERNEL = struct.Struct("<QQ16xQQ24xQ16xQ28xi8xi8xi16x")
 _TARGET = struct.Struct("<Qi12xQQ40x")  # name, configuration_count, configuration_names, lookup
 _BIN = struct.Struct("<Q8xQi4x")  # name, edges, edge_count
 _RELOCATION = struct.Struct("<QQq")
-_SYMBOL = struct.Struct("<IBBHQQ")
 
 _RELATIVE = 8  # R_X86_64_RELATIVE
 _SYMBOLS, _RELOCATIONS, _NO_BYTES, _DYNAMIC_SYMBOLS = 2, 4, 8, 11
@@ -117,16 +116,16 @@ def symbols(library: bytes) -> list[str]:
     found = set()
     try:
         elf_limits.check(library)
-        sections = elf_limits.sections(library)
+        sections = elf_file.sections(library)
         for _, kind, _, _, offset, size, link, *_ in sections:
             if kind != _DYNAMIC_SYMBOLS:
                 continue
             names = sections[link].offset
-            for name, info, _, section, *_ in _SYMBOL.iter_unpack(library[offset : offset + size]):
+            for name, info, _, section, *_ in elf_file.SYMBOL.iter_unpack(library[offset : offset + size]):
                 if section and info >> 4 in (1, 2) and name:  # defined, and global or weak
                     start = names + name
                     found.add(library[start : library.index(b"\0", start)].decode())
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, IndexError) as error:
         raise ArtifactError("its symbols are malformed") from error
     return sorted(found)
 
@@ -138,7 +137,7 @@ class _Memory:
         elf_limits.check(library)
         self._parts: list[tuple[int, bytes]] = []
         self._pointers: dict[int, int] = {}
-        for _, kind, flags, address, offset, size, *_ in elf_limits.sections(library):
+        for _, kind, flags, address, offset, size, *_ in elf_file.sections(library):
             content = library[offset : offset + size]
             if kind == _RELOCATIONS:
                 whole = content[: len(content) // _RELOCATION.size * _RELOCATION.size]

@@ -21,7 +21,7 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
 from kiln_recipe.errors import ArtifactError, ToolchainError
-from kiln_recipe.images import elf_limits, messagepack
+from kiln_recipe.images import elf_file, elf_limits, messagepack
 from kiln_recipe.shape import is_line
 
 _AMDGPU_MACHINE = 224
@@ -196,12 +196,12 @@ def nvidia_facts(cubin: bytes) -> NvidiaFacts:
         abi, flags = cubin[8], _U32.unpack_from(cubin, 48)[0]
         # The architecture moved by a byte with ABI 8.
         sm = flags & 0xFF if abi < 8 else flags >> 8 & 0xFF
-        named = elf_limits.named(cubin)
+        named = elf_file.named(cubin)
         names = [name.removeprefix(".nv.info.") for name, _ in named if name.startswith(".nv.info.")]
         if len(names) != 1:
             raise ArtifactError(f"the cubin has {len(names)} kernels; Kiln's images have one")
         kernel, sections = _name(names[0]), dict(named)
-        symbols = {_U32.pack(number) for number in elf_limits.symbols(cubin, _section(sections, ".symtab"), kernel)}
+        symbols = {_U32.pack(number) for number in elf_file.symbols(cubin, _section(sections, ".symtab"), kernel)}
         common = [v for v in _nv_attributes(cubin, _section(sections, ".nv.info")) if v[1][:4] in symbols]
         own = _nv_attributes(cubin, _section(sections, f".nv.info.{kernel}"))
         threads, required, parameters = 0, False, []
@@ -330,7 +330,7 @@ def code_ranges(code: bytes) -> list[tuple[int, int]]:
         ArtifactError: it is no image, or malformed.
     """
     with _checked(kind_of(code), code):
-        return sorted((one.offset, one.size) for one in elf_limits.sections(code) if one.is_code)
+        return sorted((one.offset, one.size) for one in elf_file.sections(code) if one.is_code)
 
 
 def _without(code: bytes, elf: ELFFile, sections: list, empty: set[int]) -> bytes:
@@ -434,14 +434,14 @@ def _count(value: object) -> int:
     return value
 
 
-def _section(sections: dict[str, elf_limits.Section], name: str) -> elf_limits.Section:
+def _section(sections: dict[str, elf_file.Section], name: str) -> elf_file.Section:
     if (section := sections.get(name)) is None:
         raise ArtifactError(f"the image is truncated or corrupt: it has no section {name}")
     return section
 
 
 def _amd_metadata(code: bytes) -> dict:
-    for name, kind, content in elf_limits.notes(code):
+    for name, kind, content in elf_file.notes(code):
         if name.rstrip(b"\0") == b"AMDGPU" and kind == _NT_AMDGPU_METADATA:
             return messagepack.unpack(content)
     raise ArtifactError("the code object has no metadata note (NT_AMDGPU_METADATA); code object version 3 or later has")
@@ -450,10 +450,10 @@ def _amd_metadata(code: bytes) -> dict:
 _U32 = struct.Struct("<I")
 
 
-def _nv_attributes(cubin: bytes, section: elf_limits.Section) -> list[tuple[int, bytes]]:
+def _nv_attributes(cubin: bytes, section: elf_file.Section) -> list[tuple[int, bytes]]:
     if section.size > elf_limits.MOST_ATTRIBUTES:
         raise ArtifactError(f"the cubin is corrupt: .nv.info has more than {elf_limits.MOST_ATTRIBUTES} bytes")
-    data = elf_limits.content(cubin, section)
+    data = elf_file.content(cubin, section)
     attributes, position = [], 0
     while position < len(data):
         form, attribute, size = struct.unpack_from("<BBH", data, position)

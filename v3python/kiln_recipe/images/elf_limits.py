@@ -1,5 +1,4 @@
-"""What an image may ask of its reader: held against its bytes before anything else is read of it; and what is read most
-often, without pyelftools, which takes twenty times as long.
+"""What an image may ask of its reader: held against its bytes before anything else is read of it.
 
 pyelftools believes what a file states: it unpacks compressed sections, reads a table of as many entries as a header
 counts, and looks for the end of a name as far as the file goes. A cubin or code object needs little of any of that.
@@ -8,94 +7,17 @@ counts, and looks for the end of a name as far as the file goes. A cubin or code
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
 
 from kiln_recipe.errors import ArtifactError
+from kiln_recipe.images.elf_file import EMPTY, NOTE, SECTION, SYMBOL, SYMBOL_TABLES, Section, sections
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_NOTE_HEADER = struct.Struct("<III")
-_SYMBOL_TABLES, _NOTE, _HASH, _GNU_HASH, _EMPTY = (2, 11), 7, 5, 0x6FFFFFF6, (0, 8)
-_PROGRAM, _EXECUTABLE, _COMPRESSED = 1, 4, 0x800
+_HASH, _GNU_HASH, _COMPRESSED = 5, 0x6FFFFFF6, 0x800
 
 # The largest image of the full profile, with line information, has 40 sections, 8 segments, 60 symbols.
 MOST_SECTIONS, MOST_SEGMENTS, MOST_SYMBOLS = 256, 64, 4096
 LONGEST_NAME = 1024
 MOST_NOTES = 256 << 10  # bytes
 MOST_ATTRIBUTES = 256 << 10  # bytes of .nv.info
-
-
-class Section(NamedTuple):
-    """A section's header, as ELF has it; `name` is a place in the section of names."""
-
-    name: int
-    kind: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    align: int
-    entry: int
-
-    @property
-    def is_code(self) -> bool:
-        """Whether it has machine code."""
-        return self.kind == _PROGRAM and bool(self.flags & _EXECUTABLE)
-
-
-def sections(code: bytes) -> list[Section]:
-    """The headers of the sections of a file that `check` has passed."""
-    (start,) = struct.unpack_from("<Q", code, 40)
-    (count,) = struct.unpack_from("<H", code, 60)
-    return [Section(*row) for row in _SECTION.iter_unpack(code[start : start + count * _SECTION.size])]
-
-
-def named(code: bytes) -> list[tuple[str, Section]]:
-    """The sections of a file that `check` has passed, with their names."""
-    rows = sections(code)
-    (names,) = struct.unpack_from("<H", code, 62)
-    return [(_text(code, rows[names].offset + row.name), row) for row in rows]
-
-
-def content(code: bytes, section: Section) -> bytes:
-    """The bytes of a section of a file that `check` has passed."""
-    return b"" if section.kind in _EMPTY else code[section.offset : section.offset + section.size]
-
-
-def symbols(code: bytes, table: Section, name: str) -> list[int]:
-    """The numbers of the symbols of that name, in a table of a file that `check` has passed.
-
-    Raises:
-        ArtifactError: it is no table of symbols.
-    """
-    if table.kind not in _SYMBOL_TABLES:
-        raise ArtifactError("its symbol table is malformed")
-    start, wanted = sections(code)[table.link].offset, name.encode() + b"\0"
-    places = (start + row[0] for row in _SYMBOL.iter_unpack(content(code, table)))
-    return [number for number, place in enumerate(places) if code.startswith(wanted, place)]
-
-
-def notes(code: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-    """Name, kind and content of each note of a file that `check` has passed.
-
-    Raises:
-        ArtifactError: one is cut off.
-    """
-    for section in sections(code):
-        data, place = (content(code, section) if section.kind == _NOTE else b""), 0
-        while place < len(data):
-            if place + _NOTE_HEADER.size > len(data):
-                raise ArtifactError("a note is cut off")
-            name, size, kind = _NOTE_HEADER.unpack_from(data, place)
-            begin = place + _NOTE_HEADER.size
-            start = begin + name + -name % 4
-            if start + size > len(data):
-                raise ArtifactError("a note is cut off")
-            yield data[begin : begin + name], kind, data[start : start + size]
-            place = start + size + -size % 4
 
 
 def check(code: bytes) -> None:
@@ -113,19 +35,19 @@ def check(code: bytes) -> None:
     notes = total = symbols = 0
     for name, kind, flags, _, offset, size, link, _, _, entry in rows:
         _check_name(code, rows, names, name)
-        if kind in _EMPTY:
+        if kind in EMPTY:
             continue
         total += size
         if offset + size > len(code):
             raise ArtifactError("a section ends beyond its end")
         if flags & _COMPRESSED:
             raise ArtifactError("it has a compressed section; no image has")
-        notes += size if kind == _NOTE else 0
-        if kind in _SYMBOL_TABLES:
-            symbols += size // _SYMBOL.size
-            if entry != _SYMBOL.size or size % _SYMBOL.size or symbols > MOST_SYMBOLS:
+        notes += size if kind == NOTE else 0
+        if kind in SYMBOL_TABLES:
+            symbols += size // SYMBOL.size
+            if entry != SYMBOL.size or size % SYMBOL.size or symbols > MOST_SYMBOLS:
                 raise ArtifactError(f"its symbol table is malformed, or has more than {MOST_SYMBOLS} symbols")
-            for symbol, *_ in _SYMBOL.iter_unpack(code[offset : offset + size]):
+            for symbol, *_ in SYMBOL.iter_unpack(code[offset : offset + size]):
                 _check_name(code, rows, link, symbol)
         if kind in (_HASH, _GNU_HASH):
             _check_hash(code[offset : offset + size], kind)
@@ -138,7 +60,7 @@ def check(code: bytes) -> None:
 def _check_header(code: bytes, segments: int, row: int, count: int, names: int) -> None:
     (segment_row,) = struct.unpack_from("<H", code, 54)
     first_segment, first_section = struct.unpack_from("<QQ", code, 32)
-    if row != _SECTION.size or not 0 < count <= MOST_SECTIONS or names >= count:
+    if row != SECTION.size or not 0 < count <= MOST_SECTIONS or names >= count:
         raise ArtifactError(f"its section headers are malformed, or there are more than {MOST_SECTIONS}")
     if segments > MOST_SEGMENTS or (segments and segment_row != 56):
         raise ArtifactError(f"its program headers are malformed, or there are more than {MOST_SEGMENTS}")
@@ -154,10 +76,6 @@ def _check_name(code: bytes, rows: list[Section], table: int, name: int) -> None
     start = rows[table].offset + name
     if start >= len(code) or code.find(b"\0", start, start + LONGEST_NAME) < 0:
         raise ArtifactError(f"a name has no end, or more than {LONGEST_NAME} bytes")
-
-
-def _text(code: bytes, start: int) -> str:
-    return code[start : code.index(b"\0", start)].decode(errors="replace")
 
 
 def _check_hash(table: bytes, kind: int) -> None:
