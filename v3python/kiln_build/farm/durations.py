@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Of what a target's compiler usually takes for a kernel that multiplies matrices. In a build with 64 workers, such a
 # kernel took 1.4 to 1.8 s in the mean, those of elements and rows 0.5, those by Hopper's asynchronous products 5.4.
 _WITHOUT_PRODUCTS, _BY_WARPGROUPS = 0.3, 3.3
+# Of the names that products have: dot, dot_scaled, warpgroup_mma, tcgen05_mma, mma_v2, wmma, mfma; gamma is none.
+_PRODUCT = re.compile(r"\b((?:[^\W_]*_)*(?:dot|w?g?mma|mfma)(?:_\w+)?)\(")
 
 
 class Basis(enum.Enum):
@@ -102,5 +104,5 @@ def _share(source: str, function: str) -> float:
 
     files = fingerprint.sources(Path(source), function)
     texts = (file.read_text(errors="replace") for file in files)
-    calls = {name for text in texts for name in re.findall(r"\b(\w*(?:dot|mma)\w*)\(", text)}
+    calls = {name for text in texts for name in _PRODUCT.findall(text)}
     return _BY_WARPGROUPS if "warpgroup_mma" in calls else 1.0 if calls else _WITHOUT_PRODUCTS
