@@ -193,6 +193,9 @@ def test_push_stats_and_pull(tmp_path, store, cached, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"[{row % (9, 0)}, {row % (8, 1)}]"))
     assert main(["store", "stats", "--keys", "-", "--store", str(new)]) == 0
     assert capsys.readouterr().out == f"{cached.url} has 2 of 2 images\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff %064x" % 0), "utf-8"))
+    assert main(["store", "stats", "--keys", "-", "--store", str(new)]) == 0
+    assert capsys.readouterr().out == f"{cached.url} has 1 of 1 image\n"
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["store", "stats", "--keys", "-", "--store", str(new)]) == 7
     assert "--keys - needs standard input, which is closed" in capsys.readouterr().err

@@ -151,6 +151,8 @@ def _keys(word: str) -> list[str]:
     all its words of 64 hexadecimal digits. Each once."""
     if word == "-" and sys.stdin is None:
         raise EnvironmentProblem("--keys - needs standard input, which is closed; give a file, or a pipe")
+    if word == "-" and hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")
     try:
         text = sys.stdin.read() if word == "-" else Path(word).read_text(errors="replace")
     except OSError as error:
