@@ -173,8 +173,8 @@ def page(
     if others:
         lines += [
             "## Other builds", "",
-            "Of the full profile a sample, drawn by a seed as docs/emulator.md says, without what core has. Of targets",
-            "that are not in the table above, their core.", "",
+            "Of the full profile a sample, drawn by a seed as docs/emulator.md says, with the images of core that its",
+            "calls take. Of targets that are not in the table above, their core.", "",
             *others_lines(others),
         ]  # fmt: skip
     if mutants:

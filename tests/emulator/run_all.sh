@@ -12,16 +12,19 @@
 # all are right go to docs/measurements/emulator.md and to docs/measurements/verified, from which the next manifest says
 # what was executed; else both are in the output folder.
 set -euo pipefail
+shopt -s inherit_errexit # a tarball that cannot be unpacked whole ends it, in $(unpacked ...) too
 unset CDPATH
 if (($# < 2)) || [[ $1 == -* ]]; then
     sed -n '2,14s/^# \{0,1\}//p' "$0"
     exit 2
 fi
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
-if [[ ! -f $1 ]]; then
-    echo "run_all.sh: $1 is not a file; give the tarball of a release" >&2
-    exit 2
-fi
+for given in "$1" ${KILN_SAMPLE:+"$KILN_SAMPLE"}; do
+    if [[ ! -f $given ]]; then
+        echo "run_all.sh: $given is not a file; give the tarball of a release" >&2
+        exit 2
+    fi
+done
 tarball=$(realpath -- "$1")
 mkdir -p -- "$2"
 output=$(cd -- "$2" && pwd -P)

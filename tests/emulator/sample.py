@@ -177,7 +177,7 @@ def narrowed(plan: Plan, seed: int, core: Plan | None = None, few: int = 0) -> P
     """A plan with the variants of the sample alone; the others' slots say why they are empty.
 
     Args:
-        few: if not 0, how many are drawn of those that `core` has not.
+        core: if given, calls are drawn until the sample has `few` images of a target that this has not.
     """
     kept = []
     for target in plan.targets:
@@ -214,6 +214,8 @@ def main() -> int:
     ):  # fmt: skip
         parser.add_argument(name, help=f"as of `kiln build`: {what}")
     options = parser.parse_args()
+    if options.few is not None and options.few < 1:
+        parser.error(f"--few {options.few} draws nothing; give 1 or more")
     from kiln_build import cli
     from kiln_build.release import build
 

@@ -12,8 +12,8 @@ import pytest
 SCRIPT = Path(__file__).with_name("run_all.sh")
 
 
-def run(tmp_path: Path, failing: str, **variables: str) -> subprocess.CompletedProcess:
-    """With a python3 whose program of that name fails."""
+def run(tmp_path: Path, failing: str, cut: int | None = None, **variables: str) -> subprocess.CompletedProcess:
+    """With a python3 whose program of that name fails, and the first `cut` bytes of a release."""
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "python3").write_text(f'#!/bin/sh\ncase $1 in */{failing}.py) exit 1;; esac\necho "$@"\n')
@@ -21,6 +21,7 @@ def run(tmp_path: Path, failing: str, **variables: str) -> subprocess.CompletedP
     (tmp_path / "kiln").mkdir()
     with tarfile.open(tmp_path / "kiln.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "kiln", "kiln")
+    (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "kiln.tar.gz").read_bytes()[:cut])
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "KILN_KEEP": "0"} | variables
     words = ["bash", str(SCRIPT), str(tmp_path / "kiln.tar.gz"), str(tmp_path / "out"), "gfx942"]
     return subprocess.run(words, capture_output=True, text=True, env=environment)
@@ -63,3 +64,16 @@ def test_what_is_kept_has_a_sample(tmp_path):
     done = run(tmp_path, "none", KILN_KEEP="1")
     assert done.returncode == 1
     assert "sample: NOT RUN" in done.stdout
+
+
+@pytest.mark.parametrize("cut", [60, 100])
+def test_a_damaged_tarball_ends_it_before_anything_is_run(tmp_path, cut):
+    done = run(tmp_path, "none", cut, KILN_SAMPLE=str(tmp_path / "cut.tar.gz"))
+    assert done.returncode not in (0, 1) and done.stdout == ""
+    assert len([*(tmp_path / "out").glob("*/kiln")]) == 1, "of the release alone"
+
+
+def test_a_sample_that_is_not_there_is_named(tmp_path):
+    done = run(tmp_path, "none", KILN_SAMPLE=str(tmp_path / "none.tar.gz"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"run_all.sh: {tmp_path}/none.tar.gz is not a file; give the tarball of a release\n"
