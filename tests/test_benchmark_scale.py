@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,6 +57,17 @@ def test_a_store_is_found_in_a_workspace_and_from_any_folder(program, tmp_path, 
     monkeypatch.chdir(tmp_path)
     found = {program("releases").store_of(text) for text in ("workspace", "workspace/store")}
     assert found == {(tmp_path / "workspace" / "store").resolve()}
+
+
+def test_forecasts_are_tried_side_by_side_on_processors_of_their_own(program):
+    """One that fails gives nothing, and the others go on; who asks for more processors than there are gets all."""
+    cores = sorted(os.sched_getaffinity(0))
+    mine = partial(os.sched_getaffinity, 0)
+    jobs = [(1, partial(int, "7")), (1, partial(int, "not a number")), (len(cores) + 1, mine)]
+    made = list(program("predict").side_by_side(jobs, cores))
+    assert sorted(made, key=str) == sorted([7, None, set(cores)], key=str)
+    each = list(program("predict").side_by_side([(1, mine) for _ in cores], cores))
+    assert all(len(one) == 1 for one in each)
 
 
 def test_the_kernel_that_is_edited_has_the_line(program):

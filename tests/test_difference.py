@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import shutil
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from kiln_build.difference.side import File, Side
 from kiln_build.difference.tables import Bin, Choice, Family, Table
 from kiln_build.pages.document import begin
 from kiln_recipe.errors import ArtifactError
+from kiln_recipe.images import elf_file
 from small_release import linked_release, small_release
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,6 +245,15 @@ def test_no_damage_of_a_library_is_more_than_a_sentence(library):
         except ArtifactError:
             pass
     assert 0 < read < 600
+
+
+def test_an_empty_table_of_symbols_whose_names_are_nowhere():
+    header = bytearray(b"\x7fELF\x02\x01".ljust(128, b"\0"))
+    struct.pack_into("<Q", header, 40, len(header))
+    struct.pack_into("<HHHHH", header, 54, 56, 0, 64, 2, 0)
+    dynamic = elf_file.SECTION.pack(0, 11, 0, 0, 64, 0, 99, 0, 0, elf_file.SYMBOL.size)
+    with pytest.raises(ArtifactError, match="its symbols are malformed"):
+        tables.symbols(bytes(header) + elf_file.SECTION.pack(*[0] * 10) + dynamic)
 
 
 # ---- releases ----
