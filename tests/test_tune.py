@@ -244,7 +244,8 @@ def test_two_runs_are_compared_by_the_fastest_of_all_implementations():
 def variant(kernel: str, configuration: str, functional="f", specialization="aligned", unavailable=None) -> dict:
     return {
         "operation": "flash.attn_fwd", "kernel": kernel, "configuration": configuration, "functional": functional,
-        "specialization": specialization, "unavailable": unavailable, "key": f"{kernel} {configuration} {functional}",
+        "specialization": specialization, "unavailable": unavailable,
+        "key": f"{kernel} {configuration} {functional}{'' if specialization == 'aligned' else ' ' + specialization}",
     }  # fmt: skip
 
 
@@ -256,8 +257,19 @@ def test_candidates_are_of_the_same_functional_and_kernel():
         variant("attn_fwd.hopper", "A=4", specialization="generic"), variant("attn_bwd_dq", "A=1"),
     ]  # fmt: skip
     found = candidates.Images([ran, *beside, *others]).beside(ran)
-    assert found == {(v["kernel"], v["configuration"]): v["key"] for v in (ran, *beside)}
+    assert found == {(v["kernel"], v["configuration"]): (v["key"],) for v in (ran, *beside)}
     assert candidates.Images([]).beside(ran) == {}
+
+
+def test_other_implementations_have_specializations_of_their_own():
+    """A kernel for descriptors has one, "generic"; of another that is the image for tensors that are not aligned."""
+    ran = variant("attn_fwd.hopper", "A=1", specialization="generic")
+    general = [variant("attn_fwd.general", "B=1"), variant("attn_fwd.general", "B=1", specialization="generic")]
+    found = candidates.Images([*general, ran]).beside(ran)
+    assert found == {
+        ("attn_fwd.general", "B=1"): tuple(one["key"] for one in general),
+        ("attn_fwd.hopper", "A=1"): (ran["key"],),
+    }
 
 
 def test_bins_of_calls():
@@ -351,6 +363,8 @@ class Images:
 
         if keys and "hopper" in keys[0]:
             raise Refused(2, "it serves calls with more keys")
+        if keys and "other" in keys[0] and "generic" not in keys[0]:
+            raise Refused(2, "its tensors are not aligned")
         function = pytest.importorskip("torch").nn.functional.scaled_dot_product_attention
         out = function(problem.q, problem.k, problem.v) * (2 if keys and "B=2" in keys[0] else 1)
         return Prepared([lambda: self.ran.append("".join(keys))], lambda: {"out": out}, [], [self.usual])
@@ -382,5 +396,11 @@ def test_a_row_has_the_candidates_that_are_right():
         "shape"
     ] == shapes.as_row(shape)
     assert loss(row) == pytest.approx(0.5) and winner(row) == (NAME, "B=3") and "B=3" in kiln.ran[-1]
+    other = [variant("attn_fwd.other", "C=1", functional, word) for word in ("aligned", "generic")]
+    kernels = KERNELS | {"attn_fwd.other": KERNELS[NAME]}
+    (row,) = Tuner(kiln, candidates.Images([every[0], *other]), kernels, 132, timed).rows(
+        Problem(shape, "cpu"), "forward"
+    )
+    assert not row["refused"] and any(other[1]["key"] in ran for ran in kiln.ran), "the first that takes the call"
     alone = Tuner(kiln, candidates.Images(every[:1]), KERNELS, 132, timed)
     assert alone.rows(Problem(shape, "cpu"), "forward") == [], "there is nothing to choose"

@@ -18,23 +18,32 @@ Name = tuple[str, str]  # a kernel, "attn_fwd.general", and a configuration
 
 
 class Images:
-    """A target's images, by what a call must have in common with them."""
+    """A target's images, by what a call must have in common with them.
+
+    Args:
+        variants: in the pack's order, in which a call takes the first specialization that its tensors allow.
+    """
 
     def __init__(self, variants: Sequence[Variant]) -> None:
-        self._alike: dict[tuple[str, ...], dict[Name, str]] = defaultdict(dict)
+        self._alike: dict[tuple[str, ...], list[Variant]] = defaultdict(list)
         for variant in variants:
             if variant["unavailable"] is None:
-                self._alike[_common(variant)][variant["kernel"], variant["configuration"]] = variant["key"]
+                self._alike[_common(variant)].append(variant)
 
-    def beside(self, ran: Variant) -> dict[Name, str]:
-        """The keys of all that could run in the place of a variant, that one included: other configurations, and other
-        implementations of the same kernel."""
-        return self._alike.get(_common(ran), {})
+    def beside(self, ran: Variant) -> dict[Name, tuple[str, ...]]:
+        """The keys of all that could run in the place of a variant, that one included: other configurations, of its
+        specialization, and other implementations of the same kernel, which have specializations of their own: of each
+        the first that takes the call."""
+        found: dict[Name, tuple[str, ...]] = {}
+        for one in self._alike.get(_common(ran), ()):
+            if one["kernel"] != ran["kernel"] or one["specialization"] == ran["specialization"]:
+                name = one["kernel"], one["configuration"]
+                found[name] = (*found.get(name, ()), one["key"])
+        return found
 
 
 def _common(variant: Variant) -> tuple[str, ...]:
-    kernel = variant["kernel"].partition(".")[0]
-    return (variant["operation"], kernel, variant["functional"], variant["specialization"])
+    return (variant["operation"], variant["kernel"].partition(".")[0], variant["functional"])
 
 
 def kernels(recipe: Recipe) -> dict[str, Kernel]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kiln_bench import shapes
@@ -58,16 +58,30 @@ class Tuner:
             return self._kiln.decoding(given, keys)
         return self._kiln.training(given, part, keys)
 
+    def _first(self, given: Problem | CacheProblem, part: str, keys: Sequence[str]) -> tuple[str, Prepared]:
+        """The first image that takes the call.
+
+        Raises:
+            Refused: none does.
+        """
+        for key in keys[:-1]:
+            try:
+                return key, self._prepare(given, part, key)
+            except Refused:
+                continue
+        return keys[-1], self._prepare(given, part, keys[-1])
+
     def _row(
-        self, given: Problem | CacheProblem, part: str, ran: Mapping[str, Any], keys: Mapping[Name, str]
+        self, given: Problem | CacheProblem, part: str, ran: Mapping[str, Any], keys: Mapping[Name, Sequence[str]]
     ) -> dict[str, Any]:
         works: dict[str, Work] = {}
         names, wrong, refused = dict[str, "Name"](), dict[str, str](), dict[str, str]()
+        took: dict[Name, str] = {}
         samples = given.samples(0) if isinstance(given, CacheProblem) else given.samples(part)
-        for (kernel, configuration), key in keys.items():
+        for (kernel, configuration), every in keys.items():
             title = f"{kernel}: {configuration}"
             try:
-                prepared = self._prepare(given, part, key)
+                took[kernel, configuration], prepared = self._first(given, part, every)
             except Refused as error:  # an implementation that does not serve this call
                 refused[title] = str(error)
                 continue
@@ -85,7 +99,7 @@ class Tuner:
         return {
             "part": part, "shape": shapes.as_row(given.shape), "functional": ran["functional"],
             "used": [ran["kernel"], ran["configuration"]], "wrong": wrong, "refused": refused,
-            "keys": _shortened(keys, names.values()),
+            "keys": _shortened(took, names.values()),
             "bins": {k: candidates.bin_of(self._kernels[k], given.shape, self._multiprocessors) for k in by_kernel},
             "microseconds": _each(by_kernel, lambda figure: round(figure.microseconds, 3)),
             "spread": _each(by_kernel, lambda figure: round(figure.spread, 4)),
