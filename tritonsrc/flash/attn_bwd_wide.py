@@ -99,6 +99,14 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
 
 
 @gluon.jit
+def nought():
+    """0, of which the compiler does not know: what is computed with it in a loop it does not compute before, and so keeps
+    in no register."""
+    return gl.inline_asm_elementwise("mov.u32 $0, 0; // $1", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False,
+                                     pack=1)  # fmt: skip
+
+
+@gluon.jit
 def begin_dk(dk, slot, stage, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr):
     """Begins the product of a block's ds with half of the columns of its rows."""
     HALF: gl.constexpr = HEAD_DIM // 2
@@ -111,7 +119,7 @@ def begin_dq(slot, shared, INDEX: gl.constexpr, PART: gl.constexpr, HEAD_DIM: gl
     """Begins the product of a block's ds with a quarter of the columns of the keys: a consumer's first, or second."""
     QUARTER: gl.constexpr = HEAD_DIM // 4
     DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUARTER, 16])
-    k = shared.k.index(0).reshape([BLOCK, HEAD_DIM]).slice((2 * INDEX + PART) * QUARTER, QUARTER, 1)
+    k = shared.k.index(nought()).reshape([BLOCK, HEAD_DIM]).slice((2 * INDEX + PART) * QUARTER, QUARTER, 1)
     dq = gl.zeros([BLOCK, QUARTER], gl.float32, DQ)
     return warpgroup_mma(shared.ds.index(slot).permute((1, 0)), k, dq, use_acc=False, is_async=True)
 
@@ -175,7 +183,7 @@ def weigh(dk, dv, done, before, block, tile, call, ends, shared, MASKED: gl.cons
     dtype: gl.constexpr = shared.k.dtype
     stage = done % 2
     slot = done % 2  # of the block before
-    k = shared.k.index(0).reshape([BLOCK, HEAD_DIM])
+    k = shared.k.index(nought()).reshape([BLOCK, HEAD_DIM])
     q = shared.q.index(stage).reshape([BLOCK, HEAD_DIM])
     if MASKED:
         clear_rows(stage, done, block, tile, call, shared, HEAD_DIM)
@@ -195,7 +203,7 @@ def weigh(dk, dv, done, before, block, tile, call, ends, shared, MASKED: gl.cons
     mbarrier.arrive(shared.p_full, count=1)
     weights = gl.convert_layout(rounded, gl.DotOperandLayout(0, WIDE, 2))
     mbarrier.wait(shared.dout_full, done & 1)
-    dout = shared.dout.index(0).reshape([BLOCK, HEAD_DIM]).slice(0, HALF, 1)
+    dout = shared.dout.index(nought()).reshape([BLOCK, HEAD_DIM]).slice(0, HALF, 1)
     dv = warpgroup_mma(weights, dout, dv, is_async=True)
     dk, dq = warpgroup_mma_wait(1, deps=[dk, dq])
     mbarrier.arrive(shared.q_empty.index(1 - stage), count=1)
@@ -225,8 +233,8 @@ def differ(dk, dv, done, place, before, block, tile, call, ends, shared, MASKED:
     dk = begin_dk(dk, 1 - slot, 1 - stage, shared, 1, HEAD_DIM)
     dq = begin_dq(1 - slot, shared, 1, 0, HEAD_DIM)
     mbarrier.wait(shared.dout_full, done & 1)
-    v = shared.v.index(0).reshape([BLOCK, HEAD_DIM])
-    dout = shared.dout.index(0).reshape([BLOCK, HEAD_DIM])
+    v = shared.v.index(nought()).reshape([BLOCK, HEAD_DIM])
+    dout = shared.dout.index(nought()).reshape([BLOCK, HEAD_DIM])
     delta = shared.delta.index(0).load(COLUMNS)[None, :].broadcast_to([BLOCK, BLOCK])
     dp = warpgroup_mma(v, dout.permute((1, 0)), delta, is_async=True)
     dk, dq = warpgroup_mma_wait(1, deps=[dk, dq])
