@@ -100,7 +100,7 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
 
 @gluon.jit
 def nought():
-    """0, which the compiler does not know: what depends on it is computed anew in each step of a loop. The descriptors of
+    """0, which the compiler does not know: what depends on it is computed anew in each step of a loop. Descriptors of
     products with tiles that stay would be computed before the loop otherwise, and spilled."""
     return gl.inline_asm_elementwise("mov.u32 $0, 0; // $1", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False,
                                      pack=1)  # fmt: skip
