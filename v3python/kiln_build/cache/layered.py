@@ -195,12 +195,10 @@ class LayeredStore(Store):
             elif self._doubted == _NAMED + 1:
                 self._say("warning: more entries of the cache are unusable; they are counted at the end")
         budget = self.remote.budget
-        if budget.why and self._told != budget.why:
-            self._told = budget.why
-            self._say(f"the cache {self._address} is not asked any more: {budget.why}")
-        elif budget.slow and not self._told:
-            self._told = budget.slow
-            self._say(f"the cache {self._address} is not asked any more: {budget.slow}")
+        why = budget.why or (budget.slow if not self._told else "")
+        if why and why != self._told:
+            self._told = why
+            self._say(f"the cache {self._address} is not asked any more: {why}")
 
 
 def open_layered(local: Store, address: str, access: Access, workers: int, say: Callable[[str], None]) -> LayeredStore:
