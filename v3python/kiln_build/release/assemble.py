@@ -31,7 +31,7 @@ from kiln_build.store.store import Store, StoredImage
 from kiln_recipe import targets as target_table
 from kiln_recipe.console.progress import and_more
 from kiln_recipe.errors import ArtifactError, BuildFailed, KilnError
-from kiln_recipe.images import elf, judge
+from kiln_recipe.images import elf, elf_file, judge
 from kiln_recipe.model import Recipe
 from kiln_recipe.plan import plan
 from kiln_recipe.plan.model import KernelPlan, Plan, Variant
@@ -39,7 +39,8 @@ from kiln_recipe.targets import Target
 
 # Groups of packs that a workspace keeps compressed: ten times what the full profile of a target takes.
 _GROUPS_BYTES = 256 << 20
-_WRITERS = (pack.__file__, pack_writer.__file__, split.__file__, elf.__file__)  # what a pack's bytes depend on
+# What a pack's bytes depend on.
+_WRITERS = (pack.__file__, pack_writer.__file__, split.__file__, elf.__file__, elf_file.__file__)
 
 
 @dataclass(frozen=True)
