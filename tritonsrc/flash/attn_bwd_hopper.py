@@ -18,7 +18,7 @@ from typing import NamedTuple
 from attn_bwd_copies import produce
 from attn_bwd_ends import LEAST_SCALE
 from attn_bwd_order import add_half, add_in_turn
-from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, seen, write
+from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, nought, seen, write
 from attn_bwd_tiles import Call, board, leave_work, next_place, next_work, section_of, work_of
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
 from hopper_pieces import reinterpreted
@@ -118,8 +118,8 @@ def add_rows(dk, dv, done, place, block, tile, call, ends, shared, INDEX: gl.con
     dtype: gl.constexpr = shared.k.dtype
     stage = done % STAGES
     phase = done // STAGES & 1
-    k = shared.k.index(INDEX).reshape([64, HEAD_DIM])
-    v = shared.v.index(INDEX).reshape([64, HEAD_DIM])
+    k = shared.k.index(INDEX + nought()).reshape([64, HEAD_DIM])
+    v = shared.v.index(INDEX + nought()).reshape([64, HEAD_DIM])
     q = shared.q.index(stage).reshape([BLOCK_M, HEAD_DIM])
     dout = shared.dout.index(stage).reshape([BLOCK_M, HEAD_DIM])
     mbarrier.wait(shared.q_full.index(stage), phase)

@@ -42,6 +42,14 @@ def clear_beyond(tile, count, ROWS: gl.constexpr, HEAD_DIM: gl.constexpr):
 
 
 @gluon.jit
+def nought():
+    """0, which the compiler does not know: what depends on it is computed anew in each step of a loop. Descriptors of
+    products with tiles that stay would be computed before the loop otherwise, and spilled."""
+    return gl.inline_asm_elementwise("mov.u32 $0, 0; // $1", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False,
+                                     pack=1)  # fmt: skip
+
+
+@gluon.jit
 def packed(values, dtype: gl.constexpr):
     """Values rounded to 16 bits, two in a register: taken apart again, each costs an instruction, where two conversions
     would."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from attn_bwd_ends import LEAST_SCALE
 from attn_bwd_hopper import Ends
-from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, packed, seen, write
+from attn_bwd_pieces import add_up, arrive, barriers, clear_beyond, nought, packed, seen, write
 from attn_bwd_tiles import Call, block_of, next_place, place_of_row, span_of, tile_of
 from flags import CU_K, CU_Q, SUMS_K, SUMS_Q, USED_K, USED_Q
 from hopper_pieces import reinterpreted
@@ -96,14 +96,6 @@ def produce(q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, call):
             copy_rows(i, i, tile, span, q_desc, dout_desc, terms_desc, shared, call)
     else:
         gdc_wait()  # as in attn_bwd_hopper.produce
-
-
-@gluon.jit
-def nought():
-    """0, which the compiler does not know: what depends on it is computed anew in each step of a loop. Descriptors of
-    products with tiles that stay would be computed before the loop otherwise, and spilled."""
-    return gl.inline_asm_elementwise("mov.u32 $0, 0; // $1", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False,
-                                     pack=1)  # fmt: skip
 
 
 @gluon.jit
