@@ -36,9 +36,9 @@ from triton.language.extra.cuda import gdc_wait
 
 
 class Shared(NamedTuple):
-    """Tiles in shared memory, and the barriers that say whether they are full or may be filled anew. Keys, values, sums
-    of dq and of ds (`surplus`) are in halves, one for each consumer; so is ds, of two blocks of rows in turn. `work`
-    is what the producer says of two tiles."""
+    """Tiles in shared memory, and the barriers that say whether they are full or may be filled anew. Keys, values and
+    sums of dq are in halves, one for each consumer; so are ds and their sums (`surplus`), of two blocks of rows in
+    turn. `work` is what the producer says of two tiles."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -102,14 +102,51 @@ def begin_dq(dq, slot, whose: gl.constexpr, shared, INDEX: gl.constexpr, HEAD_DI
 
 
 @gluon.jit
-def add_rows(dk, dv, done, place, block, tile, call, ends, shared, INDEX: gl.constexpr, MASKED: gl.constexpr,
-             HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
-    """Adds what the done-th block of rows gives to dk and dv of 64 keys, and to half of its dq.
+def begin_dq_before(done, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Begins half of dq of the block before the done-th, once both consumers have written its ds."""
+    HALF: gl.constexpr = HEAD_DIM * BLOCK_M // 128
+    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    slot = done % 2
+    mbarrier.wait(shared.ds_full.index(slot), done // 2 & 1)
+    dq = gl.zeros([64, HALF], gl.float32, DQ)
+    dq = begin_dq(dq, slot, INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, False)
+    return begin_dq(dq, slot, 1 - INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, True)
+
+
+@gluon.jit
+def await_place(done, call, shared, INDEX: gl.constexpr):
+    """Waits until the places are free that dq of the last block and sums of its ds had, of so many that are done."""
+    if call.ordered:
+        mbarrier.wait(shared.dq_empty.index(INDEX), (done & 1) ^ 1)
+    else:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def add_dq(dq, number, place, call, ends, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Begins to add half of dq of the number-th block, and sums of its ds, to those at `place`. In a fixed order it
+    leaves both to the warp that does."""
+    shared.dq.index(INDEX).store(dq)
+    fence_async_shared()
+    if call.ordered:
+        mbarrier.arrive(shared.dq_full.index(INDEX), count=1)
+    else:
+        gl.barrier()
+        add_half(place, (number + 1) % 2, ends, shared, call, INDEX, HEAD_DIM, BLOCK_M)
+
+
+@gluon.jit
+def add_rows(dk, dv, done, place, before, block, tile, call, ends, shared, INDEX: gl.constexpr, MASKED: gl.constexpr,
+             HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr,
+             BEHIND: gl.constexpr):  # fmt: skip
+    """Adds what the done-th block of rows gives to dk and dv of 64 keys, and half of its dq to the sums.
 
     Args:
         place: where this block has its sums.
+        before: where the block before has them, or -1.
         block: its number.
         ONES: as of add_up().
+        BEHIND: adds dq of the block before: nothing waits for the other consumer's ds then.
     """
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -141,51 +178,55 @@ def add_rows(dk, dv, done, place, block, tile, call, ends, shared, INDEX: gl.con
         p = gl.where(seen(tile.first + 64 * INDEX, block * BLOCK_M, tile, call, SCORES, BLOCK_M), p, 0.0)
     slot = (done + 1) % 2
     own = shared.ds.index(slot * 2 + INDEX)
-    DQ_ROWS: gl.constexpr = 64
-    DQ_COLUMNS: gl.constexpr = HEAD_DIM * BLOCK_M // 128
-    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLUMNS, 16])
     weights = gl.convert_layout(p.to(dtype), WEIGHTS)
     dp = warpgroup_mma_wait(0, deps=[dp])
     dv = warpgroup_mma(weights, dout, dv, is_async=True)
     ds = (p * dp).to(dtype)
-    # The other consumer is done with what this held: it has written its ds of the block before since.
+    # The other consumer is done with what `own` held: it has written its ds of the block before since, or, where its dq
+    # is behind, left the rows of that block.
+    if BEHIND:
+        dq = begin_dq_before(done, shared, INDEX, HEAD_DIM, BLOCK_M)
+        last = done + STAGES - 1
+        mbarrier.wait(shared.q_empty.index(last % STAGES), (last // STAGES & 1) ^ 1)
     own.store(ds)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(slot), count=1)
     factors = gl.convert_layout(ds, WEIGHTS)
     dk = warpgroup_mma(factors, q, dk, is_async=True)
-    dq = gl.zeros([DQ_ROWS, DQ_COLUMNS], gl.float32, DQ)
-    dq = begin_dq(dq, slot, INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, False)
-    if call.ordered:
-        mbarrier.wait(shared.dq_empty.index(INDEX), (done & 1) ^ 1)
+    if BEHIND:
+        await_place(done, call, shared, INDEX)
+        add_up(own, shared.surplus.index(slot * 2 + INDEX), BLOCK_M, ONES)
+        dv, weights, dq = warpgroup_mma_wait(1, deps=[dv, weights, dq])
+        mbarrier.arrive(shared.dout_empty.index(stage), count=1)
+        if before >= 0:
+            add_dq(dq, done - 1, before, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M)
+        dk, factors = warpgroup_mma_wait(0, deps=[dk, factors])
+        mbarrier.arrive(shared.q_empty.index(stage), count=1)
     else:
-        tma.store_wait(0)
-    add_up(own, shared.surplus.index(INDEX), BLOCK_M, ONES)
-    mbarrier.wait(shared.ds_full.index(slot), (done + 1) // 2 & 1)
-    dq = begin_dq(dq, slot, 1 - INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, True)
-    dv, weights = warpgroup_mma_wait(3, deps=[dv, weights])
-    mbarrier.arrive(shared.dout_empty.index(stage), count=1)
-    dk, factors = warpgroup_mma_wait(2, deps=[dk, factors])
-    mbarrier.arrive(shared.q_empty.index(stage), count=1)
-    dq = warpgroup_mma_wait(0, deps=[dq])
-    if call.ordered:
-        shared.dq.index(INDEX).store(dq)
-        fence_async_shared()
-        mbarrier.arrive(shared.dq_full.index(INDEX), count=1)
-    else:
-        tma.store_wait(0)
-        shared.dq.index(INDEX).store(dq)
-        fence_async_shared()
-        gl.barrier()
-        add_half(place, ends, shared, call, INDEX, HEAD_DIM, BLOCK_M)
+        HALF: gl.constexpr = HEAD_DIM * BLOCK_M // 128
+        DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+        dq = gl.zeros([64, HALF], gl.float32, DQ)
+        dq = begin_dq(dq, slot, INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, False)
+        await_place(done, call, shared, INDEX)
+        add_up(own, shared.surplus.index(slot * 2 + INDEX), BLOCK_M, ONES)
+        mbarrier.wait(shared.ds_full.index(slot), (done + 1) // 2 & 1)
+        dq = begin_dq(dq, slot, 1 - INDEX, shared, INDEX, HEAD_DIM, BLOCK_M, True)
+        dv, weights = warpgroup_mma_wait(3, deps=[dv, weights])
+        mbarrier.arrive(shared.dout_empty.index(stage), count=1)
+        dk, factors = warpgroup_mma_wait(2, deps=[dk, factors])
+        mbarrier.arrive(shared.q_empty.index(stage), count=1)
+        dq = warpgroup_mma_wait(0, deps=[dq])
+        if not call.ordered:
+            tma.store_wait(0)
+        add_dq(dq, done, place, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M)
     return dk, dv
 
 
 @gluon.jit
-def walk(dk, dv, done, span, tile, call, ends, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr,
-         BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
-    """Adds to dk and dv what the blocks of a Span give, in the order of block_of(). Returns both, and how many are done
-    with these."""
+def walk(dk, dv, done, before, span, tile, call, ends, shared, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr,
+         BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr, BEHIND: gl.constexpr):  # fmt: skip
+    """Adds to dk and dv what the blocks of a Span give, in the order of block_of(). Returns both, how many are done
+    with these, and where the last has its sums."""
     front = span.whole_begin - span.begin
     masked = front + span.end - span.whole_end
     for i in range(masked * call.heads_per_kv):
@@ -193,26 +234,28 @@ def walk(dk, dv, done, span, tile, call, ends, shared, INDEX: gl.constexpr, HEAD
         block = gl.where(number < front, span.begin + number, span.whole_end + number - front)
         place = tile.place + i // masked * call.places + block * BLOCK_M
         dk, dv = add_rows(
-            dk, dv, done, place, block, tile, call, ends, shared, INDEX, True,
-            HEAD_DIM, BLOCK_M, STAGES, ONES,
+            dk, dv, done, place, before, block, tile, call, ends, shared, INDEX, True,
+            HEAD_DIM, BLOCK_M, STAGES, ONES, BEHIND,
         )  # fmt: skip
+        before = place
         done += 1
     place = tile.place + span.whole_begin * BLOCK_M
     whole = span.whole_end - span.whole_begin
     left = whole
     for _ in range(whole * call.heads_per_kv):
         dk, dv = add_rows(
-            dk, dv, done, place, 0, tile, call, ends, shared, INDEX, False,
-            HEAD_DIM, BLOCK_M, STAGES, ONES,
+            dk, dv, done, place, before, 0, tile, call, ends, shared, INDEX, False,
+            HEAD_DIM, BLOCK_M, STAGES, ONES, BEHIND,
         )  # fmt: skip
+        before = place
         done += 1
         place, left = next_place(place, left, whole, call.places, BLOCK_M)
-    return dk, dv, done
+    return dk, dv, done, before
 
 
 @gluon.jit
 def consume_tile(tile, told, done, ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr,
-                 BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
+                 BLOCK_M: gl.constexpr, STAGES: gl.constexpr, ONES: gl.constexpr, BEHIND: gl.constexpr):  # fmt: skip
     """Computes dk and dv of the keys [64 * INDEX, 64 * INDEX + 64) of the told-th tile, and half of dq. Returns how
     many blocks are done with its own."""
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -224,21 +267,30 @@ def consume_tile(tile, told, done, ends, shared, call, INDEX: gl.constexpr, HEAD
     if ((call.flags & (CU_K | SUMS_K | USED_K)) != 0) & (inside < 64):
         clear_beyond(shared.k.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
         clear_beyond(shared.v.index(INDEX).reshape([64, HEAD_DIM]), inside, 64, HEAD_DIM)
+    before = gl.to_tensor(-1)
     if call.ordered:
         for number in range(2):
             tile = work_of(told, shared, 4)  # here and behind the loops again, so that it takes no registers in them
-            dk, dv, done = walk(
-                dk, dv, done, section_of(number, tile), tile, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES
+            dk, dv, done, before = walk(
+                dk, dv, done, before, section_of(number, tile), tile, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M,
+                STAGES, ONES, BEHIND,
             )  # fmt: skip
     else:
-        dk, dv, done = walk(dk, dv, done, tile, tile, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES)
+        dk, dv, done, before = walk(
+            dk, dv, done, before, tile, tile, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES,
+            BEHIND,
+        )  # fmt: skip
     tile = work_of(told, shared, 4)
+    if BEHIND:
+        if before >= 0:
+            dq = begin_dq_before(done, shared, INDEX, HEAD_DIM, BLOCK_M)
+            await_place(done, call, shared, INDEX)
+            dq = warpgroup_mma_wait(0, deps=[dq])
+            gl.barrier()
+            add_dq(dq, done - 1, before, call, ends, shared, INDEX, HEAD_DIM, BLOCK_M)
     mbarrier.arrive(shared.k_empty, count=1)
     # This consumer alone reads its values, and writes its part of dq.
-    if call.ordered:
-        mbarrier.wait(shared.dq_empty.index(INDEX), (done & 1) ^ 1)
-    else:
-        tma.store_wait(0)
+    await_place(done, call, shared, INDEX)
     first = tile.first + 64 * INDEX
     write(
         dv.to(dtype), shared.v.index(INDEX), ends.dv_desc, ends.dv_ptr, ends.stride_dvb, ends.stride_dvh,
@@ -258,7 +310,7 @@ def consume_tile(tile, told, done, ends, shared, call, INDEX: gl.constexpr, HEAD
 
 @gluon.jit
 def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
-            STAGES: gl.constexpr, ONES: gl.constexpr):  # fmt: skip
+            STAGES: gl.constexpr, ONES: gl.constexpr, BEHIND: gl.constexpr):  # fmt: skip
     """A consumer's part of all tiles of this program."""
     mbarrier.arrive(shared.ds_full.index(0), count=1)  # of a block -1: ds of the first are in the second slot
     told = 0
@@ -266,7 +318,7 @@ def consume(ends, shared, call, INDEX: gl.constexpr, HEAD_DIM: gl.constexpr, BLO
     gdc_wait()
     tile = next_work(told, shared, 4)
     while tile.rows_k > 0:
-        done = consume_tile(tile, told, done, ends, shared, call, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES)
+        done = consume_tile(tile, told, done, ends, shared, call, INDEX, HEAD_DIM, BLOCK_M, STAGES, ONES, BEHIND)
         leave_work(told, shared)
         told += 1
         tile = next_work(told, shared, 4)
@@ -313,7 +365,7 @@ def attn_bwd_hopper(
         gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], terms_desc.layout),
         gl.allocate_shared_memory(dtype, [4, 64, BLOCK_M], DS),
         gl.allocate_shared_memory(gl.float32, [2, 64, HEAD_DIM * BLOCK_M // 128], dq_desc.layout),
-        gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], terms_desc.layout),
+        gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], terms_desc.layout),
         board(),
         barriers(2, 1),
         barriers(2, 3 if ORDERED else 2),
@@ -340,16 +392,17 @@ def attn_bwd_hopper(
     taken_ptr = arrivals_ptr + batches * (heads // heads_per_kv)
     if ORDERED:
         gl.warp_specialize([
-            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),
-            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES)),
+            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES, False)),
+            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES, False)),
             (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, BLOCK_M, BLOCK_N,
                        STAGES)),
             (add_in_turn, (ends, shared, call, HEAD_DIM, BLOCK_M, BLOCK_N)),
         ], [4, 1, 1], [REGISTERS, 24, 40])  # fmt: skip
     else:
+        # dq of the block before takes registers, which a fixed order and blocks of more rows do not leave.
         gl.warp_specialize([
-            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES)),
-            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES)),
+            (consume, (ends, shared, call, 0, HEAD_DIM, BLOCK_M, STAGES, ONES, BLOCK_M == 64)),
+            (consume, (ends, shared, call, 1, HEAD_DIM, BLOCK_M, STAGES, ONES, BLOCK_M == 64)),
             (produce, (q_desc, dout_desc, k_desc, v_desc, terms_desc, shared, taken_ptr, call, BLOCK_M, BLOCK_N,
                        STAGES)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip

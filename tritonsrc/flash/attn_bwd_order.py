@@ -8,14 +8,14 @@ from triton.language.extra.cuda import gdc_wait
 
 
 @gluon.jit
-def add_half(place, ends, shared, call, WHOSE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Begins to add a consumer's part of a block's dq, and its sums of ds, to those at `place`."""
+def add_half(place, slot, ends, shared, call, WHOSE: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Begins to add a consumer's part of a block's dq, and its sums of the ds in `slot`, to those at `place`."""
     ROW: gl.constexpr = 64 * WHOSE if BLOCK_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_M == 128 else HEAD_DIM * BLOCK_M // 128 * WHOSE
     tma.async_atomic_add(ends.dq_desc, [place + ROW, COLUMN], shared.dq.index(WHOSE))
     # Sums of ds of each consumer's keys have places of their own: nothing says which consumer comes first.
     sums_at = ends.surplus_at + WHOSE * call.heads * call.places
-    tma.async_atomic_add(ends.terms_desc, [sums_at + place], shared.surplus.index(WHOSE))
+    tma.async_atomic_add(ends.terms_desc, [sums_at + place], shared.surplus.index(slot * 2 + WHOSE))
 
 
 @gluon.jit
@@ -49,9 +49,9 @@ def add_in_turn(ends, shared, call, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexp
             place = tile.place + member * call.places + block * BLOCK_M
             await_order(ends.order_ptr + place // 64, turn_of(block, tile, call, BLOCK_M, BLOCK_N))
             mbarrier.wait(shared.dq_full.index(0), done & 1)
-            add_half(place, ends, shared, call, 0, HEAD_DIM, BLOCK_M)
+            add_half(place, (done + 1) % 2, ends, shared, call, 0, HEAD_DIM, BLOCK_M)
             mbarrier.wait(shared.dq_full.index(1), done & 1)
-            add_half(place, ends, shared, call, 1, HEAD_DIM, BLOCK_M)
+            add_half(place, (done + 1) % 2, ends, shared, call, 1, HEAD_DIM, BLOCK_M)
             tma.store_wait(0)
             mbarrier.arrive(shared.dq_empty.index(0), count=1)
             mbarrier.arrive(shared.dq_empty.index(1), count=1)
