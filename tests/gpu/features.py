@@ -140,6 +140,11 @@ ROWS: dict[str, list[Call | DecodeCall]] = {
         every(dtype=DTYPES, inputs=("outliers",), rows=(1023,), keys=(300, 2047), backward=(False, True))
     ),
     "inputs with a hot row": deep(every(dtype=DTYPES, inputs=("hot row",), rows=(1023,), keys=(300, 2047))),
+    # In most calls a row's largest score hardly grows behind its first block; here it does, by more and by less than
+    # what makes attn_fwd_hopper.py multiply a wide head's output.
+    "inputs of wide heads, whose scores grow": deep(
+        every(dtype=DTYPES, inputs=("outliers", "hot row"), rows=(1023,), keys=(2047,), width=(192, 256))
+    ) + every(dtype=DTYPES, sm_scale=(0.3, 1.0), rows=(1023,), keys=(2047,), width=(192, 256)),
     "backward, deterministic": deep(
         every(dtype=DTYPES, deterministic=(True,), rows=(1023,), keys=(1023,), width=(64, 128, 256), left=(-1, 200))
     ),
