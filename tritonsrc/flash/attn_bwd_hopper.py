@@ -281,7 +281,7 @@ def consume_tile(tile, told, done, ends, shared, call, INDEX: gl.constexpr, HEAD
             BEHIND,
         )  # fmt: skip
     tile = work_of(told, shared, 4)
-    if BEHIND:
+    if BEHIND:  # noqa: SIM102 -- one is known to the compiler
         if before >= 0:
             dq = begin_dq_before(done, shared, INDEX, HEAD_DIM, BLOCK_M)
             await_place(done, call, shared, INDEX)
