@@ -12,7 +12,7 @@ shared memory, whose rate they reach. The order of a tile's blocks of keys is Wo
 from typing import NamedTuple
 
 from flags import CU_Q, SUMS_Q, USED_Q
-from hopper_order import Level, most_turns, ordered_rows, plain_call
+from hopper_order import Level, most_turns, ordered_rows, plain_call, planes_together
 from hopper_pieces import (
     Results,
     after_wait,
@@ -129,7 +129,8 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, KEY_STA
     done = 0
     taken = 0
     if ORDERED:
-        plain = plain_call(call)
+        plain = plain_call(call, PARTS * COLUMNS > 128)
+        together = planes_together(call)
         is_ordered = (call.flags & (CU_Q | SUMS_Q | USED_Q)) != 0
         turns = gl.where(is_ordered, most_turns(call), tile_count(plain))
         level = Level(call.tiles + 1, call.tiles * 0, call.tiles * 0)
@@ -140,7 +141,7 @@ def produce(q_desc, k_desc, v_desc, shared, call, BLOCK_N: gl.constexpr, KEY_STA
             if is_ordered:
                 rows, level = ordered_rows(turn, level, call)
             else:
-                rows = tile_rows(turn, plain)
+                rows = tile_rows(turn, plain, together)
         else:
             rows = tile_rows(turn, call)
         if (rows.first >= 0) & (rows.first < rows.rows_q):

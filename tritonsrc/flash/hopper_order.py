@@ -39,14 +39,22 @@ def is_spread(planes, left, seqlen_k, heads_per_kv):
 
 
 @gluon.jit
-def plain_call(call):
+def plain_call(call, WIDE: gl.constexpr):
     """A call of sequences of one length for hopper_tiles.tile_rows, which is compiled without the others then."""
     planes = call.batches * call.heads
     spread = is_spread(planes, call.left, call.seqlen_k, call.heads_per_kv)
-    pairs = gl.where(spread, 0, pairs_of(planes, call.blocks))
+    pairs = gl.where(spread, 0, pairs_of(planes, call.blocks, WIDE))
     return Call(call.batches, call.heads, call.heads_per_kv, pairs, call.blocks, call.tiles, call.seqlen_q,
                 call.seqlen_k, call.left, call.right, call.flags & ~(CU_Q | SUMS_Q | USED_Q), call.cu_q_ptr,
                 call.cu_k_ptr, call.used_q_ptr, call.used_k_ptr)  # fmt: skip
+
+
+@gluon.jit
+def planes_together(call):
+    """Of how many planes tiles are taken at a time, for hopper_tiles.tile_rows: of one, if all tiles see equally many
+    keys, so that these stay in the L2 cache; else of all, so that the longest tiles come first."""
+    is_even = (call.right >= call.seqlen_k) & (call.left >= call.seqlen_k)
+    return gl.where(is_even, 1, call.batches * call.heads)
 
 
 @gluon.jit

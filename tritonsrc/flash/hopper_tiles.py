@@ -92,11 +92,17 @@ ROWS_Q = gl.constexpr(5)  # the number of rows_q among them
 
 
 @gluon.jit
-def pairs_of(planes, blocks):
+def pairs_of(planes, blocks, WIDE: gl.constexpr = False):
     """How many pairs of planes are worked at by pairs of tiles (tile_rows): so many that each program has as many pairs
-    as any other, or one less; some tiles remain that fill the gaps."""
+    as any other, or one less; some tiles remain that fill the gaps. Of WIDE heads with few rows as few as can be, as
+    the L2 cache would not hold their keys and values."""
     programs = gl.num_programs(0)
-    rounds = gl.maximum(planes // 2 * blocks // programs - 1, 0)
+    rounds = planes // 2 * blocks // programs
+    if WIDE:
+        rounds -= (blocks > 8).to(gl.int32)
+    else:
+        rounds -= 1
+    rounds = gl.maximum(rounds, 0)
     return gl.minimum(planes // 2, rounds * programs // blocks)
 
 
@@ -130,14 +136,14 @@ def tile_count(call):
 
 
 @gluon.jit
-def tile_rows(turn, call):
+def tile_rows(turn, call, together=None):
     """Where this program's tile number `turn` lies. A plane is a head of a batch.
 
     Programs take equally long for pairs of tiles: one of a plane's tiles and its mirror image in the next plane, which
     under a causal mask see as many keys together as any such pair. Programs side by side have tiles of one plane,
     whose keys and values stay in the L2 cache. The planes that pairs_of() leaves come at last, longest tiles first, and
-    every other time in reverse order. Sequences that lie one after another have no pairs, and the order of
-    sequences.place.
+    every other time in reverse order; `together` of them at a time, if that is given. Sequences that lie one after
+    another have no pairs, and the order of sequences.place.
     """
     flags = call.flags
     program = gl.program_id(0)
@@ -160,7 +166,12 @@ def tile_rows(turn, call):
             )
         else:
             planes = call.batches * call.heads - 2 * call.pairs
-            plane = 2 * call.pairs + single % planes
+            before = 0
+            if together is not None:
+                before = single // (together * call.blocks) * together
+                single -= before * call.blocks
+                planes = gl.minimum(planes - before, together)
+            plane = 2 * call.pairs + before + single % planes
             number = call.blocks - 1 - single // planes
             batch = plane // call.heads
             head = plane % call.heads
