@@ -43,7 +43,13 @@ def plain_call(call, WIDE: gl.constexpr):
     """A call of sequences of one length for hopper_tiles.tile_rows, which is compiled without the others then."""
     planes = call.batches * call.heads
     spread = is_spread(planes, call.left, call.seqlen_k, call.heads_per_kv)
-    pairs = gl.where(spread, 0, pairs_of(planes, call.blocks, WIDE))
+    pairs = pairs_of(planes, call.blocks)
+    if WIDE:
+        # Where hardly more tiles were left than there are programs, some would have a pair and long tiles besides.
+        most = pairs_of(planes, call.blocks, True)
+        left = (planes - 2 * most) * call.blocks
+        pairs = gl.where(2 * left >= 3 * gl.num_programs(0), most, pairs)
+    pairs = gl.where(spread, 0, pairs)
     return Call(call.batches, call.heads, call.heads_per_kv, pairs, call.blocks, call.tiles, call.seqlen_q,
                 call.seqlen_k, call.left, call.right, call.flags & ~(CU_Q | SUMS_Q | USED_Q), call.cu_q_ptr,
                 call.cu_k_ptr, call.used_q_ptr, call.used_k_ptr)  # fmt: skip
@@ -51,8 +57,8 @@ def plain_call(call, WIDE: gl.constexpr):
 
 @gluon.jit
 def planes_together(call):
-    """Of how many planes tiles are taken at a time, for hopper_tiles.tile_rows: of one, if all tiles see equally many
-    keys, so that these stay in the L2 cache; else of all, so that the longest tiles come first."""
+    """Of how many planes tiles are taken at a time, for hopper_tiles.tile_rows: of one, if all tiles of a plane see
+    equally many keys, so that these stay in the L2 cache; else of all, so that the longest tiles come first."""
     is_even = (call.right >= call.seqlen_k) & (call.left >= call.seqlen_k)
     return gl.where(is_even, 1, call.batches * call.heads)
 
