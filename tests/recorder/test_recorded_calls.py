@@ -165,6 +165,32 @@ def test_explain_and_prepare_say_and_load_what_a_call_runs(runner, fake, name):
         assert loaded >= {runner.judge.by_key[key].image for key, _ in found}
 
 
+@pytest.mark.parametrize(
+    ("window", "kernel"),
+    [
+        ({"window_left": -1, "causal": 1}, "hopper_few"),
+        ({"window_left": 128, "causal": 1}, "hopper_few"),
+        ({"window_left": 127, "causal": 1}, "general"),
+        ({"window_left": 63, "window_right": 64}, "general"),
+        ({"window_left": 64, "window_right": 64}, "hopper"),
+        ({"window_right": 64}, "hopper"),
+    ],
+)
+def test_windows_of_few_keys_of_heads_of_64_are_the_general_kernels(runner, fake, window, kernel):
+    """What a tile of Hopper's kernel sees of 128 keys are two blocks, both through a mask."""
+    fields = whole_call("attn_fwd", {}, rows=1100) | window
+    wanted, queue = expected(runner, "attn_fwd", fields), runner.queue(fake.stream(runner.vendor))
+    found: list[tuple[str, str]] = []
+    visit = ffi.VariantFn(lambda variant, _: found.append(told(variant.contents)) or 0)
+    runner.check_status(runner.entry("attn_fwd", queue, fields, visit, None, suffix="_explain"), wanted)
+    ((taken, _),) = found
+    names = {plan.kernel.name for plan, _, key in slots_of(runner.judge, "attn_fwd") if key == taken}
+    if runner.vendor == ffi.NVIDIA:
+        assert names == {f"attn_fwd.{kernel}"}
+    else:
+        assert names <= {"attn_fwd.amd", "attn_fwd.general"}
+
+
 @pytest.mark.parametrize("name", [name for name in entries.STRUCTURES if name != "dropout_mask"])
 def test_every_image_when_it_is_forced(runner, fake, name):
     """Each that the look-up may or may not lead to: of every functional, configuration and specialization."""
