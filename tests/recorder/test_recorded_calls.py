@@ -150,14 +150,21 @@ def explained(runner: Runner, name: str, given: Sequence[Given]) -> list[tuple[s
     return found
 
 
+def explained_by_entry(runner: Runner, name: str, fields: dict[str, object], wanted: object) -> list[tuple[str, str]]:
+    """As explained(), by the entry's own function, which must say of the call what is `wanted`."""
+    found: list[tuple[str, str]] = []
+    visit = ffi.VariantFn(lambda variant, _: found.append(told(variant.contents)) or 0)
+    queue = runner.queue(runner.fake.stream(runner.vendor))
+    runner.check_status(runner.entry(name, queue, fields, visit, None, suffix="_explain"), wanted)
+    return found
+
+
 @pytest.mark.parametrize("name", [name for name, suffixes in entries.SUFFIXES.items() if suffixes])
 def test_explain_and_prepare_say_and_load_what_a_call_runs(runner, fake, name):
     for number in range(CALLS // 10):
         fields = drawn_fields(name, random.Random(f"explain {name} {runner.judge.target} {number}"))
         wanted, queue = expected(runner, name, fields), runner.queue(fake.stream(runner.vendor))
-        found: list[tuple[str, str]] = []
-        visit = ffi.VariantFn(lambda variant, _, found=found: found.append(told(variant.contents)) or 0)
-        runner.check_status(runner.entry(name, queue, fields, visit, None, suffix="_explain"), wanted)
+        found = explained_by_entry(runner, name, fields, wanted)
         runner.check_status(runner.entry(name, queue, fields, suffix="_prepare"), wanted)
         assert found == ([] if isinstance(wanted, Refusal) else [*zip(wanted.keys, wanted.passed)])
         assert fake.record().steps == []
@@ -176,14 +183,10 @@ def test_explain_and_prepare_say_and_load_what_a_call_runs(runner, fake, name):
         ({"window_right": 64}, "hopper"),
     ],
 )
-def test_windows_of_few_keys_of_heads_of_64_are_the_general_kernels(runner, fake, window, kernel):
+def test_windows_of_few_keys_of_heads_of_64_are_the_general_kernels(runner, window, kernel):
     """What a tile of Hopper's kernel sees of 128 keys are two blocks, both through a mask."""
     fields = whole_call("attn_fwd", {}, rows=1100) | window
-    wanted, queue = expected(runner, "attn_fwd", fields), runner.queue(fake.stream(runner.vendor))
-    found: list[tuple[str, str]] = []
-    visit = ffi.VariantFn(lambda variant, _: found.append(told(variant.contents)) or 0)
-    runner.check_status(runner.entry("attn_fwd", queue, fields, visit, None, suffix="_explain"), wanted)
-    ((taken, _),) = found
+    ((taken, _),) = explained_by_entry(runner, "attn_fwd", fields, expected(runner, "attn_fwd", fields))
     names = {plan.kernel.name for plan, _, key in slots_of(runner.judge, "attn_fwd") if key == taken}
     if runner.vendor == ffi.NVIDIA:
         assert names == {f"attn_fwd.{kernel}"}
