@@ -54,7 +54,8 @@ class Image:
         chunk: columns at a time of rows that registers do not hold; 0: whole rows.
         advance: of the forward: places in the loop without masks are sums.
         ones: columns of ones by which backward sums ds; 0: it sums them directly.
-        amd: if not empty, the forward is attn_fwd_amd, for calls without extras: "ahead", or with "near" loads.
+        amd: if not empty, the forward is attn_fwd_amd, for calls without extras: "ahead", or as on RDNA 3, with
+            "near" loads; by one factor, since a copy is an instruction that is not interpreted.
     """
 
     block_m: int = 16
@@ -176,7 +177,7 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         importlib.import_module("attn_fwd_amd").attn_fwd_amd[(tiles,)](
             *shared[:3], *shared[7:12], *shared[16:25], *shared[29:38], flags, out.storage, torch.from_numpy(lse),
             reals(call.sinks), *out.strides, *lse_strides, tiles, *PIECES[size], padded, image.unmasked_loop,
-            image.amd == "ahead", True, image.amd == "near", image.block_m, image.block_n,
+            image.amd == "ahead", True, image.amd == "near", image.amd == "near", False, image.block_m, image.block_n,
         )  # fmt: skip
     elif tiles:
         fwd.attn_fwd[(tiles,)](

@@ -18,19 +18,44 @@ from window import bounds, span
 
 
 @triton.jit
-def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr):
+def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr, HALF_UP_FP16: tl.constexpr):
     """Weights as factors of a product.
 
     Args:
         HALF_UP: of bf16, halves go up, not to even: an addition and half a permutation of bytes for each weight, in
             place of six instructions where none does it alone. For what is not negative. A NaN stays one: its lower
             half is 0 if arithmetic or bf16 made it, so the addition does not carry.
+        HALF_UP_FP16: the same of fp16: an addition, which RDNA 3 issues beside a multiplication, and half of what cuts
+            two weights off, in place of a conversion and half of what packs two. The addition is half a unit of normal
+            numbers; of those below 2^-14, whose unit of 2^-24 is larger, up to a unit is lost.
     """
     if HALF_UP and dtype == tl.bfloat16:
         bits = (weights.to(tl.uint32, bitcast=True) + 0x8000) >> 16
         return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    elif HALF_UP_FP16 and dtype == tl.float16:
+        bits = weights.to(tl.uint32, bitcast=True) + 0x1000
+        return bits.to(tl.float32, bitcast=True).to(tl.float16, fp_downcast_rounding="rtz")
     else:
         return weights.to(dtype)
+
+
+@triton.jit
+def scaled_by_two(rows, factor):
+    """scaled() of one piece, by two copies of the factor, a half of the columns by each.
+
+    RDNA 3 issues two multiplications at once where their first operands are of different banks of registers, and their
+    second ones too, as one register is not.
+    """
+    ROWS: tl.constexpr = rows[0].shape[0]
+    HALF: tl.constexpr = rows[0].shape[1] // 2
+    first, second = tl.split(tl.permute(tl.reshape(rows[0], [ROWS, 2, HALF]), [0, 2, 1]))
+    # What the compiler does not see through, or it would take both for one. So it does not see either that a
+    # transcendental result is read, which has to be waited for on RDNA 3; the emulator sees where it is not.
+    copy = tl.inline_asm_elementwise(
+        "s_waitcnt_depctr depctr_va_vdst(0)\nv_mov_b32 $0, $1", "=v,v", [factor], tl.float32, is_pure=True, pack=1
+    )
+    both = tl.join(first * factor[:, None], second * copy[:, None])
+    return (tl.reshape(tl.permute(both, [0, 2, 1]), [ROWS, 2 * HALF]),)
 
 
 @triton.jit
@@ -92,14 +117,16 @@ def attn_fwd_amd(
     batches, heads, heads_per_kv, seqlen_q, seqlen_k, width_qk, width_v, window_left, window_right, flags,
     out_ptr, lse_ptr, sinks_ptr, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, tiles,
     P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr, PADDED: tl.constexpr, UNMASKED_LOOP: tl.constexpr,
-    AHEAD: tl.constexpr, HALF_UP: tl.constexpr, NEAR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    AHEAD: tl.constexpr, HALF_UP: tl.constexpr, HALF_UP_FP16: tl.constexpr, NEAR: tl.constexpr,
+    TWO_FACTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """attn_fwd of calls without extras; its arguments.
 
     Args:
         AHEAD: products of the next block of keys are computed beside the weights of this one.
-        HALF_UP: as rounded() says.
+        HALF_UP, HALF_UP_FP16: as rounded() says.
         NEAR: as load_block() says; of other strides all blocks are those with masks.
+        TWO_FACTORS: as scaled_by_two() says; of heads of one piece.
     """
     batch, head, number = place(tl.program_id(0), tiles, heads, batches, seqlen_q, cu_q_ptr, flags, BLOCK_M, False)
     head_kv = head // heads_per_kv
@@ -144,10 +171,13 @@ def attn_fwd_amd(
                 else:
                     products = inner(q, k, P1, P2)
                 p, correction, row_max, row_sum = weighed(row_max, row_sum, products, factor, False)
-                acc = scaled(acc, correction, P1, P2)
+                if TWO_FACTORS:
+                    acc = scaled_by_two(acc, correction)
+                else:
+                    acc = scaled(acc, correction, P1, P2)
                 if not AHEAD:
                     v = load_block(v_ptr, start, stride_vn, width_v, BLOCK_N, P0, P1, P2, False, PADDED, NEAR)
-                acc = added(rounded(p, v[0].dtype, HALF_UP), v, acc, P1, P2)
+                acc = added(rounded(p, v[0].dtype, HALF_UP, HALF_UP_FP16), v, acc, P1, P2)
                 if AHEAD:
                     products = next_products
         else:
