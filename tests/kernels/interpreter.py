@@ -55,7 +55,7 @@ class Image:
         advance: of the forward: places in the loop without masks are sums.
         ones: columns of ones by which backward sums ds; 0: it sums them directly.
         amd: if not empty, the forward is attn_fwd_amd, for calls without extras: "ahead", or as on RDNA 3, with
-            "near" loads; by one factor, since a copy is an instruction that is not interpreted.
+            "near" loads, fp16 rounded half up and, of heads of one piece, two factors.
     """
 
     block_m: int = 16
@@ -174,10 +174,12 @@ def run(call: Call, image: Image = Image(), layout: str = "contiguous") -> Resul
         tiles_k = (triton.cdiv(call.k.shape[2], image.block_n) + call.sequences) * heads_kv
 
     if tiles and image.amd:
-        importlib.import_module("attn_fwd_amd").attn_fwd_amd[(tiles,)](
+        module, near = importlib.import_module("attn_fwd_amd"), image.amd == "near"
+        module.copied = lambda factor: factor  # an instruction, which is not interpreted
+        module.attn_fwd_amd[(tiles,)](
             *shared[:3], *shared[7:12], *shared[16:25], *shared[29:38], flags, out.storage, torch.from_numpy(lse),
             reals(call.sinks), *out.strides, *lse_strides, tiles, *PIECES[size], padded, image.unmasked_loop,
-            image.amd == "ahead", True, image.amd == "near", image.amd == "near", False, image.block_m, image.block_n,
+            image.amd == "ahead", True, near, near, near and not PIECES[size][1], image.block_m, image.block_n,
         )  # fmt: skip
     elif tiles:
         fwd.attn_fwd[(tiles,)](

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attention import attention
 from attention_calls import MASKS, check, check_reach_of_nan, drawn_calls, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,6 +73,21 @@ def test_no_lse_and_sinks(child, order):
     check(child, call, Image(amd=order))
     check(child, replace(call, dout=None, sinks=None), Image(want_lse=False, amd=order))
     check(child, make(20, 30, sinks=np.array([0.5]), left=2, right=-1), Image(amd=order))
+
+
+def test_many_small_weights_of_fp16(child):
+    """Beside a key with nearly all of the weight and no value, each of 4,096 has about e^-14 of it, less than fp16's normal
+    numbers. What rounding takes off them adds up: if it cut off, to 4 % of the output."""
+    keys = 4097
+    call = make(16, keys, width=64, dtype=np.float16, sm_scale=1.0)
+    for array in (call.q, call.k, call.v):
+        array[:] = 0
+    call.q[..., 0], call.v[:, :, 1:] = 1, 1
+    call.k[:, :, 0, 0], call.k[:, :, 1:, 0] = 14, np.linspace(0, 0.5, keys - 1)
+    call = replace(call, dout=None)
+    for order in ORDERS:
+        got = child.submit(run, call, Image(block_n=64, amd=order)).result(timeout=300)
+        np.testing.assert_allclose(got.out.astype(np.float64), attention(call).out, rtol=2.0**-7, err_msg=order)
 
 
 @pytest.mark.parametrize("order", ORDERS)

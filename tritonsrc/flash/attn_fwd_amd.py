@@ -16,6 +16,8 @@ from sequences import lse_place, place, sequence
 from softmax import divisor_of, log_sum_exp, started, weighed, with_sink
 from window import bounds, span
 
+FP16_HEADROOM = tl.constexpr(8.0)  # weights up to 2^8, where HALF_UP_FP16 rounds them
+
 
 @triton.jit
 def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr, HALF_UP_FP16: tl.constexpr):
@@ -27,7 +29,9 @@ def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr, HALF_UP_FP16: t
             half is 0 if arithmetic or bf16 made it, so the addition does not carry.
         HALF_UP_FP16: the same of fp16: an addition, which RDNA 3 issues beside a multiplication, and half of what cuts
             two weights off, in place of a conversion and half of what packs two. The addition is half a unit of normal
-            numbers; of those below 2^-14, whose unit of 2^-24 is larger, up to a unit is lost.
+            numbers; of those below 2^-14, whose unit of 2^-24 is larger, up to a unit is lost, on average half of one. So
+            weights go up to 2^8 (FP16_HEADROOM): of keys down to 2^-22 of the largest nothing is lost, and of N others at
+            most N / 2^32 of the output.
     """
     if HALF_UP and dtype == tl.bfloat16:
         bits = (weights.to(tl.uint32, bitcast=True) + 0x8000) >> 16
@@ -40,20 +44,25 @@ def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr, HALF_UP_FP16: t
 
 
 @triton.jit
+def copied(factor):
+    """The same in another register. The compiler must not see through it, or it would take both for one. So it does not
+    know that a transcendental result may be read, and puts no wait before: on RDNA 3 the old value would be copied."""
+    return tl.inline_asm_elementwise(
+        "s_waitcnt_depctr depctr_va_vdst(0)\nv_mov_b32 $0, $1", "=v,v", [factor], tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def scaled_by_two(rows, factor):
     """scaled() of one piece, by two copies of the factor, a half of the columns by each.
 
     RDNA 3 issues two multiplications at once where their first operands are of different banks of registers, and their
-    second ones too, as one register is not.
+    second ones too, which one factor for both cannot be.
     """
     ROWS: tl.constexpr = rows[0].shape[0]
     HALF: tl.constexpr = rows[0].shape[1] // 2
     first, second = tl.split(tl.permute(tl.reshape(rows[0], [ROWS, 2, HALF]), [0, 2, 1]))
-    # What the compiler does not see through, or it would take both for one. So it does not see either that a
-    # transcendental result is read, which has to be waited for on RDNA 3; the emulator sees where it is not.
-    copy = tl.inline_asm_elementwise(
-        "s_waitcnt_depctr depctr_va_vdst(0)\nv_mov_b32 $0, $1", "=v,v", [factor], tl.float32, is_pure=True, pack=1
-    )
+    copy = copied(factor)
     both = tl.join(first * factor[:, None], second * copy[:, None])
     return (tl.reshape(tl.permute(both, [0, 2, 1]), [ROWS, 2 * HALF]),)
 
@@ -153,6 +162,7 @@ def attn_fwd_amd(
         row_max, row_sum = started(BLOCK_M)
         if UNMASKED_LOOP:
             factor = sm_scale * LOG2E
+            HEADROOM: tl.constexpr = FP16_HEADROOM if HALF_UP_FP16 and v_ptr.dtype.element_ty == tl.float16 else 0.0
             if AHEAD:
                 # With a mask, since there may be no block.
                 there = tl.full([BLOCK_N], True, tl.int1) & (whole_begin < whole_end)
@@ -170,8 +180,9 @@ def attn_fwd_amd(
                     next_products = inner(q, k, P1, P2)
                 else:
                     products = inner(q, k, P1, P2)
-                p, correction, row_max, row_sum = weighed(row_max, row_sum, products, factor, False)
+                p, correction, row_max, row_sum = weighed(row_max, row_sum, products, factor, False, HEADROOM)
                 if TWO_FACTORS:
+                    tl.static_assert(P1 == 0)
                     acc = scaled_by_two(acc, correction)
                 else:
                     acc = scaled(acc, correction, P1, P2)
