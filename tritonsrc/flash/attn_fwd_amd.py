@@ -31,7 +31,7 @@ def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr, HALF_UP_FP16: t
             two weights off, in place of a conversion and half of what packs two. The addition is half a unit of normal
             numbers; of those below 2^-14, whose unit of 2^-24 is larger, up to a unit is lost, on average half of one. So
             weights go up to 2^8 (FP16_HEADROOM): of keys down to 2^-22 of the largest nothing is lost, and of N others at
-            most N / 2^32 of the output.
+            most N / 2^32 of the largest value.
     """
     if HALF_UP and dtype == tl.bfloat16:
         bits = (weights.to(tl.uint32, bitcast=True) + 0x8000) >> 16
