@@ -29,9 +29,9 @@ def rounded(weights, dtype: tl.constexpr, HALF_UP: tl.constexpr, HALF_UP_FP16: t
             half is 0 if arithmetic or bf16 made it, so the addition does not carry.
         HALF_UP_FP16: the same of fp16: an addition, which RDNA 3 issues beside a multiplication, and half of what cuts
             two weights off, in place of a conversion and half of what packs two. The addition is half a unit of normal
-            numbers; of those below 2^-14, whose unit of 2^-24 is larger, up to a unit is lost, on average half of one. So
-            weights go up to 2^8 (FP16_HEADROOM): of keys down to 2^-22 of the largest nothing is lost, and of N others at
-            most N / 2^32 of the largest value.
+            numbers; those below 2^-14, whose unit of 2^-24 is larger, lose up to a unit, on average half of one. So
+            weights go up to 2^8 (FP16_HEADROOM): of keys down to 2^-22 of the largest nothing is lost, and by all of N
+            others at most N / 2^32 of the largest value.
     """
     if HALF_UP and dtype == tl.bfloat16:
         bits = (weights.to(tl.uint32, bitcast=True) + 0x8000) >> 16
