@@ -76,8 +76,8 @@ def test_no_lse_and_sinks(child, order):
 
 
 def test_many_small_weights_of_fp16(child):
-    """Beside a key with nearly all of the weight and no value, each of 4,096 has about e^-14 of it, less than fp16's normal
-    numbers. What rounding takes off them adds up: if it cut off, to 4 % of the output."""
+    """Beside a key with nearly all of the weight and no value, each of 4,096 has about e^-14 of it, less than fp16's
+    normal numbers. What rounding takes off them adds up: if it cut off, to 4 % of the output."""
     keys = 4097
     call = make(16, keys, width=64, dtype=np.float16, sm_scale=1.0)
     for array in (call.q, call.k, call.v):
