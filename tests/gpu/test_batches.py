@@ -8,6 +8,9 @@ from itertools import pairwise
 
 import ffi
 import pytest
+
+pytest.importorskip("torch", reason="needs PyTorch")
+
 import torch
 
 DEVICE = "cuda"
