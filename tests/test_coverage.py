@@ -300,3 +300,13 @@ def test_a_release_of_another_source_is_refused() -> None:
     more = {**whole.images, ("sm_90", "flash.attn_fwd/new", "", "", ""): whole.images[first]}
     with pytest.raises(UsageError, match=r"this Kiln does not know flash\.attn_fwd/new"):
         of_release(dataclasses.replace(whole, images=more), "head_dim=64")
+
+
+def test_targets_are_told_in_words():
+    from kiln_build.coverage.judge import in_words
+
+    known = ["sm_80", "sm_86", "sm_90"]
+    assert in_words(["sm_90"], ["sm_90"]) == "sm_90"
+    assert in_words(known, known) == "all"
+    assert in_words(["sm_80", "sm_90"], known) == "all but sm_86"
+    assert in_words(["sm_90"], known) == "sm_90"
