@@ -13,7 +13,7 @@ import pytest
 from builds import ROOT
 from kiln_build import cli
 from kiln_build.coverage import line, show
-from kiln_build.coverage.judge import Verdict, judge
+from kiln_build.coverage.judge import Verdict, in_words, judge
 from kiln_build.coverage.source import ReleasedImage, Source, open_source, place_of
 from kiln_recipe import targets
 from kiln_recipe.errors import UsageError
@@ -303,8 +303,6 @@ def test_a_release_of_another_source_is_refused() -> None:
 
 
 def test_targets_are_told_in_words():
-    from kiln_build.coverage.judge import in_words
-
     known = ["sm_80", "sm_86", "sm_90"]
     assert in_words(["sm_90"], ["sm_90"]) == "sm_90"
     assert in_words(known, known) == "all"

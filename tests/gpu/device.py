@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import ffi
-import torch
 
 
 class Device:
@@ -23,6 +22,8 @@ class Device:
 
     def stream(self) -> int | None:
         """Where what PyTorch does is ordered; None: the null stream."""
+        import torch  # here, so that a device of another kind does without it
+
         return torch.cuda.current_stream().cuda_stream or None
 
     @contextmanager

@@ -197,6 +197,6 @@ def in_words(names: Sequence[str], known: Sequence[str], every: str = "all", bet
     others = [name for name in known if name not in names]
     if len(known) > 1 and not others:
         return every
-    if others and set(names) <= set(known) and len(others) < len(names):
+    if set(names) <= set(known) and 0 < len(others) < len(names):
         return f"{every} but {between.join(others)}"
     return between.join(names)
