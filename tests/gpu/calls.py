@@ -128,10 +128,11 @@ class Call(AnyCall):
 
     @property
     def has_scale_of_dq(self) -> bool:
-        """Rows share an offset, and see so many keys by so little else that dq is held to its own scale too."""
+        """Rows share an offset, and may see so many keys by so little else that dq is held to its own scale too."""
+        visible = min(self.keys, self.rows) if self.causal and not self.bottom_right else self.keys
         others = (self.bias, self.sinks, self.alibi, self.softcap, self.dropout, self.varlen_q, self.varlen_k)
         is_open = max(self.left, self.right) < 0 and not self.sm_scale
-        return self.inputs in SHARED and self.backward and is_open and not any(others) and self.keys >= 256
+        return self.inputs in SHARED and self.backward and is_open and not any(others) and visible >= 256
 
     @property
     def is_aligned(self) -> bool:

@@ -6,10 +6,9 @@ import math
 from typing import Protocol
 
 import torch
-from calls import SHARED
 from check import settled
 from decode_calls import DecodeCall, DecodeInputs, bits
-from judge import Verdict
+from judge import Verdict, score_share, weight_share
 from reference import attend, distances, hidden_from, honest_precision
 from storage import DTYPES, SENTINEL, Storage
 
@@ -110,15 +109,13 @@ class DecodeRun:
         self._check_caches(verdict)
         with honest_precision(), torch.no_grad():
             exact, low = self.solve(torch.float64), self.solve(DTYPES[self.inputs.call.dtype])
-        verdict.compare("out", self.out.values, exact[0], low[0])
+        call, dtype = self.inputs.call, DTYPES[self.inputs.call.dtype]
+        share = weight_share(exact[1], call.width, dtype)
+        verdict.compare("out", self.out.values, exact[0], low[0], share=share)
         verdict.require(self.out.is_intact(), "out: something was written beside it")
         if self.lse is not None:
-            call = self.inputs.call
-            # 16 columns are multiplied at once. Products of rows that share an offset are above 0; so are the largest
-            # of many columns.
-            is_of_a_sign = call.inputs in SHARED or call.latent
-            cuts = -(-call.width // 16) if is_of_a_sign and call.dtype != "fp32" else 0
-            verdict.compare("lse", self.lse.values, exact[1], low[1], cuts=cuts)
+            share = score_share(call.width, dtype)
+            verdict.compare("lse", self.lse.values, exact[1], low[1], share=share)
             verdict.require(self.lse.is_intact(), "lse: something was written beside it")
         return verdict
 

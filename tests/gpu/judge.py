@@ -1,6 +1,7 @@
 """Whether an output is right: its error against float64 is at most twice that of the same formula in the call's own
 precision, plus 1e-5, or two units in the last place of fp32 at the output's scale if that is more: a log-sum-exp of 244
-has units of 1.5e-5. Both the largest and the mean error, absolute and relative to the output's scale."""
+has units of 1.5e-5. Both the largest and the mean error, absolute and relative to the output's scale. On top
+come what sums in fp32 and on tensor cores cannot hold: score_share, weight_share."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ class Figures:
     own_mean: float
     scale: float
     noise: float
-    cut: float = 0.0
+    besides: float = 0.0
 
     @property
     def allowance(self) -> float:
         if self.scale < 1e-9 * self.noise:
             return PLUS * max(1.0, self.noise)
-        return max(PLUS * (self.scale if NO_SCALE < self.scale < 1 else 1.0), UNITS * self.scale) + self.cut
+        return max(PLUS * (self.scale if NO_SCALE < self.scale < 1 else 1.0), UNITS * self.scale) + self.besides
 
     def ratios(self) -> tuple[float, float]:
         """(error - allowance) / the reference's error, of the largest and of the mean: right if not above TIMES."""
@@ -56,8 +57,26 @@ def pooled(several: list[Figures]) -> Figures:
     return Figures(
         most([f.largest for f in several]), mean([f.mean for f in several]), most([f.own_largest for f in several]),
         mean([f.own_mean for f in several]), most([f.scale for f in several]), most([f.noise for f in several]),
-        most([f.cut for f in several]),
+        most([f.besides for f in several]),
     )  # fmt: skip
+
+
+def score_share(width: int, dtype: torch.dtype) -> float:
+    """What part of itself a large score may be off by, of the sum of its columns alone. In fp32, one by one, half units
+    of sqrt(columns) (Higham and Mary, 2019, doi:10.1137/18M1226312); the reference sums in parts, and has less. Tensor
+    cores multiply 16 columns at once, and cut off what a sum cannot hold."""
+    return math.sqrt(width) * 2.0**-24 if dtype == torch.float32 else -(-width // 16) * 2.0**-23
+
+
+def weight_share(lse: torch.Tensor, width: int, dtype: torch.dtype) -> float:
+    """What part of itself a weight may be off by: as much as a score, or log-sum-exp, in the hundreds is in fp32. In 16
+    bits it is 0, as the reference's own scores are coarser.
+
+    Args:
+        lse: in float64, of all rows.
+    """
+    sizes = lse[lse.isfinite()].abs()
+    return score_share(width, dtype) * sizes.max().item() if dtype == torch.float32 and sizes.numel() else 0.0
 
 
 @dataclass
@@ -84,7 +103,8 @@ class Verdict:
             self.faults.append(otherwise)
 
     def compare(
-        self, name: str, got: torch.Tensor, exact: torch.Tensor, low: torch.Tensor, noise: float = 0.0, cuts: int = 0
+        self, name: str, got: torch.Tensor, exact: torch.Tensor, low: torch.Tensor, noise: float = 0.0,
+        share: float = 0.0,
     ) -> None:  # fmt: skip
         """Measures one output.
 
@@ -92,7 +112,7 @@ class Verdict:
             got, exact, low: of the kernel, in float64, in the call's precision; of one shape.
             noise: what an error of 1e-5 is relative to where the exact output is 0 by cancellation, and PyTorch's,
                 which then multiplies by exactly 1, too.
-            cuts: how often tensor cores cut off what a sum of numbers of one sign loses, a unit of fp32 at most.
+            share: of the output's scale, what comes on top.
         """
         if not exact.numel():
             return
@@ -103,7 +123,7 @@ class Verdict:
         size = torch.where(exact.isinf(), 0.0, exact.abs())
         numbers = torch.stack([difference.max(), difference.mean(), own.max(), own.mean(), size.max()]).tolist()
         self.require(math.isfinite(numbers[2]), f"{name}: the reference itself is not finite")
-        self.figures.setdefault(name, []).append(Figures(*numbers, noise, cuts * 2.0**-23 * numbers[4]))
+        self.figures.setdefault(name, []).append(Figures(*numbers, noise, share * numbers[4]))
 
     def hold_to_scale(self, name: str, got: torch.Tensor, exact: torch.Tensor) -> None:
         """The error's root mean square is at most OF_SCALE of the output's, whatever that of the reference is. The rows

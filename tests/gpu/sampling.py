@@ -14,6 +14,7 @@ WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
 MOST_SCORES = 1 << 25
 # Fewer numbers than these make the largest error a matter of luck.
 FEWEST_ELEMENTS = 512
+MOST_ROWS = 1 << 20  # of all heads, each of which may be 256 wide, and the reference has them in float64
 
 
 class _Draw(random.Random):
@@ -59,7 +60,7 @@ def random_call(seed: int, number: int) -> Call:
     sinks = sinks and heads_kv * group >= SINKS
     while heads_kv * group * batch * rows * width < FEWEST_ELEMENTS:
         heads_kv *= 2
-    while heads_kv * batch * max(keys, 1) * width < FEWEST_ELEMENTS:
+    while heads_kv * batch * max(keys, 1) * width < FEWEST_ELEMENTS and heads_kv * group * batch * rows < MOST_ROWS:
         heads_kv *= 2
     varlen = draw.choice(("compact", "compact", "padded", "both")) if draw.some(0.35) else ""
     batch = draw.choice((2, 3, 5)) if varlen and rows * keys < 1 << 20 else batch
@@ -88,7 +89,7 @@ def random_call(seed: int, number: int) -> Call:
     least = 3 if backward and (dropout or rows > 127) else 1
     lengths_q = _lengths(draw, rows, batch) if varlen else ()
     lengths_k = _lengths(draw, keys, batch, least) if varlen else ()
-    if varlen and mask == "causal":
+    if varlen and (mask == "causal" or (mask == "window" and 0 <= right <= 1)):
         few = few or max((r for r, k in zip(lengths_q, lengths_k) if k), default=0) <= 2
     # dbias is p (dp - D), and D the product of an output that was rounded to 16 bits.
     backward = backward and not (few and (varlen or (bias and dtype != "fp32")))
