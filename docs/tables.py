@@ -17,7 +17,9 @@ from kiln_build.ledger import file as ledger_file
 from kiln_build.options import variables
 from kiln_recipe import errors, targets
 
-PAGES = tuple(Path(__file__).resolve().parent / name for name in ("models.md", "reference.md", "rocm-wheels.md"))
+PAGES = tuple(Path(__file__).resolve().parent / name for name in (
+    "attention.md", "models.md", "reference.md", "rocm-wheels.md",
+))  # fmt: skip
 # The architectures of PyTorch's own wheels for ROCm.
 _ROCM = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102",
          "gfx1103", "gfx1150", "gfx1151", "gfx1200", "gfx1201")  # fmt: skip
@@ -34,6 +36,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "codes": lambda: _table(("code", "meaning"), _codes()),
     "rocm": lambda: _table(("in `PYTORCH_ROCM_ARCH`", "GPUs", "Kiln"), _rocm()),
     "models": lambda: _table(models.HEADER, models.rows()),
+    "ledger": lambda: _table(("targets", "variants", "keys"), _ledger()),
 }
 
 
@@ -62,6 +65,17 @@ def _target(target: targets.Target) -> tuple[str, str, str]:
     unrun = "compiled, not run" if target.name in _LEDGERS else "no ledger, not run"
     ran = _RAN_ON.get(target.name)
     return f"`{target.name}`", _some(target.names), f"run on {ran}" if ran else unrun
+
+
+def _ledger() -> list[tuple[str, str, str]]:
+    """How many variants of attention, and how many keys of these, the ledger has; targets with equal numbers together."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for target in targets.load():
+        if target.name in _LEDGERS:
+            kept = ledger_file.read(ledger_file.path_of(ROOT / "ledger", "flash", target.name))
+            counts = len(kept.lines), len({line.key for line in kept.lines.values()})
+            names.setdefault(counts, []).append(target.name)
+    return [(", ".join(f"`{one}`" for one in some), *map("{:,}".format, counts)) for counts, some in names.items()]
 
 
 def _rocm() -> list[tuple[str, str, str]]:

@@ -38,7 +38,7 @@ def store(tmp_path, monkeypatch) -> LocalStore:
 
 def test_info(store, capsys, monkeypatch):
     assert main(["store", "info", "--store", str(store.root)]) == 0
-    assert "3 variants and 3 IRs in 3 objects, 150" in capsys.readouterr().out
+    assert "3 keys and 3 IRs in 3 objects, 150" in capsys.readouterr().out
     monkeypatch.setenv("KILN_STORE", str(store.root))
     assert main(["store", "info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variants"] == 3

@@ -160,7 +160,7 @@ def commit(tiny) -> None:
 def test_a_live_value_more_fails_until_a_reason_stands_beside_it(tiny):
     assert tiny("--check").code == 9
     first = tiny("--update")
-    assert (first.code, first.out.splitlines()[0]) == (0, "tiny on gfx942: 5 variants, 5 images")
+    assert (first.code, first.out.splitlines()[0]) == (0, "tiny on gfx942: 5 variants, 5 keys")
     assert "10 images compiled, 0 from the store" in first.err
     assert tiny().code == 0
     commit(tiny)

@@ -29,8 +29,8 @@ def kiln_ledger(*words: str) -> subprocess.CompletedProcess:
 def test_every_image_is_in_the_ledger_and_what_is_worse_has_a_reason():
     done = kiln_ledger("--json")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    images = {one["target"]: one["images"] for one in json.loads(done.stdout)["ledgers"]}
-    assert set(images) == TARGETS and min(images.values()) > 500
+    keys = {one["target"]: one["keys"] for one in json.loads(done.stdout)["ledgers"]}
+    assert set(keys) == TARGETS and min(keys.values()) > 500
 
 
 def test_where_nothing_is_tuned_the_model_decides():

@@ -170,6 +170,8 @@ def sections(answer: dict) -> list[str]:
                [[e["tool"], "FAILED" if e["status"] else "clean", e["verdict"]] for e in kinds.get("sanitizer", [])]),
         "## Images",
         "",
+        "An image counts once for each functional that has it.",
+        "",
         *table(["kernel", "by", "images", "cases", "wrong", "worst ratio", "of"], image_rows(kinds.get("image", []))),
     ]  # fmt: skip
     refused = sorted({e["sentence"] for e in kinds.get("refused", [])})

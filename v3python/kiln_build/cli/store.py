@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print(
             arguments,
             info,
-            f"{info.root}: {info.variants} variants and {info.irs} IRs in {info.objects} objects, "
+            f"{info.root}: {info.variants} keys and {info.irs} IRs in {info.objects} objects, "
             f"{spelling.spell_size(info.bytes)}; {info.running_builds} running builds",
         )
         return 0

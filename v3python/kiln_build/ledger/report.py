@@ -152,8 +152,8 @@ class Report:
     def text(self) -> str:
         lines = []
         for shelf, difference in self.differences:
-            images = len(set(shelf.keys.values()))
-            line = f"{shelf.family} on {shelf.target.name}: {len(shelf.places)} variants, {images} images"
+            keys = len(set(shelf.keys.values()))
+            line = f"{shelf.family} on {shelf.target.name}: {len(shelf.places)} variants, {keys} keys"
             lines.append(line if difference.is_empty else f"{line}; {_said(difference)}")
         lines += self.notes
         bare = {id(one) for one in self.uncovered}
@@ -178,7 +178,7 @@ class Report:
                     "family": shelf.family,
                     "target": shelf.target.name,
                     "variants": len(shelf.places),
-                    "images": len(set(shelf.keys.values())),
+                    "keys": len(set(shelf.keys.values())),
                     **asdict(difference),
                 }
                 for shelf, difference in self.differences
