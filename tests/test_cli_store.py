@@ -53,7 +53,7 @@ def test_the_current_folder_may_be_a_store_or_a_workspace(store, capsys, monkeyp
     for folder in (store.root, store.root.parent):
         monkeypatch.chdir(folder)
         assert main(["store"]) == 0
-        assert f"{store.root}: 3 variants" in capsys.readouterr().out
+        assert f"{store.root}: 3 keys" in capsys.readouterr().out
 
 
 def test_gc(store, capsys):

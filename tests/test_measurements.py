@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kiln_build.ledger import file as ledger_file
 from small_release import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -153,3 +154,33 @@ def test_figures_are_on_the_pages_of_measurements_alone(page):
     for paragraph in page.read_text().split("\n\n"):
         if re.search(r"measurements/[\w-]+\.md", paragraph):
             assert not FIGURE.search(paragraph), paragraph
+
+
+def table(text: str, begin: str) -> list[list[str]]:
+    """The cells of each row of the table whose heading begins so, the heading's too, the line below it left out."""
+    rows = text[text.index(f"| {begin}") :].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if not row.startswith("|---")]
+
+
+def test_shares_of_amd_are_those_of_their_page():
+    """But what gfx1100's backward had before: the page says why its shares by the tool are too much."""
+    (head, *rows) = table((measured.PAGES / "amd-images.md").read_text(), "target | kernel | dtype |")
+    page = {tuple(row[:4]): [float(row[head.index(name)]) for name in ("before", "after")] for row in rows}
+    ((_, *targets), *rows) = table((ROOT / "docs/attention.md").read_text(), "bf16, before and after |")
+    compared = 0
+    for (what, *cells), target in ((row, target) for row in rows for target in targets):
+        kernel, _, head_dim = what.partition(", head_dim ")
+        shown = [float(share) for share in cells[targets.index(target)].split(", ")]
+        measures = page[target, kernel.replace("dk and dv", "dk_dv"), "bf16", head_dim]
+        for share, there in list(zip(shown, measures))[target == "gfx1100" and kernel != "forward" :]:
+            assert abs(share - there) <= 0.00501, (what, target, share, there)
+            compared += 1
+    assert compared == 32
+
+
+def test_counts_of_the_page_of_builds_are_the_ledgers():
+    """Its count of images wants a compile: it is of the same day as these."""
+    pattern = r"full profile for (\w+) has ([\d,]+) variants, ([\d,]+) keys and [\d,]+ images"
+    ((target, *counts),) = re.findall(pattern, (ROOT / "docs/build.md").read_text())
+    lines = ledger_file.read(ledger_file.path_of(ROOT / "ledger", "flash", target)).lines.values()
+    assert counts == [f"{len(lines):,}", f"{len({line.key for line in lines}):,}"], "count its images again, too"
