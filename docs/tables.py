@@ -68,12 +68,13 @@ def _target(target: targets.Target) -> tuple[str, str, str]:
 
 
 def _ledger() -> list[tuple[str, str, str]]:
-    """How many variants of attention, and how many keys of these, the ledger has; targets with equal numbers together."""
+    """How many variants of attention the ledger has, and how many keys; targets with equal numbers together."""
     names: dict[tuple[int, int], list[str]] = {}
     for target in targets.load():
         if target.name in _LEDGERS:
             kept = ledger_file.read(ledger_file.path_of(ROOT / "ledger", "flash", target.name))
-            counts = len(kept.lines), len({line.key for line in kept.lines.values()})
+            lines = kept.lines.values() if kept else ()
+            counts = len(lines), len({line.key for line in lines})
             names.setdefault(counts, []).append(target.name)
     return [(", ".join(f"`{one}`" for one in some), *map("{:,}".format, counts)) for counts, some in names.items()]
 
