@@ -16,6 +16,8 @@ from kiln_build.base import ROOT
 from kiln_build.ledger import file as ledger_file
 from kiln_build.options import variables
 from kiln_recipe import errors, targets
+from kiln_recipe.plan import plan
+from kiln_recipe.read import recipe
 
 PAGES = tuple(Path(__file__).resolve().parent / name for name in (
     "attention.md", "models.md", "reference.md", "rocm-wheels.md",
@@ -25,6 +27,7 @@ _ROCM = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", 
          "gfx1103", "gfx1150", "gfx1151", "gfx1200", "gfx1201")  # fmt: skip
 _NAMES = 6  # of a target's GPUs; `kiln targets` shows all
 _LEDGERS = ledger_file.targets_of(ROOT / "ledger")
+_COUNTS = ("targets", "variants of a release", "its keys", "variants of the ledger", "its keys")
 _RAN_ON = {"sm_90": "H100 and H200"}  # where tests/gpu/run_all.sh has passed
 
 
@@ -36,7 +39,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "codes": lambda: _table(("code", "meaning"), _codes()),
     "rocm": lambda: _table(("in `PYTORCH_ROCM_ARCH`", "GPUs", "Kiln"), _rocm()),
     "models": lambda: _table(models.HEADER, models.rows()),
-    "ledger": lambda: _table(("targets", "variants", "keys"), _ledger()),
+    "ledger": lambda: _table(_COUNTS, _ledger()),
 }
 
 
@@ -67,16 +70,18 @@ def _target(target: targets.Target) -> tuple[str, str, str]:
     return f"`{target.name}`", _some(target.names), f"run on {ran}" if ran else unrun
 
 
-def _ledger() -> list[tuple[str, str, str]]:
-    """How many variants of attention the ledger has, and how many keys; targets with equal numbers together."""
-    names: dict[tuple[int, int], list[str]] = {}
+def _ledger() -> list[tuple[str, ...]]:
+    """How many variants of attention, and how many keys, a release of the full profile has, and the ledger; targets
+    with equal numbers together."""
+    flash, rows = recipe.load(ROOT / "tritonsrc/flash/recipe.yaml"), {}
     for target in targets.load():
-        if target.name in _LEDGERS:
-            kept = ledger_file.read(ledger_file.path_of(ROOT / "ledger", "flash", target.name))
-            lines = kept.lines.values() if kept else ()
-            counts = len(lines), len({line.key for line in lines})
-            names.setdefault(counts, []).append(target.name)
-    return [(", ".join(f"`{one}`" for one in some), *map("{:,}".format, counts)) for counts, some in names.items()]
+        kept = ledger_file.read(ledger_file.path_of(ROOT / "ledger", "flash", target.name))
+        if kept:
+            chosen = plan.make_plan([flash], [target], "full", (), ROOT / "tuning", "chosen").variants
+            keys = {kept.name(place): line.key for place, line in kept.lines.items()}
+            counts = len(chosen), len({keys[one.name] for one in chosen}), len(keys), len({*keys.values()})
+            rows.setdefault(counts, []).append(f"`{target.name}`")
+    return [(", ".join(names), *map("{:,}".format, counts)) for counts, names in rows.items()]
 
 
 def _rocm() -> list[tuple[str, str, str]]:
