@@ -11,6 +11,8 @@ import pytest
 from kiln_build.amd_model import architectures, disassembly, figures, instructions, loops, many, products, simulation
 from kiln_build.amd_model.figures import Facts
 from kiln_build.cli import main
+from kiln_build.front.workspace import own_workspace
+from kiln_build.options.words import WORKSPACE_LOCK
 from kiln_recipe import targets
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 from small_release import small_release
@@ -250,6 +252,22 @@ def test_results_are_kept_for_the_next_time(tarball, tmp_path, capsys, monkeypat
         path.write_text("{")
     assert main(["model", tarball, "--json", "--jobs", "1"]) == 0
     assert capsys.readouterr().out == first
+
+
+@with_disassembler
+def test_the_folder_of_results_is_a_workspace(tarball, tmp_path, capsys, monkeypatch):
+    place = tmp_path / "workspace"
+    assert main(["model", tarball, "--json", "--jobs", "1"]) == 0
+    assert {path.name for path in place.iterdir()} == {many.FOLDER, WORKSPACE_LOCK}
+    with own_workspace(place, print, False):  # as `./kiln` and builds, which refuse what they do not know
+        pass
+    assert main(["clean", str(place)]) == 0 and "removed model" in capsys.readouterr().out
+    other = tmp_path / "letters"
+    (other / "to").mkdir(parents=True)
+    monkeypatch.setenv("KILN_WORKSPACE", str(other))
+    assert main(["model", tarball, "--json", "--jobs", "1"]) == 0
+    assert "figures of images are not kept for the next time: workspace" in capsys.readouterr().err
+    assert [path.name for path in other.iterdir()] == ["to"]
 
 
 def test_without_a_disassembler_its_package_is_named(tarball, capsys, monkeypatch):

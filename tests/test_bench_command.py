@@ -205,3 +205,22 @@ def test_a_damaged_file_is_named(capsys, tmp_path):
     assert err.startswith(f"kiln: {path} is damaged (") and "give what `kiln bench --json` wrote" in err
     bench_results.written(tmp_path, bench_results.results() | {"about": None})
     assert bench(capsys, "--from", path, "--json")[0] == ArtifactError.exit_code
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_kept_number_that_is_not_finite_is_named(capsys, tmp_path, value, more):
+    path = bench_results.written(tmp_path)
+    path.write_text(path.read_text().replace("1.01", value, 1))
+    code, out, err = bench(capsys, "--from", path, *more)
+    assert (code, out, err.count("\n")) == (6, "", 1)
+    assert f"kiln: {path} is not JSON (rows[1].milliseconds.kiln[1] is " in err
+
+
+def test_shapes_with_a_number_that_is_not_finite(capsys, tmp_path):
+    for name, text in (("x.json", '"softcap": NaN'), ("x.yaml", "softcap: .nan"), ("y.yaml", "softcap: .inf")):
+        path = tmp_path / name
+        path.write_text(f"{{forward: [{{head_dim: 64, heads: 8, length: 64, batch: 1, {text}}}]}}" if name[-1] == "l" else
+                        f'{{"forward": [{{"head_dim": 64, "heads": 8, "length": 64, "batch": 1, {text}}}]}}')  # fmt: skip
+        code, _, err = bench(capsys, "--shapes", path)
+        assert (code, err.count("\n")) == (2, 1) and "softcap is " in err

@@ -379,3 +379,12 @@ def test_a_damaged_file_is_named(tmp_path, capsys):
     assert (code, out) == (6, "") and err.startswith(f"kiln: {damaged} is damaged (")
     code, _, err = tune(capsys, "--from", whole, "--against", damaged)
     assert code == 6 and "the file of --against is damaged (" in err
+
+
+def test_a_time_that_is_not_finite_is_named(tmp_path, capsys):
+    path = kept(tmp_path / "1.json", rows_of([[1.0] * COUNT], bins=BINS[:1]))
+    path.write_text(path.read_text().replace("0.01", "NaN", 1))
+    for words in (["--from", path, "--json"], ["--from", path, "--output", tmp_path / "x.yaml"]):
+        code, out, err = tune(capsys, *words)
+        assert (code, out, err.count("\n")) == (6, "", 1) and f"{path} is not JSON (rows[0].spread." in err
+    assert [*tmp_path.iterdir()] == [path]

@@ -162,3 +162,13 @@ def test_a_damaged_file_is_named(bench):
         assert bench("--from", bench.file) == 6 and bench.out == ""
         assert bench.err.startswith(f"kiln: {bench.file} is damaged (")
         assert "give what `kiln verify-device`" in bench.err
+
+
+def test_a_share_that_is_not_finite_is_kept_as_null_and_refused_otherwise(bench):
+    bench.behaves("infinite")
+    assert bench("kiln") == 11 and " inf" in bench.out
+    assert "Infinity" not in bench.file.read_text() and json.loads(bench.file.read_text())["rows"]
+    shown = bench.out
+    assert bench("--from", bench.file.name) == 11 and bench.out == shown
+    bench.file.write_text(bench.file.read_text().replace("null", "NaN", 1))
+    assert bench("--from", bench.file, "--json") == 6 and bench.out == "" and ".shares." in bench.err

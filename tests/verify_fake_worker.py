@@ -48,6 +48,8 @@ for line in sys.stdin:
     answer: dict = {"call": "causal=True", "shares": {"out": 0.5}, "draws": 1, "wrong": [], "seconds": 0.1}
     if how == "wrong":
         answer |= {"shares": {"out": 3.0}, "wrong": ["out: errors of 1 at most"]}
+    if how == "infinite":
+        answer |= {"shares": {"out": float("inf")}, "wrong": ["out: errors of nan at most"]}
     if how == "fails":
         answer |= {"wrong": ["hipModuleLaunchKernel: the HIP runtime returned hipErrorLaunchFailure (719)"],
                    "is_broken": True}  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kiln_recipe import plain_json
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, KilnError, cut
 
 
@@ -25,11 +25,11 @@ def read(path: Path, made_by: str, number: int, right: str, other: str) -> dict[
         ArtifactError: it is of something else, or of another format.
     """
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = plain_json.read(path.read_text("utf-8"))
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give {right}") from error
     except ValueError as error:
-        raise ArtifactError(f"{path} is not JSON ({error}); give {right}") from error
+        raise ArtifactError(f"{path} is not JSON ({cut(str(error), 200)}); give {right}") from error
     if not isinstance(found, dict) or found.get("made_by") != made_by:
         raise ArtifactError(f"{path} {other}; give {right}")
     if found.get("format") != number:

@@ -14,13 +14,13 @@ tells.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kiln_recipe import plain_json
 from kiln_recipe.console.files import kind_of
 from kiln_recipe.dtypes import DTYPE_BYTES
 from kiln_recipe.errors import EnvironmentProblem, UsageError
@@ -223,7 +223,7 @@ def _document(path: Path) -> object:
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".json":
-            return json.loads(text)
+            return plain_json.read(text)
         import yaml
     except OSError as error:
         raise EnvironmentProblem(f"--shapes {path} cannot be read ({error.strerror})") from error

@@ -16,6 +16,7 @@ from kiln_bench.attention import reference
 from kiln_bench.attention.problem import CacheProblem, Prepared, Problem, Side
 from kiln_bench.release.library import Refused
 from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.plain_json import nulled
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         return {
             "part": self.part, "shape": shapes.as_row(self.shape), "milliseconds": self.milliseconds,
-            "refused": self.refused, "wrong": self.wrong, "errors": self.errors, "images": self.images,
+            "refused": self.refused, "wrong": self.wrong, "errors": nulled(self.errors), "images": self.images,
             "calls": self.calls, **self.more,
         }  # fmt: skip
 

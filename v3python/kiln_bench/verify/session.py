@@ -21,6 +21,7 @@ from kiln_bench import kept, state
 from kiln_recipe.console.appear import appear
 from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, NotServed
+from kiln_recipe.plain_json import nulled
 
 if TYPE_CHECKING:
     from kiln_bench.release.places import Place
@@ -105,7 +106,7 @@ class Process:
                     return f"ended with {self._process.wait()}"
                 self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        return dict(nulled(json.loads(line)))
 
     def end(self) -> None:
         """Ends it, if it runs."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from kiln_build.amd_model import disassembly, figures
 from kiln_build.amd_model.figures import ImageFigures, LoopFigures
 from kiln_build.amd_model.images import Image
+from kiln_recipe import plain_json
 from kiln_recipe.console.appear import appear
 from kiln_recipe.console.progress import Progress
 
@@ -101,7 +102,7 @@ class _Shelf:
 
     def get(self, image: Image) -> ImageFigures | None:
         try:
-            return read(json.loads(self._path(image).read_bytes()))
+            return read(plain_json.read(self._path(image).read_bytes()))
         except (OSError, ValueError, TypeError, KeyError):  # not there, or not whole: it is modelled again
             return None
 

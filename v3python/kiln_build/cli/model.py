@@ -18,7 +18,7 @@ kiln model kiln/lib/kiln.images/amd-gfx942.pack --select 'dtype=bf16;head_dim=12
 kiln model new.tar.gz --against old.tar.gz               what is faster, and what slower
 kiln model kernel.hsaco --shared 16384                   a code object, which does not state its LDS"""
 
-_RIGHT = "give a release's tarball, the folder that it was unpacked to, a pack, or an AMD code object"
+_RIGHT = "a release's tarball, the folder that it was unpacked to, a pack, or an AMD code object"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     for word in filter(None, (arguments.artifact, arguments.against)):
-        check_there(word, _RIGHT)
+        check_there(word, f"give {_RIGHT}")
     targets.parse(";".join(arguments.target) or "all")
 
 
@@ -82,10 +82,11 @@ def _rows(arguments: argparse.Namespace, word: str) -> list:
     from kiln_build.amd_model import images, many, rows
     from kiln_build.artifacts import reader
     from kiln_build.base import ROOT, machine
+    from kiln_build.front import workspace
     from kiln_build.options import options
     from kiln_recipe.console.progress import make_progress
 
-    artifact = reader.open_artifact(Path(word), _RIGHT)
+    artifact = reader.open_artifact(Path(word), f"give {_RIGHT}")
     is_code = isinstance(artifact, reader.ImageFile)
     for option in ("shared", "needed"):
         if getattr(arguments, option) and not is_code:
@@ -94,7 +95,8 @@ def _rows(arguments: argparse.Namespace, word: str) -> list:
     found = images.images_of(artifact, asked, arguments.select)
     if arguments.shared:
         found = [replace(one, facts=replace(one.facts, shared=arguments.shared)) for one in found]
-    kept = options.read_workspace(os.environ, Path.cwd(), ROOT / ".kiln") / many.FOLDER
+    place = options.read_workspace(os.environ, Path.cwd(), ROOT / ".kiln")
+    kept = workspace.part_to_keep(place, many.FOLDER, "figures of images")
     with make_progress() as progress:
         figures = many.figures_of(found, arguments.jobs or machine.usable_cpus(), progress, kept)
     return rows.rows_of(found, figures, arguments.needed)

@@ -19,7 +19,7 @@ from pathlib import Path
 from kiln_build.base import machine
 from kiln_build.base.folder import is_same_file
 from kiln_build.options.words import WORKSPACE_LOCK, WORKSPACE_PARTS
-from kiln_recipe.console.spelling import spell_size
+from kiln_recipe.console.spelling import say, spell_size
 from kiln_recipe.errors import EnvironmentProblem
 
 GIB = 1 << 30
@@ -178,6 +178,23 @@ def _open_lock(path: Path, or_else: str) -> int:
         raise EnvironmentProblem(
             f"workspace {path} cannot be written ({error.strerror}); give a folder that you may write to, {or_else}"
         )
+
+
+def part_to_keep(path: Path, name: str, what: str) -> Path | None:
+    """Where in a workspace a command may keep what it would otherwise do again. A folder that is new or empty becomes a
+    workspace, as by a build: else `./kiln` would find in its own folder what no build makes.
+
+    Args:
+        name: one of WORKSPACE_PARTS.
+        what: is kept, for the sentence that is said where nothing may be.
+    """
+    if not is_workspace(path):
+        try:
+            os.close(_open_lock(path, "by KILN_WORKSPACE"))
+        except EnvironmentProblem as problem:
+            say(f"{what} are not kept for the next time: {problem}")
+            return None
+    return path / name
 
 
 def is_workspace(path: Path) -> bool:

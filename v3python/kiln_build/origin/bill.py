@@ -27,6 +27,7 @@ import yaml
 from kiln_build.artifacts.manifest_model import Source
 from kiln_build.origin import licences, notices
 from kiln_build.origin.notices import Notice
+from kiln_recipe import plain_json
 from kiln_recipe.compile.lock import Lock, Package
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.errors import ArtifactError
@@ -134,12 +135,12 @@ def of_package(name: str, version: str, release: bytes, files: Iterable[str], mo
         ArtifactError: the release's bill is not one.
     """
     try:
-        document = json.loads(release)
+        document = plain_json.read(release)
         paths = [*files]
         parts = [one for one in document["components"] if one["scope"] == "required" and _is_in(one, paths)]
         tools = [one for one in document["components"] if one["scope"] == "excluded"]
         root = {**document["metadata"]["component"], "name": name, "version": version, "type": "library"}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"the release's {PATH} is not a bill of materials as a build writes it") from error
     root |= {"bom-ref": name, "purl": f"pkg:pypi/{name}@{version.replace('+', '%2B')}"}
     return encode(_document(root, [*parts, *more], tools))

@@ -8,11 +8,11 @@ the build began. Standard library only.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kiln_recipe import plain_json
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 
 FORMAT = 1
@@ -79,8 +79,8 @@ def parse(data: bytes, name: str) -> Timeline:
     try:
         if len(data) > LARGEST:
             raise ValueError(f"it has more than {LARGEST >> 20} MiB")
-        return _checked(json.loads(data))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return _checked(plain_json.read(data))
+    except (ValueError, TypeError, KeyError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise ArtifactError(f"{name} is not the timeline of a build ({said}); give a build's .timeline.json") from error
 

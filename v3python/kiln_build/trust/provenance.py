@@ -14,14 +14,13 @@ passes as the other. Standard library only.
 from __future__ import annotations
 
 import base64
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from kiln_build.trust import ed25519
 from kiln_build.trust.minisign import PublicKey, SecretKey
-from kiln_recipe import shape
+from kiln_recipe import plain_json, shape
 from kiln_recipe.errors import ArtifactError, TrustError
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -62,14 +61,14 @@ def read(data: bytes, name: str, tarball: str, sha256: str) -> Provenance:
         TrustError: it is another tarball's.
     """
     try:
-        document = json.loads(data)
+        document = plain_json.read(data)
         types = document["_type"], document["predicateType"]
         subjects = [(one["name"], one["digest"]["sha256"]) for one in document["subject"]]
         definition, run = document["predicate"]["buildDefinition"], document["predicate"]["runDetails"]
         release = definition["externalParameters"]["version"]
         commits = [one["digest"]["gitCommit"] for one in definition["resolvedDependencies"] if one["name"] == "source"]
         builder, finished = run["builder"]["id"], run["metadata"]["finishedOn"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{name} is not a provenance as builds write it, an in-toto statement of SLSA's") from error
     is_plain = all(map(_is_line, (release, *commits, builder, finished)))
     if types != (STATEMENT, PREDICATE) or len(commits) > 1 or not is_plain:
