@@ -561,6 +561,10 @@ def test_links_lead_to_files_and_folders_beside_them(folder):
         ),
         (lambda pack: pack.write_bytes(pack.read_bytes()[:-1]), "is truncated or damaged"),
         (lambda pack: pack.write_bytes(pack.read_bytes()[:100] + b"x"), "is truncated or damaged"),
+        (
+            lambda pack: pack.write_bytes(pack.read_bytes()[:8] + b"\x63" + pack.read_bytes()[9:]),
+            "is of format 99, which this Kiln does not read",
+        ),
         (lambda pack: (pack.unlink(), pack.mkdir()), "cannot be read (Is a directory)"),
     ],
 )

@@ -6,6 +6,7 @@ import hashlib
 import random
 import re
 import struct
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,6 +245,27 @@ def test_no_pack(tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ArtifactError, match="is not a Kiln pack"):
         pack.read_pack(tmp_path / "x")
+
+
+@given(st.integers(0, pack.HEADER.size - 1), st.integers(1, 255))
+def test_a_damaged_header_is_called_by_what_is_damaged(at, change):
+    with tempfile.TemporaryDirectory() as folder:
+        kernels, content = make_kernels([b"A" * 100], 2, 1, [])
+        write(Path(folder, "p.pack"), kernels, content)
+        data = bytearray(Path(folder, "p.pack").read_bytes())
+    data[at] ^= change
+    version, size = struct.unpack_from("<2I", data, 8)
+    with pytest.raises(ArtifactError) as caught:
+        pack.parse_pack(bytes(data), "p")
+    said = str(caught.value)
+    if at < 8:
+        assert "is not a Kiln pack" in said
+    elif at < 12:
+        assert version in pack.VERSIONS or said == f"p is a pack of format {version}; this Kiln reads formats 1 and 2"
+    elif at < 16:
+        assert said == f"p is corrupt: its header states {size} bytes of itself, and a header has 64"
+    else:
+        assert "is corrupt: its" in said or "is truncated: its index" in said
 
 
 DESCRIBED = (DescriptorInfo(9, 3, (128, 64)), DescriptorInfo(6, 0, (1, 2, 4, 8, 256)))

@@ -176,7 +176,7 @@ GOOD = {"timeline": 1, "release": "r", "sha256": "0", "seconds": 3, "workers": 1
     [
         ({"timeline": 2}, "does not say that it is a timeline of format 1"),
         ({"seconds": "long"}, "a time in it is not a number"),
-        ({"seconds": float("nan")}, "a time in it is not a number"),
+        ({"seconds": float("nan")}, "seconds is NaN, which is not a finite number"),
         ({"release": 5}, "a name in it is not a text"),
         ({"jobs": [[-1, 0, 1, "compiled", "x"]]}, "-1 is not a worker's number"),
         ({"jobs": [[100_001, 0, 1, "compiled", "x"]]}, "100001 is not a worker's number"),
@@ -254,6 +254,27 @@ def test_of_other_forms_of_a_release(tmp_path, capsys, kind):
     assert report(path, tmp_path / "page.html") == 0
     text = (tmp_path / "page.html").read_text()
     assert "No timeline of the build is here" in text and "scale" in text
+
+
+@pytest.mark.parametrize(
+    ("at", "said"), [(8, "is of format 99, which this Kiln does not read"), (12, "is truncated or damaged")]
+)
+def test_a_pack_that_cannot_be_read_is_no_pack_that_is_not_there(tmp_path, capsys, at, said):
+    folder = tmp_path / "kiln"
+    shutil.copytree(small_release().stage, folder, symlinks=True)
+    path = folder / "lib/kiln.images/nvidia-sm_90.pack"
+    data = bytearray(path.read_bytes())
+    data[at] = 99
+    path.write_bytes(data)
+    output = tmp_path / "page.html"
+    for words in ((folder, output), (small_release().tarball, output, "--against", folder)):
+        assert report(*words) == 6 and not output.exists()
+        sentence = f"kiln: {folder} is damaged: sm_90: its pack lib/kiln.images/nvidia-sm_90.pack {said}; unpack or"
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(sentence) and err.count("\n") == 1
+    assert cli.main(["diff", str(folder), str(small_release().tarball)]) == 6
+    path.unlink()
+    assert report(folder, output) == 0
 
 
 @pytest.mark.parametrize(

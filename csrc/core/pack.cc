@@ -230,9 +230,10 @@ kiln_status read_index(Pack& pack, const char* target, const Trust& trust) {
   if (file_size < sizeof header || !read_at(pack.file, &header, sizeof header, 0))
     return corrupt(pack, "it is truncated: shorter than a header");
   if (memcmp(header.magic, kMagic, sizeof header.magic) != 0) return corrupt(pack, "it does not begin with KILNPACK");
-  if (header.version < kOldestPackVersion || header.version > kPackVersion || header.header_size != sizeof header)
+  if (header.version < kOldestPackVersion || header.version > kPackVersion)
     return fail(KILN_E_PACK_MISMATCH, "%s is a pack of format %u; Kiln %s reads formats %u to %u", pack.path,
                 header.version, KILN_VERSION, kOldestPackVersion, kPackVersion);
+  if (header.header_size != sizeof header) return corrupt(pack, "its header states another size of itself than 64");
   if (header.zero) return corrupt(pack, "its header does not end in zeros");
   if (header.index_size < sizeof(PackCounts) || header.index_size > file_size - sizeof header)
     return corrupt(pack, "it is truncated: its index reaches beyond the file");

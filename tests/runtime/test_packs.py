@@ -290,7 +290,7 @@ HEADER_DAMAGE = [
     (0, b"KILNPACX", ffi.PACK_CORRUPT, "it does not begin with KILNPACK"),
     (8, struct.pack("<I", 0), ffi.PACK_MISMATCH, "is a pack of format 0; Kiln 1.2.3 reads formats 1 to 2"),
     (8, struct.pack("<I", 3), ffi.PACK_MISMATCH, "is a pack of format 3; Kiln 1.2.3 reads formats 1 to 2"),
-    (12, struct.pack("<I", 65), ffi.PACK_MISMATCH, "is a pack of format 1"),
+    (12, struct.pack("<I", 65), ffi.PACK_CORRUPT, "its header states another size of itself than 64"),
     (16, struct.pack("<Q", 1 << 62), ffi.PACK_CORRUPT, "its index reaches beyond the file"),
     (16, struct.pack("<Q", 3), ffi.PACK_CORRUPT, "its index reaches beyond the file"),
     (24, b"\0\0\0\0", ffi.PACK_CORRUPT, "its header states 00000000"),

@@ -126,6 +126,19 @@ class Pack:
     kernels: tuple[KernelSlots, ...]
 
 
+class UnknownFormat(ArtifactError):
+    """A pack is of a format that this Kiln does not read.
+
+    Attributes:
+        version: the format's number.
+    """
+
+    def __init__(self, name: str, version: int) -> None:
+        known = " and ".join(map(str, VERSIONS))
+        super().__init__(f"{name} is a pack of format {version}; this Kiln reads formats {known}")
+        self.version = version
+
+
 def read_pack(path: Path) -> Pack:
     """Reads and checks a pack's index.
 
@@ -172,9 +185,12 @@ def _index_of(read: Callable[[int], bytes], size: int, name: str) -> tuple[int, 
     if len(head) < HEADER.size:
         raise ArtifactError(f"{name} is truncated: its header has {HEADER.size} bytes, the file {size} in all")
     _, version, header_size, index_size, digest, zero = HEADER.unpack(head)
-    if version not in VERSIONS or header_size != HEADER.size:
-        known = " and ".join(map(str, VERSIONS))
-        raise ArtifactError(f"{name} is a pack of format {version}; this Kiln reads formats {known}")
+    if version not in VERSIONS:
+        raise UnknownFormat(name, version)
+    if header_size != HEADER.size:
+        raise ArtifactError(
+            f"{name} is corrupt: its header states {header_size} bytes of itself, and a header has {HEADER.size}"
+        )
     if index_size > size - HEADER.size or index_size < COUNTS.size:
         raise ArtifactError(f"{name} is truncated: its index has {index_size} bytes, the file {size} in all")
     if index_size > LARGEST_INDEX or zero:

@@ -17,6 +17,7 @@ from kiln_recipe.errors import ArtifactError
 
 _NOT_INSTALLED = "is not installed: it is in another part of the release, called after the target"
 _MISSING, _OTHER, _DAMAGED = "is missing", "is not the one that the manifest names", "is truncated or damaged"
+_UNREAD = ", which this Kiln does not read"
 
 
 def absent_packs(release: Release) -> dict[str, str]:
@@ -55,6 +56,19 @@ def sentences_of(release: Release, absent: Mapping[str, str]) -> list[str]:
     ]
 
 
+def refuse_damaged(release: Release, absent: Mapping[str, str]) -> None:
+    """For those who say what is in a release: nothing can be said of a pack that is there and cannot be read.
+
+    Raises:
+        ArtifactError: there is such a pack.
+    """
+    unreadable = {target: why for target, why in absent.items() if why == _DAMAGED or why.endswith(_UNREAD)}
+    if unreadable:
+        raise ArtifactError(
+            f"{release.path} is damaged: {'; '.join(sentences_of(release, unreadable))}; unpack or install it anew"
+        )
+
+
 def _of_file(path: Path, target: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     try:
         with tarball.open_file(path) as file:
@@ -76,6 +90,8 @@ def _problem(blocks: Iterable[bytes], size: int, target: Mapping[str, Any], size
             break
     try:
         digest = pack.index_digest(bytes(start), size, target["pack"])
+    except pack.UnknownFormat as error:
+        return f"is of format {error.version}{_UNREAD}"
     except ArtifactError:
         return _DAMAGED
     if digest != target.get("index"):

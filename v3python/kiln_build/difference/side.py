@@ -116,6 +116,7 @@ def _of_release(release: Release) -> Side:
     if not release.is_folder:
         side.digest = digests.of_file(release.path)
     side.absent = presence.absent_packs(release) if release.is_folder else {}
+    presence.refuse_damaged(release, side.absent)
     side.targets = [row["name"] for row in manifest["targets"] if row.get("pack") and row["name"] not in side.absent]
     side.rows = [row for row in reader.variants_of(release) if row["target"] not in side.absent]
     side.rules = reader.rules_of(release)
