@@ -104,6 +104,14 @@ def test_kept_results_are_shown_again(capsys, tmp_path):
     assert code == 0 and json.loads(out) == bench_results.results()
 
 
+@pytest.mark.parametrize("words", [("--json", "/proc/x.json"), ("--plot", "/proc/x.svg"), ("--plot", "/proc/x.png")])
+def test_a_place_that_cannot_be_written(capsys, tmp_path, words):
+    if words[1].endswith("png"):
+        pytest.importorskip("matplotlib")
+    code, _, err = bench(capsys, "--from", bench_results.written(tmp_path), *words)
+    assert (code, err.count("\n")) == (7, 1) and f"kiln: cannot write {words[1]}: No such file or directory; give" in err
+
+
 def test_some_of_what_was_kept(capsys, tmp_path):
     kept, less = bench_results.written(tmp_path), tmp_path / "less.json"
     words = ["--from", kept, "--only", "forward,host", "--sides", "flash", "--json", less]

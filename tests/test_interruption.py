@@ -135,7 +135,7 @@ except KeyboardInterrupt:
         (
             PermissionError(13, "Permission denied", "/w/container/x"),
             7,
-            "kiln: /w/container/x cannot be used (Permission denied); name another path, or make this one readable\n",
+            "kiln: /w/container/x cannot be used (Permission denied); name another path, or make this one accessible\n",
         ),
         (
             OSError(28, "No space left on device", "/tree/a", None, "/w/source/a"),

@@ -350,6 +350,14 @@ def test_refusals(capsys, tmp_path, monkeypatch, words, code, sentence):
     assert (found, out) == (code, "") and sentence in err and err.count("\n") == 1
 
 
+def test_a_place_that_cannot_be_written(capsys, tmp_path):
+    path = kept(tmp_path / "kept.json", rows_of([[1.0, 1.01, *[9.0] * (COUNT - 2)]], bins=BINS[:1]))
+    code, _, err = tune(capsys, "--from", path, "--output", "/proc/x.yaml")
+    assert code == 7 and err.splitlines()[-1] == (
+        "kiln: cannot write /proc/x.yaml: No such file or directory; give a name in a folder that can be written to"
+    )
+
+
 def test_files_of_others_stay(capsys, tmp_path):
     for suffix, text in ((".json", '{"mine": 1}'), (".svg", "<svg/>")):
         (tmp_path / f"sm_90{suffix}").write_text(text)

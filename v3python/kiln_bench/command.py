@@ -16,7 +16,7 @@ from kiln_bench import measure, plot, report, shapes, timing
 from kiln_bench.attention import peers
 from kiln_bench.release import places
 from kiln_recipe.console import usage
-from kiln_recipe.console.appear import appear
+from kiln_recipe.console.appear import write_whole
 from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
@@ -140,8 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _keep(results: report.Results, arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.json != _STDOUT:
-        with appear(arguments.json) as fresh:
-            fresh.write_text(_json(results), "utf-8")
+        write_whole(arguments.json, _json(results))
 
 
 def _show(results: report.Results, arguments: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ results give equal bytes of SVG.
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kiln_bench import report, shapes
 from kiln_bench.report import COPY, MADE_BY, Results
 from kiln_bench.shapes import Training
-from kiln_recipe.console.appear import appear
+from kiln_recipe.console.appear import write_whole
 from kiln_recipe.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -234,15 +235,15 @@ def write(results: Results, path: Path) -> None:
     """Writes the plot, in the format that the file's name ends in.
 
     Raises:
-        EnvironmentProblem: there is no matplotlib, which a PNG needs.
+        EnvironmentProblem: there is no matplotlib, which a PNG needs; or the file cannot be written.
     """
     drawn = picture(results)
-    with appear(path) as fresh:
-        if path.suffix == ".svg":
-            fresh.write_text(svg(drawn), "utf-8")
-        else:
-            # By its format, since the name is another one until it is whole.
-            _drawn(drawn).savefig(fresh, format="png", dpi=_DPI, metadata={"Software": MADE_BY})
+    if path.suffix == ".svg":
+        write_whole(path, svg(drawn))
+        return
+    content = io.BytesIO()
+    _drawn(drawn).savefig(content, format="png", dpi=_DPI, metadata={"Software": MADE_BY})
+    write_whole(path, content.getvalue())
 
 
 def check(path: Path) -> None:

@@ -146,7 +146,7 @@ def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem |
         return EnvironmentProblem(f"{full} cannot be written ({error.strerror}); make room on its disk")
     if error.filename:
         return EnvironmentProblem(
-            f"{error.filename} cannot be used ({error.strerror}); name another path, or make this one readable"
+            f"{error.filename} cannot be used ({error.strerror}); name another path, or make this one accessible"
         )
     return None
 

@@ -15,7 +15,7 @@ from kiln_bench.tune import candidates, page
 from kiln_bench.tune import table as tables
 from kiln_bench.tune.measure import loss, winner
 from kiln_bench.tune.session import MADE_BY, RIGHT, Session
-from kiln_recipe.console.appear import appear
+from kiln_recipe.console.appear import write_whole
 from kiln_recipe.console.spelling import say
 from kiln_recipe.console.tables import table
 from kiln_recipe.errors import NotServed, WrongResult
@@ -73,8 +73,7 @@ def finish(wanted: Wanted, recipe: Recipe, session: Session, left: int) -> int:
     if rows and wanted.output:
         files = {".yaml": text_of(found, session, wanted.output), ".svg": page.text(session, chosen, recipe)}
         for suffix, text in files.items():
-            with appear(wanted.output.with_suffix(suffix)) as fresh:
-                fresh.write_text(text, "utf-8")
+            write_whole(wanted.output.with_suffix(suffix), text)
             say(f"wrote {wanted.output.with_suffix(suffix)}")
     _judge(wanted, recipe, session)
     return 0

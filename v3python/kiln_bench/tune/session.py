@@ -21,7 +21,7 @@ from kiln_bench.release.library import Libraries, Refused
 from kiln_bench.shapes import Decoding, Shapes, Training
 from kiln_bench.tune import candidates
 from kiln_bench.tune.measure import Tuner
-from kiln_recipe.console.appear import appear
+from kiln_recipe.console.appear import write_whole
 from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, NotServed, UsageError
 
@@ -88,8 +88,7 @@ class Session:
     def _keep(self) -> None:
         self.date = f"{datetime.now(timezone.utc):%Y-%m-%d}"
         if self.path is not None:
-            with appear(self.path) as fresh:
-                fresh.write_text(json.dumps(self.document(), indent=1) + "\n", "utf-8")
+            write_whole(self.path, json.dumps(self.document(), indent=1) + "\n")
 
     def document(self) -> dict[str, Any]:
         """As it is kept."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln_bench import kept, state
-from kiln_recipe.console.appear import appear
+from kiln_recipe.console.appear import write_whole
 from kiln_recipe.console.spelling import say
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, NotServed
 from kiln_recipe.plain_json import nulled
@@ -147,8 +147,7 @@ class Session:
         """Writes the file anew."""
         head = {name: value for name, value in self.document().items() if name != "rows"}
         rows = ",\n".join(f"  {json.dumps(row)}" for row in self.rows)
-        with appear(self.path) as fresh:
-            fresh.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', "utf-8")
+        write_whole(self.path, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n')
         self._saved = time.monotonic()
 
     def document(self) -> dict[str, Any]:

@@ -23,9 +23,11 @@ def appear(path: Path) -> Iterator[Path]:
     try:
         yield fresh
         os.replace(fresh, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
+        if isinstance(error, OSError) and str(error.filename) == str(fresh):  # a name that nobody has given
+            error.filename = str(path)
         raise
 
 
@@ -39,7 +41,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with appear(path) as fresh:
             fresh.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+        raise EnvironmentProblem(
+            f"cannot write {path}: {error.strerror or error}; give a name in a folder that can be written to"
+        ) from error
 
 
 @contextlib.contextmanager
